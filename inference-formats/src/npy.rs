@@ -66,7 +66,7 @@ pub fn parse(file: &[u8]) -> std::result::Result<(Vec<usize>, Vec<f32>), String>
     let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
     if count.and_then(|n| n.checked_mul(width)) != Some(data.len()) {
         return Err(format!(
-            "{} bytes of numbers for shape {shape:?} of {width} bytes each",
+            "the numbers have {} bytes, which does not fit shape {shape:?} with {width} bytes each",
             data.len()
         ));
     }

@@ -177,14 +177,14 @@ impl TensorSplit {
             Error::new(
                 ErrorKind::Invalid,
                 format!(
-                    "a part of shape {part:?} is no part of a {} of {} processes",
+                    "a part of shape {part:?} does not fit a {} divided among {} processes",
                     "tensor", self.processes
                 ),
             )
             .with_tensor(name)
         };
         let axis = part.len().checked_sub(rule.from_end).ok_or_else(fault)?;
-        let mine: usize = rule.units.iter().map(|unit| self.kept(*unit).1).sum();
+        let mine: usize = rule.units.iter().map(|unit| self.counts(*unit).1).sum();
         let length = part.get(axis).copied().unwrap_or(0);
         if length == 0 || mine == 0 || !length.is_multiple_of(mine) {
             return Err(fault());
@@ -193,7 +193,7 @@ impl TensorSplit {
         let mut start = 0usize;
         let mut ranges: Vec<Range<usize>> = Vec::with_capacity(rule.units.len());
         for kind in rule.units {
-            let (all, size) = self.kept(*kind);
+            let (all, size) = self.counts(*kind);
             let first = start + self.first(*kind, rank) * unit;
             ranges.push(first..first + size * unit);
             start += all * unit;
@@ -206,7 +206,7 @@ impl TensorSplit {
     }
 
     /// The total number of a unit, and the number that a process keeps.
-    fn kept(&self, unit: Unit) -> (usize, usize) {
+    fn counts(&self, unit: Unit) -> (usize, usize) {
         match unit {
             Unit::Queries => (self.heads, self.heads()),
             Unit::Keys => (self.kv_heads, self.kv_heads()),
@@ -328,7 +328,7 @@ impl SplitPlan {
                 let (all, numerator) = match split.rule(&t.name).filter(|r| r.share != Share::Once)
                 {
                     Some(rule) => rule.units.iter().fold((0, 0), |(all, numerator), unit| {
-                        let (a, k) = split.kept(*unit);
+                        let (a, k) = split.counts(*unit);
                         (all + a as u64, numerator + k as u64)
                     }),
                     None => (1, 1),
@@ -363,9 +363,7 @@ fn check_cut(what: &str, columns: usize) -> Result<()> {
     }
     Err(Error::new(
         ErrorKind::Unsupported,
-        format!(
-            "{what} are {columns} inputs, which is not a multiple of the group size {LEAST_GROUP}"
-        ),
+        format!("{what} are {columns} inputs, which do not divide into groups of {LEAST_GROUP}"),
     ))
 }
 

@@ -192,7 +192,7 @@ impl Config {
             }
             Some(key) if !key.bytes().all(|b| b.is_ascii_graphic()) => {
                 return invalid(
-                    "the API key has characters that a header cannot carry; use printable ASCII characters",
+                    "the API key has characters that are not allowed in a header; use printable ASCII characters",
                 );
             }
             None if !self.is_local() => {

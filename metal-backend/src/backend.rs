@@ -324,7 +324,7 @@ pub(crate) fn open_routed(
     let Some(backend) = chosen else {
         return Err(Error::new(
             ErrorKind::UnknownBackend,
-            "this is about the backends metal, cuda and cpu, and the options name another",
+            "this needs the backend metal, cuda or cpu, but the options name another",
         ));
     };
     let engine = backend.engine(path, options, router)?;
@@ -656,8 +656,7 @@ pub(crate) fn check_attention_sums(options: &LoadOptions, place: Place) -> Resul
     Err(Error::new(
         ErrorKind::Unsupported,
         format!(
-            "attention_sums is {}, which MLX has on a CPU only; take backend `cpu`, or leave the \
-             option out",
+            "attention_sums is {}, which MLX supports on a CPU only; use backend `cpu`, or leave the option out",
             options.attention_sums
         ),
     ))
@@ -672,8 +671,7 @@ fn check_attends(options: &LoadOptions, architecture: &str) -> Result<()> {
         return Ok(());
     }
     let message = format!(
-        "attention_sums is about attention, which {architecture} does not have; leave the option \
-         out"
+        "attention_sums needs attention, which {architecture} does not have; leave the option out"
     );
     Err(Error::new(ErrorKind::Unsupported, message))
 }
@@ -691,8 +689,7 @@ pub fn check_keyless(options: &LoadOptions, architecture: &str) -> Result<()> {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
-                    "{option} bounds keys and values, of which {architecture} keeps none: its \
-                     state has the same size at every length; leave the option out"
+                    "{option} limits keys and values, but {architecture} has none: its state has the same size at every length; leave the option out"
                 ),
             ));
         }

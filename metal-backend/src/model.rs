@@ -109,7 +109,7 @@ impl MlxModel {
                 }
             }
         }
-        let lost = || Error::new(ErrorKind::Engine, "the request was lost");
+        let lost = || Error::new(ErrorKind::Engine, "the engine lost the request");
         Ok(results
             .into_iter()
             .map(|r| r.unwrap_or_else(|| BatchResult::failed(Vec::new(), lost())))
@@ -279,7 +279,7 @@ impl PromptCacheModel for MlxModel {
         let tokens = loaded.tokens.ok_or_else(|| {
             Error::new(
                 ErrorKind::Unsupported,
-                "the file does not say its tokens, as mlx-lm's do not; continue_prompt_cache goes on from it",
+                "the file has no tokens (mlx-lm's have none); use continue_prompt_cache",
             )
             .with_path(path)
         })?;

@@ -7,7 +7,7 @@
 //! | `gemm`, `attention`, `recurrence`, `sampling` | the operations, each a [`Work`] |
 //! | `simd` | kernels by instruction set, and the functions that choose among them |
 //! | `layout` | packed matrices, input panels, tiles: types without arithmetic |
-//! | `pool`, `partition`, `isa`, `prefill_inputs`, `work` | threads, loops, instruction sets, inputs |
+//! | `pool`, `partition`, `isa`, `prefill_inputs`, `work` | threads, loops, ISA, inputs |
 //!
 //! Each module uses only those below it in the table, which `tests/layering.rs` checks.
 //!

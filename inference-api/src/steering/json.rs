@@ -191,7 +191,7 @@ impl Raw {
                     None => ("neurons", Hook::Neurons),
                 };
                 return invalid(format!(
-                    "edits[{at}].{field} stands with hook {hook}; it goes with {wanted} alone"
+                    "edits[{at}].{field} does not go with hook {hook}, only with {wanted}"
                 ));
             }
         };

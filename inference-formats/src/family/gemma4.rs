@@ -40,7 +40,7 @@ pub static FAMILY: Family = Family {
         activation_field: "hidden_activation",
         layers_differ: true,
         read,
-        own: &[
+        overrides: &[
             ("post_attention_norm", "post_attention_layernorm"),
             ("ffn_norm", "pre_feedforward_layernorm"),
             ("post_ffw_norm", "post_feedforward_layernorm"),
@@ -55,7 +55,7 @@ pub static FAMILY: Family = Family {
             ("ffn_gate_up_exps", "experts.gate_up_proj"),
             ("ffn_down_exps", "experts.down_proj"),
         ],
-        whole: &[
+        unsuffixed: &[
             ("ffn_gate_inp.scale", "router.scale"),
             ("ffn_down_exps.scale", "router.per_expert_scale"),
         ],
@@ -212,11 +212,11 @@ fn turning(header: &GgufHeader<'_>) -> Result<f64> {
         return Err(bad("has no factor for each pair of a full layer's head"));
     }
     let factors = dequantize(tensor.kind, &file.read(tensor)?)
-        .ok_or_else(|| bad("is of a type that is not read"))?;
+        .ok_or_else(|| bad("is of a type that is not supported"))?;
     let turning = factors.iter().take_while(|f| **f == 1.0).count();
     if turning == 0 || factors[turning..].iter().any(|f| *f < STILL || f.is_nan()) {
         return Err(bad(
-            "holds factors that are not 1 for the first pairs and without end for the others",
+            "must hold 1 for the first pairs and infinity for the others",
         ));
     }
     Ok(turning as f64 / factors.len() as f64)

@@ -51,11 +51,11 @@ pub struct GgufFamily {
     /// read.
     pub export: Option<GgufExport>,
     /// Names inside blocks that differ from `block`.
-    pub(crate) own: Names,
+    pub(crate) overrides: Names,
     /// Names inside `blk.N` in GGUF files, each with the name in transformers.
     pub(crate) block: Names,
     /// Names inside blocks that have a suffix in GGUF files but none in transformers.
-    pub(crate) whole: Names,
+    pub(crate) unsuffixed: Names,
     /// Names outside of blocks.
     pub(crate) global: Names,
     /// The prefix of blocks in transformers, before their number.
@@ -146,9 +146,9 @@ impl GgufFamily {
             read: |_| Ok(Value::Null),
             write: |_| {},
             export: None,
-            own: &[],
+            overrides: &[],
             block: BLOCK,
-            whole: &[],
+            unsuffixed: &[],
             global: GLOBAL,
             prefix: "model.layers.",
             mixture: "mlp",

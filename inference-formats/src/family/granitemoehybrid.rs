@@ -19,14 +19,14 @@ pub static FAMILY: Family = Family {
         layers_differ: true,
         mixture: "block_sparse_moe",
         read,
-        own: ssm::names!(
+        overrides: ssm::names!(
             "mamba",
             ("ffn_gate_inp", "mlp.router.layer"),
             ("ffn_gate_shexp", "shared_mlp.gate_proj"),
             ("ffn_up_shexp", "shared_mlp.up_proj"),
             ("ffn_down_shexp", "shared_mlp.output_linear"),
         ),
-        whole: ssm::vectors!("mamba"),
+        unsuffixed: ssm::vectors!("mamba"),
         ..GgufFamily::new("granitehybrid")
     }),
     reply: Some("hermes"),

@@ -13,7 +13,7 @@ pub static FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         is_variant: true,
         optional_biases: true,
-        own: SANDWICH,
+        overrides: SANDWICH,
         ..GgufFamily::new("olmo2")
     }),
     ..Family::new(

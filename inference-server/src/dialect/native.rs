@@ -188,7 +188,7 @@ impl Asked<'_> {
         let asked = ask.texts(self.app, self.model, places, "prompt", prompts);
         let reply = asked.await?.one()?;
         let complete = run::whole(reply, Vec::new()).await?;
-        let logprobs = complete.kept.first().and_then(|t| t.logprobs.as_ref());
+        let logprobs = complete.collected.first().and_then(|t| t.logprobs.as_ref());
         let top = &logprobs.ok_or_else(ApiError::internal)?.top;
         let one = |t: &TopLogprob| prediction(&t.text, f64::from(t.logprob).exp());
         Ok(top.iter().map(one).collect())

@@ -439,7 +439,7 @@ impl Scheduler {
         };
         let logits = work(&self.shared, "a prediction", || {
             let model = job.model.model().as_routed().ok_or_else(|| {
-                Error::new(ErrorKind::Unsupported, "this model has one forward pass")
+                Error::new(ErrorKind::Unsupported, "no layer of this model walks")
             })?;
             let prompt = Prompt::Tokens(job.prompt.clone());
             let routed = model.routed_logits(&prompt, job.dense, &job.interrupt)?;

@@ -126,7 +126,9 @@ impl Models {
         for model in loaded {
             if table.residents.iter().any(|r| r.model.id == model.id) {
                 let id = &model.id;
-                return invalid(format!("two models have the name {id}; serve one of them"));
+                return invalid(format!(
+                    "two models have the name {id}; serve only one of them"
+                ));
             }
             let pinned = !listed.iter().any(|entry| entry.name == model.id);
             table.add(Arc::new(model), pinned, config.keep_alive);
@@ -496,7 +498,8 @@ impl Models {
         let _turn = loop {
             let is_loaded = |name: &str| self.table().find(name).is_some();
             if is_loaded(&name) && !self.dismiss(&name) {
-                let message = format!("{name} was named at the start of the server, and stays");
+                let message =
+                    format!("{name} was named when the server started, and cannot be deleted");
                 return Err(ApiError::field("model", message));
             }
             // No model is loaded or unloaded while `turn` is held.

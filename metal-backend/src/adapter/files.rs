@@ -61,7 +61,7 @@ fn save(adapter: &LoraAdapter, dir: &Path) -> Result<()> {
     if slots.is_empty() {
         return Err(Error::new(
             ErrorKind::InvalidOption,
-            "the adapter was taken off the model; there is nothing to save",
+            "the adapter was removed from the model; there is nothing to save",
         ));
     }
     let blocks: Vec<usize> = slots.iter().filter_map(|(slot, _)| slot.block()).collect();

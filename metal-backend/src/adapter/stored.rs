@@ -86,7 +86,7 @@ fn settings(dir: &Path) -> Result<Settings> {
             _ => {
                 return Err(invalid(
                     &path,
-                    String::from("there is an alpha but no rank"),
+                    String::from("alpha is set without rank; set both, or scale"),
                 ));
             }
         },
@@ -94,7 +94,7 @@ fn settings(dir: &Path) -> Result<Settings> {
         (None, None) => {
             return Err(invalid(
                 &path,
-                String::from("there is neither a scale nor an alpha"),
+                String::from("neither scale nor alpha is set"),
             ));
         }
     };

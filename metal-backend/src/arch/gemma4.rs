@@ -465,8 +465,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// The key source of each layer: the layer itself for the first `with_keys` layers, then the last one of
-/// its kind.
+/// The key source of each layer: the layer itself for the first `with_keys` layers, then the last
+/// one of its kind.
 fn sources(config: &ModelConfig, with_keys: usize) -> Result<Vec<usize>> {
     (0..config.num_hidden_layers)
         .map(|i| {

@@ -310,7 +310,7 @@ fn groups(config: &ModelConfig, experts: i32) -> Result<Option<Groups>> {
     let top_groups = config.required_uint("topk_group", 1..=count)?;
     Ok(Some(Groups {
         count: int("n_group", count)?,
-        kept: int("topk_group", top_groups)?,
+        selected: int("topk_group", top_groups)?,
         // DeepSeek V2 ranks groups by their best expert, later models by their two best.
         best: match method {
             Some("group_limited_greedy") => 1,

@@ -49,7 +49,7 @@ pub fn shape(config: &ModelConfig) -> Result<MlstmShape> {
         }
         if !width.is_multiple_of(heads) {
             return Err(invalid(format!(
-                "{field} {factor} makes a width of {width}, which {heads} heads do not divide"
+                "{field} {factor} makes a width of {width}, which is not a multiple of {heads} heads"
             )));
         }
         int(field, width / heads)
@@ -290,7 +290,7 @@ fn slstm(b: &mut Builder<'_>, prefix: &str, heads: i32) -> Result<Slstm> {
     let hidden = b.dims.hidden;
     if hidden % heads != 0 {
         return Err(invalid(format!(
-            "hidden_size is {hidden}, which {heads} heads do not divide"
+            "hidden_size is {hidden}, which is not a multiple of {heads} heads"
         )));
     }
     let dim = hidden / heads;

@@ -296,7 +296,7 @@ pub fn load(
     let key = form.ours();
     let ours = metadata.get(key).map(|text| {
         serde_json::from_str::<Ours>(text)
-            .map_err(|e| fault(format!("its text `{key}` is damaged")).with_source(e))
+            .map_err(|e| fault(format!("its metadata `{key}` is damaged")).with_source(e))
     });
     let ours = ours.transpose()?;
     if ours.as_ref().is_some_and(|ours| ours.identity != identity) {

@@ -273,7 +273,7 @@ fn parent_and_name(output: &Path) -> Result<(PathBuf, String)> {
     let name = output.file_name().and_then(|n| n.to_str()).ok_or_else(|| {
         Error::new(
             ErrorKind::InvalidOption,
-            "the output needs a name of its own",
+            "the output has no file name; name a directory",
         )
         .with_path(output)
     })?;
@@ -302,7 +302,7 @@ fn check_output(model: &Path, output: &Path, force: bool) -> Result<()> {
     if let (Ok(model), Ok(output)) = (model.canonicalize(), output.canonicalize())
         && model.starts_with(&output)
     {
-        return bad("the output is where the model is; name another directory");
+        return bad("the output contains the model; name another directory");
     }
     let mut entries =
         fs::read_dir(output).map_err(|e| failed("cannot list the output", output, e))?;

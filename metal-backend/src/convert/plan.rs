@@ -98,7 +98,7 @@ impl Plan {
         as_it_is.quantize = None;
         let mut plan = Planner::new(source, &as_it_is, stored)?.run()?;
         plan.notes.push(format!(
-            "the model is quantized so already ({}); its packed weights are kept",
+            "the model already has this quantization ({}); its packed weights are unchanged",
             wanted.told()
         ));
         Ok(plan)

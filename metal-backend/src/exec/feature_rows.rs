@@ -176,7 +176,7 @@ impl FeatureRows {
         differentiated: bool,
     ) -> Result<Array> {
         if differentiated {
-            let message = "features that are chosen have no derivatives; train the model without";
+            let message = "selected features have no derivatives; train the model without them";
             return Err(Error::new(ErrorKind::Value, "walk", message));
         }
         match &self.kind {

@@ -29,8 +29,8 @@ pub fn attention_projections(engine: &Engine, layer: usize) -> Result<AttentionP
         Error::new(ErrorKind::Unsupported, message)
     };
     let decoder = engine.decoder()?;
-    let attention = (decoder.attention(layer))
-        .ok_or_else(|| refused("the layer has none, or more than that"))?;
+    let attention =
+        (decoder.attention(layer)).ok_or_else(|| refused("the layer has no plain attention"))?;
     let keys =
         (attention.k_proj.as_ref()).ok_or_else(|| refused("it uses the keys of another layer"))?;
     let hidden = engine.info().hidden_size;

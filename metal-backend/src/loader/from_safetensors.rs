@@ -202,7 +202,7 @@ impl Weights {
             let rows = mlx_shape(&[count_of_rows])[0];
             if mode != QuantMode::Affine {
                 let bytes = part("scales")?
-                    .reshape(&mlx_shape(&[count_of_rows, groups.kept.1]))
+                    .reshape(&mlx_shape(&[count_of_rows, groups.in_memory.1]))
                     .and_then(|bytes| exec::interleaved(&bytes));
                 let bytes = bytes.map_err(engine("weights"))?;
                 let matrix = Weight::from_float_codes([words, bytes], rows, mode)
@@ -213,7 +213,7 @@ impl Weights {
             let format = (rows, config.bits, group_size);
             let factors = |name: &str| -> Result<Array> {
                 let all = part(name)?
-                    .reshape(&mlx_shape(&[count_of_rows, groups.kept.1]))
+                    .reshape(&mlx_shape(&[count_of_rows, groups.in_memory.1]))
                     .and_then(exec::factors);
                 all.map_err(engine("weights"))
             };

@@ -161,8 +161,8 @@ impl Weights {
         exec::storage(on_cpu, dtype)
     }
 
-    /// Stores matrices in the CPU kernels' layout, if the kernels support their format. `prefill_inputs`
-    /// is the type of prefill inputs.
+    /// Stores matrices in the CPU kernels' layout, if the kernels support their format.
+    /// `prefill_inputs` is the type of inputs in prefill.
     pub fn use_cpu(&mut self, prefill_inputs: PrefillInputs) {
         self.on_cpu = true;
         self.prefill_inputs = prefill_inputs;

@@ -61,7 +61,7 @@ impl Part {
         let mut part = self.clone();
         let last = part.shape.len().saturating_sub(1);
         if let Some(length) = part.shape.last_mut() {
-            *length = columns.kept;
+            *length = columns.length;
         }
         if let Some(window) = part.window.as_mut().filter(|w| w.axis == last) {
             window.length = columns.stored;
@@ -188,7 +188,7 @@ pub(super) struct Columns {
     /// The stored length.
     pub stored: usize,
     /// The length of the part.
-    pub kept: usize,
+    pub length: usize,
     /// The range of the part.
     pub range: Range<usize>,
 }
@@ -202,16 +202,16 @@ pub(super) struct Groups {
     pub scales: Columns,
     /// The group size in memory; it divides the file's.
     pub size: usize,
-    /// The index of the first kept group in memory, and the number of groups, relative to those
+    /// The index of the first group in memory, and the number of groups, relative to those
     /// read.
-    pub kept: (usize, usize),
+    pub in_memory: (usize, usize),
 }
 
 impl Groups {
     /// The scales or biases `[.., groups]` for groups in memory, from those read.
     pub(super) fn divided(&self, read: Array, stored_size: usize) -> Result<Array> {
         let times = stored_size / self.size.max(1);
-        let (first, count) = self.kept;
+        let (first, count) = self.in_memory;
         if times == 1 {
             return Ok(read);
         }
@@ -296,8 +296,7 @@ impl Weights {
         let size = if fits(group) { Some(group) } else { smaller };
         let Some(size) = size else {
             return fault(format!(
-                "a process's part of its {stored} inputs is {size_kept}, which is not a multiple of the group size \
-                 {group}"
+                "a process's part of its {stored} inputs is {size_kept}, which does not divide into groups of {group}"
             ));
         };
         let in_words = |n: usize| n / 8 * bits / 4;
@@ -305,14 +304,14 @@ impl Weights {
         Ok(Groups {
             words: Columns {
                 stored: in_words(stored),
-                kept: in_words(size_kept),
+                length: in_words(size_kept),
                 range: in_words(range.start)..in_words(range.end),
             },
             size,
-            kept: ((range.start - read.start * group) / size, size_kept / size),
+            in_memory: ((range.start - read.start * group) / size, size_kept / size),
             scales: Columns {
                 stored: stored / group,
-                kept: read.len(),
+                length: read.len(),
                 range: read,
             },
         })

@@ -232,7 +232,10 @@ pub(super) fn all_of<const N: usize>(parts: Parts) -> Result<[Array; N]> {
 
 /// The error for a wrong number of parts, which is a bug.
 pub(super) fn no_parts() -> Error {
-    Error::new(ErrorKind::Engine, "a tensor fell apart while it was read")
+    Error::new(
+        ErrorKind::Engine,
+        "a tensor was read in an unexpected number of parts",
+    )
 }
 
 /// The only part, reshaped to `shape`.

@@ -285,9 +285,7 @@ impl Attention {
     pub fn update_kv(&self, x: &Array, rows: &mut [Row<'_>], layer: usize) -> Result<Vec<KvView>> {
         let fault = |message: &str| Error::new(ErrorKind::Value, "attention", message);
         let Some(k_proj) = &self.k_proj else {
-            return Err(fault(
-                "a layer without keys of its own needs those of another",
-            ));
+            return Err(fault("a layer without keys needs those of another layer"));
         };
         let projected = k_proj.forward(x)?;
         let values = match &self.v_proj {

@@ -368,7 +368,7 @@ impl Trainer {
         if params.is_empty() {
             return Err(Error::new(
                 ErrorKind::InvalidOption,
-                "the adapter was taken off the model; there is nothing to train",
+                "the adapter was removed from the model; there is nothing to train",
             ));
         }
         Ok(params)

@@ -119,15 +119,15 @@ fn order(a: &Found, b: &Found) -> Order {
 }
 
 /// Inserts a value with its column into a sorted list of at most `k`.
-fn insert(best: &mut Vec<Found>, k: usize, found: Found) {
+fn insert(best: &mut Vec<Found>, k: usize, candidate: Found) {
     if best.len() >= k {
         match best.last() {
-            Some(last) if order(&found, last) == Order::Less => best.truncate(k - 1),
+            Some(last) if order(&candidate, last) == Order::Less => best.truncate(k - 1),
             _ => return,
         }
     }
-    let at = best.partition_point(|other| order(other, &found) == Order::Less);
-    best.insert(at, found);
+    let at = best.partition_point(|other| order(other, &candidate) == Order::Less);
+    best.insert(at, candidate);
 }
 
 /// The greatest value of each lane.

@@ -3,8 +3,8 @@
 //! outputs. In each row, eight input columns share a scale. With 32, logits of the first model
 //! differ from the reference by up to 3e-3; with 8 by 1.1e-3, in floats by 0.9e-3.
 //!
-//! [`crate::PrefillInputs::Int16`], the default of models, selects it. [`crate::PrefillInputs::Mixed`] selects
-//! it where `byte_gemm.rs` is not supported.
+//! [`crate::PrefillInputs::Int16`], the default of models, selects it.
+//! [`crate::PrefillInputs::Mixed`] selects it where `byte_gemm.rs` is not supported.
 
 use std::cell::RefCell;
 

@@ -116,11 +116,11 @@ pub(crate) fn run_head(
 /// The heads of a part, each with its columns.
 fn columns_of(memory: &MatrixMemory, part: &Part) -> impl Iterator<Item = Columns> {
     let (panels, dv) = (memory.panels(), memory.value_dim);
-    let (panels_of_part, first) = (part.panels.clone(), part.key_head * memory.repeats());
-    let heads = panels_of_part.start / panels..panels_of_part.end.div_ceil(panels);
+    let (range, first) = (part.panels.clone(), part.key_head * memory.repeats());
+    let heads = range.start / panels..range.end.div_ceil(panels);
     heads.map(move |head| {
-        let begin = panels_of_part.start.max(head * panels) - head * panels;
-        let end = panels_of_part.end.min((head + 1) * panels) - head * panels;
+        let begin = range.start.max(head * panels) - head * panels;
+        let end = range.end.min((head + 1) * panels) - head * panels;
         Columns {
             head: first + head,
             columns: begin * LANES..(end * LANES).min(dv),

@@ -64,7 +64,8 @@ impl QuantizedMatrix {
     /// let weight = ones(&[8, 64], Dtype::Float32)?;
     /// let packed = Quantized::quantize(&weight, 32, 4, QuantMode::Affine)?;
     /// if let Some(matrix) = QuantizedMatrix::new(&packed)? {
-    ///     assert_eq!(matrix.with_prefill_inputs(PrefillInputs::Int8).prefill_inputs(), PrefillInputs::Int8);
+    ///     let matrix = matrix.with_prefill_inputs(PrefillInputs::Int8);
+    ///     assert_eq!(matrix.prefill_inputs(), PrefillInputs::Int8);
     /// }
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```

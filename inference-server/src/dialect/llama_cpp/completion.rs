@@ -425,7 +425,7 @@ pub(super) async fn answer(
     let mut all: Vec<Answer> = wholes
         .into_iter()
         .zip(&heads)
-        .map(|(reply, head)| head.last(reply.kept, &reply.end))
+        .map(|(reply, head)| head.last(reply.collected, &reply.end))
         .collect();
     Ok(match several {
         true => axum::Json(all).into_response(),
@@ -531,7 +531,7 @@ struct Head {
 
 impl Head {
     /// A whole answer, and the last event of a stream.
-    fn last(&self, kept: Kept, end: &End) -> Answer {
+    fn last(&self, collected: Kept, end: &End) -> Answer {
         let m = &end.metrics;
         let (kind, word) = match (&end.reason, &end.stop) {
             (FinishReason::Length, _) => ("limit", ""),
@@ -550,7 +550,7 @@ impl Head {
             ("tokens_cached", m.cached_tokens.into()),
             ("generation_settings", self.settings.clone()),
             ("prompt", self.prompt.as_str().into()),
-            ("has_new_line", kept.text.contains('\n').into()),
+            ("has_new_line", collected.text.contains('\n').into()),
             ("truncated", false.into()),
             ("stop_type", kind.into()),
             ("stopping_word", word.into()),
@@ -559,9 +559,9 @@ impl Head {
             rest.insert(name.into(), value);
         }
         Answer {
-            content: kept.text,
-            tokens: kept.ids.unwrap_or_default(),
-            completion_probabilities: kept.probabilities.unwrap_or_default(),
+            content: collected.text,
+            tokens: collected.ids.unwrap_or_default(),
+            completion_probabilities: collected.probabilities.unwrap_or_default(),
             rest,
         }
     }

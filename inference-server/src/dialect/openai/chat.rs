@@ -95,7 +95,7 @@ pub(crate) async fn create(
             index: i,
             message,
             finish_reason: finish(&reply.end, !reply.calls.is_empty()),
-            logprobs: head.logprobs.then_some(reply.kept),
+            logprobs: head.logprobs.then_some(reply.collected),
         });
     }
     let body = Completion {

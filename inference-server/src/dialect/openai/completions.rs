@@ -141,8 +141,8 @@ pub(crate) async fn create(
         usage.add(&reply.end.metrics, i.is_multiple_of(n));
         choices.push(WholeChoice {
             index: i,
-            text: echo + &reply.kept.text,
-            logprobs: reply.kept.logprobs,
+            text: echo + &reply.collected.text,
+            logprobs: reply.collected.logprobs,
             finish_reason: finish(&reply.end, false),
         });
     }

@@ -63,7 +63,7 @@ pub(crate) async fn create(
     let (prompt, choice) = conversation(&mut request)?;
 
     // The response repeats fields of the request, so the request's memory stays reserved.
-    let body = places.held();
+    let body = places.body();
     let asked = ask.chat(&app, model, places, prompt, &choice).await?;
     let mut reply = asked.one()?;
     let names = app.clone();
@@ -74,7 +74,7 @@ pub(crate) async fn create(
     if streamed {
         return Ok(answer(reply, output, app.limits.ping));
     }
-    let (mut output, mut last) = (output.whole(), None);
+    let (mut output, mut last) = (output.last_only(), None);
     while let Some(item) = reply.next().await {
         if let Item::Failed(error) = item {
             return Err(error);

@@ -24,7 +24,7 @@ struct RowBlock<'a> {
     words: *const u32,
     /// Words per group.
     per: usize,
-    own: PackedMatrix<'a>,
+    packed: PackedMatrix<'a>,
 }
 
 /// See [`crate::simd::qgemv::qgemv`].
@@ -49,7 +49,7 @@ pub(crate) unsafe fn qgemv<const BITS: i32>(
         let block = RowBlock {
             words: packed.words.as_ptr(),
             per,
-            own: packed,
+            packed,
         };
         let mut row = 0;
         while row < x.rows {
@@ -81,7 +81,7 @@ unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
     out: &mut OutputBlock<'_>,
 ) -> usize {
     let zero = vdupq_n_f32(0.0);
-    let (near, groups) = (32 / BITS as usize, block.own.groups);
+    let (near, groups) = (32 / BITS as usize, block.packed.groups);
     let mask = vdupq_n_u32(u32::MAX >> (32 - BITS));
     let mut totals = [[zero; 2]; M];
     for g in 0..groups {
@@ -105,7 +105,7 @@ unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
                 }
             }
         }
-        let (scales, biases) = (block.own.scales.group(g), block.own.biases.group(g));
+        let (scales, biases) = (block.packed.scales.group(g), block.packed.biases.group(g));
         for (m, (totals, sums)) in totals.iter_mut().zip(sums).enumerate() {
             let group = x.sums[(row + m) * groups + g];
             for (half, total) in totals.iter_mut().enumerate() {

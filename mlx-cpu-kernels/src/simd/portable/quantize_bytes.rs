@@ -60,8 +60,8 @@ pub(crate) fn quantize_lanes(columns: &[f32], to: ByteColumnsMut<'_>) {
                     *to = four;
                 }
             }
-            let own = total.iter().zip(&*scale).zip(&poison);
-            for (sum, ((total, scale), poison)) in sums.iter_mut().zip(own) {
+            let by_lane = total.iter().zip(&*scale).zip(&poison);
+            for (sum, ((total, scale), poison)) in sums.iter_mut().zip(by_lane) {
                 *sum = *total as f32 * scale + poison;
             }
         }
