@@ -236,14 +236,14 @@ fn gemma4_that_contradicts_itself_is_refused() {
                 factors: Some(vec![2.0; 8]),
                 ..Gemma::default()
             },
-            "not 1 for the first pairs",
+            "must hold 1 for the first pairs",
         ),
         (
             Gemma {
                 factors: Some(vec![1.0, 1e30, 1.0, 1e30, 1e30, 1e30, 1e30, f32::NAN]),
                 ..Gemma::default()
             },
-            "not 1 for the first pairs",
+            "must hold 1 for the first pairs",
         ),
         (
             Gemma {

@@ -205,7 +205,7 @@ mod tests {
             ("[-1]", "a token id"),
             ("[4294967296]", "a token id"),
             ("[[[1]]]", "u32"),
-            ("3", "several"),
+            ("3", "a list of texts"),
             ("{}", "prompt_string"),
             (r#"{"prompt_string": "a", "b": 1}"#, "prompt_string"),
         ] {

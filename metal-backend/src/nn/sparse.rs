@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(selected(1), [0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 7.0, 0.0]);
         assert_eq!(selected(2), [1.0, 2.0, 0.0, 0.0, 0.0, 6.0, 7.0, 0.0]);
         for all in [4, 5, usize::MAX] {
-            assert_eq!(kept(all), values.to_vec::<f32>().unwrap());
+            assert_eq!(selected(all), values.to_vec::<f32>().unwrap());
         }
     }
 }
