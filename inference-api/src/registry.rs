@@ -347,19 +347,8 @@ fn unknown(name: &str, all: &[(String, Arc<dyn Backend>)]) -> Error {
 
 /// The Levenshtein distance between two names, ignoring case. Long names are truncated.
 fn distance(a: &str, b: &str) -> usize {
-    let (a, b) = (a.to_lowercase(), b.to_lowercase());
-    let b: Vec<char> = b.chars().take(64).collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().take(64).enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, cb) in b.iter().enumerate() {
-            let cost = diagonal + usize::from(ca != *cb);
-            diagonal = row[j + 1];
-            row[j + 1] = cost.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
+    let [a, b] = [a, b].map(|name| name.to_lowercase().chars().take(64).collect::<String>());
+    strsim::levenshtein(&a, &b)
 }
 
 /// The best available backend by [`PREFERENCE`], then by name.

@@ -240,7 +240,7 @@ fn vectors_are_the_weights_and_go_on_where_they_were_cut() {
         ),
         1,
     );
-    assert!(wrong.contains("no up matrix"), "{wrong}");
+    assert!(wrong.contains("has no ffn_up"), "{wrong}");
     let wrong = refused(
         &command("extract", "llama", &out, &["--component", "norms"]),
         2,

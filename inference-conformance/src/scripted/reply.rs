@@ -2,11 +2,7 @@
 
 use std::time::Duration;
 
-use inference::{Error, ErrorKind, GenerateOptions, Result, Token, TokenStream};
-
-use super::Scripted;
-use super::run::Stream;
-use super::vocabulary::END;
+use inference::{Error, ErrorKind, Result, Token};
 
 /// One step of a [`Reply`].
 #[non_exhaustive]
@@ -111,14 +107,6 @@ impl Reply {
     #[must_use]
     pub fn idle(self, n: usize) -> Self {
         Self(Box::new(std::iter::repeat_n(Step::Idle, n).chain(self.0)))
-    }
-
-    /// The reply as a stream of its own, without a model.
-    #[must_use]
-    pub fn into_stream(self) -> TokenStream {
-        let model = Scripted::computed(|_| Ok(Reply::ids([END])));
-        let options = GenerateOptions::new().with_max_tokens(usize::MAX);
-        TokenStream::new(Stream(model.run(self, [END].into(), options)))
     }
 }
 

@@ -8,7 +8,7 @@ use inference::kit::{Clock, Released, StopText, Utf8Decoder};
 use inference::{
     BatchEvent, BatchSession, FinishReason, GenerateMetrics, GenerateOptions, LogitsProcessor,
     LogitsProcessorFactory, Prompt, RequestId, Result, StopCause, Token, TokenLogprobs,
-    TokenSource, TopLogprob,
+    TokenSource, TokenStream, TopLogprob,
 };
 
 use super::reply::{Reply, Step, Steps};
@@ -229,6 +229,16 @@ impl Stream {
             std::thread::sleep(run.script.pace);
             run.step()?;
         }
+    }
+}
+
+impl Reply {
+    /// The reply as a stream of its own, without a model.
+    #[must_use]
+    pub fn into_stream(self) -> TokenStream {
+        let model = Scripted::computed(|_| Ok(Reply::ids([END])));
+        let options = GenerateOptions::new().with_max_tokens(usize::MAX);
+        TokenStream::new(Stream(model.run(self, [END].into(), options)))
     }
 }
 

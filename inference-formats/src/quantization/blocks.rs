@@ -5,7 +5,7 @@
 
 use half::f16;
 
-use super::coding::{AffineBlocks, SuperAffineBlocks, SymmetricBlocks};
+use super::kinds::{AffineBlocks, SuperAffineBlocks, SymmetricBlocks};
 use super::layout::GROUP;
 
 fn half(bytes: &[u8; 2]) -> f32 {

@@ -1,13 +1,15 @@
 //! What is done with blocks, for each kind of them: decoding to floats, and packing into a
-//! [`Layout`]. A type implements one of the traits; the functions here do the rest, compiled for
-//! each type.
+//! [`Layout`]. A type implements one of the traits of `kinds.rs`; the functions here do the
+//! rest, compiled for each type.
 
 use half::f16;
 
 use super::bits::{pack_group, pack_nibbles, pack_six};
 use super::blocks::{half_of, k_scales, part, q6_k};
-use super::codes::{NibbleCodes, mxfp4, power_of_two};
+use super::codes::{mxfp4, power_of_two};
+use super::kinds::{AffineBlocks, SuperAffineBlocks, SymmetricBlocks, TableBlocks};
 use super::layout::{GROUP, Layout, Misfit};
+use super::nibble_codes::NibbleCodes;
 
 /// Scales and biases of groups, in MLX's affine form.
 pub(super) type Factors<'a> = (&'a mut [f32], &'a mut [f32]);
@@ -30,24 +32,6 @@ pub(super) struct Coding {
     pub affine: Option<Repack>,
 }
 
-/// Blocks of groups of 32 with a scale and a bias each.
-pub(super) trait AffineBlocks {
-    /// Bits of a code in memory.
-    const BITS: u32;
-
-    /// Calls `f` with codes, scale and bias of each group.
-    fn groups(data: &[u8], f: impl FnMut(&[u8; GROUP], f32, f32));
-}
-
-/// Blocks of groups of 32 with a float16 scale, and a code that stands for zero.
-pub(super) trait SymmetricBlocks {
-    /// Bits of a code in memory.
-    const BITS: u32;
-
-    /// Calls `f` with codes and scale of each group.
-    fn groups(data: &[u8], f: impl FnMut(&[u8; GROUP], f16));
-}
-
 /// The code that stands for zero in [`Layout::Symmetric`].
 const fn zero_code(bits: u32) -> u8 {
     match bits {
@@ -55,28 +39,6 @@ const fn zero_code(bits: u32) -> u8 {
         2 => 1,
         _ => 1 << (bits - 1),
     }
-}
-
-/// K blocks of 256 weights: eight groups with 6-bit scales and minima.
-pub(super) trait SuperAffineBlocks {
-    /// Bits of a code in memory.
-    const BITS: u32;
-
-    /// Calls `f` with the first 16 bytes (`d`, `dmin`, scales and minima) and the codes of each
-    /// block.
-    fn blocks(data: &[u8], f: impl FnMut(&[u8; 16], [[u8; GROUP]; 8]));
-}
-
-/// Blocks of 4-bit codes that index a table of integers.
-pub(super) trait TableBlocks {
-    /// The layout: [`Layout::Table`] or [`Layout::TableSuper`].
-    const LAYOUT: Layout;
-    /// The integers.
-    const CODES: NibbleCodes;
-
-    /// Calls `f` with `d`, the scale and the 16 or 32 codes of each group. A weight is `d` times
-    /// the scale, the integer of its code and the unit.
-    fn groups(data: &[u8], f: impl FnMut(f16, i8, &[u8]));
 }
 
 /// A type that becomes floats.

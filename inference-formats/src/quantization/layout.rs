@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::NibbleCodes;
+use super::nibble_codes::NibbleCodes;
 
 /// Weights that share a scale in every layout with integer codes, but [`Layout::SuperScaled`].
 pub const GROUP: usize = 32;

@@ -21,15 +21,17 @@ mod codes;
 mod coding;
 mod encode;
 mod grids;
+mod kinds;
 mod layout;
+mod nibble_codes;
 mod numbers;
 mod rows;
 mod table;
 #[cfg(test)]
 mod tests;
 
-pub use codes::NibbleCodes;
 pub use layout::{GROUP, Layout, Misfit, Part, PartType};
+pub use nibble_codes::NibbleCodes;
 pub use rows::unpermute_rows;
 pub use table::{BlockType, GgmlType, TYPES, file_type_name};
 

@@ -216,17 +216,17 @@ fn another_file_is_not_gone_on_with() {
         assert!(error.contains(why), "{error}");
         assert_eq!(std::fs::read(&path).unwrap(), bytes);
     };
-    refused(b"", "no header");
-    refused(b"{}\n", "no header");
-    refused(&[0xff; 100], "no header");
+    refused(b"", "not the header");
+    refused(b"{}\n", "not the header");
+    refused(&[0xff; 100], "not the header");
     let header_json = serde_json::to_string(&header()).unwrap();
-    refused(header_json.as_bytes(), "no header"); // without its line end
+    refused(header_json.as_bytes(), "not the header"); // without its line end
     refused(
         format!("{}\n", header_json.replace("\"00\"", "\"01\"")).as_bytes(),
         "another model",
     );
     let lies = format!("{header_json}\n{{\"done\":0,\"vectors\":1}}\n");
-    refused(lies.as_bytes(), "not as many vectors");
+    refused(lies.as_bytes(), "the number of vectors");
     std::fs::remove_file(&path).unwrap();
     let mut file = Extraction::open(&path, &header(), true).unwrap();
     let mut bad = line(0, 0);

@@ -33,12 +33,12 @@ fn lines_that_are_no_messages() {
     fault("garbage", "Traceback: this is no message");
     fault("array", "not an object");
     fault("empty", "not an object");
-    fault("text id", "what is no message");
+    fault("text id", "an invalid message");
     fault("unknown field", "surprise");
-    fault("negative token", "what is no message");
+    fault("negative token", "an invalid message");
     fault("odd reason", "tired");
     fault("no utf-8", "not UTF-8");
-    fault("deep", "what is no message");
+    fault("deep", "an invalid message");
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn lines_that_do_not_end() {
 fn messages_that_do_not_fit() {
     fault("wrong id", "answered request");
     fault("no id", "answered request none");
-    fault("no token id", "no part of a reply");
+    fault("no token id", "cannot be part of a reply");
     fault("no reason", "without a reason");
     fault("bad logits", "bad logits");
 }

@@ -496,7 +496,7 @@ mod tests {
             ("/to-cut", "broke"),
             ("/to-gone", "no answer"),
             ("/to-bad", "bad host"),
-            ("/to-loop", "without end"),
+            ("/to-loop", "too many times"),
         ] {
             let error = http.get_small(&format!("{origin}{path}"), 64).unwrap_err();
             let mut chain = format!("{error:?} {error}");

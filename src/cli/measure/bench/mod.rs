@@ -434,7 +434,10 @@ mod tests {
         assert!(chats(&mock::base(&["a"])).is_none());
         assert!(chats(&mock::base(&["a"]).opaque()).is_none());
         // The model has a template, but the backend does not report its tokens.
-        assert!(chats(&mock::instruct(&["a"])).is_none());
+        assert!(chats(&mock::instruct(&["a"]).opaque()).is_none());
+        let prepared = chats(&mock::instruct(&["a"])).unwrap();
+        assert_eq!(prepared.len(), 2);
+        assert_ne!(prepared[0], prepared[1]);
     }
 
     #[test]
