@@ -96,12 +96,12 @@ impl AsyncTokens {
         mut options: GenerateOptions,
         begin: impl FnOnce(&GenerateOptions) -> Result<TokenStream> + Send + 'static,
     ) -> Self {
-        let own = options.interrupt.cancel.is_none().then(CancelToken::new);
-        if own.is_some() {
-            options.interrupt.cancel.clone_from(&own);
+        let token = options.interrupt.cancel.is_none().then(CancelToken::new);
+        if token.is_some() {
+            options.interrupt.cancel.clone_from(&token);
         }
         let mut tokens = Self::start(move || begin(&options));
-        tokens.own_cancel = own;
+        tokens.own_cancel = token;
         tokens
     }
 

@@ -82,8 +82,8 @@ pub struct Prepared(Option<Arc<dyn Any + Send + Sync>>);
 impl Prepared {
     /// Wraps a value.
     #[must_use]
-    pub fn new(kept: Arc<dyn Any + Send + Sync>) -> Self {
-        Self(Some(kept))
+    pub fn new(owner: Arc<dyn Any + Send + Sync>) -> Self {
+        Self(Some(owner))
     }
 }
 

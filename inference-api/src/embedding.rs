@@ -43,8 +43,8 @@ impl Pooling {
     /// The variant's name.
     #[must_use]
     pub fn name(self) -> &'static str {
-        let own = Self::ALL.iter().find(|(_, pooling)| *pooling == self);
-        own.map_or("mean", |(name, _)| name)
+        let entry = Self::ALL.iter().find(|(_, pooling)| *pooling == self);
+        entry.map_or("mean", |(name, _)| name)
     }
 }
 
@@ -52,8 +52,8 @@ impl std::str::FromStr for Pooling {
     type Err = Error;
 
     fn from_str(s: &str) -> Result<Self> {
-        let own = Self::ALL.iter().find(|(name, _)| *name == s);
-        own.map(|(_, pooling)| *pooling).ok_or_else(|| {
+        let entry = Self::ALL.iter().find(|(name, _)| *name == s);
+        entry.map(|(_, pooling)| *pooling).ok_or_else(|| {
             let names: Vec<_> = Self::ALL.iter().map(|(name, _)| *name).collect();
             Error::new(
                 ErrorKind::InvalidOption,

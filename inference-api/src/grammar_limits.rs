@@ -160,7 +160,7 @@ impl<'a> Walk<'a> {
     /// Refuses objects and arrays that are too long, before their elements are visited.
     fn check_lengths(&self, at: usize) -> Result<()> {
         let step = self.nodes[at].step;
-        let (found, most, what) = match (self.nodes[at].value, step) {
+        let (count, most, what) = match (self.nodes[at].value, step) {
             (Value::Object(members), Step::Key("patternProperties")) => {
                 (members.len(), PATTERN_PROPERTIES, "patternProperties")
             }
@@ -169,10 +169,10 @@ impl<'a> Walk<'a> {
             (Value::Array(values), _) => (values.len(), ELEMENTS, "elements of one array"),
             _ => return Ok(()),
         };
-        if found > most {
+        if count > most {
             return self.refuse(
                 at,
-                format!("there are {found} {what}; at most {most} can be"),
+                format!("there are {count} {what}; at most {most} are allowed"),
             );
         }
         Ok(())
@@ -192,16 +192,17 @@ impl<'a> Walk<'a> {
         if pattern > PATTERN {
             return self.refuse(
                 at,
-                format!("a pattern has {pattern} bytes; at most {PATTERN} can be"),
+                format!("a pattern has {pattern} bytes; at most {PATTERN} are allowed"),
             );
         }
         let counts = ["minItems", "maxItems", "minLength", "maxLength"];
         let counts = counts.iter().chain(&["minProperties", "maxProperties"]);
         let mut counts = counts.filter(|name| **name == key);
         match (counts.next(), node.value.as_u64()) {
-            (Some(name), Some(n)) if n > REPETITIONS => {
-                self.refuse(at, format!("{name} is {n}; at most {REPETITIONS} can be"))
-            }
+            (Some(name), Some(n)) if n > REPETITIONS => self.refuse(
+                at,
+                format!("{name} is {n}; at most {REPETITIONS} are allowed"),
+            ),
             _ => Ok(()),
         }
     }
@@ -235,10 +236,10 @@ impl<'a> Walk<'a> {
                     format!("there are more than {REFERENCES} different targets of $ref"),
                 );
             }
-            let found = resolve(schema, target).and_then(|v| places.get(&std::ptr::from_ref(v)));
-            if let Some(&found) = found {
-                depth += heights[found];
-                targets.insert(target, found);
+            let place = resolve(schema, target).and_then(|v| places.get(&std::ptr::from_ref(v)));
+            if let Some(&place) = place {
+                depth += heights[place];
+                targets.insert(target, place);
             }
             if depth > REFERENCED_DEPTH {
                 return self.refuse(
@@ -318,8 +319,7 @@ impl<'a> Walk<'a> {
                 return self.refuse(
                     at,
                     format!(
-                        "a string must match {count} patterns or formats at once; at most \
-                         {COMBINED_PATTERNS} can be"
+                        "a string must match {count} patterns or formats at once; at most {COMBINED_PATTERNS} are allowed"
                     ),
                 );
             }
@@ -346,14 +346,14 @@ impl<'a> Walk<'a> {
     /// The error about a node.
     fn refuse<T>(&self, at: usize, message: String) -> Result<T> {
         let mut steps = Vec::new();
-        let mut here = at;
+        let mut node = at;
         loop {
-            match self.nodes[here].step {
+            match self.nodes[node].step {
                 Step::Root => break,
                 Step::Key(key) => steps.push(key.replace('~', "~0").replace('/', "~1")),
                 Step::Index(i) => steps.push(i.to_string()),
             }
-            here = self.nodes[here].parent;
+            node = self.nodes[node].parent;
         }
         let mut pointer = String::new();
         for step in steps.iter().rev() {
@@ -396,7 +396,7 @@ fn resolve<'a>(schema: &'a Value, target: &str) -> Option<&'a Value> {
 pub fn check_regex(regex: &str) -> Result<()> {
     if regex.len() > REGEX_BYTES {
         return invalid(format!(
-            "the regular expression has {} bytes; at most {REGEX_BYTES} can be",
+            "the regular expression has {} bytes; at most {REGEX_BYTES} are allowed",
             regex.len()
         ));
     }
@@ -408,10 +408,10 @@ pub fn check_regex(regex: &str) -> Result<()> {
 /// # Errors
 /// [`ErrorKind::InvalidOption`] naming the limit, and the line of a schema.
 pub fn check_lark(text: &str) -> Result<()> {
-    let most = |what: &str, found: usize, most: usize| {
-        if found > most {
+    let most = |what: &str, count: usize, most: usize| {
+        if count > most {
             return invalid(format!(
-                "the Lark grammar has {found} {what}; at most {most} can be"
+                "the Lark grammar has {count} {what}; at most {most} are allowed"
             ));
         }
         Ok(())

@@ -273,7 +273,7 @@ pub trait AttentionInspector: TextModel {
         let _ = (prompt, positions, interrupt);
         Err(crate::error::Error::new(
             crate::error::ErrorKind::Unsupported,
-            "this backend does not show what the parts of a block add",
+            "this backend does not show the outputs of a block's parts",
         ))
     }
 
@@ -309,7 +309,7 @@ pub trait AttentionInspector: TextModel {
         let _ = (prompt, positions, interrupt);
         Err(crate::error::Error::new(
             crate::error::ErrorKind::Unsupported,
-            "this backend does not show what feed-forward parts read",
+            "this backend does not show the inputs of feed-forward parts",
         ))
     }
 
@@ -382,7 +382,7 @@ pub trait AttentionInspector: TextModel {
         let _ = vectors;
         Err(crate::error::Error::new(
             crate::error::ErrorKind::Unsupported,
-            "this backend does not multiply with embeddings of tokens",
+            "this backend cannot multiply vectors with token embeddings",
         ))
     }
 
@@ -397,7 +397,7 @@ pub trait AttentionInspector: TextModel {
         let _ = states;
         Err(crate::error::Error::new(
             crate::error::ErrorKind::Unsupported,
-            "this backend makes no logits of hidden states",
+            "this backend cannot compute logits from hidden states",
         ))
     }
 }

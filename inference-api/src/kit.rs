@@ -110,22 +110,22 @@ impl<T> StopText<T> {
         let before = self.waiting_bytes;
         self.waiting_bytes += text.len();
         for (at, byte) in text.bytes().enumerate() {
-            let mut found: Option<&str> = None;
+            let mut longest: Option<&str> = None;
             for matcher in &mut self.stops {
-                if matcher.step(byte) && found.is_none_or(|f| f.len() < matcher.stop.len()) {
-                    found = Some(&matcher.stop);
+                if matcher.step(byte) && longest.is_none_or(|f| f.len() < matcher.stop.len()) {
+                    longest = Some(&matcher.stop);
                 }
             }
-            if let Some(stop) = found {
+            if let Some(stop) = longest {
                 let stop = stop.to_owned();
                 return self.stop_at((before + at + 1).saturating_sub(stop.len()), stop);
             }
         }
-        let held = self.stops.iter().map(|m| m.matched).max().unwrap_or(0);
+        let open_bytes = self.stops.iter().map(|m| m.matched).max().unwrap_or(0);
         let mut ready = Vec::new();
         while self.waiting.len() > self.open {
             match self.waiting.front() {
-                Some((_, text)) if self.waiting_bytes - text.len() >= held => {
+                Some((_, text)) if self.waiting_bytes - text.len() >= open_bytes => {
                     self.waiting_bytes -= text.len();
                 }
                 _ => break,

@@ -81,8 +81,8 @@ proptest! {
         let all = pieces.concat();
         let ends = |end: &usize| all.is_char_boundary(*end) && stops.iter().any(|s| all[..*end].ends_with(s.as_str()));
         let expected = (1..=all.len()).find(ends).map(|end| {
-            let found = stops.iter().filter(|s| all[..end].ends_with(s.as_str()));
-            let stop = found.max_by_key(|s| s.len()).unwrap();
+            let matches = stops.iter().filter(|s| all[..end].ends_with(s.as_str()));
+            let stop = matches.max_by_key(|s| s.len()).unwrap();
             (all[..end - stop.len()].to_owned(), stop.clone())
         });
         let stops: Vec<&str> = stops.iter().map(String::as_str).collect();

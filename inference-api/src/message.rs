@@ -481,7 +481,7 @@ impl<'de> Deserialize<'de> for ToolCall {
             Some(Value::String(text)) if !text.trim().is_empty() => serde_json::from_str(&text)
                 .map_err(|e| {
                     D::Error::custom(format!(
-                        "the arguments of the call of {name:?} are no JSON: {e}"
+                        "the arguments of the call of {name:?} are not JSON: {e}"
                     ))
                 })?,
             None | Some(Value::Null | Value::String(_)) => Value::Object(Map::new()),
@@ -489,7 +489,7 @@ impl<'de> Deserialize<'de> for ToolCall {
         };
         let Value::Object(arguments) = arguments else {
             return Err(D::Error::custom(format!(
-                "the arguments of the call of {name:?} are no JSON object"
+                "the arguments of the call of {name:?} are not a JSON object"
             )));
         };
         Ok(Self {
@@ -537,7 +537,7 @@ impl<'de> Deserialize<'de> for Tool {
             None | Some(Value::Null | Value::Object(_))
         ) {
             return Err(D::Error::custom(format!(
-                "the parameters of the tool {:?} are no JSON schema, which is an object",
+                "the parameters of the tool {:?} are not a JSON schema; it must be an object",
                 function.name
             )));
         }

@@ -82,9 +82,9 @@ fn contents_may_be_parts_or_absent_beside_calls() {
 #[test]
 fn bad_arguments_are_errors_that_name_the_call() {
     for (arguments, says) in [
-        (json!("{\"a\": "), "no JSON:"),
-        (json!("[1]"), "no JSON object"),
-        (json!(3), "no JSON object"),
+        (json!("{\"a\": "), "not JSON:"),
+        (json!("[1]"), "not a JSON object"),
+        (json!(3), "not a JSON object"),
     ] {
         let call = json!({"id": "1", "type": "function",
             "function": {"name": "f", "arguments": arguments}});

@@ -130,8 +130,8 @@ impl StepProfile {
     /// The seconds of a part, summed over all layers.
     #[must_use]
     pub fn total(&self, part: StepPart) -> f64 {
-        let own = self.parts.iter().filter(|time| time.part == part);
-        own.map(|time| time.seconds).sum()
+        let times = self.parts.iter().filter(|time| time.part == part);
+        times.map(|time| time.seconds).sum()
     }
 
     /// The seconds of all parts.

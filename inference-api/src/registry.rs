@@ -254,11 +254,11 @@ fn named() -> Vec<(String, Arc<dyn Backend>)> {
 
 /// Fails if several crates claim `name`.
 fn refuse_duplicate(name: &str) -> Result<()> {
-    let found = |r: &Registry| {
+    let duplicate_error = |r: &Registry| {
         let duplicate = r.duplicates.iter().find(|d| d.name == name);
         duplicate.map(Duplicate::error)
     };
-    read(found).map_or(Ok(()), Err)
+    read(duplicate_error).map_or(Ok(()), Err)
 }
 
 /// Whether a backend can work. A plugin that panics counts as unavailable.
@@ -306,11 +306,11 @@ pub fn backend(name: &str) -> Result<Arc<dyn Backend>> {
     }
     refuse_duplicate(name)?;
     let all = named();
-    let Some((_, found)) = all.iter().find(|(n, _)| n == name) else {
+    let Some((_, backend)) = all.iter().find(|(n, _)| n == name) else {
         return Err(unknown(name, &all));
     };
-    match availability(found.as_ref()) {
-        Ok(()) => Ok(Arc::clone(found)),
+    match availability(backend.as_ref()) {
+        Ok(()) => Ok(Arc::clone(backend)),
         Err(reason) => {
             let available = all
                 .iter()

@@ -54,14 +54,14 @@ impl Grammar {
     pub fn from_json_schema(text: &str) -> Result<Self> {
         if text.len() > grammar_limits::SCHEMA_BYTES {
             return Err(invalid(format!(
-                "the JSON schema has {} bytes; at most {} can be",
+                "the JSON schema has {} bytes; at most {} are allowed",
                 text.len(),
                 grammar_limits::SCHEMA_BYTES
             )));
         }
         text.parse()
             .map(Grammar::JsonSchema)
-            .map_err(|e| invalid(String::from("the JSON schema is no JSON")).with_source(e))
+            .map_err(|e| invalid(String::from("the JSON schema is not JSON")).with_source(e))
     }
 
     /// `json_schema`, `regex` or `lark`.

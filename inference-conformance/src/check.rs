@@ -341,8 +341,8 @@ impl FromStr for Check {
     type Err = Error;
 
     fn from_str(name: &str) -> inference::Result<Self> {
-        let found = Check::ALL.iter().find(|c| c.name() == name);
-        found.copied().ok_or_else(|| {
+        let check = Check::ALL.iter().find(|c| c.name() == name);
+        check.copied().ok_or_else(|| {
             let names: Vec<_> = Check::ALL.iter().map(|c| c.name()).collect();
             Error::new(
                 ErrorKind::InvalidOption,

@@ -80,8 +80,8 @@ impl Report {
     /// [`Suite::only`](crate::Suite::only)).
     #[must_use]
     pub fn outcome(&self, check: Check) -> Option<&Outcome> {
-        let found = self.checks.iter().find(|c| c.check == check);
-        found.map(|c| &c.outcome)
+        let entry = self.checks.iter().find(|c| c.check == check);
+        entry.map(|c| &c.outcome)
     }
 
     /// Asserts in a test that the report passed.

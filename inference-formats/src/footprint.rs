@@ -444,8 +444,8 @@ impl Stored<'_> {
                 let parameters = if suffix == "weight" { weights } else { 0 };
                 // A bfloat16 number may be too small for float16.
                 let exact = info.dtype == Dtype::F16;
-                let kept = (storage.keeps_half_factors)(&q.mode, q.bits, q.group_size);
-                (format, parameters, float(exact && kept && is_matrix))
+                let keeps_half = (storage.keeps_half_factors)(&q.mode, q.bits, q.group_size);
+                (format, parameters, float(exact && keeps_half && is_matrix))
             }
             // OpenAI's packing of experts: two weights in a byte.
             Some(_) if suffix.ends_with("_blocks") => {
@@ -479,7 +479,7 @@ impl Stored<'_> {
             config.quantization_overrides.get(layer)
         });
         match exception {
-            Some(own) => own.as_ref(),
+            Some(layer_format) => layer_format.as_ref(),
             None => config.quantization.as_ref(),
         }
     }
@@ -522,8 +522,9 @@ fn of_gguf(
         // A vector becomes floats, whatever its format.
         Some(bits) if tensor.shape.len() >= 2 => {
             let group = quantization::GROUP as u64;
-            let kept = (storage.keeps_half_factors)("affine", bits.cast_signed(), group as i32);
-            let factor = if kept && !layout.has_product_scales() && is_matrix {
+            let keeps_half =
+                (storage.keeps_half_factors)("affine", bits.cast_signed(), group as i32);
+            let factor = if keeps_half && !layout.has_product_scales() && is_matrix {
                 2
             } else {
                 storage.compute_bytes

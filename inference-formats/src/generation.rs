@@ -61,14 +61,16 @@ impl SamplingDefaults {
                 )
             })?),
         };
-        let found = Self {
+        let defaults = Self {
             temperature: number("temperature")?,
             top_k: top_k.and_then(|k| usize::try_from(k).ok()),
             top_p: number("top_p")?,
             min_p: number("min_p")?,
             repeat_penalty: number("repetition_penalty")?,
         };
-        found.checked().map_err(|message| invalid(&path, message))
+        defaults
+            .checked()
+            .map_err(|message| invalid(&path, message))
     }
 
     /// Reads the keys `general.sampling.*` of a GGUF file.
@@ -78,14 +80,14 @@ impl SamplingDefaults {
     pub fn from_gguf(file: &Gguf) -> Result<Self> {
         let metadata = file.metadata();
         let number = |name: &str| metadata.f32(&format!("general.sampling.{name}"));
-        let found = Self {
+        let defaults = Self {
             temperature: number("temp")?,
             top_k: metadata.usize("general.sampling.top_k")?,
             top_p: number("top_p")?,
             min_p: number("min_p")?,
             repeat_penalty: number("penalty_repeat")?,
         };
-        found
+        defaults
             .checked()
             .map_err(|message| invalid(file.path(), message))
     }
@@ -141,13 +143,13 @@ mod tests {
 
     #[test]
     fn the_fields_of_transformers_are_read() {
-        let found = read(
+        let defaults = read(
             r#"{"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": null,
                 "repetition_penalty": 1.05, "eos_token_id": [1, 2]}"#,
         )
         .unwrap();
         assert_eq!(
-            found,
+            defaults,
             SamplingDefaults {
                 temperature: Some(0.6),
                 top_k: Some(20),
@@ -193,9 +195,12 @@ mod tests {
             .u32("general.sampling.top_k", 40)
             .f32("general.sampling.penalty_repeat", 1.1)
             .file();
-        let found = SamplingDefaults::from_gguf(&Gguf::open(&path).unwrap()).unwrap();
-        assert_eq!((found.temperature, found.top_k), (Some(0.7), Some(40)));
-        assert_eq!((found.repeat_penalty, found.top_p), (Some(1.1), None));
+        let defaults = SamplingDefaults::from_gguf(&Gguf::open(&path).unwrap()).unwrap();
+        assert_eq!(
+            (defaults.temperature, defaults.top_k),
+            (Some(0.7), Some(40))
+        );
+        assert_eq!((defaults.repeat_penalty, defaults.top_p), (Some(1.1), None));
         let (_dir, path) = base().f32("general.sampling.min_p", -0.5).file();
         let error = SamplingDefaults::from_gguf(&Gguf::open(&path).unwrap()).unwrap_err();
         assert!(error.message().contains("min_p is -0.5"), "{error}");

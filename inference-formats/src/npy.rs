@@ -21,7 +21,7 @@ fn field<'a>(header: &'a str, name: &str) -> std::result::Result<&'a str, String
 pub fn parse(file: &[u8]) -> std::result::Result<(Vec<usize>, Vec<f32>), String> {
     let rest = file
         .strip_prefix(MAGIC)
-        .ok_or("this is no .npy file: it does not begin with \\x93NUMPY")?;
+        .ok_or("not an .npy file: it does not begin with \\x93NUMPY")?;
     let short = || String::from("the file ends within its header");
     let (length, rest) = match rest {
         [1, _, a, b, rest @ ..] => (u32::from_le_bytes([*a, *b, 0, 0]), rest),
@@ -30,24 +30,24 @@ pub fn parse(file: &[u8]) -> std::result::Result<(Vec<usize>, Vec<f32>), String>
         [version, ..] => return Err(format!("version {version} of .npy is not known")),
     };
     let (header, data) = rest.split_at_checked(length as usize).ok_or_else(short)?;
-    let header = std::str::from_utf8(header).map_err(|_| "the header is no text")?;
+    let header = std::str::from_utf8(header).map_err(|_| "the header is not text")?;
     let order = field(header, "fortran_order")?;
     if order.starts_with("True") {
         return Err(String::from(
-            "rows in Fortran order; save the array in C order",
+            "the array is in Fortran order; save it in C order",
         ));
     }
     let shape = field(header, "shape")?
         .strip_prefix('(')
         .and_then(|rest| rest.split_once(')'))
-        .ok_or("the header's shape is no tuple")?
+        .ok_or("the header's shape is not a tuple")?
         .0
         .split(',')
         .map(str::trim)
         .filter(|dim| !dim.is_empty())
         .map(str::parse::<usize>)
         .collect::<std::result::Result<Vec<_>, _>>()
-        .map_err(|_| "the header's shape holds no whole numbers")?;
+        .map_err(|_| "the header's shape must hold whole numbers")?;
     let descr = field(header, "descr")?;
     let descr = descr
         .trim_start_matches(['\'', '"'])
@@ -66,7 +66,7 @@ pub fn parse(file: &[u8]) -> std::result::Result<(Vec<usize>, Vec<f32>), String>
     let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
     if count.and_then(|n| n.checked_mul(width)) != Some(data.len()) {
         return Err(format!(
-            "{} bytes of numbers for shape {shape:?} of {width} bytes each",
+            "the numbers have {} bytes, which does not fit shape {shape:?} with {width} bytes each",
             data.len()
         ));
     }
@@ -135,7 +135,7 @@ mod tests {
     fn what_is_wrong_is_said() {
         let good = "{'descr': '<f4', 'fortran_order': False, 'shape': (1,)}";
         for (file, expected) in [
-            (b"PK".to_vec(), "no .npy"),
+            (b"PK".to_vec(), "not an .npy"),
             (b"\x93NUMPY\x09\x00".to_vec(), "version 9"),
             (b"\x93NUMPY\x01".to_vec(), "within its header"),
             (file(&good.replace("False", "True"), &[0; 4]), "Fortran"),

@@ -124,16 +124,16 @@ impl PipelinePlan {
         let split = PipelineSplit::new(config, processes)?;
         let loaded = || footprint.tensors().iter().filter(|t| t.loaded_bytes > 0);
         let stage = |rank: usize| {
-            let mut own: Vec<_> = loaded().filter(|t| split.reads(rank, &t.name)).collect();
-            own.sort_by(|a, b| a.name.cmp(&b.name));
+            let mut tensors: Vec<_> = loaded().filter(|t| split.reads(rank, &t.name)).collect();
+            tensors.sort_by(|a, b| a.name.cmp(&b.name));
             PlannedStage {
                 rank,
                 layers: split.layers(rank),
-                bytes: own
+                bytes: tensors
                     .iter()
                     .map(|t| t.loaded_bytes)
                     .fold(0, u64::saturating_add),
-                tensors: own.iter().map(|t| t.name.clone()).collect(),
+                tensors: tensors.iter().map(|t| t.name.clone()).collect(),
             }
         };
         Ok(Self {
@@ -153,8 +153,8 @@ mod tests {
                 "intermediate_size": 48, "num_attention_heads": 8, "tie_word_embeddings": false}"#,
         )
         .unwrap();
-        let own: serde_json::Map<_, _> = serde_json::from_str(text).unwrap();
-        all.extend(own);
+        let fields: serde_json::Map<_, _> = serde_json::from_str(text).unwrap();
+        all.extend(fields);
         PipelineSplit::new(&ModelConfig::from_map(all).unwrap(), processes)
     }
 
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn what_is_not_divided_is_told() {
-        for (text, processes, told) in [
+        for (text, processes, message) in [
             ("{}", 8, "num_hidden_layers is 7"),
             ("{}", 0, "num_hidden_layers is 7"),
             (r#"{"model_type": "gpt2"}"#, 2, "gpt2"),
@@ -201,7 +201,7 @@ mod tests {
         ] {
             let error = split(text, processes).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported);
-            assert!(error.message().contains(told), "{error}");
+            assert!(error.message().contains(message), "{error}");
         }
     }
 }

@@ -146,7 +146,7 @@ impl SentenceConfig {
     fn prompts(&mut self, map: &Map<String, Value>) -> Result<(), String> {
         if let Some(Value::Object(prompts)) = map.get("prompts") {
             for (name, text) in prompts {
-                let text = text.as_str().ok_or(format!("prompts.{name} is no text"))?;
+                let text = text.as_str().ok_or(format!("prompts.{name} is not text"))?;
                 self.prompts.insert(name.clone(), text.to_owned());
             }
         }
@@ -157,7 +157,7 @@ impl SentenceConfig {
                 Ok(())
             }
             Some(other) => Err(format!(
-                "default_prompt_name is {other}, which is no prompt"
+                "default_prompt_name is {other}, which is not the name of a prompt"
             )),
         }
     }
@@ -193,7 +193,7 @@ impl SentenceConfig {
             None | Some(Value::Null) => Ok(None),
             Some(value) => (value.as_u64().and_then(|id| u32::try_from(id).ok()))
                 .map(Some)
-                .ok_or_else(|| invalid(&file, format!("{name} is {value}, which is no token"))),
+                .ok_or_else(|| invalid(&file, format!("{name} is {value}, which is not a token"))),
         };
         let Some(yes) = id("true_token_id")? else {
             return Err(invalid(&file, "true_token_id is missing"));
@@ -276,7 +276,7 @@ impl SentenceConfig {
             }
         };
         if self.normalize == Some(true) || self.pooling.is_none() {
-            let message = "a Dense module must stand after Pooling and before Normalize";
+            let message = "a Dense module must come after Pooling and before Normalize";
             return Err(unsupported(message).with_path(&file));
         }
         let inner = map.get("module_input_name").and_then(Value::as_str);
@@ -474,14 +474,14 @@ mod tests {
                     ("modules.json", modules(&[transformer, ("LogitScore", "1")])),
                     ("1/config.json", json!({"true_token_id": -1})),
                 ],
-                "no token",
+                "not a token",
             ),
             (
                 vec![(
                     "config_sentence_transformers.json",
                     json!({"default_prompt_name": "x"}),
                 )],
-                "no prompt",
+                "not the name of a prompt",
             ),
         ] {
             let dir = dir(&files);

@@ -177,14 +177,14 @@ impl TensorSplit {
             Error::new(
                 ErrorKind::Invalid,
                 format!(
-                    "a part of shape {part:?} is no part of a {} of {} processes",
+                    "a part of shape {part:?} does not fit a {} divided among {} processes",
                     "tensor", self.processes
                 ),
             )
             .with_tensor(name)
         };
         let axis = part.len().checked_sub(rule.from_end).ok_or_else(fault)?;
-        let mine: usize = rule.units.iter().map(|unit| self.kept(*unit).1).sum();
+        let mine: usize = rule.units.iter().map(|unit| self.counts(*unit).1).sum();
         let length = part.get(axis).copied().unwrap_or(0);
         if length == 0 || mine == 0 || !length.is_multiple_of(mine) {
             return Err(fault());
@@ -193,9 +193,9 @@ impl TensorSplit {
         let mut start = 0usize;
         let mut ranges: Vec<Range<usize>> = Vec::with_capacity(rule.units.len());
         for kind in rule.units {
-            let (all, kept) = self.kept(*kind);
+            let (all, size) = self.counts(*kind);
             let first = start + self.first(*kind, rank) * unit;
-            ranges.push(first..first + kept * unit);
+            ranges.push(first..first + size * unit);
             start += all * unit;
         }
         Ok(Some(Window {
@@ -206,7 +206,7 @@ impl TensorSplit {
     }
 
     /// The total number of a unit, and the number that a process keeps.
-    fn kept(&self, unit: Unit) -> (usize, usize) {
+    fn counts(&self, unit: Unit) -> (usize, usize) {
         match unit {
             Unit::Queries => (self.heads, self.heads()),
             Unit::Keys => (self.kv_heads, self.kv_heads()),
@@ -315,9 +315,9 @@ impl SplitPlan {
             let head_dim = config
                 .head_dim
                 .unwrap_or(config.hidden_size / config.num_attention_heads.max(1));
-            let found = split.heads() * head_dim;
+            let outputs = split.heads() * head_dim;
             let width = split.part_of("intermediate_size", config.intermediate_size)?;
-            check_cut("the outputs of a process's heads", found)?;
+            check_cut("the outputs of a process's heads", outputs)?;
             check_cut("a process's part of intermediate_size", width)?;
         }
         let mut tensors: Vec<PlannedTensor> = footprint
@@ -325,10 +325,11 @@ impl SplitPlan {
             .iter()
             .filter(|t| t.loaded_bytes > 0)
             .map(|t| {
-                let (all, kept) = match split.rule(&t.name).filter(|r| r.share != Share::Once) {
-                    Some(rule) => rule.units.iter().fold((0, 0), |(all, kept), unit| {
-                        let (a, k) = split.kept(*unit);
-                        (all + a as u64, kept + k as u64)
+                let (all, numerator) = match split.rule(&t.name).filter(|r| r.share != Share::Once)
+                {
+                    Some(rule) => rule.units.iter().fold((0, 0), |(all, numerator), unit| {
+                        let (a, k) = split.counts(*unit);
+                        (all + a as u64, numerator + k as u64)
                     }),
                     None => (1, 1),
                 };
@@ -337,7 +338,7 @@ impl SplitPlan {
                     share: split.share(&t.name),
                     part: t.part,
                     bytes_whole: t.loaded_bytes,
-                    bytes_per_process: (t.loaded_bytes / all.max(1)).saturating_mul(kept),
+                    bytes_per_process: (t.loaded_bytes / all.max(1)).saturating_mul(numerator),
                 }
             })
             .collect();
@@ -362,7 +363,7 @@ fn check_cut(what: &str, columns: usize) -> Result<()> {
     }
     Err(Error::new(
         ErrorKind::Unsupported,
-        format!("{what} are {columns} inputs, which are no whole groups of {LEAST_GROUP}"),
+        format!("{what} are {columns} inputs, which do not divide into groups of {LEAST_GROUP}"),
     ))
 }
 
@@ -377,8 +378,8 @@ mod tests {
                 "head_dim": 8}"#,
         )
         .unwrap();
-        let own: serde_json::Map<_, _> = serde_json::from_str(text).unwrap();
-        all.extend(own);
+        let fields: serde_json::Map<_, _> = serde_json::from_str(text).unwrap();
+        all.extend(fields);
         ModelConfig::from_map(all).unwrap()
     }
 
@@ -454,8 +455,8 @@ mod tests {
             ("down_proj_scales", vec![4, 64, 3], 2, 6),
         ] {
             let half = length / 2..length;
-            let found = window(&at(name), &part);
-            assert_eq!(found, Some((axis, length, vec![half])), "{name}");
+            let actual = window(&at(name), &part);
+            assert_eq!(actual, Some((axis, length, vec![half])), "{name}");
         }
         assert_eq!(window(&at("down_proj_bias"), &[4, 64]), None);
         assert_eq!(split.share(&at("down_proj_bias")), Share::Once);
@@ -481,7 +482,7 @@ mod tests {
 
     #[test]
     fn what_does_not_divide_is_named() {
-        let told = |text: &str, n| TensorSplit::new(&config(text), n).unwrap_err();
+        let refusal = |text: &str, n| TensorSplit::new(&config(text), n).unwrap_err();
         for (text, n, named) in [
             ("{}", 3, "num_attention_heads is 8"),
             ("{}", 0, "1 to"),
@@ -498,7 +499,7 @@ mod tests {
             ),
             (r#"{"model_type": "xlstm"}"#, 2, "xlstm"),
         ] {
-            let error = told(text, n);
+            let error = refusal(text, n);
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             assert!(error.message().contains(named), "{error}");
         }

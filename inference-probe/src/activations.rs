@@ -321,7 +321,7 @@ mod tests {
             Activations::read(&path)
                 .unwrap_err()
                 .to_string()
-                .contains("no .npy")
+                .contains("not an .npy")
         );
         let mut writer = Writer::begin(&path, [1, 2, 3]).unwrap();
         writer.push(&[[1.0f32; 3]; 2]).unwrap();

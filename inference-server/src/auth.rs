@@ -34,11 +34,11 @@ impl Access {
         }
     }
 
-    pub(crate) fn allows_key(&self, given: Option<&str>) -> bool {
+    pub(crate) fn allows_key(&self, presented: Option<&str>) -> bool {
         let Some(key) = &self.key else { return true };
         // A missing key is compared too, so that both refusals take the same time.
-        let same: bool = digest(given.unwrap_or_default()).ct_eq(key).into();
-        same && given.is_some()
+        let same: bool = digest(presented.unwrap_or_default()).ct_eq(key).into();
+        same && presented.is_some()
     }
 
     /// Waits after a wrong key. Callers wait one after another, so that guessing is slow.
@@ -58,8 +58,8 @@ impl Access {
             return true;
         }
         // A page that this server sent has the request's own host in its origin.
-        let own = origin.split_once("://").map(|(_, authority)| authority);
-        own.is_some() && own == host
+        let authority = origin.split_once("://").map(|(_, authority)| authority);
+        authority.is_some() && authority == host
     }
 }
 

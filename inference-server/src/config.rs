@@ -192,8 +192,7 @@ impl Config {
             }
             Some(key) if !key.bytes().all(|b| b.is_ascii_graphic()) => {
                 return invalid(
-                    "the API key has characters that a header cannot carry; use letters, digits and \
-                     signs of ASCII",
+                    "the API key has characters that are not allowed in a header; use printable ASCII characters",
                 );
             }
             None if !self.is_local() => {
@@ -210,7 +209,7 @@ impl Config {
                 .is_some_and(|(_, host)| !host.is_empty() && !host.contains('/'));
             if origin != "*" && !(bare && origin.bytes().all(|b| b.is_ascii_graphic())) {
                 return invalid(format!(
-                    "the origin {origin:?} is none; write scheme and host, such as https://chat.example"
+                    "the origin {origin:?} is not valid; write scheme and host, such as https://chat.example"
                 ));
             }
         }

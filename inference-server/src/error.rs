@@ -88,7 +88,7 @@ impl ApiError {
     }
 
     pub(crate) fn busy() -> Self {
-        let message = "the server has as many requests as it can queue; try again soon";
+        let message = "the queue is full; try again soon";
         let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
             .with_code("server_busy");
         error.retry_after = Some(1);
@@ -110,8 +110,7 @@ impl ApiError {
 
     pub(crate) fn context(prompt_tokens: usize, context: usize) -> Self {
         let mut error = Self::invalid(format!(
-            "the prompt has {prompt_tokens} tokens, and the context holds {context}, of which at least \
-             one is for the reply; shorten the prompt"
+            "the prompt has {prompt_tokens} tokens, and the context holds {context}, including at least one for the reply; shorten the prompt"
         ))
         .with_code("context_length_exceeded");
         error

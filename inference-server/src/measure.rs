@@ -31,7 +31,7 @@ pub(crate) enum Excess {
 impl std::fmt::Display for Excess {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Excess::Depth(n) => write!(f, "more than {n} objects and lists within each other"),
+            Excess::Depth(n) => write!(f, "more than {n} levels of objects and lists"),
             Excess::Containers(n) => write!(f, "more than {n} objects and lists"),
             Excess::Values(n) => write!(f, "more than {n} values"),
         }

@@ -105,7 +105,7 @@ impl Metrics {
         );
         r.register(
             "slow_readers",
-            "Replies given up since their reader was too far behind",
+            "Replies stopped because their reader was too far behind",
             self.slow_readers.clone(),
         );
         r.register(
@@ -116,7 +116,7 @@ impl Metrics {
         r.register("requests_queued", "Requests that wait", self.queued.clone());
         r.register_with_unit(
             "kv_reserved",
-            "Bytes of keys and values that running requests may come to have",
+            "Bytes of keys and values that running requests may need",
             Unit::Bytes,
             self.kv_reserved.clone(),
         );

@@ -34,7 +34,7 @@ pub(crate) async fn unknown(request: Request) -> ApiError {
     ApiError::new(
         StatusCode::NOT_FOUND,
         "invalid_request_error",
-        format!("there is no {path:?}; /openapi.json lists what there is"),
+        format!("there is no route {path:?}; /openapi.json lists the routes"),
     )
     .with_code("not_found")
 }
@@ -43,7 +43,10 @@ pub(crate) async fn wrong_method(request: Request) -> ApiError {
     ApiError::new(
         StatusCode::METHOD_NOT_ALLOWED,
         "invalid_request_error",
-        format!("the method {} is not for this path", request.method()),
+        format!(
+            "the method {} is not supported for this path",
+            request.method()
+        ),
     )
     .with_code("method_not_allowed")
 }
@@ -79,9 +82,9 @@ pub(crate) async fn observe(State(app): State<App>, request: Request, next: Next
     let matched = request.extensions().get::<MatchedPath>();
     let route = matched.map_or_else(|| String::from("none"), |path| path.as_str().to_owned());
     let family = Family::of(request.uri().path());
-    let given = request.headers().get(REQUEST_ID).cloned();
-    let given = given.filter(|id| id.len() <= 128 && id.to_str().is_ok());
-    let id = given.unwrap_or_else(|| {
+    let client_id = request.headers().get(REQUEST_ID).cloned();
+    let client_id = client_id.filter(|id| id.len() <= 128 && id.to_str().is_ok());
+    let id = client_id.unwrap_or_else(|| {
         let name = app.name("req-");
         HeaderValue::from_str(&name).unwrap_or(HeaderValue::from_static("req"))
     });
@@ -117,7 +120,7 @@ pub(crate) async fn check_source(State(app): State<App>, request: Request, next:
     };
     if !access.allows_host(host) {
         return forbidden(
-            "the header Host is not of this machine, and this server is for this machine alone",
+            "the header Host names another machine; this server accepts requests for this machine only",
         );
     }
     if let Some(origin) = request.headers().get(header::ORIGIN) {
@@ -126,7 +129,7 @@ pub(crate) async fn check_source(State(app): State<App>, request: Request, next:
             .is_ok_and(|origin| access.allows_origin(origin, host));
         if !allowed {
             return forbidden(
-                "web pages of this origin may not ask; the server's --allow-origin lists those that may",
+                "web pages of this origin are not allowed; add it with the server's --allow-origin",
             );
         }
     }

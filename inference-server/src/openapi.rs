@@ -5,12 +5,15 @@ use utoipa::openapi::{ContentBuilder, Info, ObjectBuilder, RefOr, ResponseBuilde
 /// Errors that every route may return.
 const OF_ALL: [(&str, &str); 2] = [
     ("401", "the API key is missing or wrong"),
-    ("403", "the request comes from a web page that may not ask"),
+    (
+        "403",
+        "the request comes from a web page whose origin is not allowed",
+    ),
 ];
 
 /// Errors that every route with a body may return.
 const OF_BODIES: [(&str, &str); 7] = [
-    ("400", "the request cannot be served as it is"),
+    ("400", "the request is not valid"),
     ("404", "the model is not served"),
     ("408", "the body took too long to arrive"),
     ("413", "the body is too large"),

@@ -55,14 +55,14 @@ pub(crate) async fn health(State(app): State<App>) -> Response {
     (status = 503, description = "the queue is full, or the server stops", body = Object)))]
 pub(crate) async fn ready(State(app): State<App>) -> Response {
     let engine = &app.engine;
-    let (held, most) = (engine.in_flight(), engine.capacity());
-    let ready = !engine.is_draining() && held < most && engine.health() == Health::Good;
+    let (in_flight, most) = (engine.in_flight(), engine.capacity());
+    let ready = !engine.is_draining() && in_flight < most && engine.health() == Health::Good;
     let status = if ready {
         StatusCode::OK
     } else {
         StatusCode::SERVICE_UNAVAILABLE
     };
-    let body = json!({"ready": ready, "requests": held, "places": most});
+    let body = json!({"ready": ready, "requests": in_flight, "places": most});
     (status, axum::Json(body)).into_response()
 }
 

@@ -23,7 +23,7 @@ struct Held {
     kilobytes: usize,
 }
 
-fn held() -> Held {
+fn resources() -> Held {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let field = |name: &str| -> usize {
         let line = status.lines().find(|l| l.starts_with(name)).unwrap();
@@ -287,14 +287,14 @@ fn nothing_of_hostile_clients_stays() {
     };
     // The first run allocates everything that is made at first use.
     run(Duration::from_secs(1));
-    let before = held();
+    let before = resources();
     run(Duration::from_secs(seconds));
     assert!(answered.load(Ordering::Relaxed) > 0, "nobody was served");
     eventually("files and threads are as before", || {
-        let now = held();
+        let now = resources();
         now.files <= before.files + 2 && now.threads <= before.threads + 6
     });
-    let after = held();
+    let after = resources();
     let grown = after.kilobytes.saturating_sub(before.kilobytes);
     assert!(grown < 64 << 10, "{before:?} became {after:?}");
     let reply = server

@@ -23,7 +23,7 @@ use crate::checkpoint::{
 use crate::divided::{self, OwnPart, loaded_bytes};
 use crate::engine::{Engine, Parts};
 use crate::error::engine;
-use crate::exec::{self, Prompts};
+use crate::exec::{self, PrefillInputs};
 use crate::generate::check_rewinds;
 use crate::loader::{Features, Weights, options_of_vindex};
 use crate::model::{EncoderModel, MlxModel};
@@ -133,11 +133,11 @@ impl Place {
     ///
     /// # Errors
     /// `Unsupported` when fast prefill is requested without the kernels.
-    pub(crate) fn prompts(
+    pub(crate) fn prefill_inputs(
         self,
         dtype: Dtype,
         precision: Option<Precision>,
-    ) -> Result<Option<Prompts>> {
+    ) -> Result<Option<PrefillInputs>> {
         let kernels = self.uses_kernels(dtype) && exec::enabled();
         match precision {
             Some(Precision::Fast) if !kernels => Err(Error::new(
@@ -145,12 +145,14 @@ impl Place {
                 "precision fast needs the CPU kernels: the backend cpu, the type float32, and \
                  MLX_CPU_KERNELS not off",
             )),
-            _ if !kernels => Ok(self.uses_kernels(dtype).then_some(Prompts::Float32)),
-            Some(Precision::Fast) => Ok(Some(Prompts::Int8)),
-            Some(_) => Ok(Some(Prompts::Float32)),
+            _ if !kernels => Ok(self.uses_kernels(dtype).then_some(PrefillInputs::Float32)),
+            Some(Precision::Fast) => Ok(Some(PrefillInputs::Int8)),
+            Some(_) => Ok(Some(PrefillInputs::Float32)),
             // 16-bit integers, as in decode, so that the result hardly depends on how many tokens
             // of the prompt are computed at a time.
-            None => Ok(Some(Prompts::from_environment().unwrap_or(Prompts::Int16))),
+            None => Ok(Some(
+                PrefillInputs::from_environment().unwrap_or(PrefillInputs::Int16),
+            )),
         }
     }
 
@@ -275,15 +277,15 @@ impl MlxBackend {
         }
         if let Some(draft) = &options.draft_model {
             // The draft model's cache is not quantized, because it and its heads are small.
-            let own = options.clone().with_kv_bits(None);
+            let plain = options.clone().with_kv_bits(None);
             // It is dense, because the plan refers to the main model's layers.
-            let own = (own.with_feed_forward(FeedForwardPlan::dense()))
+            let plain = (plain.with_feed_forward(FeedForwardPlan::dense()))
                 .with_vindex(None)
                 .with_walk_only(false)
                 .with_attention_sums(AttentionSums::Native);
             let draft = stream
                 // It is small, so each process has all of it.
-                .scope(|| load(draft, (&own, &FfnRouter::new()), self.0, None))
+                .scope(|| load(draft, (&plain, &FfnRouter::new()), self.0, None))
                 .map_err(|e| e.context("draft_model"))?;
             if !alike(&draft.text, &model.text)? {
                 return Err(Error::new(
@@ -322,7 +324,7 @@ pub(crate) fn open_routed(
     let Some(backend) = chosen else {
         return Err(Error::new(
             ErrorKind::UnknownBackend,
-            "this is about the backends metal, cuda and cpu, and the options name another",
+            "this needs the backend metal, cuda or cpu, but the options name another",
         ));
     };
     let engine = backend.engine(path, options, router)?;
@@ -402,17 +404,21 @@ pub(crate) fn open_weights(
 
 /// Sets the storage of weights by the options and the place. Returns the type of prefill inputs, if
 /// our kernels compute.
-fn hold(weights: &mut Weights, options: &LoadOptions, place: Place) -> Result<Option<Prompts>> {
-    let prompts = place.prompts(weights.dtype(), options.precision)?;
-    if let Some(prompts) = prompts {
-        weights.use_cpu(prompts);
+fn hold(
+    weights: &mut Weights,
+    options: &LoadOptions,
+    place: Place,
+) -> Result<Option<PrefillInputs>> {
+    let prefill_inputs = place.prefill_inputs(weights.dtype(), options.precision)?;
+    if let Some(prefill_inputs) = prefill_inputs {
+        weights.use_cpu(prefill_inputs);
     }
     if let Some(half) = place.kept_half(options.dtype) {
         weights.keep_half(half);
     }
     check_attention_sums(options, place)?;
     weights.set_attention_sums(options.attention_sums);
-    Ok(prompts)
+    Ok(prefill_inputs)
 }
 
 fn load(
@@ -421,7 +427,7 @@ fn load(
     place: Place,
     group: Option<Group>,
 ) -> Result<Parts> {
-    let (config, mut weights, text, (compute, features), own) = match locate(path)? {
+    let (config, mut weights, text, (compute, features), defaults) = match locate(path)? {
         ModelFiles::Directory(dir) => {
             let mut config = ModelConfig::from_file(&dir.join("config.json"))?;
             let checkpoint = SafetensorsCheckpoint::open(&dir)?;
@@ -498,7 +504,7 @@ fn load(
         ModelFiles::Directory(dir) => Some(dir),
         ModelFiles::Gguf(_) => None,
     };
-    let prompts = hold(&mut weights, options, place)?;
+    let prefill_inputs = hold(&mut weights, options, place)?;
     if place == Place::Cpu && options.kv_bits.is_some() {
         tracing::warn!(
             "kv_bits: attention over a packed cache runs outside the CPU kernels, on one core"
@@ -546,7 +552,7 @@ fn load(
         }
     }
 
-    let (mut eos, sampling) = own;
+    let (mut eos, sampling) = defaults;
     eos.extend(text.tokenizer().eos_ids());
     eos.sort_unstable();
     eos.dedup();
@@ -574,9 +580,9 @@ fn load(
     }
     .to_owned();
     info.compute_type = Some(compute);
-    info.prompts = prompts
+    info.prompts = prefill_inputs
         .zip(weights.quantization())
-        .map(|(prompts, (bits, _))| prompts.used_for(bits).to_owned());
+        .map(|(prefill_inputs, (bits, _))| prefill_inputs.used_for(bits).to_owned());
     info.has_chat_template = text.template().is_some();
     info.sampling = sampling;
 
@@ -650,8 +656,7 @@ pub(crate) fn check_attention_sums(options: &LoadOptions, place: Place) -> Resul
     Err(Error::new(
         ErrorKind::Unsupported,
         format!(
-            "attention_sums is {}, which MLX has on a CPU only; take backend `cpu`, or leave the \
-             option out",
+            "attention_sums is {}, which MLX supports on a CPU only; use backend `cpu`, or leave the option out",
             options.attention_sums
         ),
     ))
@@ -666,8 +671,7 @@ fn check_attends(options: &LoadOptions, architecture: &str) -> Result<()> {
         return Ok(());
     }
     let message = format!(
-        "attention_sums is about attention, which {architecture} does not have; leave the option \
-         out"
+        "attention_sums needs attention, which {architecture} does not have; leave the option out"
     );
     Err(Error::new(ErrorKind::Unsupported, message))
 }
@@ -685,8 +689,7 @@ pub fn check_keyless(options: &LoadOptions, architecture: &str) -> Result<()> {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
-                    "{option} bounds keys and values, of which {architecture} keeps none: its \
-                     state has the same size at every length; leave the option out"
+                    "{option} limits keys and values, but {architecture} has none: its state has the same size at every length; leave the option out"
                 ),
             ));
         }

@@ -62,9 +62,9 @@ impl OwnPart {
             Self::Tensors(member) => {
                 SplitPlan::new(config, footprint, member.split.processes())?.bytes_per_process
             }
-            Self::Layers(own) => {
-                let plan = PipelinePlan::new(config, footprint, own.split.processes())?;
-                plan.stages.get(own.rank).map_or(0, |stage| stage.bytes)
+            Self::Layers(stage) => {
+                let plan = PipelinePlan::new(config, footprint, stage.split.processes())?;
+                plan.stages.get(stage.rank).map_or(0, |stage| stage.bytes)
             }
         })
     }
@@ -73,7 +73,7 @@ impl OwnPart {
     pub fn choose(self, weights: &mut Weights) {
         match self {
             Self::Tensors(member) => weights.use_member(member),
-            Self::Layers(own) => weights.use_stage(own),
+            Self::Layers(stage) => weights.use_stage(stage),
         }
     }
 }
@@ -125,11 +125,11 @@ pub fn check_alike(group: Group, options: &LoadOptions, info: &ModelInfo) -> Res
         info.compute_type,
         info.prompts,
     );
-    let own = words(&text);
-    let all = Array::vector(&own)
-        .and_then(|own| group.all_gather(&own)?.to_vec::<i32>())
+    let mine = words(&text);
+    let all = Array::vector(&mine)
+        .and_then(|vector| group.all_gather(&vector)?.to_vec::<i32>())
         .map_err(engine("group"))?;
-    match first_unlike(&all, own.len()) {
+    match first_unlike(&all, mine.len()) {
         None => Ok(()),
         Some(rank) => Err(Error::new(
             ErrorKind::InvalidOption,

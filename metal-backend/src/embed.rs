@@ -76,13 +76,13 @@ pub fn embed(
                 decoder: decoder.as_ref(),
                 interrupt,
             };
-            run.packs(&texts, &mut |own, states, _| {
+            run.packs(&texts, &mut |members, states, _| {
                 let states = states.astype(Dtype::Float32)?.to_vec::<f32>()?;
                 let mut from = 0;
-                for &i in own {
+                for &i in members {
                     let to = from + texts[i].ids.len() * hidden;
-                    let own = states.get(from..to).unwrap_or_default();
-                    vectors[i] = pooled(own, hidden, pooling);
+                    let vector = states.get(from..to).unwrap_or_default();
+                    vectors[i] = pooled(vector, hidden, pooling);
                     from = to;
                 }
                 Ok(())
@@ -149,7 +149,7 @@ fn classified(
     let Some(encoder) = decoder.encoder() else {
         return Err(Error::new(
             ErrorKind::Unsupported,
-            "the network is no encoder",
+            "the network is not an encoder",
         ));
     };
     let mut scores = vec![0.0f32; texts.len()];
@@ -158,10 +158,10 @@ fn classified(
         decoder: decoder.as_ref(),
         interrupt,
     };
-    run.packs(&texts, &mut |own, states, lengths| {
-        let found = encoder.classify(states, lengths)?;
-        let found = found.astype(Dtype::Float32)?.to_vec::<f32>()?;
-        for (&i, score) in own.iter().zip(found) {
+    run.packs(&texts, &mut |members, states, lengths| {
+        let classes = encoder.classify(states, lengths)?;
+        let classes = classes.astype(Dtype::Float32)?.to_vec::<f32>()?;
+        for (&i, score) in members.iter().zip(classes) {
             scores[i] = score;
         }
         Ok(())
@@ -206,7 +206,8 @@ fn judged(
             let of = |logits: &[f32], id: u32| {
                 let logit = usize::try_from(id).ok().and_then(|id| logits.get(id));
                 logit.copied().ok_or_else(|| {
-                    let message = format!("LogitScore names the token {id}, which is none");
+                    let message =
+                        format!("LogitScore names the token {id}, which is not in the vocabulary");
                     Error::new(ErrorKind::InvalidModel, message)
                 })
             };
@@ -246,11 +247,11 @@ fn question(
         return Ok(pair.ids);
     }
     let info = sentence.info();
-    let own = info
+    let default_instruction = info
         .default_prompt
         .as_ref()
         .and_then(|name| info.prompts.get(name));
-    let system = options.instruction.as_ref().or(own);
+    let system = options.instruction.as_ref().or(default_instruction);
     let encoded = |document: &str| {
         let message = |role: &str, content: &str| json!({"role": role, "content": content});
         let mut messages: Vec<_> = system.map(|s| message("system", s)).into_iter().collect();
@@ -270,11 +271,11 @@ fn question(
         ));
     }
     // Tokens around the document are never truncated.
-    let mut own = text.tokenizer().encode_plain(document)?;
+    let mut document_ids = text.tokenizer().encode_plain(document)?;
     let mut over = ids.len() - most;
-    while own.len() > over {
-        own.truncate(own.len() - over);
-        let ids = encoded(&text.tokenizer().decode(&own)?)?;
+    while document_ids.len() > over {
+        document_ids.truncate(document_ids.len() - over);
+        let ids = encoded(&text.tokenizer().decode(&document_ids)?)?;
         match ids.len().checked_sub(most) {
             None | Some(0) => return Ok(ids),
             Some(more) => over = more,

@@ -118,7 +118,7 @@ impl Extractor {
         if let Some(name) = options.first_not_of(&["dtype", "precision"])? {
             return Err(Error::new(
                 ErrorKind::InvalidOption,
-                format!("{name} plays no role where a model's numbers are read; leave it out"),
+                format!("{name} has no effect when a model's numbers are read; leave it out"),
             ));
         }
         let place = Place::named_or_best(options.backend.as_deref());
@@ -207,7 +207,7 @@ impl Extractor {
         let part = from.decoder.feed_forward(at).map(FeedForward::trained);
         let mixes = matches!(part, Some(FeedForward::Mixture(_)));
         let features = features_of(part, layer, self.hidden_size())?;
-        let own = format!(".{layer}.");
+        let infix = format!(".{layer}.");
         let mut tensors = from.tensors.clone();
         tensors.retain(|tensor| {
             let feature = match tensor.part() {
@@ -215,7 +215,7 @@ impl Extractor {
                 Part::Experts => true,
                 _ => false,
             };
-            !feature && of_layer(tensor) && tensor.name.contains(&own)
+            !feature && of_layer(tensor) && tensor.name.contains(&infix)
         });
         Ok(ExtractedLayer { features, tensors })
     }
@@ -245,7 +245,7 @@ impl Extractor {
             return Err(Error::new(
                 ErrorKind::InvalidOption,
                 format!(
-                    "{} numbers are no states of {hidden} elements",
+                    "{} numbers are not a whole number of states of {hidden} elements",
                     states.len()
                 ),
             ));
@@ -260,8 +260,8 @@ impl Extractor {
             for part in states.chunks(STATES * hidden) {
                 interrupt.check()?;
                 let fused = self.greatest(part, k).map_err(engine("unembed"))?;
-                if let Some(found) = fused {
-                    all.extend(found);
+                if let Some(logits) = fused {
+                    all.extend(logits);
                     continue;
                 }
                 let rows = (LOGIT_BYTES / (4 * vocab.max(1))).clamp(16, 512);
@@ -283,19 +283,19 @@ impl Extractor {
 
     /// One product without all logits in memory; `None` if that is not supported.
     fn greatest(&self, states: &[f32], k: usize) -> mlx_rs_core::Result<Option<Vec<Greatest>>> {
-        let found = self
+        let greatest = self
             .ends
             .decoder
             .greatest_logits(&self.states(states)?, k)?;
-        found.map(|found| pairs(found, k)).transpose()
+        greatest.map(|greatest| pairs(greatest, k)).transpose()
     }
 
     fn greatest_of_all(&self, states: &[f32], k: usize) -> mlx_rs_core::Result<Vec<Greatest>> {
         let x = self.states(states)?;
         let logits = self.ends.decoder.unembed(&x)?.astype(Dtype::Float32)?;
         let logits = logits.reshape(&[-1, logits.dim(-1)?])?; // [states, vocab]
-        let found = exec::sampling::greatest_of_rows(&logits, k, self.place == Place::Cpu)?;
-        pairs(found, k)
+        let greatest = exec::sampling::greatest_of_rows(&logits, k, self.place == Place::Cpu)?;
+        pairs(greatest, k)
     }
 
     /// The contents of `config.json` (without its quantization) and of the tokenizer's files, each
@@ -315,10 +315,10 @@ impl Extractor {
         match locate(&self.path)? {
             ModelFiles::Gguf(file) => {
                 let files = tokenizer_files(&Gguf::open(&file)?, &Map::new())?;
-                let own = files
+                let file = files
                     .into_iter()
                     .find(|(name, _)| *name == "tokenizer.json");
-                Ok(own.map(|(_, json)| json).unwrap_or_default())
+                Ok(file.map(|(_, json)| json).unwrap_or_default())
             }
             ModelFiles::Directory(dir) => {
                 if let Some(path) = ModelDir::open(&dir)?.find("tokenizer.json")? {

@@ -49,7 +49,7 @@ impl GateScores {
         let hidden = self.vindex.about().hidden_size;
         if hidden == 0 || !states.len().is_multiple_of(hidden) {
             let message = format!(
-                "{} numbers are no states of {hidden} elements",
+                "{} numbers are not a whole number of states of {hidden} elements",
                 states.len()
             );
             return Err(Error::new(ErrorKind::InvalidOption, message));

@@ -109,7 +109,7 @@ impl MlxModel {
                 }
             }
         }
-        let lost = || Error::new(ErrorKind::Engine, "the request was lost");
+        let lost = || Error::new(ErrorKind::Engine, "the engine lost the request");
         Ok(results
             .into_iter()
             .map(|r| r.unwrap_or_else(|| BatchResult::failed(Vec::new(), lost())))
@@ -275,16 +275,16 @@ impl PromptCacheModel for MlxModel {
     }
 
     fn load_prompt_cache(&self, path: &Path) -> Result<Vec<u32>> {
-        let (kept, epoch) = self.kept(path)?;
-        let tokens = kept.tokens.ok_or_else(|| {
+        let (loaded, epoch) = self.read_prompt_cache(path)?;
+        let tokens = loaded.tokens.ok_or_else(|| {
             Error::new(
                 ErrorKind::Unsupported,
-                "the file does not say its tokens, as mlx-lm's do not; continue_prompt_cache goes on from it",
+                "the file has no tokens (mlx-lm's have none); use continue_prompt_cache",
             )
             .with_path(path)
         })?;
         let prefixes = self.engine.prefixes();
-        prefixes.put(epoch, tokens.clone(), kept.caches);
+        prefixes.put(epoch, tokens.clone(), loaded.caches);
         Ok(tokens)
     }
 
@@ -305,18 +305,18 @@ impl PromptCacheModel for MlxModel {
             Prompt::Text(text) => engine.text().tokenizer().encode(text, false)?,
             other => engine.encode_prompt(other)?,
         };
-        let (kept, epoch) = self.kept(path)?;
-        let generation = match kept.tokens {
+        let (loaded, epoch) = self.read_prompt_cache(path)?;
+        let generation = match loaded.tokens {
             Some(mut tokens) => {
                 // The file's caches were computed without edits.
                 let salt = salt(&options.prefill, None);
                 let prefixes = engine.prefixes();
-                prefixes.put_salted((epoch, salt.as_deref()), tokens.clone(), kept.caches);
+                prefixes.put_salted((epoch, salt.as_deref()), tokens.clone(), loaded.caches);
                 tokens.append(&mut more);
                 self.start(tokens, options)
             }
             None => {
-                let before = (kept.caches, epoch);
+                let before = (loaded.caches, epoch);
                 Generation::continuing(Arc::clone(engine), before, more, options)
             }
         };
@@ -326,11 +326,11 @@ impl PromptCacheModel for MlxModel {
 
 impl MlxModel {
     /// The content of a file, and the adapter epoch in which it is read.
-    fn kept(&self, path: &Path) -> Result<(cache::file::Kept, u64)> {
+    fn read_prompt_cache(&self, path: &Path) -> Result<(cache::file::Kept, u64)> {
         let engine = &self.engine;
         let decoder = engine.decoder()?;
         let (identity, epoch) = engine.identity();
-        let kept = engine.scope(|| {
+        let loaded = engine.scope(|| {
             let empty = || decoder.new_caches(engine.cache_options());
             cache::file::load(path, &identity, empty(), &mut || {
                 let mut caches = empty();
@@ -341,10 +341,10 @@ impl MlxModel {
                 Ok(caches)
             })
         })?;
-        if let Some(tokens) = &kept.tokens {
+        if let Some(tokens) = &loaded.tokens {
             engine.check_prompt(tokens)?;
         }
-        Ok((kept, epoch))
+        Ok((loaded, epoch))
     }
 }
 

@@ -185,7 +185,7 @@ impl ModelReport {
                 cache_per_token: cache.per_token(),
                 available,
                 state,
-                room_for_tokens: left.map(|bytes| cache.room(bytes).min(most)),
+                room_for_tokens: left.map(|bytes| cache.max_tokens(bytes).min(most)),
             },
             blocks,
         })
@@ -287,17 +287,17 @@ impl CacheCost {
     }
 
     /// Tokens that fit into `bytes`; [`u64::MAX`] if any number fits.
-    fn room(self, bytes: u64) -> u64 {
+    fn max_tokens(self, bytes: u64) -> u64 {
         let fit = |each: u64| bytes.checked_div(each).unwrap_or(u64::MAX);
         let plain = fit(self.plain);
-        let room = match self.packed {
+        let tokens = match self.packed {
             Some((each, start)) if plain >= start => fit(each),
             _ => plain,
         };
         match self.bound {
             // The oldest tokens are dropped.
-            Some(bound) if room >= bound => u64::MAX,
-            _ => room,
+            Some(bound) if tokens >= bound => u64::MAX,
+            _ => tokens,
         }
     }
 }
@@ -335,23 +335,23 @@ mod tests {
     fn packed_and_bounded_caches_have_more_room() {
         let cost = |options: &LoadOptions| CacheCost::new(options, 1024, 4, 64).unwrap();
         let plain = cost(&LoadOptions::new());
-        assert_eq!((plain.per_token(), plain.room(40_960)), (4096, 10));
+        assert_eq!((plain.per_token(), plain.max_tokens(40_960)), (4096, 10));
         let mut options = LoadOptions::new();
         options.kv_bits = Some(4);
         options.kv_group_size = 32;
         options.quantized_kv_start = 0;
         // 4 bits per number, and two float32 per 32 numbers.
         let packed = cost(&options);
-        assert_eq!((packed.per_token(), packed.room(40_960)), (768, 53));
+        assert_eq!((packed.per_token(), packed.max_tokens(40_960)), (768, 53));
         // 20 unquantized tokens must fit before any is quantized.
         options.quantized_kv_start = 20;
-        assert_eq!(cost(&options).room(40_960), 10);
+        assert_eq!(cost(&options).max_tokens(40_960), 10);
         options.quantized_kv_start = 10;
-        assert_eq!(cost(&options).room(40_960), 53);
+        assert_eq!(cost(&options).max_tokens(40_960), 53);
         let mut options = LoadOptions::new();
         options.context_len = Some(8);
-        assert_eq!(cost(&options).room(40_960), u64::MAX);
-        assert_eq!(cost(&options).room(7 * 4096), 7);
+        assert_eq!(cost(&options).max_tokens(40_960), u64::MAX);
+        assert_eq!(cost(&options).max_tokens(7 * 4096), 7);
         options.context_len = None;
         options.kv_bits = Some(4);
         options.kv_group_size = 128;

@@ -85,9 +85,9 @@ impl Sentence {
         weights: &Weights,
         is_encoder: bool,
     ) -> Result<Self> {
-        let own = SentenceConfig::from_dir(dir)?;
+        let settings = SentenceConfig::from_dir(dir)?;
         let mut sentence = Self::plain(config.hidden_size);
-        for module in &own.dense {
+        for module in &settings.dense {
             let width = sentence.info.dimensions;
             if module.inputs != width {
                 return Err(Error::new(
@@ -103,18 +103,20 @@ impl Sentence {
             sentence.dense.push(dense(module, config, weights)?);
         }
         let info = &mut sentence.info;
-        if let Some(pooling) = own.pooling {
+        if let Some(pooling) = settings.pooling {
             info.pooling = pooling.parse()?;
         }
-        info.normalize = own.normalize.unwrap_or(true);
+        info.normalize = settings.normalize.unwrap_or(true);
         // In a decoder that is not trained for embeddings, this limit concerns conversations.
-        let bounds = is_encoder || own.normalize.is_some();
-        info.max_length = own.max_length.or(own.tokenizer_length.filter(|_| bounds));
-        info.prompts = own.prompts;
-        info.default_prompt = own.default_prompt;
-        sentence.include_prompt = own.include_prompt;
-        sentence.lower_case = own.lower_case;
-        sentence.scorer = own.logit_score.map(Scorer::Words);
+        let bounds = is_encoder || settings.normalize.is_some();
+        info.max_length = settings
+            .max_length
+            .or(settings.tokenizer_length.filter(|_| bounds));
+        info.prompts = settings.prompts;
+        info.default_prompt = settings.default_prompt;
+        sentence.include_prompt = settings.include_prompt;
+        sentence.lower_case = settings.lower_case;
+        sentence.scorer = settings.logit_score.map(Scorer::Words);
         Ok(sentence)
     }
 
@@ -169,7 +171,7 @@ impl Sentence {
         options.validate(&self.info)?;
         let most = self.most(options.max_length);
         match prompt {
-            Prompt::Text(own) => {
+            Prompt::Text(string) => {
                 let prefix = self.info.prefix(&options.prompt).unwrap_or_default();
                 if !prefix.is_empty() && !self.include_prompt {
                     return Err(Error::new(
@@ -178,11 +180,11 @@ impl Sentence {
                          supported; use no prompt",
                     ));
                 }
-                let own = match self.lower_case {
-                    true => own.to_lowercase(),
-                    false => own.clone(),
+                let string = match self.lower_case {
+                    true => string.to_lowercase(),
+                    false => string.clone(),
                 };
-                text.encode_bounded(&format!("{prefix}{own}"), most, options.truncate)
+                text.encode_bounded(&format!("{prefix}{string}"), most, options.truncate)
             }
             Prompt::Tokens(ids) => match most {
                 Some(most) if ids.len() > most && options.truncate => Ok(ids[..most].to_vec()),
@@ -246,10 +248,10 @@ impl Sentence {
 fn dense(module: &DenseModule, config: &ModelConfig, weights: &Weights) -> Result<Dense> {
     let size = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
     let checkpoint = SafetensorsCheckpoint::open(&module.path)?;
-    let mut own = weights.beside(checkpoint, &module.path, config);
+    let mut module_weights = weights.beside(checkpoint, &module.path, config);
     let (inputs, outputs) = (size(module.inputs), size(module.outputs));
-    let linear = own.linear("linear", inputs, outputs, module.bias)?;
-    own.finish()?;
+    let linear = module_weights.linear("linear", inputs, outputs, module.bias)?;
+    module_weights.finish()?;
     Ok(Dense {
         linear,
         activation: module.activation,
@@ -329,10 +331,10 @@ mod tests {
     fn vectors_are_cut_before_they_are_scaled() {
         let sentence = Sentence::plain(3);
         let options = EmbedOptions::new().with_dimensions(2);
-        let found = sentence.finish(vec![vec![3.0, 4.0, 12.0], vec![0.0; 3]], &options);
-        assert_eq!(found.unwrap(), [[0.6, 0.8], [0.0, 0.0]]);
+        let vectors = sentence.finish(vec![vec![3.0, 4.0, 12.0], vec![0.0; 3]], &options);
+        assert_eq!(vectors.unwrap(), [[0.6, 0.8], [0.0, 0.0]]);
         let options = options.with_normalize(false);
-        let found = sentence.finish(vec![vec![3.0, 4.0, 12.0]], &options);
-        assert_eq!(found.unwrap(), [[3.0, 4.0]]);
+        let vectors = sentence.finish(vec![vec![3.0, 4.0, 12.0]], &options);
+        assert_eq!(vectors.unwrap(), [[3.0, 4.0]]);
     }
 }

@@ -78,7 +78,7 @@ impl RequestEdits {
         let mut captured = 0usize;
         for (at, edit) in steering.edits().iter().enumerate() {
             let layers = (0..shape.layers.len()).filter(|&layer| edit.layers.has(layer));
-            let own: BTreeSet<Site> = layers.map(|layer| (layer, edit.hook)).collect();
+            let edit_sites: BTreeSet<Site> = layers.map(|layer| (layer, edit.hook)).collect();
             let mut states = BTreeMap::new();
             if let EditOperation::Patch {
                 prompt: source,
@@ -88,8 +88,8 @@ impl RequestEdits {
                 let tokens = engine.encode_prompt(source)?;
                 engine.check_prompt(&tokens)?;
                 check_source(at, edit, from.as_deref(), tokens.len())?;
-                let found = capture((engine, decoder), &tokens, own.clone(), interrupt)?;
-                for ((layer, _), x) in found {
+                let by_site = capture((engine, decoder), &tokens, edit_sites.clone(), interrupt)?;
+                for ((layer, _), x) in by_site {
                     captured = captured.saturating_add(x.size());
                     states.insert(layer, x);
                 }
@@ -104,7 +104,7 @@ impl RequestEdits {
                     ));
                 }
             }
-            let unit_width = own.iter().filter_map(|&(layer, hook)| {
+            let unit_width = edit_sites.iter().filter_map(|&(layer, hook)| {
                 let width = match hook {
                     Hook::Heads => shape.layers.get(layer)?.heads?.1,
                     _ => 1,
@@ -112,7 +112,7 @@ impl RequestEdits {
                 Some((layer, width))
             });
             let unit_width = unit_width.collect();
-            sites.extend(own);
+            sites.extend(edit_sites);
             edits.push(Prepared {
                 edit: edit.clone(),
                 states,
@@ -185,9 +185,9 @@ impl Prepared {
         for (position, source) in positions.iter().zip(&mut sources) {
             let mut edited = position.is_some_and(|n| self.edit.positions.has(n, prompt));
             if let (true, true, Some(n)) = (edited, patches, *position) {
-                let found = self.source(n, length);
-                *source = found.and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
-                edited = found.is_some();
+                let source_row = self.source(n, length);
+                *source = source_row.and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
+                edited = source_row.is_some();
             }
             chosen.push(edited);
         }
@@ -232,8 +232,8 @@ impl Prepared {
         let unit = self.unit(layer);
         let mut all = vec![0.0f32; usize::try_from(width).unwrap_or(0)];
         for (numbers, &n) in vector.chunks(unit).zip(units) {
-            if let Some(own) = all.get_mut(n * unit..(n + 1) * unit) {
-                own.copy_from_slice(numbers);
+            if let Some(values) = all.get_mut(n * unit..(n + 1) * unit) {
+                values.copy_from_slice(numbers);
             }
         }
         Array::from_slice(&all, &[1, 1, width])
@@ -273,8 +273,8 @@ pub fn edits_of(
     prompt: usize,
     interrupt: &Interrupt,
 ) -> Result<Option<Edits>> {
-    let own = steering.map(|steering| RequestEdits::new(of, steering, prompt, interrupt));
-    Ok(Edits::of(vec![own.transpose()?]))
+    let edits = steering.map(|steering| RequestEdits::new(of, steering, prompt, interrupt));
+    Ok(Edits::of(vec![edits.transpose()?]))
 }
 
 /// The edits as the hook of a pass, if there are any.
@@ -337,7 +337,7 @@ impl StateHook for Edits {
 /// A hook that stores the states of some places.
 struct Capture {
     sites: BTreeSet<Site>,
-    found: BTreeMap<Site, Vec<Array>>,
+    captured: BTreeMap<Site, Vec<Array>>,
 }
 
 impl StateHook for Capture {
@@ -352,7 +352,10 @@ impl StateHook for Capture {
         x: &Array,
         _: &[Place],
     ) -> mlx_rs_core::Result<Array> {
-        self.found.entry((layer, hook)).or_default().push(x.clone());
+        self.captured
+            .entry((layer, hook))
+            .or_default()
+            .push(x.clone());
         Ok(x.clone())
     }
 }
@@ -371,25 +374,25 @@ pub fn capture(
     let mut caches = decoder.new_caches(&whole()).for_sequence(tokens.len());
     let mut capture = Capture {
         sites,
-        found: BTreeMap::new(),
+        captured: BTreeMap::new(),
     };
     for part in tokens.chunks(STEP) {
         engine.check_open()?;
         interrupt.check()?;
         run(decoder, part, &mut caches, &mut capture)
             .and_then(|out| {
-                let last = capture.found.values().filter_map(|parts| parts.last());
+                let last = capture.captured.values().filter_map(|parts| parts.last());
                 eval(last.chain([&out]))
             })
             .map_err(&fault)?;
     }
-    let whole = |(site, parts): (Site, Vec<Array>)| {
+    let joined = |(site, parts): (Site, Vec<Array>)| {
         let x = concatenate(&parts.iter().collect::<Vec<_>>(), 1)?.astype(Dtype::Float32)?;
         eval([&x])?;
         Ok((site, x))
     };
-    let found: mlx_rs_core::Result<_> = capture.found.into_iter().map(whole).collect();
-    found.map_err(fault)
+    let captured: mlx_rs_core::Result<_> = capture.captured.into_iter().map(joined).collect();
+    captured.map_err(fault)
 }
 
 /// Positions per pass of a capture.

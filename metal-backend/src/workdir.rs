@@ -115,9 +115,9 @@ mod tests {
     fn a_file_that_cannot_be_written_is_named_once() {
         let dir = tempfile::tempdir().unwrap();
         let error = replace(&dir.path().join("absent/file"), b"x").unwrap_err();
-        let told = format!("{error:#}");
-        assert!(told.starts_with("cannot write the file"), "{told}");
-        assert_eq!(told.matches("absent/file").count(), 1, "{told}");
+        let message = format!("{error:#}");
+        assert!(message.starts_with("cannot write the file"), "{message}");
+        assert_eq!(message.matches("absent/file").count(), 1, "{message}");
     }
 
     #[test]

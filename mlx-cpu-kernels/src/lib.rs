@@ -7,7 +7,7 @@
 //! | `gemm`, `attention`, `recurrence`, `sampling` | the operations, each a [`Work`] |
 //! | `simd` | kernels by instruction set, and the functions that choose among them |
 //! | `layout` | packed matrices, input panels, tiles: types without arithmetic |
-//! | `pool`, `partition`, `isa`, `prompts`, `work` | threads, parallel loops, instruction sets, inputs |
+//! | `pool`, `partition`, `isa`, `prefill_inputs`, `work` | threads, loops, ISA, inputs |
 //!
 //! Each module uses only those below it in the table, which `tests/layering.rs` checks.
 //!
@@ -28,7 +28,7 @@ mod partition;
 mod pool;
 #[cfg(test)]
 mod pool_tests;
-mod prompts;
+mod prefill_inputs;
 mod recurrence;
 mod sampling;
 mod simd;
@@ -60,7 +60,7 @@ pub use layout::table::Table;
 pub use layout::tile::LANES;
 pub use once::Once;
 pub use pool::{drop_payload, with_barrier_hook};
-pub use prompts::Prompts;
+pub use prefill_inputs::PrefillInputs;
 pub use recurrence::matrix_memory::{MatrixMemory, MemoryRule};
 pub use sampling::sample::{
     CountPenalties, DrawParams, Pick, RepetitionPenalty, Sample, SampleParams,

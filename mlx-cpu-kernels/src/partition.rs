@@ -84,7 +84,7 @@ impl<T> SharedOutput<T> {
             step,
             rows,
             width,
-            own: PhantomData,
+            marker: PhantomData,
         }
     }
 
@@ -106,7 +106,7 @@ pub(crate) struct OutputBlock<'a, T = f32> {
     step: usize,
     rows: usize,
     width: usize,
-    own: PhantomData<&'a mut [T]>,
+    marker: PhantomData<&'a mut [T]>,
 }
 
 impl<'a, T> OutputBlock<'a, T> {
@@ -118,7 +118,7 @@ impl<'a, T> OutputBlock<'a, T> {
             step: width,
             rows,
             width,
-            own: PhantomData,
+            marker: PhantomData,
         }
     }
 

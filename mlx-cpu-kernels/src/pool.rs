@@ -110,13 +110,13 @@ pub(crate) fn pool() -> &'static Pool {
 
 impl Pool {
     pub(crate) fn start(threads: usize) -> Self {
-        let own = |_| PartCounter(AtomicUsize::new(0));
+        let counter = |_| PartCounter(AtomicUsize::new(0));
         let shared = Arc::new(Shared {
             job: Mutex::new(None),
             wake: Condvar::new(),
             generation: AtomicUsize::new(0),
             asleep: AtomicUsize::new(0),
-            next: (0..threads.max(1)).map(own).collect(),
+            next: (0..threads.max(1)).map(counter).collect(),
             active: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
@@ -155,7 +155,7 @@ impl Pool {
 
     /// Runs `run` for each of `0..parts`, spread over the threads; see [`Self::run_iter`].
     pub(crate) fn run(&self, parts: usize, run: &(dyn Fn(usize) + Sync)) {
-        self.run_iter(parts, &|own| own.for_each(run));
+        self.run_iter(parts, &|indices| indices.for_each(run));
     }
 
     /// Calls `run` on each thread with an iterator over its parts, mostly adjacent; together they
@@ -174,9 +174,9 @@ impl Pool {
         let run: &'static Run<'static> = unsafe { std::mem::transmute(run) };
         let hook = BARRIER_HOOK.get();
         let job = Job { run, parts, hook };
-        for (own, next) in shared.next.iter().enumerate() {
+        for (place, next) in shared.next.iter().enumerate() {
             next.0
-                .store(shared.first_part(parts, own), Ordering::Relaxed);
+                .store(shared.first_part(parts, place), Ordering::Relaxed);
         }
         shared.failed.store(false, Ordering::Relaxed);
         let asleep = {
@@ -227,8 +227,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Shared {
     /// The first part of a thread. Each thread has an equal number of adjacent parts, so that it
     /// reads contiguous memory.
-    fn first_part(&self, parts: usize, own: usize) -> usize {
-        parts * own / self.next.len().max(1)
+    fn first_part(&self, parts: usize, place: usize) -> usize {
+        parts * place / self.next.len().max(1)
     }
 }
 
@@ -262,14 +262,14 @@ impl Iterator for Parts<'_> {
 fn take_parts(shared: &Shared, job: Job, me: usize) {
     // SAFETY: the caller is the job's owner or is counted in `active`, so the closures are alive.
     let run = unsafe { &*job.run };
-    let mut own = Parts {
+    let mut indices = Parts {
         shared,
         parts: job.parts,
         of: me,
         before: 0,
     };
     let all = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        run(&mut own);
+        run(&mut indices);
         if let Some(hook) = job.hook {
             // SAFETY: as above.
             unsafe { (*hook)(me) };

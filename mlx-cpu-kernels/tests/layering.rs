@@ -18,7 +18,7 @@ const ORDER: &[&str] = &[
     "pool_tests",
     "partition",
     "isa",
-    "prompts",
+    "prefill_inputs",
     "work",
     "layout",
     "layout::tile",

@@ -33,16 +33,16 @@ fn root() -> PathBuf {
 }
 
 /// The sources and manifests below a folder.
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+fn sources(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();
         if path.is_dir() {
             if !FOREIGN.contains(&name) && !name.starts_with('.') {
-                sources(&path, found);
+                sources(&path, files);
             }
         } else if name.ends_with(".rs") || name == "Cargo.toml" {
-            found.push(path);
+            files.push(path);
         }
     }
 }
@@ -77,7 +77,7 @@ fn what_is_not_compiled_here_is_known() {
     let root = root();
     let mut files = Vec::new();
     sources(&root, &mut files);
-    let mut found = BTreeSet::new();
+    let mut actual = BTreeSet::new();
     for path in files {
         let file = path.strip_prefix(&root).unwrap().to_str().unwrap();
         let file = file.replace('\\', "/");
@@ -87,23 +87,23 @@ fn what_is_not_compiled_here_is_known() {
         let text = fs::read_to_string(&path).unwrap();
         for condition in conditions(&text) {
             if !holds(&condition, &|key, value| plain(&file, key, value)) {
-                found.insert((file.clone(), condition.to_string()));
+                actual.insert((file.clone(), condition.to_string()));
             }
         }
     }
     let known: BTreeSet<(String, String)> = (ELSEWHERE.iter())
         .flat_map(|(condition, _, files)| {
-            let own = |file: &&str| ((*file).to_owned(), (*condition).to_owned());
-            files.iter().map(own).collect::<Vec<_>>()
+            let pair = |file: &&str| ((*file).to_owned(), (*condition).to_owned());
+            files.iter().map(pair).collect::<Vec<_>>()
         })
         .collect();
     let line = |(file, condition): &(String, String)| format!("{file}: {condition}\n");
-    let missing: String = found.difference(&known).map(line).collect();
+    let missing: String = actual.difference(&known).map(line).collect();
     assert!(
         missing.is_empty(),
         "a build on Linux x86-64 lacks these; `ELSEWHERE` must say what compiles them:\n{missing}"
     );
-    let gone: String = known.difference(&found).map(line).collect();
+    let gone: String = known.difference(&actual).map(line).collect();
     assert!(
         gone.is_empty(),
         "the sources have these of `ELSEWHERE` no more:\n{gone}"

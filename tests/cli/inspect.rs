@@ -259,7 +259,7 @@ fn flags_count_also_without_loading() {
     let run = mlx(&["inspect", "--no-load", "--ctx-size", "9", &xlstm]);
     let stderr = String::from_utf8_lossy(&run.stderr);
     assert!(
-        !run.status.success() && stderr.contains("keeps none"),
+        !run.status.success() && stderr.contains("has none"),
         "{stderr}"
     );
 }
@@ -302,7 +302,7 @@ fn attention_in_double_precision_changes_roundings_and_needs_a_cpu() {
         assert!(stderr.contains(message), "{stderr}");
     };
     let gpu = ["--backend", "cuda", "--attention-sums", "float64"];
-    refused(&gpu, 1, "take backend `cpu`");
+    refused(&gpu, 1, "use backend `cpu`");
     refused(
         &["--attention-sums", "float16"],
         2,

@@ -9,12 +9,12 @@ mod infer;
 mod inspect;
 #[path = "../common/layering.rs"]
 mod layering;
+mod layers;
 mod presets;
 mod probe;
 #[path = "../common/program.rs"]
 mod program;
 mod python_habits;
-mod rooms;
 mod screen;
 mod steer;
 #[path = "../common/terminal.rs"]

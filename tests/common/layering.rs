@@ -78,13 +78,13 @@ fn place(order: &[&str], module: &str) -> Option<usize> {
     if let Some(position) = order.iter().position(|o| *o == module) {
         return Some(position);
     }
-    let mut room = module;
+    let mut parent = module;
     loop {
-        let pattern = format!("{room}::*");
+        let pattern = format!("{parent}::*");
         if let Some(at) = order.iter().position(|o| *o == pattern) {
             return Some(at);
         }
-        (room, _) = room.rsplit_once("::")?;
+        (parent, _) = parent.rsplit_once("::")?;
     }
 }
 
@@ -106,13 +106,13 @@ pub fn upward(order: &[&str], modules: &BTreeMap<String, String>) -> Vec<String>
                 };
                 used = shorter;
             }
-            let own_room = module
+            let own_layer = module
                 .strip_prefix(used)
                 .is_some_and(|r| r.starts_with("::"));
             let others = modules.contains_key(used) && used != module;
             // A path to a function's module may pass through a `mod.rs` that only declares
             // children.
-            if others && !own_room && place(order, used).is_some_and(|used| used > position) {
+            if others && !own_layer && place(order, used).is_some_and(|used| used > position) {
                 faults.push(format!("{module} uses {path}, which stands above it"));
             }
         }

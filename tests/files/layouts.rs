@@ -443,7 +443,7 @@ fn xlstm_with_other_blocks_than_it_says_is_refused() {
         ),
         (
             |c: &mut Checkpoint| c.config["inference_state_dtype"] = json!("bfloat16"),
-            "the state is kept in float32",
+            "only float32 is supported for the state",
         ),
         (
             |c: &mut Checkpoint| c.config["inference_state_dtype"] = json!(16),

@@ -477,7 +477,7 @@ fn requests_edit_the_model_where_they_may() {
         (
             json!({"edits": [{"layers": 0, "hook": "resid_pre", "op": "add",
                               "vector": {"file": "/etc/passwd"}}]}),
-            "no files are read",
+            "cannot be read here",
         ),
         (
             json!({"edits": [{"layers": 0, "hook": "resid_pre", "op": "patch",

@@ -279,7 +279,7 @@ fn what_was_learned_is_said() {
     assert_eq!(made["fused_tensors"], 4);
     let output = mlx("fuse", &args);
     assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("there already"));
+    assert!(stderr(&output).contains("exists already"));
     let loss = judged(&["--model", fused])["loss"].as_f64().unwrap();
     assert!((loss - with["loss"].as_f64().unwrap()).abs() < 1e-4);
     assert_eq!(say(&["--model", fused]).trim(), "ahoy");

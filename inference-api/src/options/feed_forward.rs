@@ -66,7 +66,7 @@ impl FeedForwardStrategy {
                 "{self} leaves no feature; it must be at least 1, or attention-only",
             )),
             Self::Gain(gain) if !gain.is_finite() => {
-                invalid(format!("gain:{gain} is no finite factor"))
+                invalid(format!("gain:{gain} is not a finite factor"))
             }
             _ => Ok(()),
         }
@@ -109,7 +109,7 @@ impl FromStr for FeedForwardStrategy {
             },
             ("sparse" | "gain", None) => {
                 return invalid(format!(
-                    "`{text}` needs a number behind a colon; the strategies are {KNOWN}"
+                    "`{text}` needs a colon and a number; the strategies are {KNOWN}"
                 ));
             }
             _ => {
@@ -300,7 +300,7 @@ impl FromStr for FeedForwardPlan {
             let number = |n: &str| match n.trim().parse::<usize>() {
                 Ok(n) => Ok(n),
                 Err(_) => invalid(format!(
-                    "`{layers}` is no layer and no range such as 0-11 or 12-"
+                    "`{layers}` is neither a layer nor a range such as 0-11 or 12-"
                 )),
             };
             let (first, last) = match layers.split_once('-') {
@@ -371,19 +371,19 @@ mod tests {
             ("sparse:2,7=dense", "overlap"),
             ("5-=dense,9=dense", "5- and 9 overlap"),
             ("4-2=dense", "ends before it begins"),
-            ("a=dense", "`a` is no layer"),
-            ("-3=dense", "no layer"),
-            ("1-2-3=dense", "no layer"),
+            ("a=dense", "`a` is neither a layer"),
+            ("-3=dense", "neither a layer"),
+            ("1-2-3=dense", "neither a layer"),
             ("0=", "not one of dense"),
             ("0=nothing", "`nothing` is not one of dense, sparse:K"),
-            ("sparse", "needs a number"),
+            ("sparse", "needs a colon and a number"),
             ("sparse:-1", "needs a number of features"),
             ("sparse:0", "at least 1"),
             ("walk:0", "walk:0 leaves no feature"),
             ("walk:many", "needs a number of features"),
             ("gain:x", "needs a factor"),
-            ("gain:inf", "no finite factor"),
-            ("gain:NaN", "no finite factor"),
+            ("gain:inf", "not a finite factor"),
+            ("gain:NaN", "not a finite factor"),
             ("dense:3", "not one of"),
             ("dense,", "not one of"),
         ] {

@@ -223,8 +223,7 @@ impl ConstraintOptions {
     pub(super) fn validate(&self) -> Result<()> {
         if let Some((id, bias)) = self.logit_bias.iter().find(|(_, b)| !b.is_finite()) {
             return invalid(format!(
-                "logit_bias of token {id} is {bias}; it must be a number (banned_tokens forbids \
-                 one)"
+                "logit_bias of token {id} is {bias}; it must be a number (to forbid a token, use banned_tokens)"
             ));
         }
         match &self.grammar {
@@ -270,7 +269,7 @@ impl StopOptions {
     pub(super) fn validate(&self) -> Result<()> {
         if let Some(i) = self.stop_strings.iter().position(String::is_empty) {
             return invalid(format!(
-                "stop_strings[{i}] is \"\"; a stop string must not be empty, it would stop at once"
+                "stop_strings[{i}] is \"\"; a stop string must not be empty, because it would stop at once"
             ));
         }
         Ok(())
@@ -305,7 +304,7 @@ impl OutputOptions {
     pub(super) fn validate(&self) -> Result<()> {
         match self.logprobs {
             Some(n) if n > MAX_LOGPROBS => invalid(format!(
-                "logprobs is {n}; at most {MAX_LOGPROBS} alternatives come with a token"
+                "logprobs is {n}; at most {MAX_LOGPROBS} alternatives per token are allowed"
             )),
             _ => Ok(()),
         }

@@ -340,8 +340,7 @@ impl LoadOptions {
         }
         if self.kv_bits.is_some() && self.context_len.is_some() {
             return invalid(String::from(
-                "kv_bits and context_len do not go together: a bounded cache is not packed (nor is it by \
-                 mlx-lm); leave one of them out",
+                "kv_bits and context_len do not go together: a bounded cache cannot be packed, as in mlx-lm; leave one of them out",
             ));
         }
         if self.kv_bits.is_some() && self.attention_sums != AttentionSums::Native {
@@ -365,7 +364,7 @@ impl LoadOptions {
         }
         if self.walk_only && self.vindex.is_none() {
             return invalid(String::from(
-                "walk_only is about layers that walk, which vindex and feed_forward name",
+                "walk_only needs layers that walk; set vindex and feed_forward",
             ));
         }
         match (&self.vindex, self.feed_forward.walks()) {

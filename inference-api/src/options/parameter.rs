@@ -184,7 +184,7 @@ impl Parameter {
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         let name = name.to_ascii_lowercase().replace('-', "_");
-        Self::all().find(|p| p.names().any(|own| own == name))
+        Self::all().find(|p| p.names().any(|alias| alias == name))
     }
 
     /// The field's name.
@@ -309,8 +309,8 @@ impl ParameterValues {
             ("min_p", real(model.min_p)),
             ("repeat_penalty", real(model.repeat_penalty)),
         ];
-        let given = values.into_iter().filter_map(|(n, v)| Some((n, v?)));
-        Self(given.collect())
+        let set = values.into_iter().filter_map(|(n, v)| Some((n, v?)));
+        Self(set.collect())
     }
 
     /// Puts a value in place of an earlier one, if any. [`ParameterValues::apply`] checks it.
@@ -330,8 +330,8 @@ impl ParameterValues {
                 names.join(", ")
             ));
         };
-        let whole = value.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&value);
-        let value = match parameter.is_count() && whole {
+        let is_integer = value.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&value);
+        let value = match parameter.is_count() && is_integer {
             true => ParameterValue::Count(value as usize),
             false => ParameterValue::Real(value as f32),
         };

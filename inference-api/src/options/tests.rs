@@ -146,7 +146,7 @@ fn groups_are_set_whole_and_read_alone() {
     let output = OutputOptions::new().with_logprobs(3);
     let prefill = PrefillOptions::new().with_prefill_step_size(64usize);
     let speculative = SpeculativeOptions::new().with_prompt_lookup(2);
-    let whole = GenerateOptions::new()
+    let grouped = GenerateOptions::new()
         .with_sampling(sampling.clone())
         .with_penalties(penalties)
         .with_constraints(constraints)
@@ -164,7 +164,7 @@ fn groups_are_set_whole_and_read_alone() {
         .with_prefill_step_size(64)
         .with_prompt_lookup(2);
     let json = |o: &GenerateOptions| serde_json::to_value(o).unwrap();
-    assert_eq!(json(&whole), json(&single));
+    assert_eq!(json(&grouped), json(&single));
     let read: SamplingOptions =
         serde_json::from_str(r#"{"temperature": 0.5, "top_k": 40}"#).unwrap();
     assert_eq!(read, sampling);

@@ -110,8 +110,8 @@ impl Serialize for Hook {
 impl<'de> Deserialize<'de> for Hook {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
         let name = String::deserialize(d)?;
-        let found = Hook::ALL.into_iter().find(|hook| hook.name() == name);
-        found.ok_or_else(|| {
+        let hook = Hook::ALL.into_iter().find(|hook| hook.name() == name);
+        hook.ok_or_else(|| {
             let all: Vec<_> = Hook::ALL.iter().map(|hook| hook.name()).collect();
             serde::de::Error::custom(format!("hook `{name}` is not one of {}", all.join(", ")))
         })
@@ -191,7 +191,7 @@ impl Raw {
                     None => ("neurons", Hook::Neurons),
                 };
                 return invalid(format!(
-                    "edits[{at}].{field} stands with hook {hook}; it goes with {wanted} alone"
+                    "edits[{at}].{field} does not go with hook {hook}, only with {wanted}"
                 ));
             }
         };
@@ -205,9 +205,9 @@ impl Raw {
         let mut vector = || match self.vector.take() {
             Some(Vector::Numbers(numbers)) => Ok(numbers.into()),
             Some(Vector::File(reference)) => {
-                let found = load(&reference);
-                let found = found.map_err(|e| e.context(format!("edits[{at}].vector")));
-                found.map(Arc::from)
+                let loaded = load(&reference);
+                let loaded = loaded.map_err(|e| e.context(format!("edits[{at}].vector")));
+                loaded.map(Arc::from)
             }
             None => Err(missing("vector")),
         };
@@ -270,7 +270,7 @@ impl TryFrom<File> for Steering {
     fn try_from(file: File) -> Result<Self> {
         steering(file, &|reference| {
             invalid(format!(
-                "file `{}` is named where no files are read; give the numbers",
+                "file `{}` cannot be read here; give the numbers",
                 reference.file
             ))
         })

@@ -128,7 +128,7 @@ fn what_is_wrong_is_said_with_edit_and_field() {
         ),
         (
             json!([{"layers": 0, "hook": "z", "op": "add", "vector": {"file": "v.npy"}}]),
-            "file `v.npy` is named where no files are read",
+            "file `v.npy` cannot be read here",
         ),
     ] {
         let message = read(edits).unwrap_err();
@@ -143,7 +143,7 @@ fn what_is_wrong_is_said_with_edit_and_field() {
 
 #[test]
 fn a_model_says_what_it_has() {
-    let whole = LayerHooks {
+    let attention_block = LayerHooks {
         attn_out: true,
         resid_mid: true,
         mlp_out: true,
@@ -151,7 +151,7 @@ fn a_model_says_what_it_has() {
         neurons: Some(5),
     };
     let bare = LayerHooks::default();
-    let shape = SteeringShape::new(4, vec![whole, bare]);
+    let shape = SteeringShape::new(4, vec![attention_block, bare]);
     let checked = |edit: Value| read(json!([edit])).unwrap().check(&shape);
     for fits in [
         json!({"layers": 0, "hook": "z", "heads": [1], "op": "add", "vector": [1, 2, 3]}),

@@ -122,9 +122,9 @@ fn the_default_follows_the_preference_and_register_refuses_taken_names() {
     assert_eq!(inference::default_backend().unwrap().name(), "cpu");
     register("cuda", true).unwrap();
     assert_eq!(inference::default_backend().unwrap().name(), "cuda");
-    for taken in ["cpu", "mock-linked", "mock-twice"] {
+    for name in ["cpu", "mock-linked", "mock-twice"] {
         assert_eq!(
-            register(taken, true).unwrap_err().kind(),
+            register(name, true).unwrap_err().kind(),
             ErrorKind::DuplicateBackend
         );
     }

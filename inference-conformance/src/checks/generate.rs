@@ -240,7 +240,7 @@ pub(crate) fn model_metrics(context: &Context) -> Verdict {
         );
     }
     // A stream that is dropped must also end.
-    let whole = reply(model.as_ref(), &context.prompt(), &greedy(N))?;
+    let uncut = reply(model.as_ref(), &context.prompt(), &greedy(N))?;
     let mut stream = start(model.as_ref(), &context.prompt(), &greedy(LONG))?;
     let _ = stream.next();
     drop(stream);
@@ -250,5 +250,5 @@ pub(crate) fn model_metrics(context: &Context) -> Verdict {
         "after a dropped reply the model's figures are {after:?}"
     );
     let again = reply(model.as_ref(), &context.prompt(), &greedy(N))?;
-    same("the reply after a dropped one", &again, &whole)
+    same("the reply after a dropped one", &again, &uncut)
 }

@@ -123,11 +123,11 @@ pub(crate) fn formats(context: &Context) -> Verdict {
         entries.flatten().any(|e| is(&e.path(), extension))
     };
     let declared = context.capabilities;
-    let found = [
+    let formats = [
         ("safetensors", declared.safetensors, holds("safetensors")),
         ("gguf", declared.gguf, holds("gguf")),
     ];
-    let there = || found.iter().filter(|(_, _, there)| *there);
+    let there = || formats.iter().filter(|(_, _, there)| *there);
     if there().next().is_none() {
         return skip("the model is neither of safetensors nor a GGUF file");
     }

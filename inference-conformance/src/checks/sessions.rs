@@ -105,11 +105,13 @@ impl Driver {
         for event in events {
             let number = event.row();
             let Some(row) = self.rows.get_mut(&number) else {
-                return fail(format!("news of {number:?}, which is not in the session"));
+                return fail(format!(
+                    "an event of {number:?}, which is not in the session"
+                ));
             };
             ensure!(
                 !row.is_over(),
-                "news of {number:?}, which ended before: {event:?}"
+                "an event of {number:?}, which ended before: {event:?}"
             );
             match event {
                 BatchEvent::Token { token, .. } => {

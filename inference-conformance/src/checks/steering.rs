@@ -253,13 +253,13 @@ pub(crate) fn processors(context: &Context) -> Verdict {
     let factory = LogitsProcessorFactory::new(move || {
         let mut calls = 0;
         move |prompt: &[u32], reply: &[u32], logits: &mut [f32]| {
-            let told = |what: String| Err(Error::new(ErrorKind::Engine, what));
+            let failed = |what: String| Err(Error::new(ErrorKind::Engine, what));
             if prompt.is_empty() || reply.len() != calls {
                 let n = (prompt.len(), reply.len());
-                return told(format!("call {calls} got prompt and reply of {n:?} tokens"));
+                return failed(format!("call {calls} got prompt and reply of {n:?} tokens"));
             }
             if reply.iter().any(|id| *id != wanted) {
-                return told(format!(
+                return failed(format!(
                     "the reply is {reply:?} though only {wanted} is allowed"
                 ));
             }
@@ -377,15 +377,15 @@ fn fits_logits(model: &dyn TextModel, context: &Context, asked: usize) -> Verdic
         let Some(l) = token.logprobs else {
             return fail("a token beside a ban has no logprobs");
         };
-        let own = std::iter::once((token.id, l.logprob));
-        for (id, told) in own.chain(l.top.iter().map(|t| (t.id, t.logprob))) {
+        let drawn = std::iter::once((token.id, l.logprob));
+        for (id, reported) in drawn.chain(l.top.iter().map(|t| (t.id, t.logprob))) {
             let Some(logit) = logits.get(id as usize) else {
                 return fail(format!("there is no token {id}"));
             };
             let expected = (f64::from(logit - greatest) - sum.ln()) as f32;
             ensure!(
-                (told - expected).abs() < 0.05,
-                "the log-probability of token {id} is {told}, by the logits it is {expected}"
+                (reported - expected).abs() < 0.05,
+                "the log-probability of token {id} is {reported}, by the logits it is {expected}"
             );
         }
     }

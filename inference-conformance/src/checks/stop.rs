@@ -69,9 +69,9 @@ fn find(
 ) -> Result<Option<(inference::Prompt, Reply)>, crate::context::Stop> {
     let model = context.model()?;
     for prompt in context.all_prompts() {
-        let whole = reply(model.as_ref(), &prompt, &greedy(2 * N))?;
-        if usable(&whole) {
-            return Ok(Some((prompt, whole)));
+        let uncut = reply(model.as_ref(), &prompt, &greedy(2 * N))?;
+        if usable(&uncut) {
+            return Ok(Some((prompt, uncut)));
         }
     }
     Ok(None)
@@ -84,23 +84,23 @@ fn last_new(ids: &[u32]) -> Option<usize> {
 
 pub(crate) fn tokens(context: &Context) -> Verdict {
     let varied = |r: &Reply| last_new(&r.ids).is_some_and(|i| i > 0);
-    let Some((prompt, whole)) = find(context, varied)? else {
+    let Some((prompt, uncut)) = find(context, varied)? else {
         return skip("each reply repeats one token; give other prompts");
     };
     let model = context.model()?;
-    let at = last_new(&whole.ids).unwrap_or_default();
-    let stop = whole.ids[at];
+    let at = last_new(&uncut.ids).unwrap_or_default();
+    let stop = uncut.ids[at];
     let options = greedy(2 * N).with_stop_tokens([stop]);
     let got = reply(model.as_ref(), &prompt, &options)?;
     ensure!(
-        got.ids == whole.ids[..at] && got.finish == STOP,
+        got.ids == uncut.ids[..at] && got.finish == STOP,
         "with the stop token {stop} the reply is {:?} and ended with {:?}, expected {:?} and stop",
         got.ids,
         got.finish,
-        &whole.ids[..at]
+        &uncut.ids[..at]
     );
     // The first token as well, and among other tokens.
-    let options = greedy(2 * N).with_stop_tokens([stop, whole.ids[0]]);
+    let options = greedy(2 * N).with_stop_tokens([stop, uncut.ids[0]]);
     let got = reply(model.as_ref(), &prompt, &options)?;
     ensure!(
         got.ids.is_empty() && got.finish == STOP,
@@ -130,12 +130,12 @@ fn across(r: &Reply) -> Option<String> {
 }
 
 pub(crate) fn strings(context: &Context) -> Verdict {
-    let Some((prompt, whole)) = find(context, |r| across(r).is_some())? else {
+    let Some((prompt, uncut)) = find(context, |r| across(r).is_some())? else {
         return skip("no reply has text in two tokens; give other prompts");
     };
     let model = context.model()?;
-    let text = whole.text();
-    let stop = across(&whole).unwrap_or_default();
+    let text = uncut.text();
+    let stop = across(&uncut).unwrap_or_default();
     let expected = &text[..text.find(&stop).unwrap_or_default()];
     for stops in [
         vec![stop.clone()],
@@ -156,22 +156,22 @@ pub(crate) fn strings(context: &Context) -> Verdict {
 
 pub(crate) fn held_back(context: &Context) -> Verdict {
     let last = |r: &Reply| r.text().chars().next_back();
-    let Some((prompt, whole)) = find(context, |r| last(r).is_some())? else {
+    let Some((prompt, uncut)) = find(context, |r| last(r).is_some())? else {
         return skip("no reply has any text; give other prompts");
     };
     let model = context.model()?;
     // The end of the text could be the start of this string.
-    let never = format!("{}\u{1}never\u{2}", last(&whole).unwrap_or_default());
+    let never = format!("{}\u{1}never\u{2}", last(&uncut).unwrap_or_default());
     let options = greedy(2 * N).with_stop([never.clone()]);
     let got = reply(model.as_ref(), &prompt, &options)?;
     ensure!(
-        got.text() == whole.text() && got.finish == whole.finish,
+        got.text() == uncut.text() && got.finish == uncut.finish,
         "with the stop string {never:?}, which does not come, the text is {:?} ({:?}), without it \
          {:?} ({:?})",
         got.text(),
         got.finish,
-        whole.text(),
-        whole.finish
+        uncut.text(),
+        uncut.finish
     );
     Ok(())
 }
@@ -210,10 +210,10 @@ fn causes(
 
 pub(crate) fn cause(context: &Context) -> Verdict {
     let varied = |r: &Reply| last_new(&r.ids).is_some_and(|i| i > 0);
-    let Some((prompt, whole)) = find(context, varied)? else {
+    let Some((prompt, uncut)) = find(context, varied)? else {
         return skip("each reply repeats one token; give other prompts");
     };
-    let token = whole.ids[last_new(&whole.ids).unwrap_or_default()];
+    let token = uncut.ids[last_new(&uncut.ids).unwrap_or_default()];
     let mut cases = vec![
         (greedy(N), None),
         (
@@ -221,21 +221,21 @@ pub(crate) fn cause(context: &Context) -> Verdict {
             Some(StopCause::Token(token)),
         ),
     ];
-    if let Some(text) = across(&whole) {
+    if let Some(text) = across(&uncut) {
         let options = greedy(2 * N).with_stop([text.clone()]);
         cases.push((options, Some(StopCause::String(text))));
     }
-    let mut told = 0;
+    let mut reported = 0;
     for (options, expected) in cases {
         for cause in causes(context, &prompt, &options)? {
-            told += usize::from(cause.is_some());
+            reported += usize::from(cause.is_some());
             ensure!(
                 cause.is_none() || cause == expected,
                 "a reply says that it was stopped by {cause:?}, expected {expected:?}"
             );
         }
     }
-    if told == 0 {
+    if reported == 0 {
         return skip("the backend does not say what stops a reply");
     }
     Ok(())

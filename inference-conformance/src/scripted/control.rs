@@ -59,7 +59,7 @@ pub struct Control {
     started: AtomicUsize,
     sessions: AtomicUsize,
     closed: AtomicBool,
-    held: AtomicBool,
+    paused: AtomicBool,
     asked: Mutex<VecDeque<Asked>>,
     /// The latest ids that the model made, and the input of each.
     prepared: Mutex<VecDeque<(Vec<u32>, Input)>>,
@@ -98,12 +98,12 @@ impl Control {
 
     /// Pauses all steps until [`Control::release`].
     pub fn hold(&self) {
-        self.held.store(true, Ordering::SeqCst);
+        self.paused.store(true, Ordering::SeqCst);
     }
 
     /// Ends the pause of [`Control::hold`].
     pub fn release(&self) {
-        self.held.store(false, Ordering::SeqCst);
+        self.paused.store(false, Ordering::SeqCst);
     }
 
     /// The latest requests that were not refused, oldest first, at most 64.
@@ -117,7 +117,7 @@ impl Control {
     }
 
     pub(super) fn wait(&self) {
-        while self.held.load(Ordering::SeqCst) {
+        while self.paused.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(1));
         }
     }

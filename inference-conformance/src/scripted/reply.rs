@@ -81,15 +81,15 @@ impl Reply {
     /// does not change.
     #[must_use]
     pub fn after(self, n: usize, step: Step) -> Self {
-        let (mut rest, mut given, mut step) = (self.0, 0, Some(step));
+        let (mut rest, mut emitted, mut step) = (self.0, 0, Some(step));
         Self(Box::new(std::iter::from_fn(move || {
-            if given == n
+            if emitted == n
                 && let Some(step) = step.take()
             {
                 return Some(step);
             }
             let next = rest.next()?;
-            given += usize::from(next.is_token());
+            emitted += usize::from(next.is_token());
             Some(next)
         })))
     }

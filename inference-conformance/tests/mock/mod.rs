@@ -144,7 +144,7 @@ pub struct Mock {
     fault: Fault,
     loaded: Mutex<Vec<Weak<State>>>,
     /// The number of bytes that its models report.
-    held: Arc<AtomicU64>,
+    bytes_in_use: Arc<AtomicU64>,
 }
 
 impl Mock {
@@ -152,7 +152,7 @@ impl Mock {
         Arc::new(Self {
             fault,
             loaded: Mutex::default(),
-            held: Arc::default(),
+            bytes_in_use: Arc::default(),
         })
     }
 }
@@ -233,7 +233,7 @@ impl Backend for Mock {
         }
         let inner = echo_backend::Echo.load_model(&path, &options)?;
         let bounded = options.context_len;
-        let model = Model::new(inner, self.fault, &self.held, bounded);
+        let model = Model::new(inner, self.fault, &self.bytes_in_use, bounded);
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if self.fault == Fault::CloseClosesAll {
             model.state.others.lock().unwrap().clone_from(&loaded);

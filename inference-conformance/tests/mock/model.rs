@@ -23,7 +23,7 @@ pub struct State {
     /// The number of existing streams.
     pub streams: AtomicUsize,
     /// The number of bytes that all models of the backend report.
-    pub held: Arc<AtomicU64>,
+    pub bytes_in_use: Arc<AtomicU64>,
     /// The number of bytes that dropped streams seem to leave.
     pub leaked: AtomicU64,
     /// Whether the model's handle is dropped.
@@ -59,12 +59,12 @@ impl Model {
     pub fn new(
         inner: Box<dyn TextModel>,
         fault: Fault,
-        held: &Arc<AtomicU64>,
+        bytes_in_use: &Arc<AtomicU64>,
         context_len: Option<usize>,
     ) -> Self {
-        held.fetch_add(MODEL_BYTES, Ordering::SeqCst);
+        bytes_in_use.fetch_add(MODEL_BYTES, Ordering::SeqCst);
         let state = State {
-            held: Arc::clone(held),
+            bytes_in_use: Arc::clone(bytes_in_use),
             ..State::default()
         };
         Self {
@@ -163,7 +163,9 @@ impl Drop for Model {
     fn drop(&mut self) {
         self.state.dropped.store(true, Ordering::SeqCst);
         if self.fault != Fault::ModelsStay {
-            self.state.held.fetch_sub(MODEL_BYTES, Ordering::SeqCst);
+            self.state
+                .bytes_in_use
+                .fetch_sub(MODEL_BYTES, Ordering::SeqCst);
         }
     }
 }

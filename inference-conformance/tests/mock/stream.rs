@@ -207,7 +207,7 @@ impl TokenSource for Source {
             Fault::FiguresGoDown => m.generated_tokens = 20usize.saturating_sub(self.given),
             _ => {}
         }
-        m.active_memory_bytes = self.state.held.load(Ordering::SeqCst)
+        m.active_memory_bytes = self.state.bytes_in_use.load(Ordering::SeqCst)
             + match self.fault {
                 Fault::DropLeaks => self.state.leaked.load(Ordering::SeqCst),
                 _ => 0,

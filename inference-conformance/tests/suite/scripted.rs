@@ -110,8 +110,8 @@ fn a_script_waits_fails_and_panics_where_it_says() {
 
     let mut failing = model.clone().after(2, Step::fail(ErrorKind::Engine));
     let mut stream = failing.generate(&"x".into(), &options).unwrap();
-    let given: Vec<_> = stream.by_ref().map_while(Result::ok).collect();
-    assert_eq!(given.len(), 2);
+    let tokens: Vec<_> = stream.by_ref().map_while(Result::ok).collect();
+    assert_eq!(tokens.len(), 2);
     assert_eq!(stream.finish_reason(), Some(FinishReason::Error));
     drop(stream);
 

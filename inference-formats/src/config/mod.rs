@@ -230,7 +230,7 @@ impl ModelConfig {
     /// The rotary positions of a layer.
     pub fn rope_of(&self, layer: usize) -> &RopeConfig {
         match &self.rope_sliding {
-            Some(own) if self.slides(layer) => own,
+            Some(sliding) if self.slides(layer) => sliding,
             _ => &self.rope,
         }
     }
@@ -281,8 +281,8 @@ impl ModelConfig {
 /// The activation's name. Gemma has two fields for it; the newer one takes precedence.
 fn activation(fields: &Fields<'_>) -> Fault<Option<String>> {
     for name in ["hidden_activation", "hidden_act", "activation_function"] {
-        if let Some(found) = fields.str(name)? {
-            return Ok(Some(found.to_owned()));
+        if let Some(activation) = fields.str(name)? {
+            return Ok(Some(activation.to_owned()));
         }
     }
     Ok(None)

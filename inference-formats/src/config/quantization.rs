@@ -91,7 +91,11 @@ pub(super) fn parse(fields: &Fields<'_>) -> Result<Parsed, QuantFault> {
         let parsed = match value {
             Value::Bool(false) => None,
             Value::Bool(true) => Some(default.clone()),
-            Value::Object(own) => Some(parse_one(&format!("{name}.{layer}"), own, Some(&default))?),
+            Value::Object(fields) => Some(parse_one(
+                &format!("{name}.{layer}"),
+                fields,
+                Some(&default),
+            )?),
             _ => continue, // group_size, bits, mode, and what we do not know
         };
         overrides.insert(layer.clone(), parsed);

@@ -96,8 +96,8 @@ pub fn llama3_stretch(
     } else if wavelength < original_context / high {
         1.0
     } else {
-        let kept = (original_context / wavelength - low) / (high - low);
-        1.0 / ((1.0 - kept) / factor + kept)
+        let ramp = (original_context / wavelength - low) / (high - low);
+        1.0 / ((1.0 - ramp) / factor + ramp)
     }
 }
 
@@ -142,7 +142,7 @@ pub(super) fn parse(fields: &Fields<'_>, max_positions: Option<usize>) -> Result
         let kind = |name, prefix| -> Result<Option<RopeConfig>, RopeFault> {
             by_kind
                 .nested(name, prefix)?
-                .map(|own| one(fields, Some(&own), Some(&own), max_positions))
+                .map(|of_kind| one(fields, Some(&of_kind), Some(&of_kind), max_positions))
                 .transpose()
         };
         let full = kind("full_attention", "rope_parameters.full_attention.")?;
@@ -179,7 +179,7 @@ fn one(
 ) -> Result<RopeConfig, RopeFault> {
     let number = |name: &str| -> Fault<Option<f32>> {
         match parameters.map(|p| p.positive(name)).transpose()?.flatten() {
-            Some(own) => Ok(Some(own)),
+            Some(value) => Ok(Some(value)),
             None => fields.positive(name),
         }
     };
@@ -305,8 +305,8 @@ fn parse_scaling(
 /// The `YaRN` factor on queries and keys: given in the file, or computed from the scaling factor
 /// (equation 22 of the paper). In `DeepSeek` files, two weights enter it.
 fn yarn_attention(fields: &Fields<'_>, factor: f32) -> Fault<f32> {
-    if let Some(given) = fields.positive("attention_factor")? {
-        return Ok(given);
+    if let Some(stated) = fields.positive("attention_factor")? {
+        return Ok(stated);
     }
     let by = |weight: f32| {
         if factor <= 1.0 {

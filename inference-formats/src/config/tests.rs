@@ -376,17 +376,20 @@ fn xlstm_has_names_defaults_and_a_rounded_width() {
     // 2.667 * 4096, rounded up to a multiple of 64.
     assert_eq!(seven_b.intermediate_size, 10_944);
     assert_eq!(seven_b.number("gate_soft_cap").unwrap(), Some(15.0));
-    let own = parse(
+    let config = parse(
         json!({"model_type": "xlstm", "embedding_dim": 128, "num_blocks": 3,
         "num_heads": 4, "norm_eps": 1e-5, "ffn_proj_factor": 2.0,
         "ffn_round_up_to_multiple_of": 100, "gate_soft_cap": null}),
     )
     .unwrap();
-    assert_eq!((own.hidden_size, own.num_hidden_layers), (128, 3));
-    assert_eq!((own.num_attention_heads, own.intermediate_size), (4, 300));
-    assert_eq!(own.rms_norm_eps, 1e-5);
-    assert_eq!(own.number("gate_soft_cap").unwrap(), None);
-    assert_eq!(own.number("output_logit_soft_cap").unwrap(), Some(30.0));
+    assert_eq!((config.hidden_size, config.num_hidden_layers), (128, 3));
+    assert_eq!(
+        (config.num_attention_heads, config.intermediate_size),
+        (4, 300)
+    );
+    assert_eq!(config.rms_norm_eps, 1e-5);
+    assert_eq!(config.number("gate_soft_cap").unwrap(), None);
+    assert_eq!(config.number("output_logit_soft_cap").unwrap(), Some(30.0));
     for (field, value) in [
         ("ffn_proj_factor", json!(-1)),
         ("ffn_round_up_to_multiple_of", json!(0)),
@@ -462,13 +465,13 @@ fn three_layers_of_four_have_a_gated_delta_net() {
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 131,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e7,
             "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]}});
-    let whole = json!({"model_type": "qwen3_5", "text_config": text, "vision_config": {}});
-    let c = parse(&whole).unwrap();
+    let config = json!({"model_type": "qwen3_5", "text_config": text, "vision_config": {}});
+    let c = parse(&config).unwrap();
     let recurrent: Vec<bool> = (0..5).map(|i| c.is_recurrent(i)).collect();
     assert_eq!(recurrent, [true, true, true, false, true]);
     assert_eq!((c.rope.theta, c.rope.partial), (1e7, 0.25));
     assert_eq!((c.head_dim, c.num_experts), (Some(256), 0));
-    let moe = json!({"model_type": "qwen3_5_moe", "text_config": whole["text_config"]});
+    let moe = json!({"model_type": "qwen3_5_moe", "text_config": config["text_config"]});
     assert_eq!(parse(&moe).unwrap().num_experts, 256);
     // Granite has other names for its layers.
     let granite = json!({"model_type": "granitemoehybrid", "hidden_size": 64,
@@ -548,9 +551,9 @@ fn the_file_is_named_and_bounded() {
     assert_eq!(read().unwrap_err().kind(), ErrorKind::NotFound);
     std::fs::write(&path, base().to_string()).unwrap();
     assert!(read().is_ok());
-    let whole = base().to_string();
-    for n in 0..whole.len() {
-        std::fs::write(&path, &whole[..n]).unwrap();
+    let text = base().to_string();
+    for n in 0..text.len() {
+        std::fs::write(&path, &text[..n]).unwrap();
         assert_eq!(
             read().unwrap_err().path(),
             Some(path.as_path()),

@@ -234,19 +234,19 @@ fn follows_another(path: &Path) -> bool {
 }
 
 fn describe_gguf(path: &Path) -> Result<DiscoveredModel> {
-    let found = GgufSummary::open(path)?;
+    let summary = GgufSummary::open(path)?;
     // Other types have nested scales or mix types, so no single pair describes them.
-    let name = found.quantization.as_deref();
+    let name = summary.quantization.as_deref();
     let row = TYPES.iter().find(|row| Some(row.name) == name);
     let quantization = row.and_then(|row| row.uniform);
     let mut model = DiscoveredModel {
         path: path.to_owned(),
-        model_type: found.architecture.unwrap_or_default(),
+        model_type: summary.architecture.unwrap_or_default(),
         format: ModelFormat::Gguf,
         quantization: quantization.map(|(bits, group_size)| Quantization { bits, group_size }),
-        quantization_name: found.quantization,
+        quantization_name: summary.quantization,
         num_files: 1,
-        bytes: found.bytes,
+        bytes: summary.bytes,
     };
     if let Some(part) = Part::of(path).filter(|p| p.number == 1) {
         for number in 2..=part.count {

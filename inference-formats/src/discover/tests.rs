@@ -36,11 +36,11 @@ fn finds_directories_and_files_in_order_and_reports_what_is_broken() {
     #[cfg(unix)]
     std::os::unix::fs::symlink(d, d.join("loop")).unwrap();
 
-    let found: Vec<_> = discover(d).unwrap().collect();
-    assert_eq!(found.len(), 3, "{found:?}");
-    let e = found[0].as_ref().unwrap_err();
+    let models: Vec<_> = discover(d).unwrap().collect();
+    assert_eq!(models.len(), 3, "{models:?}");
+    let e = models[0].as_ref().unwrap_err();
     assert_eq!(e.path(), Some(d.join("a/config.json").as_path()));
-    let b = found[1].as_ref().unwrap();
+    let b = models[1].as_ref().unwrap();
     assert_eq!(
         (b.model_type.as_str(), b.num_files, b.bytes),
         ("qwen3", 2, 15)
@@ -52,7 +52,7 @@ fn finds_directories_and_files_in_order_and_reports_what_is_broken() {
             group_size: 64
         })
     );
-    let g = found[2].as_ref().unwrap();
+    let g = models[2].as_ref().unwrap();
     assert_eq!(
         (g.model_type.as_str(), g.format),
         ("llama", ModelFormat::Gguf)
@@ -78,9 +78,9 @@ fn search<const N: usize>(files: [(&str, &[u8]); N]) -> Vec<Result<DiscoveredMod
 
 fn configured(config: &str) -> Result<DiscoveredModel> {
     let files: [(&str, &[u8]); 2] = [("config.json", config.as_bytes()), ("w.safetensors", b"12")];
-    let mut found = search(files);
-    assert_eq!(found.len(), 1);
-    found.remove(0)
+    let mut models = search(files);
+    assert_eq!(models.len(), 1);
+    models.remove(0)
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn configurations_that_are_none_are_errors() {
 #[test]
 fn a_split_gguf_is_one_model() {
     let header = gguf("llama", 15);
-    let found = search([
+    let models = search([
         ("m-00001-of-00003.gguf", &header),
         ("m-00002-of-00003.gguf", b"12"),
         ("m-00003-of-00003.gguf", b"345"),
@@ -141,15 +141,15 @@ fn a_split_gguf_is_one_model() {
         ("o-00001-of-00002.gguf", &header),
         ("p-1-of-2.gguf", &header),
     ]);
-    assert_eq!(found.len(), 4, "{found:?}");
-    let m = found[0].as_ref().unwrap();
+    assert_eq!(models.len(), 4, "{models:?}");
+    let m = models[0].as_ref().unwrap();
     assert_eq!((m.num_files, m.bytes), (3, header.len() as u64 + 5));
     assert_eq!(m.quantization_name.as_deref(), Some("Q4_K_M"));
-    let e = found[1].as_ref().unwrap_err();
+    let e = models[1].as_ref().unwrap_err();
     assert!(e.path().unwrap().ends_with("n-00002-of-00002.gguf"), "{e}");
-    let e = found[2].as_ref().unwrap_err();
+    let e = models[2].as_ref().unwrap_err();
     assert!(e.message().contains("part 2 of 2 is missing"), "{e}");
-    assert_eq!(found[3].as_ref().unwrap().num_files, 1);
+    assert_eq!(models[3].as_ref().unwrap().num_files, 1);
 }
 
 #[cfg(unix)]
@@ -170,11 +170,11 @@ fn links_are_followed_and_broken_ones_reported() {
     symlink("nowhere", d.join("y.gguf")).unwrap();
     // Devices and pipes may block when opened, so they are refused first.
     symlink("/dev/null", d.join("z.gguf")).unwrap();
-    let found: Vec<_> = discover(d).unwrap().collect();
-    assert_eq!(found.len(), 4, "{found:?}");
-    let model = found[0].as_ref().unwrap();
+    let models: Vec<_> = discover(d).unwrap().collect();
+    assert_eq!(models.len(), 4, "{models:?}");
+    let model = models[0].as_ref().unwrap();
     assert_eq!((model.model_type.as_str(), model.bytes), ("llama", 4));
-    let at = |i: usize| found[i].as_ref().unwrap_err().path().unwrap().to_owned();
+    let at = |i: usize| models[i].as_ref().unwrap_err().path().unwrap().to_owned();
     assert_eq!(at(1), d.join("snapshots/def/config.json"));
     assert_eq!(at(2), d.join("y.gguf"));
     assert_eq!(at(3), d.join("z.gguf"));
@@ -183,9 +183,9 @@ fn links_are_followed_and_broken_ones_reported() {
 #[test]
 fn models_lie_at_most_four_directories_deep() {
     let header = gguf("llama", 1);
-    let found = search([("1/2/3/4/a.gguf", &header), ("1/2/3/4/5/b.gguf", &header)]);
-    assert_eq!(found.len(), 1);
-    let model = found[0].as_ref().unwrap();
+    let models = search([("1/2/3/4/a.gguf", &header), ("1/2/3/4/5/b.gguf", &header)]);
+    assert_eq!(models.len(), 1);
+    let model = models[0].as_ref().unwrap();
     let json = serde_json::to_string(model).unwrap();
     assert_eq!(
         &serde_json::from_str::<DiscoveredModel>(&json).unwrap(),

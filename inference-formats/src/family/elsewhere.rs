@@ -54,8 +54,8 @@ const NEAREST: [(&str, &str, &str); 47] = [
 
 /// For an unsupported family: the most similar supported family, and the feature that is missing.
 pub fn nearest(model_type: &str) -> Option<(&'static str, &'static str)> {
-    let found = NEAREST.iter().find(|(name, ..)| *name == model_type)?;
-    Some((found.1, found.2))
+    let entry = NEAREST.iter().find(|(name, ..)| *name == model_type)?;
+    Some((entry.1, entry.2))
 }
 
 #[cfg(test)]

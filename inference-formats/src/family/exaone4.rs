@@ -16,7 +16,7 @@ pub static FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         read,
         write,
-        own: SANDWICH,
+        overrides: SANDWICH,
         ..GgufFamily::new("exaone4")
     }),
     tensor_parallel: super::TensorParallel::Heads,

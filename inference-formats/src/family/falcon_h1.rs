@@ -12,14 +12,14 @@ pub static FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         runs_only: true,
         read,
-        own: ssm::names!(
+        overrides: ssm::names!(
             "mamba",
             ("ffn_gate", "feed_forward.gate_proj"),
             ("ffn_up", "feed_forward.up_proj"),
             ("ffn_down", "feed_forward.down_proj"),
         ),
         // This name has no suffix in GGUF files.
-        whole: ssm::vectors!("mamba", ("ffn_norm", "pre_ff_layernorm.weight")),
+        unsuffixed: ssm::vectors!("mamba", ("ffn_norm", "pre_ff_layernorm.weight")),
         global: GLOBAL,
         ..GgufFamily::new("falcon-h1")
     }),

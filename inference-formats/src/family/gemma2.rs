@@ -32,7 +32,7 @@ pub static FAMILY: Family = Family {
         },
         // The default of transformers differs from this quotient.
         write: |config| add(config, json!({"head_dim": quotient(config)})),
-        own: SANDWICH,
+        overrides: SANDWICH,
         ..GgufFamily::new("gemma2")
     }),
     tensor_parallel: super::TensorParallel::Heads,

@@ -41,7 +41,7 @@ pub static FAMILY: Family = Family {
                 "_sliding_window_pattern": 6});
             add(config, fields);
         },
-        own: SANDWICH,
+        overrides: SANDWICH,
         ..GgufFamily::new("gemma3")
     }),
     tensor_parallel: super::TensorParallel::Heads,

@@ -40,7 +40,7 @@ pub static FAMILY: Family = Family {
         activation_field: "hidden_activation",
         layers_differ: true,
         read,
-        own: &[
+        overrides: &[
             ("post_attention_norm", "post_attention_layernorm"),
             ("ffn_norm", "pre_feedforward_layernorm"),
             ("post_ffw_norm", "post_feedforward_layernorm"),
@@ -55,7 +55,7 @@ pub static FAMILY: Family = Family {
             ("ffn_gate_up_exps", "experts.gate_up_proj"),
             ("ffn_down_exps", "experts.down_proj"),
         ],
-        whole: &[
+        unsuffixed: &[
             ("ffn_gate_inp.scale", "router.scale"),
             ("ffn_down_exps.scale", "router.per_expert_scale"),
         ],
@@ -101,18 +101,20 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let head_dim = head_dim.unwrap_or(header.head_dim);
     let values = keys.uint("attention.value_length_swa", 2, limits::HEAD_DIM)?;
     if let Some(values) = values.filter(|n| *n != head_dim) {
-        let message = format!("is {values} and key_length_swa is {head_dim}; only equal ones run");
+        let message =
+            format!("is {values} and key_length_swa is {head_dim}; only equal ones are supported");
         return Err(keys.unsupported("attention.value_length_swa", message));
     }
     let heads = header.by_layer("attention.head_count_kv", (1, limits::HEADS))?;
     let heads = heads.unwrap_or_else(|| vec![header.heads; header.layers]);
     // The number of heads that all layers of a kind have.
     let heads_of = |sliding: bool| -> Result<Option<usize>> {
-        let mut own = (layers.clone().zip(&heads)).filter(|(i, _)| slides(*i) == sliding);
-        let first = own.next().map(|(_, n)| *n);
-        match own.find(|(_, n)| Some(**n) != first) {
+        let mut counts = (layers.clone().zip(&heads)).filter(|(i, _)| slides(*i) == sliding);
+        let first = counts.next().map(|(_, n)| *n);
+        match counts.find(|(_, n)| Some(**n) != first) {
             Some((layer, _)) => {
-                let message = format!("of layer {layer} is not that of the others of its kind");
+                let message =
+                    format!("of layer {layer} differs from that of other layers of its kind");
                 Err(keys.unsupported("attention.head_count_kv", message))
             }
             None => Ok(first),
@@ -122,24 +124,25 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
 
     let shared = keys.uint("attention.shared_kv_layers", 0, header.layers)?;
     let shared = shared.unwrap_or(0);
-    let own = match shared < header.layers {
+    let with_keys = match shared < header.layers {
         true => header.layers - shared,
         false => header.layers,
     };
     let widths = header.by_layer("feed_forward_length", (1, limits::INTERMEDIATE))?;
     let widths = widths.ok_or_else(|| keys.metadata.missing(&keys.key("feed_forward_length")))?;
     let width = widths.first().copied().unwrap_or_default();
-    let double = widths.last() == Some(&(2 * width)) && own < header.layers;
-    let expected = |layer: usize| match double && layer >= own {
+    let double = widths.last() == Some(&(2 * width)) && with_keys < header.layers;
+    let expected = |layer: usize| match double && layer >= with_keys {
         true => 2 * width,
         false => width,
     };
-    if let Some((layer, found)) = (layers.clone().zip(&widths)).find(|(i, n)| **n != expected(*i)) {
-        let message = format!("is {found} in layer {layer}; only layers that share keys differ");
+    if let Some((layer, actual)) = (layers.clone().zip(&widths)).find(|(i, n)| **n != expected(*i))
+    {
+        let message = format!("is {actual} in layer {layer}; only layers that share keys differ");
         return Err(keys.unsupported("feed_forward_length", message));
     }
     // In large models, full layers use their keys as values.
-    let mut without = (0..own).filter(|i| !slides(*i));
+    let mut without = (0..with_keys).filter(|i| !slides(*i));
     let has_values = |i: usize| tensors.contains_key(&format!("blk.{i}.attn_v.weight"));
     let values_are_keys = without.next().is_some_and(|first| !has_values(first));
     if let Some(layer) = without.find(|i| has_values(*i) == values_are_keys) {
@@ -209,11 +212,11 @@ fn turning(header: &GgufHeader<'_>) -> Result<f64> {
         return Err(bad("has no factor for each pair of a full layer's head"));
     }
     let factors = dequantize(tensor.kind, &file.read(tensor)?)
-        .ok_or_else(|| bad("is of a type that is not read"))?;
+        .ok_or_else(|| bad("is of a type that is not supported"))?;
     let turning = factors.iter().take_while(|f| **f == 1.0).count();
     if turning == 0 || factors[turning..].iter().any(|f| *f < STILL || f.is_nan()) {
         return Err(bad(
-            "holds factors that are not 1 for the first pairs and without end for the others",
+            "must hold 1 for the first pairs and infinity for the others",
         ));
     }
     Ok(turning as f64 / factors.len() as f64)

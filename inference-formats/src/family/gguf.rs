@@ -51,11 +51,11 @@ pub struct GgufFamily {
     /// read.
     pub export: Option<GgufExport>,
     /// Names inside blocks that differ from `block`.
-    pub(crate) own: Names,
+    pub(crate) overrides: Names,
     /// Names inside `blk.N` in GGUF files, each with the name in transformers.
     pub(crate) block: Names,
     /// Names inside blocks that have a suffix in GGUF files but none in transformers.
-    pub(crate) whole: Names,
+    pub(crate) unsuffixed: Names,
     /// Names outside of blocks.
     pub(crate) global: Names,
     /// The prefix of blocks in transformers, before their number.
@@ -146,9 +146,9 @@ impl GgufFamily {
             read: |_| Ok(Value::Null),
             write: |_| {},
             export: None,
-            own: &[],
+            overrides: &[],
             block: BLOCK,
-            whole: &[],
+            unsuffixed: &[],
             global: GLOBAL,
             prefix: "model.layers.",
             mixture: "mlp",
@@ -169,16 +169,16 @@ pub(crate) struct GgufHeader<'a> {
 impl GgufHeader<'_> {
     /// The window; zero means none.
     pub fn window(&self) -> Result<Option<usize>> {
-        let found = self
+        let window = self
             .keys
             .uint("attention.sliding_window", 0, limits::POSITIONS)?;
-        Ok(found.filter(|n| *n > 0))
+        Ok(window.filter(|n| *n > 0))
     }
 
     /// Experts in a mixture, where there is one.
     pub fn experts(&self) -> Result<Option<usize>> {
-        let found = self.keys.uint("expert_count", 0, limits::EXPERTS)?;
-        Ok(found.filter(|n| *n > 0))
+        let experts = self.keys.uint("expert_count", 0, limits::EXPERTS)?;
+        Ok(experts.filter(|n| *n > 0))
     }
 
     /// Reads a number for each layer. A file may have one number for all layers.

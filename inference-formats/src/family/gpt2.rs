@@ -77,9 +77,9 @@ pub(super) fn complete(map: &mut Map<String, Value>) {
 }
 
 fn write(config: &mut Map<String, Value>) {
-    for (usual, own) in FIELDS {
+    for (usual, names) in FIELDS {
         if let Some(value) = config.remove(usual) {
-            for name in own {
+            for name in names {
                 config.insert((*name).to_owned(), value.clone());
             }
         }

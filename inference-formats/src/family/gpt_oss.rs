@@ -15,7 +15,7 @@ pub static FAMILY: Family = Family {
         optional_biases: true,
         read,
         write,
-        own: &[
+        overrides: &[
             ("post_attention_norm", "post_attention_layernorm"),
             ("attn_sinks", "self_attn.sinks"),
             ("ffn_gate_inp", "mlp.router"),

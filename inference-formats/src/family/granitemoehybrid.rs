@@ -19,14 +19,14 @@ pub static FAMILY: Family = Family {
         layers_differ: true,
         mixture: "block_sparse_moe",
         read,
-        own: ssm::names!(
+        overrides: ssm::names!(
             "mamba",
             ("ffn_gate_inp", "mlp.router.layer"),
             ("ffn_gate_shexp", "shared_mlp.gate_proj"),
             ("ffn_up_shexp", "shared_mlp.up_proj"),
             ("ffn_down_shexp", "shared_mlp.output_linear"),
         ),
-        whole: ssm::vectors!("mamba"),
+        unsuffixed: ssm::vectors!("mamba"),
         ..GgufFamily::new("granitehybrid")
     }),
     reply: Some("hermes"),
@@ -64,7 +64,7 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     };
     let shared = "expert_shared_feed_forward_length";
     let mut fields = granite::factors(header)?;
-    let own = json!({
+    let family_fields = json!({
         "layer_types": kinds,
         "position_embedding_type": rotates,
         "num_local_experts": experts.unwrap_or(0),
@@ -79,8 +79,8 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
         "mamba_proj_bias": ssm::has(header, "ssm_in.bias"),
         "attention_bias": ssm::has(header, "attn_q.bias"),
     });
-    if let Value::Object(own) = own {
-        fields.extend(own);
+    if let Value::Object(family_fields) = family_fields {
+        fields.extend(family_fields);
     }
     Ok(Value::Object(fields))
 }

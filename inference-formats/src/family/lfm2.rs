@@ -22,7 +22,7 @@ pub static FAMILY: Family = Family {
             fields["block_auto_adjust_ff_dim"] = json!(false);
             Ok(fields)
         },
-        own: NAMES,
+        overrides: NAMES,
         global: GLOBAL,
         ..GgufFamily::new("lfm2")
     }),
@@ -68,7 +68,9 @@ pub(super) fn convolutions(header: &GgufHeader<'_>) -> Result<Value> {
     let heads = heads.unwrap_or_else(|| vec![header.heads; header.layers]);
     let most = heads.iter().copied().max().unwrap_or_default();
     if let Some((layer, n)) = (0..).zip(&heads).find(|(_, n)| ![0, most].contains(*n)) {
-        let message = format!("is {n} in layer {layer} and {most} in others; 0 is the only other");
+        let message = format!(
+            "is {n} in layer {layer} and {most} in others; it must be the same in all, or 0"
+        );
         return Err(header.keys.unsupported("attention.head_count_kv", message));
     }
     let kind = |n: &usize| match n {

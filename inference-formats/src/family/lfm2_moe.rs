@@ -17,8 +17,8 @@ pub static FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         layers_differ: true,
         read,
-        own: lfm2::NAMES,
-        whole: &[("exp_probs_b.bias", "feed_forward.expert_bias")],
+        overrides: lfm2::NAMES,
+        unsuffixed: &[("exp_probs_b.bias", "feed_forward.expert_bias")],
         global: lfm2::GLOBAL,
         ..GgufFamily::new("lfm2moe")
     }),

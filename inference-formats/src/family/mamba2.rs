@@ -15,8 +15,8 @@ pub static FAMILY: Family = Family {
         is_recurrent: true,
         runs_only: true,
         read,
-        own: ssm::names!("mixer", ("attn_norm", "norm")),
-        whole: ssm::vectors!("mixer"),
+        overrides: ssm::names!("mixer", ("attn_norm", "norm")),
+        unsuffixed: ssm::vectors!("mixer"),
         global: GLOBAL,
         prefix: "backbone.layers.",
         ..GgufFamily::new("mamba2")

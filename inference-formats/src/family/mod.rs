@@ -458,8 +458,8 @@ pub(crate) fn list_layers(map: &mut Map<String, Value>, kind: impl Fn(usize) -> 
 /// The fraction of a head that rotates, for files that give the number of elements (`rotary_dim`).
 pub(crate) fn rotated_elements(map: &mut Map<String, Value>) {
     let number = |name: &str| map.get(name).and_then(Value::as_f64);
-    let whole = || Some(number("hidden_size")? / number("num_attention_heads")?);
-    if let (Some(part), Some(dim)) = (number("rotary_dim"), number("head_dim").or_else(whole))
+    let head_width = || Some(number("hidden_size")? / number("num_attention_heads")?);
+    if let (Some(part), Some(dim)) = (number("rotary_dim"), number("head_dim").or_else(head_width))
         && dim > 0.0
         && !is_set(map, "partial_rotary_factor")
     {
@@ -512,8 +512,8 @@ mod tests {
         let all = FAMILIES.iter().filter_map(|f| f.gguf.as_ref());
         for architecture in all.map(|g| g.architecture) {
             let entries = FAMILIES.iter().filter_map(|f| f.gguf.as_ref());
-            let own = entries.filter(|g| g.architecture == architecture && !g.is_variant);
-            assert_eq!(own.count(), 1, "{architecture}");
+            let bases = entries.filter(|g| g.architecture == architecture && !g.is_variant);
+            assert_eq!(bases.count(), 1, "{architecture}");
         }
     }
 

@@ -23,11 +23,11 @@ pub static FAMILY: Family = Family {
 /// Every third layer attends to all positions, beginning with the first layer. The configuration
 /// has special names for that, and for the two rotations.
 fn complete(map: &mut Map<String, Value>) {
-    for (own, usual) in [
+    for (name, usual) in [
         ("norm_eps", "rms_norm_eps"),
         ("global_rope_theta", "rope_theta"),
     ] {
-        if let Some(value) = map.get(own).filter(|v| !v.is_null()).cloned() {
+        if let Some(value) = map.get(name).filter(|v| !v.is_null()).cloned() {
             map.insert(usual.to_owned(), value);
         }
     }

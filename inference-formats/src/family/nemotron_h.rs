@@ -18,7 +18,7 @@ pub static FAMILY: Family = Family {
         runs_only: true,
         layers_differ: true,
         read,
-        own: ssm::names!(
+        overrides: ssm::names!(
             "mixer",
             ("attn_norm", "norm"),
             ("attn_q", "mixer.q_proj"),
@@ -33,7 +33,7 @@ pub static FAMILY: Family = Family {
             ("ffn_up_shexp", "mixer.shared_experts.up_proj"),
             ("ffn_down_shexp", "mixer.shared_experts.down_proj"),
         ),
-        whole: ssm::vectors!(
+        unsuffixed: ssm::vectors!(
             "mixer",
             ("exp_probs_b.bias", "mixer.gate.e_score_correction_bias"),
         ),

@@ -15,7 +15,7 @@ pub static FAMILY: Family = Family {
             None => Ok(Value::Null),
         },
         // The family has no norms before the two parts, so `ffn_norm` is never requested.
-        own: SANDWICH,
+        overrides: SANDWICH,
         export: Some(GgufExport::PLAIN),
         ..GgufFamily::new("olmo2")
     }),

@@ -13,7 +13,7 @@ pub static FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         is_variant: true,
         optional_biases: true,
-        own: SANDWICH,
+        overrides: SANDWICH,
         ..GgufFamily::new("olmo2")
     }),
     ..Family::new(
@@ -34,8 +34,8 @@ pub static FAMILY: Family = Family {
 fn complete(map: &mut Map<String, Value>) {
     fill(map, json!({"sliding_window": 4096}));
     if !is_set(map, "rope_local_base_freq") {
-        let own = map.get("rope_parameters").and_then(|p| p.get("rope_theta"));
-        if let Some(base) = own.or(map.get("rope_theta")).cloned() {
+        let nested = map.get("rope_parameters").and_then(|p| p.get("rope_theta"));
+        if let Some(base) = nested.or(map.get("rope_theta")).cloned() {
             map.insert("rope_local_base_freq".into(), base);
         }
     }

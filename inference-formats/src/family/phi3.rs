@@ -9,7 +9,7 @@ pub static FAMILY: Family = Family {
     complete: |map| fill(map, json!({"original_max_position_embeddings": 4096})),
     gguf: Some(GgufFamily {
         read: |header| Ok(json!({"sliding_window": header.window()?})),
-        own: &[("ffn_up", "mlp.gate_up_proj")],
+        overrides: &[("ffn_up", "mlp.gate_up_proj")],
         ..GgufFamily::new("phi3")
     }),
     tensor_parallel: super::TensorParallel::Heads,

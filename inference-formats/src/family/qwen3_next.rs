@@ -16,8 +16,8 @@ pub static FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         runs_only: true,
         read,
-        own: NAMES,
-        whole: ssm::vectors!("linear_attn"),
+        overrides: NAMES,
+        unsuffixed: ssm::vectors!("linear_attn"),
         ..GgufFamily::new("qwen3next")
     }),
     reply: Some("hermes"),

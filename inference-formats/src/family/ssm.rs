@@ -27,7 +27,7 @@ impl Sizes {
         let inner = keys.required("ssm.inner_size", limits::INTERMEDIATE)?;
         let heads = keys.required("ssm.time_step_rank", limits::HEADS)?;
         if !inner.is_multiple_of(heads) {
-            let message = format!("is {inner}, which {heads} heads do not divide");
+            let message = format!("is {inner}, which is not a multiple of {heads} heads");
             return Err(keys.wrong("ssm.inner_size", message));
         }
         Ok(Self {

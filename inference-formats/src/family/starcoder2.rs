@@ -16,7 +16,7 @@ pub static FAMILY: Family = Family {
                 config.insert("norm_epsilon".into(), eps);
             }
         },
-        own: &[("ffn_up", "mlp.c_fc"), ("ffn_down", "mlp.c_proj")],
+        overrides: &[("ffn_up", "mlp.c_fc"), ("ffn_down", "mlp.c_proj")],
         ..GgufFamily::new("starcoder2")
     }),
     tensor_parallel: super::TensorParallel::Heads,

@@ -41,7 +41,7 @@ impl Keys<'_> {
             Some(n) if n < least || n > most => {
                 Err(self.wrong(name, format!("is {n}; it must be from {least} to {most}")))
             }
-            found => Ok(found),
+            value => Ok(value),
         }
     }
 
@@ -89,7 +89,7 @@ impl Keys<'_> {
             Some(f) if !(f.is_finite() && f > 0.0) => {
                 Err(self.wrong(name, format!("is {f}; it must be a finite number above 0")))
             }
-            found => Ok(found),
+            value => Ok(value),
         }
     }
 }

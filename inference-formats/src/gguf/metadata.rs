@@ -176,10 +176,10 @@ impl GgufMetadata {
     }
 
     fn wrong(&self, key: &str, value: &GgufValue, wanted: &str) -> Error {
-        let found = value.type_name();
+        let actual = value.type_name();
         invalid(
             &self.path,
-            format!("the metadata key {key} is of type {found}, not {wanted}"),
+            format!("the metadata key {key} is of type {actual}, not {wanted}"),
         )
     }
 

@@ -85,8 +85,8 @@ impl<'a> Reader<'a> {
             self.file.read_exact_at(out, self.position)?;
         } else {
             let from = self.position.wrapping_sub(self.chunk_start);
-            let held = self.chunk.len() as u64;
-            let from = if from.checked_add(wanted).is_some_and(|end| end <= held) {
+            let buffered = self.chunk.len() as u64;
+            let from = if from.checked_add(wanted).is_some_and(|end| end <= buffered) {
                 from
             } else {
                 let len = CHUNK.min(self.remaining());

@@ -38,7 +38,7 @@ impl GgufSummary {
         let file = CheckedFile::open(path)?;
         let mut reader = Reader::new(&file);
         let (tensors, keys) = read_start(&mut reader)?;
-        let mut found = GgufMetadata::new(path);
+        let mut metadata = GgufMetadata::new(path);
         for _ in 0..keys {
             let key = reader.key()?;
             let kind = reader.u32("a metadata type")?;
@@ -47,26 +47,26 @@ impl GgufSummary {
                 continue;
             }
             let value = reader.value(kind, &key)?;
-            found.insert(key, value);
+            metadata.insert(key, value);
             // The vocabulary usually comes after these keys, and is long.
-            if found.contains(ARCHITECTURE) && file_type(&found).is_some() {
+            if metadata.contains(ARCHITECTURE) && file_type(&metadata).is_some() {
                 break;
             }
         }
-        let quantization = match file_type(&found) {
+        let quantization = match file_type(&metadata) {
             Some(name) => Some(name.to_owned()),
             None => most_common_type(&mut reader, tensors)?,
         };
         Ok(Self {
-            architecture: found.str(ARCHITECTURE)?.map(str::to_owned),
+            architecture: metadata.str(ARCHITECTURE)?.map(str::to_owned),
             quantization,
             bytes: file.len(),
         })
     }
 }
 
-fn file_type(found: &GgufMetadata) -> Option<&'static str> {
-    file_type_name(found.u32(FILE_TYPE).ok().flatten()?)
+fn file_type(metadata: &GgufMetadata) -> Option<&'static str> {
+    file_type_name(metadata.u32(FILE_TYPE).ok().flatten()?)
 }
 
 /// The type of most weights. Of equal shares, the type with the lower number wins.

@@ -77,10 +77,10 @@ fn reads_what_was_written() {
 
 #[test]
 fn every_truncation_is_an_error() {
-    let whole = sample().bytes();
-    assert!(open(&whole).is_ok());
-    for n in 0..whole.len() {
-        let e = refused(&whole[..n]);
+    let file = sample().bytes();
+    assert!(open(&file).is_ok());
+    for n in 0..file.len() {
+        let e = refused(&file[..n]);
         assert_eq!(e.kind(), ErrorKind::Invalid, "cut to {n}: {e}");
         assert!(e.path().is_some());
     }
@@ -88,18 +88,18 @@ fn every_truncation_is_an_error() {
 
 #[test]
 fn every_mutation_is_an_error_or_a_consistent_file() {
-    let whole = sample().bytes();
-    for at in 0..whole.len() {
+    let file = sample().bytes();
+    for at in 0..file.len() {
         for byte in [
             0,
             1,
             0x7f,
             0x80,
             0xff,
-            whole[at] ^ 1,
-            whole[at].wrapping_add(32),
+            file[at] ^ 1,
+            file[at].wrapping_add(32),
         ] {
-            let mut bytes = whole.clone();
+            let mut bytes = file.clone();
             bytes[at] = byte;
             if let Ok(gguf) = open(&bytes) {
                 readable(&gguf);

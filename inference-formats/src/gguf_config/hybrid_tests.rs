@@ -24,7 +24,7 @@ impl File {
     }
 
     fn read(&self) -> Result<Map<String, Value>> {
-        let own = |name: &str| format!("{}.{name}", self.architecture);
+        let key = |name: &str| format!("{}.{name}", self.architecture);
         let mut w = Writer::default().str("general.architecture", self.architecture);
         for (name, value) in [
             ("block_count", 3),
@@ -42,7 +42,7 @@ impl File {
         .iter()
         .chain(self.more)
         {
-            w = w.u32(&own(name), *value);
+            w = w.u32(&key(name), *value);
         }
         for (name, values) in [
             ("attention.head_count_kv", self.heads),
@@ -50,11 +50,11 @@ impl File {
         ] {
             let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
             if !values.is_empty() {
-                w = w.array(&own(name), 5, values.len() as u64, &bytes);
+                w = w.array(&key(name), 5, values.len() as u64, &bytes);
             }
         }
         let (_dir, path) = w
-            .f32(&own("attention.layer_norm_rms_epsilon"), 1e-5)
+            .f32(&key("attention.layer_norm_rms_epsilon"), 1e-5)
             .tensor("token_embd.weight", &[32, 3], 0, &[0; 384])
             .file();
         fields(&Gguf::open(&path)?)
@@ -72,12 +72,12 @@ impl File {
 
 #[test]
 fn layers_are_told_by_what_they_have() {
-    let found = File::new("nemotron_h").read().unwrap();
+    let config = File::new("nemotron_h").read().unwrap();
     assert_eq!(
-        found["layer_types"],
+        config["layer_types"],
         json!(["mamba", "full_attention", "mlp"])
     );
-    assert_eq!(found["mamba_head_dim"], json!(8));
+    assert_eq!(config["mamba_head_dim"], json!(8));
     let experts = File {
         more: &[
             ("expert_count", 4),
@@ -87,16 +87,19 @@ fn layers_are_told_by_what_they_have() {
         ],
         ..File::new("nemotron_h_moe")
     };
-    let found = experts.read().unwrap();
-    assert_eq!(found["model_type"], "nemotron_h");
+    let config = experts.read().unwrap();
+    assert_eq!(config["model_type"], "nemotron_h");
     assert_eq!(
-        found["layer_types"],
+        config["layer_types"],
         json!(["mamba", "full_attention", "moe"])
     );
-    let found = File::new("granitehybrid").read().unwrap();
-    assert_eq!(found["layer_types"], json!(["mamba", "attention", "mamba"]));
+    let config = File::new("granitehybrid").read().unwrap();
+    assert_eq!(
+        config["layer_types"],
+        json!(["mamba", "attention", "mamba"])
+    );
     // Rotation is on unless the file turns it off.
-    assert_eq!(found["position_embedding_type"], "rope");
+    assert_eq!(config["position_embedding_type"], "rope");
     // Without attention, the heads are those of the recurrence.
     let alone = File {
         heads: &[],
@@ -104,9 +107,9 @@ fn layers_are_told_by_what_they_have() {
         more: &[("feed_forward_length", 0)],
         ..File::new("mamba2")
     };
-    let found = alone.read().unwrap();
+    let config = alone.read().unwrap();
     assert_eq!(
-        (&found["num_heads"], &found["head_dim"]),
+        (&config["num_heads"], &config["head_dim"]),
         (&json!(8), &json!(8))
     );
 }

@@ -115,7 +115,7 @@ fn read(w: &Writer) -> Result<Map<String, Value>> {
 
 #[test]
 fn gemma4_has_numbers_of_its_own_for_full_layers() {
-    let found = read(&Gemma::default().file()).unwrap();
+    let config = read(&Gemma::default().file()).unwrap();
     for (name, expected) in [
         ("model_type", json!("gemma4_text")),
         ("head_dim", json!(8)),
@@ -131,13 +131,13 @@ fn gemma4_has_numbers_of_its_own_for_full_layers() {
         ("final_logit_softcapping", json!(20.0)),
         ("enable_moe_block", json!(false)),
     ] {
-        assert_eq!(found[name], expected, "{name}");
+        assert_eq!(config[name], expected, "{name}");
     }
-    let rope = &found["rope_parameters"];
+    let rope = &config["rope_parameters"];
     assert_eq!(rope["full_attention"]["partial_rotary_factor"], 0.25);
     assert_eq!(rope["full_attention"]["rope_type"], "proportional");
     assert_eq!(rope["sliding_attention"]["rope_theta"], 10_000.0);
-    assert_eq!(found["layer_types"][2], "full_attention");
+    assert_eq!(config["layer_types"][2], "full_attention");
     // Full layers have their own values, and all layers the same width.
     let other = Gemma {
         values: vec![0, 1, 2],
@@ -150,11 +150,11 @@ fn gemma4_has_numbers_of_its_own_for_full_layers() {
         values: vec![0, 1, 2, 3, 4, 5],
         ..other
     };
-    let found = read(&other.file()).unwrap();
-    assert_eq!(found["attention_k_eq_v"], false);
-    assert!(found["num_global_key_value_heads"].is_null());
-    assert_eq!(found["use_double_wide_mlp"], false);
-    let full = &found["rope_parameters"]["full_attention"];
+    let config = read(&other.file()).unwrap();
+    assert_eq!(config["attention_k_eq_v"], false);
+    assert!(config["num_global_key_value_heads"].is_null());
+    assert_eq!(config["use_double_wide_mlp"], false);
+    let full = &config["rope_parameters"]["full_attention"];
     assert_eq!(full["partial_rotary_factor"], 1.0);
 }
 
@@ -236,14 +236,14 @@ fn gemma4_that_contradicts_itself_is_refused() {
                 factors: Some(vec![2.0; 8]),
                 ..Gemma::default()
             },
-            "not 1 for the first pairs",
+            "must hold 1 for the first pairs",
         ),
         (
             Gemma {
                 factors: Some(vec![1.0, 1e30, 1.0, 1e30, 1e30, 1e30, 1e30, f32::NAN]),
                 ..Gemma::default()
             },
-            "not 1 for the first pairs",
+            "must hold 1 for the first pairs",
         ),
         (
             Gemma {
@@ -275,14 +275,14 @@ fn lfm2(heads: &[i32]) -> Writer {
 
 #[test]
 fn layers_of_lfm2_without_key_heads_are_convolutions() {
-    let found = read(&lfm2(&[0, 2, 0])).unwrap();
+    let config = read(&lfm2(&[0, 2, 0])).unwrap();
     assert_eq!(
-        found["layer_types"],
+        config["layer_types"],
         json!(["conv", "full_attention", "conv"])
     );
-    assert_eq!(found["num_key_value_heads"], 2);
+    assert_eq!(config["num_key_value_heads"], 2);
     assert_eq!(
-        (&found["conv_L_cache"], &found["intermediate_size"]),
+        (&config["conv_L_cache"], &config["intermediate_size"]),
         (&json!(3), &json!(48))
     );
     for (heads, why) in [

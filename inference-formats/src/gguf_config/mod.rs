@@ -148,8 +148,8 @@ fn read(
         heads,
         head_dim: width,
     };
-    if let Value::Object(own) = (family.read)(&header)? {
-        map.extend(own);
+    if let Value::Object(family_fields) = (family.read)(&header)? {
+        map.extend(family_fields);
     }
     let has_experts = EXPERTS.iter().any(|name| map.contains_key(*name));
     if !has_experts && header.experts()?.is_some() {

@@ -40,7 +40,7 @@ impl GgufNames {
 
     /// The names inside blocks, those of the family first.
     fn block(&self) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
-        self.family.own.iter().chain(self.family.block)
+        self.family.overrides.iter().chain(self.family.block)
     }
 
     /// The name in GGUF, such as `blk.0.attn_q.weight` for
@@ -51,7 +51,11 @@ impl GgufNames {
         }
         let in_block = name.strip_prefix(self.family.prefix);
         if let Some((layer, part)) = in_block.and_then(|rest| rest.split_once('.'))
-            && let Some((to, _)) = self.family.whole.iter().find(|(_, from)| *from == part)
+            && let Some((to, _)) = self
+                .family
+                .unsuffixed
+                .iter()
+                .find(|(_, from)| *from == part)
         {
             return Some(format!("blk.{layer}.{to}"));
         }
@@ -79,7 +83,11 @@ impl GgufNames {
     pub fn usual(&self, stored: &str) -> Option<String> {
         let in_block = stored.strip_prefix("blk.");
         if let Some((layer, part)) = in_block.and_then(|rest| rest.split_once('.'))
-            && let Some((_, to)) = self.family.whole.iter().find(|(from, _)| *from == part)
+            && let Some((_, to)) = self
+                .family
+                .unsuffixed
+                .iter()
+                .find(|(from, _)| *from == part)
         {
             layer.parse::<usize>().ok()?;
             return Some(format!("{}{layer}.{to}", self.family.prefix));

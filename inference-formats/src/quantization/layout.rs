@@ -171,8 +171,8 @@ impl fmt::Display for Misfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Layout => "is of a type that is not packed",
-            Self::Size => "is no whole number of blocks a row",
-            Self::Scale => "has a scale that is no number (exponent 255)",
+            Self::Size => "has rows that are not a whole number of blocks",
+            Self::Scale => "has a scale that is not a number (exponent 255)",
         })
     }
 }

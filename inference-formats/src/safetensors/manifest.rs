@@ -82,7 +82,7 @@ fn info(entry: Entry, file: Arc<CheckedFile>, path: &Path) -> Result<TensorInfo>
         && end.is_some_and(|end| end <= file.len());
     if !fits {
         let message = format!(
-            "has an impossible place: {} bytes at {} for the shape {:?}",
+            "has an impossible position: {} bytes at {} for the shape {:?}",
             entry.bytes, entry.offset, entry.shape
         );
         return Err(wrong_tensor(path, &entry.name, message));

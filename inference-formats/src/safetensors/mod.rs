@@ -121,14 +121,14 @@ impl SafetensorsCheckpoint {
 
     fn add(&mut self, path: &Path) -> Result<()> {
         let file = Arc::new(CheckedFile::open(path)?);
-        let found = header::read(&file)?;
-        if self.tensors.len().saturating_add(found.len()) > MAX_TENSORS {
+        let entries = header::read(&file)?;
+        if self.tensors.len().saturating_add(entries.len()) > MAX_TENSORS {
             return Err(invalid(
                 path,
                 format!("the model has more than {MAX_TENSORS} tensors"),
             ));
         }
-        for entry in found {
+        for entry in entries {
             if let Some(other) = self.tensors.get(&entry.name) {
                 let message = format!(
                     "is also in {}; remove the file that does not belong",
@@ -151,8 +151,8 @@ impl SafetensorsCheckpoint {
     /// Checks that each tensor of the index is in its shard.
     fn check_index(&self, index: &index::Index, path: &Path) -> Result<()> {
         for (name, shard) in index.entries() {
-            let found = self.info(name);
-            if found.is_none_or(|t| !self.file_of(t).ends_with(shard)) {
+            let entry = self.info(name);
+            if entry.is_none_or(|t| !self.file_of(t).ends_with(shard)) {
                 return Err(invalid(
                     path,
                     format!("the index says that {name} is in {shard}, which does not hold it"),

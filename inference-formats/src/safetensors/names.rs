@@ -40,10 +40,10 @@ impl TensorNames {
             true => format!("model.{name}"),
             false => usual(name),
         };
-        let own = family.map_or(&[][..], |family| family.names);
+        let family_names = family.map_or(&[][..], |family| family.names);
         let usual = |name: &str| {
             let renamed = |name: String, (from, to): &(&str, &str)| name.replacen(from, to, 1);
-            own.iter().fold(usual(name), renamed)
+            family_names.iter().fold(usual(name), renamed)
         };
         Self(
             stored

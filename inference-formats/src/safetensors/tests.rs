@@ -77,22 +77,22 @@ fn reads_exact_elements() {
 
 #[test]
 fn every_truncation_is_an_error() {
-    let whole = file(&[("a", 3), ("b", 5)]);
-    assert!(one(&whole).is_ok());
-    for n in 0..whole.len() {
-        let e = refused(&whole[..n]);
+    let bytes = file(&[("a", 3), ("b", 5)]);
+    assert!(one(&bytes).is_ok());
+    for n in 0..bytes.len() {
+        let e = refused(&bytes[..n]);
         assert_eq!(e.kind(), ErrorKind::Invalid, "cut to {n}: {e}");
         assert!(e.path().is_some_and(|p| p.ends_with("model.safetensors")));
     }
-    let mut longer = whole;
+    let mut longer = bytes;
     longer.push(0);
     assert!(refused(&longer).message().contains("damaged"));
 }
 
 #[test]
 fn every_mutation_is_an_error_or_a_consistent_file() {
-    let whole = file(&[("a", 3), ("b", 5)]);
-    let header = whole.len() - 32;
+    let original = file(&[("a", 3), ("b", 5)]);
+    let header = original.len() - 32;
     // Bytes with a meaning in JSON, and some others. Each case is a file.
     let meaningful = *b"\"{}[],:0123456789-+.eE\\ntfu \n\x7f\xff";
     let bytes: std::collections::BTreeSet<u8> = meaningful
@@ -101,7 +101,7 @@ fn every_mutation_is_an_error_or_a_consistent_file() {
         .collect();
     for at in 0..header {
         for &byte in &bytes {
-            let mut bytes = whole.clone();
+            let mut bytes = original.clone();
             bytes[at] = byte;
             if let Ok(c) = one(&bytes) {
                 assert_eq!(c.total_bytes(), 32);
@@ -333,23 +333,23 @@ fn tensors_of_a_vindex_are_those_of_its_manifest() {
         entry("a", "norms.bin", 0, 4, "[1]", "float32"),
         entry("b", "norms.bin", 4, 8, "[2,1]", "float32"),
     );
-    let found = manifest(&[first.clone(), rest]).unwrap();
-    assert_eq!(found.names().collect::<Vec<_>>(), ["a", "b"]);
-    let b = found.info("b").unwrap();
+    let checkpoint = manifest(&[first.clone(), rest]).unwrap();
+    assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["a", "b"]);
+    let b = checkpoint.info("b").unwrap();
     assert_eq!((b.dtype, b.shape.as_slice()), (Dtype::F32, &[2, 1][..]));
-    assert_eq!(found.read::<f32>(b).unwrap(), [-2.0, 3.0]);
+    assert_eq!(checkpoint.read::<f32>(b).unwrap(), [-2.0, 3.0]);
     for (wrong, why) in [
         (
             entry("b", "norms.bin", 8, 8, "[2]", "float32"),
-            "impossible place",
+            "impossible position",
         ),
         (
             entry("b", "norms.bin", 4, 4, "[2]", "float32"),
-            "impossible place",
+            "impossible position",
         ),
         (
             entry("b", "norms.bin", u64::MAX, 4, "[1]", "float32"),
-            "impossible place",
+            "impossible position",
         ),
         (
             entry(
@@ -360,11 +360,11 @@ fn tensors_of_a_vindex_are_those_of_its_manifest() {
                 "[4294967295,4294967295,4]",
                 "float32",
             ),
-            "impossible place",
+            "impossible position",
         ),
         (
             entry("b", "norms.bin", 0, 4, "[1,1,1,1,1,1,1,1,1]", "float32"),
-            "impossible place",
+            "impossible position",
         ),
         (entry("b", "norms.bin", 0, 4, "[1]", "float64"), "neither"),
         (entry("a", "norms.bin", 0, 4, "[1]", "float32"), "twice"),

@@ -70,10 +70,10 @@ fn names() -> BTreeSet<String> {
 /// The names that occur as strings in the code of a module.
 fn spelled<'n>(names: &'n BTreeSet<String>, text: &str) -> BTreeSet<&'n str> {
     let code = layering::code(text);
-    let found = names
+    let spelled = names
         .iter()
         .filter(|name| code.contains(&format!("\"{name}\"")));
-    found.map(String::as_str).collect()
+    spelled.map(String::as_str).collect()
 }
 
 /// Each module that contains the name of a family without another meaning there.
@@ -133,10 +133,10 @@ fn only_descriptors_spell_the_name_of_a_family() {
     // An exception that is no longer needed must be removed.
     let names = names();
     for (of, module, allowed) in OTHER_MEANINGS {
-        let found = sources
+        let source = sources
             .iter()
             .find(|(c, m, _)| (c, m) == (&(*of).into(), &(*module).into()));
-        let (_, _, text) = found.unwrap_or_else(|| panic!("{of}: {module} is no module any more"));
+        let (_, _, text) = source.unwrap_or_else(|| panic!("{of}: {module} is no module any more"));
         let spelled: Vec<_> = spelled(&names, text).into_iter().collect();
         assert_eq!(spelled, *allowed, "{of}: {module}");
     }
@@ -217,9 +217,9 @@ fn each_family_fills_in_what_its_reference_does() {
         ("minimax_m2", "minimax", false),
         ("xverse", "llama", false),
     ] {
-        let found = Family::of(name).unwrap();
-        assert_eq!(found.model_type, family);
-        assert_eq!(found.is_multimodal(name), multimodal, "{name}");
+        let family_of_name = Family::of(name).unwrap();
+        assert_eq!(family_of_name.model_type, family);
+        assert_eq!(family_of_name.is_multimodal(name), multimodal, "{name}");
     }
     assert!(
         !Family::of("gemma3_text")

@@ -347,10 +347,10 @@ fn gguf_experts_vectors_and_factors_of_the_rotation() {
         4 * 256
     );
     let experts = "model.layers.1.block_sparse_moe.switch_mlp";
-    let own = |name: &str| of(&footprint, &format!("{experts}.{name}_proj.weight")).0;
-    assert_eq!(own("up"), 512 + 16 * 2);
-    assert_eq!(own("gate"), 2 * 512);
-    assert_eq!(own("down"), 2 * 8 * 210);
+    let expert_bytes = |name: &str| of(&footprint, &format!("{experts}.{name}_proj.weight")).0;
+    assert_eq!(expert_bytes("up"), 512 + 16 * 2);
+    assert_eq!(expert_bytes("gate"), 2 * 512);
+    assert_eq!(expert_bytes("down"), 2 * 8 * 210);
     assert_eq!(
         of(&footprint, "model.layers.0.input_layernorm.weight").0,
         4 * 32
@@ -392,17 +392,20 @@ fn packed_matrices_of_gguf_are_kept_or_named() {
     let (_dir, path) = writer.file();
     let file = Gguf::open(&path).unwrap();
     let footprint = |storage| Footprint::of_gguf(&file, &config("llama", json!({})), storage);
-    let kept = footprint(&KERNELS);
+    let with_kernels = footprint(&KERNELS);
     for (i, (_, _, _, bits)) in kinds.iter().enumerate() {
         let name = format!("model.layers.{i}.mlp.up_proj.weight");
-        assert_eq!(of(&kept, &name), ((512.0 * 16.0 / 8.0 * bits) as u64, 8192));
+        assert_eq!(
+            of(&with_kernels, &name),
+            ((512.0 * 16.0 / 8.0 * bits) as u64, 8192)
+        );
     }
     let named = |footprint: &Footprint| -> Vec<String> {
         let all = footprint.expansions().into_iter();
         all.map(|one| format!("{one}")).collect()
     };
     assert_eq!(
-        named(&kept),
+        named(&with_kernels),
         ["Q2_K: model.layers.0.mlp.up_proj.weight, in 12.2 times the bytes"]
     );
     // Otherwise, MLX has only MXFP4 of these.

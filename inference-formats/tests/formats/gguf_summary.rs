@@ -41,10 +41,10 @@ fn untyped() -> Writer {
 #[test]
 fn the_file_type_names_the_quantization() {
     let bytes = typed(7).bytes();
-    let found = read(&bytes).unwrap();
-    assert_eq!(found.architecture.as_deref(), Some("qwen2"));
-    assert_eq!(found.quantization.as_deref(), Some("Q8_0"));
-    assert_eq!(found.bytes, bytes.len() as u64);
+    let summary = read(&bytes).unwrap();
+    assert_eq!(summary.architecture.as_deref(), Some("qwen2"));
+    assert_eq!(summary.quantization.as_deref(), Some("Q8_0"));
+    assert_eq!(summary.bytes, bytes.len() as u64);
     // An unknown number gives no name, and neither does a file without tensors.
     assert_eq!(read(&typed(777).bytes()).unwrap().quantization, None);
     assert_eq!(read(&Writer::default().bytes()).unwrap().architecture, None);
@@ -52,9 +52,9 @@ fn the_file_type_names_the_quantization() {
 
 #[test]
 fn without_a_file_type_most_weights_decide() {
-    let found = read(&untyped().bytes()).unwrap();
-    assert_eq!(found.architecture.as_deref(), Some("qwen3"));
-    assert_eq!(found.quantization.as_deref(), Some("Q4_K"));
+    let summary = read(&untyped().bytes()).unwrap();
+    assert_eq!(summary.architecture.as_deref(), Some("qwen3"));
+    assert_eq!(summary.quantization.as_deref(), Some("Q4_K"));
     // A type that is not decoded still has a name.
     let other = Writer::default().info("w", &[256, 16], 23, 0).bytes();
     assert_eq!(
@@ -76,11 +76,11 @@ fn it_reads_what_loading_refuses_and_agrees_elsewhere() {
 
 #[test]
 fn every_truncation_is_an_error() {
-    for whole in [typed(777).bytes(), untyped().bytes()] {
-        assert!(read(&whole).is_ok());
-        for n in 0..whole.len() {
+    for bytes in [typed(777).bytes(), untyped().bytes()] {
+        assert!(read(&bytes).is_ok());
+        for n in 0..bytes.len() {
             assert_eq!(
-                refused(&whole[..n]).kind(),
+                refused(&bytes[..n]).kind(),
                 ErrorKind::Invalid,
                 "cut to {n}"
             );
@@ -100,9 +100,9 @@ fn lies_are_named() {
         "not a GGUF file",
     );
     let with = |at: usize, bytes: &[u8]| {
-        let mut whole = typed(7).bytes();
-        whole[at..at + bytes.len()].copy_from_slice(bytes);
-        whole
+        let mut file = typed(7).bytes();
+        file[at..at + bytes.len()].copy_from_slice(bytes);
+        file
     };
     says(with(4, &1u32.to_le_bytes()), "version 1");
     says(with(4, &3u32.to_be_bytes()), "big-endian");
@@ -198,10 +198,10 @@ proptest! {
             Writer::default().array("k", kind, count, &[string("a"), value].concat()),
         ] {
             let (_dir, path) = writer.str("general.architecture", "x").file();
-            if let Ok(kept) = Gguf::open(&path) {
-                let found = GgufSummary::open(&path).unwrap();
-                let kept = kept.metadata().str("general.architecture").unwrap();
-                prop_assert_eq!(found.architecture.as_deref(), kept);
+            if let Ok(gguf) = Gguf::open(&path) {
+                let summary = GgufSummary::open(&path).unwrap();
+                let architecture = gguf.metadata().str("general.architecture").unwrap();
+                prop_assert_eq!(summary.architecture.as_deref(), architecture);
             }
         }
     }

@@ -389,7 +389,7 @@ impl Vindex {
         let index = self.layer_index(layer)?;
         if self.index.level < Level::Inference {
             return Err(Error::data(format!(
-                "{} has the level browse, with gates alone; build it with the level inference",
+                "{} has the level browse, which holds only gates; build it with the level inference",
                 self.dir.display()
             )));
         }
@@ -421,7 +421,7 @@ impl Vindex {
         self.layer_index(layer)?;
         if !states.len().is_multiple_of(hidden) {
             let message = format!(
-                "{} numbers are no states of {hidden} elements",
+                "{} numbers are not a whole number of states of {hidden} elements",
                 states.len()
             );
             return Err(Error::data(message));

@@ -86,7 +86,7 @@ impl Mode {
 /// Predicts the most probable next tokens of a text, with their probabilities.
 #[utoipa::path(post, path = "/v1/infer", request_body = InferRequest, responses(
     (status = 200, description = "`predictions`, or `walk` and `dense`", body = Object),
-    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 400, description = "the request is not valid", body = Object),
     (status = 503, description = "the model lacks the weights for it", body = Object),
     (status = 504, description = "it took too long", body = Object)))]
 pub(crate) async fn infer(
@@ -187,8 +187,8 @@ impl Asked<'_> {
         let prompts = vec![Prompt::from(self.prompt)];
         let asked = ask.texts(self.app, self.model, places, "prompt", prompts);
         let reply = asked.await?.one()?;
-        let whole = run::whole(reply, Vec::new()).await?;
-        let logprobs = whole.kept.first().and_then(|t| t.logprobs.as_ref());
+        let complete = run::whole(reply, Vec::new()).await?;
+        let logprobs = complete.collected.first().and_then(|t| t.logprobs.as_ref());
         let top = &logprobs.ok_or_else(ApiError::internal)?.top;
         let one = |t: &TopLogprob| prediction(&t.text, f64::from(t.logprob).exp());
         Ok(top.iter().map(one).collect())
@@ -246,10 +246,10 @@ mod tests {
     #[test]
     fn the_most_probable_come_first_with_their_share() {
         let logits = [0.0, 2.0f32.ln(), 0.0, f32::NEG_INFINITY];
-        let found = most_probable(&logits, 3);
-        let ids: Vec<u32> = found.iter().map(|(id, _)| *id).collect();
+        let top = most_probable(&logits, 3);
+        let ids: Vec<u32> = top.iter().map(|(id, _)| *id).collect();
         assert_eq!(ids, [1, 0, 2]);
-        for ((_, p), wanted) in found.iter().zip([0.5, 0.25, 0.25]) {
+        for ((_, p), wanted) in top.iter().zip([0.5, 0.25, 0.25]) {
             assert!((p - wanted).abs() < 1e-6, "{p}");
         }
         assert_eq!(most_probable(&logits, 9).len(), 4);

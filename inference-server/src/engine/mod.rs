@@ -42,7 +42,7 @@ pub(crate) enum Event {
 
 /// The memory of a request's body and of its values. Dropping the last copy releases it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Held(
+pub(crate) struct BodyMemory(
     #[allow(dead_code, reason = "held alone")] Option<Arc<OwnedSemaphorePermit>>,
 );
 
@@ -50,25 +50,25 @@ pub(crate) struct Held(
 #[derive(Debug)]
 pub(crate) struct Places {
     permit: OwnedSemaphorePermit,
-    held: Held,
+    body: BodyMemory,
 }
 
 impl Places {
     /// Splits off one place, for one request.
     pub(crate) fn one(&mut self) -> Option<Places> {
-        let held = self.held();
-        self.permit.split(1).map(|permit| Places { permit, held })
+        let body = self.body();
+        self.permit.split(1).map(|permit| Places { permit, body })
     }
 
     /// Adds the reservation of memory for the request's body, released together with the places.
     pub(crate) fn holding(mut self, body: Option<OwnedSemaphorePermit>) -> Places {
-        self.held = Held(body.map(Arc::new));
+        self.body = BodyMemory(body.map(Arc::new));
         self
     }
 
     /// The reservation of memory for the request's body.
-    pub(crate) fn held(&self) -> Held {
-        self.held.clone()
+    pub(crate) fn body(&self) -> BodyMemory {
+        self.body.clone()
     }
 
     /// The number of places.
@@ -277,7 +277,7 @@ impl Engine {
         match Arc::clone(&self.places).try_acquire_many_owned(n) {
             Ok(permit) => Ok(Places {
                 permit,
-                held: Held::default(),
+                body: BodyMemory::default(),
             }),
             Err(_) => {
                 self.shared.metrics.refused.inc();

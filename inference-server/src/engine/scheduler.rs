@@ -439,11 +439,11 @@ impl Scheduler {
         };
         let logits = work(&self.shared, "a prediction", || {
             let model = job.model.model().as_routed().ok_or_else(|| {
-                Error::new(ErrorKind::Unsupported, "this model has one forward pass")
+                Error::new(ErrorKind::Unsupported, "no layer of this model walks")
             })?;
             let prompt = Prompt::Tokens(job.prompt.clone());
-            let found = model.routed_logits(&prompt, job.dense, &job.interrupt)?;
-            Ok(found.logits)
+            let routed = model.routed_logits(&prompt, job.dense, &job.interrupt)?;
+            Ok(routed.logits)
         });
         let _ = out.send(logits.flatten());
     }

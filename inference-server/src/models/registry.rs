@@ -126,7 +126,9 @@ impl Models {
         for model in loaded {
             if table.residents.iter().any(|r| r.model.id == model.id) {
                 let id = &model.id;
-                return invalid(format!("two models have the name {id}; serve one of them"));
+                return invalid(format!(
+                    "two models have the name {id}; serve only one of them"
+                ));
             }
             let pinned = !listed.iter().any(|entry| entry.name == model.id);
             table.add(Arc::new(model), pinned, config.keep_alive);
@@ -179,7 +181,7 @@ impl Models {
         }
         let name = match self.allowed(&name).await {
             Err(_) if self.any => self.first().await?,
-            found => found?,
+            entry => entry?,
         };
         // The number of waiting requests is bounded.
         let _waits = self.waiting.try_acquire().map_err(|_| ApiError::busy())?;
@@ -375,7 +377,7 @@ impl Models {
 
     /// Unloads a model without leases. The caller holds `turn`.
     async fn unload(&self, key: u64) {
-        let taken = {
+        let resident = {
             let mut table = self.table();
             match table.residents.iter().position(|r| r.key == key) {
                 // A request may have come since the caller checked.
@@ -384,7 +386,7 @@ impl Models {
             }
         };
         self.engine.unload(key).await;
-        let model = taken.model;
+        let model = resident.model;
         tracing::info!(model = model.id, "unloaded");
         // Freeing gigabytes takes a while.
         let closed = tokio::task::spawn_blocking(move || {
@@ -464,16 +466,16 @@ impl Models {
             None => self.first().await?,
         };
         let name = match own_name(&self.entries().await, &name) {
-            Some(own) => own.to_owned(),
+            Some(original) => original.to_owned(),
             None => name,
         };
         let mut all = self.list().await;
-        let found = all.iter().position(|m| m.name == name);
-        let found = found.or_else(|| {
+        let index = all.iter().position(|m| m.name == name);
+        let index = index.or_else(|| {
             all.iter()
                 .position(|m| Some(m.name.as_str()) == bare(&name))
         });
-        match found {
+        match index {
             Some(at) => Ok(all.swap_remove(at)),
             None => {
                 let names: Vec<&str> = all.iter().map(|m| m.name.as_str()).collect();
@@ -496,7 +498,8 @@ impl Models {
         let _turn = loop {
             let is_loaded = |name: &str| self.table().find(name).is_some();
             if is_loaded(&name) && !self.dismiss(&name) {
-                let message = format!("{name} was named at the start of the server, and stays");
+                let message =
+                    format!("{name} was named when the server started, and cannot be deleted");
                 return Err(ApiError::field("model", message));
             }
             // No model is loaded or unloaded while `turn` is held.
@@ -539,8 +542,8 @@ impl Models {
     /// may be unloaded.
     pub(crate) fn dismiss(&self, name: &str) -> bool {
         let mut table = self.table();
-        let found = table.find(name);
-        let Some(r) = found.filter(|r| !r.pinned) else {
+        let resident = table.find(name);
+        let Some(r) = resident.filter(|r| !r.pinned) else {
             return false;
         };
         r.keep = Some(Duration::ZERO);
@@ -553,10 +556,10 @@ impl Models {
 
 /// The main name of a model, found by one of its names.
 fn own_name<'a>(entries: &'a [ModelEntry], name: &str) -> Option<&'a str> {
-    let found = entries.iter().find(|e| e.name == name);
+    let entry = entries.iter().find(|e| e.name == name);
     // Ollama's clients add a tag.
-    let found = found.or_else(|| entries.iter().find(|e| Some(e.name.as_str()) == bare(name)))?;
-    Some(found.same_as.as_deref().unwrap_or(&found.name))
+    let entry = entry.or_else(|| entries.iter().find(|e| Some(e.name.as_str()) == bare(name)))?;
+    Some(entry.same_as.as_deref().unwrap_or(&entry.name))
 }
 
 enum Joined {

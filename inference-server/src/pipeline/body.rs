@@ -52,8 +52,8 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for Work<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
-        let (body, held) = read_in_time(app, request, app.limits.body_bytes).await?;
-        work(app, body, held).await
+        let (body, permit) = read_in_time(app, request, app.limits.body_bytes).await?;
+        work(app, body, permit).await
     }
 }
 
@@ -61,17 +61,17 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for Maybe<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
-        let (body, held) = read_in_time(app, request, app.limits.body_bytes).await?;
+        let (body, permit) = read_in_time(app, request, app.limits.body_bytes).await?;
         if body.len() <= SMALL && measured(&body, &app.limits).is_ok() && asks_nothing(&body) {
             prepare::goes_on(app)?;
-            let (request, held) = values(app, &body, held)?;
+            let (request, permit) = values(app, &body, permit)?;
             return Ok(Maybe {
                 request,
                 places: None,
-                _held: held,
+                _held: permit,
             });
         }
-        let Work(request, places) = work(app, body, held).await?;
+        let Work(request, places) = work(app, body, permit).await?;
         Ok(Maybe {
             request,
             places: Some(places),
@@ -85,8 +85,8 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
 
     async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
         let most = app.limits.body_bytes.min(SMALL);
-        let (body, held) = read_in_time(app, request, most).await?;
-        values(app, &body, held).map(|(value, _)| Json(value))
+        let (body, permit) = read_in_time(app, request, most).await?;
+        values(app, &body, permit).map(|(value, _)| Json(value))
     }
 }
 
@@ -94,15 +94,15 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
 async fn work<T: DeserializeOwned + Send + 'static>(
     app: &App,
     body: Vec<u8>,
-    held: Option<OwnedSemaphorePermit>,
+    permit: Option<OwnedSemaphorePermit>,
 ) -> Result<Work<T>, ApiError> {
     let places = prepare::reserve(app, 1)?;
     let app = app.clone();
     let is_small = body.len() <= SMALL;
     // The closure continues when the client disconnects, so it owns the reserved memory.
     let read = move || {
-        let (value, held) = values(&app, &body, held)?;
-        Ok(Work(value, places.holding(held)))
+        let (value, permit) = values(&app, &body, permit)?;
+        Ok(Work(value, places.holding(permit)))
     };
     if is_small {
         return read();
@@ -176,15 +176,15 @@ async fn read_in_time(
 /// Reserves memory of bodies, and adds it to `held`.
 fn hold(
     bodies: &Arc<Semaphore>,
-    held: &mut Option<OwnedSemaphorePermit>,
+    total: &mut Option<OwnedSemaphorePermit>,
     bytes: usize,
 ) -> Result<(), ApiError> {
     let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
     let permit = Arc::clone(bodies).try_acquire_many_owned(bytes);
     let permit = permit.map_err(|_| ApiError::busy())?;
-    match held {
-        Some(held) => held.merge(permit),
-        None => *held = Some(permit),
+    match total {
+        Some(total) => total.merge(permit),
+        None => *total = Some(permit),
     }
     Ok(())
 }
@@ -196,7 +196,7 @@ async fn read_body(
     mut body: Body,
     most: usize,
 ) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
-    let (mut bytes, mut held) = (Vec::new(), None);
+    let (mut bytes, mut permit) = (Vec::new(), None);
     while let Some(frame) = body.frame().await {
         let cut = |_| ApiError::invalid("the body ended before it was complete");
         let Ok(data) = frame.map_err(cut)?.into_data() else {
@@ -205,17 +205,17 @@ async fn read_body(
         if data.len() > most.saturating_sub(bytes.len()) {
             return Err(body_too_large(most));
         }
-        hold(&app.bodies, &mut held, data.len())?;
+        hold(&app.bodies, &mut permit, data.len())?;
         bytes.extend_from_slice(&data);
     }
-    Ok((bytes, held))
+    Ok((bytes, permit))
 }
 
 /// The values of a body. Their memory is reserved first.
 fn values<T: DeserializeOwned>(
     app: &App,
     body: &[u8],
-    mut held: Option<OwnedSemaphorePermit>,
+    mut permit: Option<OwnedSemaphorePermit>,
 ) -> Result<(T, Option<OwnedSemaphorePermit>), ApiError> {
     let limits = &app.limits;
     let weight = measured(body, limits)?.weight();
@@ -224,8 +224,8 @@ fn values<T: DeserializeOwned>(
             "the body has more values than this server has memory for",
         )));
     }
-    hold(&app.bodies, &mut held, weight)?;
-    Ok((parse(body)?, held))
+    hold(&app.bodies, &mut permit, weight)?;
+    Ok((parse(body)?, permit))
 }
 
 fn measured(body: &[u8], limits: &Limits) -> Result<Measure, ApiError> {
@@ -240,7 +240,7 @@ fn short(text: &str) -> String {
 /// Reads JSON. An error names the field.
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let text = std::str::from_utf8(body)
-        .map_err(|e| ApiError::invalid(format!("the body is no UTF-8: {e}")))?;
+        .map_err(|e| ApiError::invalid(format!("the body is not UTF-8: {e}")))?;
     // serde would also read a struct from a list of its fields' values.
     if text.trim_start().starts_with('[') {
         return Err(ApiError::invalid("the body must be an object, not a list"));

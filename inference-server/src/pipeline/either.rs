@@ -87,10 +87,10 @@ impl<'de> Deserialize<'de> for Element {
                 f.write_str("a text, a token id or a list of token ids")
             }
             fn visit_u64<E: de::Error>(self, id: u64) -> Result<Element, E> {
-                let found = de::Unexpected::Unsigned(id);
+                let actual = de::Unexpected::Unsigned(id);
                 u32::try_from(id)
                     .map(Element::Id)
-                    .map_err(|_| E::invalid_value(found, &self))
+                    .map_err(|_| E::invalid_value(actual, &self))
             }
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Element, E> {
                 Ok(Element::Prompt(text.into()))
@@ -118,7 +118,7 @@ impl<'de> Deserialize<'de> for Prompts {
             type Value = Prompts;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("a text, several, token ids, or several lists of them")
+                f.write_str("a text, a list of texts, token ids, or a list of lists of token ids")
             }
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Prompts, E> {
                 Ok(Prompts::One(text.into()))
@@ -205,7 +205,7 @@ mod tests {
             ("[-1]", "a token id"),
             ("[4294967296]", "a token id"),
             ("[[[1]]]", "u32"),
-            ("3", "several"),
+            ("3", "a list of texts"),
             ("{}", "prompt_string"),
             (r#"{"prompt_string": "a", "b": 1}"#, "prompt_string"),
         ] {

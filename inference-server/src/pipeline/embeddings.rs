@@ -56,7 +56,10 @@ pub(crate) async fn vectors(
     let vectors = vectors.map_err(|e| ApiError::of_engine(&e))?;
     // JSON has no infinities and no NaN.
     if vectors.iter().flatten().any(|v| !v.is_finite()) {
-        tracing::error!("a vector of {} holds what is no number", model.id());
+        tracing::error!(
+            "a vector of {} has an element that is not a number",
+            model.id()
+        );
         return Err(ApiError::internal());
     }
     Ok((vectors, tokens))

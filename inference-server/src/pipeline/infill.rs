@@ -139,7 +139,7 @@ fn build(model: &ServedModel, param: &'static str, parts: &Parts) -> Result<Vec<
         match ids.iter().find(marked) {
             None => Ok(ids),
             Some(id) => {
-                let message = format!("the text has the special token {id}; take it out");
+                let message = format!("the text has the special token {id}; remove it");
                 Err(ApiError::field(param, message))
             }
         }

@@ -272,7 +272,7 @@ pub(crate) fn check_chat(
         return Err(ApiError::unsupported(
             "tools",
             format!(
-                "the model {} has no format of tool calls that is known here; leave tools out, or set \
+                "the model {} has no known format of tool calls; leave tools out, or set \
                  tool_choice to \"none\"",
                 model.id()
             ),
@@ -391,8 +391,7 @@ pub(crate) fn whole_tokens(
         return Err(ApiError::field(
             param,
             format!(
-                "an answer that is not streamed has at most {all} log-probabilities, which {each} tokens \
-                 of each reply have here, and {param} is {asked}; stream it, or ask for less"
+                "without streaming, all replies together have at most {all} log-probabilities, which is {each} tokens a reply here, but {param} is {asked}; stream the reply, or ask for less"
             ),
         ));
     }
@@ -468,8 +467,7 @@ pub(crate) fn steering(
         return Ok(None);
     };
     if !app.steering {
-        let message = "this server takes no edits of the model's states; it would with \
-                       --allow-steering";
+        let message = "this server does not allow steering; start it with --allow-steering";
         return Err(ApiError::field("steering", message));
     }
     let patched = |edit: &Edit| match &edit.operation {
@@ -485,7 +483,10 @@ pub(crate) fn steering(
     let patched: usize = edits.iter().map(patched).sum();
     super::at_most("steering.edits[..].prompt", patched, MOST_PATCHED)?;
     let steerable = model.model().as_steerable().ok_or_else(|| {
-        ApiError::unsupported("steering", "the backend of this model takes no edits")
+        ApiError::unsupported(
+            "steering",
+            "the backend of this model does not support steering",
+        )
     })?;
     let checked = steerable
         .steering_shape()

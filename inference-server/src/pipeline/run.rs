@@ -167,7 +167,7 @@ pub(crate) struct Whole<K> {
     pub(crate) content: String,
     pub(crate) reasoning: String,
     pub(crate) calls: Vec<Call>,
-    pub(crate) kept: K,
+    pub(crate) collected: K,
     pub(crate) end: End,
 }
 
@@ -215,7 +215,10 @@ impl Calls {
 ///
 /// # Errors
 /// The failure of the reply.
-pub(crate) async fn whole<K: Keep>(mut reply: Reply, mut kept: K) -> Result<Whole<K>, ApiError> {
+pub(crate) async fn whole<K: Keep>(
+    mut reply: Reply,
+    mut collected: K,
+) -> Result<Whole<K>, ApiError> {
     let (mut content, mut reasoning) = (String::new(), String::new());
     let mut calls = Calls::default();
     let mut put = |deltas: Vec<Delta>| {
@@ -235,7 +238,7 @@ pub(crate) async fn whole<K: Keep>(mut reply: Reply, mut kept: K) -> Result<Whol
         match item {
             Item::Started => {}
             Item::Token { token, deltas } => {
-                kept.add(*token);
+                collected.add(*token);
                 put(deltas);
             }
             Item::End { deltas, end } => {
@@ -250,7 +253,7 @@ pub(crate) async fn whole<K: Keep>(mut reply: Reply, mut kept: K) -> Result<Whol
         content,
         reasoning,
         calls: calls.done,
-        kept,
+        collected,
         end,
     })
 }

@@ -45,7 +45,7 @@ impl Deref for State {
 #[derive(Default)]
 struct Grammars {
     /// No grammar is compiled while this is set.
-    held: AtomicBool,
+    paused: AtomicBool,
     compiling: AtomicUsize,
     compiled: Mutex<Vec<Grammar>>,
     /// The number compiled inside a session.
@@ -55,7 +55,7 @@ struct Grammars {
 impl State {
     /// Sets whether the compilation of grammars is held.
     pub fn hold_grammars(&self, hold: bool) {
-        self.grammars.held.store(hold, Ordering::SeqCst);
+        self.grammars.paused.store(hold, Ordering::SeqCst);
     }
 
     /// The number of grammars that are being compiled.
@@ -88,7 +88,7 @@ impl Grammars {
         self.in_session
             .fetch_add(usize::from(in_session), Ordering::SeqCst);
         self.compiling.fetch_add(1, Ordering::SeqCst);
-        while self.held.load(Ordering::SeqCst) {
+        while self.paused.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.compiling.fetch_sub(1, Ordering::SeqCst);

@@ -152,10 +152,10 @@ fn web_pages_may_not_ask() {
         assert_eq!(reply.status, 403, "{name}: {value}");
         assert_eq!(reply.header("access-control-allow-origin"), None);
     }
-    let own = format!("http://{}", server.address);
+    let origin = format!("http://{}", server.address);
     client
         .clone()
-        .with("Origin", &own)
+        .with("Origin", &origin)
         .post(CHAT, &ask())
         .expect(200);
     client

@@ -19,34 +19,34 @@ fn resolved<'a>(all: &'a Value, schema: &'a Value) -> &'a Value {
 /// The JSON types that a schema admits at its top.
 fn types(all: &Value, schema: &Value) -> Vec<String> {
     let schema = resolved(all, schema);
-    let mut found = Vec::new();
+    let mut type_names = Vec::new();
     for key in ["oneOf", "anyOf"] {
         for part in schema[key].as_array().into_iter().flatten() {
-            found.extend(types(all, part));
+            type_names.extend(types(all, part));
         }
     }
     match &schema["type"] {
-        Value::String(name) => found.push(name.clone()),
+        Value::String(name) => type_names.push(name.clone()),
         Value::Array(names) => {
             let names = names.iter().filter_map(Value::as_str);
-            found.extend(names.map(String::from));
+            type_names.extend(names.map(String::from));
         }
         _ => {}
     }
-    found
+    type_names
 }
 
 /// All properties of a schema, including those of its parts.
 fn properties(all: &Value, schema: &Value) -> serde_json::Map<String, Value> {
     let schema = resolved(all, schema);
-    let mut found = schema["properties"]
+    let mut merged = schema["properties"]
         .as_object()
         .cloned()
         .unwrap_or_default();
     for part in schema["allOf"].as_array().into_iter().flatten() {
-        found.extend(properties(all, part));
+        merged.extend(properties(all, part));
     }
-    found
+    merged
 }
 
 fn type_name(value: &Value) -> &'static str {
@@ -169,10 +169,10 @@ fn each_route_has_its_own_request() {
     ] {
         let body = &all["paths"][path]["post"]["requestBody"]["content"]["application/json"];
         let fields = properties(&all, &body["schema"]);
-        let mut found = types(&all, fields.get(field).unwrap_or(&Value::Null));
-        found.sort();
-        found.dedup();
-        found.retain(|t| t != "null");
-        assert_eq!(found.join(" "), values, "{path}: {field}");
+        let mut type_names = types(&all, fields.get(field).unwrap_or(&Value::Null));
+        type_names.sort();
+        type_names.dedup();
+        type_names.retain(|t| t != "null");
+        assert_eq!(type_names.join(" "), values, "{path}: {field}");
     }
 }

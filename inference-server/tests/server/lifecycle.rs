@@ -353,7 +353,7 @@ fn a_stop_lets_replies_end() {
     let client = server.client();
     server.state.hold();
     let streamed = client.open_json(CHAT, &ask("say:to the end", true));
-    let whole = client.open_json(CHAT, &ask("say:me too", false));
+    let open = client.open_json(CHAT, &ask("say:me too", false));
     // One connection is idle, and one sends its request late.
     let idle = client.connect();
     // Rows would be the wrong count: a step that waits at the gate admits no second row.
@@ -362,7 +362,7 @@ fn a_stop_lets_replies_end() {
     std::thread::sleep(Duration::from_millis(100));
     assert!(!server.stopped());
     server.state.release();
-    let reply = read(whole).expect(200);
+    let reply = read(open).expect(200);
     assert_eq!(reply["choices"][0]["message"]["content"], "me too");
     let text = read(streamed).text();
     assert!(

@@ -9,6 +9,7 @@ mod defaults;
 mod description;
 #[path = "../../../tests/common/layering.rs"]
 mod layering;
+mod layers;
 mod lifecycle;
 mod models;
 mod native;
@@ -16,7 +17,6 @@ mod openai;
 mod other_apis;
 mod page;
 mod responses;
-mod rooms;
 mod strict;
 mod thinking;
 mod tools;

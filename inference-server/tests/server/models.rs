@@ -73,8 +73,8 @@ impl ModelSource for Shelf {
         let alias = self
             .alias
             .map(|(name, of)| ModelEntry::new(name).with_same_as(String::from(of)));
-        let own = self.names.iter().filter(there).map(entry);
-        own.chain(alias).collect()
+        let listed = self.names.iter().filter(there).map(entry);
+        listed.chain(alias).collect()
     }
 
     fn describe(&self, name: &str) -> Option<ModelDescription> {
@@ -136,8 +136,8 @@ impl ModelSource for Shelf {
             ));
         }
         for completed in [0, 50, 100] {
-            let news = PullProgress::new("downloading");
-            progress(news.with_file("weights", completed, 100));
+            let event = PullProgress::new("downloading");
+            progress(event.with_file("weights", completed, 100));
         }
         Ok(())
     }
@@ -567,19 +567,19 @@ fn models_are_fetched_only_where_that_is_allowed() {
         (&said[1]["total"], &said[1]["completed"]),
         (&json!(100), &json!(50))
     );
-    let whole = json!({"name": "own/new", "stream": false});
-    let whole = server.client.post("/api/pull", &whole).expect(200);
-    assert_eq!(whole, json!({"status": "success"}));
+    let body = json!({"name": "own/new", "stream": false});
+    let reply = server.client.post("/api/pull", &body).expect(200);
+    assert_eq!(reply, json!({"status": "success"}));
     let unknown = json!({"model": "own/old", "stream": false});
     let unknown = server.client.post("/api/pull", &unknown);
     assert_eq!(unknown.expect(404)["error"], "there is no such model");
-    let told = lines(
+    let refusal = lines(
         &server
             .client
             .post("/api/pull", &json!({"model": "own/old"})),
     );
     assert_eq!(
-        told,
+        refusal,
         [json!({"error": "there is no such model"})],
         "in the stream"
     );

@@ -67,10 +67,10 @@ fn a_chat_is_answered() {
 
 #[test]
 fn what_the_model_recommends_holds_until_a_request_says_otherwise() {
-    let mut own = inference::SamplingDefaults::default();
-    (own.temperature, own.top_p, own.top_k) = (Some(0.6), Some(0.95), Some(20));
-    own.repeat_penalty = Some(1.05);
-    let script = Script::new().recommending(own);
+    let mut defaults = inference::SamplingDefaults::default();
+    (defaults.temperature, defaults.top_p, defaults.top_k) = (Some(0.6), Some(0.95), Some(20));
+    defaults.repeat_penalty = Some(1.05);
+    let script = Script::new().recommending(defaults);
     let server = serve_script(&config(), script, |model| model.with_context(1000));
     let messages = json!([{"role": "user", "content": "say:a"}]);
     let ask = |path: &str, body: Value| {
@@ -91,11 +91,11 @@ fn what_the_model_recommends_holds_until_a_request_says_otherwise() {
     assert_eq!(used, (0.0, 0.95, 0, 1.0));
     let (used, reply) = ask("/v1/responses", json!({"input": "say:a", "top_p": 0.5}));
     assert_eq!(used, (0.6, 0.5, 20, 1.05));
-    let told = (
+    let actual = (
         reply["temperature"].as_f64().unwrap() as f32,
         reply["top_p"].as_f64().unwrap() as f32,
     );
-    assert_eq!(told, (0.6, 0.5));
+    assert_eq!(actual, (0.6, 0.5));
 }
 
 fn chunks(reply: &Reply) -> Vec<Value> {
@@ -402,8 +402,8 @@ fn bad_requests_name_what_is_wrong() {
             .expect(400);
         let error = &error["error"];
         assert_eq!(error["type"], "invalid_request_error", "{fields}");
-        let found = error["param"].as_str().unwrap_or_default();
-        assert!(found.starts_with(param), "{fields}: {error}");
+        let actual = error["param"].as_str().unwrap_or_default();
+        assert!(actual.starts_with(param), "{fields}: {error}");
         assert!(!error["message"].as_str().unwrap().is_empty());
     }
     for body in [

@@ -100,9 +100,9 @@ fn openai_calls_are_the_same_whole_and_streamed() {
     let server = with_tools();
     let client = server.client();
     let path = "/v1/chat/completions";
-    let whole = client.post(path, &openai(CALLS, false)).expect(200);
+    let complete = client.post(path, &openai(CALLS, false)).expect(200);
     assert!(server.state.last_prompt().starts_with("tool f\n"));
-    let choice = &whole["choices"][0];
+    let choice = &complete["choices"][0];
     assert_eq!(choice["finish_reason"], "tool_calls");
     let message = &choice["message"];
     assert_eq!(
@@ -542,9 +542,9 @@ fn ollama_calls_are_whole() {
         {"function": {"name": "f", "arguments": {"a": 1}}},
         {"function": {"name": "g", "arguments": {}}},
     ]);
-    let whole = server.client().post("/api/chat", &body(false)).expect(200);
-    assert_eq!(whole["message"]["tool_calls"], expected);
-    assert_eq!(whole["message"]["thinking"], "hm");
+    let reply = server.client().post("/api/chat", &body(false)).expect(200);
+    assert_eq!(reply["message"]["tool_calls"], expected);
+    assert_eq!(reply["message"]["thinking"], "hm");
     assert!(
         server
             .state

@@ -139,9 +139,9 @@ fn reasoning_and_calls_are_items_of_their_own() {
     let says = "say:<think>hm</think>ok <tool_call>⏎{\"name\": \"weather\", \"arguments\": {\"city\": \
                 \"Bonn\"}}⏎</tool_call>";
     let body = json!({"input": says, "tools": [tool()]});
-    let whole = server.client().post(PATH, &body).expect(200);
+    let complete = server.client().post(PATH, &body).expect(200);
     let (events, last) = streamed(&server, &body);
-    for reply in [&whole, &last] {
+    for reply in [&complete, &last] {
         let output = reply["output"].as_array().unwrap();
         let kinds: Vec<&str> = output.iter().map(|i| i["type"].as_str().unwrap()).collect();
         assert_eq!(kinds, ["reasoning", "message", "function_call"]);

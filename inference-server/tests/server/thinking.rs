@@ -35,9 +35,9 @@ fn ask(said: &str, budget: Option<usize>) -> Value {
 /// Thinking, answer and number of tokens of the reply. Whole and streamed replies must agree.
 fn answer(server: &Running, mut body: Value) -> (String, String, u64) {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let whole = server.client().post(PATH, &body).expect(200);
+    let reply = server.client().post(PATH, &body).expect(200);
     let (mut thinking, mut answer) = (String::new(), String::new());
-    for block in whole["content"].as_array().unwrap() {
+    for block in reply["content"].as_array().unwrap() {
         thinking += &text(&block["thinking"]);
         answer += &text(&block["text"]);
     }
@@ -48,7 +48,7 @@ fn answer(server: &Running, mut body: Value) -> (String, String, u64) {
         said += &text(&data["delta"]["text"]);
     }
     assert_eq!((&thought, &said), (&thinking, &answer));
-    let tokens = whole["usage"]["output_tokens"].as_u64().unwrap();
+    let tokens = reply["usage"]["output_tokens"].as_u64().unwrap();
     (thinking, answer, tokens)
 }
 

@@ -161,12 +161,12 @@ fn arguments(json: &str) -> Value {
 fn check_cases(
     (called, not): (&str, &str),
     in_parts: bool,
-    whole: impl Fn(&str) -> Outcome,
+    outcome: impl Fn(&str) -> Outcome,
     streamed: impl Fn(&str) -> Outcome,
 ) {
     for case in CASES {
         let expected = case.outcome(called, not);
-        assert_eq!(whole(case.said), expected, "{}", case.said);
+        assert_eq!(outcome(case.said), expected, "{}", case.said);
         let expected = match in_parts {
             true => case.in_parts(called, not),
             false => expected,

@@ -77,7 +77,7 @@ impl Adapted {
     /// The encoder inside the wrapped decoder.
     fn own(&self) -> mlx_rs_core::Result<&dyn Encoder> {
         self.decoder.encoder().ok_or_else(|| {
-            let message = "the network is no encoder";
+            let message = "the network is not an encoder";
             mlx_rs_core::Error::new(mlx_rs_core::ErrorKind::Unsupported, "encoder", message)
         })
     }

@@ -61,7 +61,7 @@ fn save(adapter: &LoraAdapter, dir: &Path) -> Result<()> {
     if slots.is_empty() {
         return Err(Error::new(
             ErrorKind::InvalidOption,
-            "the adapter was taken off the model; there is nothing to save",
+            "the adapter was removed from the model; there is nothing to save",
         ));
     }
     let blocks: Vec<usize> = slots.iter().filter_map(|(slot, _)| slot.block()).collect();
@@ -136,19 +136,21 @@ fn load(
         ))
     };
     for name in stored.names() {
-        let mut own = all.iter().filter(|slot| same_layer(name, slot.name()));
+        let mut layer_slots = all.iter().filter(|slot| same_layer(name, slot.name()));
         if !stored.is_whole() {
-            let slot = own.find(|s| s.is_matrix()).ok_or_else(|| missing(name))?;
+            let slot = layer_slots
+                .find(|s| s.is_matrix())
+                .ok_or_else(|| missing(name))?;
             let low = stored.low_rank(name, slot.kind(), &slot.shape())?;
             deltas.push((Arc::clone(slot), Delta::LowRank(low)));
             continue;
         }
-        let own: Vec<_> = own.collect();
+        let layer_slots: Vec<_> = layer_slots.collect();
         for end in stored.ends(name) {
-            let slot = own.iter().find(|slot| slot.end() == end);
+            let slot = layer_slots.iter().find(|slot| slot.end() == end);
             let slot = slot.ok_or_else(|| missing(&format!("{name}.{end}")))?;
-            let whole = stored.whole(name, end, &slot.shape())?;
-            deltas.push((Arc::clone(slot), Delta::Whole(whole)));
+            let replacement = stored.whole(name, end, &slot.shape())?;
+            deltas.push((Arc::clone(slot), Delta::Whole(replacement)));
         }
     }
     let new = deltas.into_iter().map(|(slot, delta)| (slot, Some(delta)));

@@ -32,7 +32,7 @@ impl Naming {
     pub(crate) fn key(&self, name: &str) -> String {
         match key(name) {
             inside if inside.len() < name.len() => inside.to_owned(),
-            whole => self.theirs(whole),
+            outside => self.theirs(outside),
         }
     }
 }

@@ -86,7 +86,7 @@ fn settings(dir: &Path) -> Result<Settings> {
             _ => {
                 return Err(invalid(
                     &path,
-                    String::from("there is an alpha but no rank"),
+                    String::from("alpha is set without rank; set both, or scale"),
                 ));
             }
         },
@@ -94,7 +94,7 @@ fn settings(dir: &Path) -> Result<Settings> {
         (None, None) => {
             return Err(invalid(
                 &path,
-                String::from("there is neither a scale nor an alpha"),
+                String::from("neither scale nor alpha is set"),
             ));
         }
     };
@@ -260,8 +260,8 @@ impl Stored {
     /// # Errors
     /// [`ErrorKind::InvalidModel`] when it is missing.
     fn part(&self, name: &str, end: &str) -> Result<Array> {
-        let found = self.layers.get(name).and_then(|parts| parts.get(end));
-        found
+        let tensor = self.layers.get(name).and_then(|parts| parts.get(end));
+        tensor
             .cloned()
             .ok_or_else(|| self.bad(format!("`{name}.{end}` is missing")))
     }
@@ -302,8 +302,8 @@ impl Stored {
         if let Some(m) = &m
             && (m.shape().len() != 1 || m.shape().first() != b.shape().first())
         {
-            let (found, rows) = (m.shape(), b.shape().first());
-            return Err(self.bad(format!("`{name}.m` is {found:?}; there are {rows:?} rows")));
+            let (actual, rows) = (m.shape(), b.shape().first());
+            return Err(self.bad(format!("`{name}.m` is {actual:?}; there are {rows:?} rows")));
         }
         eval([&a, &b].into_iter().chain(&m)).map_err(engine("adapter"))?;
         Ok(LowRank {
@@ -362,28 +362,28 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let theirs =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/training/llama-4");
-        let own = place.path().join("adapter");
+        let directory = place.path().join("adapter");
         let fresh = || {
-            let _ = std::fs::remove_dir_all(&own);
-            std::fs::create_dir(&own).unwrap();
+            let _ = std::fs::remove_dir_all(&directory);
+            std::fs::create_dir(&directory).unwrap();
             for name in [CONFIG_FILE, WEIGHTS_FILE] {
-                std::fs::copy(theirs.join(name), own.join(name)).unwrap();
+                std::fs::copy(theirs.join(name), directory.join(name)).unwrap();
             }
         };
-        let read = || Stored::read(&own).map(|stored| stored.names().count());
+        let read = || Stored::read(&directory).map(|stored| stored.names().count());
         fresh();
         assert_eq!(read().unwrap(), 4);
-        assert_eq!(stored_bytes(&own).unwrap() % 4, 0);
+        assert_eq!(stored_bytes(&directory).unwrap() % 4, 0);
         // A link that stays inside the directory works like a file.
-        let numbered = own.join("0000002_adapters.safetensors");
-        std::fs::rename(own.join(WEIGHTS_FILE), &numbered).unwrap();
-        symlink(&numbered, own.join(WEIGHTS_FILE)).unwrap();
+        let numbered = directory.join("0000002_adapters.safetensors");
+        std::fs::rename(directory.join(WEIGHTS_FILE), &numbered).unwrap();
+        symlink(&numbered, directory.join(WEIGHTS_FILE)).unwrap();
         assert_eq!(read().unwrap(), 4);
         for name in [CONFIG_FILE, WEIGHTS_FILE] {
             fresh();
-            std::fs::remove_file(own.join(name)).unwrap();
-            symlink(theirs.join(name), own.join(name)).unwrap();
-            for error in [read().unwrap_err(), stored_bytes(&own).unwrap_err()] {
+            std::fs::remove_file(directory.join(name)).unwrap();
+            symlink(theirs.join(name), directory.join(name)).unwrap();
+            for error in [read().unwrap_err(), stored_bytes(&directory).unwrap_err()] {
                 let text = format!("{error}");
                 assert_eq!(error.kind(), ErrorKind::InvalidModel, "{text}");
                 assert!(text.contains(name) && text.contains("leads out"), "{text}");
@@ -391,9 +391,9 @@ mod tests {
         }
         // Opening a pipe would block.
         fresh();
-        std::fs::remove_file(own.join(WEIGHTS_FILE)).unwrap();
+        std::fs::remove_file(directory.join(WEIGHTS_FILE)).unwrap();
         let made = std::process::Command::new("mkfifo")
-            .arg(own.join(WEIGHTS_FILE))
+            .arg(directory.join(WEIGHTS_FILE))
             .status();
         assert!(made.unwrap().success());
         let text = read().unwrap_err().to_string();

@@ -609,18 +609,18 @@ impl<'a> Builder<'a> {
     ) -> Result<Blocks<M>> {
         let (hidden, dtype) = (self.dims.hidden, self.weights.dtype());
         let (layers, stage) = match self.weights.stage() {
-            Some(own) => (own.layers(), Some(Stage::new(own.group, hidden, dtype))),
+            Some(part) => (part.layers(), Some(Stage::new(part.group, hidden, dtype))),
             None => (0..self.config.num_hidden_layers, None),
         };
-        let own = layers
+        let blocks = layers
             .map(|i| one(self, i, &format!("model.layers.{i}")).map(Arc::new))
             .collect::<Result<_>>()?;
-        Ok(Blocks { own, stage })
+        Ok(Blocks { blocks, stage })
     }
 
     /// The token embedding.
     pub fn embedding(&mut self, prefix: &str) -> Result<Embedding> {
-        if (self.weights.stage()).is_some_and(|own| !own.reads(&format!("{prefix}.weight"))) {
+        if (self.weights.stage()).is_some_and(|part| !part.reads(&format!("{prefix}.weight"))) {
             return Ok(Embedding::elsewhere());
         }
         self.weights

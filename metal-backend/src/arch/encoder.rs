@@ -128,11 +128,11 @@ impl EncoderStack {
         }
         if let Some(places) = &self.places {
             let lengths = input.lengths.iter();
-            let own: Vec<i32> = lengths
+            let place_ids: Vec<i32> = lengths
                 .flat_map(|&n| places.first..places.first.saturating_add(n))
                 .collect();
-            let own = Array::vector(&own)?.expand_dims(0)?;
-            x = x.add(&places.table.forward(&own)?)?;
+            let place_ids = Array::vector(&place_ids)?.expand_dims(0)?;
+            x = x.add(&places.table.forward(&place_ids)?)?;
         }
         if let Some(types) = &self.types {
             x = x.add(&types.forward(&row(input.types)?)?)?;

@@ -103,17 +103,20 @@ impl Scalars {
         let conv = weights.shape("model.layers.0.mamba.conv1d.weight");
         let folded = matches!(conv, Some([_, _, 1]));
         let one = |name: &str| -> Result<f32> { Ok(config.number(name)?.unwrap_or(1.0)) };
-        let own = |name: &str| if folded { Ok(1.0) } else { one(name) };
+        let multiplier = |name: &str| if folded { Ok(1.0) } else { one(name) };
         let scalars = Self {
             folded,
             embedding: one("embedding_multiplier")?,
             head: one("lm_head_multiplier")?,
             key: one("key_multiplier")?,
             attention: [
-                own("attention_in_multiplier")?,
-                own("attention_out_multiplier")?,
+                multiplier("attention_in_multiplier")?,
+                multiplier("attention_out_multiplier")?,
             ],
-            ssm: [own("ssm_in_multiplier")?, own("ssm_out_multiplier")?],
+            ssm: [
+                multiplier("ssm_in_multiplier")?,
+                multiplier("ssm_out_multiplier")?,
+            ],
             projected: listed(config, "ssm_multipliers", folded)?,
             mlp: listed(config, "mlp_multipliers", folded)?,
         };

@@ -54,7 +54,7 @@ fn encoder(config: &ModelConfig, stack: Stack) -> Result<EncoderStack> {
         embedding_norm: None,
         blocks: stack
             .blocks
-            .own
+            .blocks
             .into_iter()
             .map(block)
             .collect::<Result<_>>()?,

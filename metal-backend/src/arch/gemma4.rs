@@ -106,9 +106,9 @@ impl MixtureBeside {
 }
 
 /// The inputs of a block besides the residual stream.
-struct Given<'a> {
+struct BlockInputs<'a> {
     /// The per-layer input, `[1, T, width]`.
-    own: Option<&'a Array>,
+    layer_input: Option<&'a Array>,
     /// Keys and values of an earlier layer, one view per row, if the block shares them.
     views: Option<&'a [KvView]>,
 }
@@ -118,7 +118,7 @@ impl Block {
     fn forward(
         &self,
         x: &Array,
-        given: &Given<'_>,
+        block_inputs: &BlockInputs<'_>,
         rows: &mut [Row<'_>],
         (layer, positions): (usize, Positions),
         watch: &mut Watch<'_>,
@@ -126,11 +126,11 @@ impl Block {
         let lengths = &lengths(rows);
         let normed = self.attention_in.forward(x)?;
         watch.lap(layer, StepPart::Norm, &[&normed])?;
-        let made = match given.views {
+        let made = match block_inputs.views {
             Some(_) => None,
             None => Some(self.attention.update_kv(&normed, rows, layer)?),
         };
-        let views = made.as_deref().or(given.views).unwrap_or_default();
+        let views = made.as_deref().or(block_inputs.views).unwrap_or_default();
         let attended = self
             .attention
             .attend(&normed, views, lengths, positions, (layer, watch))?;
@@ -167,9 +167,9 @@ impl Block {
             x = x.add(&watch.states_at(layer, Hook::MlpOut, y)?)?;
             watch.lap(layer, StepPart::Norm, &[&x])?;
         }
-        if let (Some(input), Some(own)) = (&self.input, given.own) {
+        if let (Some(input), Some(layer_input)) = (&self.input, block_inputs.layer_input) {
             let gate = Activation::GeluTanh.apply(&input.gate.forward(&x)?)?;
-            let gated = gate.multiply(&positions.of(own, lengths)?)?;
+            let gated = gate.multiply(&positions.of(layer_input, lengths)?)?;
             x = x.add(&input.norm.forward(&input.projection.forward(&gated)?)?)?;
         }
         let x = match &self.scalar {
@@ -206,31 +206,34 @@ impl Block {
     fn forward_again(
         self: &Arc<Self>,
         x: &Array,
-        given: &Given<'_>,
+        block_inputs: &BlockInputs<'_>,
         (lengths, shares): (&[i32], bool),
         (layer, positions): (usize, Positions),
         scope: &Scope,
     ) -> mlx_rs_core::Result<(Array, Option<Vec<KvView>>)> {
         let fault = |what: &str| Error::new(ErrorKind::Value, "block", what);
         let (block, lengths) = (Arc::clone(self), lengths.to_vec());
-        let (has_own, takes) = (given.own.is_some(), given.views.is_some());
+        let (has_layer_input, takes) = (
+            block_inputs.layer_input.is_some(),
+            block_inputs.views.is_some(),
+        );
         let frozen = Scope {
             params: BTreeMap::new(),
             ..scope.clone()
         };
         let mut args = vec![x.clone()];
-        args.extend(given.own.cloned());
-        for view in given.views.unwrap_or_default() {
+        args.extend(block_inputs.layer_input.cloned());
+        for view in block_inputs.views.unwrap_or_default() {
             args.extend(passing::both(view)?);
         }
         let again = checkpoint_tree(move |params: &BTreeMap<String, Array>, args: &[Array]| {
             let Some((x, rest)) = args.split_first() else {
                 return Err(fault("an input is expected"));
             };
-            let (own, rest) = rest.split_at(usize::from(has_own).min(rest.len()));
+            let (layer_input, rest) = rest.split_at(usize::from(has_layer_input).min(rest.len()));
             let views = takes.then(|| passing::views(rest));
-            let given = Given {
-                own: own.first(),
+            let block_inputs = BlockInputs {
+                layer_input: layer_input.first(),
                 views: views.as_deref(),
             };
             let scope = Scope {
@@ -240,7 +243,7 @@ impl Block {
             let mut caches = passing::caches(lengths.len(), layer + 1);
             let mut rows = passing::rows(&lengths, &mut caches);
             let (at, nobody) = ((layer, positions), &mut Watch::nothing());
-            let run = || block.forward(x, &given, &mut rows, at, nobody);
+            let run = || block.forward(x, &block_inputs, &mut rows, at, nobody);
             let (x, made) = adapter::within(Arc::new(scope), run)?;
             let mut results = vec![x];
             for view in made.iter().flatten().filter(|_| shares) {
@@ -262,7 +265,7 @@ impl LayerInputs {
     fn forward(&self, ids: &Array, x: &Array) -> mlx_rs_core::Result<Array> {
         let (batch, length) = (x.dim(0)?, x.dim(1)?);
         let shape = [batch, length, self.layers, self.width];
-        let own = self.table.forward(ids)?.multiply(&self.table_scale)?;
+        let embedded = self.table.forward(ids)?.multiply(&self.table_scale)?;
         let projected = self
             .projection
             .forward(x)?
@@ -270,7 +273,7 @@ impl LayerInputs {
             .reshape(&shape)?;
         self.norm
             .forward(&projected)?
-            .add(&own.reshape(&shape)?)?
+            .add(&embedded.reshape(&shape)?)?
             .multiply(&self.both_scale)
     }
 }
@@ -303,7 +306,7 @@ impl Decoder for Gemma4 {
         for (i, block) in self.blocks.iter().enumerate() {
             let keep = if i == last { positions } else { Positions::All };
             x = watch.states_at(i, Hook::ResidPre, x)?;
-            let own = inputs
+            let layer_input = inputs
                 .as_ref()
                 .map(|all| {
                     let at = i32::try_from(i).unwrap_or(i32::MAX);
@@ -311,16 +314,16 @@ impl Decoder for Gemma4 {
                 })
                 .transpose()?;
             let source = self.source[i];
-            let given = Given {
-                own: own.as_ref(),
+            let block_inputs = BlockInputs {
+                layer_input: layer_input.as_ref(),
                 views: (source != i).then(|| views[source].as_slice()),
             };
             let (out, made) = match &again {
                 Some(scope) => {
                     let shares = self.source[i + 1..].contains(&i);
-                    block.forward_again(&x, &given, (&lengths, shares), (i, keep), scope)?
+                    block.forward_again(&x, &block_inputs, (&lengths, shares), (i, keep), scope)?
                 }
-                None => block.forward(&x, &given, rows, (i, keep), watch)?,
+                None => block.forward(&x, &block_inputs, rows, (i, keep), watch)?,
             };
             x = watch.states_at(i, Hook::ResidPost, out)?;
             views.extend(made);
@@ -378,16 +381,16 @@ impl Decoder for Gemma4 {
     fn new_caches(&self, options: &CacheOptions) -> Caches {
         // Layers that share keys have no cache.
         let layers = || self.blocks.iter().map(|b| &b.attention);
-        let own = layers().filter(|layer| layer.k_proj.is_some());
-        let caches: Caches = own.map(|layer| options.cache(layer.window)).collect();
+        let with_keys = layers().filter(|layer| layer.k_proj.is_some());
+        let caches: Caches = with_keys.map(|layer| options.cache(layer.window)).collect();
         caches.with_switches(layers().filter_map(Attention::switch))
     }
 }
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
     let layers = config.num_hidden_layers;
-    let own = own_layers(config)?;
-    let source = sources(config, own)?;
+    let with_keys = own_layers(config)?;
+    let source = sources(config, with_keys)?;
     let mut b = Builder::new(config, weights)?;
     let activation = b.activation(Activation::GeluTanh)?;
     let width = config
@@ -398,12 +401,12 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     let blocks = (0..layers)
         .map(|i| {
             let prefix = format!("model.layers.{i}");
-            let mlp_width = if double && i >= own {
+            let mlp_width = if double && i >= with_keys {
                 b.dims.intermediate.saturating_mul(2)
             } else {
                 b.dims.intermediate
             };
-            let attention = attention(&mut b, i, i < own)?;
+            let attention = attention(&mut b, i, i < with_keys)?;
             let mlp = b.gated_mlp(&format!("{prefix}.mlp"), mlp_width, activation, false)?;
             let mixture = if config.flag("enable_moe_block")?.unwrap_or(false) {
                 Some(mixture(&mut b, &prefix, activation)?)
@@ -462,15 +465,15 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// The key source of each layer: the layer itself for the first `own` layers, then the last one of
-/// its kind.
-fn sources(config: &ModelConfig, own: usize) -> Result<Vec<usize>> {
+/// The key source of each layer: the layer itself for the first `with_keys` layers, then the last
+/// one of its kind.
+fn sources(config: &ModelConfig, with_keys: usize) -> Result<Vec<usize>> {
     (0..config.num_hidden_layers)
         .map(|i| {
-            if i < own {
+            if i < with_keys {
                 return Ok(i);
             }
-            (0..own)
+            (0..with_keys)
                 .rev()
                 .find(|&j| config.slides(j) == config.slides(i))
                 .ok_or_else(|| {
@@ -485,7 +488,8 @@ fn sources(config: &ModelConfig, own: usize) -> Result<Vec<usize>> {
 fn attention(b: &mut Builder<'_>, layer: usize, own_keys: bool) -> Result<Attention> {
     let (dims, values_are_keys) = (b.dims, values_are_keys(b.config, layer)?);
     let (heads, head_dim) = key_sizes(b.config, layer)?;
-    let size = |own: Option<u32>, all: i32| own.and_then(|n| i32::try_from(n).ok()).unwrap_or(all);
+    let size =
+        |listed: Option<u32>, all: i32| listed.and_then(|n| i32::try_from(n).ok()).unwrap_or(all);
     b.dims.head_dim = size(head_dim, dims.head_dim);
     b.dims.n_kv_heads = size(heads, dims.n_kv_heads);
     if b.dims.head_dim % 2 != 0 {

@@ -56,7 +56,7 @@ pub(super) fn key_sizes(config: &ModelConfig, layer: usize) -> Result<(Option<u3
         .and_then(|all| all.get(layer.to_string()));
     let int = |name: &str, n: usize| -> Result<u32> { int(name, n).map(i32::unsigned_abs) };
     let size = |name: &str, limit: usize, global: Option<&str>| -> Result<Option<u32>> {
-        if let Some(value) = listed.and_then(|own| own.get(name)) {
+        if let Some(value) = listed.and_then(|fields| fields.get(name)) {
             let n = value
                 .as_u64()
                 .and_then(|n| usize::try_from(n).ok())

@@ -149,7 +149,7 @@ fn expansions(b: &mut Builder<'_>, at: &str, sizes: Sizes) -> Result<(Array, Arr
     } = sizes;
     let heads = b.dims.n_heads;
     let fault = engine("weights");
-    let own = |a: mlx_rs_core::Result<Array>| -> Result<Array> {
+    let evaluated = |a: mlx_rs_core::Result<Array>| -> Result<Array> {
         a.and_then(|a| a.contiguous())
             .and_then(|a| a.eval().map(|()| a))
             .map_err(engine("weights"))
@@ -162,16 +162,18 @@ fn expansions(b: &mut Builder<'_>, at: &str, sizes: Sizes) -> Result<(Array, Arr
             .map_err(fault)?;
         let down = matrix.slice_axis(1, plain, plain + values);
         let down = down.and_then(|m| m.swap_axes(-1, -2));
-        return Ok((own(matrix.slice_axis(1, 0, plain))?, own(down)?));
+        return Ok((evaluated(matrix.slice_axis(1, 0, plain))?, evaluated(down)?));
     }
     let mut stack = |part: &str, rows: i32, cols: i32| -> Result<Array> {
         let weight = b
             .weights
             .stack(&format!("{at}.{part}"), &[heads, rows, cols])?;
         let dense = b.weights.plain(&weight)?;
-        own(dense
-            .reshape(&[heads, rows, cols])
-            .and_then(|m| m.swap_axes(-1, -2)))
+        evaluated(
+            dense
+                .reshape(&[heads, rows, cols])
+                .and_then(|m| m.swap_axes(-1, -2)),
+        )
     };
     Ok((
         stack("embed_q", rank, plain)?,

@@ -27,7 +27,7 @@ fn growth(config: &ModelConfig) -> Result<Option<Growth>> {
     let Some(beta) = field(BETA).filter(|value| !value.is_null()) else {
         return Ok(None);
     };
-    let wrong = |name: &str| invalid(format!("rope_parameters.{name} is no number above 0"));
+    let wrong = |name: &str| invalid(format!("rope_parameters.{name} must be a number above 0"));
     let beta = beta.as_f64().ok_or_else(|| wrong(BETA))?;
     let step = field(STEP)
         .and_then(|value| i32::try_from(value.as_i64()?).ok())

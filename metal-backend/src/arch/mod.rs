@@ -292,8 +292,8 @@ static RECURRENT: [(&Family, &str, StateBytes); 10] = [
 const LAYERS: &str = "model.layers.";
 
 fn recurrent(config: &ModelConfig) -> Option<&'static (&'static Family, &'static str, StateBytes)> {
-    let own = config.family()?;
-    (RECURRENT.iter()).find(|(family, ..)| family.model_type == own.model_type)
+    let described = config.family()?;
+    (RECURRENT.iter()).find(|(family, ..)| family.model_type == described.model_type)
 }
 
 /// Bytes of one sequence's state in its recurrent layers, independent of its length.

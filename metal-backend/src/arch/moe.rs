@@ -140,8 +140,8 @@ pub fn qwen_block(
         return Ok(FeedForward::Gated(mlp));
     }
     let width = |b: &Builder<'_>, name: &str| {
-        let whole = config.required_uint(name, 1..=limits::INTERMEDIATE)?;
-        b.part_of(name, whole)
+        let total = config.required_uint(name, 1..=limits::INTERMEDIATE)?;
+        b.part_of(name, total)
     };
     let hidden = b.dims.hidden;
     let shared = if shared {
@@ -307,10 +307,10 @@ fn groups(config: &ModelConfig, experts: i32) -> Result<Option<Groups>> {
             "n_group is {count}; it must divide the number of experts, which is {experts}"
         )));
     }
-    let kept = config.required_uint("topk_group", 1..=count)?;
+    let top_groups = config.required_uint("topk_group", 1..=count)?;
     Ok(Some(Groups {
         count: int("n_group", count)?,
-        kept: int("topk_group", kept)?,
+        selected: int("topk_group", top_groups)?,
         // DeepSeek V2 ranks groups by their best expert, later models by their two best.
         best: match method {
             Some("group_limited_greedy") => 1,

@@ -142,11 +142,11 @@ fn plain(b: &mut Builder<'_>, at: &str, width: i32) -> Result<Mlp> {
 fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
     let config = b.config;
     for (field, fine) in [("n_group", 1), ("moe_latent_size", 0)] {
-        let given = config.uint(field, 0..=limits::HIDDEN)?.unwrap_or(fine);
-        if given != fine {
+        let value = config.uint(field, 0..=limits::HIDDEN)?.unwrap_or(fine);
+        if value != fine {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                format!("{field} is {given}; only models without it are supported"),
+                format!("{field} is {value}; only models without it are supported"),
             ));
         }
     }
@@ -155,7 +155,7 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
     let width = |name: &str| -> Result<i32> {
         int(name, config.required_uint(name, 1..=limits::INTERMEDIATE)?)
     };
-    let own = width("moe_intermediate_size")?;
+    let expert_width = width("moe_intermediate_size")?;
     let bias = format!("{at}.gate.e_score_correction_bias");
     let choice_bias = (b.weights.vector(&bias, count)?)
         .astype(Dtype::Float32)
@@ -170,8 +170,8 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
     };
     let experts = Experts {
         gate: None,
-        up: stack("fc1", "up_proj", hidden, own)?,
-        down: stack("fc2", "down_proj", own, hidden)?,
+        up: stack("fc1", "up_proj", hidden, expert_width)?,
+        down: stack("fc2", "down_proj", expert_width, hidden)?,
         activation: Gate::Plain(activation(config)?),
     };
     let shared = match config.uint("n_shared_experts", 0..=limits::EXPERTS)? {

@@ -37,8 +37,8 @@ pub struct Routes<'a> {
 pub fn apply(decoder: &mut dyn Decoder, routes: &Routes<'_>, layers: usize) -> Result<()> {
     routes.router.check(layers)?;
     for (layer, strategy) in routes.plan.for_layers(layers)?.into_iter().enumerate() {
-        let own = routes.router.backend(layer);
-        let name = match (own, strategy) {
+        let backend = routes.router.backend(layer);
+        let name = match (backend, strategy) {
             (None, FeedForwardStrategy::Dense) => continue,
             (None, strategy) => strategy.to_string(),
             (Some(backend), FeedForwardStrategy::Dense) => backend.name().to_owned(),
@@ -77,7 +77,7 @@ pub fn apply(decoder: &mut dyn Decoder, routes: &Routes<'_>, layers: usize) -> R
                 false => LayerMode::Compute(backend),
             })
         };
-        let mode = match (own, strategy) {
+        let mode = match (backend, strategy) {
             (Some(backend), _) => bound(backend)?,
             (None, FeedForwardStrategy::Sparse { top_k }) => {
                 let sparse: Arc<dyn FfnBackend> = Arc::new(SparseFfn { top_k });
@@ -98,8 +98,8 @@ pub fn apply(decoder: &mut dyn Decoder, routes: &Routes<'_>, layers: usize) -> R
             (None, FeedForwardStrategy::Gain(gain)) => LayerMode::Gain(gain),
             _ => return Err(refused("this backend does not have it")),
         };
-        let own = std::mem::replace(part, FeedForward::Nothing);
-        *part = FeedForward::Routed(Box::new(Routed { own, mode, place }));
+        let dense = std::mem::replace(part, FeedForward::Nothing);
+        *part = FeedForward::Routed(Box::new(Routed { dense, mode, place }));
     }
     Ok(())
 }

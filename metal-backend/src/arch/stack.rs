@@ -63,8 +63,8 @@ impl<M: Mixer> Block<M> {
         }
         // Without a norm or factor on the output, the output projection can add the residual
         // itself.
-        let (here, add) = (self.mixer_out.as_ref(), self.residual.is_none());
-        let add_mixed = add && here.is_none() && !watch.wants(layer, Hook::AttnOut);
+        let (mixer_out, add) = (self.mixer_out.as_ref(), self.residual.is_none());
+        let add_mixed = add && mixer_out.is_none() && !watch.wants(layer, Hook::AttnOut);
         let mut mixed =
             self.mixer
                 .forward((x, mixer_in, add_mixed), rows, layer, positions, watch)?;
@@ -75,7 +75,7 @@ impl<M: Mixer> Block<M> {
             watch.lap(layer, StepPart::Mixer, &made)?;
         }
         if !add_mixed {
-            let out = watch.states_at(layer, Hook::AttnOut, through(here, &mixed)?)?;
+            let out = watch.states_at(layer, Hook::AttnOut, through(mixer_out, &mixed)?)?;
             mixed = self.add(&positions.of(x, &lengths)?, &out)?;
             watch.lap(layer, StepPart::Norm, &[&mixed])?;
         }
@@ -85,8 +85,8 @@ impl<M: Mixer> Block<M> {
             return Ok(mixed);
         }
         let (norm, input) = if self.parallel {
-            let own = self.mlp_in.as_ref();
-            (own.or(mixer_in), positions.of(x, &lengths)?)
+            let mlp_in = self.mlp_in.as_ref();
+            (mlp_in.or(mixer_in), positions.of(x, &lengths)?)
         } else {
             (self.mlp_in.as_ref(), mixed.clone())
         };
@@ -230,14 +230,14 @@ impl<M: Mixer> Stack<M> {
     fn fused(
         &self,
         rows: &[Row<'_>],
-        kept: Positions,
+        positions: Positions,
         watch: &Watch<'_>,
     ) -> Vec<Option<Fused<'_>>> {
         let checkpoint = adapter::scope().is_some_and(|scope| scope.checkpoint);
         let looked_at = watch.wants_attention() || watch.wants_mixed() || watch.measures();
         let none = looked_at || checkpoint;
         // The last block may have to drop positions.
-        let all = kept == Positions::All || rows.iter().all(|row| row.length == 1);
+        let all = positions == Positions::All || rows.iter().all(|row| row.length == 1);
         let end = self.blocks.len().saturating_sub(usize::from(!all));
         (self.blocks.iter().enumerate())
             .map(|(i, block)| {
@@ -313,15 +313,18 @@ impl Head {
 #[derive(Debug)]
 pub struct Blocks<M: Mixer = Attention> {
     /// The blocks.
-    pub own: Vec<Arc<Block<M>>>,
+    pub blocks: Vec<Arc<Block<M>>>,
     /// This process's stage, if other processes have further blocks.
     pub stage: Option<Stage>,
 }
 
 impl<M: Mixer> From<Vec<Arc<Block<M>>>> for Blocks<M> {
     /// All blocks of a model.
-    fn from(own: Vec<Arc<Block<M>>>) -> Self {
-        Self { own, stage: None }
+    fn from(blocks: Vec<Arc<Block<M>>>) -> Self {
+        Self {
+            blocks,
+            stage: None,
+        }
     }
 }
 
@@ -329,7 +332,7 @@ impl<M: Mixer> Deref for Blocks<M> {
     type Target = [Arc<Block<M>>];
 
     fn deref(&self) -> &Self::Target {
-        &self.own
+        &self.blocks
     }
 }
 
@@ -368,11 +371,11 @@ impl<M: Mixer> Decoder for Stack<M> {
         watch.saw_embedding(&x)?;
         let last = self.blocks.len().saturating_sub(1);
         // Only the last block may drop positions; the others feed the keys of later blocks.
-        let kept = match stage.filter(|stage| !stage.is_last()) {
+        let selected = match stage.filter(|stage| !stage.is_last()) {
             Some(_) => Positions::All,
             None => positions,
         };
-        let fused = self.fused(rows, kept, watch);
+        let fused = self.fused(rows, selected, watch);
         let most = if watch.wants_blocks() { 1 } else { fused.len() };
         let mut done = 0;
         for (i, block) in self.blocks.iter().enumerate() {
@@ -393,7 +396,7 @@ impl<M: Mixer> Decoder for Stack<M> {
                 watch.saw_block(done - 1, &x)?;
                 continue;
             }
-            let keep = if i == last { kept } else { Positions::All };
+            let keep = if i == last { selected } else { Positions::All };
             x = match adapter::scope().filter(|scope| scope.checkpoint) {
                 Some(scope) => block.forward_again(&x, &lengths(rows), i, keep, &scope)?,
                 None => block.forward(&x, rows, i, keep, watch)?,
@@ -429,8 +432,8 @@ impl<M: Mixer> Decoder for Stack<M> {
 
     fn hooks(&self) -> Option<Vec<LayerHooks>> {
         // In a pipeline, layer indices are those of this process alone.
-        let whole = self.blocks.stage.is_none();
-        whole.then(|| self.blocks.iter().map(|block| block.hooks()).collect())
+        let is_undivided = self.blocks.stage.is_none();
+        is_undivided.then(|| self.blocks.iter().map(|block| block.hooks()).collect())
     }
 
     fn token_vectors(&self, ids: &Array) -> Result<Array> {
@@ -455,7 +458,7 @@ impl<M: Mixer> Decoder for Stack<M> {
         if self.blocks.stage.is_some() {
             return None;
         }
-        let block = Arc::get_mut(self.blocks.own.get_mut(layer)?)?;
+        let block = Arc::get_mut(self.blocks.blocks.get_mut(layer)?)?;
         Some(&mut block.mlp)
     }
 
@@ -502,9 +505,9 @@ mod tests {
                     };
                     let x = noise(&[1, 19, hidden], 3).multiply(&Array::scalar(0.1f32).unwrap());
                     let x = x.unwrap();
-                    let found = head.greatest(&x, &embedding, k).unwrap();
+                    let greatest = head.greatest(&x, &embedding, k).unwrap();
                     let other = scale == Some(-1.0) || !cpu::enabled();
-                    let Some((values, ids)) = found.filter(|_| !other) else {
+                    let Some((values, ids)) = greatest.filter(|_| !other) else {
                         assert!(other || cpu::instruction_set() == "amx", "not found");
                         continue;
                     };

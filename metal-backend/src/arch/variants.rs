@@ -90,11 +90,11 @@ impl Builder<'_> {
     /// # Errors
     /// When the configured number is too large.
     pub fn ignore_predicting_layers(&mut self) -> Result<()> {
-        let own = self.config.num_hidden_layers;
+        let layers = self.config.num_hidden_layers;
         let more = self
             .config
             .uint("num_nextn_predict_layers", 0..=limits::LAYERS)?;
-        for layer in own..own + more.unwrap_or(0) {
+        for layer in layers..layers + more.unwrap_or(0) {
             self.weights.ignore(&format!("model.layers.{layer}"));
         }
         Ok(())

@@ -67,25 +67,27 @@ impl Wiring {
     /// # Errors
     /// [`ErrorKind::InvalidModel`] when a block between others is missing.
     pub fn of<'a>(prefix: &str, names: impl Iterator<Item = &'a str>) -> Result<Self> {
-        let mut found: BTreeMap<usize, BTreeSet<&str>> = BTreeMap::new();
+        let mut by_index: BTreeMap<usize, BTreeSet<&str>> = BTreeMap::new();
         for name in names {
             let Some((number, rest)) = (name.strip_prefix(prefix)).and_then(|n| n.split_once('.'))
             else {
                 continue;
             };
             let Ok(index) = number.parse::<usize>() else {
-                return Err(invalid(format!("tensor `{name}` is of no numbered block")));
+                return Err(invalid(format!(
+                    "tensor `{name}` belongs to no numbered block"
+                )));
             };
             let component = rest.rsplit_once('.').map_or(rest, |(layer, _)| layer);
-            found.entry(index).or_default().insert(component);
+            by_index.entry(index).or_default().insert(component);
         }
-        if let Some(missing) = (0..found.len()).find(|i| !found.contains_key(i)) {
+        if let Some(missing) = (0..by_index.len()).find(|i| !by_index.contains_key(i)) {
             return Err(invalid(format!(
                 "block {missing} has no tensors, though there are {} blocks",
-                found.len()
+                by_index.len()
             )));
         }
-        let blocks = found.into_iter().map(|(index, components)| BlockInfo {
+        let blocks = by_index.into_iter().map(|(index, components)| BlockInfo {
             index,
             kind: kind(&components),
             components: components.into_iter().map(str::to_owned).collect(),

@@ -49,7 +49,7 @@ pub fn shape(config: &ModelConfig) -> Result<MlstmShape> {
         }
         if !width.is_multiple_of(heads) {
             return Err(invalid(format!(
-                "{field} {factor} makes a width of {width}, which {heads} heads do not divide"
+                "{field} {factor} makes a width of {width}, which is not a multiple of {heads} heads"
             )));
         }
         int(field, width / heads)
@@ -176,9 +176,8 @@ fn check_types(config: &ModelConfig) -> Result<()> {
         match value.as_str() {
             Some("float32") => {}
             Some(other @ ("bfloat16" | "float16")) if field == STATE => {
-                let message = format!(
-                    "{field} is {other}; the state is kept in float32, and in no other type"
-                );
+                let message =
+                    format!("{field} is {other}; only float32 is supported for the state");
                 return Err(Error::new(ErrorKind::Unsupported, message));
             }
             Some("bfloat16" | "float16") => {}
@@ -291,7 +290,7 @@ fn slstm(b: &mut Builder<'_>, prefix: &str, heads: i32) -> Result<Slstm> {
     let hidden = b.dims.hidden;
     if hidden % heads != 0 {
         return Err(invalid(format!(
-            "hidden_size is {hidden}, which {heads} heads do not divide"
+            "hidden_size is {hidden}, which is not a multiple of {heads} heads"
         )));
     }
     let dim = hidden / heads;

@@ -39,7 +39,7 @@ impl ChunkedCache {
 
     /// Takes the buffers out, with space for `end` positions. `like` is the shape and type of new
     /// keys and values.
-    fn room(
+    fn buffers_for(
         &mut self,
         end: i32,
         limit: i32,
@@ -60,7 +60,7 @@ impl ChunkedCache {
     /// Appends to the end. The capacity is at most `limit` positions.
     pub(super) fn append(&mut self, keys: &Array, values: &Array, limit: i32) -> Result<()> {
         let end = self.offset + keys.dim(2)?;
-        let (k, v) = self.room(end, limit, (keys.shape(), values.shape(), keys.dtype()))?;
+        let (k, v) = self.buffers_for(end, limit, (keys.shape(), values.shape(), keys.dtype()))?;
         let k = k.update_axis(keys, 2, self.offset)?;
         let v = v.update_axis(values, 2, self.offset)?;
         self.buffers = Some((k, v));
@@ -86,7 +86,7 @@ impl ChunkedCache {
     ) -> Result<(Array, Array)> {
         let end = self.offset.saturating_add(length);
         let shape = [1, heads.n_kv_heads, length, heads.head_dim];
-        let (k, v) = self.room(end, i32::MAX, (&shape, &shape, Dtype::Float32))?;
+        let (k, v) = self.buffers_for(end, i32::MAX, (&shape, &shape, Dtype::Float32))?;
         let tokens = TokenRange {
             first,
             length,
@@ -147,21 +147,21 @@ impl KvCache for ChunkedCache {
             keys: Stored::Plain(keys),
             values: Stored::Plain(values),
             offset,
-            order: Order::Run { kept: 0, start: 0 },
+            order: Order::Run { keep: 0, start: 0 },
             window: None,
             reach: 0,
         })
     }
 
     fn portable(&self) -> Result<Option<Portable>> {
-        let held = self.valid()?.filter(|_| self.offset > 0);
-        Ok(held.map(|(keys, values)| Portable::All { keys, values }))
+        let valid = self.valid()?.filter(|_| self.offset > 0);
+        Ok(valid.map(|(keys, values)| Portable::All { keys, values }))
     }
 
-    fn adopt(&mut self, held: Portable) -> std::result::Result<(), String> {
-        let offset = held.offset().map_err(|e| e.to_string())?;
-        let Portable::All { keys, values } = held else {
-            return Err(held.refused("all positions"));
+    fn adopt(&mut self, portable: Portable) -> std::result::Result<(), String> {
+        let offset = portable.offset().map_err(|e| e.to_string())?;
+        let Portable::All { keys, values } = portable else {
+            return Err(portable.refused("all positions"));
         };
         self.buffers = Some((keys, values));
         self.offset = offset;

@@ -345,8 +345,8 @@ mod tests {
             cache.update(&part, &part).map_err(engine("test"))?;
             Ok((0..2).map(|_| cache.copy().unwrap()).collect())
         };
-        let kept = super::load(path, identity, empty, one)?;
-        Ok((kept.tokens.unwrap(), kept.caches))
+        let loaded = super::load(path, identity, empty, one)?;
+        Ok((loaded.tokens.unwrap(), loaded.caches))
     }
 
     fn save(path: &Path, identity: &str, tokens: &[u32], caches: &Caches) -> Result<()> {
@@ -428,9 +428,9 @@ mod tests {
             let (_, caches) = load(&path, "me", empty(options).with_switches([3])).unwrap();
             assert_eq!(caches.stretch(), 1);
         }
-        let whole = std::fs::read(&path).unwrap();
-        for cut in [0, 7, 20, whole.len() - 1] {
-            std::fs::write(&path, &whole[..cut]).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        for cut in [0, 7, 20, bytes.len() - 1] {
+            std::fs::write(&path, &bytes[..cut]).unwrap();
             assert!(load(&path, "me", empty(packed)).is_err(), "{cut}");
         }
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);

@@ -37,14 +37,14 @@ impl KvAllocator {
     }
 
     /// The memory for the next layer.
-    fn take(&mut self, (heads, width): (i32, i32), room: i32) -> Result<KvBuffer> {
+    fn take(&mut self, (heads, width): (i32, i32), capacity: i32) -> Result<KvBuffer> {
         let others = self.layers.saturating_sub(1);
         self.layers = others;
-        let fits = |memory: &mut KvBuffer| memory.shape() == [1, heads, room, width];
+        let fits = |memory: &mut KvBuffer| memory.shape() == [1, heads, capacity, width];
         if let Some(memory) = self.made.pop_if(fits) {
             return Ok(memory);
         }
-        let mut made = KvBuffer::several(1 + others, (heads, width), room)?;
+        let mut made = KvBuffer::several(1 + others, (heads, width), capacity)?;
         self.made = made.split_off(1);
         Ok(made.remove(0))
     }
@@ -146,14 +146,14 @@ impl InPlaceCache {
         let filled = self.chunks.offset;
         let end = filled.saturating_add(length);
         let (expected, chunk) = self.capacities(end);
-        let room = match self.memory {
+        let capacity = match self.memory {
             None => expected,
             Some(_) => chunk,
         };
         let memory = match (self.memory.take(), &self.chunks.buffers) {
             (Some(mut memory), _) => {
-                let grown = if memory.room() < end {
-                    memory.grow(filled, room)
+                let grown = if memory.capacity() < end {
+                    memory.grow(filled, capacity)
                 } else {
                     Ok(())
                 };
@@ -163,8 +163,8 @@ impl InPlaceCache {
                 }
                 memory
             }
-            (None, Some((keys, values))) => KvBuffer::holding(keys, values, filled, room)?,
-            (None, None) => allocator.take((heads.n_kv_heads, heads.head_dim), room)?,
+            (None, Some((keys, values))) => KvBuffer::holding(keys, values, filled, capacity)?,
+            (None, None) => allocator.take((heads.n_kv_heads, heads.head_dim), capacity)?,
         };
         self.chunks.buffers = None;
         Ok(self.memory.insert(memory))
@@ -185,9 +185,9 @@ impl KvCache for InPlaceCache {
         self.as_chunks()?.portable()
     }
 
-    fn adopt(&mut self, held: Portable) -> std::result::Result<(), String> {
+    fn adopt(&mut self, portable: Portable) -> std::result::Result<(), String> {
         self.memory = None;
-        self.chunks.adopt(held)
+        self.chunks.adopt(portable)
     }
 
     fn in_place(&self) -> Option<&InPlaceCache> {
@@ -316,20 +316,20 @@ mod tests {
             let memory = cache
                 .memory(&heads, prompt, &mut KvAllocator::new(1))
                 .unwrap();
-            capacities.0 = memory.room();
-            let room = KvSlot {
+            capacities.0 = memory.capacity();
+            let slot = KvSlot {
                 length: capacities.0,
                 offset: 0,
                 memory,
                 window: None,
             };
             let x = zeros(&[1, capacities.0, 2], Dtype::Float32).unwrap();
-            block(&heads, &none).step(&x, &mut [room]).unwrap();
+            block(&heads, &none).step(&x, &mut [slot]).unwrap();
             cache.advance(capacities.0);
             capacities.1 = cache
                 .memory(&heads, 1, &mut KvAllocator::new(1))
                 .unwrap()
-                .room();
+                .capacity();
         });
         capacities
     }
@@ -337,7 +337,7 @@ mod tests {
     /// Appends tokens whose keys and values are zeros.
     fn write(cache: &mut InPlaceCache, tokens: i32) {
         let (heads, none, offset) = (heads(), none().unwrap(), cache.offset());
-        let room = KvSlot {
+        let slot = KvSlot {
             length: tokens,
             offset,
             memory: cache
@@ -346,7 +346,7 @@ mod tests {
             window: None,
         };
         let x = zeros(&[1, tokens, 2], Dtype::Float32).unwrap();
-        block(&heads, &none).step(&x, &mut [room]).unwrap();
+        block(&heads, &none).step(&x, &mut [slot]).unwrap();
         cache.advance(tokens);
     }
 
@@ -369,7 +369,7 @@ mod tests {
             let memory = kernels
                 .memory(&heads(), 1, &mut KvAllocator::new(1))
                 .unwrap();
-            assert_eq!(memory.room(), 32);
+            assert_eq!(memory.capacity(), 32);
             assert!(memory.copy(5).is_ok() && memory.copy(6).is_err());
             assert_eq!((cache.offset(), copy.offset()), (6, 3));
             // Keys and values of 32 positions with two float32 numbers each.
@@ -414,8 +414,11 @@ mod tests {
             let mut allocator = KvAllocator::new(2);
             let mut layers: Vec<InPlaceCache> = (0..5).map(|_| InPlaceCache::new()).collect();
             for layer in &mut layers[..4] {
-                let room = layer.memory(&heads(), 5, &mut allocator).unwrap().room();
-                assert_eq!(room, 8);
+                let capacity = layer
+                    .memory(&heads(), 5, &mut allocator)
+                    .unwrap()
+                    .capacity();
+                assert_eq!(capacity, 8);
                 write(layer, 5);
             }
             layers[1].chunks().unwrap();
@@ -427,19 +430,19 @@ mod tests {
                 assert_eq!(kinds, [true, false, true, true, false]);
                 let offsets: Vec<i32> = copies.iter().map(LayerState::offset).collect();
                 assert_eq!(offsets, [5, 5, 5, 5, 0]);
-                let room = |copy: &mut InPlaceCache| {
+                let capacity = |copy: &mut InPlaceCache| {
                     let memory = copy.memory(&heads(), 1, &mut KvAllocator::new(1)).unwrap();
                     assert!(memory.copy(5).is_ok());
-                    memory.room()
+                    memory.capacity()
                 };
-                assert_eq!(room(&mut copies[0]), 8);
-                assert_eq!(room(&mut copies[3]), if expected == 8 { 8 } else { 64 });
+                assert_eq!(capacity(&mut copies[0]), 8);
+                assert_eq!(capacity(&mut copies[3]), if expected == 8 { 8 } else { 64 });
             }
         });
     }
 
     #[test]
-    fn room_is_made_for_what_is_expected_and_then_by_chunks() {
+    fn capacity_is_made_for_what_is_expected_and_then_by_chunks() {
         if none().is_none() {
             return; // switched off
         }

@@ -108,17 +108,17 @@ pub fn save(
     let mut metadata = BTreeMap::from([("2.0".to_owned(), String::new())]);
     let mut numbers = 0;
     for (i, cache) in caches.iter().enumerate() {
-        let held = match cache.as_kv() {
+        let portable = match cache.as_kv() {
             Some(_) if cache.as_recurrent().is_some() => None,
             Some(cache) => cache.portable().map_err(engine("prompt cache"))?,
             None => None,
         };
-        let Some(held) = held else {
+        let Some(portable) = portable else {
             return Ok(false);
         };
-        let (layer, arrays) = describe(&held);
-        for (name, held) in arrays {
-            tensors.push(tensor(format!("{i}.{name}"), held)?);
+        let (layer, arrays) = describe(&portable);
+        for (name, array) in arrays {
+            tensors.push(tensor(format!("{i}.{name}"), array)?);
         }
         metadata.insert(form.class(i), layer.class.to_owned());
         for (k, setting) in layer.settings.iter().enumerate() {
@@ -149,8 +149,8 @@ pub fn save(
 }
 
 /// The class and settings of a layer, and its arrays by their names in it.
-fn describe(held: &Portable) -> (Layer, Vec<(String, &Array)>) {
-    match held {
+fn describe(portable: &Portable) -> (Layer, Vec<(String, &Array)>) {
+    match portable {
         Portable::All { keys, values } => (
             Layer {
                 class: GROWING,
@@ -163,13 +163,13 @@ fn describe(held: &Portable) -> (Layer, Vec<(String, &Array)>) {
             values,
             offset,
             size,
-            kept,
+            keep,
         } => (
             Layer {
                 class: ROTATING,
                 // The last setting is the slot of the next position: after all others, which are in
                 // order.
-                settings: vec![*offset, *kept, *size, (*offset).min(*size)],
+                settings: vec![*offset, *keep, *size, (*offset).min(*size)],
             },
             vec![("0".to_owned(), keys), ("1".to_owned(), values)],
         ),
@@ -200,7 +200,12 @@ fn parts(q: &Quantized) -> impl Iterator<Item = (usize, &Array)> {
 /// # Errors
 /// As [`load`].
 pub fn positions(path: &Path, metadata: &BTreeMap<String, String>) -> Result<usize> {
-    let fault = || invalid(path, "not a prompt cache: it does not say how long it is");
+    let fault = || {
+        invalid(
+            path,
+            "not a prompt cache: its number of positions is missing",
+        )
+    };
     let form = Form::of(metadata).ok_or_else(fault)?;
     let file = SafetensorsCheckpoint::open_file(path)?;
     let first = Described {
@@ -210,13 +215,13 @@ pub fn positions(path: &Path, metadata: &BTreeMap<String, String>) -> Result<usi
         form,
         i: 0,
     };
-    let found = match (first.class(), form) {
+    let positions = match (first.class(), form) {
         (ROTATING | QUANTIZED, _) | (GROWING, Form::Tensors) => {
             usize::try_from(first.setting(0)?).ok()
         }
         _ => file.info("0.0").and_then(|info| info.shape.get(2).copied()),
     };
-    found.filter(|n| *n > 0).ok_or_else(fault)
+    positions.filter(|n| *n > 0).ok_or_else(fault)
 }
 
 /// The description of a layer in a file.
@@ -288,10 +293,10 @@ pub fn load(
     let fault = |message: String| invalid(path, message);
     let form = Form::of(metadata)
         .ok_or_else(|| fault("not a prompt cache: it names no classes".to_owned()))?;
-    let own = form.ours();
-    let ours = metadata.get(own).map(|text| {
+    let key = form.ours();
+    let ours = metadata.get(key).map(|text| {
         serde_json::from_str::<Ours>(text)
-            .map_err(|e| fault(format!("its text `{own}` is damaged")).with_source(e))
+            .map_err(|e| fault(format!("its metadata `{key}` is damaged")).with_source(e))
     });
     let ours = ours.transpose()?;
     if ours.as_ref().is_some_and(|ours| ours.identity != identity) {
@@ -316,7 +321,7 @@ pub fn load(
     match &ours {
         None if empty.may_switch() => {
             return Err(fault(
-                "the keys of this model are rotated by the length of the prompt, which the file does not tell"
+                "the keys of this model are rotated by the length of the prompt, which the file does not contain"
                     .to_owned(),
             ));
         }
@@ -333,11 +338,11 @@ pub fn load(
         let (Some(cache), Some(known), false) = (cache.as_kv_mut(), known.as_kv(), recurrent)
         else {
             return Err(of_layer(
-                "this model's is a recurrent state, of which mlx-lm's files are not read"
+                "this model has a recurrent state, which is not read from mlx-lm's files"
                     .to_owned(),
             ));
         };
-        let held = layer(&Described {
+        let portable = layer(&Described {
             file: &file,
             path,
             metadata,
@@ -345,7 +350,10 @@ pub fn load(
             i,
         })?;
         let words = |e: mlx_rs_core::Error| of_layer(e.to_string());
-        let (layout, offset) = (held.layout().map_err(words)?, held.offset().map_err(words)?);
+        let (layout, offset) = (
+            portable.layout().map_err(words)?,
+            portable.offset().map_err(words)?,
+        );
         let known = known.portable().map_err(engine("prompt cache"))?;
         let known = known.map(|known| known.layout()).transpose();
         let known = known.map_err(engine("prompt cache"))?;
@@ -360,8 +368,8 @@ pub fn load(
             )));
         }
         let dtype = known.map_or(layout.dtype, |known| known.dtype);
-        let held = held.cast(dtype).map_err(engine("prompt cache"))?;
-        cache.adopt(held).map_err(of_layer)?;
+        let portable = portable.cast(dtype).map_err(engine("prompt cache"))?;
+        cache.adopt(portable).map_err(of_layer)?;
     }
     Ok(Kept {
         tokens: ours.map(|ours| ours.tokens),
@@ -376,9 +384,9 @@ fn layer(of: &Described<'_>) -> Result<Portable> {
     let get = |name: String| of.tensor(name);
     let setting = |k: usize| of.setting(k);
     let words = |e: mlx_rs_core::Error| fault(e.to_string());
-    let begun = |whole: Array, offset: i32| match whole.dim(2) {
-        Ok(n) if n == offset => Ok(whole),
-        Ok(n) if n > offset => whole.slice_axis(2, 0, offset).map_err(words),
+    let begun = |array: Array, offset: i32| match array.dim(2) {
+        Ok(n) if n == offset => Ok(array),
+        Ok(n) if n > offset => array.slice_axis(2, 0, offset).map_err(words),
         _ => Err(fault(format!("it has fewer than {offset} positions"))),
     };
     match of.class() {
@@ -395,12 +403,14 @@ fn layer(of: &Described<'_>) -> Result<Portable> {
             values: get(format!("{i}.1"))?,
         }),
         ROTATING => {
-            let [offset, kept, size, next] = [setting(0)?, setting(1)?, setting(2)?, setting(3)?];
-            if size < 1 || kept >= size {
-                return Err(fault(format!("it has a ring of {size} with {kept} kept")));
+            let [offset, keep, size, next] = [setting(0)?, setting(1)?, setting(2)?, setting(3)?];
+            if size < 1 || keep >= size {
+                return Err(fault(format!(
+                    "its ring of {size} positions cannot keep the first {keep}"
+                )));
             }
             let ring = Ring {
-                kept,
+                keep,
                 size,
                 offset,
                 next,
@@ -410,7 +420,7 @@ fn layer(of: &Described<'_>) -> Result<Portable> {
                 values: ring.ordered(&get(format!("{i}.1"))?).map_err(words)?,
                 offset,
                 size,
-                kept,
+                keep,
             })
         }
         QUANTIZED => {
@@ -450,7 +460,7 @@ fn layer(of: &Described<'_>) -> Result<Portable> {
 /// A ring buffer of mlx-lm; `next` is the slot of the next position. After a prompt in several
 /// steps, it has more than `size` positions, in order.
 struct Ring {
-    kept: i32,
+    keep: i32,
     size: i32,
     offset: i32,
     next: i32,
@@ -459,23 +469,23 @@ struct Ring {
 impl Ring {
     /// Keys or values in order, in the number that [`Portable::Recent`] has.
     fn ordered(&self, buffer: &Array) -> mlx_rs_core::Result<Array> {
-        let Self { kept, size, .. } = *self;
-        let held = buffer.dim(2)?;
+        let Self { keep, size, .. } = *self;
+        let stored = buffer.dim(2)?;
         let used = self.offset.min(size);
-        let next = self.next.clamp(0, held);
-        let parts = if next < held && next < self.offset && next >= kept {
+        let next = self.next.clamp(0, stored);
+        let parts = if next < stored && next < self.offset && next >= keep {
             // The buffer is full: the oldest position is in the next slot.
-            let older = buffer.slice_axis(2, next, held)?;
-            vec![older, buffer.slice_axis(2, kept, next)?]
+            let older = buffer.slice_axis(2, next, stored)?;
+            vec![older, buffer.slice_axis(2, keep, next)?]
         } else {
-            let end = if next > 0 { next } else { held };
-            vec![buffer.slice_axis(2, kept.min(end), end)?]
+            let end = if next > 0 { next } else { stored };
+            vec![buffer.slice_axis(2, keep.min(end), end)?]
         };
         let rest = mlx_rs_core::concatenate(&parts.iter().collect::<Vec<_>>(), 2)?;
         let n = rest.dim(2)?;
-        let kept = buffer.slice_axis(2, 0, kept.min(used))?;
-        let wanted = (used - kept.dim(2)?).clamp(0, n);
+        let prefix = buffer.slice_axis(2, 0, keep.min(used))?;
+        let wanted = (used - prefix.dim(2)?).clamp(0, n);
         let rest = rest.slice_axis(2, n - wanted, n)?;
-        mlx_rs_core::concatenate(&[&kept, &rest], 2)
+        mlx_rs_core::concatenate(&[&prefix, &rest], 2)
     }
 }

@@ -102,10 +102,10 @@ pub(crate) fn map(q: &Quantized, f: impl Fn(&Array) -> Result<Array>) -> Result<
 /// The order of the keys that a cache returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// The first `kept` positions at `0..kept`, and the others from position `start` on, in order.
+    /// The first `keep` positions at `0..keep`, and the others from position `start` on, in order.
     Run {
         /// The number of keys from the beginning of the sequence.
-        kept: i32,
+        keep: i32,
         /// Position of the key after them.
         start: i32,
     },
@@ -285,7 +285,7 @@ impl CacheOptions {
 
     /// An empty cache for a layer with a window of `window` positions.
     pub fn cache(&self, window: Option<i32>) -> Box<dyn KvCache> {
-        let (size, kept) = match (window, self.bound) {
+        let (size, keep) = match (window, self.bound) {
             (Some(window), bound) => (bound.map_or(window, |bound| bound.min(window)), 0),
             (None, Some(bound)) if bound >= 4 * KEPT => (bound, KEPT),
             (None, Some(bound)) => (bound, 0),
@@ -297,9 +297,9 @@ impl CacheOptions {
             }
         };
         match self.trimmable {
-            None => Box::new(RotatingCache::new(size, kept)),
+            None => Box::new(RotatingCache::new(size, keep)),
             Some(Self::ALL) => Box::new(InPlaceCache::new()),
-            Some(spare) => Box::new(WindowedCache::new(size, kept, spare)),
+            Some(spare) => Box::new(WindowedCache::new(size, keep, spare)),
         }
     }
 }

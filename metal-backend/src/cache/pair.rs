@@ -164,8 +164,8 @@ mod tests {
         assert!(fresh.as_kv().unwrap().is_empty(), "nothing of it is kept");
         // A prefix includes both states, and can only be used as a whole.
         let caches = Caches::from(Box::new(pair) as Box<dyn LayerState>);
-        let whole = copy_prefix(&caches, 2).unwrap().unwrap();
-        assert_eq!(sum(whole[0].as_ref()), [7.0; 3]);
+        let prefix = copy_prefix(&caches, 2).unwrap().unwrap();
+        assert_eq!(sum(prefix[0].as_ref()), [7.0; 3]);
         assert!(copy_prefix(&caches, 1).unwrap().is_none());
         assert!(!caches.rewinds());
     }

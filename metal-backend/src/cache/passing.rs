@@ -32,7 +32,7 @@ fn passed(keys: &Array, values: &Array) -> KvView {
         keys: Stored::Plain(keys.clone()),
         values: Stored::Plain(values.clone()),
         offset: 0,
-        order: Order::Run { kept: 0, start: 0 },
+        order: Order::Run { keep: 0, start: 0 },
         window: None,
         reach: 0,
     }

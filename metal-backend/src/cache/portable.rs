@@ -17,7 +17,7 @@ pub enum Portable {
         /// Values.
         values: Array,
     },
-    /// The first `kept` positions and the last ones, at most `size` together.
+    /// The first `keep` positions and the last ones, at most `size` together.
     Recent {
         /// Keys.
         keys: Array,
@@ -28,7 +28,7 @@ pub enum Portable {
         /// The maximum number of positions that a query attends to.
         size: i32,
         /// The number of first positions that are never dropped.
-        kept: i32,
+        keep: i32,
     },
     /// All positions, in the affine format.
     Packed {
@@ -86,16 +86,16 @@ impl Portable {
             Self::All { keys, values } | Self::Recent { keys, values, .. } => (keys, values),
             Self::Packed { keys, values } => (&keys.weight, &values.weight),
         };
-        let ([_, held, _], [_, same, _]) = (sizes(keys)?, sizes(values)?);
+        let ([_, n_keys, _], [_, same, _]) = (sizes(keys)?, sizes(values)?);
         let (offset, expected) = match *self {
             Self::Recent { offset, size, .. } => (offset, offset.min(size)),
-            _ => (held, held),
+            _ => (n_keys, n_keys),
         };
-        if held != same || held != expected || offset < 1 {
+        if n_keys != same || n_keys != expected || offset < 1 {
             return Err(Error::new(
                 ErrorKind::Shape,
                 "cache",
-                format!("{held} keys and {same} values, where {expected} are needed"),
+                format!("{n_keys} keys and {same} values, where {expected} are needed"),
             ));
         }
         Ok(offset)
@@ -152,13 +152,13 @@ impl Portable {
                 values,
                 offset,
                 size,
-                kept,
+                keep,
             } => Self::Recent {
                 keys: keys.astype(dtype)?,
                 values: values.astype(dtype)?,
                 offset,
                 size,
-                kept,
+                keep,
             },
             Self::Packed { keys, values } => Self::Packed {
                 keys: packed(keys)?,
@@ -169,7 +169,7 @@ impl Portable {
 
     /// A message about a mismatch; `needed` says what would fit.
     pub fn refused(&self, needed: &str) -> String {
-        let held = match self {
+        let actual = match self {
             Self::All { .. } => {
                 String::from("all positions, which --ctx-size and --kv-bits change")
             }
@@ -181,7 +181,7 @@ impl Portable {
                 keys.bits, keys.group_size
             ),
         };
-        format!("it holds {held}, where {needed} are needed; use the flags that it was made with")
+        format!("it holds {actual}, where {needed} are needed; use the flags that it was made with")
     }
 }
 

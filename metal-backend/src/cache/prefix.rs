@@ -13,8 +13,8 @@ const BYTES: usize = 2 << 30;
 const MOST_BESIDE: usize = 64;
 
 /// Whether a copy of `n` tokens is worthwhile for caches that hold `held`.
-pub fn worth_copying(n: usize, held: usize) -> bool {
-    n.saturating_mul(MOST_BESIDE) >= held
+pub fn worth_copying(n: usize, cached: usize) -> bool {
+    n.saturating_mul(MOST_BESIDE) >= cached
 }
 
 /// Caches of finished requests.
@@ -135,8 +135,8 @@ impl Prefixes {
     /// drops the least recently used. It also drops entries that are a prefix of these, unless
     /// these cannot be cut back to them. With an outdated `epoch` nothing is stored.
     pub fn put_salted(&self, (epoch, salt): (u64, Option<&str>), tokens: Vec<u32>, caches: Caches) {
-        let held = cache::offset(&caches).unsigned_abs() as usize;
-        if tokens.is_empty() || held != tokens.len() {
+        let offset = cache::offset(&caches).unsigned_abs() as usize;
+        if tokens.is_empty() || offset != tokens.len() {
             return;
         }
         let mut store = self.store();
@@ -156,8 +156,9 @@ impl Prefixes {
             caches,
             bytes,
         });
-        let held = |entries: &[Entry]| entries.iter().map(|e| e.bytes).sum::<usize>();
-        while entries.len() > self.slots || (entries.len() > 1 && held(entries) > self.bytes) {
+        let total_bytes = |entries: &[Entry]| entries.iter().map(|e| e.bytes).sum::<usize>();
+        while entries.len() > self.slots || (entries.len() > 1 && total_bytes(entries) > self.bytes)
+        {
             entries.remove(0);
         }
     }
@@ -191,15 +192,15 @@ mod tests {
         let of = |salt| (0, salt);
         prefixes.put_salted(of(Some("a")), vec![1, 2, 3], filled(3));
         for salt in [None, Some("b"), Some("")] {
-            let found = prefixes.take_salted(of(salt), &[1, 2, 3, 4], &filled(0));
-            assert!(found.is_none(), "{salt:?}");
+            let hit = prefixes.take_salted(of(salt), &[1, 2, 3, 4], &filled(0));
+            assert!(hit.is_none(), "{salt:?}");
         }
         // Equal or longer prompts with another salt do not replace it.
         prefixes.put_salted(of(Some("b")), vec![1, 2, 3, 5], filled(4));
         prefixes.put(0, vec![1, 2, 3], filled(3));
         for salt in [Some("a"), Some("b"), None] {
-            let found = prefixes.take_salted(of(salt), &[1, 2, 3, 4], &filled(0));
-            assert_eq!(found.unwrap().1, 3, "{salt:?}");
+            let hit = prefixes.take_salted(of(salt), &[1, 2, 3, 4], &filled(0));
+            assert_eq!(hit.unwrap().1, 3, "{salt:?}");
         }
     }
     use crate::cache::{CacheOptions, KvCache, RecurrentState, RotatingCache};
@@ -241,8 +242,8 @@ mod tests {
         let part = zeros(&[1, 1, 4, 2], mlx_rs_core::Dtype::Float32).unwrap();
         caches[0].as_kv_mut().unwrap().update(&part, &part).unwrap();
         assert_eq!(cache::offset(&caches), 5);
-        let (kept, n) = prefixes.take(0, &[1, 2, 3, 4], &filled(0)).unwrap();
-        assert_eq!((n, cache::offset(&kept)), (3, 3));
+        let (copy, n) = prefixes.take(0, &[1, 2, 3, 4], &filled(0)).unwrap();
+        assert_eq!((n, cache::offset(&copy)), (3, 3));
     }
 
     #[test]

@@ -121,7 +121,7 @@ impl KvCache for QuantizedCache {
             keys: valid(keys)?,
             values: valid(values)?,
             offset,
-            order: Order::Run { kept: 0, start: 0 },
+            order: Order::Run { keep: 0, start: 0 },
             window: None,
             reach: 0,
         })
@@ -143,15 +143,15 @@ impl KvCache for QuantizedCache {
     }
 
     /// Unquantized positions stay so until the next one exceeds the start of quantization.
-    fn adopt(&mut self, held: Portable) -> std::result::Result<(), String> {
+    fn adopt(&mut self, portable: Portable) -> std::result::Result<(), String> {
         let Packing {
             bits, group_size, ..
         } = self.packing;
-        let offset = held.offset().map_err(|e| e.to_string())?;
-        match held {
+        let offset = portable.offset().map_err(|e| e.to_string())?;
+        match portable {
             Portable::All { .. } => {
                 let mut plain = ChunkedCache::new();
-                plain.adopt(held)?;
+                plain.adopt(portable)?;
                 self.store = Store::Plain(plain);
             }
             Portable::Packed { keys, values }

@@ -183,14 +183,14 @@ impl RecurrentState {
     /// # Errors
     /// When the row does not exist.
     pub fn extract(merged: &[Array], row: i32) -> Result<Vec<Array>> {
-        let own = |a: &Array| {
+        let row_of = |a: &Array| {
             if row < 0 || row >= a.dim(0)? {
                 let message = format!("row {row} of {:?}", a.shape());
                 return Err(Error::new(ErrorKind::Value, "state", message));
             }
             a.slice_axis(0, row, row + 1)
         };
-        merged.iter().map(own).collect()
+        merged.iter().map(row_of).collect()
     }
 }
 
@@ -307,8 +307,8 @@ mod tests {
         let mut fork = state.copy().unwrap();
         state.advance(filled(2.0), 1).unwrap();
         assert_eq!((state.len(), fork.len()), (8, 7));
-        let held = fork.as_recurrent().unwrap().parts().unwrap();
-        assert_eq!(held[0].to_vec::<f32>().unwrap(), [1.0; 6]);
+        let parts = fork.as_recurrent().unwrap().parts().unwrap();
+        assert_eq!(parts[0].to_vec::<f32>().unwrap(), [1.0; 6]);
         assert_eq!(state.nbytes(), layout().nbytes());
         assert_eq!(state.nbytes(), 6 * 4 + 4 * 2);
         assert!(!fork.can_trim(1) && !fork.trim(6) && fork.len() == 7);
@@ -343,9 +343,9 @@ mod tests {
         assert_eq!(merged[0].shape(), [3, 2, 3]);
         assert_eq!(merged[1].shape(), [3, 4]);
         for (row, value) in [(0, 1.0), (1, 0.0), (2, 3.0)] {
-            let own = RecurrentState::extract(&merged, row).unwrap();
-            assert_eq!(own[0].to_vec::<f32>().unwrap(), [value; 6]);
-            assert!(states[0].clone().advance(own, 1).is_ok());
+            let state = RecurrentState::extract(&merged, row).unwrap();
+            assert_eq!(state[0].to_vec::<f32>().unwrap(), [value; 6]);
+            assert!(states[0].clone().advance(state, 1).is_ok());
         }
         assert!(RecurrentState::extract(&merged, 3).is_err());
         let other = StateLayout::new("toy", vec![StatePart::new("sum", &[2, 3])]);

@@ -62,10 +62,10 @@ fn the_length_of_a_bounded_cache_is_what_it_holds() {
     for mut cache in bounded {
         let kind = cache.kind();
         let mut at = 0;
-        for (n, held) in [(4, 4), (1, 5), (1, 6), (1, 6), (9, 6), (1, 6)] {
+        for (n, length) in [(4, 4), (1, 5), (1, 6), (1, 6), (9, 6), (1, 6)] {
             fill(cache.as_mut(), at, n);
             at += n;
-            assert_eq!((cache.offset(), cache.len()), (at, held), "{kind}");
+            assert_eq!((cache.offset(), cache.len()), (at, length), "{kind}");
         }
         cache.reset();
         assert_eq!((cache.offset(), cache.len()), (0, 0), "{kind}");

@@ -1,8 +1,8 @@
 //! The bounded cache: the last positions, and a few of the first. Until it is full it grows like
 //! the unbounded cache. After that, a step overwrites the oldest position (ring buffer).
 //!
-//! A query at position `p` attends to the `kept` first positions and those after `p - (size -
-//! kept)`, independent of the prefill step size.
+//! A query at position `p` attends to the `keep` first positions and those after `p - (size -
+//! keep)`, independent of the prefill step size.
 
 use mlx_rs_core::{Array, Result, concatenate};
 
@@ -12,53 +12,53 @@ use super::{KvCache, KvView, LayerState, Order, Portable, Snapshot, Stored};
 /// Keys and values of at most `size` positions.
 #[derive(Debug, Clone)]
 pub struct RotatingCache {
-    /// Ordered until full. When full, position `p` beyond the kept ones is in slot `kept + (p -
-    /// kept) % (size - kept)`, and `inner.offset` is unused.
+    /// Ordered until full. When full, position `p` beyond the kept ones is in slot `keep + (p -
+    /// keep) % (size - keep)`, and `inner.offset` is unused.
     inner: ChunkedCache,
     size: i32,
-    kept: i32,
+    keep: i32,
     offset: i32,
 }
 
 impl RotatingCache {
-    /// An empty cache of `size` positions; the first `kept` are never dropped, and the ring has at
+    /// An empty cache of `size` positions; the first `keep` are never dropped, and the ring has at
     /// least one.
-    pub fn new(size: i32, kept: i32) -> Self {
+    pub fn new(size: i32, keep: i32) -> Self {
         let size = size.max(1);
         Self {
             inner: ChunkedCache::new(),
             size,
-            kept: kept.clamp(0, size - 1),
+            keep: keep.clamp(0, size - 1),
             offset: 0,
         }
     }
 
     /// The number of positions in the ring.
     fn ring(&self) -> i32 {
-        self.size - self.kept
+        self.size - self.keep
     }
 
     /// The slot of position `p` in a full cache.
     fn slot(&self, p: i32) -> i32 {
-        self.kept + (p - self.kept).rem_euclid(self.ring())
+        self.keep + (p - self.keep).rem_euclid(self.ring())
     }
 
-    /// All stored positions in order: `([kept], [rest])`.
+    /// All stored positions in order: `(prefix, rest)`.
     fn ordered(&self, buffer: &Array) -> Result<(Array, Array)> {
-        let kept = buffer.slice_axis(2, 0, self.kept.min(self.offset))?;
+        let prefix = buffer.slice_axis(2, 0, self.keep.min(self.offset))?;
         if self.offset <= self.size {
-            let rest = buffer.slice_axis(2, self.kept.min(self.offset), self.offset)?;
-            return Ok((kept, rest));
+            let rest = buffer.slice_axis(2, self.keep.min(self.offset), self.offset)?;
+            return Ok((prefix, rest));
         }
         let oldest = self.slot(self.offset);
-        if oldest == self.kept {
-            return Ok((kept, buffer.slice_axis(2, oldest, self.size)?));
+        if oldest == self.keep {
+            return Ok((prefix, buffer.slice_axis(2, oldest, self.size)?));
         }
         let (older, newer) = (
             buffer.slice_axis(2, oldest, self.size)?,
-            buffer.slice_axis(2, self.kept, oldest)?,
+            buffer.slice_axis(2, self.keep, oldest)?,
         );
-        Ok((kept, concatenate(&[&older, &newer], 2)?))
+        Ok((prefix, concatenate(&[&older, &newer], 2)?))
     }
 
     /// Appends several positions to a buffer. Returns the buffer that their queries read, and the
@@ -67,40 +67,40 @@ impl RotatingCache {
         let ring = self.ring();
         let all = match old {
             None => {
-                let kept = new.slice_axis(2, 0, self.kept)?;
-                (kept, new.slice_axis(2, self.kept, end)?)
+                let prefix = new.slice_axis(2, 0, self.keep)?;
+                (prefix, new.slice_axis(2, self.keep, end)?)
             }
             Some(old) => {
-                let (kept, rest) = self.ordered(old)?;
+                let (prefix, rest) = self.ordered(old)?;
                 // Of older positions, the first query attends to one less than the ring holds.
                 let n = rest.dim(2)?;
                 let rest = rest.slice_axis(2, (n - (ring - 1)).max(0), n)?;
-                let missing = (self.kept - self.offset).max(0).min(new.dim(2)?);
+                let missing = (self.keep - self.offset).max(0).min(new.dim(2)?);
                 if missing > 0 {
                     let more = new.slice_axis(2, 0, missing)?;
                     let others = new.slice_axis(2, missing, new.dim(2)?)?;
-                    (concatenate(&[&kept, &more], 2)?, others)
+                    (concatenate(&[&prefix, &more], 2)?, others)
                 } else {
-                    (kept, concatenate(&[&rest, new], 2)?)
+                    (prefix, concatenate(&[&rest, new], 2)?)
                 }
             }
         };
-        let (kept, rest) = all;
-        let all = concatenate(&[&kept, &rest], 2)?;
+        let (prefix, rest) = all;
+        let all = concatenate(&[&prefix, &rest], 2)?;
         let n = rest.dim(2)?;
         let tail = rest.slice_axis(2, n - ring, n)?;
-        Ok((all, self.stored(&kept, &tail, end)?))
+        Ok((all, self.stored(&prefix, &tail, end)?))
     }
 
     /// The buffer of a full cache after `end` positions, from the kept positions and the ring's
     /// last ones.
-    fn stored(&self, kept: &Array, tail: &Array, end: i32) -> Result<Array> {
+    fn stored(&self, prefix: &Array, tail: &Array, end: i32) -> Result<Array> {
         let ring = self.ring();
         // The oldest of the tail is position `end - ring`.
-        let first = self.slot(end - ring) - self.kept;
+        let first = self.slot(end - ring) - self.keep;
         concatenate(
             &[
-                kept,
+                prefix,
                 &tail.slice_axis(2, ring - first, ring)?,
                 &tail.slice_axis(2, 0, ring - first)?,
             ],
@@ -110,12 +110,16 @@ impl RotatingCache {
 
     /// The buffer that stores `all` keys or values, given in order.
     fn buffer(&self, all: &Array, end: i32) -> Result<Array> {
-        let held = all.dim(2)?;
+        let length = all.dim(2)?;
         if end <= self.size {
             return Ok(all.clone());
         }
-        let kept = all.slice_axis(2, 0, self.kept)?;
-        self.stored(&kept, &all.slice_axis(2, held - self.ring(), held)?, end)
+        let prefix = all.slice_axis(2, 0, self.keep)?;
+        self.stored(
+            &prefix,
+            &all.slice_axis(2, length - self.ring(), length)?,
+            end,
+        )
     }
 
     fn view(&self, keys: Array, values: Array, order: Order) -> KvView {
@@ -141,8 +145,8 @@ impl KvCache for RotatingCache {
                 .inner
                 .valid()?
                 .unwrap_or((keys.clone(), values.clone()));
-            let kept = self.kept.min(end);
-            let view = self.view(k, v, Order::Run { kept, start: kept });
+            let keep = self.keep.min(end);
+            let view = self.view(k, v, Order::Run { keep, start: keep });
             self.offset = end;
             return Ok(view);
         }
@@ -162,9 +166,9 @@ impl KvCache for RotatingCache {
         let (k, stored_k) = self.extend(old.as_ref().map(|b| &b.0), keys, end)?;
         let (v, stored_v) = self.extend(old.as_ref().map(|b| &b.1), values, end)?;
         self.inner.buffers = Some((stored_k, stored_v));
-        let rest = k.dim(2)? - self.kept;
+        let rest = k.dim(2)? - self.keep;
         let order = Order::Run {
-            kept: self.kept,
+            keep: self.keep,
             start: end - rest,
         };
         let view = self.view(k, v, order);
@@ -177,32 +181,32 @@ impl KvCache for RotatingCache {
             return Ok(None);
         };
         let ordered = |buffer: &Array| -> Result<Array> {
-            let (kept, rest) = self.ordered(buffer)?;
-            concatenate(&[&kept, &rest], 2)
+            let (prefix, rest) = self.ordered(buffer)?;
+            concatenate(&[&prefix, &rest], 2)
         };
         Ok(Some(Portable::Recent {
             keys: ordered(k)?,
             values: ordered(v)?,
             offset: self.offset,
             size: self.size,
-            kept: self.kept,
+            keep: self.keep,
         }))
     }
 
-    fn adopt(&mut self, held: Portable) -> std::result::Result<(), String> {
+    fn adopt(&mut self, portable: Portable) -> std::result::Result<(), String> {
         let words = |e: mlx_rs_core::Error| e.to_string();
-        let offset = held.offset().map_err(words)?;
-        let (keys, values) = match &held {
+        let offset = portable.offset().map_err(words)?;
+        let (keys, values) = match &portable {
             // With a plain window, the older positions are not needed.
-            Portable::All { keys, values } if self.kept == 0 => (keys, values),
+            Portable::All { keys, values } if self.keep == 0 => (keys, values),
             Portable::Recent {
                 keys,
                 values,
                 size,
-                kept,
+                keep,
                 ..
-            } if (*size, *kept) == (self.size, self.kept) => (keys, values),
-            _ => return Err(held.refused(&format!("the last {} positions", self.size))),
+            } if (*size, *keep) == (self.size, self.keep) => (keys, values),
+            _ => return Err(portable.refused(&format!("the last {} positions", self.size))),
         };
         let buffer = |all: &Array| self.buffer(all, offset).map_err(words);
         self.inner.buffers = Some((buffer(keys)?, buffer(values)?));
@@ -246,7 +250,7 @@ impl LayerState for RotatingCache {
     }
 
     fn kind(&self) -> String {
-        format!("rotating:{}:{}", self.size, self.kept)
+        format!("rotating:{}:{}", self.size, self.keep)
     }
 
     fn snapshot(&self) -> Result<Snapshot> {
@@ -285,15 +289,15 @@ mod tests {
     use super::*;
 
     /// The positions that the last query of a step must see, by definition.
-    fn expected(p: i32, size: i32, kept: i32) -> Vec<i32> {
+    fn expected(p: i32, size: i32, keep: i32) -> Vec<i32> {
         (0..=p)
-            .filter(|&k| k < kept || k > p - (size - kept))
+            .filter(|&k| k < keep || k > p - (size - keep))
             .collect()
     }
 
     #[test]
     fn any_way_of_cutting_sees_the_same_positions() {
-        for (size, kept) in [(8, 0), (8, 3), (5, 4), (1, 0), (300, 4)] {
+        for (size, keep) in [(8, 0), (8, 3), (5, 4), (1, 0), (300, 4)] {
             for steps in [
                 vec![1; 40],
                 vec![3, 1, 1, 7, 1, 1, 1, 20, 1, 1, 2, 1],
@@ -301,7 +305,7 @@ mod tests {
                 vec![2, 6, 1, 8, 8, 1, 1],
                 vec![299, 1, 1, 1, 320, 1, 1],
             ] {
-                let mut cache = RotatingCache::new(size, kept);
+                let mut cache = RotatingCache::new(size, keep);
                 let mut at = 0;
                 for n in steps {
                     let view = cache.update(&part(at, n), &part(at, n)).unwrap();
@@ -310,28 +314,28 @@ mod tests {
                     let mut got = positions(&view);
                     match view.order {
                         Order::Any => assert_eq!(n, 1),
-                        Order::Run { kept, start } => {
-                            let stand = (0..kept).chain(start..).take(got.len());
-                            assert_eq!(got, stand.collect::<Vec<_>>(), "{size} {kept} {at}");
+                        Order::Run { keep, start } => {
+                            let stand = (0..keep).chain(start..).take(got.len());
+                            assert_eq!(got, stand.collect::<Vec<_>>(), "{size} {keep} {at}");
                         }
                     }
                     // From those, the last query sees exactly the expected ones.
                     let window = view.window.unwrap();
-                    if let Order::Run { kept, .. } = view.order {
+                    if let Order::Run { keep, .. } = view.order {
                         let mut place = 0;
                         got.retain(|&k| {
                             place += 1;
-                            place <= kept || k > at - 1 - window
+                            place <= keep || k > at - 1 - window
                         });
                     }
                     got.sort_unstable();
-                    assert_eq!(got, expected(at - 1, size, kept), "{size} {kept} {at}");
+                    assert_eq!(got, expected(at - 1, size, keep), "{size} {keep} {at}");
                     // And the first query misses none.
-                    let first = expected(at - n, size, kept);
+                    let first = expected(at - n, size, keep);
                     let all = positions(&view);
-                    assert!(first.iter().all(|k| all.contains(k)), "{size} {kept} {at}");
-                    let held = cache.arrays()[0].dim(2).unwrap();
-                    assert!(held <= size, "{held} > {size}");
+                    assert!(first.iter().all(|k| all.contains(k)), "{size} {keep} {at}");
+                    let length = cache.arrays()[0].dim(2).unwrap();
+                    assert!(length <= size, "{length} > {size}");
                 }
             }
         }

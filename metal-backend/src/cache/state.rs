@@ -98,8 +98,8 @@ pub trait KvCache: LayerState {
     ///
     /// # Errors
     /// A message about the mismatch.
-    fn adopt(&mut self, held: Portable) -> std::result::Result<(), String> {
-        Err(held.refused("no positions"))
+    fn adopt(&mut self, portable: Portable) -> std::result::Result<(), String> {
+        Err(portable.refused("no positions"))
     }
 
     /// The in-place cache, if it is one; copies of several such layers share an allocation.

@@ -23,13 +23,13 @@ pub fn positions(view: &KvView) -> Vec<i32> {
 
 /// The positions that the query at `query` sees, in order. Also checks the view's order.
 pub fn visible(view: &KvView, query: i32) -> Vec<i32> {
-    let mut found = positions(view);
-    if let Order::Run { kept, start } = view.order {
-        let stand = (0..kept).chain(start..).take(found.len());
-        assert_eq!(found, stand.collect::<Vec<_>>());
+    let mut visible = positions(view);
+    if let Order::Run { keep, start } = view.order {
+        let stand = (0..keep).chain(start..).take(visible.len());
+        assert_eq!(visible, stand.collect::<Vec<_>>());
         let near = |k: i32| view.window.is_none_or(|w| k > query - w);
-        found.retain(|&k| k <= query && (k < kept || near(k)));
+        visible.retain(|&k| k <= query && (k < keep || near(k)));
     }
-    found.sort_unstable();
-    found
+    visible.sort_unstable();
+    visible
 }

@@ -14,32 +14,32 @@ use super::{KvCache, KvView, LayerState, Order, Portable, Snapshot, Stored};
 /// Keys and values of the positions that a query may see, and of `spare` older ones.
 #[derive(Debug, Clone)]
 pub struct WindowedCache {
-    /// The first `kept` positions, then those from `kept + dropped` on.
+    /// The first `keep` positions, then those from `keep + dropped` on.
     inner: ChunkedCache,
     /// The number of dropped positions between these.
     dropped: i32,
     size: i32,
-    kept: i32,
+    keep: i32,
     spare: i32,
 }
 
 impl WindowedCache {
-    /// An empty cache with the view of a ring of `size` positions, where the first `kept` are never
+    /// An empty cache with the view of a ring of `size` positions, where the first `keep` are never
     /// dropped. The last `spare` positions can be trimmed at any time.
-    pub fn new(size: i32, kept: i32, spare: i32) -> Self {
+    pub fn new(size: i32, keep: i32, spare: i32) -> Self {
         let size = size.max(1);
         Self {
             inner: ChunkedCache::new(),
             dropped: 0,
             size,
-            kept: kept.clamp(0, size - 1),
+            keep: keep.clamp(0, size - 1),
             spare: spare.max(0),
         }
     }
 
     /// The number of positions that a query sees besides the kept ones, including its own.
     fn ring(&self) -> i32 {
-        self.size - self.kept
+        self.size - self.keep
     }
 
     /// Drops positions that no query can see, even after `spare` positions are trimmed.
@@ -47,18 +47,21 @@ impl WindowedCache {
         let Some((k, v)) = self.inner.valid()? else {
             return Ok(());
         };
-        let held = self.inner.offset;
+        let stored = self.inner.offset;
         let needed = (self.ring() - 1).saturating_add(self.spare);
-        let surplus = (held - self.kept).saturating_sub(needed);
+        let surplus = (stored - self.keep).saturating_sub(needed);
         if surplus <= 0 {
             return Ok(());
         }
         let rest = |a: &Array| {
-            let kept = a.slice_axis(2, 0, self.kept)?;
-            concatenate(&[&kept, &a.slice_axis(2, self.kept + surplus, held)?], 2)
+            let prefix = a.slice_axis(2, 0, self.keep)?;
+            concatenate(
+                &[&prefix, &a.slice_axis(2, self.keep + surplus, stored)?],
+                2,
+            )
         };
         self.inner.buffers = Some((rest(&k)?, rest(&v)?));
-        self.inner.offset = held - surplus;
+        self.inner.offset = stored - surplus;
         self.dropped += surplus;
         Ok(())
     }
@@ -75,14 +78,14 @@ impl KvCache for WindowedCache {
         let Some((k, v)) = self.inner.valid()? else {
             return Err(Error::new(ErrorKind::Mlx, "cache", "nothing was stored"));
         };
-        let kept = self.kept.min(self.inner.offset);
+        let keep = self.keep.min(self.inner.offset);
         Ok(KvView {
             keys: Stored::Plain(k),
             values: Stored::Plain(v),
             offset,
             order: Order::Run {
-                kept,
-                start: kept + self.dropped,
+                keep,
+                start: keep + self.dropped,
             },
             window: Some(self.ring()),
             reach: 0,
@@ -93,20 +96,20 @@ impl KvCache for WindowedCache {
         let Some((k, v)) = self.inner.valid()?.filter(|_| !self.is_empty()) else {
             return Ok(None);
         };
-        let (held, kept) = (self.inner.offset, self.kept);
+        let (stored, keep) = (self.inner.offset, self.keep);
         let recent = |a: &Array| -> Result<Array> {
-            if self.dropped == 0 && held <= self.size {
+            if self.dropped == 0 && stored <= self.size {
                 return Ok(a.clone());
             }
             // One position more than the next query sees; if it was dropped, any value may replace
             // it.
-            let from = held - self.ring();
-            let kept = a.slice_axis(2, 0, kept)?;
-            match from >= self.kept {
-                true => concatenate(&[&kept, &a.slice_axis(2, from, held)?], 2),
+            let from = stored - self.ring();
+            let prefix = a.slice_axis(2, 0, keep)?;
+            match from >= self.keep {
+                true => concatenate(&[&prefix, &a.slice_axis(2, from, stored)?], 2),
                 false => {
-                    let first = a.slice_axis(2, self.kept, self.kept + 1)?;
-                    concatenate(&[&kept, &first, &a.slice_axis(2, from + 1, held)?], 2)
+                    let first = a.slice_axis(2, self.keep, self.keep + 1)?;
+                    concatenate(&[&prefix, &first, &a.slice_axis(2, from + 1, stored)?], 2)
                 }
             }
         };
@@ -115,21 +118,21 @@ impl KvCache for WindowedCache {
             values: recent(&v)?,
             offset: self.offset(),
             size: self.size,
-            kept,
+            keep,
         }))
     }
 
-    fn adopt(&mut self, held: Portable) -> std::result::Result<(), String> {
-        let offset = held.offset().map_err(|e| e.to_string())?;
-        let (keys, values) = match held {
-            Portable::All { keys, values } if self.kept == 0 => (keys, values),
+    fn adopt(&mut self, portable: Portable) -> std::result::Result<(), String> {
+        let offset = portable.offset().map_err(|e| e.to_string())?;
+        let (keys, values) = match portable {
+            Portable::All { keys, values } if self.keep == 0 => (keys, values),
             Portable::Recent {
                 keys,
                 values,
                 size,
-                kept,
+                keep,
                 ..
-            } if (size, kept) == (self.size, self.kept) => (keys, values),
+            } if (size, keep) == (self.size, self.keep) => (keys, values),
             other => return Err(other.refused(&format!("the last {} positions", self.size))),
         };
         self.inner.offset = keys.dim(2).map_err(|e| e.to_string())?;
@@ -156,7 +159,7 @@ impl LayerState for WindowedCache {
         // The next query sees `ring - 1` positions before its own; the first of them must be
         // stored.
         let left = self.offset() - n.max(0);
-        self.dropped == 0 || self.kept + self.dropped <= left - (self.ring() - 1)
+        self.dropped == 0 || self.keep + self.dropped <= left - (self.ring() - 1)
     }
 
     fn reset(&mut self) {
@@ -173,7 +176,7 @@ impl LayerState for WindowedCache {
     }
 
     fn kind(&self) -> String {
-        format!("windowed:{}:{}:{}", self.size, self.kept, self.spare)
+        format!("windowed:{}:{}:{}", self.size, self.keep, self.spare)
     }
 
     fn snapshot(&self) -> Result<Snapshot> {
@@ -184,19 +187,19 @@ impl LayerState for WindowedCache {
     }
 
     fn restore(&mut self, snapshot: Snapshot) -> Result<(), String> {
-        let held = match snapshot.arrays.get("keys").map(Array::shape) {
+        let stored = match snapshot.arrays.get("keys").map(Array::shape) {
             Some([_, _, n, _]) => (*n).min(snapshot.offset),
             _ => snapshot.offset,
         };
-        let dropped = snapshot.offset - held;
-        let least = self.kept.saturating_add(self.ring() - 1);
-        if dropped > 0 && held < least {
+        let dropped = snapshot.offset - stored;
+        let least = self.keep.saturating_add(self.ring() - 1);
+        if dropped > 0 && stored < least {
             return Err(format!(
-                "it holds {held} positions, and {least} are looked at"
+                "it holds {stored} positions; at least {least} are needed"
             ));
         }
-        self.inner.buffers = plain_parts(&snapshot, &self.kind(), held)?;
-        self.inner.offset = held;
+        self.inner.buffers = plain_parts(&snapshot, &self.kind(), stored)?;
+        self.inner.offset = stored;
         self.dropped = dropped;
         Ok(())
     }
@@ -218,9 +221,9 @@ mod tests {
 
     #[test]
     fn every_query_sees_what_it_sees_in_a_circle_however_often_it_is_cut_back() {
-        for (size, kept) in [(8, 0), (8, 3), (5, 4), (1, 0), (300, 4)] {
+        for (size, keep) in [(8, 0), (8, 3), (5, 4), (1, 0), (300, 4)] {
             let spare = 6;
-            let mut cache = WindowedCache::new(size, kept, spare);
+            let mut cache = WindowedCache::new(size, keep, spare);
             let mut at = 0;
             for round in 0..220 {
                 let n = 1 + round * 5 % 7;
@@ -231,22 +234,22 @@ mod tests {
                     assert_eq!(
                         visible(&view, query),
                         (0..=query)
-                            .filter(|&k| k < kept || k > query - (size - kept))
+                            .filter(|&k| k < keep || k > query - (size - keep))
                             .collect::<Vec<_>>(),
-                        "{size} {kept} {query}"
+                        "{size} {keep} {query}"
                     );
                 }
                 let wrong = (round * 3 % (n + 1)).min(spare);
-                assert!(cache.can_trim(wrong), "{size} {kept} {at} {wrong}");
+                assert!(cache.can_trim(wrong), "{size} {keep} {at} {wrong}");
                 cache.trim(wrong);
                 at -= wrong;
                 assert_eq!(cache.offset(), at);
-                let held = cache.arrays()[0].dim(2).unwrap();
-                assert!(held <= size + spare + 2 * CHUNK, "{held}");
+                let length = cache.arrays()[0].dim(2).unwrap();
+                assert!(length <= size + spare + 2 * CHUNK, "{length}");
             }
             assert!(
                 size > 100 || !cache.can_trim(at - size / 2),
-                "{size} {kept}"
+                "{size} {keep}"
             );
         }
     }

@@ -40,7 +40,7 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
     };
     let (family, gguf) = family(config).ok_or_else(|| no_family(file, config))?;
     let names = GgufNames::new(family.model_type);
-    let mut found = Vec::new();
+    let mut tensors = Vec::new();
     for (stored, tensor) in file.tensors() {
         if ROPE_FACTORS.contains(&stored.as_str()) {
             continue; // in the configuration
@@ -87,7 +87,7 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
         if name.ends_with(".conv.weight") && shape.len() == 2 {
             shape.insert(1, 1);
         }
-        found.push(Tensor {
+        tensors.push(Tensor {
             name,
             dtype,
             shape,
@@ -99,7 +99,7 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
             },
         });
     }
-    Ok(found)
+    Ok(tensors)
 }
 
 /// The `config.json` that corresponds to the metadata.
@@ -214,10 +214,10 @@ pub(super) fn llama3_scaling(factors: &[f32], theta: f32) -> Option<Value> {
         return None;
     }
     let dim = factors.len() * 2;
-    let fits = factors.iter().enumerate().all(|(i, found)| {
+    let fits = factors.iter().enumerate().all(|(i, actual)| {
         let wave = 2.0 * std::f64::consts::PI * f64::from(theta).powf(2.0 * i as f64 / dim as f64);
         let expected = llama3_stretch(wave, factor, [low, high], context);
-        (expected - f64::from(*found)).abs() <= 1e-3 * expected
+        (expected - f64::from(*actual)).abs() <= 1e-3 * expected
     });
     fits.then(|| {
         json!({

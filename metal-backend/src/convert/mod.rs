@@ -175,7 +175,7 @@ impl ConvertOptions {
             return bad("choose either to quantize or to dequantize".to_owned());
         }
         if self.max_shard_bytes == 0 {
-            return bad("a shard must have room for at least one byte".to_owned());
+            return bad("the shard size is 0; it must be at least one byte".to_owned());
         }
         if let Some(quantize) = &self.quantize {
             rules::base_format(quantize)?;
@@ -273,7 +273,7 @@ fn parent_and_name(output: &Path) -> Result<(PathBuf, String)> {
     let name = output.file_name().and_then(|n| n.to_str()).ok_or_else(|| {
         Error::new(
             ErrorKind::InvalidOption,
-            "the output needs a name of its own",
+            "the output has no file name; name a directory",
         )
         .with_path(output)
     })?;
@@ -291,24 +291,24 @@ fn check_output(model: &Path, output: &Path, force: bool) -> Result<()> {
     };
     let (parent, _) = parent_and_name(output)?;
     if !parent.is_dir() {
-        return bad("the directory that the output is to be in does not exist");
+        return bad("the output's parent directory does not exist");
     }
     let Ok(metadata) = fs::symlink_metadata(output) else {
         return Ok(());
     };
     if !metadata.is_dir() {
-        return bad("the output is there and is no directory");
+        return bad("the output exists and is not a directory");
     }
     if let (Ok(model), Ok(output)) = (model.canonicalize(), output.canonicalize())
         && model.starts_with(&output)
     {
-        return bad("the output is where the model is; name another directory");
+        return bad("the output contains the model; name another directory");
     }
     let mut entries =
         fs::read_dir(output).map_err(|e| failed("cannot list the output", output, e))?;
     if entries.next().is_some() && !force {
         return bad(
-            "the output is there and not empty; name another directory, or ask for its replacement (--force)",
+            "the output exists and is not empty; name another directory, or replace it (--force)",
         );
     }
     Ok(())

@@ -98,7 +98,7 @@ impl Plan {
         as_it_is.quantize = None;
         let mut plan = Planner::new(source, &as_it_is, stored)?.run()?;
         plan.notes.push(format!(
-            "the model is quantized so already ({}); its packed weights are kept",
+            "the model already has this quantization ({}); its packed weights are unchanged",
             wanted.told()
         ));
         Ok(plan)
@@ -525,8 +525,9 @@ impl<'a> Planner<'a> {
                 chooser.base.told()
             ));
         }
-        let kept = self.formats.is_empty() && self.stored.is_quantized && !self.options.dequantize;
-        let quantization = if kept {
+        let keeps_quantization =
+            self.formats.is_empty() && self.stored.is_quantized && !self.options.dequantize;
+        let quantization = if keeps_quantization {
             let said = self
                 .source
                 .config
@@ -537,7 +538,7 @@ impl<'a> Planner<'a> {
             self.quantization()
         };
         Ok(Plan {
-            quantized: if kept {
+            quantized: if keeps_quantization {
                 self.counts.values().sum::<u64>() as usize
             } else {
                 self.formats.len()

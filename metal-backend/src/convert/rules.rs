@@ -275,11 +275,11 @@ pub(super) fn expert(name: &str) -> Option<(String, usize)> {
 pub(super) fn stacks<'a>(
     names: impl Iterator<Item = &'a str> + Clone,
 ) -> BTreeMap<String, Vec<&'a str>> {
-    let mut found: BTreeMap<String, BTreeMap<usize, &str>> = BTreeMap::new();
+    let mut stacks: BTreeMap<String, BTreeMap<usize, &str>> = BTreeMap::new();
     let mut spoilt = Vec::new();
     for name in names {
         if let Some((stack, index)) = expert(name) {
-            found.entry(stack).or_default().insert(index, name);
+            stacks.entry(stack).or_default().insert(index, name);
         } else if let Some((path, "scales" | "biases" | "bias")) = name.rsplit_once('.')
             && let Some((stack, _)) = expert(&format!("{path}.weight"))
         {
@@ -288,10 +288,10 @@ pub(super) fn stacks<'a>(
             spoilt.push(stack);
         }
     }
-    found.retain(|stack, members| {
+    stacks.retain(|stack, members| {
         !spoilt.contains(stack) && members.keys().copied().eq(0..members.len())
     });
-    found
+    stacks
         .into_iter()
         .map(|(stack, members)| (stack, members.into_values().collect()))
         .collect()

@@ -153,8 +153,8 @@ impl Source {
                 Ok(c.read_part(info, first * row, rows * row)?)
             }
             (Files::Gguf(g), Stored::Gguf { name, permuted, .. }) => {
-                let found = g.tensors().get(name).ok_or_else(missing)?;
-                self.gguf_rows(g, found, *permuted, first, rows)
+                let gguf_info = g.tensors().get(name).ok_or_else(missing)?;
+                self.gguf_rows(g, gguf_info, *permuted, first, rows)
             }
             _ => Err(missing()),
         }

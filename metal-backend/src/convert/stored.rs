@@ -20,7 +20,7 @@ pub(super) struct StoredQuantization {
 
 impl StoredQuantization {
     pub(super) fn read(source: &Source) -> Result<Self> {
-        let mut found = Self {
+        let mut stored = Self {
             is_quantized: false,
             base: None,
             layers: HashMap::new(),
@@ -33,21 +33,21 @@ impl StoredQuantization {
                 .or_else(|| config.get("quantization_config"));
             map.and_then(Value::as_object)
         });
-        let Some(map) = map else { return Ok(found) };
-        found.is_quantized = true;
+        let Some(map) = map else { return Ok(stored) };
+        stored.is_quantized = true;
         if map.contains_key("quant_method") && !map.contains_key("group_size") {
-            return Ok(found); // a quantization of another tool: tensors are copied unchanged
+            return Ok(stored); // a quantization of another tool: tensors are copied unchanged
         }
         let base = format_of(map, None, &source.path)?;
         for (layer, value) in map {
-            if let Some(own) = value.as_object() {
-                found
+            if let Some(fields) = value.as_object() {
+                stored
                     .layers
-                    .insert(layer.clone(), format_of(own, Some(base), &source.path)?);
+                    .insert(layer.clone(), format_of(fields, Some(base), &source.path)?);
             }
         }
-        found.base = Some(base);
-        Ok(found)
+        stored.base = Some(base);
+        Ok(stored)
     }
 
     /// The format of most matrices.

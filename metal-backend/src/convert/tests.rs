@@ -128,16 +128,16 @@ fn names_are_taken_apart() {
         expert("model.layers.1.mlp.shared_expert.up_proj.weight"),
         None
     );
-    let whole = [
+    let names = [
         "a.experts.0.w1.weight",
         "a.experts.1.w1.weight",
         "b.experts.1.w1.weight",
         "c.experts.0.w1.weight",
         "c.experts.0.w1.scales",
     ];
-    let found = stacks(whole.into_iter());
-    assert_eq!(found.len(), 1, "{found:?}");
-    assert_eq!(found["a.switch_mlp.gate_proj.weight"], whole[..2]);
+    let actual = stacks(names.into_iter());
+    assert_eq!(actual.len(), 1, "{actual:?}");
+    assert_eq!(actual["a.switch_mlp.gate_proj.weight"], names[..2]);
 
     assert!(
         is_dropped("vision_tower.x.weight", false) && is_dropped("model.vision_tower.x", false)
@@ -158,7 +158,7 @@ fn gguf_names_are_the_inverse_of_those_the_loader_uses() {
         "blk.2.ffn_down.weight",
         "blk.2.ffn_up.bias",
     ];
-    for (model_type, own) in [
+    for (model_type, extra) in [
         ("llama", &["blk.31.attn_k.bias", "blk.0.attn_q.weight"][..]),
         (
             "qwen3_moe",
@@ -188,7 +188,7 @@ fn gguf_names_are_the_inverse_of_those_the_loader_uses() {
         ("starcoder2", &["blk.0.attn_q.bias"]),
     ] {
         let names = GgufNames::new(model_type);
-        for name in common.iter().chain(own) {
+        for name in common.iter().chain(extra) {
             let usual = names.usual(name).unwrap();
             assert_eq!(names.tensor(&usual).as_deref(), Some(*name), "{usual}");
         }

@@ -77,7 +77,7 @@ impl<'a> Shard<'a> {
                 if at + bytes.len() as u64 > most {
                     return Err(inference::Error::new(
                         inference::ErrorKind::Engine,
-                        "more came out of a tensor than was planned",
+                        "a tensor has more bytes than planned",
                     ));
                 }
                 write_at(&file, bytes, place + at).map_err(cannot)?;
@@ -90,7 +90,7 @@ impl<'a> Shard<'a> {
                     return Err(inference::Error::new(
                         inference::ErrorKind::Engine,
                         format!(
-                            "tensor `{}`: {count} bytes came out, {} were planned",
+                            "tensor `{}` has {count} bytes, {} were planned",
                             out.name,
                             out.nbytes()
                         ),

@@ -33,13 +33,13 @@ impl Engine {
         seed: u64,
     ) -> Result<LoraAdapter> {
         self.check_open()?;
-        let mut held = locked(&self.adapter);
+        let mut current = locked(&self.adapter);
         let param_slots = locked(&self.param_slots).clone();
         let architecture = &self.info.architecture;
         let adapter = self.scope(|| {
             LoraAdapter::fresh(&param_slots, config, kind, seed, architecture, &self.passes)
         })?;
-        *held = Some(adapter.clone());
+        *current = Some(adapter.clone());
         self.adapter_changed();
         Ok(adapter)
     }
@@ -47,12 +47,12 @@ impl Engine {
     /// Applies the adapter of a directory, in place of the current one.
     pub fn load_adapter(&self, dir: &Path) -> Result<LoraAdapter> {
         self.check_open()?;
-        let mut held = locked(&self.adapter);
+        let mut current = locked(&self.adapter);
         let param_slots = locked(&self.param_slots).clone();
         let architecture = &self.info.architecture;
         let adapter =
             self.scope(|| LoraAdapter::load(&param_slots, dir, architecture, &self.passes))?;
-        *held = Some(adapter.clone());
+        *current = Some(adapter.clone());
         self.adapter_changed();
         Ok(adapter)
     }
@@ -60,8 +60,8 @@ impl Engine {
     /// Removes the adapter, if there is one.
     pub fn remove_adapter(&self) -> Result<()> {
         self.check_open()?;
-        let mut held = locked(&self.adapter);
-        if let Some(adapter) = held.take() {
+        let mut current = locked(&self.adapter);
+        if let Some(adapter) = current.take() {
             adapter.remove(&self.passes);
             self.adapter_changed();
         }

@@ -1,6 +1,6 @@
 //! Products with matrices selected from a stack, and the mixture of experts built on them.
 
-use mlx_rs_core::cpu::{self, Prompts};
+use mlx_rs_core::cpu::{self, PrefillInputs};
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Quantized, Result};
 
 use super::activation::Activation;
@@ -81,9 +81,9 @@ impl ExpertMatrix {
 
     /// Sets the type of prefill inputs for stacks that the kernels compute.
     #[must_use]
-    pub fn with_prompts(self, prompts: Prompts) -> Self {
+    pub fn with_prefill_inputs(self, prefill_inputs: PrefillInputs) -> Self {
         Self(match self.0 {
-            Kind::Kernel(stack) => Kind::Kernel(stack.with_prompts(prompts)),
+            Kind::Kernel(stack) => Kind::Kernel(stack.with_prefill_inputs(prefill_inputs)),
             other => other,
         })
     }

@@ -112,7 +112,7 @@ impl FeatureRows {
     /// Whether there are up rows besides the gate's.
     pub fn is_gated(&self) -> bool {
         match &self.kind {
-            Kind::Kernel(held) => held.up.is_some(),
+            Kind::Kernel(rows) => rows.up.is_some(),
             Kind::Arrays(arrays) => arrays.up.is_some(),
         }
     }
@@ -123,9 +123,9 @@ impl FeatureRows {
     /// # Errors
     /// When shapes do not fit, and without gate rows.
     pub fn gates(&self, x: &Array) -> Result<Array> {
-        let found = match &self.kind {
-            Kind::Kernel(held) => (held.gate.as_ref())
-                .map(|gate| gate.product(x, held.gate_bias.as_ref()))
+        let gates = match &self.kind {
+            Kind::Kernel(rows) => (rows.gate.as_ref())
+                .map(|gate| gate.product(x, rows.gate_bias.as_ref()))
                 .transpose()?,
             Kind::Arrays(arrays) => match (&arrays.gate, &arrays.gate_bias) {
                 (Some(gate), None) => Some(x.matmul(&gate.swap_axes(0, 1)?)?),
@@ -135,7 +135,7 @@ impl FeatureRows {
                 (None, _) => None,
             },
         };
-        found.ok_or_else(|| {
+        gates.ok_or_else(|| {
             let message = "the gate is neither loaded nor among the features";
             Error::new(ErrorKind::Value, "walk", message)
         })
@@ -149,8 +149,8 @@ impl FeatureRows {
     pub fn activations(&self, x: &Array, gates: &Array, top_k: usize) -> Result<Array> {
         let mut all = self.activation.apply(gates)?;
         let products = match &self.kind {
-            Kind::Kernel(held) => (held.up.as_ref())
-                .map(|up| up.product(x, held.up_bias.as_ref()))
+            Kind::Kernel(rows) => (rows.up.as_ref())
+                .map(|up| up.product(x, rows.up_bias.as_ref()))
                 .transpose()?,
             Kind::Arrays(arrays) => arrays.products(x)?,
         };
@@ -176,17 +176,17 @@ impl FeatureRows {
         differentiated: bool,
     ) -> Result<Array> {
         if differentiated {
-            let message = "features that are chosen have no derivatives; train the model without";
+            let message = "selected features have no derivatives; train the model without them";
             return Err(Error::new(ErrorKind::Value, "walk", message));
         }
         match &self.kind {
-            Kind::Kernel(held) => {
+            Kind::Kernel(rows) => {
                 let activation = self.activation.kernel();
                 let walk = cpu::FeatureWalk {
-                    up: held.up.as_ref(),
-                    up_bias: held.up_bias.as_ref(),
-                    down: &held.down,
-                    down_bias: held.down_bias.as_ref(),
+                    up: rows.up.as_ref(),
+                    up_bias: rows.up_bias.as_ref(),
+                    down: &rows.down,
+                    down_bias: rows.down_bias.as_ref(),
                     activation,
                     top_k,
                 };
@@ -235,8 +235,8 @@ pub fn greatest_features(gates: &Array, top_k: usize) -> Result<Option<Array>> {
 
 /// `values` at these features, 0 elsewhere: `[.., features]`.
 pub fn only_features(values: &Array, best: &Array) -> Result<Array> {
-    let kept = values.take_along_axis(best, -1)?;
-    values.zeros_like()?.put_along_axis(best, &kept, -1)
+    let selected = values.take_along_axis(best, -1)?;
+    values.zeros_like()?.put_along_axis(best, &selected, -1)
 }
 
 impl Copied {

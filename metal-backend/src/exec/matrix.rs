@@ -71,7 +71,7 @@ impl Matrix {
             Weight::Interleaved(m) => Kind::Kernel(cpu::Matrix::Quantized(m)),
             Weight::Quantized(q) => Kind::Quantized(ParallelMatrix::new(q, on_cpu)?),
             Weight::Experts { .. } => {
-                let message = "a stack of experts is no matrix";
+                let message = "a stack of experts is not a matrix";
                 return Err(Error::new(ErrorKind::Shape, "linear", message));
             }
             Weight::Dense(w) => {

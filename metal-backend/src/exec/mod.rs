@@ -49,4 +49,4 @@ pub use weight::{
     storage,
 };
 
-pub use mlx_rs_core::cpu::{OPTIMIZED, Prompts, enabled, status, threads};
+pub use mlx_rs_core::cpu::{OPTIMIZED, PrefillInputs, enabled, status, threads};

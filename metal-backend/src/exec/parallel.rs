@@ -114,10 +114,10 @@ mod tests {
         let x = weight.slice_axis(0, 3, 8).unwrap();
         for bits in [4, 8] {
             let matrix = Quantized::quantize(&weight, 32, bits, QuantMode::Affine).unwrap();
-            let whole = ParallelMatrix::with_mlx(matrix.clone(), false).unwrap();
+            let unsplit = ParallelMatrix::with_mlx(matrix.clone(), false).unwrap();
             let halves = ParallelMatrix::with_mlx(matrix.clone(), true).unwrap();
             assert!(matches!(halves.0, How::Halves(..)));
-            let (a, b) = (whole.product(&x).unwrap(), halves.product(&x).unwrap());
+            let (a, b) = (unsplit.product(&x).unwrap(), halves.product(&x).unwrap());
             assert_eq!(a.shape(), [5, 512]);
             assert_eq!(a.to_vec::<f32>().unwrap(), b.to_vec::<f32>().unwrap());
         }

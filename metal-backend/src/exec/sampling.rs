@@ -41,10 +41,10 @@ pub fn greatest_of_rows(values: &Array, k: usize, on_cpu: bool) -> Result<(Array
         // Values after the pivot are not less than it.
         (values.argpartition(n - count, -1)?).slice_axis(-1, n - count, n)?
     };
-    let found = values.take_along_axis(&ids, -1)?;
-    let order = found.negative()?.argsort(-1)?;
+    let greatest = values.take_along_axis(&ids, -1)?;
+    let order = greatest.negative()?.argsort(-1)?;
     Ok((
-        found.take_along_axis(&order, -1)?,
+        greatest.take_along_axis(&order, -1)?,
         ids.take_along_axis(&order, -1)?,
     ))
 }

@@ -3,7 +3,7 @@
 
 use inference_formats::footprint::WeightStorage;
 use inference_formats::quantization::{GROUP, Layout, NibbleCodes};
-use mlx_rs_core::cpu::{self, Prompts};
+use mlx_rs_core::cpu::{self, PrefillInputs};
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, QuantMode, Quantized, Result};
 
 /// A weight matrix `[out, in]` in memory.
@@ -56,11 +56,11 @@ impl Weight {
 
     /// Sets the type of prefill inputs for weights in the kernels' layout.
     #[must_use]
-    pub fn with_prompts(self, prompts: Prompts) -> Self {
+    pub fn with_prefill_inputs(self, prefill_inputs: PrefillInputs) -> Self {
         match self {
-            Weight::Interleaved(m) => Weight::Interleaved(m.with_prompts(prompts)),
+            Weight::Interleaved(m) => Weight::Interleaved(m.with_prefill_inputs(prefill_inputs)),
             Weight::Experts { rows, experts } => Weight::Experts {
-                rows: rows.with_prompts(prompts),
+                rows: rows.with_prefill_inputs(prefill_inputs),
                 experts,
             },
             other => other,

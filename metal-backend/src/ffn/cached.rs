@@ -134,13 +134,13 @@ impl CachedFfn {
     /// The recorded output of each input `[hidden]` of a layer, if any.
     fn known(&self, layer: usize, inputs: &[Box<[u32]>]) -> Vec<Option<Box<[f32]>>> {
         let mut state = self.state();
-        let own = state.outputs.get(&layer);
-        let of = |bits: &[u32]| own.and_then(|own| own.get(bits)).cloned();
-        let found: Vec<_> = inputs.iter().map(|bits| of(bits)).collect();
-        let hits = found.iter().filter(|row| row.is_some()).count() as u64;
+        let outputs = state.outputs.get(&layer);
+        let of = |bits: &[u32]| outputs.and_then(|outputs| outputs.get(bits)).cloned();
+        let cached: Vec<_> = inputs.iter().map(|bits| of(bits)).collect();
+        let hits = cached.iter().filter(|row| row.is_some()).count() as u64;
         state.hits += hits;
-        state.misses += found.len() as u64 - hits;
-        found
+        state.misses += cached.len() as u64 - hits;
+        cached
     }
 }
 
@@ -165,19 +165,19 @@ impl FfnBackend for CachedFfn {
             let outputs = y.to_f32_vec()?;
             let mut state = self.state();
             state.misses += inputs.len() as u64;
-            let own = state.outputs.entry(layer).or_default();
+            let recorded = state.outputs.entry(layer).or_default();
             for (input, output) in inputs.into_iter().zip(outputs.chunks_exact(width)) {
-                own.insert(input, output.into());
+                recorded.insert(input, output.into());
             }
             return Ok(y);
         }
-        let found = self.known(layer, &inputs);
+        let cached = self.known(layer, &inputs);
         let missing: Vec<u32> = (0u32..)
-            .zip(&found)
+            .zip(&cached)
             .filter(|(_, row)| row.is_none())
             .map(|(i, _)| i)
             .collect();
-        if missing.len() == found.len() {
+        if missing.len() == cached.len() {
             return part.forward(x);
         }
         // The missing rows are computed together: [.., hidden] -> [1, missing, hidden]
@@ -190,7 +190,7 @@ impl FfnBackend for CachedFfn {
         };
         let mut computed = computed.chunks_exact(width);
         let mut all = Vec::with_capacity(numbers.len());
-        for row in &found {
+        for row in &cached {
             match row {
                 Some(row) => all.extend_from_slice(row),
                 None => all.extend_from_slice(computed.next().unwrap_or_default()),

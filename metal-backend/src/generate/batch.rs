@@ -75,27 +75,27 @@ impl Batch {
     fn row_states(&self) -> Vec<RowState> {
         let salt = |m: &Member| match &m.request.options().steering {
             // The row's prompt decides which positions are edited.
-            Some(own) if own.depends_on_prompt() => Some(format!("r{}", m.id.number())),
+            Some(steering) if steering.depends_on_prompt() => Some(format!("r{}", m.id.number())),
             _ => m.request.salt(),
         };
         let of = |m: &Member| match &m.sequence {
             Some(sequence) if sequence.next.is_none() => RowState {
                 tokens: m.request.tokens(),
-                held: sequence.prefilled,
+                cached: sequence.prefilled,
                 waits: true,
                 kin: sequence.kin(),
                 salt: salt(m),
             },
             Some(sequence) => RowState {
                 tokens: m.request.tokens(),
-                held: cache::offset(&sequence.caches).unsigned_abs() as usize,
+                cached: cache::offset(&sequence.caches).unsigned_abs() as usize,
                 waits: false,
                 kin: sequence.kin(),
                 salt: salt(m),
             },
             None => RowState {
                 tokens: Vec::new(),
-                held: 0,
+                cached: 0,
                 waits: false,
                 kin: (0, 0),
                 salt: None,
@@ -126,9 +126,9 @@ impl Batch {
                     && let Some(sequence) = &self.rows[from].sequence
                 {
                     let n = i32::try_from(tokens).unwrap_or(i32::MAX);
-                    let own = cache::copy_prefix(&sequence.caches, n);
-                    if let Some(own) = own.map_err(engine_error("prefill"))? {
-                        copied.push((i, tokens, own));
+                    let copy = cache::copy_prefix(&sequence.caches, n);
+                    if let Some(copy) = copy.map_err(engine_error("prefill"))? {
+                        copied.push((i, tokens, copy));
                     }
                 }
             }
@@ -140,12 +140,12 @@ impl Batch {
                 };
                 return Ok(self.rows.iter().zip(actions).map(until).collect());
             }
-            for (i, tokens, own) in copied {
+            for (i, tokens, copy) in copied {
                 let member = &mut self.rows[i];
                 if let Some(sequence) = &mut member.sequence {
-                    cache::eval_caches(&own).map_err(engine_error("prefill"))?;
+                    cache::eval_caches(&copy).map_err(engine_error("prefill"))?;
                     let all = member.request.so_far().len();
-                    (sequence.caches, sequence.prefilled) = (own.for_sequence(all), tokens);
+                    (sequence.caches, sequence.prefilled) = (copy.for_sequence(all), tokens);
                     sequence.begun = true;
                     if all == member.request.prompt().len() {
                         member.request.clock().cached(tokens);
@@ -187,9 +187,9 @@ impl Batch {
             .zip(until)
             .filter_map(|(m, until)| {
                 let sequence = m.sequence.as_ref()?;
-                let own = sequence.edits.is_some() == edited;
+                let in_group = sequence.edits.is_some() == edited;
                 let left = (*until)?.saturating_sub(sequence.prefilled);
-                own.then_some((m, left))
+                in_group.then_some((m, left))
             })
             .collect();
         let step_size = |m: &Member| m.request.options().prefill.prefill_step_size;
@@ -477,11 +477,11 @@ fn draw(members: Vec<(usize, &mut Member)>, logits: &Array) -> Result<()> {
         .into_iter()
         .partition(|(_, m)| Sampler::waits(m.request.options()));
     for (row, member) in alone {
-        let own = rows_of(&[place(row)]).map_err(&fault)?;
+        let selected = rows_of(&[place(row)]).map_err(&fault)?;
         let Some(sequence) = member.sequence.as_mut() else {
             continue;
         };
-        match draw_rows(&mut [&mut sequence.sampler], &own) {
+        match draw_rows(&mut [&mut sequence.sampler], &selected) {
             Ok(mut drawn) => sequence.next = drawn.pop(),
             Err(error) => member.error = Some(error),
         }
@@ -490,7 +490,7 @@ fn draw(members: Vec<(usize, &mut Member)>, logits: &Array) -> Result<()> {
     if rows.is_empty() {
         return Ok(());
     }
-    let own = rows_of(&rows).map_err(&fault)?;
+    let selected = rows_of(&rows).map_err(&fault)?;
     let mut sequences: Vec<&mut SequenceState> = together
         .into_iter()
         .filter_map(|(_, member)| member.sequence.as_mut())
@@ -498,7 +498,7 @@ fn draw(members: Vec<(usize, &mut Member)>, logits: &Array) -> Result<()> {
     let drawn = {
         let mut samplers: Vec<&mut Sampler> =
             sequences.iter_mut().map(|l| &mut l.sampler).collect();
-        draw_rows(&mut samplers, &own)?
+        draw_rows(&mut samplers, &selected)?
     };
     for (sequence, pending) in sequences.into_iter().zip(drawn) {
         sequence.next = Some(pending);

@@ -12,7 +12,7 @@ pub struct RowState {
     /// The tokens in its caches, or that will be once its prompt is computed.
     pub tokens: Vec<u32>,
     /// The number of tokens in its caches.
-    pub held: usize,
+    pub cached: usize,
     /// Whether part of the row's prompt is not computed yet.
     pub waits: bool,
     /// Rows share only caches of the same kind: [`super::SequenceState::kin`].
@@ -56,7 +56,7 @@ pub fn actions(
     let mut awaited = Vec::new();
     for (i, row) in rows.iter().enumerate().filter(|(_, row)| row.waits) {
         let most = row.tokens.len().saturating_sub(1);
-        let least = row.held + LEAST;
+        let least = row.cached + LEAST;
         let mut best: Option<(usize, usize)> = None;
         let others = rows.iter().enumerate();
         let same = |(j, other): &(usize, &RowState)| {
@@ -68,10 +68,10 @@ pub fn actions(
                 // The missing tokens will be computed.
                 alike
             } else {
-                alike.min(other.held)
+                alike.min(other.cached)
             };
-            let there = n <= other.held;
-            let may = !there || (worth_copying(n, other.held) && cuttable(j, n));
+            let there = n <= other.cached;
+            let may = !there || (worth_copying(n, other.cached) && cuttable(j, n));
             if n >= least && may && best.is_none_or(|(_, most)| n > most) {
                 best = Some((j, n));
             }
@@ -79,7 +79,7 @@ pub fn actions(
         let Some((j, n)) = best else {
             continue;
         };
-        actions[i] = Some(if n <= rows[j].held {
+        actions[i] = Some(if n <= rows[j].cached {
             PrefillAction::Copy { from: j, tokens: n }
         } else {
             awaited.push((j, n));
@@ -98,18 +98,18 @@ pub fn actions(
 mod tests {
     use super::*;
 
-    fn row(tokens: impl IntoIterator<Item = u32>, held: usize, waits: bool) -> RowState {
+    fn row(tokens: impl IntoIterator<Item = u32>, cached: usize, waits: bool) -> RowState {
         RowState {
             tokens: tokens.into_iter().collect(),
-            held,
+            cached,
             waits,
             kin: (0, 0),
             salt: None,
         }
     }
 
-    fn numbered(alike: u32, own: u32) -> Vec<u32> {
-        (0..alike).chain([own]).collect()
+    fn numbered(alike: u32, last: u32) -> Vec<u32> {
+        (0..alike).chain([last]).collect()
     }
 
     #[test]
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(first[0], compute(24), "as far as the shortest beginning");
         assert_eq!(first[1..3], [Some(PrefillAction::Wait); 2]);
         assert_eq!(first[3], compute(30), "like no other");
-        rows[0].held = 24;
+        rows[0].cached = 24;
         let second = actions(&rows, |_, _| true);
         assert_eq!(second[0], compute(40));
         assert_eq!(
@@ -135,10 +135,10 @@ mod tests {
         );
         let copied = |from, tokens| Some(PrefillAction::Copy { from, tokens });
         assert_eq!(second[2], copied(0, 24));
-        rows[0].held = 40;
+        rows[0].cached = 40;
         assert_eq!(actions(&rows, |_, _| true)[1], copied(0, 40));
         // A copied prefix is not copied again.
-        rows[1].held = 40;
+        rows[1].cached = 40;
         assert_eq!(actions(&rows, |_, _| true)[1], compute(41));
     }
 
@@ -212,19 +212,19 @@ mod tests {
         // Every order of progress for four rows with common prefixes.
         let lengths = [18u32, 33, 33, 60];
         for state in 0..4usize.pow(4) {
-            let held = |i: usize| state / 4usize.pow(i as u32) % 4 * 16;
+            let cached = |i: usize| state / 4usize.pow(i as u32) % 4 * 16;
             let rows: Vec<RowState> = lengths
                 .iter()
                 .enumerate()
                 .map(|(i, n)| {
                     let tokens = numbered(*n, 100 + i as u32);
-                    let held = held(i).min(tokens.len());
-                    let waits = held < tokens.len();
-                    row(tokens, held, waits)
+                    let cached = cached(i).min(tokens.len());
+                    let waits = cached < tokens.len();
+                    row(tokens, cached, waits)
                 })
                 .collect();
             for cut in [true, false] {
-                let actions = actions(&rows, |j, n| cut || rows[j].held == n);
+                let actions = actions(&rows, |j, n| cut || rows[j].cached == n);
                 let goes = |action: &Option<PrefillAction>| {
                     matches!(
                         action,
@@ -238,10 +238,10 @@ mod tests {
                 for (row, action) in rows.iter().zip(&actions) {
                     match action {
                         Some(PrefillAction::Compute(until)) => {
-                            assert!(*until > row.held, "{rows:?}");
+                            assert!(*until > row.cached, "{rows:?}");
                         }
                         Some(PrefillAction::Copy { from, tokens }) => {
-                            assert!(*tokens > row.held && *tokens <= rows[*from].held);
+                            assert!(*tokens > row.cached && *tokens <= rows[*from].cached);
                             assert_eq!(rows[*from].tokens[..*tokens], row.tokens[..*tokens]);
                         }
                         _ => {}

@@ -149,8 +149,8 @@ impl Request {
 
     /// Whether the request reuses and keeps caches. It does not if its edits depend on its prompt.
     pub fn keeps_prompt(&self) -> bool {
-        let own = self.options.steering.as_ref();
-        self.options.prefill.cache_prompt && !own.is_some_and(Steering::depends_on_prompt)
+        let steering = self.options.steering.as_ref();
+        self.options.prefill.cache_prompt && !steering.is_some_and(Steering::depends_on_prompt)
     }
 
     /// The number of tokens that may still come.

@@ -48,14 +48,14 @@ pub fn draw_rows(samplers: &mut [&mut Sampler], logits: &Array) -> Result<Vec<Pe
     (0i32..)
         .zip(samplers.iter())
         .map(|(row, sampler)| {
-            let own = |a: &Array| match samplers.len() {
+            let of_row = |a: &Array| match samplers.len() {
                 1 => Ok(a.clone()),
                 _ => a.slice_axis(0, row, row + 1).map_err(engine("sampling")),
             };
             Ok(Pending {
-                token: own(&drawn.tokens)?,
-                logits: own(logits)?,
-                greatest: own(&drawn.greatest)?,
+                token: of_row(&drawn.tokens)?,
+                logits: of_row(logits)?,
+                greatest: of_row(&drawn.greatest)?,
                 step: sampler.step(),
                 logprobs: logprobs
                     .as_ref()
@@ -136,11 +136,11 @@ impl SequenceState {
             ));
         }
         let model = request.engine();
-        let held = cache::offset(&caches).unsigned_abs() as usize;
-        let caches = caches.for_sequence(held + request.prompt().len());
+        let cached = cache::offset(&caches).unsigned_abs() as usize;
+        let caches = caches.for_sequence(cached + request.prompt().len());
         Ok(Self {
             decoder: model.decoder()?,
-            caches: expecting(caches, request, held),
+            caches: expecting(caches, request, cached),
             sampler: model.sampler(request.options(), request.prompt())?,
             next: None,
             prefilled: 0,

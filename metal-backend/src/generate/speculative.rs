@@ -296,8 +296,8 @@ fn look_up(tokens: &[u32], n: usize, most: usize) -> Vec<u32> {
     for n in (1..=n.min(tokens.len().saturating_sub(1))).rev() {
         let end = tokens.len() - n;
         let key = &tokens[end..];
-        let found = (0..end).rev().find(|&at| &tokens[at..at + n] == key);
-        if let Some(at) = found {
+        let position = (0..end).rev().find(|&at| &tokens[at..at + n] == key);
+        if let Some(at) = position {
             return tokens[at + n..].iter().copied().take(most).collect();
         }
     }

@@ -48,11 +48,11 @@ pub fn activations(
     interrupt: &Interrupt,
 ) -> Result<FeedForwardActivations> {
     let (tokens, layers) = seen(engine, of, positions, interrupt, Seen::Activations)?;
-    let mut found = FeedForwardActivations::default();
-    found.tokens = tokens;
-    found.positions = positions.to_vec();
-    found.layers = layers;
-    Ok(found)
+    let mut activations = FeedForwardActivations::default();
+    activations.tokens = tokens;
+    activations.positions = positions.to_vec();
+    activations.layers = layers;
+    Ok(activations)
 }
 
 /// The vectors to collect.
@@ -80,13 +80,13 @@ fn seen(
         interrupt,
     };
     // For each layer that has them, one vector per position.
-    let mut found: BTreeMap<usize, BTreeMap<usize, Vec<f32>>> = BTreeMap::new();
+    let mut by_layer: BTreeMap<usize, BTreeMap<usize, Vec<f32>>> = BTreeMap::new();
     engine.scope(|| {
         let mut caches = of.decoder.new_caches(&WHOLE).for_sequence(tokens.len());
         let mut edits = edits_of((engine, of.decoder), steering, tokens.len(), interrupt)?;
         let mut before = 0;
         run(of, &tokens, &mut caches, &mut |part, forward| {
-            let (here, at) = wanted_in(positions, before, part.len());
+            let (wanted, at) = wanted_in(positions, before, part.len());
             before += part.len();
             let seen = RefCell::new(Vec::new());
             let mut saw = |layer: usize, x: &Array| {
@@ -106,9 +106,12 @@ fn seen(
             eval(seen.iter().map(|(_, x)| x).chain([&out])).map_err(engine_error("inspect"))?;
             for (layer, vectors) in &seen {
                 let vectors = vectors.to_vec::<f32>().map_err(engine_error("inspect"))?;
-                let width = (vectors.len() / here.len().max(1)).max(1);
-                for (p, vector) in here.iter().zip(vectors.chunks_exact(width)) {
-                    found.entry(*layer).or_default().insert(*p, vector.to_vec());
+                let width = (vectors.len() / wanted.len().max(1)).max(1);
+                for (p, vector) in wanted.iter().zip(vectors.chunks_exact(width)) {
+                    by_layer
+                        .entry(*layer)
+                        .or_default()
+                        .insert(*p, vector.to_vec());
                 }
             }
             Ok(())
@@ -116,8 +119,8 @@ fn seen(
     })?;
     let layers = (0..engine.info().num_layers)
         .map(|layer| {
-            let own = found.get(&layer);
-            let at = |p: &usize| own.and_then(|own| own.get(p));
+            let of_layer = by_layer.get(&layer);
+            let at = |p: &usize| of_layer.and_then(|of_layer| of_layer.get(p));
             positions.iter().filter_map(at).flatten().copied().collect()
         })
         .collect();
@@ -133,7 +136,7 @@ pub fn weights(engine: &Engine, layer: usize) -> Result<FeedForwardWeights> {
     if layer >= count {
         return Err(Error::new(
             ErrorKind::InvalidOption,
-            format!("layer {layer} is not there; the model has {count}, from 0"),
+            format!("layer {layer} does not exist; the model has {count} layers, numbered from 0"),
         ));
     }
     let refused = |why: &str| {
@@ -207,7 +210,7 @@ pub fn features_of(
     Ok(weights)
 }
 
-const ADAPTED: &str = "it has an adapter; take that off, or put it into the weights";
+const ADAPTED: &str = "it has an adapter; remove it, or fuse it into the weights";
 
 /// The features of experts, expert by expert.
 fn features_of_experts(
@@ -220,18 +223,18 @@ fn features_of_experts(
     let mut weights = FeedForwardWeights::default();
     weights.hidden_size = hidden;
     weights.activation = activation.name().to_owned();
-    let (matrix, own) = first.dense()?;
+    let (matrix, bias_of_rows) = first.dense()?;
     weights.experts = usize::try_from(matrix.dim(0)?).ok();
     weights.gate = matrix.to_f32_vec()?;
-    weights.gate_bias = bias(own)?;
+    weights.gate_bias = bias(bias_of_rows)?;
     weights.features = weights.gate.len().checked_div(hidden).unwrap_or(0);
     if experts.gate.is_some() {
-        let (matrix, own) = experts.up.dense()?;
+        let (matrix, bias_of_rows) = experts.up.dense()?;
         weights.up = Some(matrix.to_f32_vec()?);
-        weights.up_bias = bias(own)?;
+        weights.up_bias = bias(bias_of_rows)?;
     }
-    let (matrix, own) = experts.down.dense()?;
+    let (matrix, bias_of_rows) = experts.down.dense()?;
     weights.down = matrix.swap_axes(-1, -2)?.to_f32_vec()?; // [experts, features, hidden]
-    weights.down_bias = bias(own)?;
+    weights.down_bias = bias(bias_of_rows)?;
     Ok(weights)
 }

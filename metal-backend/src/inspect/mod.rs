@@ -153,14 +153,14 @@ pub fn attention(
             })
             .collect::<mlx_rs_core::Result<Vec<_>>>()
             .map_err(&fault)?;
-        let own = caches
+        let by_cache = caches
             .iter()
             .map(|cache| {
-                let held = match cache.as_kv() {
+                let stored = match cache.as_kv() {
                     Some(keys) => Some(keys.snapshot()?),
                     None => None,
                 };
-                match held.as_ref().and_then(|held| held.arrays.get("keys")) {
+                match stored.as_ref().and_then(|stored| stored.arrays.get("keys")) {
                     Some(keys) => heads(keys),
                     None => Ok(Vec::new()),
                 }
@@ -168,7 +168,7 @@ pub fn attention(
             .collect::<mlx_rs_core::Result<Vec<_>>>()
             .map_err(&fault)?;
         let keys = (0..info.num_layers)
-            .filter_map(|layer| own.get(decoder.keys_of(layer)).cloned())
+            .filter_map(|layer| by_cache.get(decoder.keys_of(layer)).cloned())
             .collect();
         let mut snapshot = AttentionSnapshot::default();
         snapshot.architecture = info.architecture.clone();
@@ -222,11 +222,11 @@ fn local(positions: impl Iterator<Item = usize>) -> Vec<u32> {
 /// The indices of those `positions` that are in the step of `len` positions from `before`, and
 /// their places in the step.
 fn wanted_in(positions: &[usize], before: usize, len: usize) -> (Vec<usize>, Vec<u32>) {
-    let here: Vec<usize> = (before..before + len)
+    let wanted: Vec<usize> = (before..before + len)
         .filter(|p| positions.contains(p))
         .collect();
-    let at = local(here.iter().map(|p| p - before));
-    (here, at)
+    let at = local(wanted.iter().map(|p| p - before));
+    (wanted, at)
 }
 
 /// The hidden states of one prompt at `positions`, in steps.
@@ -238,16 +238,16 @@ fn states_in_steps(
 ) -> Result<Vec<Vec<f32>>> {
     let mut caches = of.decoder.new_caches(&WHOLE).for_sequence(tokens.len());
     // For each requested position, one vector per state.
-    let mut found: BTreeMap<usize, Vec<Vec<f32>>> = BTreeMap::new();
+    let mut by_position: BTreeMap<usize, Vec<Vec<f32>>> = BTreeMap::new();
     let mut before = 0;
     let mut count = 0;
     run(of, tokens, &mut caches, &mut |part, forward| {
-        let (here, at) = wanted_in(positions, before, part.len());
+        let (wanted, at) = wanted_in(positions, before, part.len());
         let states = watched(&at, forward)?;
         count = count.max(states.len());
         for state in states {
-            for (p, vector) in here.iter().zip(state.chunks_exact(hidden)) {
-                found.entry(*p).or_default().push(vector.to_vec());
+            for (p, vector) in wanted.iter().zip(state.chunks_exact(hidden)) {
+                by_position.entry(*p).or_default().push(vector.to_vec());
             }
         }
         before += part.len();
@@ -255,7 +255,7 @@ fn states_in_steps(
     })?;
     Ok((0..count)
         .map(|state| {
-            let at = |p: &usize| found.get(p).and_then(|all| all.get(state));
+            let at = |p: &usize| by_position.get(p).and_then(|all| all.get(state));
             positions.iter().filter_map(at).flatten().copied().collect()
         })
         .collect())
@@ -298,12 +298,12 @@ fn states_together(
         .iter()
         .map(|(_, positions)| {
             let to = from + positions.len() * hidden;
-            let own = states
+            let of_prompt = states
                 .iter()
                 .map(|state| state[from..to].to_vec())
                 .collect();
             from = to;
-            own
+            of_prompt
         })
         .collect())
 }
@@ -354,14 +354,14 @@ pub fn hidden_states(
                 _ => states_together(of, now, hidden)?,
             };
             for ((tokens, positions), states) in now.iter().zip(states) {
-                let mut own = HiddenStates::default();
-                own.tokens.clone_from(tokens);
-                own.positions = positions.to_vec();
-                own.hidden_size = hidden;
+                let mut prompt_states = HiddenStates::default();
+                prompt_states.tokens.clone_from(tokens);
+                prompt_states.positions = positions.to_vec();
+                prompt_states.hidden_size = hidden;
                 let mut states = states.into_iter();
-                own.embedding = states.next().unwrap_or_default();
-                own.blocks = states.collect();
-                all.push(own);
+                prompt_states.embedding = states.next().unwrap_or_default();
+                prompt_states.blocks = states.collect();
+                all.push(prompt_states);
             }
             rest = later;
         }
@@ -391,7 +391,7 @@ pub fn unembed(engine: &Engine, states: &[f32]) -> Result<Vec<Vec<f32>>> {
         return Err(Error::new(
             ErrorKind::InvalidOption,
             format!(
-                "{} numbers are no whole hidden states of {hidden} elements",
+                "{} numbers are not a whole number of hidden states of {hidden} elements",
                 states.len()
             ),
         ));
@@ -447,8 +447,8 @@ pub fn pooled_states(
             let mut from = 0;
             for (i, tokens) in now.iter().zip(tokens) {
                 let to = from + tokens.len() * hidden;
-                let own = states.get(from..to).unwrap_or_default();
-                vectors[*i] = pooled(own, hidden, pooling);
+                let vector = states.get(from..to).unwrap_or_default();
+                vectors[*i] = pooled(vector, hidden, pooling);
                 from = to;
             }
             rest = later;
@@ -518,7 +518,7 @@ pub fn token_logprobs(
         let mut edits = edits_of(of, steering, tokens.len(), interrupt)?;
         let caches = decoder.new_caches(engine.cache_options());
         let mut caches = caches.for_sequence(tokens.len());
-        let mut found = Vec::with_capacity(tokens.len());
+        let mut logprobs = Vec::with_capacity(tokens.len());
         let mut before = 0;
         run(
             Run {
@@ -547,11 +547,11 @@ pub fn token_logprobs(
                 if next.is_empty() {
                     eval([&logits]).map_err(&fault)?;
                 } else {
-                    found.extend(score().map_err(&fault)?);
+                    logprobs.extend(score().map_err(&fault)?);
                 }
                 Ok(())
             },
         )?;
-        Ok(found)
+        Ok(logprobs)
     })
 }

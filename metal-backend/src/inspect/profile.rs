@@ -159,8 +159,8 @@ pub fn profile_steps(
         // Two warm-up steps, then a plain and a measured one per token.
         let all = steps.saturating_add(1).saturating_mul(2);
         let mut caches = caches.for_sequence(prompt.len());
-        let held = i32::try_from(prompt.len().saturating_add(all)).unwrap_or(i32::MAX);
-        caches.iter_mut().for_each(|cache| cache.expect(held));
+        let total = i32::try_from(prompt.len().saturating_add(all)).unwrap_or(i32::MAX);
+        caches.iter_mut().for_each(|cache| cache.expect(total));
         let mut run = Steps {
             decoder: decoder.as_ref(),
             caches,

@@ -38,13 +38,13 @@ pub fn residuals(
     };
     // For each position the embedding, then two vectors per layer: after the mixer and after the
     // block.
-    let mut found: BTreeMap<usize, Vec<Vec<f32>>> = BTreeMap::new();
+    let mut by_position: BTreeMap<usize, Vec<Vec<f32>>> = BTreeMap::new();
     engine.scope(|| {
         let mut caches = of.decoder.new_caches(&WHOLE).for_sequence(tokens.len());
         let mut edits = edits_of((engine, of.decoder), steering, tokens.len(), interrupt)?;
         let mut before = 0;
         run(of, &tokens, &mut caches, &mut |part, forward| {
-            let (here, at) = wanted_in(positions, before, part.len());
+            let (wanted, at) = wanted_in(positions, before, part.len());
             before += part.len();
             let seen = RefCell::new(Vec::new());
             let saw = |x: &Array| {
@@ -61,8 +61,8 @@ pub fn residuals(
             eval(seen.iter().chain([&out])).map_err(engine_error("trace"))?;
             for vectors in &seen {
                 let vectors = vectors.to_vec::<f32>().map_err(engine_error("trace"))?;
-                for (p, vector) in here.iter().zip(vectors.chunks_exact(hidden)) {
-                    found.entry(*p).or_default().push(vector.to_vec());
+                for (p, vector) in wanted.iter().zip(vectors.chunks_exact(hidden)) {
+                    by_position.entry(*p).or_default().push(vector.to_vec());
                 }
             }
             Ok(())
@@ -73,7 +73,10 @@ pub fn residuals(
     trace.positions = positions.to_vec();
     trace.hidden_size = hidden;
     for position in positions {
-        let vectors = found.get(position).map(Vec::as_slice).unwrap_or_default();
+        let vectors = by_position
+            .get(position)
+            .map(Vec::as_slice)
+            .unwrap_or_default();
         let Some((embedding, layers)) = vectors.split_first() else {
             continue;
         };
@@ -123,7 +126,7 @@ pub fn attention_weights(
         decoder: decoder.as_ref(),
         interrupt,
     };
-    let mut found = AttentionWeights::default();
+    let mut attention_weights = AttentionWeights::default();
     engine.scope(|| {
         let mut caches = of.decoder.new_caches(&WHOLE).for_sequence(tokens.len());
         let mut edits = edits_of((engine, of.decoder), steering, tokens.len(), interrupt)?;
@@ -153,13 +156,13 @@ pub fn attention_weights(
                     .to_vec::<f32>()
                     .map_err(engine_error("attention weights"))?;
                 let heads = values.chunks_exact(tokens.len()).map(<[f32]>::to_vec);
-                found.layers.push(layer);
-                found.weights.push(heads.collect());
+                attention_weights.layers.push(layer);
+                attention_weights.weights.push(heads.collect());
             }
             Ok(())
         })
     })?;
-    if found.layers.is_empty() {
+    if attention_weights.layers.is_empty() {
         return Err(Error::new(
             ErrorKind::Unsupported,
             format!(
@@ -168,6 +171,6 @@ pub fn attention_weights(
             ),
         ));
     }
-    found.tokens = tokens;
-    Ok(found)
+    attention_weights.tokens = tokens;
+    Ok(attention_weights)
 }

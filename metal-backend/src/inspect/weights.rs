@@ -21,7 +21,7 @@ pub fn attention_projections(engine: &Engine, layer: usize) -> Result<AttentionP
     if layer >= count {
         return Err(Error::new(
             ErrorKind::InvalidOption,
-            format!("layer {layer} is not there; the model has {count}, from 0"),
+            format!("layer {layer} does not exist; the model has {count} layers, numbered from 0"),
         ));
     }
     let refused = |why: &str| {
@@ -29,36 +29,36 @@ pub fn attention_projections(engine: &Engine, layer: usize) -> Result<AttentionP
         Error::new(ErrorKind::Unsupported, message)
     };
     let decoder = engine.decoder()?;
-    let attention = (decoder.attention(layer))
-        .ok_or_else(|| refused("the layer has none, or more than that"))?;
-    let keys = (attention.k_proj.as_ref())
-        .ok_or_else(|| refused("it looks at the keys of another layer"))?;
+    let attention =
+        (decoder.attention(layer)).ok_or_else(|| refused("the layer has no plain attention"))?;
+    let keys =
+        (attention.k_proj.as_ref()).ok_or_else(|| refused("it uses the keys of another layer"))?;
     let hidden = engine.info().hidden_size;
     let size = |n: i32| n.unsigned_abs() as usize;
     engine.scope(|| {
         let matrix = |linear: &Linear| -> Result<Array> {
             let (matrix, _) = linear.part().ok_or_else(|| {
-                refused("it has an adapter; take that off, or put it into the weights")
+                refused("it has an adapter; remove it, or fuse it into the weights")
             })?;
             matrix.dense().map_err(engine_error("weights"))
         };
         let rows = |matrix: Array| matrix.to_f32_vec().map_err(engine_error("weights"));
-        let mut found = AttentionProjections::default();
-        found.num_heads = size(attention.n_heads);
-        found.num_kv_heads = size(attention.n_kv_heads);
-        found.head_dim = size(attention.head_dim);
-        found.hidden_size = hidden;
-        found.queries = rows(matrix(&attention.q_proj)?)?;
-        found.keys = rows(matrix(keys)?)?;
+        let mut projections = AttentionProjections::default();
+        projections.num_heads = size(attention.n_heads);
+        projections.num_kv_heads = size(attention.n_kv_heads);
+        projections.head_dim = size(attention.head_dim);
+        projections.hidden_size = hidden;
+        projections.queries = rows(matrix(&attention.q_proj)?)?;
+        projections.keys = rows(matrix(keys)?)?;
         // Without a value matrix, values are the keys before norms.
-        found.values = match &attention.v_proj {
+        projections.values = match &attention.v_proj {
             Some(values) => rows(matrix(values)?)?,
-            None => found.keys.clone(),
+            None => projections.keys.clone(),
         };
         let outputs = matrix(&attention.o_proj)?; // [hidden, heads * width]
         let columns = outputs.swap_axes(0, 1).map_err(engine_error("weights"))?;
-        found.outputs = rows(columns)?;
-        Ok(found)
+        projections.outputs = rows(columns)?;
+        Ok(projections)
     })
 }
 
@@ -95,7 +95,7 @@ pub fn token_scores(engine: &Engine, vectors: &[f32]) -> Result<Vec<Vec<f32>>> {
         return Err(Error::new(
             ErrorKind::InvalidOption,
             format!(
-                "{} numbers are no whole vectors of {hidden} elements",
+                "{} numbers are not a whole number of vectors of {hidden} elements",
                 vectors.len()
             ),
         ));

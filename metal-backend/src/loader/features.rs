@@ -114,12 +114,12 @@ impl Features {
     pub fn at(dir: &Path, model: &Path) -> Result<Self> {
         let vindex = Vindex::open(dir).map_err(fault(dir))?;
         // A complete vindex is the model itself.
-        let own = match is_vindex(model) && same_place(dir, model) {
+        let identity = match is_vindex(model) && same_place(dir, model) {
             true => vindex.about().identity.clone(),
             false => files::identity(model).map_err(fault(dir))?,
         };
         if vindex.level() < Level::Inference {
-            let message = "the vindex has the level browse, with gates alone; build one of the level \
+            let message = "the vindex has the level browse, which holds only gates; build one of the level \
                            inference";
             return Err(Error::new(ErrorKind::InvalidOption, message).with_path(dir));
         }
@@ -134,7 +134,7 @@ impl Features {
             only: false,
             vindex,
         };
-        match own == features.vindex.about().identity {
+        match identity == features.vindex.about().identity {
             true => Ok(features),
             false => Err(features.other_model()),
         }
@@ -175,8 +175,8 @@ impl Features {
         let size = dtype.size();
         let hidden = self.vindex.about().hidden_size as u64;
         let layers = self.vindex.layers().iter().enumerate();
-        let own = layers.filter(|(layer, _)| self.layers.contains(layer));
-        let elements = own.map(|(_, layer)| {
+        let selected = layers.filter(|(layer, _)| self.layers.contains(layer));
+        let elements = selected.map(|(_, layer)| {
             let features = layer.num_features as u64;
             // The gate rows and the up rows, with a bias each.
             let sides = u64::from(self.only) + u64::from(layer.gated);

@@ -114,14 +114,14 @@ impl Weights {
     ) -> Result<Array> {
         let (_, cols) = rows_and_cols(shape);
         let parts = [PartLayout::rows(cols, dtype)];
-        let own = match tensor.kind {
+        let float_type = match tensor.kind {
             GgmlType::F16 => Some(Dtype::Float16),
             GgmlType::BF16 => Some(Dtype::Bfloat16),
             GgmlType::F32 => Some(Dtype::Float32),
             _ => None,
         };
         // The file is little-endian.
-        let as_stored = own == Some(dtype) && cfg!(target_endian = "little");
+        let as_stored = float_type == Some(dtype) && cfg!(target_endian = "little");
         if as_stored && self.permuted_heads(gguf, stored, tensor)?.is_none() {
             let (rows, _) = rows_and_cols(&tensor.shape);
             let row = tensor.nbytes / rows.max(1);
@@ -172,12 +172,12 @@ impl Weights {
         for_kernels: bool,
     ) -> Dtype {
         // Decoded through float32, which represents both types exactly.
-        let own = match tensor.kind {
+        let float_type = match tensor.kind {
             GgmlType::F16 => Dtype::Float16,
             GgmlType::BF16 => Dtype::Bfloat16,
             _ => self.dtype,
         };
-        self.matrix_type(own, shape, for_kernels)
+        self.matrix_type(float_type, shape, for_kernels)
     }
 
     pub(super) fn gguf_matrix(
@@ -318,7 +318,7 @@ mod tests {
                     let mut all = Weights::from_gguf(file(), &config, Dtype::Float32);
                     all.chunk_bytes = chunk;
                     if kernels {
-                        all.use_cpu(exec::Prompts::Float32);
+                        all.use_cpu(exec::PrefillInputs::Float32);
                     }
                     let weight = all.matrix(PREFIX, ROWS as i32, COLS as i32).unwrap();
                     let loaded = weight.dense(Dtype::Float32).unwrap().to_f32_vec().unwrap();
@@ -376,7 +376,7 @@ mod tests {
                 let gguf = Gguf::open(&path).unwrap();
                 let mut all = Weights::from_gguf(gguf, &config, Dtype::Float32);
                 if kernels {
-                    all.use_cpu(exec::Prompts::Float32);
+                    all.use_cpu(exec::PrefillInputs::Float32);
                 }
                 let e = all.matrix(PREFIX, ROWS as i32, COLS as i32).unwrap_err();
                 assert!(e.message().contains("exponent 255"), "{e}");
@@ -415,7 +415,7 @@ mod tests {
                     for chunk in [1, 1 << 20] {
                         let mut all = Weights::from_gguf(file(), &config, Dtype::Float32);
                         all.chunk_bytes = chunk;
-                        all.use_cpu(exec::Prompts::Float32);
+                        all.use_cpu(exec::PrefillInputs::Float32);
                         let shape = [experts, rows, COLS].map(|n| n as i32);
                         let weight = all.stack(prefix, &shape).unwrap();
                         assert_eq!(weight.shape(), shape);

@@ -70,8 +70,8 @@ impl Weights {
     pub(super) fn matrix_type(&self, stored: Dtype, shape: &[usize], for_kernels: bool) -> Dtype {
         let stored = self.half.unwrap_or(stored);
         // A stack that the kernels do not support is multiplied in float32.
-        let held = kernel_rows(shape).is_some();
-        let stays = for_kernels && held && exec::keeps_half(stored, self.dtype);
+        let has_kernel_rows = kernel_rows(shape).is_some();
+        let stays = for_kernels && has_kernel_rows && exec::keeps_half(stored, self.dtype);
         if stays { stored } else { self.dtype }
     }
 
@@ -88,7 +88,7 @@ impl Weights {
         if info.shape != shape {
             return Err(self.wrong_shape(name, &info.shape, &shape));
         }
-        let own = match info.dtype {
+        let file_type = match info.dtype {
             FileDtype::F32 => Dtype::Float32,
             FileDtype::F16 => Dtype::Float16,
             FileDtype::BF16 => Dtype::Bfloat16,
@@ -110,8 +110,8 @@ impl Weights {
         let parts = self.in_chunks(stored, &layout, |rows, out, scratch| {
             let [out] = out else { return Err(no_parts()) };
             let Scratch { stored, values, .. } = scratch;
-            let size = own.size();
-            if own == dtype {
+            let size = file_type.size();
+            if file_type == dtype {
                 let mut cut = Vec::new();
                 return part.read_into(checkpoint, info, (size, rows), out, &mut cut);
             }
@@ -121,7 +121,7 @@ impl Weights {
             let mut cut = Vec::new();
             part.read_into(checkpoint, info, (size, rows), bytes, &mut cut)?;
             let values = sized(values, n);
-            match own {
+            match file_type {
                 Dtype::Float16 => cast::<f16>(bytes).convert_to_f32_slice(values),
                 Dtype::Bfloat16 => cast::<bf16>(bytes).convert_to_f32_slice(values),
                 _ => values.copy_from_slice(cast(bytes)),
@@ -202,7 +202,7 @@ impl Weights {
             let rows = mlx_shape(&[count_of_rows])[0];
             if mode != QuantMode::Affine {
                 let bytes = part("scales")?
-                    .reshape(&mlx_shape(&[count_of_rows, groups.kept.1]))
+                    .reshape(&mlx_shape(&[count_of_rows, groups.in_memory.1]))
                     .and_then(|bytes| exec::interleaved(&bytes));
                 let bytes = bytes.map_err(engine("weights"))?;
                 let matrix = Weight::from_float_codes([words, bytes], rows, mode)
@@ -213,7 +213,7 @@ impl Weights {
             let format = (rows, config.bits, group_size);
             let factors = |name: &str| -> Result<Array> {
                 let all = part(name)?
-                    .reshape(&mlx_shape(&[count_of_rows, groups.kept.1]))
+                    .reshape(&mlx_shape(&[count_of_rows, groups.in_memory.1]))
                     .and_then(exec::factors);
                 all.map_err(engine("weights"))
             };

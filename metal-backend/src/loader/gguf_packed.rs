@@ -34,11 +34,11 @@ impl Weights {
             return Ok(None);
         }
         let in_mlx = layout == Layout::Powers;
-        let kept = match in_mlx {
+        let keeps_packed = match in_mlx {
             true => exec::keeps_packed(QuantMode::Mxfp4, 4, MLX_GROUP, self.dtype),
             false => exec::keeps_gguf_bits(self.dtype),
         };
-        let kernel_rows = kernel_rows(shape).filter(|_| for_kernels && kept);
+        let kernel_rows = kernel_rows(shape).filter(|_| for_kernels && keeps_packed);
         if kernel_rows.is_none() && (!in_mlx || outer.is_empty()) {
             return Ok(None);
         }

@@ -23,7 +23,7 @@ use crate::checkpoint::gguf_config::GgufNames;
 use crate::checkpoint::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
 use crate::checkpoint::{Gguf, ModelConfig};
 use crate::error::engine;
-use crate::exec::{self, Prompts};
+use crate::exec::{self, PrefillInputs};
 use crate::nn::adapter::{ParamSlot, SlotKind, SlotView};
 use crate::nn::{Embedding, ExpertLinear, Linear, Weight};
 
@@ -47,7 +47,7 @@ pub struct Weights {
     dtype: Dtype,
     on_cpu: bool,
     /// The type to which inputs of quantized matrices are converted in prefill.
-    prompts: Prompts,
+    prefill_inputs: PrefillInputs,
     /// The half type in which dense matrices are kept for the kernels, whatever their stored type.
     half: Option<Dtype>,
     /// How attention layers sum.
@@ -107,10 +107,11 @@ impl Weights {
         path: &Path,
         config: &ModelConfig,
     ) -> Self {
-        let mut own = Self::from_safetensors(checkpoint, path, config, self.dtype);
-        (own.on_cpu, own.prompts, own.half) = (self.on_cpu, self.prompts, self.half);
-        own.sums = self.sums;
-        own
+        let mut beside = Self::from_safetensors(checkpoint, path, config, self.dtype);
+        (beside.on_cpu, beside.prefill_inputs, beside.half) =
+            (self.on_cpu, self.prefill_inputs, self.half);
+        beside.sums = self.sums;
+        beside
     }
 
     fn new(
@@ -125,7 +126,7 @@ impl Weights {
             path: path.to_owned(),
             dtype,
             on_cpu: false,
-            prompts: Prompts::Float32,
+            prefill_inputs: PrefillInputs::Float32,
             half: None,
             sums: AttentionSums::Native,
             chunk_bytes: streaming::CHUNK_BYTES,
@@ -160,11 +161,11 @@ impl Weights {
         exec::storage(on_cpu, dtype)
     }
 
-    /// Stores matrices in the CPU kernels' layout, if the kernels support their format. `prompts`
-    /// is the type of prefill inputs.
-    pub fn use_cpu(&mut self, prompts: Prompts) {
+    /// Stores matrices in the CPU kernels' layout, if the kernels support their format.
+    /// `prefill_inputs` is the type of inputs in prefill.
+    pub fn use_cpu(&mut self, prefill_inputs: PrefillInputs) {
         self.on_cpu = true;
-        self.prompts = prompts;
+        self.prefill_inputs = prefill_inputs;
     }
 
     /// Whether the model computes on a CPU.
@@ -192,7 +193,7 @@ impl Weights {
     pub fn embedding(&mut self, prefix: &str, vocab: i32, hidden: i32) -> Result<Embedding> {
         let table = self.matrix(prefix, vocab, hidden)?;
         let table = table.in_layout(self.on_cpu).map_err(engine("weights"))?;
-        let table = table.with_prompts(self.prompts);
+        let table = table.with_prefill_inputs(self.prefill_inputs);
         let slot = self.slot(prefix, SlotKind::Table, &table);
         let embedding =
             Embedding::new(table, self.dtype, self.on_cpu).map_err(engine("weights"))?;
@@ -292,7 +293,7 @@ impl Weights {
         let name = format!("{prefix}.weight");
         let layer = feed_forward_layer(&name);
         layer.is_some_and(|layer| self.unread.contains(&layer))
-            || self.stage.as_ref().is_some_and(|own| !own.reads(&name))
+            || self.stage.as_ref().is_some_and(|stage| !stage.reads(&name))
     }
 
     /// Checks that every tensor was used.
@@ -328,11 +329,11 @@ impl Weights {
         )
     }
 
-    fn wrong_shape(&self, name: &str, found: &[usize], expected: &[usize]) -> Error {
+    fn wrong_shape(&self, name: &str, actual: &[usize], expected: &[usize]) -> Error {
         wrong_tensor(
             &self.path,
             name,
-            format!("has shape {found:?}, expected {expected:?}"),
+            format!("has shape {actual:?}, expected {expected:?}"),
         )
     }
 
@@ -366,7 +367,7 @@ impl Weights {
         // The kernels compute in float32.
         let on_cpu = self.on_cpu && self.dtype == Dtype::Float32;
         let layer = ExpertLinear::new(weight, bias, on_cpu).map_err(engine("weights"))?;
-        Ok(layer.with_prompts(self.prompts))
+        Ok(layer.with_prefill_inputs(self.prefill_inputs))
     }
 
     fn dense_tensor(&mut self, name: &str, shape: &[i32], for_kernels: bool) -> Result<Array> {
@@ -451,7 +452,7 @@ impl Weights {
     /// A linear layer from a fetched weight and bias.
     pub fn layer(&self, weight: Weight, bias: Option<Array>) -> Result<Linear> {
         let weight = weight.in_layout(self.on_cpu).map_err(engine("weights"))?;
-        let weight = weight.with_prompts(self.prompts);
+        let weight = weight.with_prefill_inputs(self.prefill_inputs);
         Linear::new(weight, bias, self.on_cpu).map_err(engine("weights"))
     }
 
@@ -491,7 +492,7 @@ impl Weights {
                 self.gguf_matrix(g, &stored, tensor, shape, for_kernels)?
             }
         };
-        Ok(weight.with_prompts(self.prompts))
+        Ok(weight.with_prefill_inputs(self.prefill_inputs))
     }
 
     /// A tensor of bytes.

@@ -61,7 +61,7 @@ impl Part {
         let mut part = self.clone();
         let last = part.shape.len().saturating_sub(1);
         if let Some(length) = part.shape.last_mut() {
-            *length = columns.kept;
+            *length = columns.length;
         }
         if let Some(window) = part.window.as_mut().filter(|w| w.axis == last) {
             window.length = columns.stored;
@@ -73,8 +73,8 @@ impl Part {
     /// Bytes of the part in the file.
     pub(super) fn nbytes(&self, info: &TensorInfo) -> usize {
         let stored: usize = info.shape.iter().product();
-        let kept: usize = self.shape.iter().product();
-        info.nbytes / stored.max(1) * kept
+        let elements: usize = self.shape.iter().product();
+        info.nbytes / stored.max(1) * elements
     }
 
     /// Elements of the part's rows `first..first + count`, where rows are all axes but the last.
@@ -109,20 +109,20 @@ impl Part {
         &self,
         checkpoint: &SafetensorsCheckpoint,
         info: &TensorInfo,
-        (size, kept): (usize, Range<usize>),
+        (size, rows_kept): (usize, Range<usize>),
         out: &mut [u8],
         scratch: &mut Vec<u32>,
     ) -> Result<()> {
         let (_, cols) = rows_and_cols(&self.shape);
         let Some(window) = &self.window else {
-            return Ok(checkpoint.read_into(info, kept.start * cols * size, out)?);
+            return Ok(checkpoint.read_into(info, rows_kept.start * cols * size, out)?);
         };
         if window.axis + 1 == self.shape.len() {
             let stored = window.length * size;
             let rows = out.chunks_exact_mut((cols * size).max(1));
             let ranges = || window.ranges.iter().map(|r| r.start * size..r.end * size);
             if ranges().all(|range| range.len() >= PAGE) {
-                for (row, mut out) in kept.zip(rows) {
+                for (row, mut out) in rows_kept.zip(rows) {
                     for range in ranges() {
                         let (part, rest) = out.split_at_mut(range.len().min(out.len()));
                         checkpoint.read_into(info, row * stored + range.start, part)?;
@@ -131,8 +131,8 @@ impl Part {
                 }
                 return Ok(());
             }
-            let all = sized_bytes(scratch, kept.len() * stored);
-            checkpoint.read_into(info, kept.start * stored, all)?;
+            let all = sized_bytes(scratch, rows_kept.len() * stored);
+            checkpoint.read_into(info, rows_kept.start * stored, all)?;
             for (row, mut out) in all.chunks_exact(stored.max(1)).zip(rows) {
                 for range in ranges() {
                     let (part, rest) = out.split_at_mut(range.len().min(out.len()));
@@ -143,7 +143,7 @@ impl Part {
             return Ok(());
         }
         let mut out = out;
-        for rows in self.stored_rows(window, kept) {
+        for rows in self.stored_rows(window, rows_kept) {
             let (part, rest) = out.split_at_mut((rows.len() * cols * size).min(out.len()));
             checkpoint.read_into(info, rows.start * cols * size, part)?;
             out = rest;
@@ -152,15 +152,15 @@ impl Part {
     }
 
     /// The places of the part's rows in the file, merged to as few ranges as possible.
-    fn stored_rows(&self, window: &Window, kept: Range<usize>) -> Vec<Range<usize>> {
+    fn stored_rows(&self, window: &Window, rows: Range<usize>) -> Vec<Range<usize>> {
         // The number of rows per element of the divided axis.
         let behind = window.axis + 1..self.shape.len().saturating_sub(1);
         let inner: usize = self.shape[behind].iter().product();
         let period = window.length * inner;
         let mine: usize = window.ranges.iter().map(|r| r.len() * inner).sum();
         let mut runs = Vec::new();
-        let mut row = kept.start;
-        while row < kept.end {
+        let mut row = rows.start;
+        while row < rows.end {
             let (outer, mut at) = (row / mine.max(1), row % mine.max(1));
             for range in &window.ranges {
                 let length = range.len() * inner;
@@ -168,12 +168,12 @@ impl Part {
                     at -= length;
                     continue;
                 }
-                let count = (length - at).min(kept.end - row);
+                let count = (length - at).min(rows.end - row);
                 let start = outer * period + range.start * inner + at;
                 runs.push(start..start + count);
                 row += count;
                 at = 0;
-                if row == kept.end {
+                if row == rows.end {
                     break;
                 }
             }
@@ -188,7 +188,7 @@ pub(super) struct Columns {
     /// The stored length.
     pub stored: usize,
     /// The length of the part.
-    pub kept: usize,
+    pub length: usize,
     /// The range of the part.
     pub range: Range<usize>,
 }
@@ -202,16 +202,16 @@ pub(super) struct Groups {
     pub scales: Columns,
     /// The group size in memory; it divides the file's.
     pub size: usize,
-    /// The index of the first kept group in memory, and the number of groups, relative to those
+    /// The index of the first group in memory, and the number of groups, relative to those
     /// read.
-    pub kept: (usize, usize),
+    pub in_memory: (usize, usize),
 }
 
 impl Groups {
     /// The scales or biases `[.., groups]` for groups in memory, from those read.
     pub(super) fn divided(&self, read: Array, stored_size: usize) -> Result<Array> {
         let times = stored_size / self.size.max(1);
-        let (first, count) = self.kept;
+        let (first, count) = self.in_memory;
         if times == 1 {
             return Ok(read);
         }
@@ -223,9 +223,9 @@ impl Groups {
             let all = read.expand_dims(-1)?.broadcast_to(&shape)?;
             shape.truncate(shape.len() - 2);
             shape.push(-1);
-            let kept = all.reshape(&shape)?.slice_axis(-1, first, end)?;
-            let kept = kept.contiguous()?;
-            kept.eval().map(|()| kept)
+            let cut = all.reshape(&shape)?.slice_axis(-1, first, end)?;
+            let cut = cut.contiguous()?;
+            cut.eval().map(|()| cut)
         };
         divided().map_err(engine("weights"))
     }
@@ -274,7 +274,7 @@ impl Weights {
         (bits, group): (usize, usize),
     ) -> Result<Groups> {
         let fault = |message: String| Err(wrong_tensor(&self.path, name, message));
-        let kept = part.shape.last().copied().unwrap_or(0);
+        let size_kept = part.shape.last().copied().unwrap_or(0);
         let stored = part.stored_shape().last().copied().unwrap_or(0);
         if stored % group != 0 {
             return fault(format!(
@@ -284,11 +284,11 @@ impl Weights {
         let last = part.shape.len().saturating_sub(1);
         let cut = part.window.as_ref().filter(|window| window.axis == last);
         let range = match cut.map(|window| window.ranges.as_slice()) {
-            None => 0..kept,
+            None => 0..size_kept,
             Some([range]) => range.clone(),
             Some(_) => return fault(String::from("its inputs are cut in several places")),
         };
-        let fits = |size: usize| range.start.is_multiple_of(size) && kept.is_multiple_of(size);
+        let fits = |size: usize| range.start.is_multiple_of(size) && size_kept.is_multiple_of(size);
         // Smaller groups copy the scale of the original group.
         let smaller = [64, LEAST_GROUP]
             .into_iter()
@@ -296,8 +296,7 @@ impl Weights {
         let size = if fits(group) { Some(group) } else { smaller };
         let Some(size) = size else {
             return fault(format!(
-                "a process's part of its {stored} inputs is {kept}, which are no whole groups of \
-                 {group}"
+                "a process's part of its {stored} inputs is {size_kept}, which does not divide into groups of {group}"
             ));
         };
         let in_words = |n: usize| n / 8 * bits / 4;
@@ -305,14 +304,14 @@ impl Weights {
         Ok(Groups {
             words: Columns {
                 stored: in_words(stored),
-                kept: in_words(kept),
+                length: in_words(size_kept),
                 range: in_words(range.start)..in_words(range.end),
             },
             size,
-            kept: ((range.start - read.start * group) / size, kept / size),
+            in_memory: ((range.start - read.start * group) / size, size_kept / size),
             scales: Columns {
                 stored: stored / group,
-                kept: read.len(),
+                length: read.len(),
                 range: read,
             },
         })
@@ -352,10 +351,10 @@ mod tests {
     #[test]
     fn rows_of_parts_are_found() {
         // [3 experts, 10 rows, 2 columns], of which rows 2..4 and 7..8 are kept.
-        let kept = part(&[3, 3, 2], 1, 10, &[2..4, 7..8]);
-        assert_eq!(kept.stored_shape(), [3, 10, 2]);
-        let window = kept.window.clone().unwrap();
-        let rows = |range| kept.stored_rows(&window, range);
+        let window_rows = part(&[3, 3, 2], 1, 10, &[2..4, 7..8]);
+        assert_eq!(window_rows.stored_shape(), [3, 10, 2]);
+        let window = window_rows.window.clone().unwrap();
+        let rows = |range| window_rows.stored_rows(&window, range);
         assert_eq!(rows(0..3), [2..4, 7..8]);
         assert_eq!(rows(1..5), [3..4, 7..8, 12..14]);
         assert_eq!(rows(8..9), vec![27..28; 1]);

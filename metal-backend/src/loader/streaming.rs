@@ -232,7 +232,10 @@ pub(super) fn all_of<const N: usize>(parts: Parts) -> Result<[Array; N]> {
 
 /// The error for a wrong number of parts, which is a bug.
 pub(super) fn no_parts() -> Error {
-    Error::new(ErrorKind::Engine, "a tensor fell apart while it was read")
+    Error::new(
+        ErrorKind::Engine,
+        "a tensor was read in an unexpected number of parts",
+    )
 }
 
 /// The only part, reshaped to `shape`.
@@ -309,12 +312,12 @@ mod tests {
         std::fs::write(dir.path().join("model.safetensors"), file).unwrap();
 
         for (path, is_gguf) in [(gguf.as_path(), true), (dir.path(), false)] {
-            let whole = values(path, is_gguf, CHUNK_BYTES);
-            assert!(whole.iter().flatten().all(|x| x.is_finite()));
-            assert_ne!(whole[0][..64], whole[0][64..128]);
+            let unchunked = values(path, is_gguf, CHUNK_BYTES);
+            assert!(unchunked.iter().flatten().all(|x| x.is_finite()));
+            assert_ne!(unchunked[0][..64], unchunked[0][64..128]);
             // Chunks of one row, chunks that do not divide the rows, chunks longer than a row.
             for chunk in [1, 600, 1000] {
-                assert_eq!(values(path, is_gguf, chunk), whole, "{chunk}");
+                assert_eq!(values(path, is_gguf, chunk), unchunked, "{chunk}");
             }
         }
     }

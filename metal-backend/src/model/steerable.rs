@@ -85,9 +85,9 @@ impl SteerableModel for MlxModel {
         engine.scope(|| {
             let sites: BTreeSet<_> = places.iter().copied().collect();
             let of = (&**engine, decoder.as_ref());
-            let found = steer::capture(of, &tokens, sites, interrupt)?;
+            let captured = steer::capture(of, &tokens, sites, interrupt)?;
             let states = places.iter().filter_map(|place| {
-                let states = found.get(place)?;
+                let states = captured.get(place)?;
                 let values = states.to_f32_vec().map_err(engine_error("steering"));
                 Some(values.map(|values| HookStates::new(*place, tokens.clone(), values)))
             });

@@ -187,9 +187,9 @@ impl ParamSlot {
     /// Sets, exchanges or removes the delta, and returns the previous one. For whole adapters use
     /// [`Passes::change`].
     fn set(&self, delta: Option<Delta>) -> Option<Arc<Delta>> {
-        let mut held = self.delta.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.delta.write().unwrap_or_else(PoisonError::into_inner);
         self.active.store(delta.is_some(), Ordering::Release);
-        std::mem::replace(&mut held, delta.map(Arc::new))
+        std::mem::replace(&mut current, delta.map(Arc::new))
     }
 
     /// The current delta.
@@ -197,8 +197,8 @@ impl ParamSlot {
         if !self.active.load(Ordering::Acquire) {
             return None;
         }
-        let held = self.delta.read().unwrap_or_else(PoisonError::into_inner);
-        held.clone()
+        let current = self.delta.read().unwrap_or_else(PoisonError::into_inner);
+        current.clone()
     }
 
     /// The weight, dequantized to `dtype`.
@@ -259,8 +259,8 @@ impl ParamSlot {
             },
         };
         let keep = random::bernoulli(&Array::scalar(1.0 - fraction)?, x.shape(), &key)?;
-        let kept = keep.astype(x.dtype())?;
-        x.multiply(&kept)?
+        let mask = keep.astype(x.dtype())?;
+        x.multiply(&mask)?
             .multiply(&like(x, 1.0 / (1.0 - fraction))?)
     }
 }
@@ -328,8 +328,8 @@ impl SlotView {
 
     /// The vector that replaces the layer's own, in its type; `None` without a delta.
     pub fn vector(&self, dtype: Dtype) -> Result<Option<Array>> {
-        let whole = self.slot.vector(dtype)?;
-        whole.map(|w| self.cut(&w)).transpose()
+        let weight = self.slot.vector(dtype)?;
+        weight.map(|w| self.cut(&w)).transpose()
     }
 
     /// The layer's rows of `a`.
@@ -468,9 +468,9 @@ impl Scope {
     /// The parameters that belong to one block.
     #[must_use]
     pub fn of_block(&self, block: usize) -> BTreeMap<String, Array> {
-        let mut own = self.params.clone();
-        own.retain(|name, _| block_of(name) == Some(block));
-        own
+        let mut params = self.params.clone();
+        params.retain(|name, _| block_of(name) == Some(block));
+        params
     }
 }
 

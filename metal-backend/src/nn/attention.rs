@@ -118,25 +118,25 @@ impl Attention {
             && let Some(packed) = self.packed(*norm, x)?
         {
             watch.lap(layer, StepPart::Qkv, &[&packed])?;
-            let found = self.attend_packed(&heads, &packed, rows, layer, positions)?;
-            watch.lap(layer, StepPart::Attention, &[&found])?;
-            return self.output(&found, residual.as_ref(), (layer, watch));
+            let attended = self.attend_packed(&heads, &packed, rows, layer, positions)?;
+            watch.lap(layer, StepPart::Attention, &[&attended])?;
+            return self.output(&attended, residual.as_ref(), (layer, watch));
         }
         let x = through(*norm, x)?;
         let views = self.update_kv(&x, rows, layer)?;
-        let found = self.attend_heads(&x, &views, &lengths, positions, (layer, &mut *watch))?;
-        self.output(&found, residual.as_ref(), (layer, watch))
+        let attended = self.attend_heads(&x, &views, &lengths, positions, (layer, &mut *watch))?;
+        self.output(&attended, residual.as_ref(), (layer, watch))
     }
 
     /// Applies the output projection to the heads' outputs, and adds `residual`.
     fn output(
         &self,
-        found: &Array,
+        attended: &Array,
         residual: Option<&Array>,
         (layer, watch): (usize, &mut Watch<'_>),
     ) -> Result<Array> {
-        let found = watch.states_at(layer, Hook::Heads, found.clone())?;
-        let y = self.o_proj.forward_from(None, &found, residual)?;
+        let attended = watch.states_at(layer, Hook::Heads, attended.clone())?;
+        let y = self.o_proj.forward_from(None, &attended, residual)?;
         watch.lap(layer, StepPart::Output, &[&y])?;
         Ok(y)
     }
@@ -218,7 +218,7 @@ impl Attention {
                         values: values.clone(),
                         filled: keys.dim(2).unwrap_or(0),
                         order: match view.order {
-                            Order::Run { kept, start } => Some((kept, start)),
+                            Order::Run { keep, start } => Some((keep, start)),
                             Order::Any => None,
                         },
                         window: nearer(self.window, view.window),
@@ -285,9 +285,7 @@ impl Attention {
     pub fn update_kv(&self, x: &Array, rows: &mut [Row<'_>], layer: usize) -> Result<Vec<KvView>> {
         let fault = |message: &str| Error::new(ErrorKind::Value, "attention", message);
         let Some(k_proj) = &self.k_proj else {
-            return Err(fault(
-                "a layer without keys of its own needs those of another",
-            ));
+            return Err(fault("a layer without keys needs those of another layer"));
         };
         let projected = k_proj.forward(x)?;
         let values = match &self.v_proj {
@@ -341,8 +339,8 @@ impl Attention {
         positions: Positions,
         (layer, watch): (usize, &mut Watch<'_>),
     ) -> Result<Array> {
-        let found = self.attend_heads(x, views, lengths, positions, (layer, &mut *watch))?;
-        self.output(&found, None, (layer, watch))
+        let attended = self.attend_heads(x, views, lengths, positions, (layer, &mut *watch))?;
+        self.output(&attended, None, (layer, watch))
     }
 
     /// [`Self::attend`] without the output projection: `[1, T or rows, H * D]`.
@@ -361,10 +359,10 @@ impl Attention {
             let made: Vec<&Array> = stored.chain([&queries]).collect();
             watch.lap(layer, StepPart::Qkv, &made)?;
         }
-        let found =
+        let attended =
             self.attend_projected(&queries, views, lengths, positions, (layer, &mut *watch))?;
-        watch.lap(layer, StepPart::Attention, &[&found])?;
-        Ok(found)
+        watch.lap(layer, StepPart::Attention, &[&attended])?;
+        Ok(attended)
     }
 
     /// As [`Self::attend_heads`], for queries `[1, T or rows, H * D]` before norms and rotation.
@@ -391,7 +389,7 @@ impl Attention {
     ) -> Result<Array> {
         let width = self.n_heads * self.head_dim;
         let mut from = 0;
-        let found = lengths
+        let attended = lengths
             .iter()
             .zip(views)
             .map(|(&length, view)| {
@@ -416,7 +414,7 @@ impl Attention {
                     .reshape(&[1, left, width])
             })
             .collect::<Result<Vec<_>>>()?;
-        match found.as_slice() {
+        match attended.as_slice() {
             [one] => Ok(one.clone()),
             several => concatenate(&several.iter().collect::<Vec<_>>(), 1),
         }
@@ -515,10 +513,10 @@ impl Attention {
     }
 
     /// The type in which the layer computes for inputs of type `own`.
-    fn sum_type(&self, own: Dtype) -> Dtype {
+    fn sum_type(&self, dtype: Dtype) -> Dtype {
         match self.sums {
             AttentionSums::Float64 => Dtype::Float64,
-            _ => own,
+            _ => dtype,
         }
     }
 
@@ -582,14 +580,14 @@ impl Attention {
     ) -> Result<Array> {
         let (batch, length) = (queries.dim(0)?, queries.dim(2)?);
         let shares = self.weights(queries, keys, mask)?;
-        let found = match values {
+        let attended = match values {
             Stored::Plain(values) => {
                 let values = values.astype(self.sum_type(values.dtype()))?;
                 shares.matmul(&values.expand_dims(2)?)?
             }
             Stored::Quantized(values) => map(values, |a| a.expand_dims(2))?.matmul(&shares)?,
         };
-        found
+        attended
             .astype(queries.dtype())?
             .reshape(&[batch, self.n_heads, length, self.head_dim])
     }
@@ -616,7 +614,7 @@ pub(super) fn furthest(rows: &[Row<'_>]) -> i32 {
 
 /// Adds keys and values `[1, Hkv, T, D]` of packed rows to their caches.
 fn store(rows: &mut [Row<'_>], layer: usize, keys: &Array, values: &Array) -> Result<Vec<KvView>> {
-    let whole = rows.len() == 1;
+    let single_row = rows.len() == 1;
     let mut from = 0;
     rows.iter_mut()
         .map(|row| {
@@ -628,7 +626,7 @@ fn store(rows: &mut [Row<'_>], layer: usize, keys: &Array, values: &Array) -> Re
             let cache = cache.ok_or_else(|| {
                 Error::new(ErrorKind::Value, "attention", "a row has no cache for keys")
             })?;
-            let view = if whole {
+            let view = if single_row {
                 cache.update(keys, values)
             } else {
                 cache.update(

@@ -33,15 +33,15 @@ pub(super) fn attention_mask(
     let both = || (view.keys.clone(), view.values.clone());
     let total = view.keys.positions()?;
     let window = nearer(window, view.window);
-    let (kept, everything) = match view.order {
+    let (keep, everything) = match view.order {
         Order::Any => (0, true),
-        Order::Run { kept, .. } => (kept, window.is_none_or(|w| total - kept <= w)),
+        Order::Run { keep, .. } => (keep, window.is_none_or(|w| total - keep <= w)),
     };
     let mask = match window {
         // The farthest key is within the last query's window, and so within all windows.
         _ if everything && length == 1 => AttentionMask::None,
         _ if everything => AttentionMask::Causal,
-        Some(window) if length == 1 && kept == 0 => {
+        Some(window) if length == 1 && keep == 0 => {
             // A single query attends to the last `window` positions.
             let tail = |s: &Stored| s.range(total - window, total);
             return Ok((tail(&view.keys)?, tail(&view.values)?, AttentionMask::None));
@@ -69,14 +69,14 @@ pub(super) fn visible(
             Dtype::Int32,
         )
     };
-    let (kept, start) = match order {
-        Order::Run { kept, start } => (kept, start),
+    let (keep, start) = match order {
+        Order::Run { keep, start } => (keep, start),
         Order::Any => (0, 0),
     };
     let queries = range(offset, length)?.expand_dims(1)?;
-    let keys = match kept {
+    let keys = match keep {
         0 => range(start, total)?,
-        _ => concatenate(&[&range(0, kept)?, &range(start, total - kept)?], 0)?,
+        _ => concatenate(&[&range(0, keep)?, &range(start, total - keep)?], 0)?,
     };
     let keys = keys.expand_dims(0)?;
     let causal = keys.less_equal(&queries)?;
@@ -84,8 +84,8 @@ pub(super) fn visible(
         return Ok(causal);
     };
     let mut near = keys.add(&Array::scalar(window)?)?.greater(&queries)?;
-    if kept > 0 {
-        near = near.logical_or(&keys.less(&Array::scalar(kept)?)?)?;
+    if keep > 0 {
+        near = near.logical_or(&keys.less(&Array::scalar(keep)?)?)?;
     }
     causal.logical_and(&near)
 }
@@ -102,7 +102,7 @@ mod tests {
                 .to_vec::<bool>()
                 .unwrap()
         };
-        let run = |kept, start| Order::Run { kept, start };
+        let run = |keep, start| Order::Run { keep, start };
         let expected = [
             [false, true, true, false, false],
             [false, false, true, true, false],

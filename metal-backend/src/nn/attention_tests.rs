@@ -63,24 +63,24 @@ fn layer(d: usize, on_cpu: bool) -> Attention {
 
 /// The definition: the output `[H * D]` of the query of `rows[at]` over the keys that `sees`
 /// allows.
-fn found(rows: &[Vec<f32>], at: usize, d: usize, sees: &dyn Fn(usize) -> bool) -> Vec<f64> {
+fn reference(rows: &[Vec<f32>], at: usize, d: usize, sees: &dyn Fn(usize) -> bool) -> Vec<f64> {
     let (q, kv) = (HEADS * d, KV_HEADS * d);
     let seen: Vec<usize> = (0..=at).filter(|&k| sees(k)).collect();
     let mut out = Vec::with_capacity(q);
     for head in 0..HEADS {
-        let own = head / (HEADS / KV_HEADS) * d;
+        let kv_head = head / (HEADS / KV_HEADS) * d;
         let query = &rows[at][head * d..(head + 1) * d];
         let scores: Vec<f64> = seen
             .iter()
             .map(|&k| {
-                let key = &rows[k][q + own..q + own + d];
+                let key = &rows[k][q + kv_head..q + kv_head + d];
                 let dot: f64 = query.iter().zip(key).map(|(a, b)| f64::from(a * b)).sum();
                 (dot / (d as f64).sqrt()).exp()
             })
             .collect();
         let total: f64 = scores.iter().sum();
         for e in 0..d {
-            let value = |k: usize| f64::from(rows[k][q + kv + own + e]);
+            let value = |k: usize| f64::from(rows[k][q + kv + kv_head + e]);
             let sum: f64 = seen.iter().zip(&scores).map(|(&k, s)| s * value(k)).sum();
             out.push(sum / total);
         }
@@ -116,7 +116,7 @@ fn distance(
         let out = layer.forward((&x, None, false), &mut step, 0, Positions::All, watch);
         let out = out.unwrap().to_vec::<f32>().unwrap();
         for (query, out) in (at..at + n).zip(out.chunks_exact(HEADS * d)) {
-            let expected = found(rows, query, d, &|k| sees(query, k));
+            let expected = reference(rows, query, d, &|k| sees(query, k));
             for (a, b) in out.iter().zip(&expected) {
                 worst = worst.max((f64::from(*a) - b).abs());
             }
@@ -143,13 +143,13 @@ fn bounded_caches_find_what_full_precision_finds_after_many_rounds() {
     let cpu = Stream::default_of(Device::cpu()).unwrap();
     cpu.scope(|| {
         // The rings are filled sixteen, ten and five times.
-        for (size, kept) in [(8, 0), (16, 4), (24, 0), (7, 6)] {
-            let sees = |query: usize, k: usize| k < kept || k + (size - kept) > query;
-            let (size, kept) = (size as i32, kept as i32);
+        for (size, keep) in [(8, 0), (16, 4), (24, 0), (7, 6)] {
+            let sees = |query: usize, k: usize| k < keep || k + (size - keep) > query;
+            let (size, keep) = (size as i32, keep as i32);
             for steps in [&[1][..], &[40, 1, 1, 1], &[5, 1, 9], &[3]] {
                 let kinds: [Box<dyn KvCache>; 2] = [
-                    Box::new(RotatingCache::new(size, kept)),
-                    Box::new(WindowedCache::new(size, kept, 3)),
+                    Box::new(RotatingCache::new(size, keep)),
+                    Box::new(WindowedCache::new(size, keep, 3)),
                 ];
                 for cache in kinds {
                     for on_cpu in [false, true] {
@@ -190,8 +190,9 @@ fn packed_caches_find_what_full_precision_finds_of_what_was_packed() {
                 // Keys and values have their packed precision; queries are unchanged.
                 let mut packed = rows.clone();
                 for row in &mut packed {
-                    let own = &mut row[HEADS * d..];
-                    let array = Array::from_slice(own, &[2 * KV_HEADS as i32, group]).unwrap();
+                    let keys_and_values = &mut row[HEADS * d..];
+                    let array =
+                        Array::from_slice(keys_and_values, &[2 * KV_HEADS as i32, group]).unwrap();
                     let q = Quantized::quantize(&array, group, bits, QuantMode::Affine).unwrap();
                     let values = q
                         .dequantize(array.dtype())
@@ -202,10 +203,10 @@ fn packed_caches_find_what_full_precision_finds_of_what_was_packed() {
                     // Rounding takes half a step, and MLX shifts the range so that one end is
                     // exact.
                     let step = 2.0 / (f32::from(1u16 << bits) - 1.0);
-                    for (a, b) in own.iter().zip(&values) {
+                    for (a, b) in keys_and_values.iter().zip(&values) {
                         assert!((a - b).abs() <= step, "{what}: {a} became {b}");
                     }
-                    own.copy_from_slice(&values);
+                    keys_and_values.copy_from_slice(&values);
                 }
                 for steps in [&[37, 1, 1, 2][..], &[250, 1]] {
                     let cache = || Box::new(QuantizedCache::new(packing(0)));
@@ -236,12 +237,18 @@ fn outputs(layer: &Attention, rows: &[Vec<f32>]) -> Vec<Vec<f32>> {
     for step in rows.chunks(512) {
         let shape = [1, step.len() as i32, rows[0].len() as i32];
         let x = Array::from_slice(&step.concat(), &shape).unwrap();
-        let mut own = [Row {
+        let mut rows_of_step = [Row {
             length: step.len() as i32,
             caches: &mut caches,
         }];
         let watch = &mut Watch::nothing();
-        let out = layer.forward((&x, None, false), &mut own, 0, Positions::All, watch);
+        let out = layer.forward(
+            (&x, None, false),
+            &mut rows_of_step,
+            0,
+            Positions::All,
+            watch,
+        );
         let out = out.unwrap().to_vec::<f32>().unwrap();
         let width = out.len() / step.len();
         all.extend(out.chunks_exact(width).map(<[f32]>::to_vec));
@@ -275,15 +282,15 @@ fn double_precision_finds_what_numpy_finds_and_the_kernels_come_near() {
                 sums,
                 ..layer(d, on_cpu)
             };
-            let found = outputs(&layer, &rows);
+            let actual = outputs(&layer, &rows);
             let mut worst = (0f64, 0f64);
             for case in golden["found"].as_array().unwrap() {
                 let at = |name: &str| case[name].as_u64().unwrap() as usize;
                 let from = at("head") * d;
-                let own = &found[at("position")][from..from + d];
+                let actual_head = &actual[at("position")][from..from + d];
                 let expected = case["outputs"].as_array().unwrap();
                 assert_eq!(expected.len(), d);
-                for (a, b) in own.iter().zip(expected) {
+                for (a, b) in actual_head.iter().zip(expected) {
                     let b = b.as_f64().unwrap();
                     let off = (f64::from(*a) - b).abs();
                     worst = (worst.0.max(off), worst.1.max(off / b.abs()));

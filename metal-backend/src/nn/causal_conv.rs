@@ -17,7 +17,7 @@ impl Vector {
     /// The current value in float32.
     pub fn current(&self) -> Result<Array> {
         match self.slot.vector(Dtype::Float32)? {
-            Some(own) => Ok(own),
+            Some(state) => Ok(state),
             None => self.value.astype(Dtype::Float32),
         }
     }
@@ -43,7 +43,10 @@ impl CausalConv {
         let width = match *weight.value.shape() {
             [_, 1, width] | [_, width, 1] => width,
             _ => {
-                let message = format!("{:?} is no weight of channels", weight.value.shape());
+                let message = format!(
+                    "{:?} is not the shape of a convolution's weight",
+                    weight.value.shape()
+                );
                 return Err(Error::new(ErrorKind::Shape, "convolution", message));
             }
         };
@@ -68,7 +71,7 @@ impl CausalConv {
         let (width, length) = (self.width, x.dim(1)?);
         let all = concatenate(&[before, x], 1)?;
         let taps = match self.weight.slot.vector(Dtype::Float32)? {
-            Some(own) => taps(&own, width)?,
+            Some(weight) => taps(&weight, width)?,
             None => self.taps.clone(),
         };
         let mut y = if length == 1 {

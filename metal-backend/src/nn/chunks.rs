@@ -10,14 +10,14 @@ pub fn cut(a: &Array, size: i32, count: i32) -> Result<Array> {
     let shape = a.shape().to_vec();
     let (head, rest) = (&shape[..2], &shape[3..]);
     let missing = size * count - shape[2];
-    let whole = if missing == 0 {
+    let padded = if missing == 0 {
         a.clone()
     } else {
         let filler = [head, &[missing], rest].concat();
         let zeros = zeros(&filler, a.dtype())?;
         concatenate(&[a, &zeros], 2)?
     };
-    whole.reshape(&[head, &[count, size], rest].concat())
+    padded.reshape(&[head, &[count, size], rest].concat())
 }
 
 /// The fraction that remains at the first position from what the second wrote, `[.., C] -> [.., C,

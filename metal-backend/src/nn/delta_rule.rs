@@ -38,11 +38,11 @@ pub struct Inputs {
 /// One step: `L` is 1. Returns `[R, H, 1, DV]` and the memory `[R, H, DK, DV]` after it.
 pub fn step(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
     let Inputs { q, k, v, f, b } = inputs;
-    let kept = memory.multiply(&f.exp()?.expand_dims(-1)?)?;
+    let decayed = memory.multiply(&f.exp()?.expand_dims(-1)?)?;
     let missing = v
-        .subtract(&k.matmul(&kept)?)?
+        .subtract(&k.matmul(&decayed)?)?
         .multiply(&b.expand_dims(-1)?)?; // [R, H, 1, DV]
-    let memory = kept.add(&k.swap_axes(-1, -2)?.multiply(&missing)?)?;
+    let memory = decayed.add(&k.swap_axes(-1, -2)?.multiply(&missing)?)?;
     Ok((q.matmul(&memory)?, memory))
 }
 
@@ -61,10 +61,10 @@ pub fn scan(inputs: &Inputs, memory: &Array, size: i32) -> Result<(Array, Array)
     for at in 0..count {
         let of = |a: &Array| a.slice_axis(2, at, at + 1)?.squeeze_axis(2);
         let d = of(&chunks.values)?.subtract(&of(&chunks.keys)?.matmul(&memory)?)?;
-        let found = of(&chunks.queries)?.matmul(&memory)?;
-        outputs.push(found.add(&of(&chunks.scores)?.matmul(&d)?)?);
-        let kept = memory.multiply(&of(&chunks.keep)?)?;
-        memory = kept.add(&of(&chunks.writes)?.matmul(&d)?)?;
+        let output = of(&chunks.queries)?.matmul(&memory)?;
+        outputs.push(output.add(&of(&chunks.scores)?.matmul(&d)?)?);
+        let decayed = memory.multiply(&of(&chunks.keep)?)?;
+        memory = decayed.add(&of(&chunks.writes)?.matmul(&d)?)?;
     }
     let y = match outputs.as_slice() {
         [one] => one.clone(),
@@ -213,8 +213,8 @@ mod tests {
                 let (q, k) = (&q[t * DK..(t + 1) * DK], &k[t * DK..(t + 1) * DK]);
                 s.iter_mut().flatten().for_each(|x| *x *= f[t].exp());
                 for c in 0..DV {
-                    let held: f64 = (0..DK).map(|a| k[a] * s[a][c]).sum();
-                    let missing = b[t] * (v[t * DV + c] - held);
+                    let predicted: f64 = (0..DK).map(|a| k[a] * s[a][c]).sum();
+                    let missing = b[t] * (v[t * DV + c] - predicted);
                     (0..DK).for_each(|a| s[a][c] += k[a] * missing);
                 }
                 outputs.extend((0..DV).map(|c| (0..DK).map(|a| q[a] * s[a][c]).sum::<f64>()));
@@ -224,10 +224,10 @@ mod tests {
         (outputs, memories)
     }
 
-    fn distance(found: &Array, expected: &[f64]) -> f64 {
-        let found = found.to_vec::<f32>().unwrap();
-        assert_eq!(found.len(), expected.len());
-        (found.iter().zip(expected))
+    fn distance(actual: &Array, expected: &[f64]) -> f64 {
+        let actual = actual.to_vec::<f32>().unwrap();
+        assert_eq!(actual.len(), expected.len());
+        (actual.iter().zip(expected))
             .map(|(&f, &e)| {
                 assert!(f.is_finite(), "{f} instead of {e}");
                 (f64::from(f) - e).abs()
@@ -268,7 +268,7 @@ mod tests {
     fn two_thousand_positions_by_chunks_are_those_by_steps() {
         let inputs = case(2000, |x| -0.05 * x.abs(), |x| 0.5 + 0.5 * x);
         let (y, memory) = scan(&inputs, &empty(), 64).unwrap();
-        let mut held = empty();
+        let mut state = empty();
         let mut steps = Vec::new();
         for at in 0..2000 {
             let of = |a: &Array| a.slice_axis(2, at, at + 1).unwrap();
@@ -279,13 +279,13 @@ mod tests {
                 f: of(&inputs.f),
                 b: of(&inputs.b),
             };
-            let (y, after) = step(&one, &held).unwrap();
+            let (y, after) = step(&one, &state).unwrap();
             mlx_rs_core::eval([&y, &after]).unwrap();
             steps.push(y);
-            held = after;
+            state = after;
         }
         let steps = concatenate(&steps.iter().collect::<Vec<_>>(), 2).unwrap();
         assert!(y.all_close(&steps, 0.0, 1e-5).unwrap());
-        assert!(memory.all_close(&held, 0.0, 1e-5).unwrap());
+        assert!(memory.all_close(&state, 0.0, 1e-5).unwrap());
     }
 }

@@ -61,7 +61,7 @@ pub struct Groups {
     /// The number of groups; divides the number of experts.
     pub count: i32,
     /// The number of groups that each token may select from.
-    pub kept: i32,
+    pub selected: i32,
     /// The number of best experts whose scores are summed to the group's score.
     pub best: i32,
 }
@@ -81,10 +81,10 @@ impl Groups {
         let scores = best.sum(-1, false)?; // [.., groups]
         // The rank of each group.
         let places = scores.argsort(-1)?.argsort(-1)?.expand_dims(-1)?;
-        let least = Array::scalar((self.count - self.kept).unsigned_abs())?;
-        let kept = places.greater_equal(&least)?;
+        let least = Array::scalar((self.count - self.selected).unsigned_abs())?;
+        let allowed = places.greater_equal(&least)?;
         let none = Array::scalar(f32::MIN)?.astype(ranked.dtype())?;
-        where_(&kept, &ranked, &none)?.reshape(&shape)
+        where_(&allowed, &ranked, &none)?.reshape(&shape)
     }
 }
 
@@ -221,10 +221,10 @@ mod tests {
         };
         // The best expert is in a group whose two best have a lower sum.
         let scores = [4.0, -9.0, 1.0, 0.9, -2.0, -2.0];
-        let of = |best, kept| {
+        let of = |best, selected| {
             let groups = Groups {
                 count: 3,
-                kept,
+                selected,
                 best,
             };
             let all = chosen(&identity(6, weighing, Some(groups)), &scores);

@@ -51,8 +51,8 @@ impl FeedForward {
     /// The dense part.
     pub fn trained(&self) -> &Self {
         match self {
-            Self::Routed(routed) => routed.own.trained(),
-            own => own,
+            Self::Routed(routed) => routed.dense.trained(),
+            other => other,
         }
     }
 
@@ -126,14 +126,14 @@ impl FeedForward {
         let x = through(norm, x)?;
         match self.current() {
             Self::Routed(routed) => routed.forward_with_activation(&x),
-            own => {
+            other => {
                 // The place does not matter for dense computation.
                 let place = FfnPlace {
                     layer: 0,
                     on_cpu: false,
                     dtype: x.dtype(),
                 };
-                DenseFfn.forward_with_activation(&FfnPart::new(own, place), &x)
+                DenseFfn.forward_with_activation(&FfnPart::new(other, place), &x)
             }
         }
     }
@@ -143,7 +143,7 @@ impl FeedForward {
         match self.current() {
             Self::Gated(_) | Self::Scaled(_) | Self::Plain(_) => true,
             Self::Mixture(_) | Self::Nothing => false,
-            Self::Routed(routed) => routed.own.trained().has_activations(),
+            Self::Routed(routed) => routed.dense.trained().has_activations(),
         }
     }
 
@@ -174,7 +174,7 @@ impl FeedForward {
 /// The feed-forward part of one layer as loaded, for backends.
 #[derive(Debug, Clone, Copy)]
 pub struct FfnPart<'a> {
-    own: &'a FeedForward,
+    dense: &'a FeedForward,
     place: FfnPlace,
 }
 
@@ -190,14 +190,14 @@ pub struct FfnPlace {
 }
 
 impl<'a> FfnPart<'a> {
-    /// The part `own` at a place.
-    pub fn new(own: &'a FeedForward, place: FfnPlace) -> Self {
-        Self { own, place }
+    /// The part `dense` at a place.
+    pub fn new(dense: &'a FeedForward, place: FfnPlace) -> Self {
+        Self { dense, place }
     }
 
     /// The part itself.
-    pub(crate) fn own(&self) -> &'a FeedForward {
-        self.own
+    pub(crate) fn dense(&self) -> &'a FeedForward {
+        self.dense
     }
 
     /// The layer index, device and compute type.
@@ -210,7 +210,7 @@ impl<'a> FfnPart<'a> {
     /// not loaded.
     #[must_use]
     pub fn features(&self) -> Option<usize> {
-        let outputs = match self.own {
+        let outputs = match self.dense {
             FeedForward::Gated(mlp) => mlp.gate.outputs(),
             FeedForward::Scaled(scaled) => scaled.mlp.gate.outputs(),
             FeedForward::Plain(mlp) => mlp.up.outputs(),
@@ -224,7 +224,7 @@ impl<'a> FfnPart<'a> {
     /// # Errors
     /// When the last axis of `x` is not the hidden dimension, or the part is not loaded.
     pub fn forward(&self, x: &Array) -> Result<Array> {
-        self.own.forward_from(None, x, None)
+        self.dense.forward_from(None, x, None)
     }
 
     /// The gates of all features before the activation, `[.., hidden] -> [.., features]`. Without a
@@ -233,7 +233,7 @@ impl<'a> FfnPart<'a> {
     /// # Errors
     /// As [`Self::forward`], and for a part without [`Self::features`].
     pub fn gates(&self, x: &Array) -> Result<Array> {
-        match self.own {
+        match self.dense {
             FeedForward::Gated(mlp) => mlp.gate.forward(x),
             FeedForward::Scaled(scaled) => scaled.mlp.gate.forward(x)?.multiply(&scaled.gate),
             FeedForward::Plain(mlp) => mlp.up.forward(x),
@@ -244,7 +244,7 @@ impl<'a> FfnPart<'a> {
     /// The input of the down matrix, `[.., hidden] -> [.., features]`: `act(gate(x)) * up(x)`, or
     /// `act(up(x))` without a gate.
     pub fn activations(&self, x: &Array) -> Result<Array> {
-        match self.own {
+        match self.dense {
             FeedForward::Gated(mlp) => mlp.activations(None, x),
             FeedForward::Scaled(scaled) => scaled.activations(x),
             FeedForward::Plain(mlp) => mlp.activation.apply(&mlp.up.forward(x)?),
@@ -254,7 +254,7 @@ impl<'a> FfnPart<'a> {
 
     /// The output for these activations, `[.., features] -> [.., hidden]`.
     pub fn down(&self, activations: &Array) -> Result<Array> {
-        match self.own {
+        match self.dense {
             FeedForward::Gated(mlp) => mlp.down.forward(activations),
             FeedForward::Scaled(scaled) => {
                 (scaled.mlp.down.forward(activations)?).multiply(&scaled.down)
@@ -267,7 +267,7 @@ impl<'a> FfnPart<'a> {
     /// Whether an adapter currently changes the part.
     #[must_use]
     pub fn is_adapted(&self) -> bool {
-        match self.own {
+        match self.dense {
             FeedForward::Gated(mlp) => mlp.is_adapted(),
             FeedForward::Scaled(scaled) => scaled.mlp.is_adapted(),
             FeedForward::Plain(mlp) => mlp.is_adapted(),
@@ -283,7 +283,7 @@ impl<'a> FfnPart<'a> {
 
     /// The reason why features cannot be selected one by one; `None` if they can.
     pub(crate) fn without_features(&self) -> Option<&'static str> {
-        match self.own {
+        match self.dense {
             FeedForward::Gated(_) | FeedForward::Plain(_) => None,
             FeedForward::Scaled(_) => Some("its gate and its output have factors"),
             FeedForward::Mixture(_) => Some("its features are those of several experts"),
@@ -398,7 +398,7 @@ pub enum LayerMode {
 #[derive(Debug, Clone)]
 pub struct Routed {
     /// The part as it was loaded.
-    pub own: FeedForward,
+    pub dense: FeedForward,
     /// The replacement.
     pub mode: LayerMode,
     /// The place of the part.
@@ -408,7 +408,7 @@ pub struct Routed {
 impl Routed {
     /// The part in the form that backends get.
     pub fn part(&self) -> FfnPart<'_> {
-        FfnPart::new(&self.own, self.place)
+        FfnPart::new(&self.dense, self.place)
     }
 
     /// The part's output for a normalized input.

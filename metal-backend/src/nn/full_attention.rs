@@ -22,8 +22,8 @@ impl Attention {
         reach: Option<i32>,
     ) -> Result<Array> {
         let residual = add.then_some(x);
-        if let Some(found) = self.encode_fused((x, norm), lengths, reach)? {
-            return self.o_proj.forward_from(None, &found, residual);
+        if let Some(attended) = self.encode_fused((x, norm), lengths, reach)? {
+            return self.o_proj.forward_from(None, &attended, residual);
         }
         let x = through(norm, x)?;
         let n = self.n_kv_heads;
@@ -44,17 +44,17 @@ impl Attention {
         let v = self.heads(&values, n, self.norms.v.as_ref())?;
         let width = self.n_heads * self.head_dim;
         let mut from = 0;
-        let mut found = Vec::with_capacity(lengths.len());
+        let mut attended = Vec::with_capacity(lengths.len());
         for &length in lengths {
-            let own = |a: &Array| match lengths {
+            let of_sequence = |a: &Array| match lengths {
                 [_] => Ok(a.clone()),
                 _ => a.slice_axis(2, from, from + length),
             };
-            let (q, k) = (own(&q)?, own(&k)?);
+            let (q, k) = (of_sequence(&q)?, of_sequence(&k)?);
             let (q, k) = (self.rotate(&q, 0, length)?, self.rotate(&k, 0, length)?);
             let mask = reach.filter(|&n| n < length - 1);
             let mask = mask.map(|n| near(length, n)).transpose()?;
-            let v = own(&v)?;
+            let v = of_sequence(&v)?;
             let one = if self.sums == AttentionSums::Native {
                 let mask = mask.as_ref().map_or(fast::Mask::None, fast::Mask::Array);
                 fast::scaled_dot_product_attention(&q, &k, &v, self.scale, mask)?
@@ -62,17 +62,17 @@ impl Attention {
                 self.attend_in_steps(&q, &Stored::Plain(k), &Stored::Plain(v), mask.as_ref())?
             };
             // [1, H, L, D] -> [1, L, H * D]
-            found.push(
+            attended.push(
                 one.transpose_axes(&[0, 2, 1, 3])?
                     .reshape(&[1, length, width])?,
             );
             from += length;
         }
-        let found = match found.as_slice() {
+        let attended = match attended.as_slice() {
             [one] => one.clone(),
             several => concatenate(&several.iter().collect::<Vec<_>>(), 1)?,
         };
-        self.o_proj.forward_from(None, &found, residual)
+        self.o_proj.forward_from(None, &attended, residual)
     }
 
     /// The attention output of the queries, `[1, T, H * D]`, by our kernels; `None` if they do not
@@ -119,13 +119,13 @@ mod tests {
 
     #[test]
     fn what_is_near_is_near_on_both_sides() {
-        let found = near(4, 1).unwrap().to_vec::<bool>().unwrap();
+        let actual = near(4, 1).unwrap().to_vec::<bool>().unwrap();
         let expected = [
             [true, true, false, false],
             [true, true, true, false],
             [false, true, true, true],
             [false, false, true, true],
         ];
-        assert_eq!(found, expected.concat());
+        assert_eq!(actual, expected.concat());
     }
 }

@@ -55,14 +55,14 @@ impl Mixer for GatedAttention {
             }
             _ => None,
         };
-        let (found, gate) = match (heads, packed) {
+        let (attended, gate) = match (heads, packed) {
             (Some(heads), Some(packed)) => {
                 let wide = 2 * attention.n_heads * attention.head_dim;
                 let (queries, gate) = self.split(&packed.slice_axis(2, 0, wide)?)?;
                 let others = packed.slice_axis(2, wide, packed.dim(2)?)?;
                 let packed = concatenate(&[&queries, &others], 2)?;
-                let found = attention.attend_packed(&heads, &packed, rows, layer, positions)?;
-                (found, positions.of(&gate, &lengths)?)
+                let attended = attention.attend_packed(&heads, &packed, rows, layer, positions)?;
+                (attended, positions.of(&gate, &lengths)?)
             }
             _ => {
                 let x = through(norm, x)?;
@@ -70,13 +70,13 @@ impl Mixer for GatedAttention {
                 let (queries, gate) = self.split(&both)?;
                 let views = attention.update_kv(&x, rows, layer)?;
                 let shown = (layer, watch);
-                let found =
+                let attended =
                     attention.attend_projected(&queries, &views, &lengths, positions, shown)?;
-                (found, gate)
+                (attended, gate)
             }
         };
-        let found = found.multiply(&gate.sigmoid()?)?;
-        (attention.o_proj).forward_from(None, &found, residual.as_ref())
+        let attended = attended.multiply(&gate.sigmoid()?)?;
+        (attention.o_proj).forward_from(None, &attended, residual.as_ref())
     }
 
     fn new_state(&self, options: &CacheOptions) -> Box<dyn LayerState> {

@@ -195,24 +195,26 @@ impl GatedDelta {
                 .reshape(&[1, length, -1])
         };
         let (qkvz, ba) = match &self.projections {
-            Projections::Halved(own) => {
-                let ba = grouped(&own.ba.forward(x)?)?;
+            Projections::Halved(projections) => {
+                let ba = grouped(&projections.ba.forward(x)?)?;
                 return Ok(Projected {
-                    qkv: own.qkv.forward(x)?,
-                    z: own.z.forward(x)?,
+                    qkv: projections.qkv.forward(x)?,
+                    z: projections.z.forward(x)?,
                     b: flat(&ba, 0, per_head)?,
                     a: flat(&ba, per_head, per_head)?,
                 });
             }
-            Projections::Apart(own) => {
+            Projections::Apart(projections) => {
                 return Ok(Projected {
-                    qkv: own.qkv.forward(x)?,
-                    z: own.z.forward(x)?,
-                    b: own.b.forward(x)?,
-                    a: own.a.forward(x)?,
+                    qkv: projections.qkv.forward(x)?,
+                    z: projections.z.forward(x)?,
+                    b: projections.b.forward(x)?,
+                    a: projections.a.forward(x)?,
                 });
             }
-            Projections::Grouped(own) => (own.qkvz.forward(x)?, own.ba.forward(x)?),
+            Projections::Grouped(projections) => {
+                (projections.qkvz.forward(x)?, projections.ba.forward(x)?)
+            }
         };
         let (qkvz, ba) = (grouped(&qkvz)?, grouped(&ba)?);
         let (k_dim, values) = (shape.k_dim, per_head * shape.v_dim);
@@ -258,7 +260,7 @@ impl Mixer for GatedDelta {
         let strength = wide(&b)?.sigmoid()?;
         let decay = softplus(&wide(&a)?.add(&self.dt_bias)?)?.multiply(&self.rates)?;
         let qkv = wide(&qkv)?;
-        let found = over_rows(rows, layer, &self.layout, |span, state| {
+        let outputs = over_rows(rows, layer, &self.layout, |span, state| {
             let (mixed, before) = self.conv.forward(&span.of(&qkv)?, part(&state, 0)?)?;
             let mixed = mixed.silu()?;
             let keys = |from: i32| {
@@ -276,25 +278,26 @@ impl Mixer for GatedDelta {
                 f: &f,
                 second: Some(&b),
             };
-            let held = [part(&state, 1)?.clone()];
+            let recurrent = [part(&state, 1)?.clone()];
             let differentiated = adapter::differentiated();
             let (y, after) =
-                match recurrence::scan(&shape.memory(), &inputs, &held, differentiated)? {
+                match recurrence::scan(&shape.memory(), &inputs, &recurrent, differentiated)? {
                     Some((y, after)) => (y, part(&after, 0)?.clone()),
-                    None => shape.scan(&inputs, &b, &held[0])?,
+                    None => shape.scan(&inputs, &b, &recurrent[0])?,
                 };
             let heads = [span.rows, span.length, shape.v_heads, shape.v_dim];
             Ok((y.reshape(&heads)?, vec![before, after]))
         })?;
-        let found = positions.of(&found, &lengths)?;
-        let gate = wide(&positions.of(&z, &lengths)?)?.reshape(found.shape())?;
-        let found = self.norm.forward(&found)?.multiply(&gate.silu()?)?;
-        let left = found.dim(1)?;
-        let found = found
+        let outputs = positions.of(&outputs, &lengths)?;
+        let gate = wide(&positions.of(&z, &lengths)?)?.reshape(outputs.shape())?;
+        let outputs = self.norm.forward(&outputs)?.multiply(&gate.silu()?)?;
+        let left = outputs.dim(1)?;
+        let outputs = outputs
             .reshape(&[1, left, shape.values()])?
             .astype(x.dtype())?;
         let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
-        self.out_proj.forward_from(None, &found, residual.as_ref())
+        self.out_proj
+            .forward_from(None, &outputs, residual.as_ref())
     }
 
     fn new_state(&self, _options: &CacheOptions) -> Box<dyn LayerState> {

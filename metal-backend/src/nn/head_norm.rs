@@ -38,8 +38,8 @@ impl HeadNorm {
             [rest @ .., heads, dim] => normed.reshape(&[rest, &[heads * dim]].concat())?,
             _ => normed,
         };
-        let own = self.slot.vector(dtype)?;
-        let y = (flat.astype(dtype)?).multiply(own.as_ref().unwrap_or(&self.weight))?;
+        let trained = self.slot.vector(dtype)?;
+        let y = (flat.astype(dtype)?).multiply(trained.as_ref().unwrap_or(&self.weight))?;
         match &self.bias {
             Some(bias) => y.add(bias),
             None => Ok(y),

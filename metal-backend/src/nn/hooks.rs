@@ -165,13 +165,15 @@ impl<'a> Watch<'a> {
 
     /// Whether an observer wants the states at a place.
     pub fn wants(&self, layer: usize, hook: Hook) -> bool {
-        (self.hook.as_ref()).is_some_and(|own| own.wants(layer, hook))
+        (self.hook.as_ref()).is_some_and(|attached| attached.wants(layer, hook))
     }
 
     /// The states `x` at a place after edits.
     pub fn states_at(&mut self, layer: usize, hook: Hook, x: Array) -> Result<Array> {
         match &mut self.hook {
-            Some(own) if own.wants(layer, hook) => own.at(layer, hook, &x, &self.places),
+            Some(attached) if attached.wants(layer, hook) => {
+                attached.at(layer, hook, &x, &self.places)
+            }
             _ => Ok(x),
         }
     }

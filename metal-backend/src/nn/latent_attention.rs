@@ -94,10 +94,10 @@ impl LatentAttention {
 
     /// Values `[1, T, heads * values]` from the heads' latent outputs, `[1, T, heads * (rotated +
     /// rank)]`.
-    fn expanded(&self, found: &Array) -> Result<Array> {
-        let (length, heads, all) = (found.dim(1)?, self.core.n_heads, self.core.head_dim);
-        let found = found.reshape(&[1, length, heads, all])?;
-        let short = found.slice_axis(-1, self.rotated, all)?;
+    fn expanded(&self, attended: &Array) -> Result<Array> {
+        let (length, heads, all) = (attended.dim(1)?, self.core.n_heads, self.core.head_dim);
+        let attended = attended.reshape(&[1, length, heads, all])?;
+        let short = attended.slice_axis(-1, self.rotated, all)?;
         let short = short.transpose_axes(&[0, 2, 1, 3])?;
         let values = short.matmul(&self.from_latent)?; // [1, H, T, values]
         let width = heads * self.values;
@@ -121,7 +121,7 @@ impl Mixer for LatentAttention {
         let x = through(norm, x)?;
         let keys = self.keys(&x)?;
         let heads = self.core.kernel_heads(furthest(rows));
-        let found = match heads.filter(|_| !watch.wants_attention()) {
+        let attended = match heads.filter(|_| !watch.wants_attention()) {
             Some(heads) => {
                 // Values are the unrotated keys; the rotated part is dropped from the result.
                 let packed = concatenate(&[&self.queries(&x)?, &keys, &keys], -1)?;
@@ -134,7 +134,7 @@ impl Mixer for LatentAttention {
                 (self.core).attend_projected(&queries, &views, &lengths, positions, shown)?
             }
         };
-        let values = self.expanded(&found)?;
+        let values = self.expanded(&attended)?;
         (self.core.o_proj).forward_from(None, &values, residual.as_ref())
     }
 

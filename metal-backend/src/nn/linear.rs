@@ -115,11 +115,11 @@ impl Linear {
                 Some(y) => y,
                 None => self.product(x)?,
             };
-            let own = match &self.bias_slot {
+            let trained = match &self.bias_slot {
                 Some(slot) => slot.vector(y.dtype())?,
                 None => None,
             };
-            return match own.as_ref().or(self.bias.as_ref()) {
+            return match trained.as_ref().or(self.bias.as_ref()) {
                 Some(b) => y.add(b),
                 None => Ok(y),
             };

@@ -187,7 +187,7 @@ impl Mixer for Mamba2 {
         let steps = softplus(&steps.add(&self.dt_bias)?)?
             .clip(Some(&Array::scalar(least)?), Some(&Array::scalar(most)?))?;
         let decay = steps.multiply(&self.rates)?;
-        let found = over_rows(rows, layer, &self.layout, |span, state| {
+        let outputs = over_rows(rows, layer, &self.layout, |span, state| {
             let (mixed, before) = self.conv.forward(&span.of(&mixed)?, part(&state, 0)?)?;
             let mixed = mixed.silu()?;
             let part_of = |from: i32, width: i32| mixed.slice_axis(2, from, from + width);
@@ -205,22 +205,22 @@ impl Mixer for Mamba2 {
                 f: &f,
                 second: None,
             };
-            let held = [part(&state, 1)?.clone()];
+            let recurrent = [part(&state, 1)?.clone()];
             let differentiated = adapter::differentiated();
             let (y, after) =
-                match recurrence::scan(&shape.memory(), &inputs, &held, differentiated)? {
+                match recurrence::scan(&shape.memory(), &inputs, &recurrent, differentiated)? {
                     Some((y, after)) => (y, part(&after, 0)?.clone()),
-                    None => shape.scan(&inputs, &held[0])?,
+                    None => shape.scan(&inputs, &recurrent[0])?,
                 };
             let skip = self.skip.reshape(&[shape.heads, 1])?;
             let y = y.reshape(&heads)?.add(&input.multiply(&skip)?)?;
             Ok((y.reshape(&flat)?, vec![before, after]))
         })?;
-        let found = positions.of(&found, &lengths)?;
-        let found = self.norm.forward(&found, &gate.astype(Dtype::Float32)?)?;
+        let outputs = positions.of(&outputs, &lengths)?;
+        let outputs = self.norm.forward(&outputs, &gate.astype(Dtype::Float32)?)?;
         let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
         self.out_proj
-            .forward_from(None, &found.astype(x.dtype())?, residual.as_ref())
+            .forward_from(None, &outputs.astype(x.dtype())?, residual.as_ref())
     }
 
     fn new_state(&self, _options: &CacheOptions) -> Box<dyn LayerState> {

@@ -195,7 +195,7 @@ impl Mixer for Mlstm {
         // few digits.
         let wide = |a: Array| a.astype(Dtype::Float32);
         let (q, k, v, i, f) = (wide(q)?, wide(k)?, wide(v)?, wide(i)?, wide(f)?);
-        let found = over_rows(rows, layer, &self.layout, |span, state| {
+        let outputs = over_rows(rows, layer, &self.layout, |span, state| {
             let (q, k, v) = (span.of(&q)?, span.of(&k)?, span.of(&v)?);
             let (i, f) = (span.of(&i)?, span.of(&f)?);
             let inputs = MemoryInputs {
@@ -214,11 +214,11 @@ impl Mixer for Mlstm {
                 None => shape.scan(&inputs, &i, state),
             }
         })?;
-        let found = positions.of(&found, &lengths)?;
+        let outputs = positions.of(&outputs, &lengths)?;
         let gate = positions.of(&out, &lengths)?.sigmoid()?;
-        let found = self.norm.forward(&found, x.dtype())?.multiply(&gate)?;
+        let outputs = self.norm.forward(&outputs, x.dtype())?.multiply(&gate)?;
         let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
-        self.o_proj.forward_from(None, &found, residual.as_ref())
+        self.o_proj.forward_from(None, &outputs, residual.as_ref())
     }
 
     fn new_state(&self, _options: &CacheOptions) -> Box<dyn LayerState> {

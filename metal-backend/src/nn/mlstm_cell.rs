@@ -117,10 +117,10 @@ pub fn scan_on_gpu(
 /// Computes one position: `L` is 1. Returns `[R, H, 1, DV]` and the memory after it.
 pub fn step(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memory)> {
     let Inputs { q, k, v, i, f } = inputs;
-    let kept = f.squeeze_axis(-1)?.add(&memory.m)?; // [R, H]
+    let decayed = f.squeeze_axis(-1)?.add(&memory.m)?; // [R, H]
     let i = i.squeeze_axis(-1)?;
-    let m = kept.maximum(&i)?;
-    let keep = kept.subtract(&m)?.exp()?.expand_dims(-1)?; // [R, H, 1]
+    let m = decayed.maximum(&i)?;
+    let keep = decayed.subtract(&m)?.exp()?.expand_dims(-1)?; // [R, H, 1]
     let take = i.subtract(&m)?.exp()?.expand_dims(-1)?;
     let key = k.squeeze_axis(-2)?.multiply(&take)?; // [R, H, DK]
     let n = memory.n.multiply(&keep)?.add(&key)?;
@@ -168,11 +168,11 @@ pub fn chunk(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memor
 
     // The memory takes from each position the share that the last position has.
     let last = |a: &Array, axis: i32| a.slice_axis(axis, length - 1, length)?.squeeze_axis(axis);
-    let kept = last(&from_memory, -1)?; // [R, H]
-    let taken = last(&decay, -2)?.add(i)?; // [R, H, L]
-    let m = taken.max(-1, false)?.maximum(&kept)?;
-    let keep = kept.subtract(&m)?.exp()?.expand_dims(-1)?; // [R, H, 1]
-    let take = taken.subtract(&m.expand_dims(-1)?)?.exp()?;
+    let decayed = last(&from_memory, -1)?; // [R, H]
+    let added = last(&decay, -2)?.add(i)?; // [R, H, L]
+    let m = added.max(-1, false)?.maximum(&decayed)?;
+    let keep = decayed.subtract(&m)?.exp()?.expand_dims(-1)?; // [R, H, 1]
+    let take = added.subtract(&m.expand_dims(-1)?)?.exp()?;
     let keys = k.multiply(&take.expand_dims(-1)?)?; // [R, H, L, DK]
     let n = memory.n.multiply(&keep)?.add(&keys.sum(-2, false)?)?;
     let c = memory

@@ -99,9 +99,9 @@ impl Case {
     /// rounding error.
     fn distance(&self, h: &Array) -> f64 {
         let (defined, unsure) = self.defined();
-        let found = h.to_vec::<f32>().unwrap();
-        assert_eq!(found.len(), defined.len());
-        (found.iter().zip(&defined).zip(&unsure))
+        let actual = h.to_vec::<f32>().unwrap();
+        assert_eq!(actual.len(), defined.len());
+        (actual.iter().zip(&defined).zip(&unsure))
             .map(|((&f, &d), &u)| {
                 assert!(f.is_finite(), "{f} instead of {d}");
                 (f64::from(f) - d).abs() / (u + 1e-6)
@@ -236,12 +236,12 @@ fn two_thousand_positions_are_the_same_step_by_step_and_in_chunks() {
 fn cutting_a_sequence_anywhere_changes_nothing() {
     let case = case((1, 50, 4, 6), 3, |x| x * 5.0);
     let inputs = case.inputs();
-    let whole = scan(&inputs, case.empty(), 16, EPS).unwrap().0;
+    let uncut = scan(&inputs, case.empty(), 16, EPS).unwrap().0;
     for cut in [1, 15, 16, 17, 49] {
         let (a, memory) = scan(&inputs.range(0, cut).unwrap(), case.empty(), 16, EPS).unwrap();
         let (b, _) = scan(&inputs.range(cut, 50).unwrap(), memory, 16, EPS).unwrap();
         let both = mlx_rs_core::concatenate(&[&a, &b], 2).unwrap();
-        assert!(both.all_close(&whole, 1e-4, 1e-5).unwrap(), "{cut}");
+        assert!(both.all_close(&uncut, 1e-4, 1e-5).unwrap(), "{cut}");
     }
 }
 
@@ -286,8 +286,8 @@ fn gradients_are_slopes_of_the_definition() {
             raw(&case.i, &[1, 1, 11]),
             raw(&case.f, &[1, 1, 11]),
         ];
-        let found = mlx_rs_core::transforms::grad(run, &[0, 1, 2, 3, 4])(&args).unwrap();
-        for (part, gradient) in found.iter().enumerate() {
+        let gradients = mlx_rs_core::transforms::grad(run, &[0, 1, 2, 3, 4])(&args).unwrap();
+        for (part, gradient) in gradients.iter().enumerate() {
             for (at, &slope) in gradient.to_vec::<f32>().unwrap().iter().enumerate() {
                 let moved = |by: f32| {
                     let mut case = case.clone();

@@ -8,7 +8,7 @@ use super::adapter::{self, SlotView};
 use super::expert_router::Router;
 use super::linear::Linear;
 use super::mlp::{GatedMlp, Mlp};
-use crate::exec::{ExpertGate, ExpertMatrix, ExpertPart, Prompts, Weight, expert_block};
+use crate::exec::{ExpertGate, ExpertMatrix, ExpertPart, PrefillInputs, Weight, expert_block};
 
 /// From this number of rows, rows are sorted by expert, so that each matrix is read once.
 const WORTH_SORTING: usize = 64;
@@ -39,8 +39,8 @@ impl ExpertLinear {
 
     /// Sets the type of prefill inputs, if the kernels compute the layer.
     #[must_use]
-    pub fn with_prompts(mut self, prompts: Prompts) -> Self {
-        self.matrix = self.matrix.with_prompts(prompts);
+    pub fn with_prefill_inputs(mut self, prefill_inputs: PrefillInputs) -> Self {
+        self.matrix = self.matrix.with_prefill_inputs(prefill_inputs);
         self
     }
 
@@ -211,11 +211,11 @@ impl Mixture {
             Some(&self.experts.down),
         ];
         let shared = (self.shared.as_ref()).is_some_and(|(mlp, gate)| {
-            let own = match mlp {
+            let expert_is_adapted = match mlp {
                 SharedExpert::Gated(mlp) => mlp.is_adapted(),
                 SharedExpert::Plain(mlp) => mlp.is_adapted(),
             };
-            own || gate.as_ref().is_some_and(Linear::is_adapted)
+            expert_is_adapted || gate.as_ref().is_some_and(Linear::is_adapted)
         });
         let mut experts = experts.into_iter().flatten();
         self.router.linear.is_adapted() || shared || experts.any(ExpertLinear::is_adapted)

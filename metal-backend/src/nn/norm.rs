@@ -85,9 +85,11 @@ impl Norm {
                 let vector = |slot: &Arc<ParamSlot>| slot.vector(x.dtype());
                 let bias = bias.as_ref().map(vector).transpose()?.flatten();
                 match (vector(weight)?, norm.as_ref()) {
-                    (Some(own), Norm::Rms { eps, .. }) => fast::rms_norm(x, Some(&own), *eps),
+                    (Some(trained), Norm::Rms { eps, .. }) => {
+                        fast::rms_norm(x, Some(&trained), *eps)
+                    }
                     (
-                        own,
+                        trained,
                         Norm::Layer {
                             weight,
                             bias: b,
@@ -95,7 +97,7 @@ impl Norm {
                             on_cpu,
                         },
                     ) => {
-                        let (weight, bias) = (own.as_ref().unwrap_or(weight), bias.as_ref());
+                        let (weight, bias) = (trained.as_ref().unwrap_or(weight), bias.as_ref());
                         let norm = (weight, bias.or(b.as_ref()), *eps);
                         exec::layer_norm(x, norm, *on_cpu, adapter::differentiated())
                     }

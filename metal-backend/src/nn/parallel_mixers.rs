@@ -48,20 +48,21 @@ impl Mixer for ParallelMixers {
         let lengths = lengths(rows);
         let input = through(norm, x)?;
         let factors = &self.attention_factors;
-        let own = times(&input, factors.input.as_ref())?;
-        let found = Attention::forward(
+        let scaled = times(&input, factors.input.as_ref())?;
+        let attended = Attention::forward(
             &self.attention,
-            (&own, None, false),
+            (&scaled, None, false),
             rows,
             layer,
             positions,
             watch,
         )?;
-        let found = times(&found, factors.output.as_ref())?;
+        let attended = times(&attended, factors.output.as_ref())?;
         let factors = &self.recurrent_factors;
-        let own = times(&input, factors.input.as_ref())?;
-        let held = (self.recurrent).forward((&own, None, false), rows, layer, positions, watch)?;
-        let y = found.add(&times(&held, factors.output.as_ref())?)?;
+        let scaled = times(&input, factors.input.as_ref())?;
+        let recurred =
+            (self.recurrent).forward((&scaled, None, false), rows, layer, positions, watch)?;
+        let y = attended.add(&times(&recurred, factors.output.as_ref())?)?;
         match add {
             true => positions.of(x, &lengths)?.add(&y),
             false => Ok(y),

@@ -23,17 +23,17 @@ impl Span {
     /// When the input is shorter.
     pub fn of(self, packed: &Array) -> Result<Array> {
         let count = self.rows.saturating_mul(self.length);
-        let own = if packed.dim(1)? == count {
+        let selected = if packed.dim(1)? == count {
             packed.clone()
         } else {
             packed.slice_axis(1, self.first, self.first + count)?
         };
         if self.rows == 1 {
-            return Ok(own);
+            return Ok(selected);
         }
-        let rest = own.shape().get(2..).unwrap_or_default();
+        let rest = selected.shape().get(2..).unwrap_or_default();
         let shape = [&[self.rows, self.length], rest].concat();
-        own.reshape(&shape)
+        selected.reshape(&shape)
     }
 }
 
@@ -89,11 +89,11 @@ pub fn over_rows(
         for (row, at) in group.iter_mut().zip(0..) {
             let state = row.caches.get_mut(layer);
             if let Some(state) = state.and_then(|state| state.as_recurrent_mut()) {
-                let own = match span.rows {
+                let of_row = match span.rows {
                     1 => after.clone(),
                     _ => RecurrentState::extract(&after, at)?,
                 };
-                state.advance(own, span.length)?;
+                state.advance(of_row, span.length)?;
             }
         }
         first += span.rows * span.length;

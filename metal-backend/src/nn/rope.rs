@@ -37,10 +37,14 @@ impl Rope {
         traditional: bool,
         dtype: mlx_rs_core::Dtype,
     ) -> Result<Self> {
-        let whole = matches!(config.scaling, RopeScaling::Proportional { .. });
+        let is_proportional = matches!(config.scaling, RopeScaling::Proportional { .. });
         // The rotated part is even, because rotation pairs elements.
         let part = (head_dim as f32 * config.partial) as i32 / 2 * 2;
-        let dims = if whole { head_dim } else { part.max(2) };
+        let dims = if is_proportional {
+            head_dim
+        } else {
+            part.max(2)
+        };
         let mut rope = Self {
             dims,
             theta: config.theta,

@@ -63,7 +63,9 @@ impl FfnRouter {
         let end = last.unwrap_or(usize::MAX);
         let fault = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
         if end < first {
-            return fault(format!("layers {first} to {end} end before they begin"));
+            return fault(format!(
+                "the range of layers {first} to {end} ends before it begins"
+            ));
         }
         let other = |r: &&Range| r.first <= end && first <= r.last.unwrap_or(usize::MAX);
         if let Some(other) = self.ranges.iter().find(other) {

@@ -64,8 +64,8 @@ impl HeadwiseLinear {
         if !self.slot.is_adapted() {
             return by(&self.weight);
         }
-        if let Some(own) = self.slot.vector(x.dtype())? {
-            return by(&own);
+        if let Some(trained) = self.slot.vector(x.dtype())? {
+            return by(&trained);
         }
         match self.slot.forward(x, || by(&self.weight))? {
             Some(y) => Ok(y),
@@ -112,12 +112,12 @@ impl Slstm {
         let raw = gates.add(&back)?;
         let gate = |at: i32| raw.slice_axis(1, at, at + 1)?.squeeze_axis(1);
         let (i, f, z, o) = (gate(0)?, gate(1)?, gate(2)?, gate(3)?);
-        let kept = m.add(&log_sigmoid(&f)?)?;
+        let decayed = m.add(&log_sigmoid(&f)?)?;
         let empty = n.equal(&Array::scalar(0.0f32)?)?;
-        let m = where_(&empty, &i, &i.maximum(&kept)?)?;
+        let m = where_(&empty, &i, &i.maximum(&decayed)?)?;
         let one = Array::scalar(1.0f32)?;
         let take = i.subtract(&m)?.exp()?.minimum(&one)?;
-        let keep = kept.subtract(&m)?.exp()?.minimum(&one)?;
+        let keep = decayed.subtract(&m)?.exp()?.minimum(&one)?;
         let c = c.multiply(&keep)?.add(&z.tanh()?.multiply(&take)?)?;
         let n = n.multiply(&keep)?.add(&take)?;
         let y = o.sigmoid()?.multiply(&c)?.divide(&n)?;
@@ -139,7 +139,7 @@ impl Mixer for Slstm {
         let input = through(norm, x)?.astype(Dtype::Float32)?;
         let wide = |a: &Array| a.astype(Dtype::Float32);
         let (recurrent, bias) = (wide(&self.recurrent)?, wide(&self.bias)?);
-        let found = over_rows(rows, layer, &self.layout, |span, mut state| {
+        let hidden = over_rows(rows, layer, &self.layout, |span, mut state| {
             let size = (span.rows, span.length);
             let x = span.of(&input)?; // [R, L, hidden]
             let (seen, before) = match &self.conv {
@@ -161,28 +161,28 @@ impl Mixer for Slstm {
             // [R, L, 4, H, D]
             let gates = stack(&gates.iter().collect::<Vec<_>>(), 2)?.add(&bias)?;
             let wide = [span.rows, self.heads, self.dim];
-            let mut held = Vec::with_capacity(4);
+            let mut cell = Vec::with_capacity(4);
             for part in &state {
-                held.push(part.reshape(&wide)?);
+                cell.push(part.reshape(&wide)?);
             }
-            let mut held = <[Array; 4]>::try_from(held).map_err(|_| wrong_state())?;
+            let mut cell = <[Array; 4]>::try_from(cell).map_err(|_| wrong_state())?;
             let mut outputs = Vec::new();
             for at in 0..span.length {
-                let here = gates.slice_axis(1, at, at + 1)?.squeeze_axis(1)?;
-                held = self.step(&here, &recurrent, held)?;
-                outputs.push(held[0].clone());
+                let gates_at = gates.slice_axis(1, at, at + 1)?.squeeze_axis(1)?;
+                cell = self.step(&gates_at, &recurrent, cell)?;
+                outputs.push(cell[0].clone());
             }
             let outputs = stack(&outputs.iter().collect::<Vec<_>>(), 1)?; // [R, L, H, D]
             let flat = [span.rows, self.heads * self.dim];
             let mut after = Vec::with_capacity(5);
-            for part in &held {
+            for part in &cell {
                 after.push(part.reshape(&flat)?);
             }
             after.extend(before);
             Ok((outputs, after))
         })?;
-        let found = positions.of(&found, &lengths)?;
-        let y = self.norm.forward(&found, x.dtype())?;
+        let hidden = positions.of(&hidden, &lengths)?;
+        let y = self.norm.forward(&hidden, x.dtype())?;
         match add {
             true => positions.of(x, &lengths)?.add(&y),
             false => Ok(y),

@@ -26,7 +26,7 @@ pub struct SparseFfn {
 /// The backend with the rows of one layer.
 #[derive(Debug)]
 struct SparseRows {
-    own: SparseFfn,
+    inner: SparseFfn,
     rows: FeatureRows,
 }
 
@@ -42,7 +42,7 @@ impl SparseFfn {
 
     /// The selected activations of a layer, by its own products: `[.., hidden] -> [.., features]`.
     fn activations(self, part: &FfnPart<'_>, x: &Array) -> Result<Array> {
-        let (gates, all) = match part.own() {
+        let (gates, all) = match part.dense() {
             FeedForward::Gated(mlp) => {
                 let gates = mlp.gate.forward(x)?;
                 let all = mlp
@@ -84,29 +84,29 @@ impl FfnBackend for SparseFfn {
             return Ok(None);
         }
         let rows = rows_of(part)?;
-        Ok(Some(Arc::new(SparseRows { own: *self, rows })))
+        Ok(Some(Arc::new(SparseRows { inner: *self, rows })))
     }
 }
 
 impl FfnBackend for SparseRows {
     fn name(&self) -> &str {
-        self.own.name()
+        self.inner.name()
     }
 
     fn forward(&self, part: &FfnPart<'_>, x: &Array) -> Result<Array> {
-        let adapted = match part.own() {
+        let adapted = match part.dense() {
             FeedForward::Gated(mlp) => mlp.up.is_adapted() || mlp.down.is_adapted(),
             FeedForward::Plain(mlp) => mlp.down.is_adapted(),
             _ => return Err(refused(part)),
         };
         if adapted || adapter::differentiated() {
-            return self.own.forward(part, x);
+            return self.inner.forward(part, x);
         }
-        (self.rows).walk(x, &part.gates(x)?, self.own.top_k, false)
+        (self.rows).walk(x, &part.gates(x)?, self.inner.top_k, false)
     }
 
     fn forward_with_activation(&self, part: &FfnPart<'_>, x: &Array) -> Result<(Array, Array)> {
-        self.own.forward_with_activation(part, x)
+        self.inner.forward_with_activation(part, x)
     }
 }
 
@@ -117,7 +117,7 @@ fn refused(part: &FfnPart<'_>) -> Error {
 
 /// The features of a layer without its gate, copied from the model's matrices.
 fn rows_of(part: &FfnPart<'_>) -> Result<FeatureRows> {
-    let (up, down, activation): (Option<&Linear>, &Linear, Activation) = match part.own() {
+    let (up, down, activation): (Option<&Linear>, &Linear, Activation) = match part.dense() {
         FeedForward::Gated(mlp) => (Some(&mlp.up), &mlp.down, mlp.activation),
         FeedForward::Plain(mlp) => (None, &mlp.down, mlp.activation),
         _ => return Err(refused(part)),
@@ -163,7 +163,7 @@ mod tests {
             // Three features of states with two elements; the second feature's gate is the least.
             let gate = linear(&[2.0, 0.0, 0.1, 0.0, -3.0, 0.0], &[3, 2]);
             let nan = f32::NAN;
-            let own = FeedForward::Gated(GatedMlp {
+            let mlp = FeedForward::Gated(GatedMlp {
                 gate,
                 up: linear(&[1.0, 1.0, nan, nan, 2.0, 1.0], &[3, 2]),
                 down: linear(&[1.0, nan, 10.0, 2.0, nan, 20.0], &[2, 3]),
@@ -174,7 +174,7 @@ mod tests {
                 on_cpu: true,
                 dtype: Dtype::Float32,
             };
-            let part = FfnPart::new(&own, place);
+            let part = FfnPart::new(&mlp, place);
             let bound = SparseFfn { top_k: 2 }.bind(&part).unwrap().unwrap();
             for rows in [1, 3] {
                 let x = Array::from_slice(&[1.0f32, 4.0].repeat(rows), &[1, rows as i32, 2]);
@@ -195,15 +195,15 @@ mod tests {
         let gate = Array::from_slice(&[3.0f32, -5.0, 1.0, 0.5, -0.1, 0.2, -0.3, 0.0], &[1, 2, 4]);
         let values = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], &[1, 2, 4]);
         let (gate, values) = (gate.unwrap(), values.unwrap());
-        let kept = |top_k: usize| {
-            let kept = SparseFfn { top_k }.chosen(&gate, &values).unwrap();
-            assert_eq!(kept.shape(), [1, 2, 4]);
-            kept.to_vec::<f32>().unwrap()
+        let selected = |top_k: usize| {
+            let output = SparseFfn { top_k }.chosen(&gate, &values).unwrap();
+            assert_eq!(output.shape(), [1, 2, 4]);
+            output.to_vec::<f32>().unwrap()
         };
-        assert_eq!(kept(1), [0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 7.0, 0.0]);
-        assert_eq!(kept(2), [1.0, 2.0, 0.0, 0.0, 0.0, 6.0, 7.0, 0.0]);
+        assert_eq!(selected(1), [0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 7.0, 0.0]);
+        assert_eq!(selected(2), [1.0, 2.0, 0.0, 0.0, 0.0, 6.0, 7.0, 0.0]);
         for all in [4, 5, usize::MAX] {
-            assert_eq!(kept(all), values.to_vec::<f32>().unwrap());
+            assert_eq!(selected(all), values.to_vec::<f32>().unwrap());
         }
     }
 }

@@ -30,8 +30,8 @@ pub struct Inputs {
 /// One step: `L` is 1. Returns `[R, H, 1, D]` and the memory `[R, H, N, D]` after it.
 pub fn step(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
     let Inputs { q, k, v, f } = inputs;
-    let kept = memory.multiply(&f.exp()?.expand_dims(-1)?)?;
-    let memory = kept.add(&k.swap_axes(-1, -2)?.multiply(v)?)?;
+    let decayed = memory.multiply(&f.exp()?.expand_dims(-1)?)?;
+    let memory = decayed.add(&k.swap_axes(-1, -2)?.multiply(v)?)?;
     Ok((q.matmul(&memory)?, memory))
 }
 
@@ -169,7 +169,7 @@ mod tests {
     fn two_thousand_positions_by_chunks_are_those_by_steps() {
         let inputs = case(2000, |x| -0.05 - 0.2 * x.abs());
         let (y, memory) = scan(&inputs, &empty(), 64).unwrap();
-        let mut held = empty();
+        let mut state = empty();
         let mut steps = Vec::new();
         for at in 0..2000 {
             let of = |a: &Array| a.slice_axis(2, at, at + 1).unwrap();
@@ -179,13 +179,13 @@ mod tests {
                 v: of(&inputs.v),
                 f: of(&inputs.f),
             };
-            let (y, after) = step(&one, &held).unwrap();
+            let (y, after) = step(&one, &state).unwrap();
             mlx_rs_core::eval([&y, &after]).unwrap();
             steps.push(y);
-            held = after;
+            state = after;
         }
         let steps = concatenate(&steps.iter().collect::<Vec<_>>(), 2).unwrap();
         assert!(y.all_close(&steps, 0.0, 1e-5).unwrap());
-        assert!(memory.all_close(&held, 0.0, 1e-5).unwrap());
+        assert!(memory.all_close(&state, 0.0, 1e-5).unwrap());
     }
 }

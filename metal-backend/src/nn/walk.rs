@@ -23,7 +23,7 @@ impl WalkRows {
     /// # Errors
     /// When the features do not match the layer.
     pub fn new(rows: FeatureRows, top_k: usize, part: &FfnPart<'_>) -> Result<Self> {
-        let (gated, activation) = match part.own() {
+        let (gated, activation) = match part.dense() {
             FeedForward::Gated(mlp) => (true, mlp.activation),
             FeedForward::Plain(mlp) => (false, mlp.activation),
             _ => return Err(refused(part)),
@@ -37,7 +37,7 @@ impl WalkRows {
 
     /// The gates of all features: `[.., hidden] -> [.., features]`.
     fn gates(&self, part: &FfnPart<'_>, x: &Array) -> Result<Array> {
-        let (gate, replaced): (&Linear, &[&Linear]) = match part.own() {
+        let (gate, replaced): (&Linear, &[&Linear]) = match part.dense() {
             FeedForward::Gated(mlp) => (&mlp.gate, &[&mlp.up, &mlp.down]),
             FeedForward::Plain(mlp) => (&mlp.up, &[&mlp.down]),
             _ => return Err(refused(part)),
@@ -55,7 +55,7 @@ impl WalkRows {
 
 /// Whether the model's gate is loaded, so that the features need none.
 pub fn has_gate(part: &FfnPart<'_>) -> bool {
-    match part.own() {
+    match part.dense() {
         FeedForward::Gated(mlp) => mlp.gate.is_loaded(),
         FeedForward::Plain(mlp) => mlp.up.is_loaded(),
         _ => false,

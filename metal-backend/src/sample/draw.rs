@@ -95,8 +95,8 @@ fn take(
 ) -> mlx_rs_core::Result<Drawn> {
     let greatest = logits.max(-1, false)?;
     for (i, row) in (0i32..).zip(rows.iter_mut()) {
-        let own = greatest.slice_axis(0, i, i + 1)?;
-        row.remember(&tokens.slice_axis(0, i, i + 1)?, own)?;
+        let greatest_of_row = greatest.slice_axis(0, i, i + 1)?;
+        row.remember(&tokens.slice_axis(0, i, i + 1)?, greatest_of_row)?;
     }
     let logprobs = match rows.iter().filter_map(|r| r.logprobs).max() {
         Some(n) => Some(Logprobs::new(logits, &tokens, n, on_cpu)?),

@@ -33,17 +33,17 @@ pub fn top_p(logits: &Array, p: &[f32]) -> Result<Array> {
     let cumulative = shift(&sorted)?.softmax(-1, true)?.cumsum(-1, false, true)?;
     let spare: Vec<f32> = p.iter().map(|&p| (1.0 - f64::from(p)) as f32).collect();
     let keep = cumulative.greater(&column(&spare)?)?;
-    let kept = where_(&keep, &sorted, &minus_infinity()?)?;
+    let nucleus = where_(&keep, &sorted, &minus_infinity()?)?;
     // Rounding may leave even the last sum below 1 - p.
     let n = logits.dim(-1)?;
-    let kept = concatenate(
+    let nucleus = concatenate(
         &[
-            &kept.slice_axis(-1, 0, n - 1)?,
+            &nucleus.slice_axis(-1, 0, n - 1)?,
             &sorted.slice_axis(-1, n - 1, n)?,
         ],
         -1,
     )?;
-    logits.put_along_axis(&order, &kept, -1)
+    logits.put_along_axis(&order, &nucleus, -1)
 }
 
 /// Keeps tokens at least `p` times as probable as the most probable one (Nguyen et al. 2024).
@@ -172,38 +172,38 @@ mod tests {
 
     #[test]
     fn top_k_keeps_exactly_k_also_among_equals() {
-        let kept = |v: &[f32], k| {
+        let count = |v: &[f32], k| {
             values(top_k(&row(v), k))
                 .iter()
                 .filter(|x| x.is_finite())
                 .count()
         };
-        assert_eq!(kept(&[1.0, 1.0, 1.0, 1.0], 2), 2);
-        assert_eq!(kept(&[1.0, 2.0], 5), 2);
-        assert_eq!(kept(&[1.0, 2.0], 0), 2);
+        assert_eq!(count(&[1.0, 1.0, 1.0, 1.0], 2), 2);
+        assert_eq!(count(&[1.0, 2.0], 5), 2);
+        assert_eq!(count(&[1.0, 2.0], 0), 2);
         assert_eq!(
             values(top_k(&row(&[1.0, 5.0, 3.0, 2.0]), 1)),
             [NO, 5.0, NO, NO]
         );
-        assert_eq!(kept(&[NO, 1.0, NO], 2), 1);
+        assert_eq!(count(&[NO, 1.0, NO], 2), 1);
     }
 
     #[test]
     fn top_p_keeps_the_smallest_sufficient_set() {
         // Probabilities 0.5, 0.3, 0.15, 0.05.
         let logits: Vec<f32> = [0.15f32, 0.5, 0.05, 0.3].iter().map(|p| p.ln()).collect();
-        let kept = |p| {
+        let is_kept = |p| {
             values(top_p(&row(&logits), &[p]))
                 .iter()
                 .map(|x| x.is_finite())
                 .collect::<Vec<_>>()
         };
-        assert_eq!(kept(0.4), [false, true, false, false]);
-        assert_eq!(kept(0.7), [false, true, false, true]);
-        assert_eq!(kept(0.9), [true, true, false, true]);
-        assert_eq!(kept(0.999), [true, true, true, true]);
+        assert_eq!(is_kept(0.4), [false, true, false, false]);
+        assert_eq!(is_kept(0.7), [false, true, false, true]);
+        assert_eq!(is_kept(0.9), [true, true, false, true]);
+        assert_eq!(is_kept(0.999), [true, true, true, true]);
         // For any small p, one token is kept.
-        assert_eq!(kept(1e-12), [false, true, false, false]);
+        assert_eq!(is_kept(1e-12), [false, true, false, false]);
         assert_eq!(values(top_p(&row(&[NO, 2.0, NO]), &[0.5])), [NO, 2.0, NO]);
     }
 
@@ -212,9 +212,9 @@ mod tests {
         let logits: Vec<f32> = [0.6f32, 0.3, 0.1].iter().map(|p| p.ln()).collect();
         let rows = Array::from_slice(&[logits.clone(), logits].concat(), &[2, 3]).unwrap();
         let count = |a: Result<Array>| {
-            let kept = |r: &[f32]| r.iter().filter(|x| x.is_finite()).count();
+            let finite = |r: &[f32]| r.iter().filter(|x| x.is_finite()).count();
             let v = values(a);
-            (kept(&v[..3]), kept(&v[3..]))
+            (finite(&v[..3]), finite(&v[3..]))
         };
         assert_eq!(count(top_p(&rows, &[0.5, 0.95])), (1, 3));
         assert_eq!(count(min_p(&rows, &[0.4, 0.6])), (2, 1));
@@ -226,29 +226,32 @@ mod tests {
     #[test]
     fn min_p_is_relative_to_the_best() {
         let logits: Vec<f32> = [0.6f32, 0.3, 0.1].iter().map(|p| p.ln()).collect();
-        let kept = |p| {
+        let count = |p| {
             values(min_p(&row(&logits), &[p]))
                 .iter()
                 .filter(|x| x.is_finite())
                 .count()
         };
-        assert_eq!((kept(0.4), kept(0.6), kept(0.1), kept(1.0)), (2, 1, 3, 1));
+        assert_eq!(
+            (count(0.4), count(0.6), count(0.1), count(1.0)),
+            (2, 1, 3, 1)
+        );
     }
 
     #[test]
     fn xtc_leaves_the_least_of_the_top_choices() {
         let logits: Vec<f32> = [0.4f32, 0.3, 0.2, 0.1].iter().map(|p| p.ln()).collect();
-        let kept = |threshold, spared: &[u32]| {
+        let is_kept = |threshold, spared: &[u32]| {
             values(xtc(&row(&logits), &[threshold], spared))
                 .iter()
                 .map(|x| x.is_finite())
                 .collect::<Vec<_>>()
         };
-        assert_eq!(kept(0.15, &[]), [false, false, true, true]);
-        assert_eq!(kept(0.15, &[0, 99]), [true, false, true, true]);
+        assert_eq!(is_kept(0.15, &[]), [false, false, true, true]);
+        assert_eq!(is_kept(0.15, &[0, 99]), [true, false, true, true]);
         // With at most one token above the threshold, nothing is removed.
-        assert_eq!(kept(0.35, &[]), [true; 4]);
-        assert_eq!(kept(0.5, &[]), [true; 4]);
+        assert_eq!(is_kept(0.35, &[]), [true; 4]);
+        assert_eq!(is_kept(0.5, &[]), [true; 4]);
     }
 
     #[test]

@@ -124,9 +124,9 @@ impl Compiler {
     /// As [`Self::compile`].
     pub fn prepare(&self, grammar: &Grammar) -> Result<Arc<Compiled>> {
         let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = known().find(grammar);
-        let compiled = match found {
-            Some(found) => found,
+        let cached = known().find(grammar);
+        let compiled = match cached {
+            Some(cached) => cached,
             None => {
                 let compiled = Arc::new(Compiled {
                     grammar: grammar.clone(),

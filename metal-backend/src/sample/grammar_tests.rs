@@ -201,7 +201,7 @@ fn what_does_not_fit_is_refused() {
 fn a_grammar_is_compiled_once_while_it_is_known() {
     let c = bytes();
     let grammar = Grammar::Regex("abc".into());
-    let held = c.prepare(&grammar).unwrap();
+    let compiled = c.prepare(&grammar).unwrap();
     // Replies share the compiled grammar but no state.
     let (mut one, mut other) = (c.compile(&grammar).unwrap(), c.compile(&grammar).unwrap());
     let first = allowed(&mut one);
@@ -217,7 +217,7 @@ fn a_grammar_is_compiled_once_while_it_is_known() {
             gone = Arc::downgrade(&other);
         }
     }
-    assert!(Arc::ptr_eq(&held, &c.prepare(&grammar).unwrap()));
+    assert!(Arc::ptr_eq(&compiled, &c.prepare(&grammar).unwrap()));
     assert!(gone.upgrade().is_none());
     let known = c.known.lock().unwrap();
     assert!(known.recent.len() == RECENT && known.all.len() <= RECENT + 1);

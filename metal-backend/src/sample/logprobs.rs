@@ -24,10 +24,10 @@ impl Logprobs {
         let vocabulary = logits.dim(-1)?;
         let n = i32::try_from(n).unwrap_or(i32::MAX).min(vocabulary);
         let count = n.unsigned_abs() as usize;
-        if let Some(found) = sampling::log_probabilities(logits, tokens, count, on_cpu)? {
+        if let Some(fused) = sampling::log_probabilities(logits, tokens, count, on_cpu)? {
             return Ok(Self {
-                chosen: found.chosen,
-                top: (n > 0).then_some((found.values, found.indices)),
+                chosen: fused.chosen,
+                top: (n > 0).then_some((fused.values, fused.indices)),
             });
         }
         let shifted = shift(logits)?;

@@ -87,7 +87,7 @@ pub struct Sampler {
     host: Option<Host>,
     on_cpu: bool,
     /// Whether the CPU kernel also changes the logits, so that the device holds only the history.
-    whole: bool,
+    in_kernel: bool,
 }
 
 /// A snapshot of a sampler; see [`Sampler::memory`].
@@ -157,7 +157,7 @@ impl Sampler {
             .map(inference::LogitsProcessorFactory::make)
             .collect();
         let on_cpu = sampling::by_kernel(context.on_cpu, context.vocabulary);
-        let whole = on_cpu && processors.is_empty();
+        let in_kernel = on_cpu && processors.is_empty();
         let enders: Vec<u32> = context
             .eos
             .iter()
@@ -201,7 +201,7 @@ impl Sampler {
             logprobs: output.logprobs,
             host,
             on_cpu,
-            whole,
+            in_kernel,
         };
         sampler
             .prepare(options, prompt, context.vocabulary)
@@ -221,13 +221,13 @@ impl Sampler {
                 0 => prompt,
                 n => &prompt[prompt.len().saturating_sub(n)..],
             };
-            self.history = match self.whole {
+            self.history = match self.in_kernel {
                 true if tail.is_empty() => None,
                 true => Some(Array::vector(tail)?),
                 false => ids(tail)?,
             };
         }
-        if self.whole {
+        if self.in_kernel {
             return Ok(());
         }
         if self.counts_tokens() {
@@ -297,7 +297,7 @@ impl Sampler {
     }
 
     fn changes_logits(&self) -> bool {
-        !self.whole
+        !self.in_kernel
             && self.forced().is_none()
             && (self.history.is_some()
                 || self.counts.is_some()
@@ -336,7 +336,7 @@ impl Sampler {
     /// The CPU kernel's description of this row.
     fn row(&mut self) -> Result<SampleRow> {
         let pick = self.choice().pick();
-        if !self.whole || matches!(pick, Pick::Forced(_)) {
+        if !self.in_kernel || matches!(pick, Pick::Forced(_)) {
             return Ok(SampleParams::new(pick).into());
         }
         let allowed = self.allowed()?;
@@ -417,7 +417,7 @@ impl Sampler {
         if let Some(host) = &mut self.host {
             host.pending = Some((token.clone(), greatest));
         }
-        if self.whole {
+        if self.in_kernel {
             return self.append(token);
         }
         if let Some(counts) = &self.counts {

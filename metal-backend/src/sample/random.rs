@@ -56,17 +56,17 @@ fn scramble(word: u64) -> u64 {
 /// # Errors
 /// When the group cannot be reached.
 pub fn agree_on_entropy(group: Group) -> Result<()> {
-    let own = if group.rank() == 0 { fresh() } else { 0 };
+    let entropy = if group.rank() == 0 { fresh() } else { 0 };
     // Words of 16 bits, because every group backend sums these exactly.
-    let words = [0, 16, 32, 48].map(|shift| ((own >> shift) & 0xffff) as i32);
+    let words = [0, 16, 32, 48].map(|shift| ((entropy >> shift) & 0xffff) as i32);
     let words = group.all_sum(&Array::vector(&words)?)?.to_vec::<i32>()?;
     let agreed = words.iter().rev().fold(0u64, |all, &word| {
         (all << 16) | u64::from(word.unsigned_abs())
     });
-    let mut held = AGREED
+    let mut slot = AGREED
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
-    *held = Some(agreed);
+    *slot = Some(agreed);
     Ok(())
 }
 

@@ -61,9 +61,9 @@ fn draws_follow_the_distribution_that_the_filters_leave() {
     let p = [0.05f32, 0.15, 0.2, 0.6];
     let values = p.map(f32::ln);
     let o = || options().with_temperature(1.0).with_seed(1);
-    let share = |kept: [f32; 4]| {
-        let sum: f32 = kept.iter().sum();
-        kept.map(|k| k / sum)
+    let share = |weights: [f32; 4]| {
+        let sum: f32 = weights.iter().sum();
+        weights.map(|k| k / sum)
     };
     let warm = p.map(f32::sqrt);
     for (o, expected) in [
@@ -397,15 +397,15 @@ impl Reference {
     }
 
     /// Removes tokens whose more probable tokens have at least `p` of the weight `whole`.
-    fn nucleus(&self, left: &mut Vec<u32>, whole: f64) {
+    fn nucleus(&self, left: &mut Vec<u32>, total: f64) {
         let weights = self.weights(left, 1.0);
         let mut more_probable = 0.0;
-        let kept = weights.iter().rev().take_while(|&w| {
-            let keeps = more_probable < self.p * whole;
+        let smallest = weights.iter().rev().take_while(|&w| {
+            let keeps = more_probable < self.p * total;
             more_probable += w;
             keeps
         });
-        left.drain(..weights.len() - kept.count().max(1));
+        left.drain(..weights.len() - smallest.count().max(1));
     }
 
     /// Min-p.
@@ -536,18 +536,18 @@ fn by_stages(
         // Probabilities refer to the whole row, and the draw goes from the least probable token
         // upward.
         let mut left = reference.ascending();
-        let whole = reference.weights(&left, 1.0).iter().sum();
+        let total = reference.weights(&left, 1.0).iter().sum();
         left.drain(..left.len() - o.sampling.top_k);
         if o.sampling.top_p < 1.0 {
-            reference.nucleus(&mut left, whole);
+            reference.nucleus(&mut left, total);
         }
         reference.at_least(o.sampling.min_p, &mut left);
         return Ok(reference.draw(&left));
     }
     let mut left = reference.ascending();
     if o.sampling.top_p < 1.0 {
-        let whole = reference.weights(&left, 1.0).iter().sum();
-        reference.nucleus(&mut left, whole);
+        let total = reference.weights(&left, 1.0).iter().sum();
+        reference.nucleus(&mut left, total);
     }
     reference.at_least(o.sampling.min_p, &mut left);
     if excludes {

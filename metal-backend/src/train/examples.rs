@@ -141,10 +141,10 @@ impl Parts {
         let options = config.batch_options();
         match &self.train {
             Examples::Texts(examples) if config.batch_order == BatchOrder::MlxLm => {
-                let whole = self.valid_lines / config.batch_size.max(1);
-                let validations = (config.val_batches != 0 && whole > 0).then(|| {
-                    let whole = u32::try_from(whole).unwrap_or(u32::MAX);
-                    Validations::new(whole, config.steps_per_eval, config.iters)
+                let batches = self.valid_lines / config.batch_size.max(1);
+                let validations = (config.val_batches != 0 && batches > 0).then(|| {
+                    let batches = u32::try_from(batches).unwrap_or(u32::MAX);
+                    Validations::new(batches, config.steps_per_eval, config.iters)
                 });
                 let options = options.with_validations(validations);
                 Batches::by_keys(examples, &self.fields, options).map(Stream::Texts)

@@ -54,7 +54,7 @@ fn must_be_new(output: &Path) -> Result<()> {
     if fs::symlink_metadata(output).is_ok() {
         return Err(Error::new(
             ErrorKind::InvalidOption,
-            "the output is there already; name another directory",
+            "the output exists already; name another directory",
         )
         .with_path(output));
     }
@@ -159,11 +159,11 @@ impl Fusion {
         let layers: Vec<String> = self.stored.names().map(str::to_owned).collect();
         for layer in &layers {
             for end in self.changing(layer) {
-                let own = |name: &&String| {
+                let of_layer = |name: &&String| {
                     let stem = name.strip_suffix(end).and_then(|n| n.strip_suffix('.'));
                     stem.is_some_and(|stem| same_layer(stem, layer))
                 };
-                if let Some(name) = arrays.keys().find(own).cloned() {
+                if let Some(name) = arrays.keys().find(of_layer).cloned() {
                     self.change(&mut arrays, &name, layer, end, None)?;
                     self.done.insert((layer.clone(), end, None));
                     continue;
@@ -214,10 +214,10 @@ impl Fusion {
     fn check(&self) -> Result<()> {
         for layer in self.stored.names() {
             for end in self.changing(layer) {
-                let found = |expert| self.done.contains(&(layer.to_owned(), end, expert));
+                let is_fused = |expert| self.done.contains(&(layer.to_owned(), end, expert));
                 let experts = self.stored.experts(layer);
-                let singly = experts.is_some_and(|n| (0..n).all(|expert| found(Some(expert))));
-                if !singly && !found(None) {
+                let singly = experts.is_some_and(|n| (0..n).all(|expert| is_fused(Some(expert))));
+                if !singly && !is_fused(None) {
                     return Err(self.stored.bad(format!(
                         "`{layer}` is trained, which this model does not store under this name"
                     )));
@@ -247,7 +247,7 @@ impl Fusion {
         };
         (0..experts)
             .filter_map(|expert| {
-                let own = |name: &&String| {
+                let of_expert = |name: &&String| {
                     let stem = name.strip_suffix(".weight");
                     stem.is_some_and(|stem| {
                         [part, other].iter().any(|part| {
@@ -255,7 +255,7 @@ impl Fusion {
                         })
                     })
                 };
-                Some((expert, arrays.keys().find(own)?.clone()))
+                Some((expert, arrays.keys().find(of_expert)?.clone()))
             })
             .collect()
     }
@@ -305,8 +305,8 @@ impl Fusion {
             shape.reverse();
         }
         let shape = self.stacked(layer, &shape, expert);
-        let whole = self.stored.whole(layer, end, &shape)?;
-        let new = one_of(&whole, expert).and_then(|w| {
+        let replacement = self.stored.whole(layer, end, &shape)?;
+        let new = one_of(&replacement, expert).and_then(|w| {
             let w = if turned { w.swap_axes(0, 1)? } else { w };
             w.astype(old.dtype())
         });
@@ -481,9 +481,10 @@ impl Formats {
 
     /// Group size, bits and mode of a layer.
     fn of(&self, stem: &str) -> Result<(i32, i32, QuantMode)> {
-        let own = self.quantization.get(stem).filter(|v| v.is_object());
+        let entry = self.quantization.get(stem).filter(|v| v.is_object());
         let field = |name: &str| {
-            own.and_then(|own| own.get(name))
+            entry
+                .and_then(|entry| entry.get(name))
                 .or_else(|| self.quantization.get(name))
         };
         let number = |name: &str| {

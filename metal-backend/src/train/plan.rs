@@ -40,8 +40,8 @@ pub fn kind(config: &TrainConfig) -> AdapterKind {
 /// # Errors
 /// [`ErrorKind::InvalidOption`] naming the field.
 pub fn lora(config: &TrainConfig, all: &BTreeSet<String>) -> Result<LoraConfig> {
-    let own = &config.lora_parameters;
-    let targets = match &own.keys {
+    let parameters = &config.lora_parameters;
+    let targets = match &parameters.keys {
         Some(keys) => keys.clone(),
         None => all.iter().cloned().collect(),
     };
@@ -50,9 +50,9 @@ pub fn lora(config: &TrainConfig, all: &BTreeSet<String>) -> Result<LoraConfig> 
         n => Some(usize::try_from(n).map_err(|_| bad(format!("num_layers is {n}")))?),
     };
     let lora = LoraConfig::new()
-        .with_rank(own.rank)
-        .with_alpha(own.scale * own.rank as f32)
-        .with_dropout(own.dropout)
+        .with_rank(parameters.rank)
+        .with_alpha(parameters.scale * parameters.rank as f32)
+        .with_dropout(parameters.dropout)
         .with_targets(targets)
         .with_num_layers(num_layers);
     lora.validate()?;
@@ -92,7 +92,7 @@ fn schedule(config: &TrainConfig) -> Result<Schedule> {
             Ok(value as u64)
         } else {
             Err(bad(format!(
-                "lr_schedule.arguments of {name}: {value} is no number of steps"
+                "lr_schedule.arguments of {name}: {value} is not a number of steps"
             )))
         }
     };

@@ -411,19 +411,19 @@ mod tests {
                 })
                 .unwrap()
         };
-        let found = records(&std::fs::read(event_file()).unwrap());
-        assert_eq!(found.len(), 5);
-        assert_eq!(found[0][9..], text_field(3, b"brain.Event:2"));
+        let events = records(&std::fs::read(event_file()).unwrap());
+        assert_eq!(events.len(), 5);
+        assert_eq!(events[0][9..], text_field(3, b"brain.Event:2"));
         // Step 0, and the start of a session.
-        assert_eq!(found[1][9..], [0x10, 0, 0x3a, 2, 0x08, 1]);
+        assert_eq!(events[1][9..], [0x10, 0, 0x3a, 2, 0x08, 1]);
         // Step 300 is 0xac 0x02; the first scalar is the loss.
-        assert_eq!(found[2][9..12], [0x10, 0xac, 0x02]);
+        assert_eq!(events[2][9..12], [0x10, 0xac, 0x02]);
         let loss = scalar("train/loss", 1.5);
-        assert!(found[2].windows(loss.len()).any(|part| part == loss));
+        assert!(events[2].windows(loss.len()).any(|part| part == loss));
         assert_eq!(loss[..2], [0x0a, 17]);
         let accuracy = scalar("validation/accuracy", 0.25);
         assert!(
-            found[3]
+            events[3]
                 .windows(accuracy.len())
                 .any(|part| part == accuracy)
         );

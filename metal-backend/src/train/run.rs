@@ -355,9 +355,9 @@ impl Run {
             });
             let last = step == iters;
             if last || step.is_multiple_of(self.config.steps_per_report) {
-                let told = self.report(&report, &since);
-                on_event(&Event::Train(&told));
-                log.add(Entry::Train(told))?;
+                let step_report = self.report(&report, &since);
+                on_event(&Event::Train(&step_report));
+                log.add(Entry::Train(step_report))?;
                 (since, self.place.window) = (Since::default(), state::Window::default());
             }
             if last || step.is_multiple_of(self.config.steps_per_eval) {

@@ -60,8 +60,8 @@ pub(super) fn remove_earlier(dir: &Path) -> Result<()> {
             .strip_suffix(WEIGHTS_FILE)
             .and_then(|front| front.strip_suffix('_'))
             .is_some_and(|n| n.len() == 7 && n.bytes().all(|b| b.is_ascii_digit()));
-        let told = name == METRICS_FILE || name.starts_with(EVENTS_PREFIX);
-        if numbered || told || name == state::STATE_FILE || name == PLOT_FILE {
+        let is_log = name == METRICS_FILE || name.starts_with(EVENTS_PREFIX);
+        if numbered || is_log || name == state::STATE_FILE || name == PLOT_FILE {
             std::fs::remove_file(entry.path()).map_err(|e| failed(&entry.path(), e))?;
         }
     }

@@ -168,7 +168,7 @@ pub fn load(trainer: &mut Trainer, settings: &Value, dir: &Path) -> Result<Place
     let text = loaded
         .metadata
         .get(KEY)
-        .ok_or_else(|| invalid(&path, "it does not say how far the run is"))?;
+        .ok_or_else(|| invalid(&path, "it does not say which step the run has reached"))?;
     let place: Place = serde_json::from_str(text)
         .map_err(|e| invalid(&path, "the state of the run cannot be read").with_source(e))?;
     if place.version != VERSION {
@@ -190,7 +190,10 @@ pub fn load(trainer: &mut Trainer, settings: &Value, dir: &Path) -> Result<Place
         } else if let Some(name) = name.strip_prefix(OPTIMIZER) {
             optimizer.insert(name.to_owned(), array);
         } else {
-            return Err(invalid(&path, format!("`{name}` is no part of a run")));
+            return Err(invalid(
+                &path,
+                format!("`{name}` is not part of a run's state"),
+            ));
         }
     }
     let all = params.values().chain(optimizer.values());

@@ -181,15 +181,15 @@ impl Trainer {
         steps: u64,
         batches: u64,
     ) -> Result<()> {
-        for (name, own) in self.params() {
+        for (name, param) in self.params() {
             let shape = params.get(&name).map(Array::shape);
-            if shape != Some(own.shape()) {
+            if shape != Some(param.shape()) {
                 return Err(Error::new(
                     ErrorKind::InvalidOption,
                     format!(
                         "`{name}` is {}, this adapter's is {:?}",
                         shape.map_or(String::from("missing"), |s| format!("{s:?}")),
-                        own.shape()
+                        param.shape()
                     ),
                 ));
             }
@@ -273,9 +273,9 @@ impl Trainer {
             },
             None => (batch, None),
         };
-        let held = self.model.engine();
-        let decoder = held.decoder()?;
-        let (packed, base) = held
+        let loaded = self.model.engine();
+        let decoder = loaded.decoder()?;
+        let (packed, base) = loaded
             .scope(|| {
                 let packed = PackedPairs::new(batch)?;
                 let base = packed.without_adapters(decoder.as_ref())?;
@@ -289,13 +289,13 @@ impl Trainer {
                 ..scope
             };
             within(Arc::new(scope), || {
-                let own = packed.logprobs(decoder.as_ref())?;
-                let loss = dpo((&own.0, &own.1), (&base.0, &base.1), beta, smoothing)?;
-                let reward = |own: &Array, base: &Array| {
-                    let more = own.subtract(base)?;
+                let tuned = packed.logprobs(decoder.as_ref())?;
+                let loss = dpo((&tuned.0, &tuned.1), (&base.0, &base.1), beta, smoothing)?;
+                let reward = |tuned: &Array, base: &Array| {
+                    let more = tuned.subtract(base)?;
                     more.multiply(&more.scalar_like(beta)?)
                 };
-                let rewards = vec![reward(&own.0, &base.0)?, reward(&own.1, &base.1)?];
+                let rewards = vec![reward(&tuned.0, &base.0)?, reward(&tuned.1, &base.1)?];
                 Ok((weighed(loss, weight)?, rewards))
             })
         })?;
@@ -333,24 +333,25 @@ impl Trainer {
     /// As [`Self::step`].
     pub fn gradients(&self, batch: &[Sequence]) -> Result<(f32, Params)> {
         check(self.model.engine(), batch.iter())?;
-        let held = self.model.engine();
-        let decoder = held.decoder()?;
+        let loaded = self.model.engine();
+        let decoder = loaded.decoder()?;
         let scope = self.scope_of_batch();
         let params = self.trainable()?;
-        held.scope(|| -> mlx_rs_core::Result<_> {
-            let packed = Packed::new(batch.iter())?;
-            let (loss, (), grads) = value_and_grad_tree(&params, |params| {
-                let scope = Scope {
-                    params: params.clone(),
-                    ..scope
-                };
-                let loss = within(Arc::new(scope), || packed.loss(decoder.as_ref()))?;
-                Ok::<_, mlx_rs_core::Error>((loss, ()))
-            })?;
-            eval(grads.leaves())?;
-            Ok((loss.item::<f32>()?, grads))
-        })
-        .map_err(engine("gradients"))
+        loaded
+            .scope(|| -> mlx_rs_core::Result<_> {
+                let packed = Packed::new(batch.iter())?;
+                let (loss, (), grads) = value_and_grad_tree(&params, |params| {
+                    let scope = Scope {
+                        params: params.clone(),
+                        ..scope
+                    };
+                    let loss = within(Arc::new(scope), || packed.loss(decoder.as_ref()))?;
+                    Ok::<_, mlx_rs_core::Error>((loss, ()))
+                })?;
+                eval(grads.leaves())?;
+                Ok((loss.item::<f32>()?, grads))
+            })
+            .map_err(engine("gradients"))
     }
 
     /// The loss of the current model on sequences, without dropout.
@@ -367,7 +368,7 @@ impl Trainer {
         if params.is_empty() {
             return Err(Error::new(
                 ErrorKind::InvalidOption,
-                "the adapter was taken off the model; there is nothing to train",
+                "the adapter was removed from the model; there is nothing to train",
             ));
         }
         Ok(params)
@@ -394,10 +395,10 @@ impl Trainer {
         tokens: usize,
         loss: impl FnOnce(&Params) -> mlx_rs_core::Result<(Array, Vec<Array>)>,
     ) -> Result<(StepReport, Vec<Array>)> {
-        let held = self.model.engine();
+        let loaded = self.model.engine();
         let params = self.trainable()?;
         let rate = self.tuning.schedule.at(self.optimizer.steps());
-        let (value, more, grads) = held
+        let (value, more, grads) = loaded
             .scope(|| -> mlx_rs_core::Result<_> {
                 let (value, more, grads) = value_and_grad_tree(&params, |params| loss(params))?;
                 let (value, grads) = match &self.together {
@@ -428,7 +429,7 @@ impl Trainer {
             return Ok((report, more));
         }
         let (clip, optimizer) = (self.tuning.clip, &mut self.optimizer);
-        let changed = held
+        let changed = loaded
             .scope(|| -> mlx_rs_core::Result<_> {
                 let (grads, norm) = averaged(grads, gathered, clip)?;
                 report.norm = norm.map(|norm| norm.item::<f32>()).transpose()?;

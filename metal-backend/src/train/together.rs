@@ -72,14 +72,14 @@ impl Together {
     }
 
     /// The sums of some values over all processes.
-    pub(super) fn sums(&self, own: &[f32]) -> Result<Vec<f32>> {
-        Array::vector(own)
-            .and_then(|own| self.group.all_sum(&own)?.to_vec::<f32>())
+    pub(super) fn sums(&self, values: &[f32]) -> Result<Vec<f32>> {
+        Array::vector(values)
+            .and_then(|vector| self.group.all_sum(&vector)?.to_vec::<f32>())
             .map_err(engine("group"))
     }
 
     /// Whether a flag is set in any process.
-    pub(super) fn any(&self, own: bool) -> Result<bool> {
-        Ok(self.sums(&[f32::from(u8::from(own))])?.first() > Some(&0.0))
+    pub(super) fn any(&self, flag: bool) -> Result<bool> {
+        Ok(self.sums(&[f32::from(u8::from(flag))])?.first() > Some(&0.0))
     }
 }

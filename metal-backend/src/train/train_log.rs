@@ -183,8 +183,8 @@ pub fn plot(entries: &[Entry], path: &Path) -> Result<()> {
 
 /// As [`plot`], with the unfinished file in `work`.
 pub(super) fn plot_by(work: &Path, entries: &[Entry], path: &Path) -> Result<()> {
-    let curve = |name: &str, which: fn(&Entry) -> Option<(u64, f64)>| {
-        let points = entries.iter().filter_map(which);
+    let curve = |name: &str, point_of: fn(&Entry) -> Option<(u64, f64)>| {
+        let points = entries.iter().filter_map(point_of);
         let finite = points.filter(|(_, loss)| loss.is_finite());
         Curve {
             name: name.to_owned(),
@@ -331,8 +331,8 @@ mod tests {
             let numbers = marks
                 .iter()
                 .filter(|text| text.starts_with(|c: char| c.is_ascii_digit()));
-            let whole = numbers.clone().filter(|text| text.parse::<u64>().is_ok());
-            assert!(whole.count() >= 2, "{steps}: {marks:?}");
+            let integers = numbers.clone().filter(|text| text.parse::<u64>().is_ok());
+            assert!(integers.count() >= 2, "{steps}: {marks:?}");
             assert!(
                 numbers.clone().all(|text| text.parse::<u64>().is_ok()),
                 "{steps}: {marks:?}"

@@ -73,9 +73,9 @@ fn swap(model: &dyn TextModel, to: Option<&str>) {
     }
 }
 
-fn assert_same(found: &Reply, expected: &Reply, what: &str) {
-    assert_eq!(found.ids, expected.ids, "{what}");
-    let error = distance(&found.logits, &expected.logits);
+fn assert_same(actual: &Reply, expected: &Reply, what: &str) {
+    assert_eq!(actual.ids, expected.ids, "{what}");
+    let error = distance(&actual.logits, &expected.logits);
     assert!(error < 1e-4, "{what}: {error}");
 }
 
@@ -240,14 +240,14 @@ fn swaps_at_any_time_leave_nothing_behind() {
         for round in 0..20 {
             for (name, expected) in [("llama-1", &first), ("llama-4", &second)] {
                 swap(model.as_ref(), Some(name));
-                let found = say(model.as_ref(), &options);
+                let actual = say(model.as_ref(), &options);
                 let vocabulary = expected.logits.len() / expected.ids.len();
                 let expected = Reply {
                     ids: expected.ids[..4].to_vec(),
                     logits: expected.logits[..4 * vocabulary].to_vec(),
                     cached: 0,
                 };
-                assert_same(&found, &expected, &format!("round {round}, {name}"));
+                assert_same(&actual, &expected, &format!("round {round}, {name}"));
             }
         }
     });
@@ -297,7 +297,7 @@ fn logits(model: &dyn TextModel) -> Vec<f32> {
 fn a_pass_sees_all_of_a_change_or_nothing_of_it() {
     let model = open(&cpu());
     let names = [Some("llama-1"), Some("llama-4"), None];
-    let whole = names.map(|name| {
+    let references = names.map(|name| {
         swap(model.as_ref(), name);
         logits(model.as_ref())
     });
@@ -330,8 +330,10 @@ fn a_pass_sees_all_of_a_change_or_nothing_of_it() {
             stop.store(true, Ordering::Release);
         });
         while !stop.load(Ordering::Acquire) {
-            let found = logits(model.as_ref());
-            let error = whole.each_ref().map(|whole| distance(whole, &found));
+            let actual = logits(model.as_ref());
+            let error = references
+                .each_ref()
+                .map(|reference| distance(reference, &actual));
             let nearest = (0..3)
                 .min_by(|&a, &b| error[a].total_cmp(&error[b]))
                 .unwrap();

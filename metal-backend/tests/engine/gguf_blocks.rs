@@ -161,8 +161,8 @@ fn an_adapter_is_trained_on_six_bits() {
         for _ in 0..3 {
             trainer.step(&batch).unwrap();
         }
-        let found = trainer.evaluate(&batch).unwrap();
-        found.loss / found.tokens as f64
+        let evaluation = trainer.evaluate(&batch).unwrap();
+        evaluation.loss / evaluation.tokens as f64
     });
     let [packed, plain] = losses;
     assert!(

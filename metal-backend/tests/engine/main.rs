@@ -2,7 +2,7 @@
 
 mod adapter_epochs;
 mod gguf_blocks;
-mod rooms;
+mod layers;
 mod samplers;
 mod training;
 #[path = "../training_common/mod.rs"]

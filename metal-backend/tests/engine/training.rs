@@ -386,8 +386,10 @@ fn a_run_that_is_taken_up_again_gives_the_same_losses() {
         ..Tuning::default()
     };
     let batch = batch(2);
-    let mut whole = fresh("llama", &config, tuning());
-    let losses: Vec<f32> = (0..6).map(|_| whole.step(&batch).unwrap().loss).collect();
+    let mut uninterrupted = fresh("llama", &config, tuning());
+    let losses: Vec<f32> = (0..6)
+        .map(|_| uninterrupted.step(&batch).unwrap().loss)
+        .collect();
     let mut first = fresh("llama", &config, tuning());
     for loss in &losses[..3] {
         assert_eq!(first.step(&batch).unwrap().loss, *loss);
@@ -463,9 +465,9 @@ fn preferences_are_learned_as_the_paper_says() {
         let start: Params = trainer
             .params()
             .into_iter()
-            .map(|(name, own)| {
+            .map(|(name, param)| {
                 let numbers = floats(&golden["start"][&name]);
-                let start = Array::from_slice(&numbers, own.shape()).unwrap();
+                let start = Array::from_slice(&numbers, param.shape()).unwrap();
                 (name, start)
             })
             .collect();
@@ -500,8 +502,8 @@ fn preferences_are_learned_as_the_paper_says() {
                 assert!((got - expected).abs() < 1e-4, "{name}: {got} {expected}");
             }
         }
-        for (name, own) in trainer.params() {
-            let got = own.to_f32_vec().unwrap();
+        for (name, param) in trainer.params() {
+            let got = param.to_f32_vec().unwrap();
             let (expected, start) = (floats(&run["params"][&name]), &start[&name]);
             let moved = distance(&expected, &start.to_f32_vec().unwrap());
             assert!(moved > 1e-3, "{name} did not move: {moved}");

@@ -391,12 +391,12 @@ fn a_request_takes_nothing_from_rows_that_ran_without_its_adapter() {
     let trainable = model.as_trainable().unwrap();
     let _handle = trainable.load_adapter(&dir).unwrap();
     let second = session.add(&prompt, &options).unwrap();
-    let mut found = None;
+    let mut logits = None;
     while !session.is_empty() {
         for event in session.step().unwrap() {
             match event {
                 BatchEvent::Token { row, token } if row == second => {
-                    found.get_or_insert_with(|| token.logits.unwrap().to_vec());
+                    logits.get_or_insert_with(|| token.logits.unwrap().to_vec());
                 }
                 BatchEvent::Done { row, metrics, .. } => {
                     assert!(row == first || metrics.cached_tokens == 0);
@@ -408,7 +408,7 @@ fn a_request_takes_nothing_from_rows_that_ran_without_its_adapter() {
     let direct = inference::load_model(tiny("llama"), &cpu().with_adapter_path(&dir)).unwrap();
     let mut stream = direct.generate(&prompt, &options).unwrap();
     let expected = stream.next().unwrap().unwrap().logits.unwrap().to_vec();
-    assert!(distance(&found.unwrap(), &expected) < 1e-4);
+    assert!(distance(&logits.unwrap(), &expected) < 1e-4);
 }
 
 #[test]

@@ -24,12 +24,12 @@ fn limits_are_set_figures_follow_arrays_and_facts_are_told_alone() {
     let before = engine::set_cache_limit(1 << 30).unwrap();
     // Before 0.32, MLX's allocator on the CPU keeps nothing for reuse and reports 0.
     let old = mlx_rs_core::mlx_version().unwrap().starts_with("0.30.");
-    let kept = if device.kind() == mlx_rs_core::DeviceKind::Gpu || !old {
+    let effective = if device.kind() == mlx_rs_core::DeviceKind::Gpu || !old {
         1 << 30
     } else {
         0
     };
-    assert_eq!(engine::set_cache_limit(before).unwrap(), kept);
+    assert_eq!(engine::set_cache_limit(before).unwrap(), effective);
 
     const BYTES: usize = 4 << 20;
     let make = || -> Array {

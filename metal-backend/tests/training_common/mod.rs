@@ -127,22 +127,22 @@ pub fn check_slopes(trainer: &mut Trainer, what: &str, only: impl Fn(&str) -> bo
             let mut all = params.clone();
             all.insert(part.clone(), params[part].add(&step).unwrap());
             trainer.restore(&all, Params::new(), 0, 0).unwrap();
-            let found = trainer.evaluate(&batch).unwrap();
-            found.loss / found.tokens as f64
+            let evaluation = trainer.evaluate(&batch).unwrap();
+            evaluation.loss / evaluation.tokens as f64
         };
         // Steps are shorter where the loss is steep, since it is also more curved there. They are
         // shorter again if a router switches experts in between, a jump that only one side has. If
         // the loss is very steep, few step sizes avoid both curvature and rounding.
-        let here = loss(0.0);
+        let base = loss(0.0);
         let longest = (2e-2 / long.max(1e-6)).clamp(2e-4, 1e-2);
-        let found = [1.0, 0.3, 0.1, 0.06, 0.03, 0.01].iter().find_map(|share| {
+        let estimate = [1.0, 0.3, 0.1, 0.06, 0.03, 0.01].iter().find_map(|share| {
             let step = longest * share;
-            let (ahead, behind) = (loss(step) - here, here - loss(-step));
+            let (ahead, behind) = (loss(step) - base, base - loss(-step));
             let step = f64::from(step);
-            let whole = (ahead - behind).abs() < 0.03 * ahead.abs().max(behind.abs()) + 2e-6;
-            whole.then_some(((ahead + behind) / (2.0 * step), 5e-7 / step))
+            let agrees = (ahead - behind).abs() < 0.03 * ahead.abs().max(behind.abs()) + 2e-6;
+            agrees.then_some(((ahead + behind) / (2.0 * step), 5e-7 / step))
         });
-        let Some((slope, noise)) = found else {
+        let Some((slope, noise)) = estimate else {
             panic!("{what} {part}: the loss jumps whatever the step");
         };
         let error = (slope - f64::from(long)).abs();

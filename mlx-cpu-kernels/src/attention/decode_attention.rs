@@ -58,7 +58,7 @@ impl DecodeTask<'_> {
         number: usize,
         queries: &[f32],
         scores: &mut Vec<f32>,
-        found: PartialSoftmax<'_>,
+        partial: PartialSoftmax<'_>,
     ) {
         let d = self.d;
         let heads = queries.len() / d;
@@ -73,8 +73,8 @@ impl DecodeTask<'_> {
         let mut before = 0;
         for (part, run) in parts.iter_mut().zip(&self.runs) {
             let cut = |at: usize| run.start + at.clamp(before, before + run.len()) - before;
-            let own = cut(from)..cut(to);
-            *part = (own, from.max(before) - from);
+            let rows = cut(from)..cut(to);
+            *part = (rows, from.max(before) - from);
             before += run.len();
         }
         for (part, first) in &parts {
@@ -91,14 +91,14 @@ impl DecodeTask<'_> {
             }
         }
         if n == 0 {
-            found.states.fill((f32::NEG_INFINITY, 0.0));
-            found.sums.fill(0.0);
+            partial.states.fill((f32::NEG_INFINITY, 0.0));
+            partial.sums.fill(0.0);
             return;
         }
-        for (scores, state) in scores.chunks_exact_mut(n).zip(found.states.iter_mut()) {
+        for (scores, state) in scores.chunks_exact_mut(n).zip(partial.states.iter_mut()) {
             *state = softmax_block(self.isa, self.softcap, scores);
         }
-        found.sums.fill(0.0);
+        partial.sums.fill(0.0);
         for (part, first) in &parts {
             if !part.is_empty() {
                 let values = self.values.span(self.group, part.start, part.end, d);
@@ -108,7 +108,7 @@ impl DecodeTask<'_> {
                 if part.end >= self.runs[1].end {
                     next.data = self.after;
                 }
-                self.accumulate_values(shares, values, part.len(), found.sums, next);
+                self.accumulate_values(shares, values, part.len(), partial.sums, next);
             }
         }
     }
@@ -127,8 +127,8 @@ impl DecodeTask<'_> {
         assert!(shares.len() >= (heads - 1) * step + n);
         assert!(values.len() >= (n - 1) * self.values.position + d);
         let wide = self.accumulate_values_avx2((shares, step), values, n, sums, next);
-        let whole = d / LANES * LANES;
-        for at in (wide..whole).step_by(LANES) {
+        let vectorized = d / LANES * LANES;
+        for at in (wide..vectorized).step_by(LANES) {
             let left = TileA {
                 data: shares.as_ptr(),
                 row_stride: step,
@@ -150,8 +150,8 @@ impl DecodeTask<'_> {
         }
         for h in 0..heads {
             for (i, share) in shares[h * step..h * step + n].iter().enumerate() {
-                let row = &values[i * self.values.position..][whole..d];
-                for (sum, value) in sums[h * d + whole..(h + 1) * d].iter_mut().zip(row) {
+                let row = &values[i * self.values.position..][vectorized..d];
+                for (sum, value) in sums[h * d + vectorized..(h + 1) * d].iter_mut().zip(row) {
                     *sum += share * value;
                 }
             }
@@ -171,12 +171,12 @@ impl DecodeTask<'_> {
         #[cfg(target_arch = "x86_64")]
         if self.isa.has_avx2() {
             let d = self.d;
-            let (heads, whole) = (
+            let (heads, vectorized) = (
                 sums.len() / d,
                 d / avx2::decode_attention::VALUE_LANES * avx2::decode_attention::VALUE_LANES,
             );
             for h in (0..heads).step_by(HEADS_TOGETHER) {
-                for at in (0..whole).step_by(avx2::decode_attention::VALUE_LANES) {
+                for at in (0..vectorized).step_by(avx2::decode_attention::VALUE_LANES) {
                     let shares = (shares[h * step..].as_ptr(), step);
                     let next = next.lanes(at, h == 0);
                     let values = (values[at..].as_ptr(), self.values.position);
@@ -198,7 +198,7 @@ impl DecodeTask<'_> {
                     }
                 }
             }
-            return whole;
+            return vectorized;
         }
         let _ = (shares, step, values, n, sums, next);
         0
@@ -232,11 +232,11 @@ pub(crate) fn combine_segments<'a>(
     );
     out.fill(0.0);
     let mut total = sink.map_or(0.0, |sink| (sink - max_score).exp());
-    for (sums, (own, sum)) in parts {
+    for (sums, (score, sum)) in parts {
         if sum == 0.0 {
             continue;
         }
-        let factor = (own - max_score).exp();
+        let factor = (score - max_score).exp();
         total += sum * factor;
         for (out, sum) in out.iter_mut().zip(sums) {
             *out += sum * factor;

@@ -81,8 +81,13 @@ impl AttentionTask<'_> {
                 let each = scratch.sums.chunks_exact_mut(queries_per_kv * d);
                 let each = each.zip(scratch.states.chunks_exact_mut(queries_per_kv));
                 for (segment, (sums, states)) in each.enumerate() {
-                    let found = PartialSoftmax { sums, states };
-                    decode_task.run_segment(segment, &scratch.queries, &mut scratch.scores, found);
+                    let partial = PartialSoftmax { sums, states };
+                    decode_task.run_segment(
+                        segment,
+                        &scratch.queries,
+                        &mut scratch.scores,
+                        partial,
+                    );
                 }
                 for i in 0..queries_per_kv {
                     let parts = (0..segments).map(|segment| {
@@ -96,7 +101,7 @@ impl AttentionTask<'_> {
                 }
             });
         };
-        parallel_parts(queries.len() * groups, work, &|own| own.for_each(unit));
+        parallel_parts(queries.len() * groups, work, &|units| units.for_each(unit));
     }
 
     /// Computes segment by segment.
@@ -141,14 +146,19 @@ impl AttentionTask<'_> {
                     }
                     let head = part * heads + group * queries_per_kv;
                     // SAFETY: only this unit writes these heads of this segment.
-                    let found = unsafe {
+                    let partial = unsafe {
                         PartialSoftmax {
                             sums: all_sums.slice_mut(head * d, queries_per_kv * d),
                             states: all_states.slice_mut(head, queries_per_kv),
                         }
                     };
                     let decode_task = self.decode_task(&queries[at..], group);
-                    decode_task.run_segment(segment, &scratch.queries, &mut scratch.scores, found);
+                    decode_task.run_segment(
+                        segment,
+                        &scratch.queries,
+                        &mut scratch.scores,
+                        partial,
+                    );
                 }
             });
         });
@@ -173,8 +183,8 @@ impl AttentionTask<'_> {
             ..
         } = *self.attend;
         queries.resize(queries_per_kv * d, 0.0);
-        for (i, own) in queries.chunks_exact_mut(d).enumerate() {
-            self.query(q, group * queries_per_kv + i, own);
+        for (i, query) in queries.chunks_exact_mut(d).enumerate() {
+            self.query(q, group * queries_per_kv + i, query);
         }
     }
 

@@ -29,7 +29,7 @@ struct Scratch {
     /// `[BLOCK_KEYS, LANES]`.
     scores: AlignedVec,
     /// `[LANES, D]`.
-    found: AlignedVec,
+    sums: AlignedVec,
 }
 
 /// The keys that a query attends to: a prefix of this length, and a range.
@@ -59,14 +59,14 @@ impl FlashPanel<'_> {
     pub(crate) fn run(
         &self,
         mut query: impl FnMut(usize, &mut [f32]),
-        mut found: impl FnMut(usize, &[f32]),
+        mut store_row: impl FnMut(usize, &[f32]),
     ) {
         let d = self.attend.head_dim;
         SCRATCH.with_borrow_mut(|scratch| {
             let Scratch {
                 queries,
                 scores,
-                found: sums,
+                sums,
             } = scratch;
             let n = self.visible_keys.len();
             queries.resize(d * LANES);
@@ -77,8 +77,8 @@ impl FlashPanel<'_> {
                 query(i, place);
             }
             let mut rows: [ScaledRow<'_>; LANES] = [(&[], 1.0); LANES];
-            for (row, own) in rows.iter_mut().zip(sums.chunks_exact(d)) {
-                row.0 = own;
+            for (row, sum) in rows.iter_mut().zip(sums.chunks_exact(d)) {
+                row.0 = sum;
             }
             transpose::pack_rows(self.attend.isa, &rows[..n], None, queries);
             sums.fill(0.0);
@@ -102,9 +102,9 @@ impl FlashPanel<'_> {
                 }
             }
             for (i, place) in sums.chunks_exact_mut(d).take(n).enumerate() {
-                let whole = 1.0 / state.total[i];
-                place.iter_mut().for_each(|v| *v *= whole);
-                found(i, place);
+                let inverse = 1.0 / state.total[i];
+                place.iter_mut().for_each(|v| *v *= inverse);
+                store_row(i, place);
             }
         });
     }

@@ -7,17 +7,17 @@ use crate::work::{Input, dim};
 #[derive(Debug, Clone, Copy)]
 pub struct KvPlane {
     heads: usize,
-    room: usize,
+    capacity: usize,
     width: usize,
     filled: usize,
 }
 
 impl KvPlane {
     /// A plane of the shape `[1, heads, capacity, width]`.
-    pub fn of(&[_, heads, room, width]: &[i32; 4], filled: i32) -> Self {
+    pub fn of(&[_, heads, capacity, width]: &[i32; 4], filled: i32) -> Self {
         Self {
             heads: dim(heads),
-            room: dim(room),
+            capacity: dim(capacity),
             width: dim(width),
             filled: dim(filled),
         }
@@ -25,7 +25,7 @@ impl KvPlane {
 
     /// Elements of a plane.
     pub fn elements(self) -> usize {
-        self.heads * self.room * self.width
+        self.heads * self.capacity * self.width
     }
 
     /// Copies the first positions of each array to consecutive planes.
@@ -36,7 +36,7 @@ impl KvPlane {
     pub unsafe fn copy(self, from: &[Input], output: &mut [f32]) {
         let Self {
             heads,
-            room,
+            capacity,
             width,
             filled,
         } = self;
@@ -48,8 +48,8 @@ impl KvPlane {
             .map(|input| (unsafe { &*input.span::<f32>() }, input.strides()))
             .collect();
         // Contiguous positions are copied at once.
-        let whole = from.iter().all(|(_, strides)| strides[2] == width);
-        let run = if whole { filled } else { 1 };
+        let contiguous = from.iter().all(|(_, strides)| strides[2] == width);
+        let run = if contiguous { filled } else { 1 };
         let runs = filled / run;
         let out = SharedOutput::new(output);
         // First writes to fresh memory are slow, so threads share them.
@@ -61,7 +61,7 @@ impl KvPlane {
                 let (data, strides) = &from[plane];
                 let (start, n) = (h * strides[1] + i * strides[2], run * width);
                 // SAFETY: each position of each head of a plane belongs to one unit.
-                let to = unsafe { out.slice_mut(((plane * heads + h) * room + i) * width, n) };
+                let to = unsafe { out.slice_mut(((plane * heads + h) * capacity + i) * width, n) };
                 to.copy_from_slice(&data[start..start + n]);
             }
         });

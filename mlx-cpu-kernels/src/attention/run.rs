@@ -120,8 +120,8 @@ impl AttentionTask<'_> {
         let units = panels.len() * heads;
         let size = units.div_ceil(PARTS * pool::pool().threads());
         let parts = units.div_ceil(size.max(1));
-        parallel_parts(parts, work, &|own| {
-            for part in own {
+        parallel_parts(parts, work, &|indices| {
+            for part in indices {
                 let first = last_first(part, parts) * size;
                 for unit in first..units.min(first + size) {
                     self.flash_panel(panels[unit / heads].clone(), unit % heads);
@@ -149,9 +149,9 @@ impl AttentionTask<'_> {
         };
         flash_panel.run(
             |i, query| self.query(panel.start + i, h, query),
-            |i, found| {
+            |i, row| {
                 // SAFETY: only this unit writes this head of this query.
-                unsafe { self.output(panel.start + i, h) }.copy_from_slice(found);
+                unsafe { self.output(panel.start + i, h) }.copy_from_slice(row);
             },
         );
     }
@@ -161,8 +161,8 @@ impl AttentionTask<'_> {
 /// parts, the last of them first. The last part attends to the most keys, and should not be left
 /// over for a single thread. The thread's parts are the rows that it has projected.
 fn last_first(i: usize, parts: usize) -> usize {
-    let own = pool::pool().owner_parts(parts, i);
-    own.start + own.end - 1 - i
+    let indices = pool::pool().owner_parts(parts, i);
+    indices.start + indices.end - 1 - i
 }
 
 #[cfg(test)]

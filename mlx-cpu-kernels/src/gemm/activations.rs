@@ -17,7 +17,7 @@ struct PreparedForm {
     /// The number of elements per row in each of the four vectors below.
     each: [usize; 4],
     values: Vec<f32>,
-    whole: Vec<i16>,
+    quants: Vec<i16>,
     scales: Vec<f32>,
     sums: Vec<f32>,
 }
@@ -98,14 +98,14 @@ impl PreparedForm {
         ];
         let [floats, wholes, scales, sums] = self.each;
         self.values.resize(rows * floats, 0.0);
-        self.whole.resize(rows * wholes, 0);
+        self.quants.resize(rows * wholes, 0);
         self.scales.resize(rows * scales, 0.0);
         self.sums.resize(rows * sums, 0.0);
         for first in (0..rows).step_by(MAX_ROWS) {
             let last = rows.min(first + MAX_ROWS);
             let to = InputPanelMut {
                 values: &mut self.values[first * floats..last * floats],
-                quants: &mut self.whole[first * wholes..last * wholes],
+                quants: &mut self.quants[first * wholes..last * wholes],
                 scales: &mut self.scales[first * scales..last * scales],
                 sums: &mut self.sums[first * sums..last * sums],
             };
@@ -119,7 +119,7 @@ impl PreparedForm {
         InputPanel {
             rows: n,
             values: &self.values[from * floats..(from + n) * floats],
-            quants: &self.whole[from * wholes..(from + n) * wholes],
+            quants: &self.quants[from * wholes..(from + n) * wholes],
             scales: &self.scales[from * scales..(from + n) * scales],
             sums: &self.sums[from * sums..(from + n) * sums],
         }
@@ -135,10 +135,10 @@ impl PreparedRows<'_> {
     /// Calls `f` with at most [`MAX_ROWS`] rows from `from` on, as floats.
     pub(crate) fn dense<R>(&self, from: usize, f: impl FnOnce(&[&[f32]]) -> R) -> R {
         let mut rows = [&[][..]; MAX_ROWS];
-        let own = self.values[from * self.k..].chunks_exact(self.k);
+        let inputs = self.values[from * self.k..].chunks_exact(self.k);
         let mut n = 0;
-        for (row, own) in rows.iter_mut().zip(own) {
-            *row = own;
+        for (row, inputs) in rows.iter_mut().zip(inputs) {
+            *row = inputs;
             n += 1;
         }
         f(&rows[..n])

@@ -45,10 +45,10 @@ impl GemmTask<'_> {
         let blocks: usize = parts.iter().map(|p| p.size.n.div_ceil(per)).sum();
         let block = |mut i: usize| {
             let mut start = 0;
-            for (part, own) in parts.iter().enumerate() {
-                let count = own.size.n.div_ceil(per);
+            for (part, matrix_part) in parts.iter().enumerate() {
+                let count = matrix_part.size.n.div_ceil(per);
                 if i < count {
-                    let (from, to) = (i * per, own.size.n.min((i + 1) * per));
+                    let (from, to) = (i * per, matrix_part.size.n.min((i + 1) * per));
                     return ColumnBlock {
                         part,
                         from,
@@ -57,7 +57,7 @@ impl GemmTask<'_> {
                     };
                 }
                 i -= count;
-                start += own.size.n;
+                start += matrix_part.size.n;
             }
             unreachable!("as task as there are")
         };
@@ -121,8 +121,8 @@ impl GemmTask<'_> {
         let mut tiles = [&[][..]; TILES_TOGETHER];
         let mut count = 0;
         for part in parts.clone() {
-            let own = &matrix(part)[block.from * k..block.to * k];
-            for tile in own.chunks_exact(TILE_ROWS * k) {
+            let weights = &matrix(part)[block.from * k..block.to * k];
+            for tile in weights.chunks_exact(TILE_ROWS * k) {
                 tiles[count] = tile;
                 count += 1;
             }

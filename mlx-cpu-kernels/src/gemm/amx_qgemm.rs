@@ -90,8 +90,8 @@ impl GemmTask<'_> {
                 }
                 let tiles = &*tiles;
                 let work = (rows.1 - rows.0) * self.product.n * self.product.k;
-                parallel_parts(places, work, &|own| {
-                    self.multiply_tiles(tiles, own, rows, out);
+                parallel_parts(places, work, &|indices| {
+                    self.multiply_tiles(tiles, indices, rows, out);
                 });
             }
         });
@@ -106,17 +106,17 @@ impl GemmTask<'_> {
             .div_ceil(threads * rows.div_ceil(most))
             .next_multiple_of(TILE_ROWS);
         let (places, pieces) = (self.places(), PARTS_PER_BLOCK);
-        parallel_parts(rows.div_ceil(size) * pieces, rows * n * k, &|own| {
+        parallel_parts(rows.div_ceil(size) * pieces, rows * n * k, &|indices| {
             PRIVATE_TILES.with_borrow_mut(|tiles| {
                 let mut filled = None;
-                for (block, piece) in own.map(|i| (i / pieces, i % pieces)) {
+                for (block, piece) in indices.map(|i| (i / pieces, i % pieces)) {
                     let rows = (block * size, rows.min((block + 1) * size));
                     if filled.replace(block) != Some(block) {
                         self.fill_private(packings, rows, tiles);
                     }
                     let place = |piece: usize| places * piece / pieces;
-                    let mut own = place(piece)..place(piece + 1);
-                    self.multiply_tiles(tiles, &mut own, rows, out);
+                    let mut tiles_of_piece = place(piece)..place(piece + 1);
+                    self.multiply_tiles(tiles, &mut tiles_of_piece, rows, out);
                 }
             });
         });
@@ -141,14 +141,14 @@ impl GemmTask<'_> {
     fn run_private_tiles(&self, packings: &[(u32, usize)], out: &SharedOutput) {
         let rows = (0, self.product.rows);
         let work = self.product.rows * self.product.n * self.product.k;
-        parallel_parts(self.places(), work, &|own| {
-            let mut own = own.peekable();
-            if own.peek().is_none() {
+        parallel_parts(self.places(), work, &|indices| {
+            let mut indices = indices.peekable();
+            if indices.peek().is_none() {
                 return;
             }
             PRIVATE_TILES.with_borrow_mut(|tiles| {
                 self.fill_private(packings, rows, tiles);
-                self.multiply_tiles(tiles, &mut own, rows, out);
+                self.multiply_tiles(tiles, &mut indices, rows, out);
             });
         });
     }
@@ -157,7 +157,7 @@ impl GemmTask<'_> {
     fn multiply_tiles(
         &self,
         tiles: &[InputTiles],
-        own: &mut dyn Iterator<Item = usize>,
+        indices: &mut dyn Iterator<Item = usize>,
         rows: (usize, usize),
         out: &SharedOutput,
     ) {
@@ -165,9 +165,9 @@ impl GemmTask<'_> {
             // SAFETY: only `detect` makes `Isa::Amx`, where AMX is available.
             let registers = unsafe { TileRegisters::new() };
             let form = |place: usize| self.form_of(self.part(place).0);
-            let mut own = own.peekable();
-            while let Some(of) = own.peek().map(|&place| form(place)) {
-                let mut alike = std::iter::from_fn(|| own.next_if(|&place| form(place) == of));
+            let mut indices = indices.peekable();
+            while let Some(of) = indices.peek().map(|&place| form(place)) {
+                let mut alike = std::iter::from_fn(|| indices.next_if(|&place| form(place) == of));
                 let x = &tiles[of.unwrap_or(0)];
                 // SAFETY: such processors have AVX-512.
                 unsafe {
@@ -248,8 +248,8 @@ impl GemmTask<'_> {
             return (0, self.places());
         }
         let mut end = 0;
-        for (part, own) in self.product.parts.iter().enumerate() {
-            end += own.size.n.div_ceil(2 * TILE_ROWS);
+        for (part, matrix) in self.product.parts.iter().enumerate() {
+            end += matrix.size.n.div_ceil(2 * TILE_ROWS);
             if i < end {
                 return (part, end);
             }

@@ -132,8 +132,8 @@ impl Inputs {
         // The same channels are large in most rows, so most units are refined in both panels.
         let (mut left, mut right) = (of(0), of(1));
         while let Some(&unit) = left.iter().take(1).chain(right.iter().take(1)).min() {
-            let here = |list: &[usize]| usize::from(list.first() == Some(&unit));
-            let (in_left, in_right) = (here(left), here(right));
+            let starts_with_unit = |list: &[usize]| usize::from(list.first() == Some(&unit));
+            let (in_left, in_right) = (starts_with_unit(left), starts_with_unit(right));
             add(1 - in_left, in_left + in_right, unit);
             (left, right) = (&left[in_left..], &right[in_right..]);
         }

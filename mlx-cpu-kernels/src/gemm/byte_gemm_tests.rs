@@ -10,7 +10,7 @@ use crate::layout::byte_panel::UNIT;
 use crate::layout::float_codes::Codes;
 use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix, ScaleFormat};
 use crate::partition::SharedOutput;
-use crate::prompts::Prompts;
+use crate::prefill_inputs::PrefillInputs;
 use crate::simd::byte_tile::Dot;
 use crate::simd::portable::refine_bytes::LARGE;
 use crate::simd::portable::vmath::Gate;
@@ -43,7 +43,7 @@ fn product(kind: MatrixFormat, size: Size, rows: usize, isa: Isa) -> Product {
         activation: None,
         residual: false,
         float_inputs: false,
-        prompts: Prompts::Int8,
+        prefill_inputs: PrefillInputs::Int8,
         isa,
     }
 }
@@ -60,7 +60,7 @@ fn run(dot: Dot, product: &Product, x: &[f32], matrix: PackedMatrix<'_>) -> Vec<
     };
     assert!(task.byte_dot().is_some());
     let mut out = vec![f32::NAN; product.outputs()];
-    let refine = product.prompts == Prompts::Mixed;
+    let refine = product.prefill_inputs == PrefillInputs::Mixed;
     task.run_bytes((dot, refine), &SharedOutput::new(&mut out));
     out
 }
@@ -116,14 +116,14 @@ fn integer_products_equal_exact_sums() {
             let mut w = vec![0.0; k];
             for dot in dots() {
                 let product = product(kind, Size { n, k }, rows, Isa::detect());
-                let found = run(dot, &product, &x, matrix);
+                let actual = run(dot, &product, &x, matrix);
                 for i in 0..n {
                     matrix.dequantize_row(i, &mut w);
                     for (row, x) in x.chunks_exact(k).enumerate() {
                         let wanted: i64 = w.iter().zip(x).map(|(w, x)| *w as i64 * *x as i64).sum();
-                        let found = found[row * n + i];
+                        let actual = actual[row * n + i];
                         assert_eq!(
-                            found, wanted as f32,
+                            actual, wanted as f32,
                             "{dot:?} {bits} {group} {row} {i}: sums of integers are exact"
                         );
                     }
@@ -134,14 +134,15 @@ fn integer_products_equal_exact_sums() {
 }
 
 /// The exact product, and a bound for rounding errors: seven standard deviations.
-fn definition(w: &[f32], x: &[f32], prompts: Prompts) -> (f64, f64) {
+fn definition(w: &[f32], x: &[f32], prefill_inputs: PrefillInputs) -> (f64, f64) {
     let most = |x: &[f32]| x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     let squares = x.chunks(UNIT).map(|x| f64::from(most(x)).powi(2));
     let usual = (squares.sum::<f64>() / x.len().div_ceil(UNIT) as f64).sqrt();
     let (mut sum, mut variance, mut size) = (0.0f64, 0.0f64, 0.0f64);
     for (w, x) in w.chunks(UNIT).zip(x.chunks(UNIT)) {
         let most = f64::from(most(x));
-        let is_refined = prompts == Prompts::Mixed && most > 1.001 * f64::from(LARGE) * usual;
+        let is_refined =
+            prefill_inputs == PrefillInputs::Mixed && most > 1.001 * f64::from(LARGE) * usual;
         let step = most / if is_refined { 127.0 * 254.0 } else { 127.0 };
         for (w, x) in w.iter().zip(x) {
             let (w, x) = (f64::from(*w), f64::from(*x));
@@ -156,10 +157,9 @@ fn definition(w: &[f32], x: &[f32], prompts: Prompts) -> (f64, f64) {
 #[test]
 fn every_format_and_number_of_rows_is_near_the_definition() {
     const SIZE: Size = Size { n: 20, k: 256 };
-    for (kind, prompts) in formats()
-        .into_iter()
-        .flat_map(|kind| [Prompts::Int8, Prompts::Mixed].map(|prompts| (kind, prompts)))
-    {
+    for (kind, prefill_inputs) in formats().into_iter().flat_map(|kind| {
+        [PrefillInputs::Int8, PrefillInputs::Mixed].map(|prefill_inputs| (kind, prefill_inputs))
+    }) {
         let made = Stack::new(kind, SIZE, 3);
         let mut all = noise(70 * SIZE.k, 5);
         // In every second row, one channel is larger than the others.
@@ -169,7 +169,7 @@ fn every_format_and_number_of_rows_is_near_the_definition() {
             .for_each(|v| *v *= 50.0);
         let mut wanted = Vec::new();
         for x in all.chunks_exact(SIZE.k) {
-            wanted.extend((0..SIZE.n).map(|i| definition(made.row(i), x, prompts)));
+            wanted.extend((0..SIZE.n).map(|i| definition(made.row(i), x, prefill_inputs)));
         }
         for rows in 1..=70 {
             let x = &all[..rows * SIZE.k];
@@ -181,15 +181,15 @@ fn every_format_and_number_of_rows_is_near_the_definition() {
                     return;
                 }
                 let mut work = product(kind, SIZE, rows, isa);
-                work.prompts = prompts;
+                work.prefill_inputs = prefill_inputs;
                 let mut out = vec![f32::NAN; work.outputs()];
                 // SAFETY: these are the documented inputs of the work.
                 unsafe { work.run(&inputs, &mut out) };
-                for (i, (found, (wanted, allowed))) in out.iter().zip(&wanted).enumerate() {
-                    let off = (f64::from(*found) - wanted).abs();
+                for (i, (actual, (wanted, allowed))) in out.iter().zip(&wanted).enumerate() {
+                    let off = (f64::from(*actual) - wanted).abs();
                     assert!(
                         off <= *allowed,
-                        "{kind:?} {prompts:?} {rows} {isa:?} {i}: {found} {wanted} {allowed}"
+                        "{kind:?} {prefill_inputs:?} {rows} {isa:?} {i}: {actual} {wanted} {allowed}"
                     );
                 }
             });
@@ -222,24 +222,23 @@ fn a_row_has_the_same_bits_among_any_others() {
             x[row % SIZE.k] *= 40.0;
             x[row * 7 % SIZE.k] *= 90.0;
         }
-        for (dot, prompts) in dots()
-            .into_iter()
-            .flat_map(|dot| [Prompts::Int8, Prompts::Mixed].map(|prompts| (dot, prompts)))
-        {
+        for (dot, prefill_inputs) in dots().into_iter().flat_map(|dot| {
+            [PrefillInputs::Int8, PrefillInputs::Mixed].map(|prefill_inputs| (dot, prefill_inputs))
+        }) {
             let of = |rows: usize, skip: usize| {
                 let mut product = product(kind, SIZE, rows, Isa::detect());
-                product.prompts = prompts;
+                product.prefill_inputs = prefill_inputs;
                 run(dot, &product, &x[skip * SIZE.k..][..rows * SIZE.k], matrix)
             };
             // More rows than a block, distributed over threads by columns.
             let all = of(600, 0);
             for (rows, skip) in [(16, 0), (17, 500), (39, 561), (70, 1)] {
-                let found = of(rows, skip);
-                let same = found
+                let actual = of(rows, skip);
+                let same = actual
                     .iter()
                     .zip(&all[skip * SIZE.n..])
                     .all(|(a, b)| a.to_bits() == b.to_bits());
-                assert!(same, "{kind:?} {dot:?} {prompts:?} {rows} {skip}");
+                assert!(same, "{kind:?} {dot:?} {prefill_inputs:?} {rows} {skip}");
             }
         }
     }
@@ -268,7 +267,7 @@ fn a_gate_meets_both_matrices_and_bad_rows_stay_bad() {
             };
             work.parts = vec![part(), part()];
             work.gate = Some(Gate::Silu);
-            work.prompts = Prompts::Mixed;
+            work.prefill_inputs = PrefillInputs::Mixed;
             let all: Vec<Input> = [Input::from_slice(&x)]
                 .into_iter()
                 .chain(inputs.iter().copied())

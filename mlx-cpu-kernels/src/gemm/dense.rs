@@ -30,7 +30,7 @@ impl DenseView<'_> {
         out: &mut OutputBlock<'_>,
     ) {
         let k = x.first().map_or(0, |x| x.len());
-        let own = self.slice(rows.start * k..rows.end * k);
-        dense_rows::multiply(isa, own, x, out);
+        let matrix = self.slice(rows.start * k..rows.end * k);
+        dense_rows::multiply(isa, matrix, x, out);
     }
 }

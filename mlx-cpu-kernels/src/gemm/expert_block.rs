@@ -8,7 +8,7 @@ use crate::gemm::product::{Product, Size};
 use crate::gemm::routes::Routing;
 use crate::isa::Isa;
 use crate::partition::{SharedOutput, parallel_ranges};
-use crate::prompts::Prompts;
+use crate::prefill_inputs::PrefillInputs;
 use crate::simd::portable::vmath::{self, Gate};
 use crate::simd::vmath::gate_mul;
 use crate::work::{Input, Work};
@@ -54,7 +54,7 @@ pub struct ExpertBlock {
     /// The instruction set.
     pub isa: Isa,
     /// The type of inputs for experts with many rows and quantized matrices.
-    pub prompts: Prompts,
+    pub prefill_inputs: PrefillInputs,
 }
 
 /// Scratch memory for a batch of experts, sorted by expert.
@@ -99,7 +99,7 @@ impl ExpertBlock {
             activation: None,
             residual: false,
             float_inputs: false,
-            prompts: self.prompts,
+            prefill_inputs: self.prefill_inputs,
             isa: self.isa,
         }
     }

@@ -15,7 +15,7 @@ use crate::gemm::vjp::{ProductVjp, Stored};
 use crate::isa::Isa;
 use crate::layout::packed::INTERLEAVED_ROWS;
 use crate::partition::{SharedOutput, parallel_ranges};
-use crate::prompts::Prompts;
+use crate::prefill_inputs::PrefillInputs;
 use crate::work::{Input, Work};
 
 /// The maximum number of (row, expert) pairs in memory at once, unless one expert has more.
@@ -53,7 +53,7 @@ pub struct ExpertProduct {
     /// Whether few rows use the same kernel as many.
     pub float_inputs: bool,
     /// The type of inputs for experts with many rows and quantized matrices.
-    pub prompts: Prompts,
+    pub prefill_inputs: PrefillInputs,
     /// The instruction set.
     pub isa: Isa,
 }
@@ -214,8 +214,8 @@ impl StackProduct<'_> {
             for (i, (_, range)) in few.iter().enumerate().take(to).skip(from) {
                 // SAFETY: only one part uses each.
                 let scratch = &mut unsafe { shared.slice_mut(i, 1) }[0];
-                let own = &x[range.start * k..range.end * k];
-                scratch.fill(isa, own, None, k, &self.packings);
+                let inputs = &x[range.start * k..range.end * k];
+                scratch.fill(isa, inputs, None, k, &self.packings);
             }
         });
         let prepared: Vec<_> = (scratches.iter().zip(few))
@@ -292,7 +292,7 @@ impl Work for ExpertProduct {
                 activation: None,
                 residual: false,
                 float_inputs: self.float_inputs,
-                prompts: self.prompts,
+                prefill_inputs: self.prefill_inputs,
                 isa: self.isa,
             },
             stacks: vec![stack],
@@ -344,11 +344,11 @@ impl Work for ExpertVjp {
                 let range = span(groups);
                 gather(c, n, range.clone(), &|place| routes.pairs[place], inputs);
                 outputs.resize(range.len() * k, 0.0);
-                for (expert, own) in groups {
-                    let own = own.start - range.start..own.end - range.start;
+                for (expert, pairs) in groups {
+                    let pairs = pairs.start - range.start..pairs.end - range.start;
                     let product = ProductVjp {
                         size: self.stack.size,
-                        rows: own.len(),
+                        rows: pairs.len(),
                         kind: self.stack.kind,
                         isa: self.isa,
                     };
@@ -356,8 +356,8 @@ impl Work for ExpertVjp {
                         MatrixData::Dense(dense) => Stored::Dense(dense),
                         MatrixData::Quantized { matrix, .. } => Stored::Quantized(matrix),
                     };
-                    let to = SharedOutput::new(&mut outputs[own.start * k..own.end * k]);
-                    product.compute(&inputs[own.start * n..own.end * n], stored, &to);
+                    let to = SharedOutput::new(&mut outputs[pairs.start * k..pairs.end * k]);
+                    product.compute(&inputs[pairs.start * n..pairs.end * n], stored, &to);
                 }
                 let outputs = &outputs[..range.len() * k];
                 add_pairs(&self.routing, &routes, range, outputs, None, &out);
@@ -388,8 +388,10 @@ pub(crate) fn add_pairs(
                     continue;
                 }
                 let weight = weights.map_or(1.0, |all| all[pair]);
-                let own = &values[(place - range.start) * n..][..n];
-                to.iter_mut().zip(own).for_each(|(to, y)| *to += weight * y);
+                let output = &values[(place - range.start) * n..][..n];
+                to.iter_mut()
+                    .zip(output)
+                    .for_each(|(to, y)| *to += weight * y);
             }
         }
     });

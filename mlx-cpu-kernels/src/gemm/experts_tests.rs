@@ -325,7 +325,7 @@ fn products_by_index_equal_the_definition() {
                             stack: made.stack(bias),
                             routing,
                             float_inputs,
-                            prompts: Prompts::Float32,
+                            prefill_inputs: PrefillInputs::Float32,
                             isa,
                         };
                         let first = [Input::from_slice(&x), ids_input(&ids)];
@@ -417,7 +417,7 @@ fn blocks_equal_the_definition() {
                         per_row,
                         signed: false,
                     },
-                    prompts: Prompts::Float32,
+                    prefill_inputs: PrefillInputs::Float32,
                     isa,
                 };
                 let first = [

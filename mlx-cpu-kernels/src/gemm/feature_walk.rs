@@ -129,12 +129,12 @@ impl Work for HeldProduct {
         assert!(x.len() == self.rows && bias.is_none_or(|bias| bias.len() == n));
         let out = SharedOutput::new(output);
         parallel_ranges(n, self.rows * n * k, &|from, to| {
-            let own = matrix.slice(from * k..to * k);
+            let rows = matrix.slice(from * k..to * k);
             for (part, x) in x.chunks(MAX_ROWS).enumerate() {
                 let first = part * MAX_ROWS * n + from;
                 // SAFETY: each part has separate columns.
                 let mut out = unsafe { out.block(first, n, (x.len(), to - from)) };
-                dense_rows::multiply(self.isa, own, x, &mut out);
+                dense_rows::multiply(self.isa, rows, x, &mut out);
                 for i in 0..x.len() {
                     let row = out.row_mut(i);
                     if let Some(bias) = bias {
@@ -266,13 +266,13 @@ impl FeatureWalk {
         // Parallel over features, so that an up row is read for all rows while it is in the cache.
         parallel_ranges(features, self.work(), &|from, to| {
             for row in 0..self.rows {
-                let own = &ids[row * k..(row + 1) * k];
-                let first = own.partition_point(|id| (*id as usize) < from);
-                let last = own.partition_point(|id| (*id as usize) < to);
+                let row_ids = &ids[row * k..(row + 1) * k];
+                let first = row_ids.partition_point(|id| (*id as usize) < from);
+                let last = row_ids.partition_point(|id| (*id as usize) < to);
                 // SAFETY: each part has separate features.
                 let weights = unsafe { out.slice_mut(row * k + first, last - first) };
                 let x = &x[row * hidden..(row + 1) * hidden];
-                for (weight, id) in weights.iter_mut().zip(&own[first..last]) {
+                for (weight, id) in weights.iter_mut().zip(&row_ids[first..last]) {
                     let feature = *id as usize;
                     let at = row * features + feature;
                     let opened = match (self.activation, activated) {
@@ -319,8 +319,8 @@ impl FeatureWalk {
                         Some(bias) => y.copy_from_slice(&bias[column..column + n]),
                         None => y.fill(0.0),
                     }
-                    let own = row * k..(row + 1) * k;
-                    let (ids, weights) = (&ids[own.clone()], &weights[own]);
+                    let range = row * k..(row + 1) * k;
+                    let (ids, weights) = (&ids[range.clone()], &weights[range]);
                     let of = |id: u32| {
                         let from = id as usize * hidden + column;
                         down.slice(from..from + n)
@@ -344,7 +344,7 @@ mod tests {
     use super::*;
     use crate::testing::{noise, with_each};
 
-    fn held(values: &[f32]) -> HeldFloats {
+    fn stored(values: &[f32]) -> HeldFloats {
         Arc::new(values.to_vec())
     }
 
@@ -409,9 +409,9 @@ mod tests {
                 let gates: Vec<f32> = noise(rows * features, 2).iter().map(|g| 8.0 * g).collect();
                 let [up, down] = [3, 4].map(|seed| {
                     let values = noise(features * hidden, seed);
-                    HeldRows::F32(held(&values))
+                    HeldRows::F32(stored(&values))
                 });
-                let [up_bias, down_bias] = [held(&noise(features, 5)), held(&noise(hidden, 6))];
+                let [up_bias, down_bias] = [stored(&noise(features, 5)), stored(&noise(hidden, 6))];
                 for top_k in [0, 1, 7, features - 1, features, usize::MAX] {
                     for (gated, biased) in [(true, true), (true, false), (false, true)] {
                         let mut work = FeatureWalk {
@@ -429,9 +429,10 @@ mod tests {
                         let y = run(&work, &[&x, &gates]);
                         work.rows = 1;
                         for row in 0..rows {
-                            let own = |all: &[f32], n: usize| all[row * n..(row + 1) * n].to_vec();
-                            let (x, gates) = (own(&x, hidden), own(&gates, features));
-                            let (y, alone) = (own(&y, hidden), run(&work, &[&x, &gates]));
+                            let row_of =
+                                |all: &[f32], n: usize| all[row * n..(row + 1) * n].to_vec();
+                            let (x, gates) = (row_of(&x, hidden), row_of(&gates, features));
+                            let (y, alone) = (row_of(&y, hidden), run(&work, &[&x, &gates]));
                             assert_eq!(y, alone, "{isa:?} {rows} {top_k}");
                             for (y, wanted) in y.iter().zip(walked(&work, &x, &gates)) {
                                 let difference = (f64::from(*y) - wanted).abs();
@@ -467,7 +468,7 @@ mod tests {
                 isa,
             };
             let short = walk(up.0.clone(), down.0.clone());
-            let wide = [&up, &down].map(|(_, exact)| HeldRows::F32(held(exact)));
+            let wide = [&up, &down].map(|(_, exact)| HeldRows::F32(stored(exact)));
             let [wide_up, wide_down] = wide;
             let (a, b) = (
                 run(&short, &[&x, &gates]),
@@ -481,7 +482,7 @@ mod tests {
 
     #[test]
     fn of_equal_gates_the_first_are_taken_and_no_number_is_lost() {
-        let down = HeldRows::F32(held(&[1.0, 10.0, 100.0, 1000.0]));
+        let down = HeldRows::F32(stored(&[1.0, 10.0, 100.0, 1000.0]));
         let mut work = FeatureWalk {
             rows: 1,
             hidden: 1,
@@ -519,7 +520,7 @@ mod tests {
             for (rows, n, k) in [(1, 1, 1), (1, 400, 96), (9, 33, 70), (20, 64, 64)] {
                 let (x, matrix, bias) = (noise(rows * k, 1), noise(n * k, 2), noise(n, 3));
                 let (short, rounded) = halves(&matrix);
-                let both = [(HeldRows::F32(held(&matrix)), &matrix), (short, &rounded)];
+                let both = [(HeldRows::F32(stored(&matrix)), &matrix), (short, &rounded)];
                 for (biased, (rows_held, matrix)) in [false, true]
                     .into_iter()
                     .flat_map(|b| both.clone().map(|m| (b, m)))
@@ -528,7 +529,7 @@ mod tests {
                         rows,
                         k,
                         matrix: rows_held,
-                        bias: biased.then(|| held(&bias)),
+                        bias: biased.then(|| stored(&bias)),
                         isa,
                     };
                     let y = run(&work, &[&x]);

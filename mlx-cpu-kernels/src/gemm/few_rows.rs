@@ -134,7 +134,7 @@ impl Product {
             _ => self.blocks_at_once(),
         };
         let (mut start, mut place) = (0, 0);
-        for (part, own) in self.parts.iter().zip(job.data) {
+        for (part, data) in self.parts.iter().zip(job.data) {
             let end = start + part.row_blocks();
             let (mut at, stop) = (first.max(start), last.min(end));
             while at < stop {
@@ -147,7 +147,7 @@ impl Product {
                     let at_row = |i: usize| (job.first_row + from + i) * self.n + place + column;
                     // SAFETY: only this part writes these columns of these rows.
                     let mut to = unsafe { out.block(at_row(0), self.n, (n, columns)) };
-                    self.qgemv(*own, (at - start, next - start), rows, from, &mut to);
+                    self.qgemv(*data, (at - start, next - start), rows, from, &mut to);
                     if let Some(activation) = self.activation {
                         for i in 0..n {
                             gate_apply(self.isa, activation, to.row_mut(i));

@@ -6,7 +6,7 @@ use crate::gemm::experts::tests::{Stack, double, near};
 use crate::gemm::product::{MatrixFormat, MatrixPart, Product, Size};
 use crate::layout::packed::ScaleFormat;
 use crate::layout::table::Table;
-use crate::prompts::Prompts;
+use crate::prefill_inputs::PrefillInputs;
 use crate::testing::{noise, with_each};
 use crate::work::{Input, Work};
 
@@ -96,7 +96,7 @@ fn products_with_every_format_equal_the_definition() {
                         activation: None,
                         residual: false,
                         float_inputs,
-                        prompts: Prompts::Float32,
+                        prefill_inputs: PrefillInputs::Float32,
                         isa,
                     };
                     let mut out = vec![f32::NAN; work.outputs()];

@@ -50,9 +50,9 @@ impl Work for GreatestOutputs {
         let best = groups.into_iter().flat_map(Group::into_rows);
         for (best, out) in best.zip(output.chunks_exact_mut(2 * self.k)) {
             let (values, columns) = out.split_at_mut(self.k);
-            for ((found, value), column) in best.iter().zip(values).zip(columns) {
-                *value = found.0;
-                *column = found.1 as f32; // below `MAX_ROW_LEN`
+            for ((entry, value), column) in best.iter().zip(values).zip(columns) {
+                *value = entry.0;
+                *column = entry.1 as f32; // below `MAX_ROW_LEN`
             }
         }
     }
@@ -93,13 +93,13 @@ impl Group {
         }
         let mut best = self.best.lock().unwrap_or_else(PoisonError::into_inner);
         for lane in wanted {
-            let own = &mut best[lane];
+            let heap = &mut best[lane];
             for (values, column) in tile.iter().zip(first..) {
                 // `max` in this order turns NaN into minus infinity.
                 let value = f32::NEG_INFINITY.max(values[lane]);
-                insert(own, self.k, (value, column as u32));
+                insert(heap, self.k, (value, column as u32));
             }
-            if let Some(last) = own.get(self.k - 1) {
+            if let Some(last) = heap.get(self.k - 1) {
                 self.least[lane].store(last.0.to_bits(), Ordering::Relaxed);
             }
         }
@@ -119,15 +119,15 @@ fn order(a: &Found, b: &Found) -> Order {
 }
 
 /// Inserts a value with its column into a sorted list of at most `k`.
-fn insert(best: &mut Vec<Found>, k: usize, found: Found) {
+fn insert(best: &mut Vec<Found>, k: usize, candidate: Found) {
     if best.len() >= k {
         match best.last() {
-            Some(last) if order(&found, last) == Order::Less => best.truncate(k - 1),
+            Some(last) if order(&candidate, last) == Order::Less => best.truncate(k - 1),
             _ => return,
         }
     }
-    let at = best.partition_point(|other| order(other, &found) == Order::Less);
-    best.insert(at, found);
+    let at = best.partition_point(|other| order(other, &candidate) == Order::Less);
+    best.insert(at, candidate);
 }
 
 /// The greatest value of each lane.
@@ -166,7 +166,7 @@ mod tests {
     use crate::gemm::experts::tests::{Stack, double};
     use crate::gemm::product::{MatrixFormat, MatrixPart, Size};
     use crate::layout::packed::ScaleFormat;
-    use crate::prompts::Prompts;
+    use crate::prefill_inputs::PrefillInputs;
     use crate::testing::{noise, with_each};
 
     fn work(
@@ -191,14 +191,14 @@ mod tests {
             activation: None,
             residual: false,
             float_inputs: false,
-            prompts: Prompts::Int8,
+            prefill_inputs: PrefillInputs::Int8,
             isa,
         };
         GreatestOutputs { product, k }
     }
 
     /// Values and columns of one row.
-    fn found(out: &[f32], k: usize) -> Vec<(f32, usize)> {
+    fn pairs_of(out: &[f32], k: usize) -> Vec<(f32, usize)> {
         let columns = out[k..].iter().map(|&c| c as usize);
         out[..k].iter().copied().zip(columns).collect()
     }
@@ -228,12 +228,12 @@ mod tests {
                         let exact = made.exact(0, &double(x), false);
                         let mut sorted = exact.clone();
                         sorted.sort_by(|a, b| b.total_cmp(a));
-                        let found = found(out, k);
-                        for ((value, column), wanted) in found.iter().zip(&sorted) {
+                        let actual = pairs_of(out, k);
+                        for ((value, column), wanted) in actual.iter().zip(&sorted) {
                             assert!((f64::from(*value) - wanted).abs() < 1e-4, "{isa:?} {k}");
                             assert!((f64::from(*value) - exact[*column]).abs() < 1e-4);
                         }
-                        let mut columns: Vec<usize> = found.iter().map(|f| f.1).collect();
+                        let mut columns: Vec<usize> = actual.iter().map(|f| f.1).collect();
                         columns.sort_unstable();
                         columns.dedup();
                         assert_eq!(columns.len(), k, "a column occurs twice");
@@ -258,11 +258,11 @@ mod tests {
             let inputs = [Input::from_slice(&x), Input::from_slice(&matrix)];
             // SAFETY: the inputs are those of a product with this matrix.
             unsafe { work.run(&inputs, &mut out) };
-            let found = found(&out, N);
-            assert_eq!(found[..4], [(2.0, 70), (1.0, 0), (1.0, 1), (1.0, 2)]);
-            assert_eq!(found[4], (1.0, 4), "NaN is passed over");
-            assert_eq!(found[N - 2], (0.0, 71));
-            assert_eq!(found[N - 1], (f32::NEG_INFINITY, 3));
+            let actual = pairs_of(&out, N);
+            assert_eq!(actual[..4], [(2.0, 70), (1.0, 0), (1.0, 1), (1.0, 2)]);
+            assert_eq!(actual[4], (1.0, 4), "NaN is passed over");
+            assert_eq!(actual[N - 2], (0.0, 71));
+            assert_eq!(actual[N - 1], (f32::NEG_INFINITY, 3));
         });
     }
 }

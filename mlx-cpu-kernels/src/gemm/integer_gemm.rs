@@ -3,8 +3,8 @@
 //! outputs. In each row, eight input columns share a scale. With 32, logits of the first model
 //! differ from the reference by up to 3e-3; with 8 by 1.1e-3, in floats by 0.9e-3.
 //!
-//! [`crate::Prompts::Int16`], the default of models, selects it. [`crate::Prompts::Mixed`] selects
-//! it where `byte_gemm.rs` is not supported.
+//! [`crate::PrefillInputs::Int16`], the default of models, selects it.
+//! [`crate::PrefillInputs::Mixed`] selects it where `byte_gemm.rs` is not supported.
 
 use std::cell::RefCell;
 
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
     use crate::gemm::product::{MatrixFormat, MatrixPart, Size};
     use crate::layout::packed::{PackedMatrix, ScaleFormat};
-    use crate::prompts::Prompts;
+    use crate::prefill_inputs::PrefillInputs;
     use crate::simd::portable::vmath::Gate;
     use crate::testing::{noise, with_each};
     use crate::work::Input;
@@ -293,7 +293,7 @@ mod tests {
         }
         let mut x = noise(rows * k, 9);
         x.iter_mut().skip(5).step_by(k).for_each(|v| *v *= 3000.0);
-        let own = [matrix((n, k), format, 20), matrix((n, k), format, 30)];
+        let weights = [matrix((n, k), format, 20), matrix((n, k), format, 30)];
         let bias = noise(n, 40);
         let part = || MatrixPart {
             kind: MatrixFormat::Quantized {
@@ -315,13 +315,13 @@ mod tests {
             activation: None,
             residual: false,
             float_inputs: false,
-            prompts: Prompts::Float32,
+            prefill_inputs: PrefillInputs::Float32,
             isa,
         };
         let (mut first, mut second) = (Vec::new(), Vec::new());
         let matrices = [
-            packed(&own[0], k, format, &mut first),
-            packed(&own[1], k, format, &mut second),
+            packed(&weights[0], k, format, &mut first),
+            packed(&weights[1], k, format, &mut second),
         ];
         let data =
             matrices.map(|matrix| (MatrixData::Quantized { matrix, form: 0 }, Some(&bias[..])));
@@ -333,8 +333,8 @@ mod tests {
             residual: None,
         };
         assert!(task.fits_integers());
-        let mut found = vec![f32::NAN; rows * n];
-        task.run_integers(&SharedOutput::new(&mut found));
+        let mut actual = vec![f32::NAN; rows * n];
+        task.run_integers(&SharedOutput::new(&mut actual));
         let mut w = vec![0.0; k];
         for column in 0..n {
             let mut wanted = [vec![0.0f64; rows], vec![0.0f64; rows]];
@@ -359,7 +359,7 @@ mod tests {
                 let (gate, up) = (wanted[0][row], wanted[1][row]);
                 let error = 4.0 * errors[row].sqrt();
                 let allowed = error * (gate.abs() + up.abs() + error);
-                let off = (f64::from(found[row * n + column]) - gate.max(0.0) * up).abs();
+                let off = (f64::from(actual[row * n + column]) - gate.max(0.0) * up).abs();
                 assert!(
                     off < allowed,
                     "{format:?} {rows} {row} {column}: {off} {allowed}"
@@ -378,9 +378,9 @@ mod tests {
                 let (rows, n, k) = (16, 8, 64);
                 let mut x = noise(rows * k, 3);
                 x[2 * k + 7] = bad;
-                let own = matrix((n, k), (4, 32), 5);
+                let weights = matrix((n, k), (4, 32), 5);
                 let mut inputs = Vec::new();
-                let matrix = packed(&own, k, (4, 32), &mut inputs);
+                let matrix = packed(&weights, k, (4, 32), &mut inputs);
                 let product = Product {
                     parts: vec![MatrixPart {
                         kind: MatrixFormat::Quantized {
@@ -400,7 +400,7 @@ mod tests {
                     activation: None,
                     residual: false,
                     float_inputs: false,
-                    prompts: Prompts::Float32,
+                    prefill_inputs: PrefillInputs::Float32,
                     isa,
                 };
                 let data = [(MatrixData::Quantized { matrix, form: 0 }, None)];
@@ -411,11 +411,11 @@ mod tests {
                     data: &data,
                     residual: None,
                 };
-                let mut found = vec![0.0; rows * n];
-                task.run_integers(&SharedOutput::new(&mut found));
-                for (row, found) in found.chunks_exact(n).enumerate() {
-                    let all = found.iter().all(|v| v.is_finite());
-                    assert!(all == (row != 2), "{bad} {row}: {found:?}");
+                let mut actual = vec![0.0; rows * n];
+                task.run_integers(&SharedOutput::new(&mut actual));
+                for (row, actual) in actual.chunks_exact(n).enumerate() {
+                    let all = actual.iter().all(|v| v.is_finite());
+                    assert!(all == (row != 2), "{bad} {row}: {actual:?}");
                 }
             }
         });

@@ -139,8 +139,9 @@ mod tests {
                         let variance =
                             x.iter().map(|v| (wide(v) - mean).powi(2)).sum::<f64>() / k as f64;
                         for i in 0..k {
-                            let own = (wide(&x[i]) - mean) / (variance + 1e-5).sqrt();
-                            let wanted = own * wide(&weight[i]) + bias.map_or(0.0, |b| wide(&b[i]));
+                            let normalized = (wide(&x[i]) - mean) / (variance + 1e-5).sqrt();
+                            let wanted =
+                                normalized * wide(&weight[i]) + bias.map_or(0.0, |b| wide(&b[i]));
                             let error = (f64::from(out[i]) - wanted).abs();
                             assert!(error < 2e-5, "{isa:?} {rows} {k}: {} {wanted}", out[i]);
                         }

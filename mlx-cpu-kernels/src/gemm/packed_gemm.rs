@@ -100,16 +100,16 @@ impl GemmTask<'_> {
         };
         let mut blocks = Vec::new();
         let mut start = 0;
-        for (part, own) in self.product.parts[..parts].iter().enumerate() {
-            for from in (0..own.size.n).step_by(width) {
+        for (part, matrix) in self.product.parts[..parts].iter().enumerate() {
+            for from in (0..matrix.size.n).step_by(width) {
                 blocks.push(ColumnBlock {
                     part,
                     from,
-                    to: (from + width).min(own.size.n),
+                    to: (from + width).min(matrix.size.n),
                     start,
                 });
             }
-            start += own.size.n;
+            start += matrix.size.n;
         }
         blocks
     }
@@ -134,9 +134,9 @@ impl GemmTask<'_> {
         let Product { k, isa, .. } = *self.product;
         let mut rows: [ScaledRow<'_>; LANES] = [(&[], 0.0); LANES];
         let n = LANES.min(last - begin);
-        for (row, own) in (begin..).zip(&mut rows[..n]) {
+        for (row, slot) in (begin..).zip(&mut rows[..n]) {
             let x = &self.x[row * k..(row + 1) * k];
-            *own = (x, self.factor(isa, x));
+            *slot = (x, self.factor(isa, x));
         }
         let weight = self.norm.map(|(weight, _)| weight);
         transpose::pack_rows(isa, &rows[..n], weight, panel);
@@ -188,10 +188,10 @@ impl GemmTask<'_> {
         for (part, weights) in parts.clone().zip(weights.chunks_exact_mut(wide * k)) {
             match self.data[part].0 {
                 MatrixData::Quantized { matrix, .. } => {
-                    let own = matrix.block_range(
+                    let range = matrix.block_range(
                         block.from / INTERLEAVED_ROWS..block.to.div_ceil(INTERLEAVED_ROWS),
                     );
-                    own.dequantize_transposed(isa, weights);
+                    range.dequantize_transposed(isa, weights);
                 }
                 MatrixData::Dense(DenseView::F32(_)) => {}
                 MatrixData::Dense(matrix) => {

@@ -28,7 +28,7 @@ impl Product {
         if self.rows > FEW {
             return;
         }
-        let Some((matrices, own)) =
+        let Some((matrices, blocks)) =
             self.first_row_blocks(|places| pool::pool().first_part(places, me))
         else {
             return;
@@ -40,14 +40,14 @@ impl Product {
                     group,
                     scales,
                 },
-                Some(held),
+                Some(stored),
             ) = (part.kind, &part.held)
             {
                 // SAFETY: guaranteed by the caller.
                 let matrix = unsafe {
-                    PackedMatrix::from_inputs(held.inputs(), (bits, self.k / group, scales))
+                    PackedMatrix::from_inputs(stored.inputs(), (bits, self.k / group, scales))
                 };
-                matrix.block_range(own.clone()).fetch();
+                matrix.block_range(blocks.clone()).fetch();
             }
         }
     }
@@ -80,10 +80,10 @@ impl PackedMatrix<'_> {
     /// Prefetches the first elements of each of these row blocks.
     fn fetch(self) {
         for block in 0..self.row_blocks() {
-            let own = self.block_range(block..block + 1);
-            let words = own.words.as_ptr_range();
-            lines(words.start.cast(), (own.words.len() * 4).min(BYTES));
-            for factors in [own.scales, own.biases] {
+            let packed = self.block_range(block..block + 1);
+            let words = packed.words.as_ptr_range();
+            lines(words.start.cast(), (packed.words.len() * 4).min(BYTES));
+            for factors in [packed.scales, packed.biases] {
                 let (at, bytes) = factors.raw_bytes();
                 lines(at, bytes);
             }
@@ -100,7 +100,7 @@ mod tests {
     use crate::isa::Isa;
     use crate::layout::packed::INTERLEAVED_ROWS;
     use crate::layout::packed::ScaleFormat;
-    use crate::prompts::Prompts;
+    use crate::prefill_inputs::PrefillInputs;
     use crate::simd::portable::vmath::Gate;
     use crate::work::Input;
 
@@ -113,7 +113,7 @@ mod tests {
         ));
         let (words, factors) = &*owner;
         // SAFETY: the owner keeps the elements, and nothing writes them.
-        let held = unsafe {
+        let stored = unsafe {
             let words = Input::from_raw(words.as_ptr().cast(), words.len());
             let factors = Input::from_raw(factors.as_ptr().cast(), factors.len());
             HeldMatrix::new([words, factors, factors], owner)
@@ -126,7 +126,7 @@ mod tests {
             },
             size: Size { n, k: 64 },
             bias: false,
-            held: Some(held),
+            held: Some(stored),
         }
     }
 
@@ -142,7 +142,7 @@ mod tests {
             activation: None,
             residual: false,
             float_inputs: false,
-            prompts: Prompts::Float32,
+            prefill_inputs: PrefillInputs::Float32,
             isa: Isa::detect(),
         }
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::gemm::dense::{DenseType, DenseView};
 use crate::isa::Isa;
 use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix, ScaleFormat};
-use crate::prompts::Prompts;
+use crate::prefill_inputs::PrefillInputs;
 use crate::simd::portable::vmath::Gate;
 use crate::work::Input;
 
@@ -83,7 +83,7 @@ impl MatrixFormat {
     pub(crate) unsafe fn matrix<'a>(
         self,
         k: usize,
-        held: Option<&'a HeldMatrix>,
+        stored: Option<&'a HeldMatrix>,
         inputs: &mut Iter<'a, Input>,
         packings: &mut Vec<(u32, usize)>,
     ) -> MatrixData<'a> {
@@ -98,8 +98,8 @@ impl MatrixFormat {
                 scales,
             } => (bits, group, scales),
         };
-        let matrix = match held {
-            Some(held) => held.inputs(),
+        let matrix = match stored {
+            Some(stored) => stored.inputs(),
             None => {
                 let rest = inputs.as_slice();
                 let (matrix, rest) = rest.split_at(rest.len().min(3));
@@ -165,7 +165,7 @@ pub struct Product {
     /// Whether few rows use the same kernel as many.
     pub float_inputs: bool,
     /// The type of inputs for many rows and quantized matrices.
-    pub prompts: Prompts,
+    pub prefill_inputs: PrefillInputs,
     /// The instruction set.
     pub isa: Isa,
 }

@@ -111,10 +111,13 @@ mod tests {
 
     #[test]
     fn pairs_are_sorted_by_expert_and_numbers_are_bounded() {
-        let found = routes(&[2, 0, 7, 2, 0, 1], 2, true, 4);
-        assert_eq!(found.pairs, [1, 4, 5, 0, 3, 2]);
-        assert_eq!(found.places, [3, 0, 5, 4, 1, 2]);
-        assert_eq!(found.groups, [(0, 0..2), (1, 2..3), (2, 3..5), (3, 5..6)]);
+        let routes_by_expert = routes(&[2, 0, 7, 2, 0, 1], 2, true, 4);
+        assert_eq!(routes_by_expert.pairs, [1, 4, 5, 0, 3, 2]);
+        assert_eq!(routes_by_expert.places, [3, 0, 5, 4, 1, 2]);
+        assert_eq!(
+            routes_by_expert.groups,
+            [(0, 0..2), (1, 2..3), (2, 3..5), (3, 5..6)]
+        );
         // -1 selects the first expert if signed, and the last one if unsigned.
         assert_eq!(routes(&[u32::MAX], 1, true, 4).groups, [(0, 0..1)]);
         assert_eq!(routes(&[u32::MAX], 1, false, 4).groups, [(3, 0..1)]);
@@ -123,10 +126,10 @@ mod tests {
 
     #[test]
     fn batches_have_all_experts_in_order() {
-        let found = routes(&[0, 0, 0, 0, 1, 1, 2, 3, 3, 3], 1, false, 4);
+        let routes_by_expert = routes(&[0, 0, 0, 0, 1, 1, 2, 3, 3, 3], 1, false, 4);
         for most in 1..12 {
-            let batches = found.batches(most);
-            assert_eq!(batches.concat(), found.groups);
+            let batches = routes_by_expert.batches(most);
+            assert_eq!(batches.concat(), routes_by_expert.groups);
             for batch in batches {
                 let pairs = batch[batch.len() - 1].1.end - batch[0].1.start;
                 assert!(pairs <= most || batch.len() == 1);

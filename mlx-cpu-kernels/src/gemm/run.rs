@@ -10,7 +10,7 @@ use crate::partition::SharedOutput;
 #[cfg(target_arch = "x86_64")]
 use crate::partition::parallel_ranges;
 #[cfg(target_arch = "x86_64")]
-use crate::prompts::Prompts;
+use crate::prefill_inputs::PrefillInputs;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::vmath::gate_apply;
 use crate::work::{Input, Work};
@@ -56,12 +56,12 @@ impl Product {
         let mut data: Vec<(MatrixData<'_>, Option<&[f32]>)> = Vec::with_capacity(self.parts.len());
         for part in &self.parts {
             // SAFETY: as for `floats`.
-            let own = unsafe {
+            let matrix = unsafe {
                 part.kind
                     .matrix(self.k, part.held.as_ref(), &mut inputs, &mut packings)
             };
             let bias = part.bias.then(|| floats(inputs.next()));
-            data.push((own, bias));
+            data.push((matrix, bias));
         }
         let residual = self.residual.then(|| floats(inputs.next()));
         let task = GemmTask {
@@ -91,8 +91,8 @@ impl GemmTask<'_> {
         };
         parallel_ranges(rows, rows * n * 16, &|from, to| {
             // SAFETY: only this part writes these rows.
-            let own = unsafe { out.slice_mut(from * n, (to - from) * n) };
-            gate_apply(isa, activation, own);
+            let outputs = unsafe { out.slice_mut(from * n, (to - from) * n) };
+            gate_apply(isa, activation, outputs);
         });
     }
 
@@ -110,10 +110,10 @@ impl GemmTask<'_> {
                 self.run_amx_bf16(out);
                 return self.activate(out);
             }
-            match (product.prompts, self.byte_dot()) {
-                (Prompts::Int8, Some(dot)) => return self.run_bytes((dot, false), out),
-                (Prompts::Mixed, Some(dot)) => return self.run_bytes((dot, true), out),
-                (Prompts::Int16 | Prompts::Mixed, _) if self.fits_integers() => {
+            match (product.prefill_inputs, self.byte_dot()) {
+                (PrefillInputs::Int8, Some(dot)) => return self.run_bytes((dot, false), out),
+                (PrefillInputs::Mixed, Some(dot)) => return self.run_bytes((dot, true), out),
+                (PrefillInputs::Int16 | PrefillInputs::Mixed, _) if self.fits_integers() => {
                     return self.run_integers(out);
                 }
                 _ => {}

@@ -557,12 +557,12 @@ impl<'a> PackedMatrix<'a> {
 
     /// Dequantizes a row of the matrix, in order.
     pub(crate) fn dequantize_row(self, row: usize, out: &mut [f32]) {
-        let own = row % INTERLEAVED_ROWS;
+        let lane = row % INTERLEAVED_ROWS;
         let block = self.block_range(row / INTERLEAVED_ROWS..row / INTERLEAVED_ROWS + 1);
         let per = self.words_per_group();
         for (g, out) in out.chunks_exact_mut(self.group_size()).enumerate() {
-            let (scale, bias) = (block.scales.group(g)[own], block.biases.group(g)[own]);
-            let word = |w: usize| block.words[(g * per + w) * INTERLEAVED_ROWS + own];
+            let (scale, bias) = (block.scales.group(g)[lane], block.biases.group(g)[lane]);
+            let word = |w: usize| block.words[(g * per + w) * INTERLEAVED_ROWS + lane];
             for (i, out) in out.iter_mut().enumerate() {
                 *out = self.codes().number(code(i, self.bits, word)) * scale + bias;
             }

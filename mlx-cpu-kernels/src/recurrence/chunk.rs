@@ -40,7 +40,7 @@ pub(crate) struct Scratch {
     panel: AlignedVec,
     /// Sixteen columns of values, of outputs and of written values, `[T, LANES]` each.
     values: AlignedVec,
-    found: AlignedVec,
+    partial: AlignedVec,
     written: AlignedVec,
     /// Write strengths of the chunk.
     strengths: Vec<f32>,
@@ -86,8 +86,8 @@ pub(crate) fn run_head(
     for from in (0..memory.length).step_by(chunk) {
         let positions = from..memory.length.min(from + chunk);
         if positions.len() == 1 {
-            for own in heads() {
-                one(isa, memory, buffers, (row, from, &own), scratch);
+            for columns in heads() {
+                one(isa, memory, buffers, (row, from, &columns), scratch);
             }
             continue;
         }
@@ -98,8 +98,8 @@ pub(crate) fn run_head(
             (row, part.key_head, &positions),
             scratch,
         );
-        for own in heads() {
-            several(isa, memory, buffers, (row, &positions, &own), scratch);
+        for columns in heads() {
+            several(isa, memory, buffers, (row, &positions, &columns), scratch);
         }
     }
     if memory.rule.is_normalized() && part.panels.start == 0 {
@@ -116,11 +116,11 @@ pub(crate) fn run_head(
 /// The heads of a part, each with its columns.
 fn columns_of(memory: &MatrixMemory, part: &Part) -> impl Iterator<Item = Columns> {
     let (panels, dv) = (memory.panels(), memory.value_dim);
-    let (own, first) = (part.panels.clone(), part.key_head * memory.repeats());
-    let heads = own.start / panels..own.end.div_ceil(panels);
+    let (range, first) = (part.panels.clone(), part.key_head * memory.repeats());
+    let heads = range.start / panels..range.end.div_ceil(panels);
     heads.map(move |head| {
-        let begin = own.start.max(head * panels) - head * panels;
-        let end = own.end.min((head + 1) * panels) - head * panels;
+        let begin = range.start.max(head * panels) - head * panels;
+        let end = range.end.min((head + 1) * panels) - head * panels;
         Columns {
             head: first + head,
             columns: begin * LANES..(end * LANES).min(dv),
@@ -133,12 +133,12 @@ fn block<'a>(
     memory: &MatrixMemory,
     buffers: &'a Buffers<'_>,
     row: usize,
-    own: &Columns,
+    part: &Columns,
 ) -> OutputBlock<'a> {
     let (dk, dv) = (memory.key_dim, memory.value_dim);
-    let first = (row * memory.heads + own.head) * dk * dv + own.columns.start;
+    let first = (row * memory.heads + part.head) * dk * dv + part.columns.start;
     // SAFETY: only this part has these columns, and it makes one block of them at a time.
-    unsafe { buffers.new_c.block(first, dv, (dk, own.columns.len())) }
+    unsafe { buffers.new_c.block(first, dv, (dk, part.columns.len())) }
 }
 
 /// The memory before the first position, from the first of these columns on.
@@ -146,11 +146,11 @@ fn before<'a>(
     memory: &MatrixMemory,
     buffers: &Buffers<'a>,
     row: usize,
-    own: &Columns,
+    part: &Columns,
 ) -> (&'a [f32], usize) {
     let (dk, dv) = (memory.key_dim, memory.value_dim);
-    let first = (row * memory.heads + own.head) * dk * dv;
-    (&buffers.c[first..first + dk * dv][own.columns.start..], dv)
+    let first = (row * memory.heads + part.head) * dk * dv;
+    (&buffers.c[first..first + dk * dv][part.columns.start..], dv)
 }
 
 /// The logarithms of a position's forget and input gates.
@@ -174,30 +174,30 @@ fn one(
     isa: Isa,
     memory: &MatrixMemory,
     buffers: &Buffers<'_>,
-    (row, position, own): (usize, usize, &Columns),
+    (row, position, part): (usize, usize, &Columns),
     scratch: &mut Scratch,
 ) {
     let (dk, dv) = (memory.key_dim, memory.value_dim);
-    let key_head = own.head / memory.repeats();
-    let (f, i) = logs(memory, buffers, (row, position, own.head));
+    let key_head = part.head / memory.repeats();
+    let (f, i) = logs(memory, buffers, (row, position, part.head));
     let k = buffers.k.at(row, position, key_head * dk, dk);
     let q = buffers.q.at(row, position, key_head * dk, dk);
-    let first = own.head * dv + own.columns.start;
-    let width = own.columns.len();
+    let first = part.head * dv + part.columns.start;
+    let width = part.columns.len();
     let value = buffers.v.at(row, position, first, width);
     scratch.query.clear();
     scratch.query.extend(q.iter().map(|q| q * memory.scale));
     scratch.key.clear();
     scratch.row.resize(width);
     scratch.out.resize(width);
-    let mut c = block(memory, buffers, row, own);
-    let held = (position == 0).then(|| before(memory, buffers, row, own));
+    let mut c = block(memory, buffers, row, part);
+    let initial = (position == 0).then(|| before(memory, buffers, row, part));
     let (keep, share) = match memory.rule {
         MemoryRule::Exponential { eps, .. } => {
-            let kept = f + scratch.m;
+            let decayed = f + scratch.m;
             // `max` would lose NaN.
-            let m = if kept < i { i } else { kept };
-            let (keep, take) = ((kept - m).exp(), (i - m).exp());
+            let m = if decayed < i { i } else { decayed };
+            let (keep, take) = ((decayed - m).exp(), (i - m).exp());
             scratch.m = m;
             scratch.key.extend(k.iter().map(|k| k * take));
             for (n, k) in scratch.n.iter_mut().zip(&scratch.key) {
@@ -218,12 +218,12 @@ fn one(
     };
     match (memory.rule, &buffers.second) {
         (MemoryRule::Delta, Some(strength)) => {
-            let strength = strength.at(row, position, own.head, 1)[0];
+            let strength = strength.at(row, position, part.head, 1)[0];
             let new = &mut scratch.row;
-            missing(isa, &step, (value, strength), held, &mut c, new);
-            advance(isa, &step, held, new, &mut c, &mut scratch.out);
+            missing(isa, &step, (value, strength), initial, &mut c, new);
+            advance(isa, &step, initial, new, &mut c, &mut scratch.out);
         }
-        _ => advance(isa, &step, held, value, &mut c, &mut scratch.out),
+        _ => advance(isa, &step, initial, value, &mut c, &mut scratch.out),
     }
     let at = (row * memory.length + position) * memory.heads * dv + first;
     // SAFETY: only this part has these columns of this head.
@@ -267,8 +267,8 @@ fn load(
     for first in (0..len).step_by(LANES) {
         let count = LANES.min(len - first);
         let mut rows: [ScaledRow<'_>; LANES] = [(&[], 1.0); LANES];
-        for (lane, own) in rows.iter_mut().take(count).enumerate() {
-            own.0 = &scratch.k[(first + lane) * wide..][..dk];
+        for (lane, key) in rows.iter_mut().take(count).enumerate() {
+            key.0 = &scratch.k[(first + lane) * wide..][..dk];
         }
         pack_rows(isa, &rows[..count], None, &mut scratch.packed);
         let right = TileB {
@@ -308,21 +308,21 @@ fn several(
     isa: Isa,
     memory: &MatrixMemory,
     buffers: &Buffers<'_>,
-    (row, positions, own): (usize, &Range<usize>, &Columns),
+    (row, positions, part): (usize, &Range<usize>, &Columns),
     scratch: &mut Scratch,
 ) {
     let (len, dk, dv) = (positions.len(), memory.key_dim, memory.value_dim);
     let stride = len.next_multiple_of(LANES);
     let normalized = memory.rule.is_normalized();
     let m = normalized.then_some(scratch.m);
-    let each = (positions.clone()).map(|at| logs(memory, buffers, (row, at, own.head)));
+    let each = (positions.clone()).map(|at| logs(memory, buffers, (row, at, part.head)));
     scratch.gates.fill(m, each);
     scratch.gates.take(&mut scratch.take);
     scratch.weighted.resize(len * stride);
     let both = (&*scratch.scores, &mut *scratch.weighted);
     scratch.gates.weigh(isa, both, stride, None);
     if let (MemoryRule::Delta, Some(strength)) = (memory.rule, &buffers.second) {
-        let each = (positions.clone()).map(|at| strength.at(row, at, own.head, 1)[0]);
+        let each = (positions.clone()).map(|at| strength.at(row, at, part.head, 1)[0]);
         scratch.strengths.clear();
         scratch.strengths.extend(each);
         scratch.system.resize(len * stride);
@@ -337,22 +337,22 @@ fn several(
     }
     scratch.panel.resize(dk * LANES);
     scratch.values.resize(len * LANES);
-    scratch.found.resize(len * LANES);
+    scratch.partial.resize(len * LANES);
     scratch.written.resize(len * LANES);
-    let (old, old_stride) = before(memory, buffers, row, own);
-    let mut c = block(memory, buffers, row, own);
-    for from in (0..own.columns.len()).step_by(LANES) {
-        let width = LANES.min(own.columns.len() - from);
+    let (old, old_stride) = before(memory, buffers, row, part);
+    let mut c = block(memory, buffers, row, part);
+    for from in (0..part.columns.len()).step_by(LANES) {
+        let width = LANES.min(part.columns.len() - from);
         let lanes = scratch.panel.as_chunks_mut::<LANES>().0;
         for (a, lanes) in lanes.iter_mut().enumerate() {
-            let held: &[f32] = match positions.start {
+            let state: &[f32] = match positions.start {
                 0 => &old[a * old_stride..],
                 _ => c.row_mut(a),
             };
-            lanes[..width].copy_from_slice(&held[from..from + width]);
+            lanes[..width].copy_from_slice(&state[from..from + width]);
             lanes[width..].fill(0.0);
         }
-        let first = own.head * dv + own.columns.start + from;
+        let first = part.head * dv + part.columns.start + from;
         let lanes = scratch.values.as_chunks_mut::<LANES>().0;
         for (lanes, at) in lanes.iter_mut().zip(positions.clone()) {
             lanes[..width].copy_from_slice(buffers.v.at(row, at, first, width));
@@ -363,9 +363,9 @@ fn several(
             let place = (row * memory.length + at) * memory.heads * dv + first;
             // SAFETY: only this part has these columns of this head.
             let y = unsafe { buffers.y.slice_mut(place, width) };
-            let found = &scratch.found[t * LANES..];
-            for (y, found) in y.iter_mut().zip(found) {
-                *y = found * scratch.shares[t];
+            let partial = &scratch.partial[t * LANES..];
+            for (y, partial) in y.iter_mut().zip(partial) {
+                *y = partial * scratch.shares[t];
             }
         }
         let lanes = scratch.panel.as_chunks::<LANES>().0;
@@ -381,8 +381,8 @@ fn normalize(isa: Isa, (len, dk, stride): (usize, usize, usize), eps: f32, scrat
     let wide = key_stride(dk);
     for t in 0..len {
         let within: f32 = scratch.weighted[t * stride..][..=t].iter().sum();
-        let held = dot(isa, &scratch.q[t * wide..][..dk], &scratch.n);
-        let dot = scratch.gates.keep[t] * held + within;
+        let from_state = dot(isa, &scratch.q[t * wide..][..dk], &scratch.n);
+        let dot = scratch.gates.keep[t] * from_state + within;
         let share = 1.0 / denominator(dot, scratch.gates.m[t], eps);
         scratch.shares.push(share);
     }
@@ -403,7 +403,7 @@ fn columns(isa: Isa, rule: MemoryRule, (len, dk): (usize, usize), scratch: &mut 
     let stride = len.next_multiple_of(LANES);
     assert!(scratch.q.len() >= len * wide && scratch.k.len() >= len * wide);
     assert!(scratch.panel.len() >= dk * LANES && scratch.weighted.len() >= len * stride);
-    assert!(scratch.values.len() >= len * LANES && scratch.found.len() >= len * LANES);
+    assert!(scratch.values.len() >= len * LANES && scratch.partial.len() >= len * LANES);
     assert!(scratch.written.len() >= len * LANES);
     let rows = |data: &[f32]| TileA {
         data: data.as_ptr(),
@@ -421,25 +421,43 @@ fn columns(isa: Isa, rule: MemoryRule, (len, dk): (usize, usize), scratch: &mut 
     };
     let keep = &scratch.gates.keep;
     if rule == MemoryRule::Delta {
-        let held = into(&mut scratch.written, false);
+        let predicted = into(&mut scratch.written, false);
         // SAFETY: `len` rows of `dk` keys, `dk` rows of the panel and `len` rows of the product
         // exist, by the assertions.
-        unsafe { gemm_tiles(isa, len, dk, rows(&scratch.k), lanes(&scratch.panel), held) };
+        unsafe {
+            gemm_tiles(
+                isa,
+                len,
+                dk,
+                rows(&scratch.k),
+                lanes(&scratch.panel),
+                predicted,
+            )
+        };
         let each = (scratch.written.as_chunks_mut::<LANES>().0.iter_mut())
             .zip(scratch.values.as_chunks_mut::<LANES>().0);
-        for (t, (held, value)) in each.enumerate() {
-            for (held, value) in held.iter_mut().zip(value) {
-                *value = scratch.strengths[t] * (*value - keep[t] * *held);
+        for (t, (predicted, value)) in each.enumerate() {
+            for (predicted, value) in predicted.iter_mut().zip(value) {
+                *value = scratch.strengths[t] * (*value - keep[t] * *predicted);
             }
         }
         solve(isa, len, &scratch.system, &mut scratch.values);
     }
-    let found = into(&mut scratch.found, false);
+    let partial = into(&mut scratch.partial, false);
     // SAFETY: as above, with `len` rows of queries.
-    unsafe { gemm_tiles(isa, len, dk, rows(&scratch.q), lanes(&scratch.panel), found) };
-    let each = scratch.found.as_chunks_mut::<LANES>().0.iter_mut();
-    for (found, keep) in each.zip(keep) {
-        found.iter_mut().for_each(|x| *x *= keep);
+    unsafe {
+        gemm_tiles(
+            isa,
+            len,
+            dk,
+            rows(&scratch.q),
+            lanes(&scratch.panel),
+            partial,
+        )
+    };
+    let each = scratch.partial.as_chunks_mut::<LANES>().0.iter_mut();
+    for (partial, keep) in each.zip(keep) {
+        partial.iter_mut().for_each(|x| *x *= keep);
     }
     // A position sees those up to itself; later scores are zero.
     for t in (0..len).step_by(MAX_TILE_ROWS) {
@@ -449,9 +467,9 @@ fn columns(isa: Isa, rule: MemoryRule, (len, dk): (usize, usize), scratch: &mut 
             row_stride: stride,
             stride: 1,
         };
-        let found = into(&mut scratch.found[t * LANES..], true);
+        let partial = into(&mut scratch.partial[t * LANES..], true);
         // SAFETY: `count` rows from `t` on of the scores and the outputs, `t + count` of values.
-        unsafe { gemm_tiles(isa, count, t + count, left, lanes(&scratch.values), found) };
+        unsafe { gemm_tiles(isa, count, t + count, left, lanes(&scratch.values), partial) };
     }
     let last = keep[len - 1];
     scratch.panel.iter_mut().for_each(|c| *c *= last);
@@ -498,15 +516,15 @@ fn solve(isa: Isa, len: usize, system: &[f32], values: &mut [f32]) {
         unsafe { gemm_tiles(isa, count, first, left, right, product) };
         for t in first..first + count {
             let (solved, rest) = values.split_at_mut(t * LANES);
-            let own = &mut rest[..LANES];
+            let current = &mut rest[..LANES];
             let known = &known[(t - first) * LANES..];
-            for (own, known) in own.iter_mut().zip(known) {
-                *own -= known;
+            for (current, known) in current.iter_mut().zip(known) {
+                *current -= known;
             }
             for s in first..t {
                 let factor = system[t * stride + s];
-                for (own, solved) in own.iter_mut().zip(&solved[s * LANES..]) {
-                    *own -= factor * solved;
+                for (current, solved) in current.iter_mut().zip(&solved[s * LANES..]) {
+                    *current -= factor * solved;
                 }
             }
         }

@@ -114,7 +114,7 @@ impl ChunkGates {
         assert!(stride.is_multiple_of(LANES) && stride >= len);
         self.written.resize(stride, 0.0);
         for t in 0..len {
-            let (own, out) = (&scores[t * stride..][..stride], &mut weighted[t * stride..]);
+            let (row, out) = (&scores[t * stride..][..stride], &mut weighted[t * stride..]);
             let out = &mut out[..stride];
             let (count, factor) = match factors {
                 Some(factors) => (t, factors[t]),
@@ -123,7 +123,7 @@ impl ChunkGates {
             weigh_row(
                 isa,
                 (&self.written, self.reference[t]),
-                own,
+                row,
                 out,
                 (count, factor),
             );

@@ -19,7 +19,7 @@ impl Work for MatrixMemory {
         let normalized = self.rule.is_normalized();
         let (state, positions) = inputs.split_at(if normalized { 3 } else { 1 });
         let [y, new_c, new_n, new_m] = self.sizes();
-        let (found, rest) = output.split_at_mut(y);
+        let (outputs, rest) = output.split_at_mut(y);
         let (c, rest) = rest.split_at_mut(new_c);
         let (n, m) = rest.split_at_mut(new_n);
         debug_assert_eq!(m.len(), new_m);
@@ -34,17 +34,17 @@ impl Work for MatrixMemory {
             }
         };
         // SAFETY: likewise, and row-contiguous.
-        let whole = |at: usize| unsafe { state[at].as_slice::<f32>() };
+        let slice_of = |at: usize| unsafe { state[at].as_slice::<f32>() };
         let buffers = Buffers {
-            c: whole(0),
-            n: if normalized { whole(1) } else { &[] },
-            m: if normalized { whole(2) } else { &[] },
+            c: slice_of(0),
+            n: if normalized { slice_of(1) } else { &[] },
+            m: if normalized { slice_of(2) } else { &[] },
             q: of(&positions[0]),
             k: of(&positions[1]),
             v: of(&positions[2]),
             f: of(&positions[3]),
             second: positions.get(4).map(of),
-            y: SharedOutput::new(found),
+            y: SharedOutput::new(outputs),
             new_c: SharedOutput::new(c),
             new_n: SharedOutput::new(n),
             new_m: SharedOutput::new(m),
@@ -53,9 +53,9 @@ impl Work for MatrixMemory {
         let panels = self.repeats() * self.panels();
         let work = 2 * self.rows * self.length * self.heads * self.key_dim * self.value_dim;
         let parts = self.rows * self.key_heads * splits;
-        parallel_parts(parts, work, &|own| {
+        parallel_parts(parts, work, &|indices| {
             SCRATCH.with_borrow_mut(|scratch| {
-                for part in own {
+                for part in indices {
                     let (shared, split) = (part / splits, part % splits);
                     let part = Part {
                         row: shared / self.key_heads,

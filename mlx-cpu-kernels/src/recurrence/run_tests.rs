@@ -161,8 +161,8 @@ impl Case {
             }
             if of.rule == MemoryRule::Delta {
                 for b in 0..dv {
-                    let held: f64 = (0..dk).map(|a| k[a] * keep * c[a * dv + b]).sum();
-                    v[b] = second * (v[b] - held);
+                    let predicted: f64 = (0..dk).map(|a| k[a] * keep * c[a * dv + b]).sum();
+                    v[b] = second * (v[b] - predicted);
                 }
             }
             for a in 0..dk {
@@ -199,9 +199,9 @@ impl Case {
 
     /// Fails unless outputs are within `within` times the effect of rounding, and states are close.
     fn check(&self, isa: Isa, within: f64) {
-        let found = self.run();
+        let actual = self.run();
         let Defined { y, unsure, c, n, m } = self.defined();
-        let (outputs, state) = found.split_at(y.len());
+        let (outputs, state) = actual.split_at(y.len());
         for (at, ((&f, &d), &u)) in outputs.iter().zip(&y).zip(&unsure).enumerate() {
             let far = (f64::from(f) - d).abs();
             assert!(
@@ -331,7 +331,7 @@ fn keys_that_are_alike_lose_no_digits() {
 #[test]
 fn two_thousand_positions_by_chunks_are_those_by_steps() {
     for rule in [CAPPED, MemoryRule::Decay, MemoryRule::Delta] {
-        let found = [1, 64].map(|chunk| {
+        let runs = [1, 64].map(|chunk| {
             let memory = memory(rule, (1, 2000), chunk);
             let case = match rule {
                 MemoryRule::Exponential { .. } => Case::new(memory, |x| 2.0 + 3.0 * x, |x| 2.0 * x),
@@ -340,7 +340,7 @@ fn two_thousand_positions_by_chunks_are_those_by_steps() {
             let unsure = case.defined().unsure;
             (case.run(), unsure)
         });
-        let [(steps, unsure), (chunks, _)] = found;
+        let [(steps, unsure), (chunks, _)] = runs;
         for (at, (step, chunk)) in steps.iter().zip(&chunks).enumerate() {
             let allowed = unsure.get(at).map_or(1.0, |u| u.max(1.0) as f32);
             assert!(

@@ -77,9 +77,9 @@ fn advance_with(
         if let Some((before, stride)) = before {
             row.copy_from_slice(&before[a * stride..][..value.len()]);
         }
-        for ((held, y), value) in row.iter_mut().zip(y.iter_mut()).zip(value) {
-            *held = step.keep * *held + k * value;
-            *y += q * *held;
+        for ((state, y), value) in row.iter_mut().zip(y.iter_mut()).zip(value) {
+            *state = step.keep * *state + k * value;
+            *y += q * *state;
         }
     }
 }
@@ -149,8 +149,8 @@ fn missing_with(
             Some((before, stride)) => &before[a * stride..],
             None => c.row_mut(a),
         };
-        for (sum, held) in missing.iter_mut().zip(row) {
-            *sum += k * held;
+        for (sum, state) in missing.iter_mut().zip(row) {
+            *sum += k * state;
         }
     }
     for (sum, value) in missing.iter_mut().zip(value) {

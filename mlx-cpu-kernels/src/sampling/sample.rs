@@ -203,34 +203,34 @@ impl SampleParams {
             && self.banned.is_empty()
             && self.allowed.is_none());
         // The row is taken out while the rest of the workspace is in use.
-        let mut own = std::mem::take(&mut workspace.row);
+        let mut adjusted = std::mem::take(&mut workspace.row);
         if changes {
-            own.clear();
-            own.extend_from_slice(logits);
-            self.adjust_logits(logits, seen, &mut own, &mut workspace.counts);
+            adjusted.clear();
+            adjusted.extend_from_slice(logits);
+            self.adjust_logits(logits, seen, &mut adjusted, &mut workspace.counts);
         }
         let token = match &self.pick {
             Pick::Forced(id) => *id,
             Pick::Greedy => {
-                let x = if changes { &own } else { logits };
+                let x = if changes { &adjusted } else { logits };
                 workspace.find_block_maxima(isa, x);
                 argmax(x, &workspace.block_maxima)
             }
             Pick::Draw(filters) => {
                 let writes = filters.changes_row();
                 if !changes && writes {
-                    own.clear();
-                    own.extend_from_slice(logits);
+                    adjusted.clear();
+                    adjusted.extend_from_slice(logits);
                 }
                 let all = if changes || writes {
-                    Logits::Owned(&mut own)
+                    Logits::Owned(&mut adjusted)
                 } else {
                     Logits::Borrowed(logits)
                 };
                 filters.token(isa, all, workspace)
             }
         };
-        workspace.row = own;
+        workspace.row = adjusted;
         token
     }
 
@@ -363,11 +363,11 @@ impl DrawParams {
     /// Draws with a top-k: from its candidates, in ascending order of probability.
     fn draw_from_top_k(&self, isa: Isa, row: &[f32], max: f32, workspace: &mut Workspace) -> u32 {
         let one = Scale { max, by: 1.0 };
-        let whole = (self.top_p < 1.0).then(|| workspace.find_block_sums(isa, row, one));
+        let nucleus_total = (self.top_p < 1.0).then(|| workspace.find_block_sums(isa, row, one));
         select_top_k(row, self.top_k, workspace);
         workspace.candidates.sort_unstable_by(ascending);
         let mut first = 0;
-        if let Some(total) = whole {
+        if let Some(total) = nucleus_total {
             softmax_weights(
                 isa,
                 &workspace.candidates,
@@ -386,10 +386,10 @@ impl DrawParams {
         }
         if self.min_p > 0.0 {
             let least = self.min_p.ln();
-            let kept = |f: &(f32, u32)| relative_logit(f.0, max) >= least;
+            let passes_min_p = |f: &(f32, u32)| relative_logit(f.0, max) >= least;
             first += workspace.candidates[first..]
                 .iter()
-                .position(kept)
+                .position(passes_min_p)
                 .unwrap_or(0);
         }
         let candidates = &workspace.candidates[first..];

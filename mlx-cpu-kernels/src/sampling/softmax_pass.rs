@@ -102,9 +102,9 @@ fn for_blocks<T: Copy + Send + Sync>(
     // Each element costs about as much as two multiplications.
     let work = if alone { 2 * row.len() } else { 0 };
     parallel_ranges(blocks, work, &|from, to| {
-        let own = &row[from * BLOCK..row.len().min(to * BLOCK)];
+        let logits = &row[from * BLOCK..row.len().min(to * BLOCK)];
         // SAFETY: each part has separate blocks.
-        part(from..to, own, unsafe { all.slice_mut(from, to - from) });
+        part(from..to, logits, unsafe { all.slice_mut(from, to - from) });
     });
 }
 

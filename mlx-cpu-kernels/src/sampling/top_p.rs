@@ -25,8 +25,10 @@ pub(crate) fn keep_top_p(
     let mut total = None;
     // If the nucleus ends below `least`, it contains everything above. Small distances are skipped,
     // because the maximum must stay.
-    let own = max - least;
-    let first = (1.0..REACHES[0]).contains(&own).then_some((own, least));
+    let distance = max - least;
+    let first = (1.0..REACHES[0])
+        .contains(&distance)
+        .then_some((distance, least));
     for (reach, from) in first.into_iter().chain(REACHES.map(|r| (r, max - r))) {
         candidates_above(
             row,

@@ -30,21 +30,21 @@ fn reference(row: &[f32], p: f32) -> Vec<u32> {
         gone += weight(i);
         gone <= (1.0 - f64::from(p)) * total
     });
-    let mut kept = order[dropped.count()..].to_vec();
-    kept.sort_unstable();
-    kept
+    let mut nucleus = order[dropped.count()..].to_vec();
+    nucleus.sort_unstable();
+    nucleus
 }
 
 /// The indices kept by the kernel, in its order, with their logits.
 fn kept(isa: Isa, row: &[f32], p: f32) -> Vec<Candidate> {
-    let mut kept = Vec::new();
+    let mut candidates = Vec::new();
     Workspace::with(|workspace| {
         workspace.find_block_maxima(isa, row);
         let max = max_of(&workspace.block_maxima);
         keep_top_p(isa, row, (max, NO), p, workspace);
-        kept.clone_from(&workspace.candidates);
+        candidates.clone_from(&workspace.candidates);
     });
-    kept
+    candidates
 }
 
 fn places(row: &[f32], p: f32) -> Vec<u32> {

@@ -39,7 +39,7 @@ fn by_row(isa: Isa, matrix: DenseView<'_>, x: &[&[f32]], out: &mut OutputBlock<'
         for from in (0..k).step_by(AT_ONCE) {
             let n = AT_ONCE.min(k - from);
             let wide = &mut wide[..n];
-            let own = match matrix.slice(column * k + from..column * k + from + n) {
+            let weights = match matrix.slice(column * k + from..column * k + from + n) {
                 DenseView::F32(all) => all,
                 DenseView::F16(all) => {
                     vmath::f16_to_f32(isa, all, wide);
@@ -55,7 +55,7 @@ fn by_row(isa: Isa, matrix: DenseView<'_>, x: &[&[f32]], out: &mut OutputBlock<'
                 *part = &x[from..from + n];
             }
             let mut sums = [0.0; MAX_ROWS];
-            vmath::dot_rows(isa, own, &parts[..x.len()], &mut sums[..x.len()]);
+            vmath::dot_rows(isa, weights, &parts[..x.len()], &mut sums[..x.len()]);
             totals
                 .iter_mut()
                 .zip(sums)
@@ -96,13 +96,13 @@ mod tests {
                     // Both types are read exactly.
                     assert_eq!(of(DenseView::F16(&half)), of(DenseView::F32(&halves)));
                     assert_eq!(of(DenseView::Bf16(&brain)), of(DenseView::F32(&brains)));
-                    let found = of(DenseView::F32(&w));
+                    let actual = of(DenseView::F32(&w));
                     for (i, x) in x.iter().enumerate() {
                         for (c, w) in w.chunks_exact(k).enumerate() {
                             let wanted: f64 =
                                 (w.iter().zip(*x).map(|(w, x)| f64::from(*w) * f64::from(*x)))
                                     .sum();
-                            let got = f64::from(found[i * columns + c]);
+                            let got = f64::from(actual[i * columns + c]);
                             assert!(
                                 (got - wanted).abs() < 1e-5 * (k as f64).sqrt(),
                                 "{k} {i} {c}"
@@ -112,8 +112,13 @@ mod tests {
                         let mut alone = vec![f32::NAN; columns];
                         let mut to = OutputBlock::contiguous(&mut alone, 1);
                         multiply(isa, DenseView::F32(&w), &[x], &mut to);
-                        let own = &found[i * columns..(i + 1) * columns];
-                        assert!(alone.iter().zip(own).all(|(a, b)| (a - b).abs() < 1e-5));
+                        let together = &actual[i * columns..(i + 1) * columns];
+                        assert!(
+                            alone
+                                .iter()
+                                .zip(together)
+                                .all(|(a, b)| (a - b).abs() < 1e-5)
+                        );
                     }
                 }
             }

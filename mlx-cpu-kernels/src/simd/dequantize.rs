@@ -44,27 +44,33 @@ impl PackedMatrix<'_> {
         let groups = from / width..(from + columns) / width;
         let n = groups.len();
         for (row, out) in rows.clone().zip(out.chunks_exact_mut(columns)) {
-            let own = row % INTERLEAVED_ROWS;
-            if own == 0 || row == rows.start {
+            let lane = row % INTERLEAVED_ROWS;
+            if lane == 0 || row == rows.start {
                 let block = self.block_range(row / INTERLEAVED_ROWS..row / INTERLEAVED_ROWS + 1);
                 let words = &block.words
                     [groups.start * per * INTERLEAVED_ROWS..groups.end * per * INTERLEAVED_ROWS];
                 buffer.words.resize(words.len(), 0.0);
                 deinterleave(isa, bytemuck::cast_slice(words), &mut buffer.words);
-                let own = groups.clone();
+                let range = groups.clone();
                 group_params_by_row(
                     isa,
                     block.scales,
-                    own.clone(),
+                    range.clone(),
                     &mut buffer.wide,
                     &mut buffer.scales,
                 );
-                group_params_by_row(isa, block.biases, own, &mut buffer.wide, &mut buffer.biases);
+                group_params_by_row(
+                    isa,
+                    block.biases,
+                    range,
+                    &mut buffer.wide,
+                    &mut buffer.biases,
+                );
             }
             let row = PackedRow {
-                packed: bytemuck::cast_slice(&buffer.words[own * n * per..(own + 1) * n * per]),
-                scales: &buffer.scales[own * n..(own + 1) * n],
-                biases: &buffer.biases[own * n..(own + 1) * n],
+                packed: bytemuck::cast_slice(&buffer.words[lane * n * per..(lane + 1) * n * per]),
+                scales: &buffer.scales[lane * n..(lane + 1) * n],
+                biases: &buffer.biases[lane * n..(lane + 1) * n],
                 codes: self.codes(),
             };
             dequantize_packed_row(isa, row, self.bits, out);

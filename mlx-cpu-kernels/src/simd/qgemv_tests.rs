@@ -466,8 +466,8 @@ fn check(matrix: PackedMatrix<'_>, group: usize, params: impl Fn(usize) -> (f32,
                     let rounding: f64 = (0..k)
                         .filter(|_| quantizes_inputs(isa, bits))
                         .map(|i| {
-                            let own = &x[i / shared * shared..][..shared];
-                            let most = own.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+                            let group_inputs = &x[i / shared * shared..][..shared];
+                            let most = group_inputs.iter().fold(0.0f32, |a, b| a.max(b.abs()));
                             let unit = f64::from(most / largest(isa));
                             (at(row, i) * unit / 2.0).abs()
                         })
@@ -512,9 +512,9 @@ fn whole_numbers_stand_where_the_definition_says() {
             .filter(|isa| quantizes_inputs(*isa, bits))
         {
             let plain = prepared(isa, &|to| plain(isa, &x, k, (bits, group), to));
-            let own = prepared(isa, &|to| prepare_inputs(isa, &x, k, (bits, group), to));
-            assert_eq!((&own.0, &own.1), (&plain.0, &plain.1), "{bits} bits");
-            for (a, b) in own.2.iter().zip(&plain.2) {
+            let actual = prepared(isa, &|to| prepare_inputs(isa, &x, k, (bits, group), to));
+            assert_eq!((&actual.0, &actual.1), (&plain.0, &plain.1), "{bits} bits");
+            for (a, b) in actual.2.iter().zip(&plain.2) {
                 assert!((a - b).abs() < 1e-4, "{a} {b}");
             }
         }

@@ -21,31 +21,31 @@ pub(crate) fn pack_rows(
     let done = match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => {
-            let whole = panel.len() / LANES / 8 * 8;
+            let vectorized = panel.len() / LANES / 8 * 8;
             let (eights, _) = rows.as_chunks::<8>();
             for (group, rows) in eights.iter().enumerate() {
                 // SAFETY: only `detect` makes these, on processors with avx2.
                 unsafe {
-                    avx2::transpose::pack_rows(rows, weight, whole, (8 * group, &mut *panel));
+                    avx2::transpose::pack_rows(rows, weight, vectorized, (8 * group, &mut *panel));
                 };
             }
             // The remaining elements of these rows.
             let done = 8 * eights.len();
-            scatter(&rows[..done], weight, (whole, 0), panel);
+            scatter(&rows[..done], weight, (vectorized, 0), panel);
             done
         }
         #[cfg(any(target_arch = "aarch64", test))]
         Isa::Neon | Isa::Dot => {
-            let whole = panel.len() / LANES / 4 * 4;
+            let vectorized = panel.len() / LANES / 4 * 4;
             let (fours, _) = rows.as_chunks::<4>();
             for (group, rows) in fours.iter().enumerate() {
                 // SAFETY: the processor has neon, or neon is emulated; see `Isa::Neon`.
                 unsafe {
-                    neon::f32::pack_rows(rows, weight, whole, (4 * group, &mut *panel));
+                    neon::f32::pack_rows(rows, weight, vectorized, (4 * group, &mut *panel));
                 }
             }
             let done = 4 * fours.len();
-            scatter(&rows[..done], weight, (whole, 0), panel);
+            scatter(&rows[..done], weight, (vectorized, 0), panel);
             done
         }
         Isa::Portable => 0,

@@ -99,19 +99,19 @@ mod tests {
     /// The result for a row must not depend on other rows or on how rows are divided.
     #[test]
     fn an_element_goes_through_a_gate_in_the_same_way_wherever_it_stands() {
-        let (own, ups) = (noise(43, 1), noise(43, 2));
-        let own: Vec<f32> = own.iter().map(|v| 9.0 * v).collect();
+        let (gates, ups) = (noise(43, 1), noise(43, 2));
+        let gates: Vec<f32> = gates.iter().map(|v| 9.0 * v).collect();
         with_each(|isa| {
             for gate in [Gate::Silu, Gate::Gelu, Gate::GeluTanh, Gate::Relu] {
-                let mut all = own.clone();
+                let mut all = gates.clone();
                 gate_mul(isa, gate, &mut all, &ups);
-                for ((x, up), got) in own.iter().zip(&ups).zip(&all) {
+                for ((x, up), got) in gates.iter().zip(&ups).zip(&all) {
                     let wanted = exact_gate(gate, f64::from(*x)) * f64::from(*up);
                     assert!((f64::from(*got) - wanted).abs() < 1e-5, "{gate:?} {x}");
                 }
-                for from in 0..own.len() {
-                    for to in from..own.len() {
-                        let mut some = own[from..to].to_vec();
+                for from in 0..gates.len() {
+                    for to in from..gates.len() {
+                        let mut some = gates[from..to].to_vec();
                         gate_mul(isa, gate, &mut some, &ups[from..to]);
                         assert_eq!(some, all[from..to], "{gate:?} {from} {to}");
                     }

@@ -20,7 +20,7 @@ impl fmt::Display for Condition {
         match self {
             Self::Is(key, None) => write!(f, "{key}"),
             Self::Is(key, Some(value)) => write!(f, "{key} = {value:?}"),
-            Self::Not(own) => write!(f, "not({own})"),
+            Self::Not(inner) => write!(f, "not({inner})"),
             Self::Any(all) => write!(f, "any({})", list(all)),
             Self::All(all) => write!(f, "all({})", list(all)),
         }
@@ -28,22 +28,25 @@ impl fmt::Display for Condition {
 }
 
 /// Whether a condition can be true, given what `known` says is certain.
-pub fn holds(own: &Condition, known: &dyn Fn(&str, Option<&str>) -> Option<bool>) -> bool {
-    possible(own, known).0
+pub fn holds(condition: &Condition, known: &dyn Fn(&str, Option<&str>) -> Option<bool>) -> bool {
+    possible(condition, known).0
 }
 
 /// Whether a condition can be true, and whether it can be false.
-fn possible(own: &Condition, known: &dyn Fn(&str, Option<&str>) -> Option<bool>) -> (bool, bool) {
+fn possible(
+    condition: &Condition,
+    known: &dyn Fn(&str, Option<&str>) -> Option<bool>,
+) -> (bool, bool) {
     let all = |all: &[Condition]| -> Vec<(bool, bool)> {
-        all.iter().map(|own| possible(own, known)).collect()
+        all.iter().map(|inner| possible(inner, known)).collect()
     };
-    match own {
+    match condition {
         Condition::Is(key, value) => match known(key, value.as_deref()) {
             Some(is) => (is, !is),
             None => (true, true),
         },
-        Condition::Not(own) => {
-            let (yes, no) = possible(own, known);
+        Condition::Not(inner) => {
+            let (yes, no) = possible(inner, known);
             (no, yes)
         }
         Condition::Any(some) => {
@@ -64,7 +67,7 @@ pub fn conditions(text: &str) -> Vec<Condition> {
         .filter(|line| !line.trim_start().starts_with("//"))
         .flat_map(|line| [line, "\n"])
         .collect();
-    let mut found = Vec::new();
+    let mut conditions = Vec::new();
     for (at, _) in code.match_indices("cfg") {
         let inside = |c: char| c.is_alphanumeric() || c == '_' || c == '$';
         if code[..at].ends_with(inside) {
@@ -76,10 +79,10 @@ pub fn conditions(text: &str) -> Vec<Condition> {
             .or(rest.strip_prefix('!'))
             .unwrap_or(rest);
         if let Some(rest) = rest.strip_prefix('(') {
-            found.extend(condition(&mut rest.trim_start()));
+            conditions.extend(condition(&mut rest.trim_start()));
         }
     }
-    found
+    conditions
 }
 
 /// Parses the condition at the start of `text`, and advances `text` beyond it.
@@ -118,8 +121,8 @@ fn conditions_are_read_and_evaluated() {
     let text = "#[cfg(all(test, not(target_arch = \"aarch64\")))]\n// cfg(windows)\n\
         #[cfg_attr(\n    not(unix),\n    ignore = \"x\"\n)]\nlet a = cfg!(feature = \"b\");\n\
         my_cfg(windows); cfg($name);\n[target.'cfg(any(unix, windows))'.dependencies]\n";
-    let found = conditions(text);
-    let shown: Vec<String> = found.iter().map(ToString::to_string).collect();
+    let parsed = conditions(text);
+    let shown: Vec<String> = parsed.iter().map(ToString::to_string).collect();
     assert_eq!(
         shown,
         [
@@ -135,7 +138,10 @@ fn conditions_are_read_and_evaluated() {
         ("feature", _) | ("windows", None) => Some(false),
         _ => None,
     };
-    let held: Vec<bool> = found.iter().map(|own| holds(own, &known)).collect();
+    let results: Vec<bool> = parsed
+        .iter()
+        .map(|condition| holds(condition, &known))
+        .collect();
     // There are builds with and without `test`.
-    assert_eq!(held, [true, false, false, true]);
+    assert_eq!(results, [true, false, false, true]);
 }

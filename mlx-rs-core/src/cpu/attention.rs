@@ -38,7 +38,7 @@ pub struct HeadNorm {
 ///     // One token: its query, its key and its value, side by side.
 ///     let packed = Array::from_slice(&[1.0f32, 0.0, 1.0, 0.0, 5.0, 6.0], &[1, 1, 6])?;
 ///     assert_eq!(heads.keys(&packed, &[(1, 0)])?.to_vec::<f32>()?, [1.0, 0.0]);
-///     // A cache with room for four.
+///     // A cache for four.
 ///     let tokens = TokenRange { first: 0, length: 1, offset: 0 };
 ///     let empty = zeros(&[1, 1, 4, 2], Dtype::Float32)?;
 ///     let sequence = KvView {
@@ -105,7 +105,7 @@ pub(super) struct KvViewShape {
     pub length: i32,
     pub offset: i32,
     /// The number of positions that the arrays have.
-    pub room: i32,
+    pub capacity: i32,
     pub filled: i32,
     pub order: Option<(i32, i32)>,
     pub window: Option<i32>,
@@ -273,8 +273,8 @@ impl Heads {
     ) -> Result<KvWrite> {
         let width = self.check_parts()?;
         let (n, d) = (self.n_kv_heads, self.head_dim);
-        let room = match *cache {
-            [1, heads, room, width] if (heads, width) == (n, d) => room,
+        let capacity = match *cache {
+            [1, heads, capacity, width] if (heads, width) == (n, d) => capacity,
             _ => {
                 let message = format!("a cache needs the shape [1, {n}, n, {d}], not {cache:?}");
                 return Err(fault(message));
@@ -286,12 +286,12 @@ impl Heads {
             offset,
         } = tokens;
         let within = |from: i32, most: i32| from >= 0 && from <= most - length;
-        if length < 1 || length > room || !within(from, total) || !within(offset, room) {
+        if length < 1 || length > capacity || !within(from, total) || !within(offset, capacity) {
             return Err(fault("the range is outside the tokens or the cache"));
         }
         Ok(KvWrite {
             heads: dim(n),
-            capacity: dim(room),
+            capacity: dim(capacity),
             head_dim: dim(d),
             width,
             first_column: heads * dim(d),
@@ -333,8 +333,8 @@ impl Heads {
     }
 
     fn view(&self, sequence: &KvView) -> Result<KvViewShape> {
-        let room = sequence.keys.dim(2)?;
-        let shape = [1, self.n_kv_heads, room, self.head_dim];
+        let capacity = sequence.keys.dim(2)?;
+        let shape = [1, self.n_kv_heads, capacity, self.head_dim];
         for a in [&sequence.keys, &sequence.values] {
             if a.shape() != shape || a.dtype() != Dtype::Float32 {
                 return Err(fault(format!("a row needs float32 {shape:?}")).with_inputs(&[a]));
@@ -343,7 +343,7 @@ impl Heads {
         Ok(KvViewShape {
             length: sequence.length,
             offset: sequence.offset,
-            room,
+            capacity,
             filled: sequence.filled,
             order: sequence.order,
             window: sequence.window,
@@ -368,7 +368,7 @@ impl Heads {
                 || sequence.offset < 0
                 || fixed < 0
                 || fixed > filled
-                || filled > sequence.room
+                || filled > sequence.capacity
             {
                 return Err(fault(
                     "a sequence has a length, offset or order that does not fit its cache",

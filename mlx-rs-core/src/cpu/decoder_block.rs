@@ -62,8 +62,8 @@ pub type RowNorm<'a> = Option<(&'a Array, f32)>;
 ///         let mut memory = KvBuffer::empty((1, 2), 4)?;
 ///         let x = Array::from_slice(&[3.0f32, 4.0], &[1, 1, 2])?;
 ///         // A token that sees itself only finds itself.
-///         let room = KvSlot { length: 1, offset: 0, memory: &mut memory, window: None };
-///         assert_eq!(block.step(&x, &mut [room])?.to_vec::<f32>()?, [6.0, 8.0]);
+///         let slot = KvSlot { length: 1, offset: 0, memory: &mut memory, window: None };
+///         assert_eq!(block.step(&x, &mut [slot])?.to_vec::<f32>()?, [6.0, 8.0]);
 ///         assert_eq!(memory.copy(1)?.0.to_vec::<f32>()?, [3.0, 4.0]);
 ///     }
 ///     Ok(())
@@ -162,8 +162,8 @@ impl Block<'_> {
     /// # Errors
     /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream
     /// is not on the CPU.
-    pub fn step(&self, x: &Array, rooms: &mut [KvSlot<'_>]) -> Result<Array> {
-        Self::steps(x, &mut [(self, rooms)])
+    pub fn step(&self, x: &Array, slots: &mut [KvSlot<'_>]) -> Result<Array> {
+        Self::steps(x, &mut [(self, slots)])
     }
 
     /// The output of adjacent blocks as one operation. Each has the same rows, with separate KV
@@ -181,24 +181,24 @@ impl Block<'_> {
     /// ```
     pub fn steps(x: &Array, blocks: &mut [(&Block<'_>, &mut [KvSlot<'_>])]) -> Result<Array> {
         let mut before = Vec::new();
-        for (_, rooms) in &*blocks {
-            for room in &**rooms {
-                room.memory.before(&mut before);
+        for (_, slots) in &*blocks {
+            for slot in &**slots {
+                slot.memory.before(&mut before);
             }
         }
         let mut inputs = vec![x];
         let mut steps = Vec::with_capacity(blocks.len());
-        for (block, rooms) in &*blocks {
-            steps.push(block.plan(x, rooms, &mut inputs)?);
+        for (block, slots) in &*blocks {
+            steps.push(block.plan(x, slots, &mut inputs)?);
         }
         // An operation that must run earlier; its elements are not read.
         inputs.extend(before.iter().map(|array| &**array));
         let row_major = inputs.len();
         let y = host_op::add_once(OP, BlockChain(steps), &inputs, row_major, x.shape())?;
         let y = Arc::new(y);
-        for (_, rooms) in blocks {
-            for room in &mut **rooms {
-                room.memory.is_written_with(&y, room.offset + room.length);
+        for (_, slots) in blocks {
+            for slot in &mut **slots {
+                slot.memory.is_written_with(&y, slot.offset + slot.length);
             }
         }
         Ok((*y).clone())
@@ -209,12 +209,12 @@ impl Block<'_> {
     fn plan<'p>(
         &'p self,
         x: &Array,
-        rooms: &'p [KvSlot<'_>],
+        slots: &'p [KvSlot<'_>],
         inputs: &mut Vec<&'p Array>,
     ) -> Result<BlockPlan> {
         let fault = |message: String| Error::new(ErrorKind::Shape, OP, message).with_inputs(&[x]);
         let first_input = inputs.len();
-        let total = total(rooms.iter().map(|room| (room.length, room.offset)))?;
+        let total = total(slots.iter().map(|slot| (slot.length, slot.offset)))?;
         let hidden = self.projections[0].0.size().k;
         if x.dtype() != Dtype::Float32
             || x.shape() != [1, total, i32::try_from(hidden).unwrap_or(-1)]
@@ -250,31 +250,31 @@ impl Block<'_> {
                 "a matrix has {is} where the block needs {needed}"
             )));
         }
-        let mut stores = Vec::with_capacity(rooms.len());
-        let mut lanes = Vec::with_capacity(rooms.len());
-        let mut layers = Vec::with_capacity(rooms.len());
+        let mut stores = Vec::with_capacity(slots.len());
+        let mut lanes = Vec::with_capacity(slots.len());
+        let mut layers = Vec::with_capacity(slots.len());
         let mut first = 0;
-        for room in rooms {
+        for slot in slots {
             let tokens = TokenRange {
                 first,
-                length: room.length,
-                offset: room.offset,
+                length: slot.length,
+                offset: slot.offset,
             };
-            first += room.length;
-            room.memory.check(room.offset)?;
-            let shape = room.memory.shape();
+            first += slot.length;
+            slot.memory.check(slot.offset)?;
+            let shape = slot.memory.shape();
             stores.push((
                 self.heads.plan_keys(shape, total, tokens)?,
                 self.heads.plan_values(shape, total, tokens)?,
             ));
-            layers.push(room.memory.layer());
+            layers.push(slot.memory.layer());
             lanes.push(KvViewShape {
-                length: room.length,
-                offset: room.offset,
-                room: room.memory.room(),
-                filled: room.offset + room.length,
+                length: slot.length,
+                offset: slot.offset,
+                capacity: slot.memory.capacity(),
+                filled: slot.offset + slot.length,
                 order: Some((0, 0)),
-                window: room.window,
+                window: slot.window,
             });
         }
         Ok(BlockPlan {
@@ -337,7 +337,7 @@ thread_local! {
 }
 
 /// The first `n` elements, with arbitrary values.
-fn room(buffer: &mut Vec<f32>, n: usize) -> &mut [f32] {
+fn resized(buffer: &mut Vec<f32>, n: usize) -> &mut [f32] {
     if buffer.len() < n {
         buffer.resize(n, 0.0);
     }
@@ -371,7 +371,7 @@ impl Work for BlockChain {
                     unsafe { step.run(x, step_inputs, parts, None, output) };
                     break;
                 };
-                let y = room(to, step.down.work.outputs());
+                let y = resized(to, step.down.work.outputs());
                 // SAFETY: as above.
                 unsafe { step.run(x, step_inputs, parts, Some(after), y) };
                 x = Input::from_slice(y);
@@ -408,14 +408,14 @@ impl BlockPlan {
         let seen_with = next(&mut rest, self.attention_inputs);
         let _writing = PoisonOnPanic(&self.held);
         let caches: Vec<Input> = self.held.iter().flat_map(|layer| layer.parts()).collect();
-        let packed = room(&mut between.packed, self.project.work.outputs());
+        let packed = resized(&mut between.packed, self.project.work.outputs());
         // SAFETY: caches of a `KvBuffer` are float32.
         let prefetch = unsafe { self.attend.prefetch(&caches) };
         with_barrier_hook(&prefetch, || {
             // SAFETY: guaranteed by the caller.
             unsafe { self.project.run(x, &mut &*projection_inputs, None, packed) };
         });
-        let heads_output = room(&mut between.found, self.attend.outputs());
+        let heads_output = resized(&mut between.found, self.attend.outputs());
         let mut seen = vec![Input::from_slice(packed)];
         seen.extend(seen_with);
         seen.extend(&caches);
@@ -432,14 +432,14 @@ impl BlockPlan {
             // exists here yet.
             unsafe { self.attend.run_with_new_kv(&seen, &fresh, heads_output) };
         });
-        let attended = room(&mut between.attended, self.output.work.outputs());
+        let attended = resized(&mut between.attended, self.output.work.outputs());
         let heads_output = Input::from_slice(heads_output);
         with_barrier_hook(&|me| self.feed.fetch(me), || {
             // SAFETY: as above.
             unsafe { self.output.run(heads_output, &mut rest, Some(x), attended) };
         });
         let attended = Input::from_slice(attended);
-        let gated = room(&mut between.gated, self.feed.work.outputs());
+        let gated = resized(&mut between.gated, self.feed.work.outputs());
         with_barrier_hook(&|me| self.down.fetch(me), || {
             // SAFETY: as above.
             unsafe { self.feed.run(attended, &mut rest, None, gated) };

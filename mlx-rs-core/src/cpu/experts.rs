@@ -3,7 +3,7 @@
 
 use mlx_cpu_kernels::{
     ExpertBlock as BlockWork, ExpertGate, ExpertProduct, ExpertStack, ExpertVjp, INTERLEAVED_ROWS,
-    Isa, LANES, Prompts, Routing, Size,
+    Isa, LANES, PrefillInputs, Routing, Size,
 };
 
 use super::host_op::{self, OpKind};
@@ -85,16 +85,16 @@ impl ExpertMatrix {
     }
 
     /// Sets the type of prefill inputs, for experts with 16 or more rows; see
-    /// [`super::QuantizedMatrix::with_prompts`]. A dense stack is unchanged.
+    /// [`super::QuantizedMatrix::with_prefill_inputs`]. A dense stack is unchanged.
     ///
     /// ```
-    /// use mlx_rs_core::cpu::{ExpertMatrix, Prompts};
-    /// let fast = |stack: ExpertMatrix| stack.with_prompts(Prompts::Int8);
+    /// use mlx_rs_core::cpu::{ExpertMatrix, PrefillInputs};
+    /// let fast = |stack: ExpertMatrix| stack.with_prefill_inputs(PrefillInputs::Int8);
     /// ```
     #[must_use]
-    pub fn with_prompts(self, prompts: Prompts) -> Self {
+    pub fn with_prefill_inputs(self, prefill_inputs: PrefillInputs) -> Self {
         let matrix = match self.matrix {
-            Matrix::Quantized(m) => Matrix::Quantized(m.with_prompts(prompts)),
+            Matrix::Quantized(m) => Matrix::Quantized(m.with_prefill_inputs(prefill_inputs)),
             dense => dense,
         };
         Self { matrix, ..self }
@@ -154,7 +154,7 @@ impl ExpertMatrix {
             stack: self.stack(op, None, !float_inputs, &mut inputs)?,
             routing,
             float_inputs,
-            prompts: self.matrix.prompts(),
+            prefill_inputs: self.matrix.prefill_inputs(),
             isa: Isa::detect(),
         };
         let mut shape = ids.shape().to_vec();
@@ -372,9 +372,9 @@ impl ExpertBlock<'_> {
             down: down.stack(op, self.down.1, true, &mut inputs)?,
             activation: self.activation,
             routing,
-            prompts: (gate.matrix.prompts())
-                .max(up.matrix.prompts())
-                .max(down.matrix.prompts()),
+            prefill_inputs: (gate.matrix.prefill_inputs())
+                .max(up.matrix.prefill_inputs())
+                .max(down.matrix.prefill_inputs()),
             isa: Isa::detect(),
         };
         host_op::add(op, OpKind::Opaque, work, &inputs, x.shape())

@@ -25,7 +25,7 @@ pub(super) fn layers_per_arena(shape: &[i32; 4]) -> usize {
     (SHARED / elements.unwrap_or(usize::MAX).max(1)).max(1)
 }
 
-/// The memory of several layers, `[layers, 2, Hkv, room, D]`.
+/// The memory of several layers, `[layers, 2, Hkv, capacity, D]`.
 struct KvArena {
     // Exactly one array. Never expose it: a clone would observe writes in place.
     array: Vec<Array>,
@@ -65,16 +65,16 @@ pub(super) struct KvLayer {
 }
 
 impl KvLayer {
-    /// Keys and values of layers that share an array, `[1, Hkv, room, D]` each. No element is
+    /// Keys and values of layers that share an array, `[1, Hkv, capacity, D]` each. No element is
     /// initialized.
     ///
     /// # Errors
     /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) beyond the budget; MLX's message
     /// when memory runs out.
     pub(super) fn allocate(layers: usize, shape: [i32; 4]) -> Result<Vec<Arc<Self>>> {
-        let [_, heads, room, width] = shape;
+        let [_, heads, capacity, width] = shape;
         let all = i32::try_from(layers).unwrap_or(i32::MAX);
-        let all = [all, 2, heads, room, width];
+        let all = [all, 2, heads, capacity, width];
         let array = call::adopt(OP, |out| {
             // SAFETY: `out` is writable; pointer and length describe the shape.
             unsafe {
@@ -88,19 +88,19 @@ impl KvLayer {
             elements,
             poisoned: AtomicBool::new(false),
         });
-        let [_, _, room, width] = shape.map(i64::from);
+        let [_, _, capacity, width] = shape.map(i64::from);
         let of = |layer: usize| {
             Arc::new(Self {
                 arena: Arc::clone(&arena),
                 layer,
                 shape,
-                strides: [0, room * width, width, 1],
+                strides: [0, capacity * width, width, 1],
             })
         };
         Ok((0..layers).map(of).collect())
     }
 
-    /// `[1, Hkv, room, D]`.
+    /// `[1, Hkv, capacity, D]`.
     pub(super) fn shape(&self) -> &[i32; 4] {
         &self.shape
     }

@@ -25,7 +25,7 @@ use crate::memory;
 ///     // Two positions of one head with two elements.
 ///     let keys = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 1, 2, 2])?;
 ///     let memory = KvBuffer::holding(&keys, &keys, 2, 256)?;
-///     assert_eq!(memory.room(), 256);
+///     assert_eq!(memory.capacity(), 256);
 ///     assert_eq!(memory.copy(1)?.1.to_vec::<f32>()?, [1.0, 2.0]);
 ///     Ok(())
 /// })?;
@@ -81,7 +81,7 @@ fn fault(message: String) -> Error {
 }
 
 impl KvBuffer {
-    /// Memory for `room` positions of `heads` heads with `width` elements each. It is not
+    /// Memory for `capacity` positions of `heads` heads with `width` elements each. It is not
     /// initialized, and pages are allocated only when written.
     ///
     /// # Errors
@@ -96,8 +96,8 @@ impl KvBuffer {
     /// })?;
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
-    pub fn empty(heads: (i32, i32), room: i32) -> Result<Self> {
-        Ok(Self::several(1, heads, room)?.remove(0))
+    pub fn empty(heads: (i32, i32), capacity: i32) -> Result<Self> {
+        Ok(Self::several(1, heads, capacity)?.remove(0))
     }
 
     /// The memory of a row in several layers. Small layers share allocations, which are freed once
@@ -115,8 +115,8 @@ impl KvBuffer {
     /// # })?;
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
-    pub fn several(layers: usize, (heads, width): (i32, i32), room: i32) -> Result<Vec<Self>> {
-        let shape = [1, heads, room, width];
+    pub fn several(layers: usize, (heads, width): (i32, i32), capacity: i32) -> Result<Vec<Self>> {
+        let shape = [1, heads, capacity, width];
         check_shape(shape, 0)?;
         check_budget(layers, shape)?;
         let mut all = Vec::with_capacity(layers);
@@ -128,15 +128,15 @@ impl KvBuffer {
     }
 
     /// A copy of the first `filled` positions of keys and values, float32 `[1, Hkv, n, D]`, with
-    /// capacity `room`.
+    /// capacity `capacity`.
     ///
     /// # Errors
     /// As [`Self::empty`]. Also when there are fewer positions, or they exceed the capacity.
-    pub fn holding(keys: &Array, values: &Array, filled: i32, room: i32) -> Result<Self> {
+    pub fn holding(keys: &Array, values: &Array, filled: i32, capacity: i32) -> Result<Self> {
         if keys.shape() != values.shape() {
             return Err(fault("keys and values must be of one shape".into()));
         }
-        let shape = with_room(keys, room)?;
+        let shape = with_capacity(keys, capacity)?;
         let there = keys.shape()[2];
         if filled > there {
             return Err(fault(format!(
@@ -177,7 +177,7 @@ impl KvBuffer {
         Ok(made.into_iter().map(of).collect())
     }
 
-    /// Changes the capacity to `room` positions, and keeps the first `filled`.
+    /// Changes the capacity to `capacity` positions, and keeps the first `filled`.
     ///
     /// # Errors
     /// As [`Self::holding`], also when fewer were written; the memory is then unchanged.
@@ -186,24 +186,24 @@ impl KvBuffer {
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
     /// let mut memory = KvBuffer::empty((2, 64), 256)?;
     /// memory.grow(0, 512)?;
-    /// assert_eq!(memory.room(), 512);
+    /// assert_eq!(memory.capacity(), 512);
     /// # Ok(())
     /// # })?;
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
-    pub fn grow(&mut self, filled: i32, room: i32) -> Result<()> {
+    pub fn grow(&mut self, filled: i32, capacity: i32) -> Result<()> {
         self.check(filled)?;
         let from = From::KvLayer(vec![Arc::clone(&self.layer)]);
         let after = after([&*self]);
         let from = Some((from, filled));
-        *self = Self::make(1, self.with(room), from, &arrays(&after))?.remove(0);
+        *self = Self::make(1, self.with(capacity), from, &arrays(&after))?.remove(0);
         Ok(())
     }
 
     /// The shape with another capacity.
-    fn with(&self, room: i32) -> [i32; 4] {
+    fn with(&self, capacity: i32) -> [i32; 4] {
         let [one, heads, _, width] = *self.layer.shape();
-        [one, heads, room, width]
+        [one, heads, capacity, width]
     }
 
     /// Copies of the first `n` positions as arrays, `[1, Hkv, n, D]`.
@@ -231,7 +231,7 @@ impl KvBuffer {
         Ok((keys, values))
     }
 
-    /// Separate memory with a copy of the first `n` positions and capacity `room`. Later writes
+    /// Separate memory with a copy of the first `n` positions and capacity `capacity`. Later writes
     /// here run after the copy.
     ///
     /// # Errors
@@ -242,15 +242,15 @@ impl KvBuffer {
     /// let keys = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 1, 2, 2])?;
     /// let memory = KvBuffer::holding(&keys, &keys, 2, 4)?;
     /// let other = memory.fork(1, 8)?;
-    /// assert_eq!(other.room(), 8);
+    /// assert_eq!(other.capacity(), 8);
     /// assert_eq!(other.copy(1)?.0.to_vec::<f32>()?, [1.0, 2.0]);
     /// assert!(other.copy(2).is_err());
     /// # Ok(())
     /// # })?;
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
-    pub fn fork(&self, n: i32, room: i32) -> Result<Self> {
-        Ok(Self::fork_all(&[self], n, room)?.remove(0))
+    pub fn fork(&self, n: i32, capacity: i32) -> Result<Self> {
+        Ok(Self::fork_all(&[self], n, capacity)?.remove(0))
     }
 
     /// Forks of a row's memory in several layers. Small layers share operations.
@@ -269,20 +269,21 @@ impl KvBuffer {
     /// # })?;
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
-    pub fn fork_all(layers: &[&Self], n: i32, room: i32) -> Result<Vec<Self>> {
+    pub fn fork_all(layers: &[&Self], n: i32, capacity: i32) -> Result<Vec<Self>> {
         for layer in layers {
             layer.check(n)?;
         }
         let mut forks = Vec::with_capacity(layers.len());
-        let alike = layers.chunk_by(|a, b| a.with(room) == b.with(room));
-        for some in alike.flat_map(|alike| alike.chunks(layers_per_arena(&alike[0].with(room)))) {
+        let alike = layers.chunk_by(|a, b| a.with(capacity) == b.with(capacity));
+        for some in alike.flat_map(|alike| alike.chunks(layers_per_arena(&alike[0].with(capacity))))
+        {
             let from = From::KvLayer(
                 some.iter()
                     .map(|buffer| Arc::clone(&buffer.layer))
                     .collect(),
             );
             let after = after(some.iter().copied());
-            let shape = some[0].with(room);
+            let shape = some[0].with(capacity);
             forks.extend(Self::make(
                 some.len(),
                 shape,
@@ -311,11 +312,11 @@ impl KvBuffer {
     }
 
     /// The capacity in positions.
-    pub fn room(&self) -> i32 {
+    pub fn capacity(&self) -> i32 {
         self.layer.shape()[2]
     }
 
-    /// `[1, Hkv, room, D]`.
+    /// `[1, Hkv, capacity, D]`.
     /// ```
     /// # use mlx_rs_core::{Device, Stream, cpu::KvBuffer};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -394,10 +395,10 @@ fn arrays(all: &[Arc<Array>]) -> Vec<&Array> {
     all.iter().map(|array| &**array).collect()
 }
 
-/// The shape of a cache with capacity `room`.
-fn with_room(cache: &Array, room: i32) -> Result<[i32; 4]> {
+/// The shape of a cache with capacity `capacity`.
+fn with_capacity(cache: &Array, capacity: i32) -> Result<[i32; 4]> {
     match *cache.shape() {
-        [1, heads, _, width] => Ok([1, heads, room, width]),
+        [1, heads, _, width] => Ok([1, heads, capacity, width]),
         _ => Err(
             fault("a cache needs the shape [1, heads, positions, width]".into())
                 .with_inputs(&[cache]),

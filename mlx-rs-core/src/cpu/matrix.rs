@@ -1,6 +1,6 @@
 //! Matrices for products by the kernels, checked once. `projection.rs` has the products.
 
-use mlx_cpu_kernels::{DenseType, MatrixFormat, Prompts, Size, dim};
+use mlx_cpu_kernels::{DenseType, MatrixFormat, PrefillInputs, Size, dim};
 
 use super::enabled;
 use super::projection::{Epilogue, Projection};
@@ -147,11 +147,11 @@ impl Matrix {
         .with(x, float_inputs)
     }
 
-    /// The type of prefill inputs; see [`QuantizedMatrix::with_prompts`].
-    pub(super) fn prompts(&self) -> Prompts {
+    /// The type of prefill inputs; see [`QuantizedMatrix::with_prefill_inputs`].
+    pub(super) fn prefill_inputs(&self) -> PrefillInputs {
         match self {
-            Self::Quantized(m) => m.prompts(),
-            Self::Dense(_) => Prompts::Float32,
+            Self::Quantized(m) => m.prefill_inputs(),
+            Self::Dense(_) => PrefillInputs::Float32,
         }
     }
 

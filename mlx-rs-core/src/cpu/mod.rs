@@ -41,7 +41,7 @@ pub use logits::{LogProbabilities, log_probabilities};
 pub use matrix::{DenseMatrix, Matrix};
 pub use mlx_cpu_kernels::{
     CountPenalties, DrawParams, ExpertGate, Gate, MAX_ROW_LEN, MemoryRule, OPTIMIZED, Pick,
-    Prompts, RepetitionPenalty, Rotation, SampleParams, Table, TokenRange, enabled,
+    PrefillInputs, RepetitionPenalty, Rotation, SampleParams, Table, TokenRange, enabled,
     instruction_set, status, threads,
 };
 pub use projection::{Epilogue, Projection};

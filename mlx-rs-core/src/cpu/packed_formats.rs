@@ -2,7 +2,7 @@
 //! MLX lacks.
 
 use mlx_cpu_kernels::{
-    GROUPS_PER_AFFINE_SUPER, GROUPS_PER_SUPER, INTERLEAVED_ROWS, Prompts, ScaleFormat, Size,
+    GROUPS_PER_AFFINE_SUPER, GROUPS_PER_SUPER, INTERLEAVED_ROWS, PrefillInputs, ScaleFormat, Size,
     TABLE_SUPER_WEIGHTS, Table,
 };
 
@@ -136,7 +136,7 @@ impl QuantizedMatrix {
             group: format.group.unsigned_abs() as usize,
             scales: format.scales,
             traced: closure::inside(),
-            prompts: Prompts::from_environment().unwrap_or_default(),
+            prefill_inputs: PrefillInputs::from_environment().unwrap_or_default(),
         }))
     }
 

@@ -192,7 +192,8 @@ impl<'a> Projection<'a> {
             activation,
             residual: adds,
             float_inputs: false,
-            prompts: (self.parts.iter().map(|(m, _)| m.prompts()).max()).unwrap_or_default(),
+            prefill_inputs: (self.parts.iter().map(|(m, _)| m.prefill_inputs()).max())
+                .unwrap_or_default(),
             isa: Isa::detect(),
         })
     }

@@ -9,7 +9,7 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use mlx_cpu_kernels::{
-    GatherRows, HeldMatrix, INTERLEAVED_ROWS, Input, Prompts, ScaleFormat, Size, dim,
+    GatherRows, HeldMatrix, INTERLEAVED_ROWS, Input, PrefillInputs, ScaleFormat, Size, dim,
     symmetric_bias,
 };
 
@@ -52,36 +52,37 @@ pub struct QuantizedMatrix {
     /// Whether the matrix was made in a traced function, where arrays may be differentiated.
     pub(super) traced: bool,
     /// The type of prefill inputs.
-    pub(super) prompts: Prompts,
+    pub(super) prefill_inputs: PrefillInputs,
 }
 
 impl QuantizedMatrix {
     /// Sets the type of inputs with 16 or more rows. Without this call the environment decides; see
-    /// [`Prompts::from_environment`].
+    /// [`PrefillInputs::from_environment`].
     ///
     /// ```
-    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::{Prompts, QuantizedMatrix}, ones};
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::{PrefillInputs, QuantizedMatrix}, ones};
     /// let weight = ones(&[8, 64], Dtype::Float32)?;
     /// let packed = Quantized::quantize(&weight, 32, 4, QuantMode::Affine)?;
     /// if let Some(matrix) = QuantizedMatrix::new(&packed)? {
-    ///     assert_eq!(matrix.with_prompts(Prompts::Int8).prompts(), Prompts::Int8);
+    ///     let matrix = matrix.with_prefill_inputs(PrefillInputs::Int8);
+    ///     assert_eq!(matrix.prefill_inputs(), PrefillInputs::Int8);
     /// }
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     #[must_use]
-    pub fn with_prompts(mut self, prompts: Prompts) -> Self {
-        self.prompts = prompts;
+    pub fn with_prefill_inputs(mut self, prefill_inputs: PrefillInputs) -> Self {
+        self.prefill_inputs = prefill_inputs;
         self
     }
 
-    /// The type of prefill inputs; see [`Self::with_prompts`].
+    /// The type of prefill inputs; see [`Self::with_prefill_inputs`].
     ///
     /// ```
-    /// use mlx_rs_core::cpu::{Prompts, QuantizedMatrix};
-    /// let exact = |m: &QuantizedMatrix| m.prompts() == Prompts::Float32;
+    /// use mlx_rs_core::cpu::{PrefillInputs, QuantizedMatrix};
+    /// let exact = |m: &QuantizedMatrix| m.prefill_inputs() == PrefillInputs::Float32;
     /// ```
-    pub fn prompts(&self) -> Prompts {
-        self.prompts
+    pub fn prefill_inputs(&self) -> PrefillInputs {
+        self.prefill_inputs
     }
 
     /// The number of interleaved rows.
@@ -241,7 +242,7 @@ impl QuantizedMatrix {
                 ScaleFormat::F32
             },
             traced: closure::inside(),
-            prompts: Prompts::from_environment().unwrap_or_default(),
+            prefill_inputs: PrefillInputs::from_environment().unwrap_or_default(),
         })
     }
 
@@ -409,7 +410,7 @@ impl QuantizedMatrix {
             group: self.group,
             scales: self.scales,
             traced: self.traced,
-            prompts: self.prompts,
+            prefill_inputs: self.prefill_inputs,
         }))
     }
 
@@ -472,7 +473,11 @@ impl QuantizedMatrix {
             group: first.group,
             scales,
             traced: first.traced,
-            prompts: parts.iter().map(|m| m.prompts).max().unwrap_or_default(),
+            prefill_inputs: parts
+                .iter()
+                .map(|m| m.prefill_inputs)
+                .max()
+                .unwrap_or_default(),
         }))
     }
 

@@ -68,13 +68,13 @@ impl Identity {
             gate_up: [one; 2],
             down: one,
         };
-        let room = KvSlot {
+        let slot = KvSlot {
             length: 1,
             offset,
             memory,
             window: None,
         };
-        block.step(x, &mut [room])
+        block.step(x, &mut [slot])
     }
 }
 
@@ -208,7 +208,7 @@ fn sizes_that_no_machine_has_are_errors() {
             assert_eq!(e.kind(), ErrorKind::OutOfMemory, "{heads:?}: {e}");
         }
         let mut memory = KvBuffer::empty((1, D), 4).unwrap();
-        assert!(memory.grow(0, i32::MAX).is_ok() || memory.room() == 4);
+        assert!(memory.grow(0, i32::MAX).is_ok() || memory.capacity() == 4);
     });
 }
 

@@ -1,7 +1,7 @@
 //! Environment variables that the engine reads silently. An invalid value is reported here, so that
 //! the user can correct it.
 
-use rust_mlx::mlx::cpu::Prompts;
+use rust_mlx::mlx::cpu::PrefillInputs;
 
 use crate::cli::terminal::failure::Failure;
 
@@ -56,12 +56,12 @@ fn threads(value: &str) -> Result<(), Failure> {
 }
 
 fn prompts(value: &str) -> Result<(), Failure> {
-    if Prompts::named(value).is_some() {
+    if PrefillInputs::named(value).is_some() {
         return Ok(());
     }
     Err(Failure::usage(format!(
         "MLX_CPU_PROMPTS is {value:?}; it may be {}",
-        Prompts::ALL.map(Prompts::name).join(", ")
+        PrefillInputs::ALL.map(PrefillInputs::name).join(", ")
     )))
 }
 

@@ -32,7 +32,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
 /// Answers a conversation.
 #[utoipa::path(post, path = "/v1/messages", request_body = MessagesRequest, responses(
     (status = 200, description = "a message, or with `stream` its events", content((Object = "application/json"), (String = "text/event-stream"))),
-    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 400, description = "the request is not valid", body = Object),
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn create(
     State(app): State<App>,
@@ -55,19 +55,19 @@ pub(crate) async fn create(
         let events = stream::Events::new(id, model.id(), tokens);
         return Ok(stream::answer(reply, events, app.limits.ping));
     }
-    let whole = run::whole(reply, ()).await?;
+    let complete = run::whole(reply, ()).await?;
     let mut content = Vec::new();
-    if !whole.reasoning.is_empty() {
+    if !complete.reasoning.is_empty() {
         content.push(json!({
             "type": "thinking",
-            "thinking": whole.reasoning,
+            "thinking": complete.reasoning,
             "signature": stream::SIGNATURE,
         }));
     }
-    if !whole.content.is_empty() {
-        content.push(json!({"type": "text", "text": whole.content}));
+    if !complete.content.is_empty() {
+        content.push(json!({"type": "text", "text": complete.content}));
     }
-    for call in &whole.calls {
+    for call in &complete.calls {
         let input: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
         content.push(json!({
             "type": "tool_use",
@@ -76,7 +76,7 @@ pub(crate) async fn create(
             "input": input,
         }));
     }
-    let (reason, sequence) = stop_reason(&whole.end, !whole.calls.is_empty());
+    let (reason, sequence) = stop_reason(&complete.end, !complete.calls.is_empty());
     let body = json!({
         "id": id,
         "type": "message",
@@ -85,7 +85,7 @@ pub(crate) async fn create(
         "content": content,
         "stop_reason": reason,
         "stop_sequence": sequence,
-        "usage": usage(&whole.end.metrics),
+        "usage": usage(&complete.end.metrics),
     });
     Ok(axum::Json(body).into_response())
 }
@@ -93,7 +93,7 @@ pub(crate) async fn create(
 /// Counts the tokens of a conversation.
 #[utoipa::path(post, path = "/v1/messages/count_tokens", request_body = CountRequest, responses(
     (status = 200, description = "`input_tokens`", body = Object),
-    (status = 400, description = "the request cannot be served as it is", body = Object)))]
+    (status = 400, description = "the request is not valid", body = Object)))]
 pub(crate) async fn count_tokens(
     State(app): State<App>,
     Work(request, places): Work<CountRequest>,
@@ -182,7 +182,7 @@ fn conversation(
             return Err(ApiError::unsupported(
                 "thinking",
                 format!(
-                    "the model {} has no thinking that can be told from its answer; leave thinking out",
+                    "the model {} has no thinking that can be separated from its answer; leave thinking out",
                     model.id()
                 ),
             ));

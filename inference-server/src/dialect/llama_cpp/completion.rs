@@ -196,7 +196,7 @@ impl Sampling {
         if let Some(n) = self.n_probs.filter(|n| *n > 0) {
             let most = app.limits.top_logprobs;
             if n > most {
-                let message = format!("n_probs is {n}; at most {most} come");
+                let message = format!("n_probs is {n}; at most {most} are allowed");
                 return Err(ApiError::field("n_probs", message));
             }
             o.output.logprobs = with_logprobs(model, Some(n))?;
@@ -244,13 +244,13 @@ fn ordered(sampling: &mut SamplingOptions, samplers: &[String]) -> Result<(), Ap
         // The two orders place typical-p differently, which matters only if it is on.
         .filter(|name| *name != "typ_p" || sampling.typical_p < 1.0)
         .collect();
-    let place = |name: &str| used.iter().position(|own| *own == name);
+    let place = |name: &str| used.iter().position(|candidate| *candidate == name);
     let filters = used.iter().filter(|name| **name != "temperature");
     let first = place("temperature") == Some(0) && used.len() > 1;
     let last = place("temperature").is_none_or(|at| at + 1 == used.len());
     let order = if first { FIRST } else { LAST };
     let sorted = filters
-        .map(|name| order.iter().position(|own| own == name))
+        .map(|name| order.iter().position(|candidate| candidate == name))
         .is_sorted();
     if !(first || last) || !sorted {
         let message = format!(
@@ -358,7 +358,7 @@ fn pair(pair: &Value) -> Option<(Named<'_>, &Value)> {
 /// Continues texts, with llama.cpp's parameters.
 #[utoipa::path(post, path = "/completion", request_body = CompletionRequest, responses(
     (status = 200, description = "a completion, several for several prompts, or with `stream` events", content((crate::pipeline::described::ListOrObject = "application/json"), (String = "text/event-stream"))),
-    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 400, description = "the request is not valid", body = Object),
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn create(
     State(app): State<App>,
@@ -425,7 +425,7 @@ pub(super) async fn answer(
     let mut all: Vec<Answer> = wholes
         .into_iter()
         .zip(&heads)
-        .map(|(whole, head)| head.last(whole.kept, &whole.end))
+        .map(|(reply, head)| head.last(reply.collected, &reply.end))
         .collect();
     Ok(match several {
         true => axum::Json(all).into_response(),
@@ -531,7 +531,7 @@ struct Head {
 
 impl Head {
     /// A whole answer, and the last event of a stream.
-    fn last(&self, kept: Kept, end: &End) -> Answer {
+    fn last(&self, collected: Kept, end: &End) -> Answer {
         let m = &end.metrics;
         let (kind, word) = match (&end.reason, &end.stop) {
             (FinishReason::Length, _) => ("limit", ""),
@@ -550,7 +550,7 @@ impl Head {
             ("tokens_cached", m.cached_tokens.into()),
             ("generation_settings", self.settings.clone()),
             ("prompt", self.prompt.as_str().into()),
-            ("has_new_line", kept.text.contains('\n').into()),
+            ("has_new_line", collected.text.contains('\n').into()),
             ("truncated", false.into()),
             ("stop_type", kind.into()),
             ("stopping_word", word.into()),
@@ -559,9 +559,9 @@ impl Head {
             rest.insert(name.into(), value);
         }
         Answer {
-            content: kept.text,
-            tokens: kept.ids.unwrap_or_default(),
-            completion_probabilities: kept.probabilities.unwrap_or_default(),
+            content: collected.text,
+            tokens: collected.ids.unwrap_or_default(),
+            completion_probabilities: collected.probabilities.unwrap_or_default(),
             rest,
         }
     }
@@ -615,8 +615,8 @@ fn events(replies: Vec<Reply>, heads: Vec<Head>, ping: Duration) -> Response {
     let counts = vec![0usize; heads.len()];
     let state = Some((Box::pin(merged(replies)), heads, counts));
     let all = stream::unfold(state, |state| async {
-        let (mut news, heads, mut counts) = state?;
-        let (i, item) = news.next().await?;
+        let (mut items, heads, mut counts) = state?;
+        let (i, item) = items.next().await?;
         let mut more = true;
         let values = match item {
             Item::Started => Vec::new(),
@@ -635,7 +635,7 @@ fn events(replies: Vec<Reply>, heads: Vec<Head>, ping: Duration) -> Response {
             .into_iter()
             .map(|value| Ok(Event::default().data(value.to_string())))
             .collect();
-        Some((values, more.then_some((news, heads, counts))))
+        Some((values, more.then_some((items, heads, counts))))
     });
     sse(all.flat_map(stream::iter), ping)
 }

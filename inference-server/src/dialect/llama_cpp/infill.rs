@@ -34,7 +34,7 @@ pub(crate) struct InfillRequest {
 /// Generates the text between two others.
 #[utoipa::path(post, path = "/infill", request_body = InfillRequest, responses(
     (status = 200, description = "a completion, or with `stream` events", content((Object = "application/json"), (String = "text/event-stream"))),
-    (status = 400, description = "the request cannot be served as it is, or the model has no such tokens", body = Object)))]
+    (status = 400, description = "the request is not valid, or the model has no such tokens", body = Object)))]
 pub(crate) async fn create(
     State(app): State<App>,
     Work(request, places): Work<InfillRequest>,

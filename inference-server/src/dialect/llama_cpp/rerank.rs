@@ -93,7 +93,7 @@ fn text_of(document: Value, i: usize) -> Result<String, ApiError> {
 /// Sorts documents by relevance to a query.
 #[utoipa::path(post, path = "/rerank", request_body = RerankRequest, responses(
     (status = 200, description = "`results` with `index` and `relevance_score`, the best first; with `texts` a list of `index` and `score`", body = inline(crate::pipeline::described::ObjectOrList)),
-    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 400, description = "the request is not valid", body = Object),
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn rerank(
     State(app): State<App>,
@@ -151,12 +151,12 @@ pub(crate) async fn rerank(
     let ranking = ranking.map_err(|e| ApiError::of_engine(&e).with_param("documents"))?;
     // JSON has no infinities and no NaN.
     if ranking.scores.iter().any(|score| !score.is_finite()) {
-        tracing::error!("a score of {} is no number", model.id());
+        tracing::error!("a score of {} is not a number", model.id());
         return Err(ApiError::internal());
     }
     let order = ranking.order();
-    let kept = order.into_iter().take(request.top_n.unwrap_or(usize::MAX));
-    let scored = kept.map(|i| (i, ranking.scores[i]));
+    let best = order.into_iter().take(request.top_n.unwrap_or(usize::MAX));
+    let scored = best.map(|i| (i, ranking.scores[i]));
     if as_list {
         let list: Vec<Value> = scored
             .map(|(index, score)| {

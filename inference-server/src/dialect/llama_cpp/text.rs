@@ -36,7 +36,7 @@ pub(crate) struct TokenizeRequest {
 /// The ids of a text.
 #[utoipa::path(post, path = "/tokenize", request_body = TokenizeRequest, responses(
     (status = 200, description = "`tokens`", body = Object),
-    (status = 400, description = "the request cannot be served as it is", body = Object)))]
+    (status = 400, description = "the request is not valid", body = Object)))]
 pub(crate) async fn tokenize(
     State(app): State<App>,
     Work(request, places): Work<TokenizeRequest>,
@@ -152,7 +152,7 @@ pub(crate) struct DetokenizeRequest {
 /// The text of ids.
 #[utoipa::path(post, path = "/detokenize", request_body = DetokenizeRequest, responses(
     (status = 200, description = "`content`", body = Object),
-    (status = 400, description = "the request cannot be served as it is", body = Object)))]
+    (status = 400, description = "the request is not valid", body = Object)))]
 pub(crate) async fn detokenize(
     State(app): State<App>,
     Work(request, places): Work<DetokenizeRequest>,
@@ -234,7 +234,7 @@ pub(crate) struct TemplateRequest {
 /// Writes a conversation with the model's chat template.
 #[utoipa::path(post, path = "/apply-template", request_body = TemplateRequest, responses(
     (status = 200, description = "`prompt`", body = Object),
-    (status = 400, description = "the request cannot be served as it is", body = Object)))]
+    (status = 400, description = "the request is not valid", body = Object)))]
 pub(crate) async fn apply_template(
     State(app): State<App>,
     Work(request, places): Work<TemplateRequest>,
@@ -273,7 +273,7 @@ pub(crate) struct EmbeddingRequest {
 /// Embeds texts as vectors of length one, pooled as the model was trained.
 #[utoipa::path(post, path = "/embedding", request_body = EmbeddingRequest, responses(
     (status = 200, description = "a list with `index` and `embedding`", body = Vec<Object>),
-    (status = 400, description = "the request cannot be served as it is", body = Object)))]
+    (status = 400, description = "the request is not valid", body = Object)))]
 pub(crate) async fn embedding(
     State(app): State<App>,
     Work(request, places): Work<EmbeddingRequest>,

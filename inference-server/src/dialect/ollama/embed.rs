@@ -46,7 +46,7 @@ pub(crate) struct OldEmbedRequest {
 /// Embeds a text, in the older form.
 #[utoipa::path(post, path = "/api/embeddings", request_body = OldEmbedRequest, responses(
     (status = 200, description = "`embedding`, a vector of length one", body = Object),
-    (status = 400, description = "the request cannot be served as it is", body = Object)))]
+    (status = 400, description = "the request is not valid", body = Object)))]
 pub(crate) async fn create_old(
     State(app): State<App>,
     Work(request, places): Work<OldEmbedRequest>,
@@ -62,7 +62,7 @@ pub(crate) async fn create_old(
 /// Embeds texts.
 #[utoipa::path(post, path = "/api/embed", request_body = EmbedRequest, responses(
     (status = 200, description = "a vector of length one for each text", body = Object),
-    (status = 400, description = "the request cannot be served as it is", body = Object)))]
+    (status = 400, description = "the request is not valid", body = Object)))]
 pub(crate) async fn create(
     State(app): State<App>,
     Work(request, places): Work<EmbedRequest>,

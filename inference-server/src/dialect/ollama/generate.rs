@@ -39,7 +39,7 @@ enum Work {
 /// Answers a conversation.
 #[utoipa::path(post, path = "/api/chat", request_body = ChatRequest, responses(
     (status = 200, description = "lines of JSON, or with `stream` false one", content((Object = "application/json"), (String = "application/x-ndjson"))),
-    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 400, description = "the request is not valid", body = Object),
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn chat(
     State(app): State<App>,
@@ -63,7 +63,7 @@ pub(crate) async fn chat(
 /// Answers a text. With `raw`, continues it.
 #[utoipa::path(post, path = "/api/generate", request_body = GenerateRequest, responses(
     (status = 200, description = "lines of JSON, or with `stream` false one", content((Object = "application/json"), (String = "application/x-ndjson"))),
-    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 400, description = "the request is not valid", body = Object),
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn generate(
     State(app): State<App>,
@@ -158,15 +158,15 @@ async fn answer(
     };
     let reply = asked.one()?;
     if rest.stream == Some(false) {
-        let whole = run::whole(reply, ()).await?;
+        let complete = run::whole(reply, ()).await?;
         let mut line = line(
             model.id(),
             shape,
-            &whole.content,
-            &whole.reasoning,
-            &whole.calls,
+            &complete.content,
+            &complete.reasoning,
+            &complete.calls,
         );
-        finish(&mut line, &whole.end, arrived.elapsed());
+        finish(&mut line, &complete.end, arrived.elapsed());
         return Ok(axum::Json(line).into_response());
     }
     let lines = Lines {

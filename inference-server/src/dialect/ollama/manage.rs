@@ -20,7 +20,7 @@ pub(crate) struct DeleteRequest {
 /// Deletes a model's files, if the server was started to allow it. The answer has no body.
 #[utoipa::path(delete, path = "/api/delete", request_body = DeleteRequest, responses(
     (status = 200, description = "it is deleted"),
-    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 400, description = "the request is not valid", body = Object),
     (status = 403, description = "this server deletes no models", body = Object),
     (status = 404, description = "it is not served", body = Object),
     (status = 409, description = "its replies still run", body = Object)))]
@@ -29,8 +29,12 @@ pub(crate) async fn delete(
     Json(request): Json<DeleteRequest>,
 ) -> Result<(), ApiError> {
     let name = request.model.filter(|name| !name.is_empty());
-    let name =
-        name.ok_or_else(|| ApiError::field("model", "model is missing: the name to delete"))?;
+    let name = name.ok_or_else(|| {
+        ApiError::field(
+            "model",
+            "model is missing; give the name of the model to delete",
+        )
+    })?;
     app.models.delete(&name).await
 }
 
@@ -58,7 +62,7 @@ pub(crate) async fn copy(
         if there.as_deref().unwrap_or_default().is_empty() {
             return Err(ApiError::field(
                 name,
-                format!("{name} is missing: the name of a model"),
+                format!("{name} is missing; give the name of a model"),
             ));
         }
     }
@@ -88,7 +92,7 @@ pub(crate) async fn create(Json(request): Json<CreateRequest>) -> Result<(), Api
     if request.model.as_deref().unwrap_or_default().is_empty() {
         return Err(ApiError::field(
             "model",
-            "model is missing: the name of the new model",
+            "model is missing; give the name of the new model",
         ));
     }
     Err(ApiError::unsupported(

@@ -94,7 +94,7 @@ pub(crate) struct ShowRequest {
 /// Describes a model.
 #[utoipa::path(post, path = "/api/show", request_body = ShowRequest, responses(
     (status = 200, description = "what it is", body = Object),
-    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 400, description = "the request is not valid", body = Object),
     (status = 404, description = "it is not served", body = Object)))]
 pub(crate) async fn show(
     State(app): State<App>,
@@ -122,7 +122,7 @@ pub(crate) async fn show(
     }
     // The template's abilities are known only once its model is loaded.
     let model = listed.loaded.as_deref();
-    let own = model.and_then(|m| Some(m.tokens().ok()?.chat_template()?.to_owned()));
+    let template = model.and_then(|m| Some(m.tokens().ok()?.chat_template()?.to_owned()));
     let can = [
         ("completion", true),
         (
@@ -140,7 +140,7 @@ pub(crate) async fn show(
         "license": described.license.unwrap_or_default(),
         "modelfile": "",
         "parameters": parameters(&info),
-        "template": own.or(described.template).unwrap_or_default(),
+        "template": template.or(described.template).unwrap_or_default(),
         "details": details(&info, listed.entry.as_ref()),
         "model_info": facts,
         "capabilities": can,
@@ -166,8 +166,8 @@ async fn described(app: &App, name: &str) -> ModelDescription {
 
 /// The sampling that the files recommend, one option on each line, as in Ollama's Modelfiles.
 fn parameters(info: &ModelInfo) -> String {
-    let own = ParameterValues::recommended(&info.sampling);
-    let lines: Vec<String> = own
+    let values = ParameterValues::recommended(&info.sampling);
+    let lines: Vec<String> = values
         .iter()
         .map(|(parameter, value)| format!("{:<30} {value}", parameter.name()))
         .collect();
@@ -188,7 +188,7 @@ pub(crate) struct PullRequest {
 /// disconnects.
 #[utoipa::path(post, path = "/api/pull", request_body = PullRequest, responses(
     (status = 200, description = "lines of JSON, or with `stream` false one", content((Object = "application/json"), (String = "application/x-ndjson"))),
-    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 400, description = "the request is not valid", body = Object),
     (status = 403, description = "this server fetches no models", body = Object),
     (status = 429, description = "another model is fetched", body = Object)))]
 pub(crate) async fn pull(
@@ -208,7 +208,7 @@ pub(crate) async fn pull(
     }
     let turn = Arc::clone(&app.pulls).try_acquire_owned();
     let turn = turn.map_err(|_| ApiError::busy())?;
-    let (tell, mut told) = mpsc::channel(64);
+    let (tell, mut reports) = mpsc::channel(64);
     tokio::task::spawn_blocking(move || {
         let mut progress = |progress: PullProgress| {
             // A slow reader may miss a report, because the next one supersedes it.
@@ -235,25 +235,28 @@ pub(crate) async fn pull(
         let _ = tell.blocking_send(last);
     });
     if request.stream == Some(false) {
-        while let Some(news) = told.recv().await {
-            if news?.status == "success" {
+        while let Some(progress) = reports.recv().await {
+            if progress?.status == "success" {
                 return Ok(axum::Json(json!({"status": "success"})).into_response());
             }
         }
         return Err(ApiError::internal());
     }
-    let lines = stream::unfold(told, |mut told| async {
-        let line = match told.recv().await? {
-            Ok(progress) => news(&progress),
+    let lines = stream::unfold(reports, |mut reports| async {
+        let line = match reports.recv().await? {
+            Ok(progress) => progress_line(&progress),
             Err(error) => error.body(Family::Ollama),
         };
-        Some((Ok::<_, Infallible>(Bytes::from(format!("{line}\n"))), told))
+        Some((
+            Ok::<_, Infallible>(Bytes::from(format!("{line}\n"))),
+            reports,
+        ))
     });
     let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
     Ok((kind, Body::from_stream(lines)).into_response())
 }
 
-fn news(progress: &PullProgress) -> Value {
+fn progress_line(progress: &PullProgress) -> Value {
     let mut line = Map::new();
     line.insert("status".into(), progress.status.as_str().into());
     if let Some(file) = &progress.file {

@@ -251,11 +251,11 @@ impl Rest {
     /// The options that the request describes, with Ollama's defaults.
     pub(super) fn options(&self, app: &App) -> Result<GenerateOptions, ApiError> {
         let none = Options::default();
-        let given = self.options.as_ref().unwrap_or(&none);
+        let options = self.options.as_ref().unwrap_or(&none);
         let not = |value: Option<f32>| value.is_some_and(|v| v != 1.0);
         for (name, there) in [
-            ("mirostat", given.mirostat.is_some_and(|n| n != 0)),
-            ("tfs_z", not(given.tfs_z)),
+            ("mirostat", options.mirostat.is_some_and(|n| n != 0)),
+            ("tfs_z", not(options.tfs_z)),
         ] {
             if there {
                 let message = format!("{name} is not supported; leave it out");
@@ -263,7 +263,7 @@ impl Rest {
             }
         }
         let unknown = |name: &&String| !NO_EFFECT.contains(&name.as_str());
-        if let Some(name) = given.more.keys().find(unknown) {
+        if let Some(name) = options.more.keys().find(unknown) {
             let name: String = name.chars().take(40).collect();
             let message = format!("the option {name:?} is not known");
             return Err(ApiError::unsupported(format!("options.{name}"), message));
@@ -276,15 +276,15 @@ impl Rest {
         }
         let mut o = parameters::base::<Ollama>(app, &SamplingDefaults::default())?;
         o.prefill.cache_salt = prepare::salt(self.cache_salt.as_ref())?;
-        given.parameters.apply(&mut o)?;
-        match given.repeat_last_n {
+        options.parameters.apply(&mut o)?;
+        match options.repeat_last_n {
             // In the contract, a window of 0 means all tokens.
             Some(0) => o.penalties.repeat_penalty = 1.0,
             Some(n) => o.penalties.repeat_window = usize::try_from(n).unwrap_or(0),
             None => {}
         }
-        o.sampling.seed = given.seed.map(i64::cast_unsigned);
-        if let Some(stop) = &given.stop {
+        o.sampling.seed = options.seed.map(i64::cast_unsigned);
+        if let Some(stop) = &options.stop {
             o.stop.stop_strings = prepare::stops(app, "options.stop", stop.list())?;
         }
         Ok(o)
@@ -330,7 +330,7 @@ impl Rest {
                 return Err(ApiError::unsupported(
                     "think",
                     format!(
-                        "the model {} has no reasoning that can be told from its answer; leave think out",
+                        "the model {} has no reasoning that can be separated from its answer; leave think out",
                         model.id()
                     ),
                 ));

@@ -32,7 +32,7 @@ pub(crate) fn now() -> u64 {
 /// Answers a conversation.
 #[utoipa::path(post, path = "/v1/chat/completions", request_body = ChatRequest, responses(
     (status = 200, description = "a chat completion, or with `stream` its chunks as server-sent events", content((Object = "application/json"), (String = "text/event-stream"))),
-    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 400, description = "the request is not valid", body = Object),
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn create(
     State(app): State<App>,
@@ -77,25 +77,25 @@ pub(crate) async fn create(
     let mut usage = Usage::default();
     let mut choices = Vec::with_capacity(n);
     let keep = || Logprobs::new(head.logprobs);
-    for (i, whole) in run::all(replies, keep).await?.into_iter().enumerate() {
-        usage.add(&whole.end.metrics, i == 0);
+    for (i, reply) in run::all(replies, keep).await?.into_iter().enumerate() {
+        usage.add(&reply.end.metrics, i == 0);
         let mut message = Map::new();
         message.insert("role".into(), "assistant".into());
-        let said = !whole.content.is_empty() || whole.calls.is_empty();
-        let content = said.then_some(whole.content);
+        let said = !reply.content.is_empty() || reply.calls.is_empty();
+        let content = said.then_some(reply.content);
         message.insert("content".into(), content.into());
         message.insert("refusal".into(), Value::Null);
-        if !whole.reasoning.is_empty() {
-            message.insert("reasoning_content".into(), whole.reasoning.into());
+        if !reply.reasoning.is_empty() {
+            message.insert("reasoning_content".into(), reply.reasoning.into());
         }
-        if !whole.calls.is_empty() {
-            message.insert("tool_calls".into(), whole.calls.iter().map(call).collect());
+        if !reply.calls.is_empty() {
+            message.insert("tool_calls".into(), reply.calls.iter().map(call).collect());
         }
         choices.push(WholeChoice {
             index: i,
             message,
-            finish_reason: finish(&whole.end, !whole.calls.is_empty()),
-            logprobs: head.logprobs.then_some(whole.kept),
+            finish_reason: finish(&reply.end, !reply.calls.is_empty()),
+            logprobs: head.logprobs.then_some(reply.collected),
         });
     }
     let body = Completion {
@@ -157,7 +157,7 @@ impl Keep for Logprobs {
 /// Counts the tokens of a conversation's prompt.
 #[utoipa::path(post, path = "/v1/chat/completions/input_tokens", request_body = ChatRequest, responses(
     (status = 200, description = "`input_tokens`", body = Object),
-    (status = 400, description = "the request cannot be served as it is", body = Object)))]
+    (status = 400, description = "the request is not valid", body = Object)))]
 pub(crate) async fn count_tokens(
     State(app): State<App>,
     Work(request, places): Work<ChatRequest>,
@@ -285,7 +285,7 @@ fn logprobs(
         Some(n) if n > app.limits.top_logprobs => Err(ApiError::field(
             "top_logprobs",
             format!(
-                "top_logprobs is {n}; at most {} come",
+                "top_logprobs is {n}; at most {} are allowed",
                 app.limits.top_logprobs
             ),
         )),

@@ -28,7 +28,7 @@ const TOP_LOGPROBS: usize = 5;
 /// Continues texts.
 #[utoipa::path(post, path = "/v1/completions", request_body = CompletionRequest, responses(
     (status = 200, description = "a completion, or with `stream` its chunks as server-sent events", content((Object = "application/json"), (String = "text/event-stream"))),
-    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 400, description = "the request is not valid", body = Object),
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn create(
     State(app): State<App>,
@@ -44,7 +44,7 @@ pub(crate) async fn create(
     if let Some(top) = request.logprobs.filter(|n| *n > TOP_LOGPROBS) {
         return Err(ApiError::field(
             "logprobs",
-            format!("logprobs is {top}; at most {TOP_LOGPROBS} alternatives come"),
+            format!("logprobs is {top}; at most {TOP_LOGPROBS} are allowed"),
         ));
     }
     options.output.logprobs = with_logprobs(model, request.logprobs)?;
@@ -137,13 +137,13 @@ pub(crate) async fn create(
     };
     let wholes = run::all(replies, keep).await?;
     let mut choices = Vec::with_capacity(wholes.len());
-    for (i, (whole, echo)) in wholes.into_iter().zip(echoes).enumerate() {
-        usage.add(&whole.end.metrics, i.is_multiple_of(n));
+    for (i, (reply, echo)) in wholes.into_iter().zip(echoes).enumerate() {
+        usage.add(&reply.end.metrics, i.is_multiple_of(n));
         choices.push(WholeChoice {
             index: i,
-            text: echo + &whole.kept.text,
-            logprobs: whole.kept.logprobs,
-            finish_reason: finish(&whole.end, false),
+            text: echo + &reply.collected.text,
+            logprobs: reply.collected.logprobs,
+            finish_reason: finish(&reply.end, false),
         });
     }
     let body = Completion {

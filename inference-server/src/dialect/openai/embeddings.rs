@@ -17,7 +17,7 @@ use crate::state::App;
 /// Embeds texts.
 #[utoipa::path(post, path = "/v1/embeddings", request_body = EmbeddingRequest, responses(
     (status = 200, description = "a vector of length one for each text", body = Object),
-    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 400, description = "the request is not valid", body = Object),
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn create(
     State(app): State<App>,

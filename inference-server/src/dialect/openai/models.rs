@@ -34,6 +34,6 @@ pub(crate) async fn one(
     State(app): State<App>,
     Path(id): Path<String>,
 ) -> Result<axum::Json<Value>, ApiError> {
-    let found = app.models.look(Some(&id)).await?;
-    Ok(axum::Json(model(&found)))
+    let entry = app.models.look(Some(&id)).await?;
+    Ok(axum::Json(model(&entry)))
 }

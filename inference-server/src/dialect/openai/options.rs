@@ -80,7 +80,9 @@ fn logit_bias(
         let Some(id) = known.filter(|id| (*id as usize) < vocabulary) else {
             return Err(ApiError::field(
                 param,
-                format!("logit_bias has the key {shown:?}, which is no token below {vocabulary}"),
+                format!(
+                    "logit_bias has the key {shown:?}, which is not a token id below {vocabulary}"
+                ),
             ));
         };
         within(&format!("{param}.{shown}"), *bias, -100.0, 100.0)?;

@@ -26,16 +26,16 @@ pub(crate) trait Chunks: Send + 'static {
 pub(crate) fn answer(replies: Vec<Reply>, chunks: impl Chunks, ping: Duration) -> Response {
     let state = Some((Box::pin(merged(replies)), chunks));
     let events = stream::unfold(state, |state| async {
-        let (mut news, mut chunks) = state?;
+        let (mut items, mut chunks) = state?;
         let event = |value: Value| Ok::<_, Infallible>(Event::default().data(value.to_string()));
         let done = || Ok(Event::default().data("[DONE]"));
         loop {
-            match news.next().await {
+            match items.next().await {
                 Some((reply, item)) => match chunks.of(reply, item) {
                     Ok(values) if values.is_empty() => {}
                     Ok(values) => {
                         let events: Vec<_> = values.into_iter().map(event).collect();
-                        return Some((events, Some((news, chunks))));
+                        return Some((events, Some((items, chunks))));
                     }
                     Err(error) => {
                         let events = vec![event(error.body(Family::OpenAi)), done()];

@@ -38,7 +38,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
 /// Answers a conversation, given as items.
 #[utoipa::path(post, path = "/v1/responses", request_body = ResponsesRequest, responses(
     (status = 200, description = "a response, or with `stream` its events", content((Object = "application/json"), (String = "text/event-stream"))),
-    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 400, description = "the request is not valid", body = Object),
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn create(
     State(app): State<App>,
@@ -63,18 +63,18 @@ pub(crate) async fn create(
     let (prompt, choice) = conversation(&mut request)?;
 
     // The response repeats fields of the request, so the request's memory stays reserved.
-    let held = places.held();
+    let body = places.body();
     let asked = ask.chat(&app, model, places, prompt, &choice).await?;
     let mut reply = asked.one()?;
     let names = app.clone();
     let output = Output::new(fields, move |prefix| {
-        let _ = &held;
+        let _ = &body;
         names.name(prefix)
     });
     if streamed {
         return Ok(answer(reply, output, app.limits.ping));
     }
-    let (mut output, mut last) = (output.whole(), None);
+    let (mut output, mut last) = (output.last_only(), None);
     while let Some(item) = reply.next().await {
         if let Item::Failed(error) = item {
             return Err(error);
@@ -83,9 +83,9 @@ pub(crate) async fn create(
         last = events.pop();
     }
     // The last event contains the whole response.
-    let whole = last.as_mut().map(|event| event["response"].take());
-    let whole = whole.filter(Value::is_object);
-    Ok(axum::Json(whole.ok_or_else(ApiError::internal)?).into_response())
+    let complete = last.as_mut().map(|event| event["response"].take());
+    let complete = complete.filter(Value::is_object);
+    Ok(axum::Json(complete.ok_or_else(ApiError::internal)?).into_response())
 }
 
 /// Answers with the events of a reply.
@@ -109,16 +109,16 @@ fn answer(reply: Reply, output: Output, ping: std::time::Duration) -> Response {
 /// Refuses unsupported fields by name.
 fn refuse(request: &ResponsesRequest) -> Result<(), ApiError> {
     let some = |value: &Option<Value>| value.as_ref().is_some_and(|v| !v.is_null());
-    let kept = "responses are not kept; send the whole conversation as input";
+    let not_stored = "responses are not kept; send the whole conversation as input";
     let cut = request.truncation.as_deref();
     for (param, there, instead) in [
         (
             "previous_response_id",
             request.previous_response_id.is_some(),
-            kept,
+            not_stored,
         ),
-        ("conversation", some(&request.conversation), kept),
-        ("background", request.background == Some(true), kept),
+        ("conversation", some(&request.conversation), not_stored),
+        ("background", request.background == Some(true), not_stored),
         (
             "prompt",
             some(&request.prompt),
@@ -242,7 +242,7 @@ fn response(app: &App, model: &ServedModel, request: &ResponsesRequest) -> Resul
         .collect();
     let effort = request.reasoning.as_ref().and_then(|r| r.effort.clone());
     let base = parameters::as_json(&options::base(app, model)?);
-    let given = |name: &str| match request.parameters.get(name) {
+    let effective = |name: &str| match request.parameters.get(name) {
         Some(value) => value.into(),
         None => base.get(name).cloned().unwrap_or_default(),
     };
@@ -261,11 +261,11 @@ fn response(app: &App, model: &ServedModel, request: &ResponsesRequest) -> Resul
         "previous_response_id": null,
         "reasoning": {"effort": effort, "summary": null},
         "store": false,
-        "temperature": given("temperature"),
+        "temperature": effective("temperature"),
         "text": {"format": format},
         "tool_choice": request.tool_choice.clone().unwrap_or_else(|| "auto".into()),
         "tools": tools,
-        "top_p": given("top_p"),
+        "top_p": effective("top_p"),
         "truncation": "disabled",
         "usage": null,
         "metadata": request.metadata.clone().unwrap_or_default(),

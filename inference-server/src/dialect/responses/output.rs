@@ -41,7 +41,7 @@ pub(super) struct Output {
     begun: bool,
     reasoned: usize,
     /// Only the last event is sent.
-    whole: bool,
+    last_only: bool,
 }
 
 impl Output {
@@ -55,13 +55,13 @@ impl Output {
             number: 0,
             begun: false,
             reasoned: 0,
-            whole: false,
+            last_only: false,
         }
     }
 
     /// Sends only the last event.
-    pub(super) fn whole(mut self) -> Self {
-        self.whole = true;
+    pub(super) fn last_only(mut self) -> Self {
+        self.last_only = true;
         self
     }
 
@@ -237,7 +237,7 @@ impl Output {
                 }
                 Delta::CallEnded { .. } => self.close("completed", events),
                 // The client has received nothing of this call, so it gets the call's text alone.
-                Delta::CallBroken { .. } if self.whole => self.open = None,
+                Delta::CallBroken { .. } if self.last_only => self.open = None,
                 Delta::CallBroken { .. } => self.close("incomplete", events),
             }
         }

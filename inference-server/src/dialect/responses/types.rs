@@ -212,7 +212,7 @@ pub(super) fn messages(
                 let arguments: Map<String, Value> = match text.trim() {
                     "" => Map::new(),
                     text => serde_json::from_str(text).map_err(|e| {
-                        let message = format!("the arguments are no JSON object: {e}");
+                        let message = format!("the arguments are not a JSON object: {e}");
                         ApiError::field(format!("{place}.arguments"), message)
                     })?,
                 };

@@ -32,7 +32,7 @@ impl TrainConfig {
         ];
         if let Some((name, value)) = counts.iter().find(|(_, value)| *value < -1) {
             return Err(bad(format!(
-                "{name} is {value}; it must be a count, or -1 for all"
+                "{name} is {value}; it must be a positive number, or -1 for all"
             )));
         }
         if self.max_seq_length < 2 {

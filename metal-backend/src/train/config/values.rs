@@ -161,7 +161,7 @@ impl LrSchedule {
             )));
         }
         if !self.arguments.iter().all(|a| a.is_finite()) || !self.warmup_init.is_finite() {
-            return Err(bad("lr_schedule holds something that is no number"));
+            return Err(bad("lr_schedule holds a value that is not a number"));
         }
         Ok(())
     }

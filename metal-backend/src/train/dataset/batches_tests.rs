@@ -120,15 +120,15 @@ proptest! {
     fn a_resumed_stream_goes_on_the_same(seed in any::<u32>(), skip in 0_u64..50) {
         let all = examples(&[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9]);
         let options = BatchOptions::new().with_batch_size(2).with_seed(seed);
-        let mut whole = Batches::new(&all, options.clone()).unwrap();
+        let mut uninterrupted = Batches::new(&all, options.clone()).unwrap();
         for _ in 0..skip {
-            whole.next_batch();
+            uninterrupted.next_batch();
         }
         let mut resumed = Batches::new(&all, options).unwrap();
         resumed.skip_batches(skip);
         for _ in 0..10 {
-            prop_assert_eq!(whole.next_batch(), resumed.next_batch());
+            prop_assert_eq!(uninterrupted.next_batch(), resumed.next_batch());
         }
-        prop_assert_eq!(whole.drawn(), resumed.drawn());
+        prop_assert_eq!(uninterrupted.drawn(), resumed.drawn());
     }
 }

@@ -82,9 +82,9 @@ impl Format {
             }
             Ok(Self::Text)
         } else {
-            let found: Vec<&str> = line.keys().take(8).map(String::as_str).collect();
+            let fields: Vec<&str> = line.keys().take(8).map(String::as_str).collect();
             Err(bad(format!(
-                "the line has the fields {found:?}; it needs {:?} (chat), {:?} and {:?} (completions) or {:?} (text)",
+                "the line has the fields {fields:?}; it needs {:?} (chat), {:?} and {:?} (completions) or {:?} (text)",
                 names.chat, names.prompt, names.completion, names.text
             )))
         }

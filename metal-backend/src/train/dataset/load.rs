@@ -204,15 +204,15 @@ impl<T> DataDir<T> {
                 _ => read(&path).map(Some),
             }
         };
-        let found = Self {
+        let dataset = Self {
             train: part("train.jsonl")?,
             valid: part("valid.jsonl")?,
             test: part("test.jsonl")?,
         };
-        if found.train.is_none() && found.valid.is_none() && found.test.is_none() {
+        if dataset.train.is_none() && dataset.valid.is_none() && dataset.test.is_none() {
             return Err(missing("none of the three files is there"));
         }
-        Ok(found)
+        Ok(dataset)
     }
 }
 
@@ -235,21 +235,21 @@ fn io(doing: &str, e: std::io::Error) -> Error {
 
 fn read(path: &Path, text_to_ids: &TextPipeline, options: &DataOptions) -> Result<Dataset> {
     let mut format = None;
-    let found = read_lines(path, options, |line| {
+    let file = read_lines(path, options, |line| {
         let example = example(line, &mut format, text_to_ids, options)?;
         let tokens = example.len();
         Ok(((example, line.len()), tokens))
     })?;
     let format = format.ok_or_else(no_examples)?;
-    let (examples, fields) = found.items.into_iter().unzip();
+    let (examples, fields) = file.items.into_iter().unzip();
     Ok(Dataset {
         path: path.to_owned(),
         format,
         examples,
-        lines: found.lines,
+        lines: file.lines,
         fields,
-        bad_lines: found.bad_lines,
-        blank_lines: found.blank_lines,
+        bad_lines: file.bad_lines,
+        blank_lines: file.blank_lines,
     })
 }
 

@@ -67,19 +67,19 @@ impl Pairs {
     ) -> Result<Self> {
         let path = path.as_ref();
         of_file(path, || {
-            let found = read_lines(path, options, |line| {
+            let file = read_lines(path, options, |line| {
                 let pair = pair(line, &options.names.prompt, text_to_ids)?;
                 let tokens = pair.chosen.len() + pair.rejected.len();
                 Ok((pair, tokens))
             })?;
-            if found.items.is_empty() {
+            if file.items.is_empty() {
                 return Err(no_examples());
             }
             Ok(Self {
                 path: path.to_owned(),
-                pairs: found.items,
-                lines: found.lines,
-                bad_lines: found.bad_lines,
+                pairs: file.items,
+                lines: file.lines,
+                bad_lines: file.bad_lines,
             })
         })
     }
@@ -104,9 +104,9 @@ impl DataDir<Pairs> {
 fn pair(line: &Map<String, Json>, prompt_name: &str, text_to_ids: &TextPipeline) -> Result<Pair> {
     let field = |name: &str| {
         line.get(name).ok_or_else(|| {
-            let found: Vec<&str> = line.keys().take(8).map(String::as_str).collect();
+            let fields: Vec<&str> = line.keys().take(8).map(String::as_str).collect();
             bad(format!(
-                "the line has the fields {found:?}; a pair needs \"chosen\" and \"rejected\", and {prompt_name:?} \
+                "the line has the fields {fields:?}; a pair needs \"chosen\" and \"rejected\", and {prompt_name:?} \
                  unless both are lists of messages"
             ))
         })
@@ -170,7 +170,7 @@ fn encoded(
         .prepare_values(prompt.to_vec(), &ChatOptions::answer())?
         .ids
         .len();
-    let whole = |reply: &[Json], name: &str| {
+    let appended = |reply: &[Json], name: &str| {
         if reply.is_empty() {
             return Err(bad(format!("{name:?} adds nothing to the prompt")));
         }
@@ -188,8 +188,8 @@ fn encoded(
         Ok(example)
     };
     let pair = Pair {
-        chosen: whole(chosen, "chosen")?,
-        rejected: whole(rejected, "rejected")?,
+        chosen: appended(chosen, "chosen")?,
+        rejected: appended(rejected, "rejected")?,
     };
     if pair.chosen.ids == pair.rejected.ids {
         return Err(bad("\"chosen\" and \"rejected\" are the same"));
@@ -221,12 +221,12 @@ mod tests {
         let repeated = json!({"prompt": "hi", "chosen": [user, reply("good")], "rejected": [user, reply("so bad")]});
         let implicit =
             json!({"chosen": [user, reply("good")], "rejected": [user, reply("so bad")]});
-        let found = read(&[plain, both, repeated, implicit]).unwrap();
-        assert_eq!(found.lines, [1, 2, 3, 4]);
-        for pair in &found.pairs {
-            assert_eq!(pair, &found.pairs[0]);
+        let actual = read(&[plain, both, repeated, implicit]).unwrap();
+        assert_eq!(actual.lines, [1, 2, 3, 4]);
+        for pair in &actual.pairs {
+            assert_eq!(pair, &actual.pairs[0]);
         }
-        let pair = &found.pairs[0];
+        let pair = &actual.pairs[0];
         let offset = pair.chosen.parts[0].offset;
         assert_eq!(pair.chosen.ids[..offset], pair.rejected.ids[..offset]);
         assert_ne!(pair.chosen.ids[offset], pair.rejected.ids[offset]);
@@ -234,8 +234,8 @@ mod tests {
         assert!(pair.is_usable(offset + 1) && !pair.is_usable(offset));
         // The template has a shorter default system message.
         let system = json!({"system": "Be brief, and say no more than a word or two.", "prompt": "hi", "chosen": "a", "rejected": "b"});
-        let found = read(&[system]).unwrap();
-        assert!(found.pairs[0].chosen.parts[0].offset > offset);
+        let actual = read(&[system]).unwrap();
+        assert!(actual.pairs[0].chosen.parts[0].offset > offset);
     }
 
     #[test]

@@ -68,7 +68,7 @@ struct Form {
 /// The compiled graphs of a trainer.
 #[derive(Default)]
 pub(super) struct Graphs {
-    kept: VecDeque<(Form, Compiled<Error>)>,
+    graphs: VecDeque<(Form, Compiled<Error>)>,
     /// Names and shapes of the optimizer state, found at the first step.
     state: Option<Vec<(String, Vec<i32>)>>,
     /// The slots with dropout.
@@ -80,19 +80,19 @@ pub(super) struct Graphs {
 impl Graphs {
     /// The graph of a form; created from `plan` if missing.
     fn of(&mut self, form: &Form, plan: impl FnOnce() -> Plan) -> &Compiled<Error> {
-        let found = self.kept.iter().position(|(own, _)| own == form);
-        let one = match found.and_then(|at| self.kept.remove(at)) {
+        let index = self.graphs.iter().position(|(known, _)| known == form);
+        let one = match index.and_then(|at| self.graphs.remove(at)) {
             Some(one) => one,
             None => {
-                if self.kept.len() >= KEPT {
-                    self.kept.pop_front();
+                if self.graphs.len() >= KEPT {
+                    self.graphs.pop_front();
                 }
                 let plan = plan();
                 (form.clone(), compile(move |args: &[Array]| plan.run(args)))
             }
         };
-        self.kept.push_back(one);
-        &self.kept[self.kept.len() - 1].1
+        self.graphs.push_back(one);
+        &self.graphs[self.graphs.len() - 1].1
     }
 }
 
@@ -192,8 +192,8 @@ impl Trainer {
             updates: (self.batches + 1).is_multiple_of(accumulation),
         };
         let seed = self.dropout_seed();
-        let held = self.model.engine();
-        let epoch = held.adapter_epoch();
+        let loaded = self.model.engine();
+        let epoch = loaded.adapter_epoch();
         let mut graphs = self.graphs.take().unwrap_or_default();
         if graphs.epoch != epoch {
             graphs = Graphs {
@@ -202,7 +202,7 @@ impl Trainer {
                 ..Graphs::default()
             };
         }
-        let called = held.scope(|| -> mlx_rs_core::Result<_> {
+        let called = loaded.scope(|| -> mlx_rs_core::Result<_> {
             let Packed {
                 ids, targets, mask, ..
             } = packed;

@@ -11,24 +11,24 @@ use crate::train::loss::{cross_entropy_each, dpo};
 
 /// How well a model with its adapter prefers better replies, compared with the base model.
 pub(in crate::train) fn evaluate_pairs_on(
-    held: &Engine,
+    loaded: &Engine,
     batch: &[Preference],
     beta: f32,
     smoothing: f32,
 ) -> Result<PreferenceEvaluation> {
     check_dpo(beta, smoothing)?;
     let both = || batch.iter().flat_map(|p| [&p.chosen, &p.rejected]);
-    check(held, both())?;
-    let decoder = held.decoder()?;
-    let (loss, margins) = held
+    check(loaded, both())?;
+    let decoder = loaded.decoder()?;
+    let (loss, margins) = loaded
         .scope(|| -> mlx_rs_core::Result<_> {
             let packed = PackedPairs::new(batch)?;
             let base = packed.without_adapters(decoder.as_ref())?;
-            let own = packed.logprobs(decoder.as_ref())?;
-            let loss = dpo((&own.0, &own.1), (&base.0, &base.1), beta, smoothing)?;
-            let margin = own
+            let tuned = packed.logprobs(decoder.as_ref())?;
+            let loss = dpo((&tuned.0, &tuned.1), (&base.0, &base.1), beta, smoothing)?;
+            let margin = tuned
                 .0
-                .subtract(&own.1)?
+                .subtract(&tuned.1)?
                 .subtract(&base.0.subtract(&base.1)?)?;
             eval([&loss, &margin])?;
             Ok((loss.item::<f32>()?, margin.to_f32_vec()?))
@@ -43,23 +43,24 @@ pub(in crate::train) fn evaluate_pairs_on(
 }
 
 /// The loss of a model on sequences.
-pub(in crate::train) fn evaluate_on(held: &Engine, batch: &[Sequence]) -> Result<Evaluation> {
-    check(held, batch.iter())?;
-    let decoder = held.decoder()?;
-    held.scope(|| -> mlx_rs_core::Result<_> {
-        let packed = Packed::new(batch.iter())?;
-        let logits = packed.logits(decoder.as_ref())?;
-        let losses = cross_entropy_each(&logits, &packed.targets)?.multiply(&packed.mask)?;
-        let best = logits.argmax(-1, false)?;
-        let right = best.equal(&packed.targets.astype(best.dtype())?)?;
-        let right = right.astype(losses.dtype())?.multiply(&packed.mask)?;
-        let (losses, right) = (losses.sum(All, false)?, right.sum(All, false)?);
-        eval([&losses, &right])?;
-        Ok(Evaluation {
-            loss: f64::from(losses.item::<f32>()?),
-            tokens: batch.iter().map(Sequence::learned).sum(),
-            correct: right.item::<f32>()?.round() as usize,
+pub(in crate::train) fn evaluate_on(loaded: &Engine, batch: &[Sequence]) -> Result<Evaluation> {
+    check(loaded, batch.iter())?;
+    let decoder = loaded.decoder()?;
+    loaded
+        .scope(|| -> mlx_rs_core::Result<_> {
+            let packed = Packed::new(batch.iter())?;
+            let logits = packed.logits(decoder.as_ref())?;
+            let losses = cross_entropy_each(&logits, &packed.targets)?.multiply(&packed.mask)?;
+            let best = logits.argmax(-1, false)?;
+            let right = best.equal(&packed.targets.astype(best.dtype())?)?;
+            let right = right.astype(losses.dtype())?.multiply(&packed.mask)?;
+            let (losses, right) = (losses.sum(All, false)?, right.sum(All, false)?);
+            eval([&losses, &right])?;
+            Ok(Evaluation {
+                loss: f64::from(losses.item::<f32>()?),
+                tokens: batch.iter().map(Sequence::learned).sum(),
+                correct: right.item::<f32>()?.round() as usize,
+            })
         })
-    })
-    .map_err(engine("evaluate"))
+        .map_err(engine("evaluate"))
 }

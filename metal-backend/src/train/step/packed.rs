@@ -15,12 +15,12 @@ use crate::nn::hooks::Watch;
 use crate::train::loss::{cross_entropy_each, masked_cross_entropy};
 
 /// Refuses sequences that cannot be processed or have no targets.
-pub(super) fn check<'a>(held: &Engine, batch: impl Iterator<Item = &'a Sequence>) -> Result<()> {
+pub(super) fn check<'a>(engine: &Engine, batch: impl Iterator<Item = &'a Sequence>) -> Result<()> {
     let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
     let mut any = false;
     for (i, sequence) in batch.enumerate() {
         any = true;
-        held.check_prompt(&sequence.ids)?;
+        engine.check_prompt(&sequence.ids)?;
         if sequence.learned() == 0 {
             return bad(format!(
                 "sequence {i} has {} tokens, of which {} are given; nothing is left to learn",

@@ -65,11 +65,11 @@ fn check(
     let (plain, compiled) = (by(Compile::Off), by(Compile::On));
     assert_eq!(plain.0, compiled.0, "{name}, {what}");
     assert!(plain.0.iter().any(|report| report.updated));
-    for (expected, found) in [(&plain.1, &compiled.1), (&plain.2, &compiled.2)] {
-        assert!(expected.keys().eq(found.keys()), "{name}, {what}");
+    for (expected, actual) in [(&plain.1, &compiled.1), (&plain.2, &compiled.2)] {
+        assert!(expected.keys().eq(actual.keys()), "{name}, {what}");
         for (part, value) in expected {
             assert!(
-                value.array_equal(&found[part]).unwrap(),
+                value.array_equal(&actual[part]).unwrap(),
                 "{name}, {what}: {part} is another when compiled"
             );
         }

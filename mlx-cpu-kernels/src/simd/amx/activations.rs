@@ -331,9 +331,9 @@ mod tests {
                 let padded = tiles.padded();
                 let writer = tiles.writer();
                 for row in 0..padded {
-                    let own = (row < rows).then(|| &x[row * k..(row + 1) * k]);
+                    let inputs = (row < rows).then(|| &x[row * k..(row + 1) * k]);
                     // SAFETY: this instruction set has AVX-512, and only one thread writes.
-                    unsafe { writer.row(row, own, (0.5, Some(&weight))) };
+                    unsafe { writer.row(row, inputs, (0.5, Some(&weight))) };
                 }
                 let code_order = code_order(bits);
                 for row in 0..padded {

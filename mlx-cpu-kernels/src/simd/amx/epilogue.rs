@@ -44,7 +44,9 @@ pub(crate) unsafe fn store_outputs(
     let tiles = width.div_ceil(TILE_ROWS);
     let bias = epilogue.biases.map(|bias| {
         // SAFETY: each lane has an element.
-        bias.map(|own| unsafe { _mm512_maskz_loadu_ps(lane_mask(own.len()), own.as_ptr()) })
+        bias.map(|values| unsafe {
+            _mm512_maskz_loadu_ps(lane_mask(values.len()), values.as_ptr())
+        })
     });
     let biased = |sums: &OutputRow, bias: Option<__m512>| {
         // SAFETY: sixteen elements exist.
@@ -56,19 +58,19 @@ pub(crate) unsafe fn store_outputs(
         if let Some(gate) = epilogue.gate {
             both[0] = apply_gate(gate, both[0], both[1]);
         }
-        for (i, own) in both.into_iter().take(tiles).enumerate() {
+        for (i, output) in both.into_iter().take(tiles).enumerate() {
             let at = row * step + i * TILE_ROWS;
             // SAFETY: by the assertions, the columns of this row exist, also in the residual. No
             // further lanes are written.
             unsafe {
-                let own = match epilogue.residual {
+                let output = match epilogue.residual {
                     Some(residual) => {
                         let residual = _mm512_maskz_loadu_ps(lanes[i], residual.as_ptr().add(at));
-                        _mm512_add_ps(own, residual)
+                        _mm512_add_ps(output, residual)
                     }
-                    None => own,
+                    None => output,
                 };
-                _mm512_mask_storeu_ps(to.add(at), lanes[i], own);
+                _mm512_mask_storeu_ps(to.add(at), lanes[i], output);
             }
         }
     }

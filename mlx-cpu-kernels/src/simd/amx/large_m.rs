@@ -48,11 +48,11 @@ pub(crate) unsafe fn run<const BITS: u32>(
             let all = groups * count;
             for n in all.saturating_sub(PIPELINE_DEPTH)..all {
                 let (group, tile) = (n / count, n % count);
-                let found = scratch.found[(n + 1) % 2].as_ptr();
+                let products = scratch.found[(n + 1) % 2].as_ptr();
                 let factors = factors.as_ptr().add(4 * (group + 1));
                 let to = out.as_mut_ptr().add(tile * TILE_ROWS);
                 let sums = &x.sums(first + tile, group)[..TILE_ROWS];
-                add(found, factors, sums, (to, plane));
+                add(products, factors, sums, (to, plane));
             }
         }
     }
@@ -65,7 +65,7 @@ pub(crate) unsafe fn run<const BITS: u32>(
 /// The processor must have avx512f; all operands must exist.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 unsafe fn add(
-    found: *const TileRow,
+    products: *const TileRow,
     factors: *const TileRow,
     inputs: &[f32],
     (to, plane): (*mut OutputRow, usize),
@@ -76,10 +76,10 @@ unsafe fn add(
             // SAFETY: guaranteed by the caller.
             unsafe {
                 let factor = |at: usize| _mm512_loadu_ps(factors.add(at).cast());
-                let found = _mm512_loadu_ps(found.add(i * TILE_ROWS + row).cast());
+                let products = _mm512_loadu_ps(products.add(i * TILE_ROWS + row).cast());
                 let to = to.add(i * plane + row).cast();
                 let sum = _mm512_fmadd_ps(factor(2 + i), inputs, _mm512_loadu_ps(to));
-                _mm512_storeu_ps(to, _mm512_fmadd_ps(factor(i), found, sum));
+                _mm512_storeu_ps(to, _mm512_fmadd_ps(factor(i), products, sum));
             }
         }
     }

@@ -32,13 +32,13 @@ pub(crate) unsafe fn prepare<const BITS: u32>(
             match (from.scales[i], from.biases[i]) {
                 (GroupParams::F16(scales), GroupParams::F16(biases)) => {
                     let all = [scales.as_ptr(), biases.as_ptr()];
-                    let sixteen = |own: [_; 2]| own.map(|at| sixteen_halves(at, second));
+                    let sixteen = |pointers: [_; 2]| pointers.map(|at| sixteen_halves(at, second));
                     convert::<BITS, _>(all, second, groups, to, sixteen);
                 }
                 (GroupParams::F32(scales), GroupParams::F32(biases)) => {
                     let all = [scales.as_ptr(), biases.as_ptr()];
-                    let sixteen = |own: [*const f32; 2]| {
-                        own.map(|at| {
+                    let sixteen = |pointers: [*const f32; 2]| {
+                        pointers.map(|at| {
                             let low = _mm512_castpd256_pd512(_mm256_loadu_pd(at.cast()));
                             let high = _mm256_loadu_pd(at.add(second).cast());
                             _mm512_castpd_ps(_mm512_insertf64x4::<1>(low, high))
@@ -106,16 +106,16 @@ unsafe fn convert<const BITS: u32, T>(
     // The prefetch distance is two tiles of two row blocks, as for words.
     let ahead = 4 * groups * INTERLEAVED_ROWS;
     for group in 0..groups {
-        let own = all.map(|all| all.wrapping_add(group * INTERLEAVED_ROWS));
+        let pointers = all.map(|all| all.wrapping_add(group * INTERLEAVED_ROWS));
         if group % (ROW_BYTES / (INTERLEAVED_ROWS * size_of::<T>())) == 0 {
-            for at in own {
+            for at in pointers {
                 let next = at.wrapping_add(ahead);
                 _mm_prefetch::<_MM_HINT_T0>(next.cast());
                 _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(second).cast());
             }
         }
         // SAFETY: guaranteed by the caller.
-        unsafe { store::<BITS>(sixteen(own), to.add(4 * group)) };
+        unsafe { store::<BITS>(sixteen(pointers), to.add(4 * group)) };
     }
 }
 
@@ -144,14 +144,14 @@ unsafe fn convert_super_affine<const BITS: u32>(
         // SAFETY: each group of each row block has sixteen bytes, and each super-group sixteen
         // float16, as asserted. Prefetched addresses need not be valid.
         unsafe {
-            let own = codes.as_ptr().add(group * PAIR);
+            let group_codes = codes.as_ptr().add(group * PAIR);
             if group % (ROW_BYTES / PAIR) == 0 {
-                _mm_prefetch::<_MM_HINT_T0>(own.wrapping_add(ahead));
-                _mm_prefetch::<_MM_HINT_T0>(own.wrapping_add(ahead + 2 * second));
+                _mm_prefetch::<_MM_HINT_T0>(group_codes.wrapping_add(ahead));
+                _mm_prefetch::<_MM_HINT_T0>(group_codes.wrapping_add(ahead + 2 * second));
             }
             let halves = supers.as_ptr().add(group / per * PAIR);
-            let low = super_affine(own, halves);
-            let high = super_affine(own.add(2 * second), halves.add(2 * second / per));
+            let low = super_affine(group_codes, halves);
+            let high = super_affine(group_codes.add(2 * second), halves.add(2 * second / per));
             let both = [0, 1].map(|i| {
                 let low = _mm512_castpd256_pd512(_mm256_castps_pd(low[i]));
                 let high = _mm256_castps_pd(high[i]);

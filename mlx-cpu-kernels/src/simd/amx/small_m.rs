@@ -40,9 +40,9 @@ pub(crate) unsafe fn run<'a, const BITS: u32>(
         // SAFETY: each group of two places has four lines of factors; blocks and sums have this
         // number of groups. The first iterations finish dummy sums, which are not read.
         unsafe {
-            let own = factors.add(turn % 2 * 4 * groups);
+            let group_factors = factors.add(turn % 2 * 4 * groups);
             let last = factors.add((turn + 1) % 2 * 4 * groups);
-            prepare::<BITS>(&from, groups, own);
+            prepare::<BITS>(&from, groups, group_factors);
             scratch.at = LoopState {
                 words: from.words,
                 ahead: from.ahead[0] * size_of::<u32>(),
@@ -51,7 +51,7 @@ pub(crate) unsafe fn run<'a, const BITS: u32>(
                 sums: sums.add((groups - PIPELINE_DEPTH) * SMALL_ROWS),
                 factors: last.add(4 * (groups - PIPELINE_DEPTH)),
                 first_sums: sums,
-                first_factors: own,
+                first_factors: group_factors,
                 left: groups - PIPELINE_DEPTH,
                 deep,
                 rest: (deep - 1) * 2 * TILE_ROWS * ROW_BYTES,

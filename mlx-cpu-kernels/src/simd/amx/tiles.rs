@@ -36,7 +36,7 @@ pub(crate) struct TilePair<'a>(pub [PackedMatrix<'a>; 2]);
 /// Tile registers, configured for this thread.
 pub(crate) struct TileRegisters {
     /// The registers belong to this thread.
-    own: PhantomData<*const ()>,
+    marker: PhantomData<*const ()>,
 }
 
 impl TileRegisters {
@@ -65,7 +65,9 @@ impl TileRegisters {
         }
         // SAFETY: it reads 64 bytes; the caller guarantees that the registers exist.
         unsafe { asm!("ldtilecfg [{}]", in(reg) setting.0.as_ptr(), options(nostack)) };
-        Self { own: PhantomData }
+        Self {
+            marker: PhantomData,
+        }
     }
 }
 

@@ -174,9 +174,9 @@ unsafe fn tile<const M: usize, const SPAN: usize, const QUADS: usize>(
                         _mm256_loadu_si256(lanes.cast()),
                         _mm256_loadu_si256(lanes.add(8).cast()),
                     ];
-                    let own = codes.add(quad * stride);
+                    let quad_codes = codes.add(quad * stride);
                     for (m, narrow) in narrow.iter_mut().enumerate() {
-                        let four = _mm256_set1_epi32(*own.add(m));
+                        let four = _mm256_set1_epi32(*quad_codes.add(m));
                         for (sum, lanes) in narrow.iter_mut().zip(lanes) {
                             *sum = add(*sum, four, lanes);
                         }
@@ -198,10 +198,10 @@ unsafe fn tile<const M: usize, const SPAN: usize, const QUADS: usize>(
                     sum = _mm256_add_ps(sum, _mm256_loadu_ps(sums.add(LANES)));
                 }
                 for m in 0..M {
-                    let own = _mm256_set1_ps(*scales.add(group + m));
+                    let row_scale = _mm256_set1_ps(*scales.add(group + m));
                     let bias = _mm256_set1_ps(*biases.add(group + m));
                     let product = _mm256_mul_ps(_mm256_cvtepi32_ps(exact[m][v]), scale);
-                    let total = _mm256_fmadd_ps(product, own, totals[m][v]);
+                    let total = _mm256_fmadd_ps(product, row_scale, totals[m][v]);
                     totals[m][v] = _mm256_fmadd_ps(bias, sum, total);
                 }
             }

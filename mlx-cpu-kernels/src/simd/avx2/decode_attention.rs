@@ -34,14 +34,14 @@ pub(crate) unsafe fn accumulate_values<const R: usize>(
         for i in 0..n {
             next.fetch(i, VALUE_LANES);
             let value = values.add(i * position);
-            let mut own = [_mm256_setzero_ps(); R];
-            for (r, own) in own.iter_mut().enumerate() {
-                *own = _mm256_broadcast_ss(&*shares.add(r * step + i));
+            let mut broadcast = [_mm256_setzero_ps(); R];
+            for (r, share) in broadcast.iter_mut().enumerate() {
+                *share = _mm256_broadcast_ss(&*shares.add(r * step + i));
             }
             for j in 0..VALUE_LANES / 8 {
                 let value = _mm256_loadu_ps(value.add(8 * j));
-                for (totals, own) in totals.iter_mut().zip(own) {
-                    totals[j] = _mm256_fmadd_ps(own, value, totals[j]);
+                for (totals, share) in totals.iter_mut().zip(broadcast) {
+                    totals[j] = _mm256_fmadd_ps(share, value, totals[j]);
                 }
             }
         }
@@ -113,13 +113,13 @@ unsafe fn scores_block<const R: usize, const K: usize>(
     while at < d {
         // SAFETY: offsets are below `d` in each query and key.
         unsafe {
-            let mut own = [_mm256_setzero_ps(); K];
-            for (k, own) in own.iter_mut().enumerate() {
-                *own = _mm256_loadu_ps(keys.add(k * step + at));
+            let mut key_lanes = [_mm256_setzero_ps(); K];
+            for (k, lanes) in key_lanes.iter_mut().enumerate() {
+                *lanes = _mm256_loadu_ps(keys.add(k * step + at));
             }
             for (r, sums) in sums.iter_mut().enumerate() {
                 let query = _mm256_loadu_ps(queries.add(r * d + at));
-                for (sum, key) in sums.iter_mut().zip(own) {
+                for (sum, key) in sums.iter_mut().zip(key_lanes) {
                     *sum = _mm256_fmadd_ps(query, key, *sum);
                 }
             }

@@ -58,11 +58,11 @@ macro_rules! dense_rows_for {
             unsafe {
                 match x.len() {
                     $($m => {
-                        let whole = columns / $tall * $tall;
-                        for column in (0..whole).step_by($tall) {
+                        let vectorized = columns / $tall * $tall;
+                        for column in (0..vectorized).step_by($tall) {
                             tile::<$m, $tall, TYPE>(matrix.add(column * step), k, x, column, out);
                         }
-                        for column in whole..columns {
+                        for column in vectorized..columns {
                             tile::<$m, 1, TYPE>(matrix.add(column * step), k, x, column, out);
                         }
                     })*
@@ -91,13 +91,13 @@ macro_rules! dense_rows_for {
             // SAFETY: offsets are below `k` in rows that the caller guarantees. Prefetched
             // addresses need not be valid.
             unsafe {
-                let whole = k / $lanes * $lanes;
-                for at in (0..whole).step_by($lanes) {
-                    let own = matrix.add(at * size::<TYPE>());
-                    let w: [_; R] = std::array::from_fn(|r| load::<TYPE>(own.add(r * step)));
+                let vectorized = k / $lanes * $lanes;
+                for at in (0..vectorized).step_by($lanes) {
+                    let from = matrix.add(at * size::<TYPE>());
+                    let w: [_; R] = std::array::from_fn(|r| load::<TYPE>(from.add(r * step)));
                     for r in 0..R {
                         // The rows of the next tile.
-                        let next = own.wrapping_add((R + r) * step);
+                        let next = from.wrapping_add((R + r) * step);
                         _mm_prefetch::<_MM_HINT_T0>(next.cast());
                     }
                     for (m, x) in x.iter().enumerate() {
@@ -107,12 +107,12 @@ macro_rules! dense_rows_for {
                         }
                     }
                 }
-                if whole < k {
-                    let own = matrix.add(whole * size::<TYPE>());
+                if vectorized < k {
+                    let from = matrix.add(vectorized * size::<TYPE>());
                     for (m, x) in x.iter().enumerate() {
-                        let x = load_some::<{ DenseView::F32_ID }>(x.add(whole).cast(), k - whole);
+                        let x = load_some::<{ DenseView::F32_ID }>(x.add(vectorized).cast(), k - vectorized);
                         for (r, sums) in sums.iter_mut().enumerate() {
-                            let w = load_some::<TYPE>(own.add(r * step), k - whole);
+                            let w = load_some::<TYPE>(from.add(r * step), k - vectorized);
                             sums[m] = $fma(w, x, sums[m]);
                         }
                     }

@@ -289,9 +289,9 @@ unsafe fn row_blocks<const M: usize, const BITS: u32, const SCALES: u32>(
         // `RowBlock::first` asserted that they exist.
         unsafe {
             let block = first.after::<SCALES>(i);
-            let found = tile::<M, BITS, SCALES>(block, x);
-            for (m, found) in found.into_iter().enumerate() {
-                _mm256_storeu_ps(to.add(m * step + i * INTERLEAVED_ROWS), found);
+            let sums = tile::<M, BITS, SCALES>(block, x);
+            for (m, sums) in sums.into_iter().enumerate() {
+                _mm256_storeu_ps(to.add(m * step + i * INTERLEAVED_ROWS), sums);
             }
         }
     }

@@ -59,8 +59,8 @@ unsafe fn row_blocks<const M: usize>(
         // SAFETY: row block `i` is below `count`, and has a place in each row of the output.
         unsafe {
             let block = first.after::<{ ScaleFormat::E8M0_ID }>(i);
-            for (m, found) in tile::<M>(block, x.values.as_ptr()).into_iter().enumerate() {
-                _mm256_storeu_ps(to.add(m * step + i * INTERLEAVED_ROWS), found);
+            for (m, sums) in tile::<M>(block, x.values.as_ptr()).into_iter().enumerate() {
+                _mm256_storeu_ps(to.add(m * step + i * INTERLEAVED_ROWS), sums);
             }
         }
     }

@@ -15,13 +15,13 @@ use std::arch::x86_64::{
 pub(crate) unsafe fn pack_rows(
     rows: &[ScaledRow<'_>; 8],
     weight: Option<&[f32]>,
-    whole: usize,
+    vectorized: usize,
     (lane, panel): (usize, &mut [f32]),
 ) {
-    assert!(whole.is_multiple_of(8) && lane + 8 <= LANES && panel.len() >= whole * LANES);
-    assert!(rows.iter().all(|(row, _)| row.len() >= whole));
-    assert!(weight.is_none_or(|w| w.len() >= whole));
-    for at in (0..whole).step_by(8) {
+    assert!(vectorized.is_multiple_of(8) && lane + 8 <= LANES && panel.len() >= vectorized * LANES);
+    assert!(rows.iter().all(|(row, _)| row.len() >= vectorized));
+    assert!(weight.is_none_or(|w| w.len() >= vectorized));
+    for at in (0..vectorized).step_by(8) {
         // SAFETY: eight elements from `at` on are below `whole`, which rows, weight and panel have;
         // the caller guarantees the features.
         unsafe {
@@ -51,8 +51,8 @@ pub(crate) unsafe fn store_rows(
     before: Option<*const f32>,
 ) -> usize {
     assert!(lane + 8 <= LANES);
-    let whole = sums.len() / LANES / 8 * 8;
-    for at in (0..whole).step_by(8) {
+    let vectorized = sums.len() / LANES / 8 * 8;
+    for at in (0..vectorized).step_by(8) {
         // SAFETY: `sums` has eight columns from `at` on; the caller guarantees rows and features.
         unsafe {
             let mut block = [_mm256_setzero_ps(); 8];
@@ -67,7 +67,7 @@ pub(crate) unsafe fn store_rows(
             }
         }
     }
-    whole
+    vectorized
 }
 
 /// Transposes `[n, 8]` to `[8, n]`, for any element type of 32 bits. Returns the number of finished
@@ -78,8 +78,8 @@ pub(crate) unsafe fn store_rows(
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn transpose_8(from: &[f32], to: &mut [f32]) -> usize {
     let n = from.len() / 8;
-    let whole = n / 8 * 8;
-    for at in (0..whole).step_by(8) {
+    let vectorized = n / 8 * 8;
+    for at in (0..vectorized).step_by(8) {
         // SAFETY: eight vectors from `at` on exist, and eight rows of `n` have their places.
         unsafe {
             let mut block = [_mm256_setzero_ps(); 8];
@@ -91,7 +91,7 @@ pub(crate) unsafe fn transpose_8(from: &[f32], to: &mut [f32]) -> usize {
             }
         }
     }
-    whole
+    vectorized
 }
 
 /// Rows as columns.

@@ -74,20 +74,20 @@ pub(crate) fn gate_mul(gate: Gate, gates: &mut [f32], ups: &[f32]) {
     let eight = |gates: &mut [f32; 8], ups: &[f32; 8]| {
         // SAFETY: eight elements each exist.
         unsafe {
-            let own = apply_gate(gate, _mm256_loadu_ps(gates.as_ptr()));
-            let own = _mm256_mul_ps(own, _mm256_loadu_ps(ups.as_ptr()));
-            _mm256_storeu_ps(gates.as_mut_ptr(), own);
+            let values = apply_gate(gate, _mm256_loadu_ps(gates.as_ptr()));
+            let values = _mm256_mul_ps(values, _mm256_loadu_ps(ups.as_ptr()));
+            _mm256_storeu_ps(gates.as_mut_ptr(), values);
         }
     };
     let (gates, last_gates) = gates.as_chunks_mut::<8>();
     let (ups, last_ups) = ups.as_chunks::<8>();
     gates.iter_mut().zip(ups).for_each(|(g, u)| eight(g, u));
     if !last_gates.is_empty() {
-        let (mut own, mut other) = ([0.0; 8], [0.0; 8]);
-        own[..last_gates.len()].copy_from_slice(last_gates);
+        let (mut last, mut other) = ([0.0; 8], [0.0; 8]);
+        last[..last_gates.len()].copy_from_slice(last_gates);
         other[..last_ups.len()].copy_from_slice(last_ups);
-        eight(&mut own, &other);
-        last_gates.copy_from_slice(&own[..last_gates.len()]);
+        eight(&mut last, &other);
+        last_gates.copy_from_slice(&last[..last_gates.len()]);
     }
 }
 
@@ -141,9 +141,9 @@ unsafe fn dot_ptr(a: *const f32, b: *const f32, n: usize) -> f32 {
     // SAFETY: the caller guarantees `n` elements in both.
     unsafe {
         let mut sum = _mm256_setzero_ps();
-        let whole = n / 8 * 8;
+        let vectorized = n / 8 * 8;
         let mut i = 0;
-        while i < whole {
+        while i < vectorized {
             sum = _mm256_fmadd_ps(_mm256_loadu_ps(a.add(i)), _mm256_loadu_ps(b.add(i)), sum);
             i += 8;
         }

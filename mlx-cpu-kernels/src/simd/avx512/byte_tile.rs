@@ -127,9 +127,9 @@ unsafe fn tile<const M: usize, const P: usize, const SPAN: usize>(
                 let lanes: [_; P] = std::array::from_fn(|p| {
                     _mm512_loadu_si512(x[p].quads.as_ptr().add(quad * LANES).cast())
                 });
-                let own = codes.add(quad * stride);
+                let quad_codes = codes.add(quad * stride);
                 for (m, exact) in exact.iter_mut().enumerate() {
-                    let four = _mm512_set1_epi32(*own.add(m));
+                    let four = _mm512_set1_epi32(*quad_codes.add(m));
                     for (exact, lanes) in exact.iter_mut().zip(lanes) {
                         *exact = _mm512_dpbusd_epi32(*exact, four, lanes);
                     }
@@ -148,11 +148,11 @@ unsafe fn tile<const M: usize, const P: usize, const SPAN: usize>(
             });
             let group = span * SPAN / task.group * stride;
             for (m, (exact, totals)) in exact.into_iter().zip(&mut totals).enumerate() {
-                let own = _mm512_set1_ps(*scales.add(group + m));
+                let row_scale = _mm512_set1_ps(*scales.add(group + m));
                 let bias = _mm512_set1_ps(*biases.add(group + m));
                 for p in 0..P {
                     let product = _mm512_mul_ps(_mm512_cvtepi32_ps(exact[p]), scale[p]);
-                    let total = _mm512_fmadd_ps(product, own, totals[p]);
+                    let total = _mm512_fmadd_ps(product, row_scale, totals[p]);
                     totals[p] = _mm512_fmadd_ps(bias, sums[p], total);
                 }
             }

@@ -38,9 +38,9 @@ pub(crate) unsafe fn quantize(columns: &[f32], to: InputColumnsMut<'_>) {
         for step in s * (SUM / STEP)..(s + 1) * (SUM / STEP) {
             // SAFETY: columns, pairs and scale of step `step` are within the asserted bounds.
             unsafe {
-                let own = columns.as_ptr().add(step * STEP * LANES);
+                let from = columns.as_ptr().add(step * STEP * LANES);
                 let x: [__m512; STEP] =
-                    std::array::from_fn(|c| _mm512_loadu_ps(own.add(c * LANES)));
+                    std::array::from_fn(|c| _mm512_loadu_ps(from.add(c * LANES)));
                 let mut most = zero;
                 for x in x {
                     most = _mm512_max_ps(most, _mm512_abs_ps(x));
@@ -51,9 +51,9 @@ pub(crate) unsafe fn quantize(columns: &[f32], to: InputColumnsMut<'_>) {
                 let most = _mm512_max_ps(most, _mm512_set1_ps(f32::MIN_POSITIVE * MAX_QUANT));
                 let inverse = _mm512_div_ps(_mm512_set1_ps(MAX_QUANT), most);
                 let scale = _mm512_mul_ps(most, _mm512_set1_ps(1.0 / MAX_QUANT));
-                let whole = x.map(|x| _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)));
+                let rounded = x.map(|x| _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)));
                 let mut sum = _mm512_setzero_si512();
-                for (i, two) in whole.as_chunks::<2>().0.iter().enumerate() {
+                for (i, two) in rounded.as_chunks::<2>().0.iter().enumerate() {
                     let low = _mm512_and_si512(two[0], _mm512_set1_epi32(0xffff));
                     let both = _mm512_or_si512(low, _mm512_slli_epi32::<16>(two[1]));
                     let place = (step * STEP / 2 + i) * LANES;
@@ -206,9 +206,9 @@ unsafe fn tile<const M: usize, const P: usize>(
                 let mut exact = [[_mm512_setzero_si512(); P]; M];
                 for pair in step * (STEP / 2)..(step + 1) * (STEP / 2) {
                     let lanes = x.map(|x| _mm512_loadu_si512(x.pairs.add(pair * LANES).cast()));
-                    let own = pairs.add(pair * stride);
+                    let row = pairs.add(pair * stride);
                     for (m, exact) in exact.iter_mut().enumerate() {
-                        let two = _mm512_set1_epi32(*own.add(m));
+                        let two = _mm512_set1_epi32(*row.add(m));
                         for (exact, lanes) in exact.iter_mut().zip(lanes) {
                             *exact = _mm512_dpwssd_epi32(*exact, lanes, two);
                         }

@@ -47,12 +47,12 @@ unsafe fn row_blocks<const M: usize, const BITS: u32, const SCALES: u32>(
         // `RowBlock::first` asserted that they exist.
         unsafe {
             let two = [first.after::<SCALES>(i), first.after::<SCALES>(next)];
-            for (m, found) in tile::<M, BITS, SCALES>(two, x).into_iter().enumerate() {
+            for (m, sums) in tile::<M, BITS, SCALES>(two, x).into_iter().enumerate() {
                 let to = to.add(m * step + i * INTERLEAVED_ROWS);
                 if next > i {
-                    _mm512_storeu_ps(to, found);
+                    _mm512_storeu_ps(to, sums);
                 } else {
-                    _mm256_storeu_ps(to, _mm512_castps512_ps256(found));
+                    _mm256_storeu_ps(to, _mm512_castps512_ps256(sums));
                 }
             }
         }

@@ -61,12 +61,12 @@ unsafe fn row_blocks<const M: usize>(
         // SAFETY: row blocks are below `count`, and have places in each row of the output.
         unsafe {
             let two = [i, next].map(|i| first.after::<{ ScaleFormat::E8M0_ID }>(i));
-            for (m, found) in tile::<M>(two, x.values.as_ptr()).into_iter().enumerate() {
+            for (m, sums) in tile::<M>(two, x.values.as_ptr()).into_iter().enumerate() {
                 let to = to.add(m * step + i * INTERLEAVED_ROWS);
                 if next > i {
-                    _mm512_storeu_ps(to, found);
+                    _mm512_storeu_ps(to, sums);
                 } else {
-                    _mm256_storeu_ps(to, _mm512_castps512_ps256(found));
+                    _mm256_storeu_ps(to, _mm512_castps512_ps256(sums));
                 }
             }
         }

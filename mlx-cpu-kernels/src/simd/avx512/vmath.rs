@@ -58,7 +58,7 @@ pub(crate) fn apply_gate(gate: Gate, x: __m512, up: __m512) -> __m512 {
         let (x, sign) = (_mm512_castps_si512(x), _mm512_castps_si512(all(-0.0)));
         _mm512_castsi512_ps(_mm512_xor_si512(x, sign))
     };
-    let own = match gate {
+    let activated = match gate {
         Gate::Silu => quotient(x, _mm512_add_ps(all(1.0), exp(negative(x)))),
         Gate::Gelu => {
             // If one operand is NaN, the second is the result.
@@ -87,7 +87,7 @@ pub(crate) fn apply_gate(gate: Gate, x: __m512, up: __m512) -> __m512 {
             _mm512_mask_mov_ps(x, less, _mm512_setzero_ps())
         }
     };
-    _mm512_mul_ps(own, up)
+    _mm512_mul_ps(activated, up)
 }
 
 /// The first `lanes` lanes, at most sixteen.
@@ -103,9 +103,9 @@ pub(crate) fn gate_mul(gate: Gate, gates: &mut [f32], ups: &[f32]) {
         let lanes = lane_mask(gates.len());
         // SAFETY: both have an element for each lane.
         unsafe {
-            let own = _mm512_maskz_loadu_ps(lanes, gates.as_ptr());
-            let own = apply_gate(gate, own, _mm512_maskz_loadu_ps(lanes, ups.as_ptr()));
-            _mm512_mask_storeu_ps(gates.as_mut_ptr(), lanes, own);
+            let values = _mm512_maskz_loadu_ps(lanes, gates.as_ptr());
+            let values = apply_gate(gate, values, _mm512_maskz_loadu_ps(lanes, ups.as_ptr()));
+            _mm512_mask_storeu_ps(gates.as_mut_ptr(), lanes, values);
         }
     }
 }

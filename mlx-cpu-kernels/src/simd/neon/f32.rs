@@ -24,7 +24,7 @@ struct RowBlock<'a> {
     words: *const u32,
     /// Words per group.
     per: usize,
-    own: PackedMatrix<'a>,
+    packed: PackedMatrix<'a>,
 }
 
 /// See [`crate::simd::qgemv::qgemv`].
@@ -45,11 +45,11 @@ pub(crate) unsafe fn qgemv<const BITS: i32>(
     assert!(matrix.words.len() == count * groups * per * INTERLEAVED_ROWS);
     assert!(x.values.len() == x.rows * k && x.sums.len() == x.rows * groups);
     for i in 0..count {
-        let own = matrix.block_range(i..i + 1);
+        let packed = matrix.block_range(i..i + 1);
         let block = RowBlock {
-            words: own.words.as_ptr(),
+            words: packed.words.as_ptr(),
             per,
-            own,
+            packed,
         };
         let mut row = 0;
         while row < x.rows {
@@ -81,7 +81,7 @@ unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
     out: &mut OutputBlock<'_>,
 ) -> usize {
     let zero = vdupq_n_f32(0.0);
-    let (near, groups) = (32 / BITS as usize, block.own.groups);
+    let (near, groups) = (32 / BITS as usize, block.packed.groups);
     let mask = vdupq_n_u32(u32::MAX >> (32 - BITS));
     let mut totals = [[zero; 2]; M];
     for g in 0..groups {
@@ -105,7 +105,7 @@ unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
                 }
             }
         }
-        let (scales, biases) = (block.own.scales.group(g), block.own.biases.group(g));
+        let (scales, biases) = (block.packed.scales.group(g), block.packed.biases.group(g));
         for (m, (totals, sums)) in totals.iter_mut().zip(sums).enumerate() {
             let group = x.sums[(row + m) * groups + g];
             for (half, total) in totals.iter_mut().enumerate() {
@@ -199,8 +199,8 @@ fn dot_rows_m<const M: usize, const A: usize>(row: &[f32], x: &[&[f32]], out: &m
     }
     let zero = vdupq_n_f32(0.0);
     let mut sums = [[zero; A]; M];
-    let whole = k / (WIDTH * A) * (WIDTH * A);
-    for at in (0..whole).step_by(WIDTH * A) {
+    let vectorized = k / (WIDTH * A) * (WIDTH * A);
+    for at in (0..vectorized).step_by(WIDTH * A) {
         // SAFETY: all offsets are below `whole`, the length of all rows.
         unsafe {
             let mut w = [zero; A];
@@ -215,7 +215,7 @@ fn dot_rows_m<const M: usize, const A: usize>(row: &[f32], x: &[&[f32]], out: &m
         }
     }
     for ((sums, x), out) in sums.iter().zip(x).zip(out) {
-        let (row, x) = (&row[whole..], &x[whole..k]);
+        let (row, x) = (&row[vectorized..], &x[vectorized..k]);
         // SAFETY: the shorter length is used.
         *out = vaddvq_f32(added(sums)) + unsafe { dot_ptr(row.as_ptr(), x.as_ptr(), row.len()) };
     }
@@ -282,14 +282,18 @@ pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: Tile
 pub(crate) unsafe fn pack_rows(
     rows: &[ScaledRow<'_>; WIDTH],
     weight: Option<&[f32]>,
-    whole: usize,
+    vectorized: usize,
     (lane, panel): (usize, &mut [f32]),
 ) {
-    assert!(whole.is_multiple_of(WIDTH) && lane + WIDTH <= LANES && panel.len() >= whole * LANES);
-    assert!(rows.iter().all(|(row, _)| row.len() >= whole));
-    assert!(weight.is_none_or(|w| w.len() >= whole));
+    assert!(
+        vectorized.is_multiple_of(WIDTH)
+            && lane + WIDTH <= LANES
+            && panel.len() >= vectorized * LANES
+    );
+    assert!(rows.iter().all(|(row, _)| row.len() >= vectorized));
+    assert!(weight.is_none_or(|w| w.len() >= vectorized));
     // Bounded by `whole`, so that accesses stay within the rows.
-    for at in (0..whole).step_by(WIDTH) {
+    for at in (0..vectorized).step_by(WIDTH) {
         let mut block = [vdupq_n_f32(0.0); WIDTH];
         // SAFETY: four elements from `at` on are below `whole`, which rows, weight and panel have.
         unsafe {
@@ -319,8 +323,8 @@ pub(crate) unsafe fn store_rows(
     before: Option<*const f32>,
 ) -> usize {
     assert!(lane + 2 * WIDTH <= LANES);
-    let whole = sums.len() / LANES / WIDTH * WIDTH;
-    for at in (0..whole).step_by(WIDTH) {
+    let vectorized = sums.len() / LANES / WIDTH * WIDTH;
+    for at in (0..vectorized).step_by(WIDTH) {
         for first in [0, WIDTH] {
             let mut block = [vdupq_n_f32(0.0); WIDTH];
             // SAFETY: `sums` has four columns from `at` on; the caller guarantees the rows.
@@ -337,7 +341,7 @@ pub(crate) unsafe fn store_rows(
             }
         }
     }
-    whole
+    vectorized
 }
 
 /// Rows as columns.

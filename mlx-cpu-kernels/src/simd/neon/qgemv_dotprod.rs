@@ -161,8 +161,8 @@ unsafe fn row_blocks<const M: usize, const BITS: u32>(
                 before: i * first.groups,
                 ..first
             };
-            let found = tile::<M, BITS>(block, x);
-            for (m, [low, high]) in found.into_iter().enumerate() {
+            let sums = tile::<M, BITS>(block, x);
+            for (m, [low, high]) in sums.into_iter().enumerate() {
                 let to = to.add(m * step + i * INTERLEAVED_ROWS);
                 vst1q_f32(to, low);
                 vst1q_f32(to.add(WIDTH), high);
@@ -269,13 +269,13 @@ unsafe fn add(
     place: usize,
 ) {
     // SAFETY: guaranteed by the caller.
-    let (own, scale) = unsafe {
+    let (bytes, scale) = unsafe {
         (
             vld1q_s8(x.bytes.add(place * 2 * INPUTS_PER_SCALE)),
             *x.scales.add(place),
         )
     };
-    let exact = exact(first, second, own);
+    let exact = exact(first, second, bytes);
     sums[0] = vfmaq_n_f32(sums[0], vcvtq_f32_s32(exact[0]), scale);
     sums[1] = vfmaq_n_f32(sums[1], vcvtq_f32_s32(exact[1]), scale);
 }
@@ -353,12 +353,12 @@ pub(crate) unsafe fn prepare_inputs(
                 let (units, inverses) = scales_of(eights);
                 for (j, eight) in eights.into_iter().enumerate() {
                     sum = vaddq_f32(sum, vaddq_f32(eight[0], eight[1]));
-                    let (own, lost) = quantize_8(eight, bits, units[j], inverses[j]);
+                    let (quantized, lost) = quantize_8(eight, bits, units[j], inverses[j]);
                     rest = vaddq_f32(rest, lost);
                     let place = (i * WIDTH + j) * rows + row;
                     // SAFETY: the row has `k / 8` such vectors, each with 16 bytes and a scale.
                     unsafe {
-                        vst1q_s8(bytes.add(place * 2 * INPUTS_PER_SCALE), own);
+                        vst1q_s8(bytes.add(place * 2 * INPUTS_PER_SCALE), quantized);
                         *scales.add(place) = units[j];
                     }
                 }
@@ -401,18 +401,18 @@ fn quantize_8(
     unit: f32,
     inverse: f32,
 ) -> (int8x16_t, float32x4_t) {
-    let whole = [
+    let rounded = [
         vcvtnq_s32_f32(vmulq_n_f32(a, inverse)),
         vcvtnq_s32_f32(vmulq_n_f32(b, inverse)),
     ];
     let lost = vaddq_f32(
-        vfmsq_n_f32(a, vcvtq_f32_s32(whole[0]), unit),
-        vfmsq_n_f32(b, vcvtq_f32_s32(whole[1]), unit),
+        vfmsq_n_f32(a, vcvtq_f32_s32(rounded[0]), unit),
+        vfmsq_n_f32(b, vcvtq_f32_s32(rounded[1]), unit),
     );
-    let all = vcombine_s16(vqmovn_s32(whole[0]), vqmovn_s32(whole[1]));
+    let all = vcombine_s16(vqmovn_s32(rounded[0]), vqmovn_s32(rounded[1]));
     // The low byte is signed, so the high one is rounded to nearest.
     let (high, low) = (vrshrn_n_s16::<8>(all), vmovn_s16(all));
-    let own = if bits == 4 {
+    let quantized = if bits == 4 {
         vcombine_s8(vuzp1_s8(high, low), vuzp2_s8(high, low))
     } else {
         let (high, low) = (vreinterpret_s32_s8(high), vreinterpret_s32_s8(low));
@@ -421,7 +421,7 @@ fn quantize_8(
             vreinterpret_s8_s32(vzip2_s32(high, low)),
         )
     };
-    (own, lost)
+    (quantized, lost)
 }
 
 #[cfg(test)]
@@ -456,14 +456,14 @@ pub(crate) mod tests {
                 let at = n * rows + row;
                 to.scales[at] = unit;
                 for (i, x) in x.iter().enumerate() {
-                    let whole = (x * inverse).round_ties_even() as i32;
-                    let low = whole as i8;
-                    let high = (whole - i32::from(low)) / 256;
+                    let rounded = (x * inverse).round_ties_even() as i32;
+                    let low = rounded as i8;
+                    let high = (rounded - i32::from(low)) / 256;
                     let place = at * 2 * INPUTS_PER_SCALE + place(i, bits);
                     bytes[place] = i8::try_from(high).unwrap();
                     bytes[place + 4] = low;
                     to.sums[row * (k / group) + n * INPUTS_PER_SCALE / group] +=
-                        whole as f32 * unit;
+                        rounded as f32 * unit;
                 }
             }
         }
@@ -480,11 +480,11 @@ pub(crate) mod tests {
             groups: 1,
             bits,
         };
-        let (mut whole, mut scales) = (vec![7; rows * K], vec![7.0; rows * K / INPUTS_PER_SCALE]);
+        let (mut quants, mut scales) = (vec![7; rows * K], vec![7.0; rows * K / INPUTS_PER_SCALE]);
         let (mut sums, mut out) = (vec![7.0; rows], vec![7.0; rows * INTERLEAVED_ROWS]);
         let to = InputPanelMut {
             values: &mut [],
-            quants: &mut whole,
+            quants: &mut quants,
             scales: &mut scales,
             sums: &mut sums,
         };
@@ -494,7 +494,7 @@ pub(crate) mod tests {
         let x = InputPanel {
             rows,
             values: &[],
-            quants: &whole,
+            quants: &quants,
             scales: &scales,
             sums: &sums,
         };

@@ -47,13 +47,13 @@ fn quantize_inputs(
     x: &[f32],
     first: usize,
     (bits, row, rows): (u32, usize, usize),
-    whole: &mut [i16],
+    quants: &mut [i16],
     scales: &mut [f32],
 ) -> f32 {
     let near = inputs_per_sum(bits);
     let mut rest = 0.0;
     for (word, x) in (first..).zip(x.chunks_exact(near)) {
-        let whole = &mut whole[(word * rows + row) * near..][..near];
+        let quants = &mut quants[(word * rows + row) * near..][..near];
         let greatest = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
         let inverse = if greatest > 0.0 {
             MAX_QUANT / greatest
@@ -63,9 +63,9 @@ fn quantize_inputs(
         let scale = greatest / MAX_QUANT;
         scales[word * rows + row] = scale;
         for (i, x) in x.iter().enumerate() {
-            let own = (x * inverse).round_ties_even() as i16;
-            rest += x - f32::from(own) * scale;
-            whole[pair_index(i, near)] = own;
+            let quantized = (x * inverse).round_ties_even() as i16;
+            rest += x - f32::from(quantized) * scale;
+            quants[pair_index(i, near)] = quantized;
         }
     }
     rest
@@ -81,8 +81,8 @@ pub(crate) fn qgemv<const BITS: u32, const CODES: u32>(
     // The table for codes that index one; other codes are decoded directly.
     let table: [f32; 16] = std::array::from_fn(|code| matrix.codes().number(code as u32));
     for block in 0..matrix.row_blocks() {
-        let own = matrix.block_range(block..block + 1);
-        let words = own.words.as_chunks::<INTERLEAVED_ROWS>().0;
+        let packed = matrix.block_range(block..block + 1);
+        let words = packed.words.as_chunks::<INTERLEAVED_ROWS>().0;
         for i in 0..x.rows {
             let row = x.row(i, groups * size, groups);
             let mut totals = [0.0f32; INTERLEAVED_ROWS];
@@ -90,7 +90,7 @@ pub(crate) fn qgemv<const BITS: u32, const CODES: u32>(
                 let words = &words[g * per..(g + 1) * per];
                 let sums =
                     group_sums::<BITS, CODES>(words, &row.values[g * size..(g + 1) * size], &table);
-                let (scales, biases) = (own.scales.group(g), own.biases.group(g));
+                let (scales, biases) = (packed.scales.group(g), packed.biases.group(g));
                 for lane in 0..INTERLEAVED_ROWS {
                     totals[lane] += scales[lane] * sums[lane] + biases[lane] * row.sums[g];
                 }

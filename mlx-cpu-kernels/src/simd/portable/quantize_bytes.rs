@@ -40,24 +40,28 @@ pub(crate) fn quantize_lanes(columns: &[f32], to: ByteColumnsMut<'_>) {
         for (half, sums) in sums.iter_mut().enumerate() {
             let mut total = [0i32; LANES];
             for quad in half * (HALF / 4)..(half + 1) * (HALF / 4) {
-                let own = quads[quad].iter_mut().zip(&mut total).zip(&inverse);
-                for (l, ((to, total), inverse)) in own.enumerate() {
+                let lanes = quads[quad].iter_mut().zip(&mut total).zip(&inverse);
+                for (l, ((to, total), inverse)) in lanes.enumerate() {
                     let mut four = 0;
                     for (c, x) in x[4 * quad..4 * quad + 4].iter().enumerate() {
-                        let own = (x[l] * inverse).round_ties_even();
+                        let quantized = (x[l] * inverse).round_ties_even();
                         // SAFETY: the scale limits the magnitude to 128; NaN becomes zero.
-                        let own: i32 = unsafe {
-                            let own = if own.abs() <= 128.0 { own } else { 0.0 };
-                            own.to_int_unchecked()
+                        let quantized: i32 = unsafe {
+                            let quantized = if quantized.abs() <= 128.0 {
+                                quantized
+                            } else {
+                                0.0
+                            };
+                            quantized.to_int_unchecked()
                         };
-                        *total += own;
-                        four |= (own & 0xff) << (8 * c);
+                        *total += quantized;
+                        four |= (quantized & 0xff) << (8 * c);
                     }
                     *to = four;
                 }
             }
-            let own = total.iter().zip(&*scale).zip(&poison);
-            for (sum, ((total, scale), poison)) in sums.iter_mut().zip(own) {
+            let by_lane = total.iter().zip(&*scale).zip(&poison);
+            for (sum, ((total, scale), poison)) in sums.iter_mut().zip(by_lane) {
                 *sum = *total as f32 * scale + poison;
             }
         }

@@ -5,7 +5,7 @@ use super::*;
 /// Storing in place gives the same result as a copy, and other users' arrays do not change.
 #[test]
 fn stored_keys_and_values_stand_where_they_belong() {
-    let (n, d, room) = (2usize, 16usize, 10usize);
+    let (n, d, capacity) = (2usize, 16usize, 10usize);
     let heads = Heads {
         n_heads: 4,
         n_kv_heads: n as i32,
@@ -25,8 +25,8 @@ fn stored_keys_and_values_stand_where_they_belong() {
     on_cpu(|| {
         let packed = noise(5 * width, 1);
         let packed = array(&packed, &[1, 5, width as i32]);
-        let before = noise(n * room * d, 2);
-        let shape = [1, n as i32, room as i32, d as i32];
+        let before = noise(n * capacity * d, 2);
+        let shape = [1, n as i32, capacity as i32, d as i32];
         let cache = array(&before, &shape);
         let tokens = TokenRange {
             first: 1,
@@ -44,8 +44,8 @@ fn stored_keys_and_values_stand_where_they_belong() {
             (host(&shared), host(&values), host(&fresh), host(&packed));
         assert_eq!(host(&cache), before);
         for h in 0..n {
-            for at in 0..room {
-                let place = (h * room + at) * d..(h * room + at + 1) * d;
+            for at in 0..capacity {
+                let place = (h * capacity + at) * d..(h * capacity + at + 1) * d;
                 let wanted: Vec<f32> = if (6..9).contains(&at) {
                     keys[(h * 5 + at - 5) * d..][..d].to_vec()
                 } else {
@@ -151,8 +151,8 @@ fn a_block_is_its_parts() {
                 Projection { parts, norm, then }.of(x).unwrap()
             };
             // Rows, each with its memory, and what arrays of its keys and values hold.
-            let mut memories =
-                [8, 8].map(|room| KvBuffer::empty((groups as i32, d as i32), room).unwrap());
+            let mut memories = [8, 8]
+                .map(|capacity| KvBuffer::empty((groups as i32, d as i32), capacity).unwrap());
             let empty = array(&[0.0; 2 * 32 * 16], &[1, groups as i32, 32, d as i32]);
             let mut arrays = [0, 1].map(|_| (empty.clone(), empty.clone()));
             let mut offsets = [0i32; 2];
@@ -161,11 +161,11 @@ fn a_block_is_its_parts() {
                 let x = noise(total as usize * hidden, 40 + step as u32);
                 let x = array(&x, &[1, total, hidden as i32]);
                 for (row, memory) in memories.iter_mut().enumerate() {
-                    if offsets[row] + lengths[row] > memory.room() {
+                    if offsets[row] + lengths[row] > memory.capacity() {
                         memory.grow(offsets[row], 32).unwrap();
                     }
                 }
-                let mut rooms: Vec<KvSlot<'_>> = memories
+                let mut slots: Vec<KvSlot<'_>> = memories
                     .iter_mut()
                     .enumerate()
                     .map(|(row, memory)| KvSlot {
@@ -175,7 +175,7 @@ fn a_block_is_its_parts() {
                         window: (row == 1).then_some(4),
                     })
                     .collect();
-                let got = block.step(&x, &mut rooms).unwrap();
+                let got = block.step(&x, &mut slots).unwrap();
                 let packed = project(&block.projections, block.attention_norm, Epilogue::None, &x);
                 let mut sequences = Vec::new();
                 let mut first = 0;
@@ -230,25 +230,25 @@ fn a_block_is_its_parts() {
                 (1, -1),
                 (1, i32::MAX),
             ] {
-                let room = KvSlot {
+                let slot = KvSlot {
                     length,
                     offset,
                     memory: &mut memories[0],
                     window: None,
                 };
-                assert!(block.step(&x, &mut [room]).is_err(), "{length} {offset}");
+                assert!(block.step(&x, &mut [slot]).is_err(), "{length} {offset}");
             }
             let wrong = Block {
                 output: (gate, None),
                 ..block
             };
-            let room = KvSlot {
+            let slot = KvSlot {
                 length: 1,
                 offset: 0,
                 memory: &mut memories[0],
                 window: None,
             };
-            let e = wrong.step(&x, &mut [room]).unwrap_err();
+            let e = wrong.step(&x, &mut [slot]).unwrap_err();
             assert!(e.to_string().contains("block needs"), "{e}");
         });
     });
@@ -297,9 +297,10 @@ fn blocks_in_a_row_are_their_steps() {
                 down: (&m[6], None),
             })
             .collect();
-        let empty = || [0, 1, 2].map(|_| [4, 8].map(|room| KvBuffer::empty((1, d), room).unwrap()));
+        let empty =
+            || [0, 1, 2].map(|_| [4, 8].map(|capacity| KvBuffer::empty((1, d), capacity).unwrap()));
         let (mut alone, mut together) = (empty(), empty());
-        fn rooms<'a>(
+        fn slots<'a>(
             memories: &'a mut [KvBuffer; 2],
             lengths: &[i32; 2],
             offsets: &[i32; 2],
@@ -326,29 +327,29 @@ fn blocks_in_a_row_are_their_steps() {
                 for (memory, (length, offset)) in
                     memory.iter_mut().zip(lengths.iter().zip(&offsets))
                 {
-                    if offset + length > memory.room() {
+                    if offset + length > memory.capacity() {
                         memory.grow(*offset, 100).unwrap();
                     }
                 }
             }
             let mut wanted = x.clone();
             for (block, memories) in blocks.iter().zip(&mut alone) {
-                let mut rooms = rooms(memories, lengths, &offsets);
-                wanted = block.step(&wanted, &mut rooms).unwrap();
+                let mut slots = slots(memories, lengths, &offsets);
+                wanted = block.step(&wanted, &mut slots).unwrap();
             }
             // The first one by itself, and all in a row.
             let mut got = x;
             let first = usize::from(step == 2);
             for (block, memories) in blocks[..first].iter().zip(&mut together) {
-                let mut rooms = rooms(memories, lengths, &offsets);
-                got = block.step(&got, &mut rooms).unwrap();
+                let mut slots = slots(memories, lengths, &offsets);
+                got = block.step(&got, &mut slots).unwrap();
             }
             let mut all: Vec<Vec<KvSlot<'_>>> = together[first..]
                 .iter_mut()
-                .map(|memories| rooms(memories, lengths, &offsets))
+                .map(|memories| slots(memories, lengths, &offsets))
                 .collect();
             let mut steps: Vec<_> = (blocks[first..].iter().zip(&mut all))
-                .map(|(block, rooms)| (block, rooms.as_mut_slice()))
+                .map(|(block, slots)| (block, slots.as_mut_slice()))
                 .collect();
             let got = Block::steps(&got, &mut steps).unwrap();
             offsets
@@ -372,9 +373,9 @@ fn blocks_in_a_row_are_their_steps() {
         // All of them are of one size, and a row has the same tokens in each.
         let x = array(&noise(hidden as usize, 3), &[1, 1, hidden]);
         let (mut one, mut other) = (empty(), empty());
-        let mut first = rooms(&mut one[0], &[1, 0], &[0, 0]);
+        let mut first = slots(&mut one[0], &[1, 0], &[0, 0]);
         first.pop();
-        let mut second = rooms(&mut other[0], &[1, 1], &[0, 0]);
+        let mut second = slots(&mut other[0], &[1, 1], &[0, 0]);
         let mut steps = [(&blocks[0], &mut first[..]), (&blocks[1], &mut second[..])];
         assert!(Block::steps(&x, &mut steps).is_err());
         assert!(Block::steps(&x, &mut []).is_err());
@@ -405,13 +406,13 @@ fn with_writer(f: impl FnOnce(&dyn Fn(&mut KvBuffer, f32, i32) -> Array)) {
         };
         f(&|memory, value, offset| {
             let x = array(&[value; 8], &[1, 1, d]);
-            let room = KvSlot {
+            let slot = KvSlot {
                 length: 1,
                 offset,
                 memory,
                 window: None,
             };
-            block.step(&x, &mut [room]).unwrap()
+            block.step(&x, &mut [slot]).unwrap()
         });
     });
 }
@@ -516,8 +517,8 @@ fn layers_are_forked_together() {
         let all: Vec<&KvBuffer> = layers.iter().collect();
         let mut forks = KvBuffer::fork_all(&all, 1, 3).unwrap();
         assert!(KvBuffer::fork_all(&all, 2, 3).is_err() && KvBuffer::fork_all(&all, 1, 0).is_err());
-        let rooms: Vec<i32> = forks.iter().map(KvBuffer::room).collect();
-        assert_eq!((forks.len(), rooms), (4, vec![3; 4]));
+        let slots: Vec<i32> = forks.iter().map(KvBuffer::capacity).collect();
+        assert_eq!((forks.len(), slots), (4, vec![3; 4]));
         // Neither was evaluated yet.
         drop(write(&mut layers[1], 5.0, 0));
         drop(write(&mut forks[2], 6.0, 1));

@@ -83,7 +83,7 @@ impl std::str::FromStr for Layers {
             let number = |n: &str| {
                 n.trim()
                     .parse::<usize>()
-                    .map_err(|_| format!("`{part}` is no layer and no range such as 0-5"))
+                    .map_err(|_| format!("`{part}` is neither a layer nor a range such as 0-5"))
             };
             let range = (number(from)?, number(to)?);
             if range.0 > range.1 {

@@ -37,7 +37,7 @@ const ORDER: &[&str] = &[
 ];
 
 #[test]
-fn rooms_use_only_what_stands_below_them() {
+fn layers_use_only_what_is_below_them() {
     let modules = modules(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
     let faults = upward(ORDER, &modules);
     assert!(faults.is_empty(), "{}", faults.join("\n"));

@@ -9,7 +9,7 @@ use crate::isa::Isa;
 /// The type of inputs when 16 or more rows are multiplied with a quantized matrix. If an
 /// instruction set or a format has no kernel for it, inputs stay float32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Prompts {
+pub enum PrefillInputs {
     /// 8-bit integers, with a float32 scale per 32 adjacent inputs: AVX2 and AVX-512.
     Int8,
     /// As [`Self::Int8`], with a second integer for the residual where the scale exceeds the row's
@@ -21,19 +21,19 @@ pub enum Prompts {
     Float32,
 }
 
-impl Prompts {
+impl PrefillInputs {
     /// All variants, the most precise first.
     pub const ALL: [Self; 4] = [Self::Float32, Self::Int16, Self::Mixed, Self::Int8];
 
     /// The variant named by the environment variable `MLX_CPU_PROMPTS`.
     ///
     /// ```
-    /// use mlx_cpu_kernels::Prompts;
-    /// let for_models = Prompts::from_environment().unwrap_or_default();
-    /// assert!(Prompts::ALL.contains(&for_models));
+    /// use mlx_cpu_kernels::PrefillInputs;
+    /// let for_models = PrefillInputs::from_environment().unwrap_or_default();
+    /// assert!(PrefillInputs::ALL.contains(&for_models));
     /// ```
     pub fn from_environment() -> Option<Self> {
-        static WANTED: OnceLock<Option<Prompts>> = OnceLock::new();
+        static WANTED: OnceLock<Option<PrefillInputs>> = OnceLock::new();
         *WANTED.get_or_init(|| {
             let named = std::env::var("MLX_CPU_PROMPTS").ok();
             named.and_then(|name| Self::named(&name))
@@ -43,8 +43,8 @@ impl Prompts {
     /// This variant if the current instruction set supports it, otherwise float32.
     ///
     /// ```
-    /// use mlx_cpu_kernels::Prompts;
-    /// assert_eq!(Prompts::Float32.available(), Prompts::Float32);
+    /// use mlx_cpu_kernels::PrefillInputs;
+    /// assert_eq!(PrefillInputs::Float32.available(), PrefillInputs::Float32);
     /// ```
     pub fn available(self) -> Self {
         #[cfg(target_arch = "x86_64")]
@@ -56,12 +56,12 @@ impl Prompts {
     }
 
     /// The name of the input type for matrices with `bits`-bit codes: that of
-    /// [`Prompts::available`], or `bfloat16x2`, the sum of two bfloat16, if AMX tiles are
+    /// [`PrefillInputs::available`], or `bfloat16x2`, the sum of two bfloat16, if AMX tiles are
     /// preferred.
     ///
     /// ```
-    /// use mlx_cpu_kernels::Prompts;
-    /// assert_eq!(Prompts::Float32.used_for(6), "float32");
+    /// use mlx_cpu_kernels::PrefillInputs;
+    /// assert_eq!(PrefillInputs::Float32.used_for(6), "float32");
     /// ```
     pub fn used_for(self, bits: u32) -> &'static str {
         #[cfg(target_arch = "x86_64")]
@@ -75,7 +75,7 @@ impl Prompts {
     /// The name in `MLX_CPU_PROMPTS`.
     ///
     /// ```
-    /// assert_eq!(mlx_cpu_kernels::Prompts::Int8.name(), "int8");
+    /// assert_eq!(mlx_cpu_kernels::PrefillInputs::Int8.name(), "int8");
     /// ```
     pub const fn name(self) -> &'static str {
         match self {
@@ -89,18 +89,18 @@ impl Prompts {
     /// The variant with this name, ignoring case.
     ///
     /// ```
-    /// use mlx_cpu_kernels::Prompts;
-    /// assert_eq!(Prompts::named("INT16"), Some(Prompts::Int16));
-    /// assert_eq!(Prompts::named("int4"), None);
+    /// use mlx_cpu_kernels::PrefillInputs;
+    /// assert_eq!(PrefillInputs::named("INT16"), Some(PrefillInputs::Int16));
+    /// assert_eq!(PrefillInputs::named("int4"), None);
     /// ```
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL
             .into_iter()
-            .find(|own| own.name().eq_ignore_ascii_case(name))
+            .find(|format| format.name().eq_ignore_ascii_case(name))
     }
 }
 
-impl Default for Prompts {
+impl Default for PrefillInputs {
     /// Float32. docs/kernels.md has the errors of the others.
     fn default() -> Self {
         Self::Float32

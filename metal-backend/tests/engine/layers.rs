@@ -111,7 +111,7 @@ fn engine() -> BTreeMap<String, String> {
 }
 
 #[test]
-fn rooms_use_only_what_stands_below_them() {
+fn layers_use_only_what_is_below_them() {
     let modules = engine();
     let faults = upward(ORDER, &modules);
     assert!(faults.is_empty(), "{}", faults.join("\n"));
@@ -152,10 +152,10 @@ fn names_kernels(modules: &BTreeMap<String, String>) -> Vec<&str> {
     let names = |code: &str| {
         code.match_indices("cpu").any(|(at, name)| {
             let (before, after) = (&code[..at], &code[at + name.len()..]);
-            let whole = !before.ends_with(word) && !after.starts_with(word);
+            let is_whole_word = !before.ends_with(word) && !after.starts_with(word);
             let in_path = after.starts_with("::") || before.ends_with("::");
             let in_list = before.trim_end().ends_with([',', '{']) && after.starts_with([',', '}']);
-            whole && (in_path || in_list) && !before.ends_with("Device::")
+            is_whole_word && (in_path || in_list) && !before.ends_with("Device::")
         })
     };
     let other = |module: &str| module != "exec" && !module.starts_with("exec::");
@@ -166,7 +166,7 @@ fn names_kernels(modules: &BTreeMap<String, String>) -> Vec<&str> {
 }
 
 #[test]
-fn one_room_chooses_between_kernels_and_mlx() {
+fn one_layer_chooses_between_kernels_and_mlx() {
     let modules = engine();
     assert_eq!(names_kernels(&modules), [""; 0]);
     let inside = modules
@@ -257,29 +257,29 @@ fn dependencies(manifest: &str) -> (String, BTreeSet<String>) {
         .flat_map(|t| t.values())
         .filter_map(toml::Value::as_table)
         .chain([&table]);
-    let mut found = BTreeSet::new();
+    let mut names = BTreeSet::new();
     for table in tables {
         for kind in ["dependencies", "build-dependencies"] {
             let all = table.get(kind).and_then(toml::Value::as_table);
             for (key, value) in all.into_iter().flatten() {
                 // A renamed dependency has the crate's name in `package`.
                 let package = value.get("package").and_then(toml::Value::as_str);
-                found.insert(package.unwrap_or(key).to_owned());
+                names.insert(package.unwrap_or(key).to_owned());
             }
         }
     }
-    (name, found)
+    (name, names)
 }
 
 /// Each of our crates that a manifest depends on without permission.
 fn wrong_crates(manifest: &str) -> Vec<String> {
-    let (name, found) = dependencies(manifest);
-    let Some((_, allowed)) = CRATES.iter().find(|(own, _)| *own == name) else {
+    let (name, names) = dependencies(manifest);
+    let Some((_, allowed)) = CRATES.iter().find(|(listed, _)| *listed == name) else {
         return vec![format!("{name} has no place in the order")];
     };
     CRATES
         .iter()
-        .filter(|(other, _)| found.contains(*other) && !allowed.contains(other))
+        .filter(|(other, _)| names.contains(*other) && !allowed.contains(other))
         .map(|(other, _)| format!("{name} depends on {other}"))
         .collect()
 }
@@ -306,15 +306,19 @@ fn crates_depend_only_on_what_stands_below_them() {
 
 #[test]
 fn crates_that_depend_on_one_above_are_found() {
-    let own = "[package]\nname = \"rust-mlx-core\"\n";
+    let package = "[package]\nname = \"rust-mlx-core\"\n";
     for wrong in [
         "[dependencies]\nrust-mlx-inference-api.workspace = true\n",
         "[build-dependencies]\nrust-mlx-metal-backend = { path = \"../metal-backend\" }\n",
         "[target.'cfg(unix)'.dependencies]\nx = { package = \"rust-mlx-metal-backend\", path = \"..\" }\n",
     ] {
-        assert_eq!(wrong_crates(&format!("{own}{wrong}")).len(), 1, "{wrong}");
+        assert_eq!(
+            wrong_crates(&format!("{package}{wrong}")).len(),
+            1,
+            "{wrong}"
+        );
     }
     let fine = "[dependencies]\nrust-mlx-sys.workspace = true\n[dev-dependencies]\nrust-mlx-inference-api = \"0\"\n";
-    assert_eq!(wrong_crates(&format!("{own}{fine}")), [""; 0]);
+    assert_eq!(wrong_crates(&format!("{package}{fine}")), [""; 0]);
     assert_eq!(wrong_crates("[package]\nname = \"new\"\n").len(), 1);
 }
