@@ -141,7 +141,7 @@ pub struct Target {
     pub name: &'static str,
     /// The directory below `fuzz/corpus` that it starts from.
     pub corpus: &'static str,
-    /// Whether its inputs are texts.
+    /// Whether the target's inputs are texts.
     pub is_text: bool,
     /// Takes one input.
     pub entry: fn(&[u8]),

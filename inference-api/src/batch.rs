@@ -24,7 +24,7 @@ impl RequestId {
         Self(number)
     }
 
-    /// Its number.
+    /// The number.
     #[must_use]
     pub fn number(self) -> u64 {
         self.0

@@ -62,7 +62,7 @@ struct Node<'a> {
     parent: usize,
     step: Step<'a>,
     depth: usize,
-    /// Its members or elements are the nodes `first..first + count`.
+    /// The members or elements are the nodes `first..first + count`.
     first: usize,
     count: usize,
 }

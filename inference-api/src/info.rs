@@ -42,7 +42,7 @@ pub struct ModelInfo {
     /// The type to which inputs of quantized matrices are converted in prompts, such as `float32`
     /// or `int8`; `bfloat16x2` is the sum of two bfloat16. `None` where the backend does not say.
     pub prompts: Option<String>,
-    /// Whether it has a chat template.
+    /// Whether the model has a chat template.
     pub has_chat_template: bool,
     /// The sampling options recommended by the model's authors. The engine does not apply them; a
     /// caller may use them as defaults.

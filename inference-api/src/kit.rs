@@ -1,6 +1,6 @@
 //! Parts that every backend needs: stop strings cut from a stream ([`StopText`]), bytes as whole
 //! characters ([`Utf8Decoder`]), a clock for metrics ([`Clock`]), and the text of a caught panic
-//! ([`panic_text`]). It has no tokenizer and no engine.
+//! ([`panic_text`]). Nothing here needs a tokenizer or an engine.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -29,11 +29,11 @@ impl<T> Default for Released<T> {
 /// Cuts stop strings from streamed text.
 ///
 /// A token is held back while its text is incomplete or may begin a stop string. The released
-/// texts, joined, are the text of all tokens, cut before the first complete stop string. Of several
-/// that end at one byte the longest counts. The cost of a step is its own text times the number of
-/// stop strings.
+/// texts, joined, are the text of all tokens, cut before the first complete stop string. If several
+/// stop strings end at the same byte, the longest counts. A step takes time proportional to its new
+/// text times the number of stop strings.
 ///
-/// `T` is what the backend knows of a token, such as its id.
+/// `T` is the backend's own data of a token, such as the id.
 #[derive(Debug, Clone)]
 pub struct StopText<T> {
     stops: Vec<Matcher>,
@@ -63,8 +63,8 @@ impl<T> StopText<T> {
         }
     }
 
-    /// Takes the next token. `pending` says that a part of its text comes with a later token. After
-    /// a stop string, it returns no text.
+    /// Takes the next token. `pending` is whether part of its text comes with a later token. After
+    /// a stop string, this returns no text.
     pub fn push(&mut self, token: T, text: &str, pending: bool) -> Released<T> {
         if self.stopped.is_some() {
             return self.over();
@@ -74,7 +74,7 @@ impl<T> StopText<T> {
         self.append(text)
     }
 
-    /// Ends the stream. The last token that is held back gets `rest`, and all are released.
+    /// Ends the stream. Appends `rest` to the last held-back token, and releases all tokens.
     pub fn finish(&mut self, rest: &str) -> Released<T> {
         if self.stopped.is_some() {
             return self.over();
@@ -240,7 +240,7 @@ impl Utf8Decoder {
         text
     }
 
-    /// Ends the text: U+FFFD if a character is still incomplete.
+    /// Ends the text. Returns U+FFFD if a character is incomplete, else an empty string.
     pub fn finish(&mut self) -> String {
         let open = self.is_open();
         self.partial.clear();
@@ -248,7 +248,7 @@ impl Utf8Decoder {
     }
 }
 
-/// Whether more bytes could complete this invalid end to a character.
+/// Whether more bytes could make `invalid`, the end of a text, a valid character.
 fn is_incomplete(invalid: &[u8]) -> bool {
     std::str::from_utf8(invalid).is_err_and(|e| e.valid_up_to() == 0 && e.error_len().is_none())
 }
@@ -256,9 +256,9 @@ fn is_incomplete(invalid: &[u8]) -> bool {
 /// Measures one request, from the call to its end.
 #[derive(Debug, Clone)]
 pub struct Clock {
+    /// The time of the call, from which the fields below count.
     asked: Instant,
-    /// When the request's turn came, and when its first and last token came. All times count from
-    /// the call.
+    /// When the request's turn came.
     begun: Option<Duration>,
     first: Option<Duration>,
     last: Duration,
@@ -305,7 +305,7 @@ impl Clock {
     }
 
     /// The request's counts of tokens and bytes, which [`Clock::metrics`] returns unchanged. Times
-    /// in it have no effect.
+    /// set here have no effect.
     pub fn counts(&mut self) -> &mut GenerateMetrics {
         &mut self.counts
     }

@@ -71,8 +71,8 @@ fn incomplete_characters_wait_and_the_rest_goes_to_the_last_token() {
 }
 
 proptest! {
-    /// The text is the same however it is divided into tokens: everything before the place where a
-    /// stop string is complete first.
+    /// The released text is all text before the first complete stop string, in any division into
+    /// tokens.
     #[test]
     fn text_is_cut_as_in_the_whole(
         pieces in prop::collection::vec("[abé€]{0,3}", 0..12),

@@ -35,7 +35,7 @@ pub struct Message {
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolCall {
-    /// Its id within the conversation; the answer repeats it.
+    /// The id within the conversation; the answer repeats it.
     pub id: String,
     /// The tool.
     pub name: String,
@@ -52,7 +52,7 @@ pub struct ToolCall {
 pub struct Tool {
     /// The name by which it is called.
     pub name: String,
-    /// Its description for the model.
+    /// The description for the model.
     pub description: Option<String>,
     /// The JSON schema of its arguments, an object.
     pub parameters: Option<Value>,
@@ -157,7 +157,7 @@ impl Message {
         self
     }
 
-    /// Whether it has only a role and a content.
+    /// Whether the message has only a role and a content.
     #[must_use]
     pub fn is_plain(&self) -> bool {
         self.name.is_none()
@@ -228,7 +228,7 @@ impl Tool {
         }
     }
 
-    /// Describes it.
+    /// Sets the description.
     #[must_use]
     pub fn with_description(mut self, description: impl Into<String>) -> Self {
         self.description = Some(description.into());
@@ -287,7 +287,7 @@ impl ChatPrompt {
         self
     }
 
-    /// Refuses what a backend cannot honor that knows only roles and contents.
+    /// Refuses a prompt with more than roles and contents, for a backend that knows only these.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`], unless [`ChatPrompt::is_plain`].

@@ -25,8 +25,8 @@ pub enum StepPart {
     Attention,
     /// The output projection of attention.
     Output,
-    /// The whole mixer of a layer that is not plain attention, such as a recurrent one, with the norm
-    /// before it.
+    /// The whole mixer of a layer that is not plain attention, such as a recurrent one, with the
+    /// norm before it.
     Mixer,
     /// The feed-forward part: one expert, or a mixture.
     Mlp,
@@ -56,7 +56,7 @@ impl StepPart {
         StepPart::Rest,
     ];
 
-    /// As in JSON.
+    /// The name in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -15,27 +15,28 @@ use crate::metrics::GenerateMetrics;
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq)]
 pub struct Token {
-    /// Its number in the vocabulary.
+    /// The number in the vocabulary.
     pub id: u32,
     /// The text it adds to the output.
     pub text: String,
     /// The bytes of this token alone, which may be a part of a character. For a special token it is
     /// its name in the vocabulary. `None` where the backend does not say.
     pub bytes: Option<Box<[u8]>>,
-    /// Whether it is a special token, which is no part of the output: `text` lacks its spelling.
+    /// Whether this is a special token. `text` then lacks its name, which is not part of the
+    /// output.
     pub special: bool,
-    /// The logits it was drawn from, one per token of the vocabulary, where asked for.
+    /// The logits from which the token was chosen, one per token of the vocabulary, if requested.
     pub logits: Option<Arc<[f32]>>,
-    /// How probable the model held it and the alternatives, where asked for.
+    /// The log-probabilities of the token and of the alternatives, if requested.
     pub logprobs: Option<TokenLogprobs>,
 }
 
 /// Natural logarithms of probabilities under the model's own distribution: before penalties,
-/// biases, grammars, filters and temperature. None is below -9999, which stands for the impossible.
+/// biases, grammars, filters and temperature. The minimum is -9999, which stands for probability 0.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprobs {
-    /// That of the token drawn.
+    /// The log-probability of the chosen token.
     pub logprob: f32,
     /// The most probable tokens, the first the most probable.
     pub top: Vec<TopLogprob>,
@@ -45,11 +46,11 @@ pub struct TokenLogprobs {
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TopLogprob {
-    /// Its number in the vocabulary.
+    /// The number in the vocabulary.
     pub id: u32,
     /// The text of this token alone; U+FFFD stands for parts of a character.
     pub text: String,
-    /// The natural logarithm of its probability.
+    /// The natural logarithm of the token's probability.
     pub logprob: f32,
     /// The bytes of this token alone. `None` where the backend does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -224,7 +225,7 @@ pub struct Output {
     pub tokens: Vec<u32>,
     /// Why it ended.
     pub finish_reason: Option<FinishReason>,
-    /// Its metrics.
+    /// The metrics.
     pub metrics: GenerateMetrics,
 }
 
@@ -333,7 +334,7 @@ impl ClassifyResult {
 #[non_exhaustive]
 #[derive(Debug, Clone)]
 pub struct BatchResult {
-    /// Its tokens, up to the error where there was one.
+    /// The tokens, up to the error where there was one.
     pub tokens: Vec<Token>,
     /// Why it ended.
     pub finish_reason: Option<FinishReason>,

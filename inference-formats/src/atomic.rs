@@ -29,8 +29,8 @@ pub struct AtomicFile {
 }
 
 impl AtomicFile {
-    /// Begins the file `path` in its directory. It gets the permissions of a new file, reduced by
-    /// the process's umask.
+    /// Begins the file `path`, in the same directory. The permissions are those of any new file,
+    /// under the process's umask.
     ///
     /// # Errors
     /// If the directory cannot be written.
@@ -43,7 +43,7 @@ impl AtomicFile {
     /// # Errors
     /// If `work` cannot be written.
     pub fn create_in(work: &Path, path: &Path) -> io::Result<Self> {
-        // The default of temporary files is access for the owner alone.
+        // By default, only the owner could access a temporary file.
         Self::create_as(work, path, 0o666)
     }
 
@@ -91,20 +91,21 @@ impl AtomicFile {
         &self.path
     }
 
-    /// Flushes the file to the disk and gives it its name, in place of a file that has it.
+    /// Flushes the file to the disk and renames it to its final path. This replaces an existing
+    /// file.
     ///
     /// # Errors
-    /// If either fails; the file of that name then stays as it was.
+    /// If either fails. An existing file then does not change.
     pub fn commit(self) -> io::Result<()> {
         self.file.as_file().sync_all()?;
         self.file.persist(&self.path).map_err(|e| e.error)?;
         Ok(())
     }
 
-    /// As [`AtomicFile::commit`], but keeps a file that has the name.
+    /// As [`AtomicFile::commit`], but never replaces an existing file.
     ///
     /// # Errors
-    /// As [`AtomicFile::commit`], and `AlreadyExists`.
+    /// As [`AtomicFile::commit`], and `AlreadyExists` if there is a file at the path.
     pub fn commit_new(self) -> io::Result<()> {
         self.file.as_file().sync_all()?;
         self.file

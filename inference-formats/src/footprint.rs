@@ -155,7 +155,7 @@ pub fn feed_forward_layer(name: &str) -> Option<usize> {
 pub struct TensorFootprint {
     /// The tensor's name in transformers, or its name in the file if it has no other.
     pub name: String,
-    /// The part of the network that it belongs to.
+    /// The part of the network to which the tensor belongs.
     pub part: Part,
     /// How its numbers are stored, such as `BF16`, `Q4_K` or `affine 4 bits, groups of 64`.
     pub format: String,
@@ -165,7 +165,7 @@ pub struct TensorFootprint {
     pub stored_bytes: u64,
     /// Bytes in memory; 0 for a tensor that is not loaded.
     pub loaded_bytes: u64,
-    /// Whether it is a packed matrix that is stored as plain numbers in memory.
+    /// Whether the tensor is packed in the file and stored as plain numbers in memory.
     pub expanded: bool,
 }
 
@@ -283,7 +283,7 @@ impl Footprint {
         Self { tensors }
     }
 
-    /// The same, but without the feed-forward parts of these layers, which are not loaded.
+    /// Removes the feed-forward parts of `layers`, which are not loaded.
     #[must_use]
     pub fn without_feed_forward(mut self, layers: &BTreeSet<usize>) -> Self {
         for tensor in &mut self.tensors {
@@ -410,9 +410,9 @@ fn is_matrix(shape: &[usize]) -> bool {
 /// A tensor of a safetensors file.
 struct Stored<'a> {
     checkpoint: &'a SafetensorsCheckpoint,
-    /// Its name in the file.
+    /// The name in the file.
     stored: &'a str,
-    /// Its usual name.
+    /// The usual name.
     name: &'a str,
     info: &'a TensorInfo,
 }

@@ -15,6 +15,7 @@
 //! | [`split`] | which part of each tensor a process has, where several compute one model |
 //! | [`pipeline`] | which layers a process has, where several compute one after another |
 //! | [`atomic`] | nothing: it writes files that get their names when they are complete |
+//! | [`discover`] | which models are in a directory |
 //! | [`files`] | which files a model has; names that stay inside its directory |
 //! | [`identity`] | a hash that tells one model from another |
 //!
@@ -33,6 +34,7 @@ compile_error!("model files are little-endian and are read without conversion");
 
 pub mod atomic;
 pub mod config;
+pub mod discover;
 mod error;
 pub mod family;
 pub mod files;

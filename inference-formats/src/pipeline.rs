@@ -105,9 +105,9 @@ pub struct PipelinePlan {
 /// One process of a pipeline.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PlannedStage {
-    /// Its index among the processes, from 0.
+    /// The index among the processes, from 0.
     pub rank: usize,
-    /// Its layers.
+    /// The layers.
     pub layers: Range<usize>,
     /// Bytes of weights in its memory.
     pub bytes: u64,

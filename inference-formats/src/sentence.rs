@@ -44,7 +44,7 @@ pub struct SentenceConfig {
     pub normalize: Option<bool>,
     /// The maximum number of tokens in a text.
     pub max_length: Option<usize>,
-    /// The same from the tokenizer's file, to which newer versions write it.
+    /// The maximum length by the tokenizer's file, where newer versions write it.
     pub tokenizer_length: Option<usize>,
     /// Whether texts are converted to lower case before tokenization.
     pub lower_case: bool,
@@ -75,7 +75,7 @@ pub struct DenseModule {
     pub inputs: usize,
     /// Elements of its output.
     pub outputs: usize,
-    /// Whether it has a bias.
+    /// Whether the module has a bias.
     pub bias: bool,
     /// The activation of its output.
     pub activation: DenseActivation,

@@ -19,9 +19,9 @@ pub enum Order {
     Add {
         /// The session.
         session: u64,
-        /// Its prompt.
+        /// The prompt.
         tokens: Vec<u32>,
-        /// Its options, without interrupts.
+        /// The options, without interrupts.
         options: Box<GenerateOptions>,
     },
     /// Remove a request.

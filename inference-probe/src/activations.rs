@@ -22,7 +22,7 @@ pub struct Metadata {
     pub activation_shape: [usize; 3],
     /// The name of the model, as given.
     pub model: String,
-    /// Its architecture.
+    /// The architecture.
     pub architecture: String,
     /// The [`identity`](crate::files::identity) of its files, followed by `+` and that of the
     /// adapter if one was attached.

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 /// One curve.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Curve {
-    /// Its name in the legend.
+    /// The name in the legend.
     pub name: String,
     /// Points from left to right. The curve is interrupted at values that are not finite.
     pub points: Vec<(f64, f64)>,

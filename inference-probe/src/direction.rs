@@ -25,7 +25,7 @@ pub struct Direction {
     /// `[width]`. Its length is the distance of the two means along this direction. So a
     /// coefficient of 1 moves one mean to the other, along the direction.
     pub vector: Vec<f64>,
-    /// Its length.
+    /// The length.
     pub norm: f64,
     /// The share of states that are on the correct side of the midpoint between the two means.
     pub separated: f64,
@@ -178,7 +178,7 @@ mod tests {
         assert!(same.to_string().contains("do not differ"), "{same}");
         let narrow = Matrix::zeros(4, 2);
         let wide = direction(&positive, &narrow, Method::Means).unwrap_err();
-        assert!(wide.to_string().contains("of 3 and of 2"), "{wide}");
+        assert!(wide.to_string().contains("of 3 and 2 elements"), "{wide}");
         let one = negative.rows(0, 1).into_owned();
         let few = direction(&positive, &one, Method::Pca).unwrap_err();
         assert!(

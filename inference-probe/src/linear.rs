@@ -35,7 +35,7 @@ impl Default for ProbeOptions {
 pub struct ProbeResult {
     /// The share of test rows with a correct prediction, averaged over the folds.
     pub accuracy: f64,
-    /// The same for each fold.
+    /// The accuracy in each fold.
     pub fold_accuracies: Vec<f64>,
     /// The accuracy with labels in random order, averaged over the repetitions.
     pub control: f64,
@@ -233,6 +233,6 @@ mod tests {
             test: vec![5],
         };
         let e = probe(&matrix, &[0, 1], &[fold], &ProbeOptions::default()).unwrap_err();
-        assert!(e.to_string().contains("row 5 of 2"));
+        assert!(e.to_string().contains("row 5; there are 2 rows"));
     }
 }

@@ -243,7 +243,7 @@ mod tests {
         };
         assert!(fit(&rows, &[0], 2).contains("one label a row"));
         assert!(fit(&rows, &[0, 0], 1).contains("two labels"));
-        assert!(fit(&rows, &[0, 2], 2).contains("label 2 of 2"));
+        assert!(fit(&rows, &[0, 2], 2).contains("label 2 is not below"));
         let bad = Matrix::from_row_slice(2, 1, &[0.0, f64::NAN]);
         assert!(fit(&bad, &[0, 1], 2).contains("not finite"));
     }

@@ -24,7 +24,7 @@ pub enum Analysis {
         inputs: Inputs,
         /// The field of the stimuli.
         label: String,
-        /// Its values.
+        /// The values.
         classes: Vec<String>,
         /// The division of the rows.
         split: String,

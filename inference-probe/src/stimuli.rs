@@ -19,7 +19,7 @@ use crate::files::{MAX_TEXT, read_text};
 pub struct Stimulus {
     /// The input text for the model.
     pub text: String,
-    /// Its labels by name.
+    /// The labels by name.
     pub labels: BTreeMap<String, String>,
 }
 

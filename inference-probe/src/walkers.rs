@@ -21,9 +21,9 @@ use crate::error::{Error, Result};
 /// A token, or another element of a list, and its score.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Scored {
-    /// Its index in the list.
+    /// The index in the list.
     pub id: u32,
-    /// Its score.
+    /// The score.
     pub score: f32,
 }
 

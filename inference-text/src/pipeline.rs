@@ -76,7 +76,7 @@ impl TextPipeline {
         Self::new(tokenizer, template)
     }
 
-    /// The same with another template.
+    /// Replaces the chat template.
     #[must_use]
     pub fn with_template(mut self, template: ChatTemplate) -> Self {
         self.template = Some(Arc::new(template));

@@ -310,7 +310,7 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<MlxModel> {
     open_routed(path, options, &FfnRouter::new())
 }
 
-/// The same, with feed-forward backends from the program.
+/// As [`open`], with feed-forward backends from the program.
 pub(crate) fn open_routed(
     path: &Path,
     options: &LoadOptions,

@@ -39,7 +39,7 @@ pub struct NamedTensor {
 }
 
 impl NamedTensor {
-    /// Its name in transformers.
+    /// The name in transformers.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -58,7 +58,7 @@ impl NamedTensor {
         sizes.iter().map(|d| d.unsigned_abs() as usize).collect()
     }
 
-    /// Its values, row-major, as the model computes with them.
+    /// The values, row-major, as the model computes with them.
     ///
     /// # Errors
     /// When memory runs out.
@@ -73,9 +73,9 @@ impl NamedTensor {
 /// One layer.
 #[derive(Debug)]
 pub struct ExtractedLayer {
-    /// Its feed-forward part.
+    /// The feed-forward part.
     pub features: FeedForwardWeights,
-    /// Its other tensors. In a layer with experts they include the router and the shared expert.
+    /// The other tensors. In a layer with experts they include the router and the shared expert.
     pub tensors: Vec<NamedTensor>,
 }
 

@@ -26,7 +26,7 @@ use crate::text::TextPipeline;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct ModelReport {
-    /// Its `model_type`; empty if only the weights identify it.
+    /// The `model_type`; empty if only the weights identify it.
     pub model_type: String,
     /// Whether this engine supports it.
     pub supported: bool,

@@ -56,7 +56,7 @@ impl WorkDir {
         ))
     }
 
-    /// Where it is.
+    /// The path of the directory.
     pub(crate) fn path(&self) -> &Path {
         self.dir.path()
     }
@@ -90,7 +90,7 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> Result<()> {
     replace_by(parent_of(path), path, content)
 }
 
-/// The same, with the unfinished file in `work`, which is on the same file system.
+/// As [`replace`], with the unfinished file in `work`, which is on the same file system.
 pub(crate) fn replace_by(work: &Path, path: &Path, content: &[u8]) -> Result<()> {
     let write = || {
         let mut file = AtomicFile::create_in(work, path)?;

@@ -101,7 +101,7 @@ impl Isa {
         }
     }
 
-    /// Whether it has AVX2 and FMA.
+    /// Whether the instruction set has AVX2 and FMA.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn has_avx2(self) -> bool {
         matches!(self, Self::Avx2 | Self::Avx512 | Self::Amx)
@@ -112,7 +112,7 @@ impl Isa {
         Self::all().last() != Some(&self)
     }
 
-    /// Its name in `MLX_CPU_KERNELS`.
+    /// The name in `MLX_CPU_KERNELS`.
     pub fn name(self) -> &'static str {
         match self {
             #[cfg(target_arch = "x86_64")]

@@ -72,7 +72,7 @@ impl PrefillInputs {
         self.available().name()
     }
 
-    /// Its name in `MLX_CPU_PROMPTS`.
+    /// The name in `MLX_CPU_PROMPTS`.
     ///
     /// ```
     /// assert_eq!(mlx_cpu_kernels::PrefillInputs::Int8.name(), "int8");

@@ -111,7 +111,7 @@ fn replays_of_a_writer_order_what_depends_on_them() {
                 }
             }
         });
-        // The reader of the first or the second evaluation: each waits for its own run of the
+        // One reader for each of the two evaluations. It reads only after its own run of the
         // writer.
         let readers = [0, 1].map(|run| {
             let (memory, done) = (memory.clone(), done.clone());

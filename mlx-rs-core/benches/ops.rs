@@ -167,7 +167,7 @@ mod attention {
         });
     }
 
-    /// The same by our kernel.
+    /// The attention of `mlx` above, by our kernel.
     #[divan::bench(args = [1, 32, 512], max_time = SECONDS)]
     fn kernel(bencher: Bencher<'_, '_>, queries: i32) {
         let heads = cpu::Heads {

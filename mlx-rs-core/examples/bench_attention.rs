@@ -86,7 +86,7 @@ impl Inputs {
         self.materialized_in(Dtype::Float32)
     }
 
-    /// The same with sums of this type: `[Hkv, H / Hkv, L, D]`.
+    /// [`Self::materialized`] with sums of this type: `[Hkv, H / Hkv, L, D]`.
     fn materialized_in(&self, dtype: Dtype) -> Result<Array> {
         let (length, dim) = self.size;
         let q = self.q.reshape(&[KV_HEADS, HEADS / KV_HEADS, length, dim])?;

@@ -377,7 +377,7 @@ impl ArrayVec {
         std::mem::ManuallyDrop::new(self).0
     }
 
-    /// Its arrays, each as a separate handle.
+    /// The arrays, each as a separate handle.
     pub(crate) fn to_arrays(&self, op: &'static str) -> Result<Vec<Array>> {
         read_vec(op, self.0)
     }

@@ -107,7 +107,7 @@ impl MatMulOp {
         }
     }
 
-    /// Its FLOPs, `2 m n k` per pair of matrices; 0 if the shapes do not match.
+    /// The FLOPs, `2 m n k` per pair of matrices; 0 if the shapes do not match.
     ///
     /// ```
     /// use mlx_rs_core::{Array, dispatch::MatMulOp};

@@ -29,7 +29,7 @@ const SCALES_NVFP4: [u32; 3] = [0, 32, 0];
 const FEW_QUERIES: i32 = 8;
 
 impl Facts {
-    /// Those of the current stream.
+    /// The facts about the current stream.
     ///
     /// # Errors
     /// When there is no stream.

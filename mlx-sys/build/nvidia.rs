@@ -10,7 +10,7 @@ use crate::pip::Pip;
 
 /// One of NVIDIA's packages.
 pub struct Library {
-    /// Its directory below `nvidia` in MLX's package.
+    /// The directory below `nvidia` in MLX's package.
     pub directory: String,
     /// Name, version and SHA-256.
     pub pin: [String; 3],

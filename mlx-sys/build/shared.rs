@@ -11,7 +11,7 @@ use crate::pip::run;
 /// The file that `src/library.rs` embeds.
 const NAME: &str = "librust_mlx_c.so";
 
-/// Links it from `library`, the directory of libmlxc.a, and the shim in OUT_DIR. Tells the crate
+/// Links the shared library from libmlxc.a in `library` and the shim in OUT_DIR. Tells the crate
 /// its path, and the directory of MLX's own library.
 pub fn link(env: &Env, mlx: &Mlx, library: &Path) -> Result<(), String> {
     let out = env.out_dir.join(NAME);

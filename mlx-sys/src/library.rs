@@ -35,7 +35,7 @@ const MLX_VERSION: &str = env!("MLX_SYS_MLX_VERSION");
 /// A build of MLX that this program can load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Package {
-    /// Its directory name.
+    /// The directory name.
     pub directory: &'static str,
     /// Name, version and SHA-256 of the Python package, separated by spaces; empty for a
     /// user-provided MLX (`MLX_ROOT`).
@@ -43,12 +43,12 @@ pub struct Package {
     /// The NVIDIA packages that it needs, separated by `;`: each one's directory below `nvidia`,
     /// name, version and SHA-256.
     pub libraries: &'static str,
-    /// Its directory at build time, with `include`, `lib` and `share`.
+    /// The directory at build time, with `include`, `lib` and `share`.
     built: &'static str,
 }
 
 impl Package {
-    /// Its version of CUDA.
+    /// The version of CUDA.
     fn cuda(&self) -> Option<i32> {
         let (cuda, _) = self.pin.strip_prefix("mlx-cuda-")?.split_once(' ')?;
         cuda.parse().ok()
@@ -406,7 +406,7 @@ impl Function {
         }
     }
 
-    /// Its address.
+    /// The address.
     #[inline]
     pub(crate) fn address(&self) -> *mut c_void {
         let address = self.address.load(Ordering::Acquire);

@@ -33,7 +33,7 @@ pub type rust_mlx_run = unsafe extern "C" fn(
 pub const RUST_MLX_OPAQUE: c_int = 0;
 /// `x [.., k]` and `w [n, k]`: `x w^T`.
 pub const RUST_MLX_DENSE_PRODUCT: c_int = 1;
-/// The same product for `x [.., k]` and weight, scales and biases of a matrix `[n, k]` quantized in
+/// `x w^T` for `x [.., k]` and weight, scales and biases of a matrix `w [n, k]` quantized in
 /// affine mode. Each is `[row blocks, .., 8]`, eight rows interleaved, the last block padded.
 pub const RUST_MLX_QUANTIZED_PRODUCT: c_int = 2;
 

@@ -58,7 +58,7 @@ pub fn base(pieces: &[&str]) -> Scripted {
     model.with_metrics(measure)
 }
 
-/// The same with a chat template.
+/// A mock model with a chat template.
 pub fn instruct(pieces: &[&str]) -> Scripted {
     base(pieces).with_info(|info| info.has_chat_template = true)
 }

@@ -4,13 +4,13 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KnownModel {
-    /// Its name, which is also the name of its directory in the cache.
+    /// The name, which is also the name of its directory in the cache.
     pub name: &'static str,
     /// Other names for it.
     pub aliases: &'static [&'static str],
     /// A description in one line.
     pub about: &'static str,
-    /// Its license, as an SPDX expression.
+    /// The license, as an SPDX expression.
     pub license: &'static str,
     /// The Python package that contains it.
     pub package: &'static str,
@@ -61,7 +61,7 @@ pub(super) struct Wheel<'a> {
     pub version: &'a str,
     /// SHA-256 of the wheel, in lower-case hexadecimal.
     pub sha256: &'a str,
-    /// Its size in bytes, if it is known.
+    /// The size in bytes, if it is known.
     pub bytes: Option<u64>,
 }
 

@@ -198,7 +198,7 @@ fn keys_of_a_token_are_those_that_are_kept() {
         let memory = report(&path)["memory"].clone();
         let per_token = memory["cache_per_token"].as_u64().unwrap();
         if memory["state"] != 0 {
-            continue; // its file contains the state, too
+            continue; // the file contains the recurrent state, too
         }
         let file = dir.path().join(format!("{name}.safetensors"));
         let model = load(&path);

@@ -22,7 +22,7 @@ pub fn with_mlx_lm() -> &'static Path {
     &PYTHON
 }
 
-/// The same interpreter with lm-eval's harness, which takes 600 MB more.
+/// The interpreter with lm-eval's harness, which takes 600 MB more.
 pub fn with_lm_eval() -> &'static Path {
     static INSTALLED: LazyLock<()> = LazyLock::new(|| {
         let python = with_mlx_lm();

@@ -13,7 +13,7 @@ use serde_json::Value;
 pub struct Served {
     pub child: Child,
     pub url: String,
-    /// Its home directory, if it has a separate one.
+    /// The home directory, if it has a separate one.
     pub home: Option<tempfile::TempDir>,
 }
 

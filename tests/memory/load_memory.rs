@@ -51,7 +51,7 @@ fn tensors(times: usize) -> Vec<(String, String, Vec<usize>)> {
     all
 }
 
-/// A number of a pattern, small enough that activations stay finite.
+/// Element `i` of a fixed pattern, small enough that activations stay finite.
 fn number(i: usize) -> f32 {
     ((i.wrapping_mul(2_654_435_761) >> 8) % 1000) as f32 / 20_000.0 - 0.025
 }

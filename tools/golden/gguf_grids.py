@@ -22,7 +22,7 @@ def main():
     print("//! Tables of the IQ types. Made by `tools/golden/gguf_grids.py`; not to be edited.")
     print("//!")
     print("//! An entry has 2 bits for each of 8 weights (IQ1, IQ2), or 3 bits for each of 4 (IQ3), the first")
-    print("//! in the lowest bits. They index the magnitudes in `codes.rs`.")
+    print("//! in the lowest bits. They index the magnitudes in `nibble_codes.rs`.")
     for name, kind in TABLES:
         kind.init_grid()
         grid = kind.grid.reshape(kind.grid_shape)

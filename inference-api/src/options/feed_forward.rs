@@ -167,7 +167,7 @@ impl FeedForwardPlan {
         Self::default()
     }
 
-    /// The same strategy for all layers.
+    /// One strategy for all layers.
     #[must_use]
     pub fn uniform(strategy: FeedForwardStrategy) -> Self {
         Self {

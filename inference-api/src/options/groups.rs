@@ -113,8 +113,8 @@ macro_rules! parameter {
 
 group! {
     /// How one token is chosen among many. The filters apply in this order: top-n-sigma, typical-p,
-    /// top-p, min-p, XTC, top-k, temperature, draw; [`SamplerOrder`] has the other. At temperature 0
-    /// the greatest logit is taken, and nothing is filtered.
+    /// top-p, min-p, XTC, top-k, temperature, draw; [`SamplerOrder`] has the other. At temperature
+    /// 0 the greatest logit is taken, and nothing is filtered.
     ///
     /// Sources: top-n-sigma, Tang et al. 2024 (arXiv 2411.07641); typical-p, Meister et al. 2023
     /// (arXiv 2202.00666).
@@ -142,8 +142,8 @@ group! {
         top_n_sigma: f32 = 0.0, with_top_n_sigma(f32) {
             "N", ParameterRange::between(0.0, f32::MAX), aliases "top_nsigma"
         };
-        /// Draw among the tokens of the most usual surprise that together exceed this probability;
-        /// 1 is off.
+        /// Draw among the tokens whose surprise is closest to the entropy, which together exceed
+        /// this probability; 1 is off.
         typical_p: f32 = 1.0, with_typical_p(f32) {
             "P", ParameterRange::above(0.0, 1.0), aliases "typ_p" "typical"
         };
@@ -151,12 +151,12 @@ group! {
         xtc_probability: f32 = 0.0, with_xtc_probability(f32) {
             "P", ParameterRange::between(0.0, 1.0)
         };
-        /// XTC leaves out all tokens at least this probable, but the least probable of them.
+        /// XTC leaves out tokens with at least this probability, except the least probable of them.
         xtc_threshold: f32 = 0.1, with_xtc_threshold(f32) {
             // At most one token is more probable than one half.
             "P", ParameterRange::between(0.0, 0.5)
         };
-        /// In which order all of this applies.
+        /// The order of temperature and filters.
         sampler_order: SamplerOrder = SamplerOrder::default(), with_sampler_order(SamplerOrder);
         /// Seed of the draws; the same seed gives the same reply. `None` differs from call to call.
         seed: Option<u64> = None, with_seed(impl Into<Option<u64>>);
@@ -164,19 +164,19 @@ group! {
 }
 
 group! {
-    /// What discourages repetition. The penalties apply before all other changes of the logits.
+    /// Penalties against repetition. They apply before all other changes of the logits.
     PenaltyOptions as penalties {
         /// Factor against tokens of the prompt and the reply; 1 is off, above 1 discourages.
         repeat_penalty: f32 = 1.0, with_repeat_penalty(f32) {
             "X", ParameterRange::above(0.0, f32::MAX), aliases "repetition_penalty"
         };
-        /// How many tokens back the factor against repetition looks; 0 is all.
+        /// The number of last tokens to which the repetition penalty applies; 0 is all.
         repeat_window: usize = 64, with_repeat_window(usize) {
             "N", ParameterRange::ANY, aliases "repeat_last_n" "repetition_context_size"
         };
-        /// Taken off the logits of tokens that the reply holds already; 0 is off.
+        /// Subtracted from the logits of tokens that occur in the reply; 0 is off.
         presence_penalty: f32 = 0.0, with_presence_penalty(f32) { "X", ParameterRange::ANY };
-        /// Taken off a token's logit for each time that the reply holds it; 0 is off.
+        /// Subtracted from a token's logit for each occurrence in the reply; 0 is off.
         frequency_penalty: f32 = 0.0, with_frequency_penalty(f32) { "X", ParameterRange::ANY };
     }
 }

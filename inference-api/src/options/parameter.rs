@@ -210,7 +210,7 @@ impl Parameter {
         self.placeholder
     }
 
-    /// Its description, as sentences on one line.
+    /// The description of the parameter: whole sentences on one line.
     #[must_use]
     pub fn documentation(&self) -> &'static str {
         self.documentation.trim()
@@ -222,25 +222,25 @@ impl Parameter {
         self.range
     }
 
-    /// Whether its values are whole numbers.
+    /// Whether the values are whole numbers.
     #[must_use]
     pub fn is_count(&self) -> bool {
         matches!(self.default_value(), ParameterValue::Count(_))
     }
 
-    /// Its value in [`GenerateOptions::default`].
+    /// The value in [`GenerateOptions::default`].
     #[must_use]
     pub fn default_value(&self) -> ParameterValue {
         self.of(&GenerateOptions::default())
     }
 
-    /// Its value in `options`.
+    /// The value in `options`.
     #[must_use]
     pub fn of(&self, options: &GenerateOptions) -> ParameterValue {
         (self.get)(options)
     }
 
-    /// Sets it in `options`.
+    /// Sets the parameter in `options`.
     ///
     /// # Errors
     /// As [`Parameter::check`]; `options` then stay unchanged.

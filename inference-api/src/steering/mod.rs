@@ -141,7 +141,7 @@ pub enum EditOperation {
     Add {
         /// As wide as the edited states.
         vector: Arc<[f32]>,
-        /// Its factor.
+        /// The factor.
         coefficient: f32,
     },
     /// Multiplies by a factor; 0 switches heads or neurons off.

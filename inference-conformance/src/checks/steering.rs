@@ -330,7 +330,7 @@ pub(crate) fn logprobs(context: &Context) -> Verdict {
                 l.logprob
             );
             if let Some(best) = l.top.first() {
-                // Any of several equal ones may have been chosen.
+                // Any of several tokens with equal logits may have been chosen.
                 ensure!(
                     (best.logprob - l.logprob).abs() < 1e-3,
                     "greedy took token {} with the log-probability {}, the best is {best:?}",

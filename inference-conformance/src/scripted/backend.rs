@@ -8,7 +8,7 @@ use super::Scripted;
 
 type Load = dyn Fn(&Path, &LoadOptions) -> Result<Box<dyn TextModel>> + Send + Sync;
 
-/// A backend with a name. It loads nothing, unless [`ScriptedBackend::loading`] says what.
+/// A backend with a name. [`ScriptedBackend::loading`] sets what it loads, by default nothing.
 pub struct ScriptedBackend {
     name: String,
     reason: Option<String>,
@@ -27,21 +27,21 @@ impl ScriptedBackend {
         }
     }
 
-    /// Makes it unavailable, for this reason.
+    /// Makes the backend unavailable, for this reason.
     #[must_use]
     pub fn unavailable(mut self, reason: impl Into<String>) -> Self {
         self.reason = Some(reason.into());
         self
     }
 
-    /// Declares capabilities. They must be those of its models.
+    /// Declares capabilities. They must be those of the models that it loads.
     #[must_use]
     pub fn with_capabilities(mut self, capabilities: Capabilities) -> Self {
         self.capabilities = capabilities;
         self
     }
 
-    /// Sets what it loads. Load options are checked before.
+    /// Sets the function that loads a model. The load options are validated before the call.
     #[must_use]
     pub fn loading<M: Into<Box<dyn TextModel>>>(
         mut self,

@@ -1,4 +1,4 @@
-//! What a test sees of a scripted model, and how it holds the model up.
+//! The state of a scripted model that a test can read, and a switch to pause the model.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,8 +11,8 @@ use inference::{Error, ErrorKind, GenerateMetrics, GenerateOptions, Message, Res
 /// The number of requests that a model remembers, so that the memory of a long run is bounded.
 const REMEMBERED: usize = 64;
 
-/// The prompt of a request, as the caller gave it. Ids that the model made of a text or of a
-/// conversation are shown as what they were made of.
+/// The prompt of a request, as the caller gave it. If the model itself made the ids from a text or
+/// a conversation, this is that text or conversation.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq)]
 pub enum Input {
@@ -24,7 +24,7 @@ pub enum Input {
     Chat(Vec<Message>),
 }
 
-/// Such as `text hi`, `tokens [7, 8]` or `chat system:Be brief.|user:hi`.
+/// Prints as `text hi`, `tokens [7, 8]` or `chat system:Be brief.|user:hi`.
 impl fmt::Display for Input {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -45,7 +45,7 @@ pub struct Asked {
     pub input: Input,
     /// The ids of the prompt.
     pub ids: Arc<[u32]>,
-    /// Their text, with special tokens by name.
+    /// The text of the ids, with special tokens by name.
     pub text: String,
     /// The options.
     pub options: GenerateOptions,
@@ -61,7 +61,7 @@ pub struct Control {
     closed: AtomicBool,
     paused: AtomicBool,
     asked: Mutex<VecDeque<Asked>>,
-    /// What the latest ids were made of.
+    /// The latest ids that the model made, and the input of each.
     prepared: Mutex<VecDeque<(Vec<u32>, Input)>>,
     metrics: Mutex<GenerateMetrics>,
 }
@@ -71,12 +71,12 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Control {
-    /// The number of requests that run.
+    /// The number of running requests.
     pub fn running(&self) -> usize {
         self.running.load(Ordering::SeqCst)
     }
 
-    /// The most requests that ran at the same time.
+    /// The maximum number of requests that ran at the same time.
     pub fn peak(&self) -> usize {
         self.peak.load(Ordering::SeqCst)
     }
@@ -86,7 +86,7 @@ impl Control {
         self.started.load(Ordering::SeqCst)
     }
 
-    /// The number of sessions that began.
+    /// The number of sessions that were opened.
     pub fn sessions(&self) -> usize {
         self.sessions.load(Ordering::SeqCst)
     }
@@ -96,12 +96,12 @@ impl Control {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Holds all steps until [`Control::release`].
+    /// Pauses all steps until [`Control::release`].
     pub fn hold(&self) {
         self.paused.store(true, Ordering::SeqCst);
     }
 
-    /// Lets steps go on.
+    /// Ends the pause of [`Control::hold`].
     pub fn release(&self) {
         self.paused.store(false, Ordering::SeqCst);
     }
@@ -158,7 +158,7 @@ impl Control {
         list.push_back((ids.to_vec(), input));
     }
 
-    /// What `ids` were last made of.
+    /// The latest input from which the model made `ids`.
     pub(super) fn made_of(&self, ids: &[u32]) -> Option<Input> {
         let list = locked(&self.prepared);
         let made = list.iter().rev().find(|(made, _)| made == ids);

@@ -49,7 +49,7 @@ type Preparing = dyn Fn(&GenerateOptions) -> Result<()> + Send + Sync;
 type Computing = dyn Fn(&[u32]) -> Vec<f32> + Send + Sync;
 type Reranking = dyn Fn(&str, &str, &RerankOptions) -> Result<f32> + Send + Sync;
 
-/// All settings of a model. Running requests share it.
+/// All settings of a model. Running requests share them.
 #[derive(Clone)]
 struct Script {
     reply: Arc<Replying>,
@@ -109,8 +109,8 @@ impl Scripted {
         }
     }
 
-    /// A model in which `next` alone decides the token after the ids so far. Its logits are 1 for
-    /// that token and 0 for all others.
+    /// A model that computes each token by `next`, from the ids so far. Its logits are 1 for that
+    /// token and 0 for all others.
     pub fn predicting(next: impl Fn(&[u32]) -> u32 + Send + Sync + 'static) -> Self {
         let next = Arc::new(next);
         let after = Arc::clone(&next);
@@ -143,7 +143,7 @@ impl Scripted {
         self.with(|script| script.reply = Arc::new(changed))
     }
 
-    /// Waits this long before each step, as an engine that computes does.
+    /// Waits this long before each step, to imitate the time of a forward pass.
     #[must_use]
     pub fn with_pace(self, pace: Duration) -> Self {
         self.with(|script| script.pace = pace)
@@ -158,7 +158,7 @@ impl Scripted {
         })
     }
 
-    /// Changes what the model says of itself.
+    /// Changes the [`ModelInfo`] that the model reports.
     #[must_use]
     pub fn with_info(self, change: impl FnOnce(&mut ModelInfo)) -> Self {
         self.with(|script| change(&mut script.info))
@@ -191,7 +191,7 @@ impl Scripted {
         })
     }
 
-    /// Sets the work of [`TextModel::prepare`](inference::TextModel::prepare).
+    /// Sets the function that [`TextModel::prepare`](inference::TextModel::prepare) calls.
     #[must_use]
     pub fn with_preparation(
         self,
@@ -200,13 +200,15 @@ impl Scripted {
         self.with(|script| script.prepared = Arc::new(prepare))
     }
 
-    /// Sets the logits of the token after some ids. They do not affect replies.
+    /// Sets the function that computes a token's logits from the ids before it. Replies do not
+    /// depend on it.
     #[must_use]
     pub fn with_logits(self, logits: impl Fn(&[u32]) -> Vec<f32> + Send + Sync + 'static) -> Self {
         self.with(|script| script.logits = Some(Arc::new(logits)))
     }
 
-    /// Makes it an [`EmbeddingModel`](inference::EmbeddingModel), with the vector of a prompt's ids.
+    /// Makes the model an [`EmbeddingModel`](inference::EmbeddingModel). `embed` computes a
+    /// prompt's vector from its ids.
     #[must_use]
     pub fn with_embeddings(
         self,
@@ -216,7 +218,8 @@ impl Scripted {
         self.with(|script| script.embedded = Some((info, Arc::new(embed))))
     }
 
-    /// Makes it a [`RerankModel`](inference::RerankModel), with the score of a query and a document.
+    /// Makes the model a [`RerankModel`](inference::RerankModel). `score` rates a document for a
+    /// query.
     #[must_use]
     pub fn with_reranking(
         self,
@@ -225,19 +228,21 @@ impl Scripted {
         self.with(|script| script.reranked = Some(Arc::new(score)))
     }
 
-    /// Makes it a [`TrainableModel`](inference::TrainableModel) whose adapters change nothing.
+    /// Makes the model a [`TrainableModel`](inference::TrainableModel). Its adapters do not affect
+    /// replies.
     #[must_use]
     pub fn with_training(self) -> Self {
         self.with(|script| script.trainable = true)
     }
 
-    /// Makes it an [`AttentionInspector`](inference::AttentionInspector), whose keys are the ids.
+    /// Makes the model an [`AttentionInspector`](inference::AttentionInspector). The keys of a
+    /// prompt are its ids; see [`attention`].
     #[must_use]
     pub fn with_attention(self) -> Self {
         self.with(|script| script.inspectable = true)
     }
 
-    /// Removes the [`TokenModel`](inference::TokenModel), which is there by default.
+    /// Removes the [`TokenModel`](inference::TokenModel), which models have by default.
     #[must_use]
     pub fn opaque(self) -> Self {
         self.with(|script| script.opaque = true)

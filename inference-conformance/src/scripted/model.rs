@@ -1,4 +1,4 @@
-//! A scripted model by the traits of the contract.
+//! The traits of the contract, implemented by scripted models.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub(super) fn render(prompt: &ChatPrompt) -> Result<String> {
 }
 
 impl Scripted {
-    /// A request that replies with `reply`.
+    /// Starts a request whose reply is `reply`.
     pub(super) fn run(&self, reply: Reply, ids: Arc<[u32]>, options: GenerateOptions) -> Run {
         Run::new(Arc::clone(&self.script), reply, ids, options)
     }
@@ -232,7 +232,7 @@ impl TokenModel for Scripted {
     }
 }
 
-/// An adapter of a scripted model. Its file has the names of its parameters.
+/// An adapter of a scripted model. Its file lists the names of its parameters.
 #[derive(Debug)]
 pub struct ScriptedAdapter(LoraConfig);
 
@@ -243,7 +243,7 @@ impl ScriptedAdapter {
     /// The projections that an adapter can target.
     const PROJECTIONS: [&str; 4] = ["q_proj", "k_proj", "v_proj", "o_proj"];
 
-    /// An adapter by this configuration.
+    /// An adapter with this configuration.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] if the targets match no projection of attention.
@@ -304,7 +304,7 @@ impl TrainableModel for Scripted {
     }
 }
 
-/// The attention of a prompt with these ids: one layer, whose keys are the ids.
+/// The attention that a scripted model reports: one layer, whose keys are the prompt's ids.
 #[must_use]
 pub fn attention(ids: &[u32]) -> AttentionSnapshot {
     let mut s = AttentionSnapshot::default();

@@ -8,15 +8,15 @@ use inference::{Error, ErrorKind, Result, Token};
 #[non_exhaustive]
 #[derive(Debug, Clone)]
 pub enum Step {
-    /// Gives this token, with its own text.
+    /// Gives this token, with its text.
     Token(Token),
-    /// Gives a token of the model's vocabulary. The one that ends a text ends the reply.
+    /// Gives a token of the vocabulary. `END` ends the reply, unless the request ignores it.
     Id(u32),
-    /// Gives no token, as a part of a long prompt does.
+    /// Gives no token, like one prefill step of a long prompt.
     Idle,
     /// Waits, and gives no token.
     Wait(Duration),
-    /// Ends the reply, even if the request ignores the token that ends a text.
+    /// Ends the reply, even if the request ignores `END`.
     End,
     /// Fails the request.
     Fail(Error),
@@ -46,11 +46,11 @@ impl From<Result<Token>> for Step {
 
 pub(super) type Steps = Box<dyn Iterator<Item = Step> + Send>;
 
-/// What a model replies to one request. After the last step comes the token that ends a text.
+/// The reply to one request. After the last step, the model gives `END`.
 pub struct Reply(pub(super) Steps);
 
 impl Reply {
-    /// A reply of these steps, which are made one at a time.
+    /// A reply of these steps. They are read one at a time, so an endless iterator is allowed.
     pub fn new<S: Into<Step> + 'static>(
         steps: impl IntoIterator<Item = S, IntoIter: Send + 'static>,
     ) -> Self {
@@ -77,8 +77,8 @@ impl Reply {
         ))
     }
 
-    /// Inserts `step` after `n` tokens. It is the last step of a reply of `n` tokens, and has no effect on a
-    /// shorter one.
+    /// Inserts `step` after `n` tokens, also at the end of a reply of exactly `n`. A shorter reply
+    /// does not change.
     #[must_use]
     pub fn after(self, n: usize, step: Step) -> Self {
         let (mut rest, mut emitted, mut step) = (self.0, 0, Some(step));
@@ -103,7 +103,7 @@ impl Reply {
         })))
     }
 
-    /// Gives no token in the first `n` steps, as an engine that computes a long prompt.
+    /// Inserts `n` steps without a token at the start, like the prefill of a long prompt.
     #[must_use]
     pub fn idle(self, n: usize) -> Self {
         Self(Box::new(std::iter::repeat_n(Step::Idle, n).chain(self.0)))

@@ -18,12 +18,12 @@ use super::{Script, Scripted};
 /// The log-probability that scripted tokens carry.
 const LOGPROB: f32 = -0.5;
 
-/// A running request. Dropping it ends it.
+/// A running request. Dropping it cancels the request.
 pub(super) struct Run {
     script: Arc<Script>,
     options: GenerateOptions,
     prompt: Arc<[u32]>,
-    /// The reply's ids.
+    /// The ids of the reply so far.
     ids: Vec<u32>,
     steps: Peekable<Steps>,
     processors: Vec<Box<dyn LogitsProcessor>>,
@@ -73,7 +73,7 @@ impl Run {
         }
     }
 
-    /// Ends the reply after the text that is held back.
+    /// Releases the held-back text, and ends the reply.
     fn flush(&mut self, reason: FinishReason) {
         let rest = self.characters.finish();
         let released = self.text.finish(&rest);
@@ -92,7 +92,8 @@ impl Run {
         }
     }
 
-    /// The token that the logits processors choose, where the script has `wanted`.
+    /// Applies the logits processors to logits that favor `wanted`, the script's token. Returns the
+    /// token with the greatest logit.
     fn processed(&mut self, wanted: u32) -> Result<u32> {
         if self.processors.is_empty() {
             return Ok(wanted);
@@ -233,7 +234,7 @@ impl Stream {
 }
 
 impl Reply {
-    /// The reply as a stream of its own, without a model.
+    /// Makes a stream of the reply, without a model.
     #[must_use]
     pub fn into_stream(self) -> TokenStream {
         let model = Scripted::computed(|_| Ok(Reply::ids([END])));

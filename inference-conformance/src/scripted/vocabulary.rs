@@ -12,7 +12,7 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// Bytes and [`END`].
+    /// A vocabulary of the bytes and [`END`], without special tokens.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -39,7 +39,7 @@ impl Vocabulary {
         self.specials.get(at as usize).map(String::as_str)
     }
 
-    /// Text to ids. The name of a special token becomes that token.
+    /// Converts text to ids. The name of a special token becomes that token.
     #[must_use]
     pub fn encode(&self, text: &str) -> Vec<u32> {
         let (mut ids, mut rest) = (Vec::new(), text.as_bytes());
@@ -56,7 +56,7 @@ impl Vocabulary {
         ids
     }
 
-    /// Ids to text. Special tokens give their names if `special`, and nothing otherwise.
+    /// Converts ids to text. Special tokens become their names if `special`, else nothing.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] for an id outside the vocabulary.
@@ -76,7 +76,7 @@ impl Vocabulary {
     /// Checks that all ids are in the vocabulary.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] naming the first that is not.
+    /// [`ErrorKind::InvalidOption`] that names the first id outside the vocabulary.
     pub fn check(&self, ids: &[u32]) -> Result<()> {
         match ids.iter().find(|id| **id as usize >= self.len()) {
             Some(id) => Err(Error::new(

@@ -122,7 +122,7 @@ pub fn tales() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/plugin/models/tales")
 }
 
-/// The same with an additional file, so that it looks like a model of the format that the mock
+/// The fixture with an additional file, so that it looks like a model of the format that the mock
 /// declares.
 pub fn tales_of_a_format() -> PathBuf {
     static DIR: LazyLock<PathBuf> = LazyLock::new(|| {

@@ -12,7 +12,8 @@ use inference_conformance::scripted::{
 };
 use inference_conformance::{Check, Outcome, Suite};
 
-/// A loader of its own decides about paths, and a script ignores what changes probabilities.
+/// Scripted models skip these checks: the test supplies the loader, and a script ignores options
+/// that change probabilities.
 const EXCEPT: [Check; 14] = [
     Check::Undeclared,
     Check::LoadMissing,

@@ -39,7 +39,7 @@ pub(super) const BLOCK: super::Names = &[
     ("layer_output_norm", "output.LayerNorm"),
 ];
 
-/// The same for tensors outside of blocks.
+/// Names of tensors outside of blocks.
 pub(super) const GLOBAL: super::Names = &[
     ("token_embd", "embeddings.word_embeddings"),
     ("position_embd", "embeddings.position_embeddings"),

@@ -279,11 +279,11 @@ pub enum Recurrence {
 /// ([`crate::split`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TensorParallel {
-    /// It cannot be divided.
+    /// The model cannot be divided.
     No,
     /// By heads, and by the width of feed-forward parts, under the usual names.
     Heads,
-    /// The same, but experts that are stored together are `[in, out]`, and rows of gate and up
+    /// As `Heads`, but experts that are stored together are `[in, out]`, and rows of gate and up
     /// alternate (gpt-oss).
     Alternating,
 }

@@ -121,7 +121,7 @@ impl CheckedFile {
         &self.path
     }
 
-    /// Its length in bytes when it was opened.
+    /// The length in bytes when it was opened.
     #[allow(clippy::len_without_is_empty, reason = "a file, not a collection")]
     pub fn len(&self) -> u64 {
         self.len

@@ -128,7 +128,7 @@ fn links_stay_inside_but_for_the_hub_cache() {
             .message()
             .contains("leads out")
     );
-    // A directory of that name elsewhere gives access to nothing.
+    // Outside of a hub's cache, links into a directory named `blobs` are refused.
     fs::create_dir_all(at.join("blobs")).unwrap();
     fs::write(at.join("blobs/h"), "x").unwrap();
     symlink(at.join("blobs/h"), root.join("blob")).unwrap();

@@ -71,7 +71,7 @@ pub enum GgufArray {
 }
 
 impl GgufArray {
-    /// Its elements; `None` for an array of another type than integers.
+    /// The elements; `None` for an array of another type than integers.
     fn integers(&self) -> Option<Vec<i128>> {
         Some(match self {
             Self::U8(a) => a.iter().map(|&v| v.into()).collect(),

@@ -43,7 +43,7 @@ const MIN_KEY_BYTES: u64 = 8 + 4 + 1;
 pub struct GgufTensor {
     /// How its elements are stored.
     pub kind: GgmlType,
-    /// Its dimensions, row-major: GGUF's order, reversed. Each block covers elements along the last
+    /// The dimensions, row-major: GGUF's order, reversed. Each block covers elements along the last
     /// dimension.
     pub shape: Vec<usize>,
     /// Bytes of its data; 0 for a type whose size is not known.

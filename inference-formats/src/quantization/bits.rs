@@ -2,7 +2,8 @@
 
 use super::layout::GROUP;
 
-/// Writes the codes of a group, of `bits` bits each, to `bits` words. Callers pass a constant.
+/// Packs the 32 codes of a group, of `bits` bits each, into `bits` words. Callers pass a constant,
+/// so that the compiler drops the other branches.
 #[inline(always)]
 pub(super) fn pack_group(bits: u32, q: &[u8; GROUP], words: &mut [u32]) {
     match bits {
@@ -42,8 +43,8 @@ fn quarters(q: &[u8; GROUP]) -> [[u8; 8]; 4] {
     all
 }
 
-/// Joins neighbors in all pairs of fields at once. Each value has `width` bits in a field of
-/// `field` bits. Each round halves the number of fields.
+/// Joins the two fields of each pair, for all pairs at once. A field of `FIELD` bits holds a value
+/// of `WIDTH` bits. `low` masks the first value of each pair.
 #[inline(always)]
 fn join_pairs<const WIDTH: u32, const FIELD: u32>(x: u64, low: u64) -> u64 {
     (x & low) | (x >> (FIELD - WIDTH) & (low << WIDTH))
@@ -79,7 +80,7 @@ pub(super) fn pack_six(q: &[u8; 16]) -> [u32; 3] {
 /// Packs 32 values of 5 bits into 5 words.
 #[inline(always)]
 fn pack_five(q: &[u8; GROUP]) -> [u32; 5] {
-    // Forty bits each.
+    // Each quarter becomes 40 bits.
     let [a, b, c, d] = quarters(q).map(|q| {
         let x = u64::from_le_bytes(q);
         let x = join_pairs::<5, 8>(x, 0x001f_001f_001f_001f);

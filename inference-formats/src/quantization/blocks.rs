@@ -1,4 +1,6 @@
 //! Blocks whose codes are integers: converts bytes to small integers with their scale and bias.
+//! Comments list the fields of a block in their order: `d`, `m` and `dmin` are float16, `q` are the
+//! codes.
 //!
 //! Products of an `f16` scale with the small integers of a block are exact in `f32`. Therefore the
 //! order of operations here gives the same bits as the reference.
@@ -34,7 +36,7 @@ pub(super) fn part<const AT: usize, const LEN: usize, const N: usize>(
 pub(super) struct Q1_0;
 
 impl SymmetricBlocks for Q1_0 {
-    /// As the ternary types, without zeros.
+    /// The layout of the ternary types, without code 1, which stands for zero.
     const BITS: u32 = 2;
 
     fn groups(data: &[u8], mut f: impl FnMut(&[u8; GROUP], f16)) {
@@ -137,7 +139,8 @@ impl SymmetricBlocks for TQ1_0 {
     }
 }
 
-/// `q: 256 x 2 bits, d`. A group has the same two bits of 32 bytes.
+/// `q: 256 x 2 bits, d`. Each 32 bytes hold four groups: group `g` is bits `2g` and `2g + 1` of
+/// every byte.
 pub(super) struct TQ2_0;
 
 impl SymmetricBlocks for TQ2_0 {
@@ -213,8 +216,8 @@ fn five_bits(qs: &[u8; 16], high: u32) -> [u8; GROUP] {
 }
 
 /// The numbers 0 to 2 of a `TQ1_0` block: 48 bytes with five numbers each, and 4 bytes with four. A
-/// byte is a fraction of 256. After each multiplication by three, the integer part is the next
-/// number.
+/// byte is a fraction of 256, with the numbers as its digits in base 3. Each multiplication by
+/// three moves the next digit into the integer part.
 fn ternary(bytes: &[u8; 52]) -> [u8; 256] {
     let number = |byte: u8, n: usize| {
         let rest = (0..n).fold(byte, |rest, _| rest.wrapping_mul(3));
@@ -227,8 +230,8 @@ fn ternary(bytes: &[u8; 52]) -> [u8; 256] {
     })
 }
 
-/// Group `g` of 8 in a K block: low nibbles of its 32 bytes for even groups, high ones for odd
-/// groups.
+/// The codes of group `g` (0..8) of a K block. Two groups share 32 bytes: the even group has the
+/// low nibbles, the odd group the high ones.
 fn k_nibbles(qs: &[u8; 128], g: usize) -> [u8; GROUP] {
     let (pairs, _) = qs.as_chunks::<GROUP>();
     let bytes = pairs.get(g / 2).copied().unwrap_or([0; GROUP]);
@@ -236,8 +239,9 @@ fn k_nibbles(qs: &[u8; 128], g: usize) -> [u8; GROUP] {
     bytes.map(|b| b >> shift & 15)
 }
 
-/// The 6-bit scales and minima of the 8 groups of a `Q4_K` or `Q5_K` block, from its first 16 bytes:
-/// `d`, `dmin`, scales and minima. Groups 4..8 have their upper bits in other bytes.
+/// The 6-bit scales and minima of the 8 groups of a `Q4_K` or `Q5_K` block, from its first 16
+/// bytes: `d`, `dmin`, scales and minima. The upper bits of groups 4..8 are in the bytes of groups
+/// 0..4.
 pub(super) fn k_scales(start: &[u8; 16]) -> [(u8, u8); 8] {
     let s = part::<4, 12, 16>(start);
     std::array::from_fn(|g| {

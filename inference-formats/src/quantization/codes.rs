@@ -1,7 +1,9 @@
-//! Blocks of one to four bits whose codes stand for integers of a table (IQ, Q3_K, MXFP4), group
-//! after group. Layouts are those of ggml. Codes here have four bits: a magnitude and, mostly, a
-//! sign above it. A scale has few enough digits for its products with these integers to be exact in
-//! `f32`.
+//! Blocks whose codes of one to four bits stand for integers of a table (IQ, Q3_K, MXFP4). They are
+//! unpacked, group after group, to codes of four bits: a magnitude and, in most types, a sign above
+//! it. Scales have so few digits that their products with these integers are exact in `f32`.
+//!
+//! Blocks are those of ggml. Comments list the fields of a block in their order: `d` is a float16,
+//! `q` are the codes.
 
 use half::f16;
 
@@ -26,8 +28,8 @@ pub(super) fn mxfp4(data: &[u8], mut f: impl FnMut(u8, [u8; 32])) {
     }
 }
 
-/// Declares types of [`TableBlocks`]: name, integers, codes in a group (`none` where each group has
-/// only a float16), and the function that reads blocks.
+/// Declares types that implement [`TableBlocks`]: name, integers, codes in a group (`none` if each
+/// group has only a float16), and the function that reads blocks.
 macro_rules! table_blocks {
     ($($(#[$doc:meta])* $name:ident: $codes:ident, $group:tt, $read:path;)*) => {$(
         $(#[$doc])*
@@ -132,7 +134,7 @@ fn iq1_codes(entry: u16, down: bool) -> [u8; 8] {
     std::array::from_fn(|i| (entry >> (2 * i) & 3) as u8 | u8::from(down) << 2)
 }
 
-/// Nibble `i` of some bytes. The lower nibble of a byte is first.
+/// Nibble `i` of `bytes`. The lower nibble of a byte is first.
 fn nibble(bytes: &[u8], i: usize) -> u8 {
     bytes[i / 2] >> (4 * (i % 2)) & 15
 }
@@ -142,7 +144,7 @@ fn odd(n: u8) -> i8 {
     2 * (n & 15) as i8 + 1
 }
 
-/// Joins `N` times eight codes to a group.
+/// Joins `N` runs of eight codes to a group.
 fn group<const N: usize>(eight: impl Fn(usize) -> [u8; 8]) -> [[u8; 8]; N] {
     std::array::from_fn(eight)
 }

@@ -1,6 +1,6 @@
-//! What is done with blocks, for each kind of them: decoding to floats, and packing into a
-//! [`Layout`]. A type implements one of the traits of `kinds.rs`; the functions here do the
-//! rest, compiled for each type.
+//! The conversions of each kind of block: decoding to floats, and packing into a [`Layout`]. A type
+//! implements one of the traits of `kinds.rs`, which read its blocks. The functions here convert
+//! them.
 
 use half::f16;
 
@@ -17,7 +17,7 @@ pub(super) type Factors<'a> = (&'a mut [f32], &'a mut [f32]);
 /// Appends the numbers of blocks.
 pub(super) type Decode = fn(&[u8], &mut Vec<f32>);
 
-/// Writes the parts of a layout, which have the lengths for this data.
+/// Writes the parts of a layout. Their lengths must be those for this data.
 pub(super) type Pack = fn(&[u8], &mut [&mut [u8]]) -> Result<(), Misfit>;
 
 /// Writes codes and factors of MLX's affine form.
@@ -28,7 +28,7 @@ pub(super) struct Coding {
     pub layout: Layout,
     pub decode: Decode,
     pub pack: Pack,
-    /// Where the layout has [`Layout::affine_bits`].
+    /// Repacks to MLX's affine form, if the layout has [`Layout::affine_bits`].
     pub affine: Option<Repack>,
 }
 
@@ -41,7 +41,7 @@ const fn zero_code(bits: u32) -> u8 {
     }
 }
 
-/// A type that becomes floats.
+/// A type that can only be decoded to floats.
 pub(super) const fn floats(decode: Decode) -> Coding {
     Coding {
         layout: Layout::Floats,
@@ -126,7 +126,7 @@ pub(super) const fn super_affine<B: SuperAffineBlocks>() -> Coding {
                 for ((scale, min), q) in k_scales(start).into_iter().zip(&groups) {
                     if let (Some(words), Some(bytes)) = (words.next(), bytes.next()) {
                         pack_group(B::BITS, q, words);
-                        // Six bits each.
+                        // Both have six bits, so they fit.
                         *bytes = [scale as i8, min as i8];
                     }
                 }
@@ -185,7 +185,8 @@ pub(super) const fn powers() -> Coding {
         decode: |data, out| {
             let (integers, unit) = NibbleCodes::E2m1.integers();
             mxfp4(data, |exponent, codes| {
-                // Multiplied by half of the power first, because the largest power exceeds float32.
+                // Half of the power, with doubled integers: the largest power itself, of exponent
+                // 255, exceeds float32.
                 let scale = match exponent {
                     0 | 1 => power_of_two(exponent) * unit,
                     _ => power_of_two(exponent - 1),
@@ -299,7 +300,7 @@ fn parts<'a, 'b, const N: usize>(
     out.try_into().map_err(|_| Misfit::Size)
 }
 
-/// Bytes of a part as elements. They are aligned in the memory of arrays.
+/// The bytes of a part as elements. Unaligned bytes are an error; the memory of arrays is aligned.
 fn cast<T: bytemuck::Pod>(bytes: &mut [u8]) -> Result<&mut [T], Misfit> {
     bytemuck::try_cast_slice_mut(bytes).map_err(|_| Misfit::Size)
 }

@@ -1,4 +1,5 @@
-//! The kinds of blocks: what a type says of its blocks, so that `coding.rs` can decode and pack them.
+//! The kinds of blocks. A type implements one of these traits, which read its blocks; `coding.rs`
+//! decodes and packs them.
 
 use half::f16;
 

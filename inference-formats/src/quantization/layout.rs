@@ -1,11 +1,11 @@
-//! What blocks become in memory: packed matrices of a few parts, in the form that kernels read.
-//! `coding.rs` writes them.
+//! Layouts of packed matrices in memory, as kernels read them. `coding.rs` writes them from blocks.
 
 use std::fmt;
 
 use super::nibble_codes::NibbleCodes;
 
-/// Weights that share a scale in every layout with integer codes, but [`Layout::SuperScaled`].
+/// The number of weights that share a scale. The exceptions are [`Layout::SuperScaled`] with 16,
+/// and [`Layout::TableSuper`] with 16 or 32.
 pub const GROUP: usize = 32;
 
 /// The layout in memory of a type's matrices. Codes have MLX's packing: code `i` of a row is at bit
@@ -13,7 +13,7 @@ pub const GROUP: usize = 32;
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// Numbers: such a type is decoded to floats.
+    /// Floats without scales, to which the type is decoded.
     Floats,
     /// `w = scale * q + bias`, with a scale and a bias for each [`GROUP`]: MLX's affine form. An
     /// engine chooses the type of scales and biases.
@@ -36,8 +36,8 @@ pub enum Layout {
     /// `w = d * scale * (q - 32)` with codes of 6 bits. A signed byte for each 16 weights (scale)
     /// and a float16 for each 256 (`d`).
     SuperScaled,
-    /// 4-bit floats (E2M1) with a power of two for each [`GROUP`], a byte with the exponent plus
-    /// 127. MLX has it as `mxfp4`.
+    /// 4-bit floats (E2M1) with a power of two for each [`GROUP`]. A byte holds the exponent plus
+    /// 127. MLX calls this format `mxfp4`.
     Powers,
     /// 4-bit codes that index a table of integers, with a float16 for each [`GROUP`].
     Table {
@@ -61,7 +61,7 @@ pub enum PartType {
     U32,
     /// Exponents.
     U8,
-    /// Scales, and minima.
+    /// Scales and minima.
     I8,
     /// IEEE half precision.
     F16,
@@ -83,7 +83,7 @@ impl PartType {
 pub struct Part {
     /// The type of its elements.
     pub kind: PartType,
-    /// Elements for each 256 weights.
+    /// The number of elements for 256 weights.
     per_256: usize,
 }
 
@@ -92,13 +92,13 @@ impl Part {
         Self { kind, per_256 }
     }
 
-    /// Elements of `weights` weights, a whole number of groups.
+    /// The number of elements for `weights` weights, which must be a whole number of groups.
     pub const fn elements(self, weights: usize) -> usize {
-        // No product with all weights, which could overflow.
+        // Divides first, because a product with all weights could overflow.
         weights / 256 * self.per_256 + weights % 256 * self.per_256 / 256
     }
 
-    /// Bytes of `weights` weights.
+    /// The number of bytes for `weights` weights.
     pub const fn bytes(self, weights: usize) -> usize {
         self.elements(weights).saturating_mul(self.kind.size())
     }
@@ -106,8 +106,7 @@ impl Part {
 
 impl Layout {
     /// The arrays of a packed matrix, in order: codes, scales, scales of scales. Empty for
-    /// [`Self::Floats`] and [`Self::Affine`], whose numbers have the types that an engine computes
-    /// in.
+    /// [`Self::Floats`] and [`Self::Affine`], for which the engine chooses the types.
     pub fn parts(self) -> Vec<Part> {
         let words = |bits: u32| Part::new(PartType::U32, 8 * bits as usize);
         match self {
@@ -133,14 +132,14 @@ impl Layout {
         }
     }
 
-    /// Bytes of `weights` weights in all [parts](Self::parts).
+    /// The number of bytes for `weights` weights in all [parts](Self::parts).
     pub fn bytes(self, weights: u64) -> u64 {
         let parts = self.parts();
         let per_256: usize = parts.iter().map(|part| part.bytes(256)).sum();
         weights.saturating_mul(per_256 as u64) / 256
     }
 
-    /// Bits of a code where MLX's affine form holds the same numbers, in groups of [`GROUP`].
+    /// Bits of a code, if MLX's affine form with groups of [`GROUP`] holds the same numbers.
     pub const fn affine_bits(self) -> Option<u32> {
         match self {
             Self::Affine { bits } | Self::Symmetric { bits } | Self::SuperAffine { bits } => {
@@ -150,7 +149,7 @@ impl Layout {
         }
     }
 
-    /// Whether scales and biases of the affine form are products, which 16 bits do not hold.
+    /// Whether scales and biases of the affine form are products, which need more than 16 bits.
     pub const fn has_product_scales(self) -> bool {
         matches!(self, Self::SuperAffine { .. })
     }
@@ -162,7 +161,7 @@ impl Layout {
 pub enum Misfit {
     /// The type has no layout with parts.
     Layout,
-    /// The data is no whole number of blocks, or the parts have other lengths.
+    /// The data is not a whole number of blocks, or a part has another length.
     Size,
     /// The exponent of a scale is 255, which stands for NaN.
     Scale,

@@ -1,11 +1,11 @@
 //! Formats of quantized matrices in GGUF files. [`TYPES`] is the table: names, numbers, sizes of
-//! blocks, and what becomes of each type. Blocks are decoded to `f32`, packed without loss in a
-//! [`Layout`] that kernels read, or repacked to MLX's affine form where that has the same numbers.
-//! These are pure functions of bytes.
+//! blocks, and the memory layout of each type. Blocks are decoded to `f32`, packed without loss in
+//! a [`Layout`] that kernels read, or repacked to MLX's affine form if that form holds the same
+//! numbers. These are pure functions of bytes.
 //!
-//! A tensor `[rows, cols]` is stored row after row; each row is a whole number of blocks. Layouts of
-//! blocks are those of ggml. MLX packs element `i` of a row at bit `i * bits` of a little-endian
-//! stream of 32-bit words.
+//! A tensor `[rows, cols]` is stored row after row; each row is a whole number of blocks, as ggml
+//! defines them. MLX packs element `i` of a row at bit `i * bits` of a little-endian stream of
+//! 32-bit words.
 //!
 //! ```
 //! use inference_formats::quantization::{GgmlType, Layout, TYPES, dequantize};
@@ -58,8 +58,8 @@ pub fn dequantize(kind: GgmlType, data: &[u8]) -> Option<Vec<f32>> {
     Some(out)
 }
 
-/// Encodes numbers, whole blocks of `kind`. `None` for a type that we do not write, and if a number
-/// is out of its range.
+/// Encodes `numbers` as blocks of `kind`. `None` for a type that we do not write, for a partial
+/// block, and for a number out of the type's range.
 pub fn encode(kind: GgmlType, numbers: &[f32]) -> Option<Vec<u8>> {
     let row = kind.row()?;
     if !numbers.len().is_multiple_of(row.weights) {
@@ -68,11 +68,12 @@ pub fn encode(kind: GgmlType, numbers: &[f32]) -> Option<Vec<u8>> {
     row.encode.and_then(|encode| encode(numbers))
 }
 
-/// Packs `data`, whole blocks of `kind`, without loss into the [parts](Layout::parts) of its layout.
-/// Each part has exactly [`Part::bytes`] bytes, aligned for its elements.
+/// Packs `data`, whole blocks of `kind`, without loss into the [parts](Layout::parts) of its
+/// layout. Each part has exactly [`Part::bytes`] bytes, aligned for its elements.
 ///
 /// # Errors
-/// Other lengths; a type whose layout has no parts; a scale that is NaN.
+/// [`Misfit::Layout`] for a type whose layout has no parts, [`Misfit::Size`] for other lengths, and
+/// [`Misfit::Scale`] for a scale that is NaN.
 pub fn pack_into(kind: GgmlType, data: &[u8], out: &mut [&mut [u8]]) -> Result<(), Misfit> {
     let row = kind.row().ok_or(Misfit::Layout)?;
     let parts = row.layout().parts();
@@ -110,8 +111,8 @@ pub fn repack(kind: GgmlType, data: &[u8]) -> Option<AffinePacked> {
     Some(all)
 }
 
-/// As [`repack`], into slices of exactly the lengths of its results. `None` if the lengths differ,
-/// too.
+/// As [`repack`], into slices with exactly the lengths of its results. Also `None` if a length
+/// differs.
 pub fn repack_into(
     kind: GgmlType,
     data: &[u8],
@@ -129,8 +130,8 @@ pub fn repack_into(
     Some(())
 }
 
-/// The number of weights in `data`, if it is a whole number of blocks. It fits: a byte has at most
-/// eight weights.
+/// The number of weights in `data`, if it is a whole number of blocks. A byte holds at most eight
+/// weights, so the number does not overflow for data in memory.
 fn count_weights(kind: GgmlType, data: &[u8]) -> Option<usize> {
     let (weights, bytes) = kind.block()?;
     data.len()

@@ -5,7 +5,7 @@
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NibbleCodes {
-    /// `MXFP4`: doubled floats of four bits (E2M1).
+    /// `MXFP4`: the 4-bit floats (E2M1), doubled.
     E2m1,
     /// `IQ4_NL` and `IQ4_XS`.
     Iq4,
@@ -15,9 +15,10 @@ pub enum NibbleCodes {
     Iq3S,
     /// `IQ2_XXS`, `IQ2_XS`, `IQ2_S`: two bits of magnitude, and the sign in the highest bit.
     Iq2,
-    /// `IQ1_S`, `IQ1_M`, in eighths: -1, 0 and 1, plus an eighth; codes from 4 on minus an eighth.
+    /// `IQ1_S`, `IQ1_M`, in eighths: -1, 0 and 1 plus an eighth (codes 0 to 2), or minus an eighth
+    /// (codes 4 to 6).
     Iq1,
-    /// `Q3_K`: integers from -4 on.
+    /// `Q3_K`: the integers -4 to 3.
     Q3k,
 }
 

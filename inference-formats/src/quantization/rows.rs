@@ -1,10 +1,10 @@
 //! The order of rows in query and key projections. For llama, GGUF files order the rows of each
 //! head for a rotation of neighboring elements; other formats rotate the two halves of a head.
 
-/// Puts the rows of `attn_q` (with the query heads) or `attn_k` (with the key heads) into the usual
-/// order. `data` holds the stored bytes of `rows` rows. Whole rows move, so any type works,
-/// quantized ones too. A bias is a tensor with rows of one element. `heads` times two must divide
-/// `rows`, and `rows` the bytes.
+/// Puts the rows of `attn_q` or `attn_k` into the usual order. `data` holds the stored bytes of
+/// `rows` rows; `heads` is the number of query heads or key heads. Whole rows move, so any type
+/// works, quantized ones too. A bias is a tensor with rows of one element. `rows` must be a
+/// multiple of `2 * heads`, and the number of bytes a multiple of `rows`.
 pub fn unpermute_rows(data: &[u8], rows: usize, heads: usize) -> Vec<u8> {
     let row_bytes = data.len() / rows.max(1);
     let dim = rows / heads.max(1);

@@ -1,5 +1,5 @@
-//! The table of GGUF's element types. All that the program knows of a type is its row here: readers,
-//! writers, the loader, estimates of memory and lists of types ask for it.
+//! The table of GGUF's element types. Only the row here describes a type: readers, writers, the
+//! loader, estimates of memory and lists of types use it.
 
 use super::blocks::{Q1_0, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q8_0, TQ1_0, TQ2_0, q2_k};
 use super::codes::{IQ1M, IQ1S, IQ2S, IQ2XS, IQ2XXS, IQ3S, IQ3XXS, IQ4NL, IQ4XS, Q3K};
@@ -8,31 +8,31 @@ use super::encode::{self, Encode};
 use super::layout::Layout;
 use super::numbers;
 
-/// A type of elements: names, sizes, and what becomes of them.
+/// A row of the table: a type's names and sizes, and how it is converted.
 pub struct BlockType {
     /// The type.
     pub kind: GgmlType,
-    /// Its number in files (`ggml_type` in ggml).
+    /// The type's number in files (`ggml_type` in ggml).
     pub id: u32,
-    /// Its name in ggml.
+    /// The type's name in ggml.
     pub name: &'static str,
     /// Weights of a block; 1 for a type without blocks.
     pub weights: usize,
     /// Bytes of a block.
     pub bytes: usize,
-    /// Numbers and names of `general.file_type` (`llama_ftype` in llama.cpp) of files whose matrices
-    /// have mostly this type.
+    /// Values of `general.file_type`, with their names, for files of mostly this type
+    /// (`llama_ftype` in llama.cpp).
     pub file_types: &'static [(u32, &'static str)],
-    /// Bits and group size for lists of models, where one pair describes the whole type.
+    /// Bits and group size for lists of models, if one pair describes the whole type.
     pub uniform: Option<(u32, u32)>,
-    /// Positions of the float16 numbers in a block.
+    /// Byte offsets of the float16 numbers in a block.
     pub halves: &'static [usize],
     pub(super) encode: Option<Encode>,
     pub(super) coding: Coding,
 }
 
 impl BlockType {
-    /// A row. The macro below sets the type.
+    /// A row whose type is still missing: the macro below sets it.
     const fn row(
         id: u32,
         name: &'static str,
@@ -79,7 +79,7 @@ impl BlockType {
         self.bytes as f64 * 8.0 / self.weights as f64
     }
 
-    /// The layout of its matrices in memory.
+    /// The memory layout of matrices of this type.
     pub fn layout(&self) -> Layout {
         self.coding.layout
     }
@@ -102,14 +102,14 @@ macro_rules! block_types {
             Other(u32),
         }
 
-        /// All types that are decoded, by number.
+        /// All types that this crate decodes, in the order of their numbers.
         pub static TYPES: &[BlockType] = &[
             $(BlockType { kind: GgmlType::$kind, ..$row },)*
         ];
     };
 }
 
-// Number, name, weights and bytes of a block.
+// The arguments of `row`: number, name, weights of a block, bytes of a block, conversions.
 block_types! {
     /// IEEE single precision.
     F32 = BlockType::row(0, "F32", 1, 4, floats(numbers::f32))
@@ -231,7 +231,7 @@ block_types! {
         .halves(&[0]);
 }
 
-/// Types of which only names are known: number, name, number of `general.file_type`.
+/// Types that are known only by name: number, name, value of `general.file_type`.
 const NAMED: [(u32, &str, Option<u32>); 3] = [
     (9, "Q8_1", None),
     (15, "Q8_K", None),
@@ -266,7 +266,7 @@ impl GgmlType {
         self.row().map(|row| (row.weights, row.bytes))
     }
 
-    /// The layout of its matrices in memory.
+    /// The memory layout of matrices of this type.
     pub fn layout(self) -> Layout {
         self.row().map_or(Layout::Floats, BlockType::layout)
     }
@@ -289,7 +289,7 @@ impl GgmlType {
     }
 }
 
-/// The name of a number of `general.file_type`, such as `Q4_K_M`.
+/// The name of a value of `general.file_type`, such as `Q4_K_M` for 15.
 pub fn file_type_name(number: u32) -> Option<&'static str> {
     let known = TYPES.iter().flat_map(|row| row.file_types.iter().copied());
     let named = NAMED

@@ -68,7 +68,7 @@ fn unpack(p: &AffinePacked) -> Vec<f32> {
 #[test]
 fn decodes_bit_for_bit_what_the_reference_decodes() {
     let cases = golden();
-    // Every type with blocks, and the two halves.
+    // Every type with blocks, and both 16-bit floats.
     let mut kinds: Vec<_> = cases.iter().map(|(kind, ..)| *kind).collect();
     kinds.sort();
     let halves = [GgmlType::F16, GgmlType::BF16];
@@ -263,7 +263,7 @@ fn powers_of_two_reach_both_ends() {
         block[0] = e;
         dequantize(GgmlType::MXFP4, &block).unwrap()[0]
     };
-    // Twelve halves.
+    // Code 7 is 6.0: the integer 12 times the unit 0.5.
     assert_eq!(block(0), 6.0 * 2f32.powi(-127));
     assert_eq!(block(1), 6.0 * 2f32.powi(-126));
     assert_eq!(block(127), 6.0);
@@ -306,7 +306,7 @@ fn parts_of_blocks_and_other_types_are_refused() {
             assert_eq!(Parts::of(kind, &vec![0; n]).err(), Some(Misfit::Size));
         }
         assert_eq!(dequantize(kind, &[]).unwrap(), [0.0; 0]);
-        // Parts of other lengths, and other numbers of parts.
+        // Refuses a part of another length, and another number of parts.
         let parts = kind.layout().parts();
         let data = vec![0; bytes * 256 / row.weights];
         let mut memory: Vec<Vec<u32>> = parts.iter().map(|p| vec![0; p.bytes(256) / 2]).collect();
@@ -346,8 +346,7 @@ fn the_table_names_each_type_once() {
     let mut files: Vec<_> = names.map(|(number, _)| *number).collect();
     files.sort_unstable();
     files.dedup();
-    // llama.cpp's numbers up to the last one, without those of removed types, which nothing reads,
-    // and NVFP4.
+    // All numbers of llama.cpp up to the last one, but those of NVFP4 and of removed types.
     let none = [4, 5, 6, 33, 34, 35, 39];
     let last = files.last().copied().unwrap();
     let expected: Vec<_> = (0..=last).filter(|n| !none.contains(n)).collect();

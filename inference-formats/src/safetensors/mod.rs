@@ -26,7 +26,7 @@ pub use names::TensorNames;
 pub struct TensorInfo {
     /// The type of its elements.
     pub dtype: Dtype,
-    /// Its dimensions, row-major; empty for a scalar.
+    /// The dimensions, row-major; empty for a scalar.
     pub shape: Vec<usize>,
     /// Bytes of its data: the product of the shape, times the element's size.
     pub nbytes: usize,

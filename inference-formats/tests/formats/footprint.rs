@@ -102,7 +102,7 @@ fn dense_matrices_stay_halves_only_where_the_engine_keeps_them() {
             (of("self_attn.q_proj.weight").0, of("norm.weight").0)
         })
     };
-    // 64 * 32 numbers, and 64.
+    // Bytes of the matrix, which has 64 * 32 weights, and of the norm, which has 64.
     assert_eq!(measured(&KERNELS), [(8192, 256), (4096, 256), (4096, 256)]);
     let float32 = WeightStorage::converted(4);
     assert_eq!(measured(&float32), [(8192, 256), (8192, 256), (8192, 256)]);
@@ -237,7 +237,7 @@ fn gguf_blocks_are_counted_as_they_are_loaded() {
         (0, 4, 1, 4 * weights, 4 * weights, 2 * weights),
         (1, 2, 1, 2 * weights, 4 * weights, 2 * weights),
         (30, 2, 1, 2 * weights, 4 * weights, 2 * weights),
-        // 4 bits and two factors for each group of 32, or one for the kernels.
+        // 4 bits a weight, and for each group of 32 two factors, or one for the kernels.
         (
             2,
             18,

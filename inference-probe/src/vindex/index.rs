@@ -136,7 +136,7 @@ pub struct LayerIndex {
     pub activation: Activation,
     /// Whether there are up rows in addition to gate rows.
     pub gated: bool,
-    /// Whether it has biases.
+    /// Whether the layer has biases.
     pub biased: bool,
     /// The position and size of its part of `down_meta.bin`, in bytes.
     pub meta: (u64, u64),
@@ -189,13 +189,13 @@ impl TensorKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorIndex {
-    /// Its name in transformers.
+    /// The name in transformers.
     pub name: String,
-    /// What it is for.
+    /// The role of the tensor.
     pub kind: TensorKind,
     /// The name of the file.
     pub file: String,
-    /// Its position in the file.
+    /// The position in the file.
     pub offset: u64,
     /// The number of bytes.
     pub bytes: u64,

@@ -14,7 +14,7 @@ pub enum Activation {
     Silu,
     /// `x * Phi(x)` with the exact normal distribution.
     Gelu,
-    /// The same by its tanh approximation.
+    /// `x * Phi(x)` by its tanh approximation.
     GeluTanh,
     /// `max(x, 0)`.
     Relu,
@@ -36,7 +36,7 @@ impl Activation {
         })
     }
 
-    /// Its name in a vindex, and in configurations.
+    /// The name in a vindex, and in configurations.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

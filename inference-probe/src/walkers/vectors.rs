@@ -56,9 +56,9 @@ pub struct Line {
 /// A token that is listed with a vector.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Named {
-    /// Its id.
+    /// The id.
     pub token: u32,
-    /// Its text.
+    /// The text.
     pub text: String,
     /// The product of its embedding and the vector.
     pub score: f32,

@@ -60,13 +60,13 @@ impl Places {
         self.permit.split(1).map(|permit| Places { permit, body })
     }
 
-    /// These places, which from now on also hold the memory of the request's body.
+    /// Adds the reservation of memory for the request's body, released together with the places.
     pub(crate) fn holding(mut self, body: Option<OwnedSemaphorePermit>) -> Places {
         self.body = BodyMemory(body.map(Arc::new));
         self
     }
 
-    /// The memory of the request's body.
+    /// The reservation of memory for the request's body.
     pub(crate) fn body(&self) -> BodyMemory {
         self.body.clone()
     }

@@ -116,7 +116,7 @@ impl ServedModel {
         self
     }
 
-    /// Its name.
+    /// The name.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id

@@ -8,7 +8,7 @@ use super::ServedModel;
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelEntry {
-    /// Its name.
+    /// The name.
     pub name: String,
     /// The bytes of its files.
     pub bytes: u64,

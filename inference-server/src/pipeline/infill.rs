@@ -91,9 +91,9 @@ pub(crate) struct Parts {
 /// Another file of the project.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct File {
-    /// Its name.
+    /// The name.
     filename: Option<String>,
-    /// Its text.
+    /// The text.
     text: String,
 }
 

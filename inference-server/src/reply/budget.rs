@@ -15,7 +15,7 @@ pub struct ReasoningMarks {
     pub close: String,
     /// The text that the reply is forced to write at the limit. It begins with `close`.
     pub ending: String,
-    /// The same text, if the reply reasons again after it was cut.
+    /// As `ending`, for a reply that reasons again after the first limit.
     pub last_ending: String,
     /// Whether reasoning may also begin after content.
     pub anywhere: bool,

@@ -21,7 +21,7 @@ pub enum Delta {
     Reasoning(String),
     /// The model begins to call a tool. The call counts once it has ended.
     ToolCall {
-        /// Which call of the reply, from 0.
+        /// The index of the call in the reply, from 0.
         index: usize,
         /// The call's id, unique in the conversation.
         id: String,

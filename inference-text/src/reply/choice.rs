@@ -138,9 +138,9 @@ impl fmt::Display for Family {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReasoningTags {
-    /// Before the reasoning.
+    /// The opening tag.
     pub open: &'static str,
-    /// After it.
+    /// The closing tag.
     pub close: &'static str,
     /// A label directly after the opening tag, which is not part of the reasoning.
     pub label: Option<&'static str>,

@@ -39,11 +39,11 @@ pub(super) trait Body: Send {
 pub(super) enum When {
     /// Anywhere in content.
     Always,
-    /// Where no content has come since the beginning, reasoning or a call.
+    /// Directly after the beginning, reasoning or a call, before any content.
     Fresh,
     /// Directly after a call, ignoring white space.
     AfterCall,
-    /// After a `Fresh` marker was dropped: the end of its section.
+    /// At the end of a section that a dropped `Fresh` marker began.
     Wrapped,
 }
 

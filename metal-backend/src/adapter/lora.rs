@@ -73,7 +73,7 @@ impl LoraAdapter {
         })
     }
 
-    /// The adapter at those slots of `all` that have one.
+    /// The adapter that consists of the adapted slots in `all`.
     pub(super) fn standing(all: &[Arc<ParamSlot>], kind: AdapterKind, naming: Naming) -> Self {
         let slots = all.iter().filter(|s| s.stored().is_some());
         Self {
@@ -103,7 +103,7 @@ impl LoraAdapter {
         names
     }
 
-    /// Its current trainable parameters by name.
+    /// The current trainable parameters by name.
     #[must_use]
     pub fn params(&self) -> Params {
         let mut params = Params::new();
@@ -123,7 +123,7 @@ impl LoraAdapter {
         }));
     }
 
-    /// Removes it, so that the model computes its base outputs.
+    /// Removes the adapter, so that the model computes its base outputs.
     pub(crate) fn remove(&self, passes: &Passes) {
         passes.change(bare(&self.slots));
     }

@@ -233,7 +233,7 @@ impl Stored {
         self.layers.keys().map(String::as_str)
     }
 
-    /// Whether it replaces the model's weights instead of adding to them.
+    /// Whether the adapter replaces the model's weights instead of adding to them.
     pub(crate) fn is_whole(&self) -> bool {
         self.kind == AdapterKind::Full
     }

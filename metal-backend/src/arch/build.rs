@@ -48,7 +48,7 @@ pub enum NormKind {
     RmsPlusOne,
     /// Mean and variance, with a bias or without.
     Layer {
-        /// Whether it has a bias.
+        /// Whether the norm has a bias.
         bias: bool,
     },
     /// Mean and variance, `1 + weight`, with a bias (Nemotron).
@@ -522,7 +522,7 @@ impl<'a> Builder<'a> {
         self.gated_mlp_of((prefix, parts), width, activation, bias)
     }
 
-    /// The same with other tensor names, in the order gate, up, down.
+    /// As [`Self::gated_mlp`], with other tensor names, in the order gate, up, down.
     pub fn gated_mlp_of(
         &mut self,
         (prefix, [gate, up, down]): (&str, [&str; 3]),
@@ -540,7 +540,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// The same with gate and up in one matrix, `gate_up_proj`.
+    /// A gated feed-forward block with gate and up in one matrix, `gate_up_proj`.
     pub fn fused_mlp(&mut self, prefix: &str, activation: Activation) -> Result<FeedForward> {
         let (hidden, width) = (self.dims.hidden, self.dims.intermediate);
         let fused = self.fused(
@@ -633,7 +633,7 @@ impl<'a> Builder<'a> {
         self.head_with(tied, false)
     }
 
-    /// The same, with a bias if it is not tied.
+    /// As [`Self::head`], with a bias if the head is not tied.
     ///
     /// # Errors
     /// As [`Self::head`].

@@ -215,7 +215,7 @@ pub enum HeadActivation {
 /// Computes scores from the hidden states of a text.
 #[derive(Debug)]
 pub struct Classifier {
-    /// Whether it reads the mean of the states, rather than the first.
+    /// Whether the classifier reads the mean of all states instead of the first state.
     pub mean: bool,
     /// The hidden layer and its activation.
     pub dense: Option<(Linear, HeadActivation)>,

@@ -22,7 +22,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }
 }
 
-/// The same network without a causal mask.
+/// The network of `stack` without a causal mask.
 fn encoder(config: &ModelConfig, stack: Stack) -> Result<EncoderStack> {
     if stack.blocks.stage.is_some() {
         return Err(Error::new(

@@ -200,9 +200,9 @@ impl Block {
         hooks
     }
 
-    /// The same without caches, recomputed in the backward pass (gradient checkpointing). Shared
-    /// keys and values are arguments, and new ones are results if `shares`, so that gradients flow
-    /// through them; both stay in memory.
+    /// Runs the block without caches, recomputed in the backward pass (gradient checkpointing).
+    /// Shared keys and values are arguments, and new ones are results if `shares`, so that
+    /// gradients flow through them; both stay in memory.
     fn forward_again(
         self: &Arc<Self>,
         x: &Array,

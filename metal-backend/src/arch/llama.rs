@@ -55,12 +55,12 @@ pub struct Variant {
 /// The matrices of a feed-forward block.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum MlpKind {
-    /// Gate, up, down.
+    /// Three matrices: gate, up and down.
     #[default]
     Gated,
-    /// Gate and up in one matrix, down.
+    /// Two matrices: gate and up in one, and down.
     Fused,
-    /// Up and down.
+    /// Two matrices: up and down.
     Plain,
 }
 
@@ -124,7 +124,7 @@ pub(super) fn variant_stack(
     })
 }
 
-/// The same with feed-forward parts from the caller.
+/// As [`variant_stack`], with feed-forward parts from the caller.
 pub(super) fn stack_of(
     config: &ModelConfig,
     weights: &mut Weights,

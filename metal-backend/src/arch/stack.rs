@@ -164,7 +164,7 @@ impl<M: Mixer> Block<M> {
         }
     }
 
-    /// The same without caches, recomputed in the backward pass (gradient checkpointing).
+    /// Runs the block without caches, recomputed in the backward pass (gradient checkpointing).
     fn forward_again(
         self: &Arc<Self>,
         x: &Array,
@@ -248,7 +248,7 @@ impl<M: Mixer> Stack<M> {
     }
 }
 
-/// From the last block's output to logits.
+/// The head, which computes logits from the last block's output.
 #[derive(Debug)]
 pub struct Head {
     /// `None` when the output is tied to the embedding.

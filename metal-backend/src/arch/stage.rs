@@ -31,12 +31,12 @@ impl Stage {
         }
     }
 
-    /// Whether it has the first blocks.
+    /// Whether the stage has the first blocks.
     pub fn is_first(&self) -> bool {
         self.rank == 0
     }
 
-    /// Whether it has the last blocks.
+    /// Whether the stage has the last blocks.
     pub fn is_last(&self) -> bool {
         self.rank + 1 == self.size
     }

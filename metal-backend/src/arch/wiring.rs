@@ -46,7 +46,7 @@ impl fmt::Display for BlockKind {
 /// One block, found from its tensors' names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BlockInfo {
-    /// Its index.
+    /// The index.
     pub index: usize,
     /// The mixer of positions.
     pub kind: BlockKind,

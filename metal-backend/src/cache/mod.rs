@@ -241,7 +241,7 @@ impl From<Box<dyn KvCache>> for Caches {
 pub struct Row<'a> {
     /// The number of its tokens in this step.
     pub length: i32,
-    /// Its caches.
+    /// The caches.
     pub caches: &'a mut Caches,
 }
 

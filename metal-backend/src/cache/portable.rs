@@ -133,7 +133,7 @@ impl Portable {
         })
     }
 
-    /// The same in another type; quantized codes stay unchanged.
+    /// Converts the arrays to another type; quantized codes stay unchanged.
     pub fn cast(self, dtype: Dtype) -> Result<Self> {
         let packed = |q: Quantized| -> Result<Quantized> {
             Ok(Quantized {

@@ -30,7 +30,7 @@ impl StatePart {
         }
     }
 
-    /// The same in another type, for parts that do not accumulate, such as the last inputs of a
+    /// Sets another type, for parts that do not accumulate, such as the last inputs of a
     /// convolution.
     #[cfg(test)]
     pub fn with_dtype(mut self, dtype: Dtype) -> Self {

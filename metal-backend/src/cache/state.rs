@@ -53,7 +53,7 @@ pub trait LayerState: std::fmt::Debug + Send {
     /// The kind with its settings; states of equal kind are interchangeable.
     fn kind(&self) -> String;
 
-    /// Its content, for a file.
+    /// The content, for a file.
     fn snapshot(&self) -> Result<Snapshot>;
 
     /// Restores a snapshot into an empty state of the same kind.

@@ -59,7 +59,7 @@ impl FloatType {
             .find(|t| t.name() == name)
     }
 
-    /// Its name in a `config.json`.
+    /// The name in a `config.json`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -24,7 +24,7 @@ pub(super) struct Out {
 }
 
 impl Out {
-    /// Its size in bytes.
+    /// The size in bytes.
     pub(super) fn nbytes(&self) -> u64 {
         self.shape.iter().product::<usize>() as u64 * (self.dtype.bitsize() / 8) as u64
     }
@@ -388,7 +388,7 @@ impl<'a> Planner<'a> {
                     }
                     Some(kind) => {
                         *self.requantized.entry(kind.name()).or_default() += 1;
-                        // Float16 by default, as the blocks' own scales; their values are no finer.
+                        // Float16 by default: the scales of GGUF blocks have this precision.
                         Work::Quantize(format, self.options.dtype.unwrap_or(FloatType::F16))
                     }
                     None => Work::Quantize(format, self.options.dtype.unwrap_or(float)),

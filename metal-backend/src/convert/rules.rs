@@ -33,7 +33,7 @@ impl Recipe {
         Self::Mixed4_6,
     ];
 
-    /// Its name, such as `mixed_3_6`.
+    /// The name, such as `mixed_3_6`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

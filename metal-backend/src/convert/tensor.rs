@@ -8,7 +8,7 @@ use crate::checkpoint::gguf::GgmlType;
 /// A tensor of the checkpoint.
 #[derive(Debug, Clone)]
 pub(super) struct Tensor {
-    /// Its name in transformers.
+    /// The name in transformers.
     pub name: String,
     /// The type of its elements when read; for GGUF blocks, of their dequantized values.
     pub dtype: Dtype,
@@ -38,7 +38,7 @@ impl Tensor {
         (rows, cols)
     }
 
-    /// Its float type, if we compute with it.
+    /// The float type, if we compute with it.
     pub(super) fn float(&self) -> Option<FloatType> {
         match self.dtype {
             Dtype::F32 => Some(FloatType::F32),

@@ -34,7 +34,7 @@ impl Activation {
         })
     }
 
-    /// Its name in the contract.
+    /// The name in the contract.
     pub fn name(self) -> &'static str {
         match self {
             Self::Silu => "silu",
@@ -56,7 +56,7 @@ impl Activation {
         }
     }
 
-    /// Applies it element by element.
+    /// Applies the activation element by element.
     pub fn apply(self, x: &Array) -> Result<Array> {
         match self {
             Self::Silu => x.silu(),

@@ -88,7 +88,7 @@ impl ExpertMatrix {
         })
     }
 
-    /// Whether our kernels compute its products.
+    /// Whether our kernels compute the experts' products.
     #[cfg(test)]
     pub fn is_kernel(&self) -> bool {
         matches!(self.0, Kind::Kernel(_))
@@ -180,7 +180,7 @@ impl ExpertGate {
         }
     }
 
-    /// Combines them element by element.
+    /// Combines `gate` and `up` element by element.
     pub fn apply(self, gate: &Array, up: &Array) -> Result<Array> {
         match self {
             Self::Plain(activation) => activation.apply(gate)?.multiply(up),

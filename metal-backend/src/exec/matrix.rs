@@ -56,7 +56,7 @@ impl<'a> NormSpec<'a> {
 pub enum Epilogue<'a> {
     /// Concatenates the outputs along the last axis.
     None,
-    /// Adds them to this array of the output's shape.
+    /// Adds the outputs to this array of the output's shape.
     Add(&'a Array),
     /// Applies an activation to the first of two outputs and multiplies it with the second.
     Gate(Activation),
@@ -96,7 +96,7 @@ impl Matrix {
         Self(Kind::Absent)
     }
 
-    /// Whether it is loaded.
+    /// Whether the matrix is loaded.
     #[must_use]
     pub fn is_loaded(&self) -> bool {
         !matches!(self.0, Kind::Absent)

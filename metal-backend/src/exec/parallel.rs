@@ -9,12 +9,12 @@ use mlx_rs_core::{Array, Device, Dtype, Quantized, Result, Stream, concatenate, 
 /// Below this many weights, switching between streams costs more than it saves.
 const WORTH_CUTTING: i64 = 64 * 1024;
 
-/// The form of a quantized matrix.
+/// A quantized matrix, in one piece or divided for two streams.
 #[derive(Debug, Clone)]
 enum How {
-    /// Whole.
+    /// In one piece.
     Whole(Quantized),
-    /// Two halves of its rows, which share its memory.
+    /// The upper and the lower half of the rows. Both share the memory of the matrix.
     Halves(Quantized, Quantized),
 }
 

@@ -274,7 +274,7 @@ impl Weight {
         }
     }
 
-    /// Its arrays, for evaluation at load.
+    /// The arrays, for evaluation at load.
     pub fn arrays(&self) -> Vec<&Array> {
         match self {
             Weight::Dense(w) => vec![w],

@@ -13,7 +13,7 @@ pub struct RowState {
     pub tokens: Vec<u32>,
     /// The number of tokens in its caches.
     pub cached: usize,
-    /// Whether its prompt is incomplete.
+    /// Whether part of the row's prompt is not computed yet.
     pub waits: bool,
     /// Rows share only caches of the same kind: [`super::SequenceState::kin`].
     pub kin: (u64, usize),

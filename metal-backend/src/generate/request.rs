@@ -33,7 +33,7 @@ pub struct Request {
     finish: Option<FinishReason>,
     stop: Option<StopCause>,
     clock: Clock,
-    /// The hash of its edits, if it has any.
+    /// The hash of the request's edits, if there are any.
     edits_key: Option<String>,
 }
 
@@ -125,7 +125,7 @@ impl Request {
         self.so_far().into_owned()
     }
 
-    /// The same, borrowed while there are no sampled tokens: the input of a prefill.
+    /// As [`Self::tokens`], borrowed while there are no sampled tokens: the input of a prefill.
     pub fn so_far(&self) -> Cow<'_, [u32]> {
         if self.drawn.is_empty() {
             Cow::Borrowed(&self.prompt)
@@ -147,7 +147,7 @@ impl Request {
         salt(&self.options.prefill, self.edits_key.as_deref())
     }
 
-    /// Whether it reuses and keeps caches. It does not if its edits depend on its own prompt.
+    /// Whether the request reuses and keeps caches. It does not if its edits depend on its prompt.
     pub fn keeps_prompt(&self) -> bool {
         let steering = self.options.steering.as_ref();
         self.options.prefill.cache_prompt && !steering.is_some_and(Steering::depends_on_prompt)
@@ -158,7 +158,7 @@ impl Request {
         self.options.max_tokens.saturating_sub(self.produced)
     }
 
-    /// Whether it ended.
+    /// Whether the request ended.
     pub fn is_over(&self) -> bool {
         self.finish.is_some()
     }

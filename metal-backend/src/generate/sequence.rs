@@ -16,7 +16,7 @@ use crate::steer::{Edits, RequestEdits, watch};
 /// A pending token, whose computation has started.
 #[derive(Clone)]
 pub struct Pending {
-    /// Its id, `uint32 [1]`.
+    /// The id, `uint32 [1]`.
     pub token: Array,
     /// The logits it is drawn from, `[1, vocab]`.
     pub logits: Array,
@@ -78,7 +78,7 @@ pub struct SequenceState {
     pub next: Option<Pending>,
     /// The number of tokens of [`Request::so_far`] in the caches, until the next token is sampled.
     pub prefilled: usize,
-    /// Whether it holds any results of the request.
+    /// Whether the state holds any results of the request.
     pub begun: bool,
     /// The [`Prefixes::epoch`] in which all cached content was computed.
     epoch: u64,

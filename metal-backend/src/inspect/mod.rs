@@ -50,7 +50,7 @@ fn step() -> usize {
 /// The forward pass of one step, with a watch.
 type Forward<'a> = dyn FnMut(Watch<'_>) -> mlx_rs_core::Result<Array> + 'a;
 
-/// The engine of a run, and its interrupt.
+/// What one run needs: the engine, its decoder, and the caller's handle for cancellation.
 #[derive(Clone, Copy)]
 struct Run<'a> {
     engine: &'a Engine,

@@ -56,7 +56,7 @@ impl Part {
         shape
     }
 
-    /// The same part of a tensor with another last axis.
+    /// This part, for a tensor with another last axis.
     pub(super) fn with_columns(&self, columns: &Columns) -> Self {
         let mut part = self.clone();
         let last = part.shape.len().saturating_sub(1);

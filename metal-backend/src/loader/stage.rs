@@ -15,7 +15,7 @@ use super::{Source, Weights};
 pub enum StageReads {
     /// All that a process of a pipeline needs.
     All,
-    /// Its layers, without the token embedding and the head. Only its blocks can be used.
+    /// The layers, without the token embedding and the head. Only its blocks can be used.
     Layers,
     /// Only tensors outside the layers. Only the norm, the head and the token embedding can be
     /// used.
@@ -44,7 +44,7 @@ impl OwnStage {
         }
     }
 
-    /// Whether it reads a tensor.
+    /// Whether the stage reads the tensor `name`.
     pub fn reads(&self, name: &str) -> bool {
         match self.reads {
             StageReads::All => self.split.reads(self.rank, name),

@@ -15,7 +15,7 @@ use crate::engine::Engine;
 /// An encoder.
 pub struct EncoderModel {
     engine: Arc<Engine>,
-    /// Whether it scores documents; stored here, because a closed model has no network.
+    /// Whether the model scores documents. Stored here, because a closed model has no network.
     reranks: bool,
 }
 

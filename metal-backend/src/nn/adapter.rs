@@ -68,7 +68,7 @@ pub struct LowRank {
 }
 
 impl LowRank {
-    /// Its trainable parameters with their name suffixes at a slot of `kind`. Those of an embedding
+    /// The trainable parameters with their name suffixes at a slot of `kind`. Those of an embedding
     /// are transposed, as in mlx-lm, where `lora_a` has one row per token.
     pub fn parts(&self, kind: SlotKind) -> impl Iterator<Item = (&'static str, &Array)> {
         let (a, b) = ends(kind);
@@ -109,12 +109,12 @@ impl ParamSlot {
         &self.name
     }
 
-    /// Its kind.
+    /// The kind.
     pub fn kind(&self) -> SlotKind {
         self.kind
     }
 
-    /// Whether it supports a low-rank adapter.
+    /// Whether the slot supports a low-rank adapter.
     pub fn is_matrix(&self) -> bool {
         matches!(self.kind, SlotKind::Matrix | SlotKind::Table)
     }
@@ -141,7 +141,7 @@ impl ParamSlot {
         }
     }
 
-    /// Its current trainable parameters with their name suffixes.
+    /// The current trainable parameters with their name suffixes.
     pub fn parts(&self) -> Vec<(&'static str, Array)> {
         match self.stored().as_deref() {
             None => Vec::new(),
@@ -372,7 +372,7 @@ impl SlotView {
         sum.multiply(&factor.astype(x.dtype())?).map(Some)
     }
 
-    /// The same for an embedding: rows `ids` `[..]`, `[.., hidden]`; `plain` are the table's rows.
+    /// The adapted rows `ids` `[..]` of an embedding, `[.., hidden]`; `plain` are the table's rows.
     pub fn rows(
         &self,
         ids: &Array,
@@ -397,7 +397,7 @@ impl SlotView {
             .map(Some)
     }
 
-    /// The same for experts: `x` `[.., 1, in]` with the experts `ids`.
+    /// The adapted product of experts: `x` `[.., 1, in]` with the experts `ids`.
     pub fn forward_experts(
         &self,
         x: &Array,
@@ -465,7 +465,7 @@ impl Scope {
         self.params.get(&format!("{slot}.{end}"))
     }
 
-    /// Its parameters that belong to one block.
+    /// The parameters that belong to one block.
     #[must_use]
     pub fn of_block(&self, block: usize) -> BTreeMap<String, Array> {
         let mut params = self.params.clone();

@@ -365,7 +365,7 @@ impl Attention {
         Ok(attended)
     }
 
-    /// The same for queries `[1, T or rows, H * D]` before norms and rotation.
+    /// As [`Self::attend_heads`], for queries `[1, T or rows, H * D]` before norms and rotation.
     pub(super) fn attend_projected(
         &self,
         queries: &Array,
@@ -378,7 +378,7 @@ impl Attention {
         self.attend_queries(&queries, views, lengths, positions, (layer, watch))
     }
 
-    /// The same for queries `[1, H, T or rows, D]` before rotation.
+    /// As [`Self::attend_heads`], for queries `[1, H, T or rows, D]` before rotation.
     fn attend_queries(
         &self,
         queries: &Array,
@@ -569,7 +569,7 @@ impl Attention {
         }
     }
 
-    /// The same with features that MLX's fused kernel lacks: a cap on scores, sinks, packed keys,
+    /// Attention with features that MLX's fused kernel lacks: a cap on scores, sinks, packed keys,
     /// or double precision.
     pub(super) fn attend_in_steps(
         &self,

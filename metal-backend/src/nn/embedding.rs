@@ -16,7 +16,7 @@ pub struct Embedding {
 #[derive(Debug, Clone)]
 struct Table {
     weight: Weight,
-    /// The same table as an output; it shares the memory.
+    /// The table as an output layer, which shares its memory.
     output: Linear,
     dtype: Dtype,
     /// The slot for adapters.

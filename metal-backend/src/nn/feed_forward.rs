@@ -298,7 +298,7 @@ impl<'a> FfnPart<'a> {
 /// [`FfnRouter`](crate::ffn::FfnRouter) assigns a backend to layers when a model is loaded, and
 /// every forward pass calls it. Several threads may call it at once.
 pub trait FfnBackend: Debug + Send + Sync {
-    /// Its name, for messages.
+    /// The name, for messages.
     fn name(&self) -> &str;
 
     /// The output for `x`, `[.., hidden] -> [.., hidden]`, in the type of `x`. `x` is the output of

@@ -20,7 +20,7 @@ pub struct Place {
 
 /// Reads and may change the states at the places that [`Hook`] names.
 pub trait StateHook {
-    /// Whether it wants the states of this place.
+    /// Whether the hook wants the states of this place.
     fn wants(&self, layer: usize, hook: Hook) -> bool;
 
     /// The replacement of `x`, `[1, T or rows, width]`; `places` are the rows of the pass. In a

@@ -53,7 +53,7 @@ impl Linear {
         self.outputs
     }
 
-    /// Whether it is loaded.
+    /// Whether the layer is loaded.
     pub fn is_loaded(&self) -> bool {
         self.matrix.is_loaded()
     }
@@ -85,7 +85,7 @@ impl Linear {
         slots.into_iter().flatten().any(SlotView::is_adapted)
     }
 
-    /// Its own weights `[out, in]` in float32, without an adapter.
+    /// The layer's own weights `[out, in]` in float32, without an adapter.
     ///
     /// # Errors
     /// When it is not loaded, this process has only a part of it, or memory runs out.
@@ -97,7 +97,7 @@ impl Linear {
         self.matrix.dense()
     }
 
-    /// Its matrix and bias; `None` if it is adapted, has only a part of the inputs, or is not
+    /// The matrix and bias; `None` if it is adapted, has only a part of the inputs, or is not
     /// loaded.
     pub fn part(&self) -> Option<Part<'_>> {
         (self.is_loaded() && !self.is_adapted() && self.summed_over.is_none())

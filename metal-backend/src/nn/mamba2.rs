@@ -66,7 +66,7 @@ pub enum GatedNorm {
 }
 
 impl GatedNorm {
-    /// Applies them to `x` and `gate`, `[1, T, inner]` in float32; the shape stays.
+    /// Applies gate and norm to `x` and `gate`, `[1, T, inner]` in float32; the shape stays.
     fn forward(&self, x: &Array, gate: &Array) -> Result<Array> {
         let gate = gate.silu()?;
         match self {

@@ -55,7 +55,7 @@ impl GatedMlp {
     }
 }
 
-/// The same with factors: `d down(act(g gate(x)) * up(x))` (Falcon-H1).
+/// A gated feed-forward part with factors: `d down(act(g gate(x)) * up(x))` (Falcon-H1).
 #[derive(Debug, Clone)]
 pub struct ScaledMlp {
     /// The gate's factor, before its activation.

@@ -58,7 +58,7 @@ impl ExpertLinear {
         self
     }
 
-    /// Its own weights `[experts, out, in]` in float32, and biases `[experts, out]`.
+    /// The experts' own weights `[experts, out, in]` in float32, and biases `[experts, out]`.
     pub fn dense(&self) -> Result<(Array, Option<Array>)> {
         Ok((self.matrix.dense()?, self.bias.clone()))
     }
@@ -68,7 +68,7 @@ impl ExpertLinear {
         self.slot.as_ref().is_some_and(SlotView::is_adapted)
     }
 
-    /// Its stack and biases; `None` if it is adapted.
+    /// The stack and biases; `None` if it is adapted.
     fn part(&self) -> Option<ExpertPart<'_>> {
         (!self.is_adapted()).then_some((&self.matrix, self.bias.as_ref()))
     }
@@ -119,7 +119,7 @@ impl Experts {
         }
     }
 
-    /// The same for this process's part of the inputs.
+    /// As [`Self::forward`], without the sum over the processes that share the inputs.
     fn weighed(&self, x: &Array, ids: &Array, weights: &Array) -> Result<Array> {
         if !adapter::differentiated()
             && let Some(gate) = &self.gate

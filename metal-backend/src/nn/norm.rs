@@ -27,7 +27,7 @@ pub enum Norm {
         bias: Option<Array>,
         /// Epsilon.
         eps: f32,
-        /// Whether it computes on a CPU.
+        /// Whether the norm is computed on a CPU.
         on_cpu: bool,
     },
     /// Another norm with a bias that its own kind does not have (xLSTM).

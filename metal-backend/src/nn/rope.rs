@@ -22,7 +22,7 @@ pub struct Rope {
     beyond: Option<(i32, Array)>,
     /// Factor on the rotated elements, in the compute type.
     amplitude: Option<Array>,
-    /// The same factor as a host number.
+    /// The factor as a host number.
     factor: f32,
     /// Radians per position of each pair, from `theta`, `scale` and `freqs`.
     radians: Arc<[f32]>,

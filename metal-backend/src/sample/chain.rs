@@ -57,7 +57,7 @@ impl Draw {
 }
 
 impl Choice {
-    /// The same for the CPU kernel.
+    /// The choice in the form that the CPU kernel takes.
     pub(super) fn pick(self) -> Pick {
         match self {
             Choice::Forced(id) => Pick::Forced(id),

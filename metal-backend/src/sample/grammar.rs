@@ -67,7 +67,7 @@ impl Known {
         living.find(|known| known.grammar == *grammar)
     }
 
-    /// Marks it as the most recently used.
+    /// Marks `compiled` as the most recently used.
     fn used(&mut self, compiled: &Arc<Compiled>) {
         self.recent.retain(|known| !Arc::ptr_eq(known, compiled));
         self.recent.push_back(Arc::clone(compiled));

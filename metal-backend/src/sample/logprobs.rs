@@ -9,7 +9,7 @@ use crate::exec::sampling;
 /// Log-probabilities of one step, under the softmax of the model's logits.
 #[derive(Debug)]
 pub struct Logprobs {
-    /// Those of the sampled tokens, `[B]`.
+    /// The log-probabilities of the sampled tokens, `[B]`.
     chosen: Array,
     /// The most probable ones in ascending order, log-probabilities and ids, `[B, n]` each.
     top: Option<(Array, Array)>,

@@ -126,7 +126,7 @@ impl Sampler {
         Self::of_valid(options, prompt, context)
     }
 
-    /// The same for options that were validated when the request arrived.
+    /// As [`Self::new`], for options that were validated when the request arrived.
     pub(crate) fn of_valid(
         options: &GenerateOptions,
         prompt: &[u32],

@@ -73,7 +73,7 @@ pub enum Event<'a> {
 pub struct Summary {
     /// Batches processed, including those before the run was resumed.
     pub step: u64,
-    /// Whether it was cancelled before its last step.
+    /// Whether the run was cancelled before its last step.
     pub interrupted: bool,
     /// Loss of the last report.
     pub train_loss: Option<f64>,

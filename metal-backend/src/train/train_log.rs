@@ -111,7 +111,7 @@ impl TrainLog {
         Self::open_by(dir, dir, keep)
     }
 
-    /// The same, with unfinished files in `work`.
+    /// As [`Self::open`], with unfinished files in `work`.
     pub(super) fn open_by(work: &Path, dir: &Path, keep: Option<u64>) -> Result<Self> {
         let path = dir.join(LOG_FILE);
         let mut entries = Vec::new();
@@ -181,7 +181,7 @@ pub fn plot(entries: &[Entry], path: &Path) -> Result<()> {
     plot_by(dir.unwrap_or(Path::new(".")), entries, path)
 }
 
-/// The same, with the unfinished file in `work`.
+/// As [`plot`], with the unfinished file in `work`.
 pub(super) fn plot_by(work: &Path, entries: &[Entry], path: &Path) -> Result<()> {
     let curve = |name: &str, point_of: fn(&Entry) -> Option<(u64, f64)>| {
         let points = entries.iter().filter_map(point_of);

@@ -17,7 +17,7 @@ pub struct Query {
     pub sequence: usize,
     /// The packed row.
     pub row: usize,
-    /// Its position in the sequence.
+    /// The position in the sequence.
     pub position: i32,
 }
 

@@ -27,7 +27,7 @@ impl Work for Attention {
 }
 
 impl Attention {
-    /// The same, and stores new keys and values of all queries first.
+    /// As [`Work::run`], but stores the new keys and values of all queries first.
     ///
     /// # Safety
     /// As [`Work::run`]; keys and values must be float32, and nothing else may use them during the

@@ -14,7 +14,7 @@ pub(crate) struct Scratch {
 /// Inputs prepared for one packing.
 #[derive(Default)]
 struct PreparedForm {
-    /// The number of elements per row in each of the following.
+    /// The number of elements per row in each of the four vectors below.
     each: [usize; 4],
     values: Vec<f32>,
     quants: Vec<i16>,

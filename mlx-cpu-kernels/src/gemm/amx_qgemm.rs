@@ -64,7 +64,7 @@ impl GemmTask<'_> {
             && together
     }
 
-    /// The index of the prepared input for a part, if it is quantized.
+    /// The index of the prepared input for a part, if the part is quantized.
     fn form_of(&self, part: usize) -> Option<usize> {
         match self.data.get(part)?.0 {
             MatrixData::Quantized { form, .. } => Some(form),
@@ -97,7 +97,7 @@ impl GemmTask<'_> {
         });
     }
 
-    /// The same for many rows: each thread packs and computes its own rows.
+    /// Computes products of many rows: each thread packs and computes its own rows.
     fn run_row_blocks(&self, packings: &[(u32, usize)], out: &SharedOutput) {
         let Product { rows, n, k, .. } = *self.product;
         let threads = pool::pool().threads();
@@ -137,7 +137,7 @@ impl GemmTask<'_> {
         }
     }
 
-    /// The same for few rows: each thread packs its own copy of them.
+    /// Computes products of few rows: each thread packs its own copy of all rows.
     fn run_private_tiles(&self, packings: &[(u32, usize)], out: &SharedOutput) {
         let rows = (0, self.product.rows);
         let work = self.product.rows * self.product.n * self.product.k;

@@ -111,7 +111,7 @@ impl ExpertStack {
         StackData { data, bias, size }
     }
 
-    /// The description of one of its matrices for a product.
+    /// The description of one expert's matrix, for a product.
     pub(crate) fn part(&self) -> MatrixPart {
         MatrixPart {
             kind: self.kind,

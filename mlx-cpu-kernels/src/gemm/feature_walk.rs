@@ -348,7 +348,7 @@ mod tests {
         Arc::new(values.to_vec())
     }
 
-    /// The same as float16, and the values after rounding.
+    /// `values` as float16, and the rounded values as float32.
     fn halves(values: &[f32]) -> (HeldRows, Vec<f32>) {
         let halves: Vec<half::f16> = values.iter().map(|v| half::f16::from_f32(*v)).collect();
         let bits: Vec<u16> = halves.iter().map(|h| h.to_bits()).collect();

@@ -1,51 +1,53 @@
-//! The table of packed formats: which widths and groups exist for each format of scales, and which
-//! kernels take them. The portable kernels take all. A format is added here first.
+//! The table of packed formats: the widths and groups of each format of scales, and the specialized
+//! kernels that support them. The portable kernels support all. A new format starts with a row
+//! here.
 
 use crate::layout::packed::{PackedMatrix, ScaleFormat};
 
 /// The specialized kernels of a packed format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Kernels {
-    /// On x86-64, inputs become integers: 16 bits for few rows; 16 or 8 bits for many. Else they
-    /// stay floats.
+    /// Kernels for x86-64 with inputs quantized to integers: of 16 bits for few rows, of 16 or 8
+    /// bits for many. If false, inputs stay floats.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "for x86-64"))]
     pub integers: bool,
-    /// NEON with few rows, in floats or with dotprod.
+    /// NEON kernels for few rows, with float inputs, or with 8-bit inputs and dotprod.
     #[cfg_attr(
         not(any(target_arch = "aarch64", test)),
         allow(dead_code, reason = "for aarch64")
     )]
     pub neon: bool,
-    /// AMX with many rows.
+    /// AMX kernels for many rows.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "for x86-64"))]
     pub amx: bool,
 }
 
-/// Kernels of codes that are integers of 4 or 8 bits.
+/// Kernels for integer codes of 4 or 8 bits.
 const ALL: Kernels = Kernels {
     integers: true,
     neon: true,
     amx: true,
 };
 
-/// Kernels of codes that are other integers, or stand for integers.
+/// Kernels for integer codes of other widths, and for codes that stand for integers.
 const INTEGERS: Kernels = Kernels {
     integers: true,
     neon: false,
     amx: false,
 };
 
-/// Kernels of codes that are floats beyond integers.
+/// Kernels for codes that are floats, which no small integers represent.
 const FLOATS: Kernels = Kernels {
     integers: false,
     neon: false,
     amx: false,
 };
 
-/// Groups of MLX's affine mode.
+/// Group sizes of MLX's affine mode.
 const AFFINE: &[usize] = &[32, 64, 128];
 
-/// Calls a function with the width and the kind of codes of a matrix as constants.
+/// Calls a generic function with a matrix, and with the width and the kind of its codes as const
+/// parameters.
 macro_rules! with_codes {
     ($function:ident($matrix:expr $(, $argument:expr)*)) => {{
         use $crate::layout::float_codes::Codes;
@@ -64,8 +66,8 @@ macro_rules! with_codes {
 }
 pub(crate) use with_codes;
 
-/// Calls a macro with the rows of the table: number of the format of scales, bits of a code, sizes
-/// of groups, and kernels. The rows before `floats` have kernels in integers.
+/// Calls a macro with the rows of the table: constant of the scale format, bits of a code, group
+/// sizes, and kernels. Kernels for rows under `integers` quantize their inputs.
 macro_rules! packed_formats {
     ($then:ident) => {
         $then! {
@@ -108,7 +110,7 @@ macro_rules! find_row {
         integers { $($id:ident, $bits:literal, $groups:expr, $kernels:expr;)* }
         floats { $($float_id:ident, $float_bits:literal, $float_groups:expr, $float_kernels:expr;)* }
     ) => {
-        /// Sizes of groups, and kernels, of a format of scales and a width.
+        /// Group sizes and kernels of a scale format with codes of `bits` bits.
         const fn row(id: u32, bits: u32) -> Option<(&'static [usize], Kernels)> {
             match (id, bits) {
                 $((ScaleFormat::$id, $bits) => Some(($groups, $kernels)),)*
@@ -121,7 +123,7 @@ macro_rules! find_row {
 packed_formats!(find_row);
 
 impl ScaleFormat {
-    /// The sizes of groups that kernels take with codes of `bits` bits; empty for other widths.
+    /// The group sizes that kernels support with codes of `bits` bits; empty if there are none.
     ///
     /// ```
     /// use mlx_cpu_kernels::ScaleFormat;
@@ -137,7 +139,7 @@ impl ScaleFormat {
 }
 
 impl PackedMatrix<'_> {
-    /// The kernels that take the matrix.
+    /// The kernels that support the matrix.
     pub(crate) fn kernels(self) -> Kernels {
         row(self.scales.format_id(), self.bits).map_or(FLOATS, |(_, kernels)| kernels)
     }

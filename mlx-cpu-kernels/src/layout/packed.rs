@@ -52,9 +52,9 @@ pub(crate) fn code(i: usize, bits: u32, word: impl Fn(usize) -> u32) -> u32 {
 pub(crate) struct PackedRow<'a> {
     /// Packed codes: two per byte, the lower half first, or one per byte.
     pub packed: &'a [u8],
-    /// The code of each group.
+    /// The scale of each group.
     pub scales: &'a [f32],
-    /// The code of each group.
+    /// The bias of each group.
     pub biases: &'a [f32],
     /// The numbers that codes represent.
     pub codes: Codes,
@@ -191,9 +191,9 @@ pub(crate) enum GroupParams<'a> {
     },
     /// Bytes times float16 (raw bits), times a factor.
     Super {
-        /// The code of each group.
+        /// The byte of each group.
         codes: &'a [i8],
-        /// One per `per` groups, for the whole matrix.
+        /// A float16 per `per` groups, for the whole matrix.
         supers: &'a [u16],
         /// The number of groups per float16.
         per: usize,
@@ -206,27 +206,27 @@ pub(crate) enum GroupParams<'a> {
     },
     /// Bytes times float16 (raw bits), as in [`ScaleFormat::SuperAffine`].
     SuperAffine {
-        /// The bytes of the scales and biases of each group.
+        /// Two bytes per group, for scale and bias.
         codes: &'a [i8],
-        /// For the whole matrix, in the same order.
+        /// The float16 of the whole matrix, in the order of `codes`.
         supers: &'a [u16],
         /// The group index of the first codes in the matrix.
         first: usize,
         /// Whether these are the biases.
         is_bias: bool,
     },
-    /// Raw bits of float16, times a factor; codes index a table.
+    /// Raw bits of float16, times a factor. Codes index a table.
     Table {
-        /// One per group.
+        /// A float16 per group.
         halves: &'a [u16],
         /// The table's unit for scales, 0 for biases.
         factor: f32,
         /// The table that codes index.
         table: Table,
     },
-    /// Bytes that represent floats, times a factor; codes are floats, too.
+    /// Bytes that represent floats, times a factor. Codes are floats, too.
     Bytes {
-        /// One per group.
+        /// A byte per group.
         codes: &'a [u8],
         /// The type of the bytes.
         scales: ByteScales,
@@ -236,10 +236,10 @@ pub(crate) enum GroupParams<'a> {
 }
 
 impl<'a> GroupParams<'a> {
-    /// Scales and biases from the inputs of an operation.
+    /// Scales and biases from the two inputs of an operation that hold them.
     ///
     /// # Safety
-    /// The inputs must have this format: float32, float16, bytes, or signed bytes and float16.
+    /// The elements of both inputs must have the types that `format` stores.
     pub(crate) unsafe fn from_inputs(
         [one, other]: [&'a Input; 2],
         (format, bits): (ScaleFormat, u32),

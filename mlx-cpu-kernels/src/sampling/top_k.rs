@@ -25,7 +25,7 @@ pub(crate) struct Workspace {
     pub sums: Vec<f64>,
     /// The candidates.
     pub candidates: Vec<Candidate>,
-    /// Its values, and weights.
+    /// The values, and weights.
     pub values: Vec<f32>,
     pub weights: Vec<f32>,
     /// The count of each token; all zero between uses.

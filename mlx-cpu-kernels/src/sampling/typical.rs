@@ -45,7 +45,7 @@ pub(super) fn mask_atypical(
     }
 }
 
-/// The same on candidates. Returns the maximum of those kept.
+/// Removes candidates by typical-p; see [`find_distances`]. Returns the maximum of those kept.
 pub(super) fn keep_typical(isa: Isa, max: f32, p: f32, workspace: &mut Workspace) -> f32 {
     workspace.values.clear();
     let logits = workspace.candidates.iter().map(|candidate| candidate.0);

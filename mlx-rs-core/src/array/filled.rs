@@ -16,9 +16,9 @@ use crate::memory;
 /// An array to create with [`fill_arrays`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkedArray {
-    /// Its shape.
+    /// The shape of the array.
     pub shape: Vec<i32>,
-    /// Its type: integers of up to 32 bits, or floats of 16 or 32 bits.
+    /// The type of the elements: integers of up to 32 bits, or floats of 16 or 32 bits.
     pub dtype: Dtype,
     /// Bytes per chunk, a multiple of the element size. The last chunk may be shorter.
     pub chunk_bytes: usize,

@@ -114,7 +114,8 @@ mod owned {
     extern "C" fn release<T: Element>(payload: *mut c_void) {
         // Freeing plain values does not panic; if it did, nothing may cross into C.
         let _ = catch_unwind(AssertUnwindSafe(|| {
-            // SAFETY: `payload` is the count that `take_over` gave to MLX, returned once.
+            // SAFETY: `payload` comes from `Arc::into_raw` in `take_over`. MLX calls this once, so
+            // its reference is released once.
             drop(unsafe { Arc::from_raw(payload.cast::<Payload<T>>()) });
         }));
     }
@@ -123,13 +124,14 @@ mod owned {
         let op = "from_vec";
         let ndim = i32::try_from(shape.len())
             .map_err(|_| Error::new(ErrorKind::Shape, op, "more axes than MLX can count"))?;
-        // Two counts, ours and MLX's: after a failure, ours shows whether MLX returned its count.
+        // Two references, ours and MLX's. After a failure, the count of ours shows whether MLX
+        // released its own.
         let ours = Arc::new(Payload::new(values));
         let theirs = Arc::into_raw(Arc::clone(&ours));
         call::adopt(op, |out| {
             // SAFETY: the shape has `ndim` entries whose product is the vector's length, so MLX
             // stays inside the elements. `T` is the Rust type of the dtype. The elements live until
-            // `release` returns MLX's count and Rust holds no reference.
+            // `release` drops MLX's reference and Rust has none.
             let raw = unsafe {
                 sys::mlx_array_new_data_managed_payload(
                     ours.start.cast(),
@@ -143,7 +145,7 @@ mod owned {
             // SAFETY: `out` is writable; ownership of the new handle moves into it.
             unsafe { *out = raw };
             if raw.ctx.is_null() && Arc::strong_count(&ours) == 2 {
-                // SAFETY: MLX failed before it took the memory, and lost the count.
+                // SAFETY: MLX failed before it took the memory, so it never calls `release`.
                 drop(unsafe { Arc::from_raw(theirs) });
             }
             i32::from(raw.ctx.is_null())

@@ -82,7 +82,7 @@ pub struct Heads {
 /// The keys and values of one row of a packed batch.
 #[derive(Debug, Clone)]
 pub struct KvView {
-    /// The number of its positions in this pass.
+    /// The number of the row's positions in this pass.
     pub length: i32,
     /// The number of positions before them.
     pub offset: i32,

@@ -42,7 +42,7 @@ unsafe impl Send for KvArena {}
 unsafe impl Sync for KvArena {}
 
 impl KvArena {
-    /// Its elements, valid while `self` lives.
+    /// The elements, valid while `self` lives.
     fn all(&self) -> Input {
         // SAFETY: `array` has this number of elements; there is no layout to outlive.
         unsafe { Input::strided(self.first, self.elements, &[], &[]) }

@@ -382,7 +382,7 @@ fn add(known: &mut Vec<Arc<Array>>, array: &Arc<Array>) {
     }
 }
 
-/// The operations that must precede one that reads all of these.
+/// The operations that must precede an operation that reads all buffers in `all`.
 fn after<'m>(all: impl IntoIterator<Item = &'m KvBuffer>) -> Vec<Arc<Array>> {
     let mut known = Vec::new();
     for memory in all {

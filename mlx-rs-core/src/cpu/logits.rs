@@ -30,9 +30,9 @@ pub(super) fn size(op: &'static str, logits: &Array) -> Result<(usize, usize)> {
 /// Logarithms of probabilities under the softmax of rows `[rows, n]`.
 #[derive(Debug, Clone)]
 pub struct LogProbabilities {
-    /// Of one element per row: float32 `[rows]`.
+    /// The logarithm of one chosen element per row: float32 `[rows]`.
     pub chosen: Array,
-    /// The greatest ones, ascending: float32 `[rows, k]`.
+    /// The greatest logarithms, ascending: float32 `[rows, k]`.
     pub values: Array,
     /// Their indices: uint32 `[rows, k]`.
     pub indices: Array,

@@ -180,7 +180,7 @@ impl Matrix {
         }
     }
 
-    /// Its arrays, in the kernels' order.
+    /// The arrays, in the kernels' order.
     pub(super) fn arrays(&self) -> Vec<&Array> {
         match self {
             Matrix::Quantized(q) => q.inputs(),

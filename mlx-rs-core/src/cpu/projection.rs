@@ -12,9 +12,9 @@ use crate::error::{Error, ErrorKind, Result};
 /// The operation on the outputs of products.
 #[derive(Debug, Clone, Copy)]
 pub enum Epilogue<'a> {
-    /// Concatenates them along the last axis.
+    /// Concatenates the outputs along the last axis.
     None,
-    /// Adds them to this array of the output's shape.
+    /// Adds the outputs to this array of the output's shape.
     Add(&'a Array),
     /// Applies a gate to the first of two outputs and multiplies it with the second.
     Gate(Gate),
@@ -50,8 +50,8 @@ pub struct Projection<'a> {
 }
 
 impl<'a> Projection<'a> {
-    /// Computes it for `x` on the CPU: float32 `[.., k]` to `[.., n]`. `n` is the sum of the
-    /// matrices' outputs; with a gate it is that of one matrix.
+    /// Computes the products for `x` on the CPU: float32 `[.., k]` to `[.., n]`. `n` is the sum of
+    /// the matrices' outputs; with a gate it is that of one matrix.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream

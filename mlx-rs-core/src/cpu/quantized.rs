@@ -49,7 +49,7 @@ pub struct QuantizedMatrix {
     /// The format of scales and biases: float16 if that is exact, as for GGUF's simple types. This
     /// reduces the bytes per token by a fifth.
     pub(super) scales: ScaleFormat,
-    /// Whether it was made in a traced function, where arrays may be differentiated.
+    /// Whether the matrix was made in a traced function, where arrays may be differentiated.
     pub(super) traced: bool,
     /// The type of prefill inputs.
     pub(super) prefill_inputs: PrefillInputs,

@@ -15,7 +15,8 @@
 //! | `memory` | element of `C` and `n` | both at the beginning of each chunk, and at the end |
 //! | `outputs` | element of an output | `h` |
 //!
-//! Threads share nothing, so that no kernel waits. One body is both languages' but for names.
+//! Threads exchange no data, so no kernel needs a barrier. Metal and CUDA have the same source;
+//! only names differ.
 
 use super::{CudaKernel, Launch, MetalKernel};
 use crate::array::Array;
@@ -44,7 +45,7 @@ pub enum Dialect {
 }
 
 impl Dialect {
-    /// That of the GPU that is there.
+    /// The dialect of this machine's GPU, if there is one.
     #[must_use]
     pub fn available() -> Option<Self> {
         match () {

@@ -509,7 +509,7 @@ pub fn where_(condition: &Array, yes: &Array, no: &Array) -> Result<Array> {
 /// An integer divisor made safe: 0 and -1 become 1.
 struct Divisor {
     safe: Array,
-    /// Where it was -1, for signed types: the minimum integer divided by it overflows, which traps.
+    /// A mask of the divisors -1, for signed types: the minimum integer divided by -1 traps.
     minus: Option<Array>,
     zero: Array,
 }

@@ -157,12 +157,14 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// `scan` of this array. A running extreme that may get a gradient is computed of numbers alone,
+    /// `scan` of this array. Where MLX mistakes NaN, a running extreme is computed of numbers alone,
     /// and NaN is put back where `after` says that one came before.
     ///
-    /// MLX 0.32 gives a gradient to the element that equals the extreme. NaN equals nothing: where
-    /// no element is found, MLX writes outside of the gradient's memory. Earlier versions have no
-    /// such gradient.
+    /// - MLX 0.32 gives a gradient to the element that equals the extreme. NaN equals nothing: where
+    ///   no element is found, MLX writes outside of the gradient's memory. Earlier versions have no
+    ///   such gradient.
+    /// - In 16-bit types, the number after a NaN becomes the extreme. As in NumPy and in wider types,
+    ///   the extreme stays NaN.
     fn without_nan(
         &self,
         start: Start,
@@ -171,8 +173,14 @@ impl Array {
     ) -> Result<Array> {
         let dtype = self.dtype();
         let is_extreme = matches!(start, Start::Least | Start::Greatest);
-        let has_nan = dtype.is_float() || dtype == Dtype::Complex64;
-        if !(cfg!(mlx_c_0_7) && closure::inside() && is_extreme && has_nan) {
+        let is_mistaken = match dtype {
+            Dtype::Float16 | Dtype::Bfloat16 => true,
+            Dtype::Float32 | Dtype::Float64 | Dtype::Complex64 => {
+                cfg!(mlx_c_0_7) && closure::inside()
+            }
+            _ => false,
+        };
+        if !(is_extreme && is_mistaken) {
             return scan(self);
         }
         if self.size() == 0 {

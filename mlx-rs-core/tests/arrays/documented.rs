@@ -20,8 +20,8 @@ const WITHOUT_EXAMPLES: [(&str, &str); 1] = [(
 )];
 
 impl Function {
-    /// Whether a separate example, or that of its type, shows it. A macro's pattern has that of its
-    /// rows.
+    /// Whether an example of the function or of its type shows it. Names with `$` are patterns of
+    /// macros, whose rows have the examples.
     fn shown(&self) -> bool {
         let calls = [format!(".{}(", self.name), format!("::{}(", self.name)];
         self.docs.contains("```")

@@ -235,7 +235,7 @@ fn every_type_can_be_read_and_written() {
         let b = b.astype(Dtype::Int32).unwrap().to_vec::<i32>().unwrap();
         assert_eq!(b, [1, 1, 1, 1, 1, 1], "{dtype}");
     }
-    // A scalar takes the type of the array, and an array's values are converted.
+    // Assigned values, scalars and arrays alike, are converted to the array's type.
     let mut h = array!([1, 2, 3]; f16).unwrap();
     h.set(idx![0], 0.1).unwrap();
     h.set(idx![1], array!(0.2).unwrap()).unwrap();

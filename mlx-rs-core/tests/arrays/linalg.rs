@@ -1,4 +1,4 @@
-//! Linear algebra: factors multiply back, and no matrix aborts the process.
+//! Linear algebra: the product of the factors is the input, and no matrix aborts the process.
 
 use mlx_rs_core::linalg::{self, Norm, Triangle};
 use mlx_rs_core::{All, Array, Dtype, ErrorKind, eye, ones, zeros};

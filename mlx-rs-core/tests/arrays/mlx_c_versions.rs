@@ -13,7 +13,7 @@ use mlx_rs_core::{
 };
 
 /// The files with the cfg, the number of uses, and the test here that covers them.
-const PATHS: [(&str, usize, &str); 10] = [
+const PATHS: [(&str, usize, &str); 11] = [
     ("array/managed.rs", 3, "vectors_become_arrays"),
     ("compat.rs", 4, "functions_of_other_forms_compute_the_same"),
     ("device.rs", 7, "devices_are_counted_and_described"),
@@ -25,6 +25,7 @@ const PATHS: [(&str, usize, &str); 10] = [
         "packed_floats_multiply_as_they_are_dequantized",
     ),
     ("ops/index.rs", 1, "indices_have_no_slope"),
+    ("ops/scan.rs", 1, "extremes_of_nan_have_no_slope"),
     ("random/discrete.rs", 2, "bits_of_one_key_keep_their_widths"),
     ("stream.rs", 3, "a_stream_serves_all_threads"),
     (
@@ -219,6 +220,24 @@ fn indices_have_no_slope() {
     let x = Array::vector(&[3.0f32, 1.0, 2.0]).unwrap();
     let slope = grad(sum, &[0])(&[x]).unwrap();
     assert_eq!(slope[0].to_vec::<f32>().unwrap(), [100.0, 1.0, 10.0]);
+}
+
+#[test]
+fn extremes_of_nan_have_no_slope() {
+    let sum = |x: &[Array]| -> Result<Vec<Array>, Error> {
+        Ok(vec![x[0].cummax(0, false, true)?.sum(All, false)?])
+    };
+    for (values, slopes) in [
+        ([1.0f32, 3.0, 2.0], [1.0f32, 2.0, 0.0]),
+        ([f32::NAN, 3.0, 2.0], [0.0; 3]),
+        ([1.0, f32::NAN, 2.0], [1.0, 0.0, 0.0]),
+    ] {
+        // MLX before 0.32 has no such gradient.
+        match grad(sum, &[0])(&[Array::vector(&values).unwrap()]) {
+            Ok(slope) => assert_eq!(slope[0].to_vec::<f32>().unwrap(), slopes, "{values:?}"),
+            Err(e) => assert!(e.to_string().contains("VJP is not implemented"), "{e}"),
+        }
+    }
 }
 
 #[test]

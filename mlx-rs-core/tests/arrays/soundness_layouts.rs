@@ -169,7 +169,7 @@ fn slices_at_computed_places_write_nowhere_else() {
                 .unwrap(),
             &zeros(&vec![1; shape.len()], Dtype::Float32).unwrap(),
         );
-        // The derivative of an update is such a slice, and of a slice such an update.
+        // MLX computes the gradient of an update by a slice, and that of a slice by an update.
         let weights = count(shape);
         let (factors, at, names, lengths) =
             (weights.clone(), start.clone(), axes.clone(), sizes.clone());

@@ -502,7 +502,7 @@ fn attention() {
 
 // ---- together
 
-/// One block of a transformer, as models have it: parts that are right alone may be wrong together.
+/// A whole transformer block. The tests above cover each operation alone, this one the combination.
 fn block(x: &[Array]) -> Result<Array> {
     let [x, norm, qkv, out, gate, up, down] = x else {
         unreachable!("seven arguments")

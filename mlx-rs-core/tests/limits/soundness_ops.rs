@@ -173,7 +173,7 @@ fn numbered() -> Vec<(&'static str, Numbered)> {
     all
 }
 
-/// Functions with numbers whose further arguments differ.
+/// Functions with number arguments in other forms than the table above has.
 fn with_numbers() -> Vec<(&'static str, Numbered)> {
     type Call = fn(&Array, i32, i32) -> Result<Vec<Array>>;
     let all: [(&str, Call); 39] = [

@@ -93,7 +93,7 @@ fn across_streams_as_well_alone() {
         let second = b.scope(|| first.square()).unwrap();
         let bad = b.scope(|| refused(&second)).unwrap();
         assert!(async_eval([&bad]).is_err());
-        // Without reading it before: the other stream would wait for it.
+        // Nothing reads `first` before, because a read would wait for the other stream.
         let next = b.scope(|| first.add(&first)).unwrap();
         async_eval([&next]).unwrap();
         check(&next, 2.0 * 0.5f32.exp());

@@ -149,7 +149,7 @@ pub fn apply(step: &Step, args: &[Array]) -> Result<Vec<Array>> {
         }),
         "argmax" => one(x.argmax(axis(), p[0][1] != 0)),
         "argmin" => one(x.argmin(axis(), p[0][1] != 0)),
-        // The order beside the rank is not told.
+        // Sorted, because MLX does not define the order on either side of the element.
         "partition" => one(x.partition(p[0][1], axis())?.sort(axis())),
         "argpartition" => {
             let order = x.argpartition(p[0][1], axis())?;

@@ -47,10 +47,10 @@ pub enum Rounding {
     Long,
 }
 
-/// Where differences can be compared with a gradient.
+/// The inputs at which finite differences can be compared with a gradient.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Slope {
-    /// Nowhere: integers, steps, or no gradient in MLX.
+    /// None: integers, step functions, or no gradient in MLX.
     None,
     /// At all numbers but corners.
     Everywhere,
@@ -71,7 +71,7 @@ pub fn named(name: &str) -> Option<&'static Operation> {
     OPERATIONS.iter().find(|o| o.name == name)
 }
 
-/// Its functions of one array, by name.
+/// The functions of one array, by name.
 pub fn of_one() -> impl Iterator<Item = (&'static Operation, One)> {
     OPERATIONS.iter().filter_map(|o| match o.call {
         Call::One(f) => Some((o, f)),
@@ -79,7 +79,7 @@ pub fn of_one() -> impl Iterator<Item = (&'static Operation, One)> {
     })
 }
 
-/// Its functions of two arrays, by name.
+/// The functions of two arrays, by name.
 pub fn of_two() -> impl Iterator<Item = (&'static Operation, Two)> {
     OPERATIONS.iter().filter_map(|o| match o.call {
         Call::Two(f) => Some((o, f)),

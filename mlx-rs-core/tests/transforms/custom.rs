@@ -185,7 +185,7 @@ fn custom_derivatives_replace_the_true_ones() {
     )
     .unwrap();
     assert_eq!(slopes[0].item::<f32>().unwrap(), 1.0);
-    // In a checkpoint too, whose function runs again in the backward pass.
+    // The same holds in a checkpoint, which runs the function again in the backward pass.
     let saved = checkpoint(g);
     let (_, slopes) = jvp(|x: &[Array]| saved(x), &at, &[scalar(1.0), scalar(10.0)]).unwrap();
     assert_eq!(slopes[0].item::<f32>().unwrap(), 11.0);

@@ -555,8 +555,18 @@ fn gradients_of_running_extremes_stay_inside_their_memory() {
                 "{greatest} {reverse} {inclusive}: {e}"
             ),
         }
-        // The values are those outside of gradients.
+        // The values are those outside of gradients, and those of 16-bit types.
         let plain = extreme(&x).unwrap().to_vec::<f32>().unwrap();
+        for dtype in [Dtype::Float16, Dtype::Bfloat16] {
+            let narrow = extreme(&x.astype(dtype).unwrap()).unwrap();
+            let narrow = narrow.astype(Dtype::Float32).unwrap();
+            let same = narrow.to_vec::<f32>().unwrap();
+            let mut pairs = plain.iter().zip(&same);
+            assert!(
+                pairs.all(|(a, b)| a == b || (a.is_nan() && b.is_nan())),
+                "{dtype} {greatest} {reverse} {inclusive}"
+            );
+        }
         let traced = checkpoint(move |x: &[Array]| -> Arrays { Ok(vec![extreme(&x[0])?]) });
         let traced = traced(&[x.clone()]).unwrap()[0].to_vec::<f32>().unwrap();
         let bits = |all: &[f32]| -> Vec<Option<u32>> {

@@ -32,7 +32,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Reads them. `template` replaces the model's own template.
+    /// Reads the files. `template` replaces the model's own template.
     pub fn read(path: &Path, template: Option<ChatTemplate>) -> Result<Self, Failure> {
         match locate(path)? {
             ModelFiles::Directory(dir) => {

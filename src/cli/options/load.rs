@@ -161,7 +161,7 @@ pub struct Loaded {
     pub model: Box<dyn TextModel>,
     /// The backend that loaded it.
     pub backend: Arc<dyn Backend>,
-    /// Where it was loaded from.
+    /// The path from which the model was loaded.
     pub path: PathBuf,
     /// The duration of loading in seconds, without fetching.
     pub load_seconds: f64,

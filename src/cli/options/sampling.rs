@@ -130,7 +130,7 @@ impl SamplingArgs {
         self.of_preset(None)
     }
 
-    /// The same with the preset's values for flags that are not given.
+    /// The options, with the preset's values for flags that are not given.
     pub fn of_preset(&self, preset: Option<&Preset>) -> Result<GenerateOptions, Failure> {
         let mut options = GenerateOptions::default();
         options.max_tokens = MAX_TOKENS;
@@ -151,7 +151,7 @@ impl SamplingArgs {
         flags.over(options)
     }
 
-    /// The same with the values of `options` for flags that are not given.
+    /// The options, with the values of `options` for flags that are not given.
     pub fn over(&self, mut options: GenerateOptions) -> Result<GenerateOptions, Failure> {
         put(&mut options.max_tokens, self.max_tokens);
         self.parameters

@@ -16,7 +16,7 @@ use crate::cli::terminal::failure::Failure;
 pub struct Adapter {
     /// The text after the model's name and a colon.
     pub name: String,
-    /// Its directory.
+    /// The directory.
     pub path: PathBuf,
 }
 

@@ -271,7 +271,7 @@ fn until_text(expires: &str, now: u64) -> String {
         1..=89 => format!("{left} seconds"),
         90..=5399 => format!("{} minutes", (left + 30) / 60),
         5400..=172_799 => format!("{} hours", (left + 1800) / 3600),
-        // The server sends such a time for models that stay.
+        // For a model that stays loaded, the server sends a time in the far future.
         _ => String::from("forever"),
     }
 }

@@ -181,7 +181,7 @@ impl Progress for HubProgress<'_> {
 pub struct Spinner(Option<ProgressBar>);
 
 impl Spinner {
-    /// Starts it if standard error is a terminal.
+    /// Starts the spinner if standard error is a terminal.
     pub fn start(message: &'static str, console: &Console<'_>) -> Self {
         let shown = console.err_is_terminal && !console.quiet;
         Spinner(shown.then(|| {

@@ -27,7 +27,7 @@ pub struct CachedModel {
     pub files: usize,
     /// Whether the cache has all files that the model needs.
     pub complete: bool,
-    /// Its directory.
+    /// The directory.
     pub path: PathBuf,
     /// The time of its files' last change, in seconds since 1970.
     pub modified: Option<u64>,

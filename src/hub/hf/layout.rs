@@ -31,7 +31,7 @@ impl Repository {
         }
     }
 
-    /// Its directory.
+    /// The directory.
     pub(super) fn root(&self) -> &Path {
         &self.root
     }

@@ -8,11 +8,11 @@ use super::MAX_FILES;
 
 /// A file to upload.
 pub(super) struct Upload {
-    /// Its path after following links.
+    /// The path after following links.
     pub path: PathBuf,
-    /// Its name in the repository.
+    /// The name in the repository.
     pub name: String,
-    /// Its bytes.
+    /// The bytes.
     pub size: u64,
 }
 

@@ -20,7 +20,7 @@ pub struct Request {
     pub method: String,
     pub path: String,
     pub headers: BTreeMap<String, String>,
-    /// Whether it came to the host to which large files are redirected.
+    /// Whether the request came to the host to which large files are redirected.
     pub at_store: bool,
 }
 

@@ -136,7 +136,7 @@ impl TokenList {
     }
 }
 
-/// The beginning of an answer of `/tokenize`.
+/// The first bytes of a response of `/tokenize`; the ids follow.
 const START: &[u8] = b"{\"tokens\":[";
 
 /// Ids.

@@ -171,7 +171,7 @@ request! {
         echo: Option<bool>,
         /// The text after the reply, for models whose vocabulary has tokens for it.
         suffix: Option<String>,
-        /// Only the value of `n` is supported.
+        /// Must equal `n`. Choosing among more replies is not supported.
         best_of: Option<usize>,
     }
 }

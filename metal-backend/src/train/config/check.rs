@@ -1,4 +1,4 @@
-//! The checks of a whole config.
+//! Validation of a whole config.
 
 use inference::Result;
 

@@ -79,13 +79,13 @@ impl TrainOption {
         self.name
     }
 
-    /// Its description, as sentences on one line.
+    /// The description of the option: whole sentences on one line.
     #[must_use]
     pub fn documentation(&self) -> &'static str {
         self.documentation.trim()
     }
 
-    /// Its heading in help.
+    /// The heading under which help lists the option.
     #[must_use]
     pub fn group(&self) -> OptionGroup {
         self.flag.group
@@ -115,25 +115,25 @@ impl TrainOption {
         self.choices
     }
 
-    /// Whether its value is a list, with commas between the items.
+    /// Whether the value is a list, with commas between the items.
     #[must_use]
     pub fn is_list(&self) -> bool {
         self.is_list
     }
 
-    /// Whether it takes no value: a flag turns it on.
+    /// Whether the option takes no value: its flag turns it on.
     #[must_use]
     pub fn is_switch(&self) -> bool {
         self.is_switch
     }
 
-    /// Its value in [`TrainConfig::default`]; `None` where that is nothing or off.
+    /// The default as text. `None` if the option is unset or off in [`TrainConfig::default`].
     #[must_use]
     pub fn default_text(&self) -> Option<String> {
         (self.default)()
     }
 
-    /// Sets it from a text, and records that it was given. A switch ignores the text.
+    /// Sets the option from a text, and records that it was given. A switch ignores the text.
     /// [`TrainConfig::validate`] checks ranges.
     ///
     /// # Errors
@@ -178,27 +178,27 @@ impl Flag {
     }
 }
 
-/// A type of option values: from a text, and the text of a default.
+/// A type of option values, which is read from text and written as text.
 pub(super) trait OptionValue: Sized {
     const CHOICES: &'static [&'static str] = &[];
     const IS_LIST: bool = false;
     const IS_SWITCH: bool = false;
 
-    /// The error completes "it must be".
+    /// Reads a value. The error completes the phrase "it must be".
     fn of(text: &OsStr) -> std::result::Result<Self, String>;
 
-    /// `None` for a value that means nothing or off.
+    /// The value as text. `None` if the value means unset or off.
     fn text(&self) -> Option<String>;
 }
 
-/// Parses Unicode text; `kind` completes "it must be".
+/// Parses Unicode text. The error is `kind`, which completes the phrase "it must be".
 fn parse<T: std::str::FromStr>(text: &OsStr, kind: &str) -> std::result::Result<T, String> {
     text.to_str()
         .and_then(|text| text.parse().ok())
         .ok_or_else(|| kind.to_owned())
 }
 
-/// A value of an enum with the names that serde gives it.
+/// Parses a value of an enum by its name in serde. The error lists `names`.
 pub(super) fn named<T: for<'de> Deserialize<'de>>(
     text: &OsStr,
     names: &[&str],
@@ -323,7 +323,7 @@ impl OptionValue for Vec<Report> {
     }
 }
 
-/// Declares a struct of options: fields with defaults, and which of them are a [`TrainOption`].
+/// Declares a struct of options: fields with defaults. Each field with a flag is a [`TrainOption`].
 macro_rules! options {
     (
         $(#[$meta:meta])*

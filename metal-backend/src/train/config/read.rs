@@ -45,7 +45,7 @@ impl TrainConfig {
             .and_then(|e| e.to_str())
             .unwrap_or_default();
         let parse = match kind.to_ascii_lowercase().as_str() {
-            // JSON is YAML.
+            // JSON is a subset of YAML.
             "yaml" | "yml" | "json" => Self::from_yaml,
             "toml" => Self::from_toml,
             _ => {
@@ -101,7 +101,7 @@ impl TrainConfig {
         match format.read::<Self>(text) {
             Ok(config) => config.checked(|| format.read(text).map_err(wrong)),
             Err(first) => {
-                // This parse comes first, because its errors have line numbers, which a `Value`
+                // The first parse was a typed one: its errors have line numbers, which a `Value`
                 // lacks.
                 let mut value: Value = format.read(text).map_err(|_| wrong(first.clone()))?;
                 if !without_harmless(&mut value) {

@@ -10,7 +10,7 @@ use super::bad;
 use super::option::{OptionValue, named};
 use crate::train::Compile;
 
-/// Gives an enum the names of its values, which must be serde's.
+/// Implements [`OptionValue`] for an enum. The names of values must be those of serde.
 macro_rules! choice {
     ($type:ident: $($name:literal = $value:ident),+) => {
         impl OptionValue for $type {
@@ -115,10 +115,10 @@ choice!(Compile: "auto" = Auto, "on" = On, "off" = Off);
 pub struct LrSchedule {
     /// `cosine_decay`, `exponential_decay`, `linear_schedule`, `step_decay` or `constant`.
     pub name: String,
-    /// Its arguments, in the order of MLX's function of that name: of `cosine_decay` the first
-    /// rate, steps, last rate.
+    /// The arguments of MLX's function of that name, in the same order. Those of `cosine_decay` are
+    /// first rate, steps, last rate.
     pub arguments: Vec<f64>,
-    /// Steps of warmup, until the rate reaches the schedule's first.
+    /// Steps of warmup, until the rate reaches the first rate of the schedule.
     pub warmup: u64,
     /// The rate at the start of warmup.
     pub warmup_init: f64,

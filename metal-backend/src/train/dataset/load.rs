@@ -106,7 +106,7 @@ pub struct BadLine {
 pub struct Dataset {
     /// The file's path.
     pub path: PathBuf,
-    /// The format of its lines.
+    /// The format of the file's lines.
     pub format: Format,
     /// The examples, in the file's order.
     pub examples: Vec<Example>,

@@ -33,7 +33,7 @@ pub struct Example {
 /// One conversation or text inside an example.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// Its ids, as a range of [`Example::ids`].
+    /// The ids, as a range of [`Example::ids`].
     pub range: Range<usize>,
     /// The number of its first ids that the loss excludes.
     pub offset: usize,

@@ -126,7 +126,7 @@ impl PackedPairs {
         ))
     }
 
-    /// The same for the model without its adapter, evaluated, so that no gradient flows through it.
+    /// [`Self::logprobs`] of the model without its adapter, evaluated, so that no gradient flows.
     pub fn without_adapters(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<(Array, Array)> {
         let scope = Scope {
             without_adapters: true,

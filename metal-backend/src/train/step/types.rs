@@ -51,7 +51,7 @@ pub struct Preference {
 pub struct Tuning {
     /// The optimizer.
     pub optimizer: OptimizerConfig,
-    /// Its learning rate.
+    /// The learning rate.
     pub schedule: Schedule,
     /// The number of batches whose gradients are averaged per step; at least 1.
     pub accumulation: usize,

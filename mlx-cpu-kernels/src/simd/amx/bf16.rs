@@ -128,11 +128,11 @@ unsafe fn zero() {
     }
 }
 
-/// Adds the products of `T` tiles of a matrix, with a row stride of `k` elements, with input tiles,
-/// for `blocks` blocks.
+/// Multiplies the first `T` of `tiles` by the input tiles in `panel`, for `blocks` blocks of
+/// columns, and adds the products to the sums. Rows of the matrix are `k` elements apart.
 ///
 /// # Safety
-/// The registers must be configured, and all operands must exist.
+/// The registers must be configured. `tiles` and `panel` must be readable for all blocks.
 #[inline]
 unsafe fn multiply<const T: usize>(
     tiles: [*const u16; TILES_TOGETHER],

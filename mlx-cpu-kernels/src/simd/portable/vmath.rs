@@ -66,7 +66,7 @@ pub(crate) const NORMAL_POLY: [f32; 5] = [
     0.127_414_8,
 ];
 
-/// Beyond it the tail underflows to zero in float32.
+/// Beyond this value the tail underflows to zero in float32.
 pub(crate) const NORMAL_MAX: f32 = 40.0;
 
 /// An element-wise function on a gate.

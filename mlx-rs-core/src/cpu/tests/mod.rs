@@ -55,7 +55,7 @@ pub(super) fn close(got: &[f32], wanted: &[f64], tolerance: f64, what: &str) {
     }
 }
 
-/// The same with scales and biases that are exact in float16.
+/// The matrix `q` with scales and biases rounded to float16.
 pub(in crate::cpu) fn in_few_digits(q: Quantized) -> Quantized {
     let rounded = |a: &Array| {
         let half = a.astype(Dtype::Float16).unwrap();

@@ -87,7 +87,7 @@ struct Report {
 pub struct Asked<'a> {
     /// The prompt.
     pub tokens: Vec<u32>,
-    /// Its answer, if one is named.
+    /// The answer, if one is named.
     pub answer: Option<&'a str>,
     /// The layers to show.
     pub layers: Option<&'a Layers>,

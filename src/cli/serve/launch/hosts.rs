@@ -22,7 +22,7 @@ const MAX_HOSTS: usize = 1 << 10;
 pub struct Host {
     /// The machine's name for ssh; `None` for this machine.
     pub ssh: Option<String>,
-    /// Its addresses for the other processes.
+    /// The addresses for the other processes.
     pub ips: Vec<String>,
 }
 

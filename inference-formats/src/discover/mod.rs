@@ -5,13 +5,13 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use inference_formats::files::read_capped;
-use inference_formats::gguf::GgufSummary;
-use inference_formats::quantization::TYPES;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::files::read_capped;
+use crate::gguf::GgufSummary;
+use crate::quantization::TYPES;
 
 /// The maximum depth of the search below the given directory.
 const MAX_DEPTH: usize = 4;
@@ -88,13 +88,13 @@ enum Visit {
 /// Only headers and configurations are read, so a listed model may still be incomplete.
 ///
 /// # Errors
-/// [`ErrorKind::ModelNotFound`] if `dir` does not exist, [`ErrorKind::InvalidModel`] for a file
+/// [`ErrorKind::NotFound`] if `dir` does not exist, [`ErrorKind::Invalid`] for a file
 /// that is no model, [`ErrorKind::Io`] if `dir` cannot be read.
 pub fn discover(dir: impl AsRef<Path>) -> Result<Discover> {
     let dir = dir.as_ref();
     let metadata = fs::metadata(dir).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => {
-            Error::new(ErrorKind::ModelNotFound, "there is no such directory").with_path(dir)
+            Error::new(ErrorKind::NotFound, "there is no such directory").with_path(dir)
         }
         _ => io_error(dir, "cannot be reached", e),
     })?;
@@ -103,11 +103,9 @@ pub fn discover(dir: impl AsRef<Path>) -> Result<Discover> {
     } else if has_extension(dir, "gguf") {
         Visit::Gguf(dir.to_owned())
     } else {
-        return Err(Error::new(
-            ErrorKind::InvalidModel,
-            "neither a directory nor a .gguf file",
-        )
-        .with_path(dir));
+        return Err(
+            Error::new(ErrorKind::Invalid, "neither a directory nor a .gguf file").with_path(dir),
+        );
     };
     Ok(Discover {
         stack: vec![first],
@@ -255,7 +253,7 @@ fn describe_gguf(path: &Path) -> Result<DiscoveredModel> {
             let sibling = part.sibling(path, number);
             let meta = fs::metadata(&sibling).map_err(|e| match e.kind() {
                 std::io::ErrorKind::NotFound => Error::new(
-                    ErrorKind::InvalidModel,
+                    ErrorKind::Invalid,
                     format!("part {number} of {} is missing", part.count),
                 )
                 .with_path(&sibling),
@@ -270,9 +268,9 @@ fn describe_gguf(path: &Path) -> Result<DiscoveredModel> {
 
 fn describe(dir: &Path, weights: &[&PathBuf]) -> Result<DiscoveredModel> {
     let path = dir.join("config.json");
-    let invalid = |message: String| Error::new(ErrorKind::InvalidModel, message).with_path(&path);
+    let invalid = |message: String| Error::new(ErrorKind::Invalid, message).with_path(&path);
     let text = read_capped(&path, MAX_CONFIG)?;
-    let config: Value = inference_formats::python_json::from_slice(&text)
+    let config: Value = crate::python_json::from_slice(&text)
         .map_err(|e| invalid("not a JSON configuration".into()).with_source(e))?;
     if !config.is_object() {
         return Err(invalid(String::from(
@@ -285,7 +283,7 @@ fn describe(dir: &Path, weights: &[&PathBuf]) -> Result<DiscoveredModel> {
         let meta = fs::metadata(file).map_err(|e| io_error(file, "cannot be read", e))?;
         if !meta.is_file() {
             return Err(
-                Error::new(ErrorKind::InvalidModel, "not a regular file").with_path(file.as_path())
+                Error::new(ErrorKind::Invalid, "not a regular file").with_path(file.as_path())
             );
         }
         bytes = bytes.saturating_add(meta.len());

@@ -1,6 +1,6 @@
 //! Searches of temporary directories.
 
-use inference_formats::gguf::testing::Writer;
+use crate::gguf::testing::Writer;
 
 use super::*;
 
@@ -63,8 +63,8 @@ fn finds_directories_and_files_in_order_and_reports_what_is_broken() {
     assert_eq!(discover(d.join("b")).unwrap().count(), 1);
     assert_eq!(discover(d.join("d/x.gguf")).unwrap().count(), 1);
     let refused = |name: &str| discover(d.join(name)).unwrap_err().kind();
-    assert_eq!(refused("none"), ErrorKind::ModelNotFound);
-    assert_eq!(refused("a/config.json"), ErrorKind::InvalidModel);
+    assert_eq!(refused("none"), ErrorKind::NotFound);
+    assert_eq!(refused("a/config.json"), ErrorKind::Invalid);
 }
 
 /// The results of a search in a directory with these `files`.
@@ -122,7 +122,7 @@ fn configurations_that_are_none_are_errors() {
     let deep = "[".repeat(100_000);
     for config in ["", "{", "[]", "null", "\u{0}", &deep] {
         let e = configured(config).unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::InvalidModel);
+        assert_eq!(e.kind(), ErrorKind::Invalid);
         assert!(e.path().unwrap().ends_with("config.json"), "{e}");
     }
     let large = format!("{{\"a\": \"{}\"}}", "x".repeat(MAX_CONFIG as usize));
