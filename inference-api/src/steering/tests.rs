@@ -103,7 +103,7 @@ fn what_is_wrong_is_said_with_edit_and_field() {
         ),
         (
             zero("neurons", json!([1])),
-            "edits[1].neurons stands with hook z",
+            "edits[1].neurons does not go with hook z",
         ),
         (
             zero("op", json!("scale")),

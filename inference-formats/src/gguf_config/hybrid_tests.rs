@@ -121,7 +121,7 @@ fn metadata_that_does_not_fit_is_refused() {
             inner: 63,
             ..File::new(architecture)
         };
-        odd.refused("ssm.inner_size is 63, which 8 heads do not divide");
+        odd.refused("ssm.inner_size is 63, which is not a multiple of 8 heads");
         let none = File {
             inner: 0,
             ..File::new(architecture)
