@@ -122,7 +122,10 @@ impl Lines {
     /// # Errors
     /// [`Error::Io`].
     pub fn finish(self) -> Result<()> {
-        let file = self.file.into_inner().map_err(|e| e.into_error());
+        let file = self
+            .file
+            .into_inner()
+            .map_err(std::io::IntoInnerError::into_error);
         file.and_then(AtomicFile::commit)
             .map_err(|e| Error::io(&self.path, e))
     }

@@ -432,7 +432,7 @@ fn columns(isa: Isa, rule: MemoryRule, (len, dk): (usize, usize), scratch: &mut 
                 rows(&scratch.k),
                 lanes(&scratch.panel),
                 predicted,
-            )
+            );
         };
         let each = (scratch.written.as_chunks_mut::<LANES>().0.iter_mut())
             .zip(scratch.values.as_chunks_mut::<LANES>().0);
@@ -453,7 +453,7 @@ fn columns(isa: Isa, rule: MemoryRule, (len, dk): (usize, usize), scratch: &mut 
             rows(&scratch.q),
             lanes(&scratch.panel),
             partial,
-        )
+        );
     };
     let each = scratch.partial.as_chunks_mut::<LANES>().0.iter_mut();
     for (partial, keep) in each.zip(keep) {
