@@ -163,8 +163,8 @@ impl Array {
     /// - MLX 0.32 gives a gradient to the element that equals the extreme. NaN equals nothing: where
     ///   no element is found, MLX writes outside of the gradient's memory. Earlier versions have no
     ///   such gradient.
-    /// - In 16-bit types, the number after a NaN becomes the extreme. As in NumPy and in wider types,
-    ///   the extreme stays NaN.
+    /// - In 16-bit types, and before MLX 0.32 in others, the extreme forgets a NaN at a number. Here
+    ///   it stays NaN, as in NumPy.
     fn without_nan(
         &self,
         start: Start,
@@ -176,7 +176,7 @@ impl Array {
         let is_mistaken = match dtype {
             Dtype::Float16 | Dtype::Bfloat16 => true,
             Dtype::Float32 | Dtype::Float64 | Dtype::Complex64 => {
-                cfg!(mlx_c_0_7) && closure::inside()
+                !cfg!(mlx_c_0_7) || closure::inside()
             }
             _ => false,
         };
