@@ -46,8 +46,8 @@ pub trait TokenModel: TextModel {
     /// When an id is not in the vocabulary.
     fn decode(&self, ids: &[u32]) -> Result<String>;
 
-    /// Renders a conversation by the model's template, and tokenizes it as [`TextModel::chat`] would
-    /// run it. No text in the conversation becomes a control token of the model.
+    /// Renders a conversation by the model's template, and tokenizes it as [`TextModel::chat`]
+    /// would run it. No text in the conversation becomes a control token of the model.
     ///
     /// A backend that knows only roles and contents refuses everything else by
     /// [`ChatPrompt::check_plain`].

@@ -23,8 +23,9 @@
 //! decoding of blocks; an engine copies the bytes into its arrays.
 //!
 //! Files are untrusted. Every length is compared with the file before memory is allocated. Names
-//! cannot lead out of the model's directory, and reading executes and writes nothing. A truncated or
-//! malformed file is always an [`Error`], which names the file and, where there is one, the tensor.
+//! cannot lead out of the model's directory, and reading executes and writes nothing. A truncated
+//! or malformed file is always an [`Error`], which names the file and, where there is one, the
+//! tensor.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]

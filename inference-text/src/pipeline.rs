@@ -142,8 +142,8 @@ impl TextPipeline {
     /// becomes a control token.
     ///
     /// # Errors
-    /// As [`TextPipeline::prepare_values`]. `InvalidOption` for a variable that the template gets in
-    /// another way, and if the template omits the message to be continued.
+    /// As [`TextPipeline::prepare_values`]. `InvalidOption` for a variable that the template gets
+    /// in another way, and if the template omits the message to be continued.
     pub fn prepare_chat(&self, prompt: &ChatPrompt) -> Result<PreparedPrompt> {
         let values = prompt.messages.iter().map(Message::to_template).collect();
         self.prepare_values(values, &options_of(prompt)?)

@@ -1,6 +1,6 @@
 //! GGUF files, versions 2 and 3: the header and its tensors. [`Gguf::open`] checks the whole header
 //! against the file. The bytes of tensors are read later, at their exact positions. [`GgufSummary`]
-//! reads only what is shown in a list of models. Blocks are decoded in [`crate::quantization`];
+//! reads only the fields that lists of models show. Blocks are decoded in [`crate::quantization`];
 //! metadata becomes a configuration in [`crate::gguf_config`].
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.

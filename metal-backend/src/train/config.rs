@@ -123,12 +123,12 @@ options! {
         beta: f32 = 0.1, Flag::new(Steps, "X");
         /// The assumed fraction of wrongly ordered pairs, for dpo.
         label_smoothing: f32 = 0.0, Flag::new(Steps, "X");
-        /// How examples are grouped into batches: length, those of similar length; file, neighboring
-        /// lines; mlx-lm, the batches and order of mlx-lm with this seed.
+        /// How examples are grouped into batches: length, those of similar length; file,
+        /// neighboring lines; mlx-lm, the batches and order of mlx-lm with this seed.
         batch_order: BatchOrder = BatchOrder::default(),
             Flag::new(Data, "ORDER").conflicts(&["pack"]);
-        /// Further files for the metrics, beside train_log.jsonl: jsonl (metrics.jsonl, with mlx-lm's
-        /// names), tensorboard (an event file), or both with a comma.
+        /// Further files for the metrics, beside train_log.jsonl: jsonl (metrics.jsonl, with
+        /// mlx-lm's names), tensorboard (an event file), or both with a comma.
         #[serde(with = "super::report::names")]
         report_to: Vec<Report> = Vec::new(), Flag::new(Reports, "NAMES");
         /// The backend: metal, cuda or cpu; the best available if absent.

@@ -157,14 +157,14 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// `scan` of this array. Where MLX mistakes NaN, a running extreme is computed of numbers alone,
-    /// and NaN is put back where `after` says that one came before.
+    /// `scan` of this array. Where MLX treats NaN wrongly, NaN is removed before a running extreme
+    /// is computed, and put back where `after` says that one came before.
     ///
-    /// - MLX 0.32 gives a gradient to the element that equals the extreme. NaN equals nothing: where
-    ///   no element is found, MLX writes outside of the gradient's memory. Earlier versions have no
-    ///   such gradient.
-    /// - In 16-bit types, and before MLX 0.32 in others, the extreme forgets a NaN at a number. Here
-    ///   it stays NaN, as in NumPy.
+    /// - MLX 0.32 gives a gradient to the element that equals the extreme. NaN equals nothing: if
+    ///   no element is found, MLX writes outside of the gradient's memory. Earlier versions have
+    ///   no such gradient.
+    /// - With 16-bit types, and before MLX 0.32 with all types, a number after a NaN replaces it
+    ///   in the result. Here the result stays NaN, as in NumPy.
     fn without_nan(
         &self,
         start: Start,
