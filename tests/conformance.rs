@@ -2,11 +2,11 @@
 //! itself.
 
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
 use echo_backend as _; // linked for their registrations
 use inference_conformance::{Check, Report, Suite};
 use metal_backend as _;
+use parking_lot::Mutex;
 
 /// A path below `tests/fixtures`.
 fn fixture(name: &str) -> std::path::PathBuf {
@@ -20,7 +20,7 @@ fn fixture(name: &str) -> std::path::PathBuf {
 fn conforms(backend: &str, model: &str, more: &[Check]) -> Report {
     // Tests run one at a time, because a check measures the memory of the whole process.
     static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = ALONE.lock();
     let mut suite = Suite::registered(backend, fixture(model)).unwrap();
     for &check in more {
         suite = suite.require(check);

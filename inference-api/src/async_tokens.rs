@@ -5,10 +5,11 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use futures_core::stream::{FusedStream, Stream};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::backend::TextModel;
 use crate::cancel::CancelToken;
@@ -170,7 +171,7 @@ impl State {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Adds a token; false when the reader is gone.
@@ -185,10 +186,7 @@ impl Shared {
         }
         let mut state = self.state();
         while !state.left && state.tokens.len() >= AHEAD {
-            state = self
-                .room
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            self.room.wait(&mut state);
         }
         !state.left
     }

@@ -4,7 +4,9 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock};
+
+use parking_lot::RwLock;
 
 use crate::backend::{Backend, Capabilities, TextModel};
 use crate::error::{Error, ErrorKind, Result};
@@ -187,7 +189,7 @@ fn said(panic: &(dyn Any + Send)) -> String {
 
 /// Runs `f` on the registry. No plugin's code runs under the lock.
 fn read<R>(f: impl FnOnce(&Registry) -> R) -> R {
-    f(&REGISTRY.read().unwrap_or_else(PoisonError::into_inner))
+    f(&REGISTRY.read())
 }
 
 /// Adds a backend made at run time, under its [`Backend::name`].
@@ -205,7 +207,7 @@ pub fn register(backend: Arc<dyn Backend>) -> Result<()> {
             ),
         ));
     }
-    let mut registry = REGISTRY.write().unwrap_or_else(PoisonError::into_inner);
+    let mut registry = REGISTRY.write();
     if let Some(duplicate) = registry.duplicates.iter().find(|d| d.name == name) {
         return Err(duplicate.error());
     }

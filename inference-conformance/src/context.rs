@@ -2,10 +2,11 @@
 //! that a check returns.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use inference::{Backend, Capabilities, LoadOptions, Prompt, TextModel};
+use parking_lot::{Mutex, MutexGuard};
 
 /// Why a check did not pass.
 #[derive(Debug)]
@@ -70,7 +71,7 @@ impl Context {
     fn shared(&self) -> MutexGuard<'_, Option<Arc<dyn TextModel>>> {
         // The lock is not held while a backend works, so a panic cannot leave the value
         // inconsistent.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.lock()
     }
 
     /// The shared model. The check `load` tests that it loads, so other checks are skipped if it

@@ -3,7 +3,7 @@
 //! deadline or a client that disconnects, and passes them on.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use inference::{
     BatchEvent, BatchResult, BatchSession, ChatPrompt, ClassifyResult, EmbedOptions, EmbeddingInfo,
@@ -11,6 +11,7 @@ use inference::{
     Message, ModelInfo, Prepared, PreparedPrompt, Prompt, RequestId, Result, TextModel, TokenModel,
     TokenStream,
 };
+use parking_lot::Mutex;
 
 use crate::order::{Order, Seen};
 
@@ -38,7 +39,7 @@ impl Leader {
     /// # Errors
     /// If the other ranks cannot be reached.
     pub fn stop(leader: &Mutex<Self>) -> Result<()> {
-        locked(leader).order(&Order::Stop)
+        leader.lock().order(&Order::Stop)
     }
 
     /// Sends an order.
@@ -51,10 +52,6 @@ impl Leader {
         })?;
         (self.say)(&bytes)
     }
-}
-
-fn locked(leader: &Mutex<Leader>) -> MutexGuard<'_, Leader> {
-    leader.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A model that all ranks compute together, as the server sees it.
@@ -123,7 +120,7 @@ impl TextModel for LedModel {
     }
 
     fn batch_session(&self) -> Result<Box<dyn BatchSession>> {
-        let mut leader = locked(&self.leader);
+        let mut leader = self.leader.lock();
         let number = leader.sessions;
         leader.order(&Order::Begin {
             model: self.number,
@@ -182,7 +179,7 @@ impl EmbeddingModel for LedModel {
         let ids = ids.map(|prompt| model.embedding_tokens(prompt, options));
         let ids = ids.collect::<Result<Vec<_>>>()?;
         let prompts: Vec<Prompt> = ids.iter().cloned().map(Prompt::Tokens).collect();
-        let leader = locked(&self.leader);
+        let leader = self.leader.lock();
         leader.order(&Order::Embed {
             model: self.number,
             prompts: ids,
@@ -243,7 +240,7 @@ impl BatchSession for LedSession {
         }
         options.check_interrupt()?;
         let shared = options.clone().with_interrupt(Interrupt::new());
-        let leader = locked(&self.leader);
+        let leader = self.leader.lock();
         leader.order(&Order::Add {
             session: self.number,
             tokens: tokens.clone(),
@@ -256,7 +253,7 @@ impl BatchSession for LedSession {
 
     fn remove(&mut self, row: RequestId) -> bool {
         self.interrupts.remove(&row);
-        let leader = locked(&self.leader);
+        let leader = self.leader.lock();
         let order = Order::Remove {
             session: self.number,
             row,
@@ -277,7 +274,7 @@ impl BatchSession for LedSession {
             self.remove(row);
             events.push_back(BatchEvent::Failed { row, error });
         }
-        let leader = locked(&self.leader);
+        let leader = self.leader.lock();
         leader.order(&Order::Step {
             session: self.number,
             seen: self.seen.word(),
@@ -301,6 +298,6 @@ impl Drop for LedSession {
             session: self.number,
         };
         // If the other ranks are gone, they need no order.
-        let _ = locked(&self.leader).order(&order);
+        let _ = self.leader.lock().order(&order);
     }
 }

@@ -16,12 +16,13 @@ mod ports;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
+use std::sync::OnceLock;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use inference::Split;
+use parking_lot::Mutex;
 
 pub use error::{Error, Result};
 pub use follow::follow;
@@ -87,7 +88,7 @@ pub fn join() -> Result<()> {
     let Some(member) = current() else {
         return Ok(());
     };
-    let mut joined = JOINED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut joined = JOINED.lock();
     if !*joined {
         member.join()?;
         *joined = true;

@@ -4,11 +4,13 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 /// The interval at which a member reports that it is alive.
 const BEAT: Duration = Duration::from_secs(2);
@@ -195,7 +197,7 @@ fn pass_on(writers: &Mutex<[TcpStream; 2]>, order: &[u8]) -> io::Result<()> {
     let length = length.filter(|_| order.len() <= MAX_ORDER);
     let mut bytes = Word::Order(length.ok_or_else(too_long)?).bytes().to_vec();
     bytes.extend_from_slice(order);
-    let mut writers = writers.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut writers = writers.lock();
     let [_, right] = &mut *writers;
     right.write_all(&bytes)
 }
@@ -217,7 +219,7 @@ impl Links {
 
     /// Waits for the next order; `None` after the ranks before have ended.
     pub fn next_order(&self) -> Option<Vec<u8>> {
-        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        let orders = self.orders.lock();
         let order = orders.recv().ok()?;
         self.waiting.fetch_sub(order.len(), Ordering::AcqRel);
         Some(order)
@@ -225,7 +227,7 @@ impl Links {
 }
 
 fn say(writers: &Mutex<[TcpStream; 2]>, word: Word) {
-    for stream in &mut *writers.lock().unwrap_or_else(PoisonError::into_inner) {
+    for stream in &mut *writers.lock() {
         // The thread that reads this connection reports the fault.
         let _ = word.say(stream);
     }
@@ -422,7 +424,7 @@ mod tests {
         }
         assert!(links[0].order(&vec![0; MAX_ORDER + 1]).is_err());
         // No order returned to rank 0.
-        let first = links[0].orders.lock().unwrap();
+        let first = links[0].orders.lock();
         assert!(first.try_recv().is_err());
         drop(first);
         links.iter().for_each(Links::leave);

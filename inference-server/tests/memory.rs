@@ -7,9 +7,9 @@
 mod common;
 
 use std::io::Read;
-use std::sync::{Mutex, PoisonError};
 
 use common::{config, serve};
+use parking_lot::Mutex;
 use serde_json::json;
 
 /// Tests run one at a time, because they measure the same process.
@@ -33,7 +33,7 @@ fn grown<T>(run: impl FnOnce() -> T) -> (T, u64) {
 
 #[test]
 fn pieces_of_a_long_text_are_not_all_in_memory() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = ALONE.lock();
     let server = serve(&config());
     let client = server.client();
     let short = json!({"content": "a".repeat(5000), "with_pieces": true});
@@ -90,7 +90,7 @@ fn nested_results(levels: usize, bytes: usize) -> String {
 
 #[test]
 fn the_memory_of_parsing_is_bounded_by_the_body() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = ALONE.lock();
     // The limits on values are off, because this test measures the readers.
     let mut all = common::limits();
     all.json_values = 10_000_000;
@@ -133,7 +133,7 @@ fn the_memory_of_parsing_is_bounded_by_the_body() {
 
 #[test]
 fn wide_bodies_are_refused_before_values_are_made_of_them() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = ALONE.lock();
     let server = serve(&config());
     let wide = format!(r#"[{}0]"#, r#"{"":0},"#.repeat(800_000));
     let text = serde_json::Value::from(format!(r#"{{"x":{wide}}}"#)).to_string();
@@ -193,7 +193,7 @@ fn wide_bodies_are_refused_before_values_are_made_of_them() {
 
 #[test]
 fn whole_log_probabilities_take_little_more_than_their_text() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = ALONE.lock();
     let mut limits = common::limits();
     limits.choices = 16;
     let server = serve(&config().with_parallel(16).with_limits(limits));

@@ -166,7 +166,7 @@ impl Pool {
             run(&mut (0..parts));
             return;
         }
-        let _one = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = lock(&self.busy);
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes. Workers use the pointer only between entering
         // (`active`) and leaving a job. Below, the job is withdrawn, and every worker has left
@@ -220,7 +220,9 @@ impl Drop for Pool {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Locks a mutex of this crate. A panic elsewhere leaves its data usable, so poisoning is ignored.
+/// The type is the standard library's, because the model checker has one with the same interface.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -2,13 +2,13 @@
 
 use std::ffi::OsString;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use inference::{
     Backend, Capabilities, ComputeType, Error, ErrorKind, LoadOptions, Result, SamplingDefaults,
     TextModel,
 };
+use parking_lot::Mutex;
 use serde_json::json;
 
 use crate::model::MlxLmModel;
@@ -51,7 +51,7 @@ impl MlxLmBackend {
     /// Asks the interpreter, unless its answer is known.
     fn found(&self) -> Result<String, String> {
         // Concurrent callers wait for the same answer.
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock();
         let interpreter = self.settings.interpreter();
         let fresh = |k: &&Known| {
             k.interpreter == interpreter && (k.found.is_ok() || k.at.elapsed() < DOUBT)

@@ -4,9 +4,11 @@
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
+
+use parking_lot::Mutex;
 
 /// The most lines that may wait. Then the child waits.
 const LINES_AHEAD: usize = 64;
@@ -64,12 +66,12 @@ pub struct Tail(Arc<Mutex<VecDeque<u8>>>);
 impl Tail {
     /// The kept part as text.
     pub fn text(&self) -> String {
-        let mut bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bytes = self.0.lock();
         String::from_utf8_lossy(bytes.make_contiguous()).into_owned()
     }
 
     fn add(&self, bytes: &[u8]) {
-        let mut tail = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tail = self.0.lock();
         tail.extend(bytes);
         let over = tail.len().saturating_sub(TAIL);
         tail.drain(..over);

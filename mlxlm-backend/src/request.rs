@@ -3,13 +3,14 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use inference::kit::Clock;
 use inference::{
     Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Result, Token, TokenSource,
 };
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use serde_json::Value;
 
 use crate::session::POLL;
@@ -58,7 +59,7 @@ impl Request {
     }
 
     fn mail(&self) -> MutexGuard<'_, Mail> {
-        self.mail.lock().unwrap_or_else(PoisonError::into_inner)
+        self.mail.lock()
     }
 
     /// Checks whether the request should end now, because it was cancelled, is late, or its model
@@ -134,11 +135,10 @@ impl Request {
 
     /// Waits a moment if `ahead` tokens wait for the caller. Returns whether they still do.
     pub fn is_ahead(&self, ahead: usize) -> bool {
-        let mail = self.mail();
+        let mut mail = self.mail();
         let behind = |mail: &mut Mail| mail.ready.len() >= ahead && !mail.abandoned;
-        let waited = self.changed.wait_timeout_while(mail, POLL, behind);
-        let (mut mail, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        behind(&mut mail)
+        let waited = self.changed.wait_while_for(&mut mail, behind, POLL);
+        waited.timed_out()
     }
 
     /// Ends the request, unless it has ended.
@@ -204,8 +204,10 @@ impl Replies {
                 return Ok(());
             }
             let waiting = |mail: &mut Mail| mail.end.is_none() && !mail.accepted;
-            let mail = self.request.mail();
-            drop(self.request.changed.wait_timeout_while(mail, POLL, waiting));
+            let mut mail = self.request.mail();
+            self.request
+                .changed
+                .wait_while_for(&mut mail, waiting, POLL);
         }
     }
 
@@ -259,7 +261,7 @@ impl Iterator for Replies {
             };
             // A deadline this close is checked again at once.
             let patience = patience.max(Duration::from_millis(1));
-            drop(self.request.changed.wait_timeout(mail, patience));
+            self.request.changed.wait_for(&mut mail, patience);
         }
     }
 }

@@ -3,9 +3,10 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use inference::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
 
 const BRIDGE: &str = include_str!("bridge.py");
 
@@ -33,7 +34,7 @@ impl Script {
         if let Some(path) = given {
             return Ok(Arc::new(Script::Given(path.to_owned())));
         }
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = SHARED.lock();
         // A cleaner of temporary directories may have removed the file.
         if let Some(script) = shared.upgrade().filter(|s| s.path().is_file()) {
             return Ok(script);

@@ -2,11 +2,12 @@
 //! with its last user. `request.rs` has the state of a request; `reply.rs` and `session.rs` run it.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 use inference::{Error, ErrorKind, GenerateMetrics, Result};
+use parking_lot::{Condvar, Mutex};
 use serde_json::Value;
 
 use crate::protocol::Reply;
@@ -55,11 +56,6 @@ pub struct Rows {
     pub values: Vec<f32>,
 }
 
-/// A mutex of plain data can be used even after a panic elsewhere.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn closed() -> Error {
     Error::new(ErrorKind::Closed, "the model was closed; load it again")
 }
@@ -67,7 +63,7 @@ fn closed() -> Error {
 impl Core {
     /// An error if the model was closed.
     pub fn check_open(&self) -> Result<()> {
-        let queue = locked(&self.queue);
+        let queue = self.queue.lock();
         if queue.closed {
             return Err(closed());
         }
@@ -82,12 +78,12 @@ impl Core {
 
     /// Whether another caller waits for the running request to end.
     pub fn is_wanted(&self) -> bool {
-        !locked(&self.queue).jobs.is_empty()
+        !self.queue.lock().jobs.is_empty()
     }
 
     /// Whether replies of other callers come before `request`.
     pub fn is_behind_others(&self, request: &Arc<Request>) -> bool {
-        let queue = locked(&self.queue);
+        let queue = self.queue.lock();
         let streams = queue.jobs.iter().filter_map(|job| match job {
             Job::Stream(request) => Some(request),
             _ => None,
@@ -102,24 +98,24 @@ impl Core {
 
     /// Stores the metrics of the request that ended last.
     pub fn publish(&self, metrics: GenerateMetrics) {
-        *locked(&self.metrics) = metrics;
+        *self.metrics.lock() = metrics;
     }
 
     /// The metrics of the request that ended last.
     pub fn metrics(&self) -> GenerateMetrics {
-        locked(&self.metrics).clone()
+        self.metrics.lock().clone()
     }
 
     fn push(&self, job: Job) -> Result<()> {
         self.check_open()?;
-        locked(&self.queue).jobs.push_back(job);
+        self.queue.lock().jobs.push_back(job);
         self.changed.notify_all();
         Ok(())
     }
 
     /// The next job; `None` after closing.
     fn next(&self) -> Option<Job> {
-        let mut queue = locked(&self.queue);
+        let mut queue = self.queue.lock();
         queue.running = None;
         loop {
             if queue.closed {
@@ -131,15 +127,12 @@ impl Core {
                 }
                 return Some(job);
             }
-            queue = self
-                .changed
-                .wait(queue)
-                .unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut queue);
         }
     }
 
     fn close(&self) {
-        locked(&self.queue).closed = true;
+        self.queue.lock().closed = true;
         self.changed.notify_all();
     }
 }
@@ -209,7 +202,7 @@ impl Handle {
     pub fn close(&self) {
         self.core.close();
         // A concurrent caller of `close` waits, too.
-        let mut thread = locked(&self.thread);
+        let mut thread = self.thread.lock();
         if let Some(thread) = thread.take() {
             // The thread has already reported its panic.
             let _ = thread.join();
@@ -229,7 +222,7 @@ struct Leaving<'a>(&'a Core);
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
         let jobs = {
-            let mut queue = locked(&self.0.queue);
+            let mut queue = self.0.queue.lock();
             queue.gone = true;
             queue.running = None;
             std::mem::take(&mut queue.jobs)

@@ -5,7 +5,8 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 /// The directory of the programs that `cargo` builds: `target(shared)/debug/<name>`.
 ///
@@ -36,7 +37,7 @@ pub fn cargo(workspace: &str, shared: &str) -> Command {
 /// versions are needed. Cargo drops the entries that the workspace does not need.
 fn lock_versions(root: &Path, dir: &Path) {
     static DONE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
-    let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut done = DONE.lock();
     if done.iter().any(|d| d == dir) {
         return;
     }

@@ -3,7 +3,8 @@
 #![cfg(feature = "probe")]
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+
+use parking_lot::Mutex;
 
 use crate::common::{fixture, floats, max_difference, order_bound};
 use crate::program::{mlx, refused, stdout};

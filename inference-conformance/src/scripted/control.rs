@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use inference::{Error, ErrorKind, GenerateMetrics, GenerateOptions, Message, Result};
+use parking_lot::Mutex;
 
 /// The number of requests that a model remembers, so that the memory of a long run is bounded.
 const REMEMBERED: usize = 64;
@@ -66,10 +67,6 @@ pub struct Control {
     metrics: Mutex<GenerateMetrics>,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Control {
     /// The number of running requests.
     pub fn running(&self) -> usize {
@@ -108,12 +105,12 @@ impl Control {
 
     /// The latest requests that were not refused, oldest first, at most 64.
     pub fn asked(&self) -> Vec<Asked> {
-        locked(&self.asked).iter().cloned().collect()
+        self.asked.lock().iter().cloned().collect()
     }
 
     /// The latest request that was not refused.
     pub fn last(&self) -> Option<Asked> {
-        locked(&self.asked).back().cloned()
+        self.asked.lock().back().cloned()
     }
 
     pub(super) fn wait(&self) {
@@ -142,7 +139,7 @@ impl Control {
 
     pub(super) fn ask(&self, asked: Asked) {
         self.started.fetch_add(1, Ordering::SeqCst);
-        let mut list = locked(&self.asked);
+        let mut list = self.asked.lock();
         if list.len() == REMEMBERED {
             list.pop_front();
         }
@@ -151,7 +148,7 @@ impl Control {
 
     /// Records that `ids` were made of `input`.
     pub(super) fn prepare(&self, ids: &[u32], input: Input) {
-        let mut list = locked(&self.prepared);
+        let mut list = self.prepared.lock();
         if list.len() == REMEMBERED {
             list.pop_front();
         }
@@ -160,7 +157,7 @@ impl Control {
 
     /// The latest input from which the model made `ids`.
     pub(super) fn made_of(&self, ids: &[u32]) -> Option<Input> {
-        let list = locked(&self.prepared);
+        let list = self.prepared.lock();
         let made = list.iter().rev().find(|(made, _)| made == ids);
         made.map(|(_, input)| input.clone())
     }
@@ -175,10 +172,10 @@ impl Control {
     }
 
     pub(super) fn publish(&self, metrics: GenerateMetrics) {
-        *locked(&self.metrics) = metrics;
+        *self.metrics.lock() = metrics;
     }
 
     pub(super) fn metrics(&self) -> GenerateMetrics {
-        locked(&self.metrics).clone()
+        self.metrics.lock().clone()
     }
 }

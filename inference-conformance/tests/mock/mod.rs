@@ -11,10 +11,11 @@ mod stream;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Weak};
 
 use inference::{Backend, Capabilities, Error, ErrorKind, LoadOptions, Result, TextModel};
 use inference_conformance::scripted::ScriptedAdapter;
+use parking_lot::Mutex;
 
 use model::{Model, State};
 
@@ -234,15 +235,11 @@ impl Backend for Mock {
         let inner = echo_backend::Echo.load_model(&path, &options)?;
         let bounded = options.context_len;
         let model = Model::new(inner, self.fault, &self.bytes_in_use, bounded);
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = self.loaded.lock();
         if self.fault == Fault::CloseClosesAll {
-            model.state.others.lock().unwrap().clone_from(&loaded);
+            model.state.others.lock().clone_from(&loaded);
             for other in loaded.iter().filter_map(Weak::upgrade) {
-                other
-                    .others
-                    .lock()
-                    .unwrap()
-                    .push(Arc::downgrade(&model.state));
+                other.others.lock().push(Arc::downgrade(&model.state));
             }
         }
         loaded.push(Arc::downgrade(&model.state));

@@ -1,7 +1,7 @@
 //! A model of the mock: the model of `echo`, and the effect of the fault on its calls.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::ThreadId;
 
 use inference::{
@@ -11,6 +11,7 @@ use inference::{
     TokenStream, TrainableModel,
 };
 use inference_conformance::scripted::{ScriptedAdapter, attention};
+use parking_lot::Mutex;
 
 use super::Fault;
 use super::grammar;
@@ -185,7 +186,7 @@ impl TextModel for Model {
             {
                 return error(ErrorKind::InvalidOption, "the expression has no end");
             }
-            Fault::OneStreamAThread if self.state.threads.lock().unwrap().contains(&thread) => {
+            Fault::OneStreamAThread if self.state.threads.lock().contains(&thread) => {
                 return error(ErrorKind::Engine, "one request a thread");
             }
             _ => {}
@@ -193,7 +194,7 @@ impl TextModel for Model {
         let inner = self
             .inner
             .generate(&self.bent_prompt(prompt), &self.bent(options))?;
-        self.state.threads.lock().unwrap().push(thread);
+        self.state.threads.lock().push(thread);
         Ok(self.wrap(inner, options))
     }
 
@@ -305,14 +306,7 @@ impl TextModel for Model {
     }
 
     fn close(&self) -> Result<()> {
-        for other in self
-            .state
-            .others
-            .lock()
-            .unwrap()
-            .iter()
-            .filter_map(Weak::upgrade)
-        {
+        for other in self.state.others.lock().iter().filter_map(Weak::upgrade) {
             other.closed.store(true, Ordering::SeqCst);
         }
         let before = self.state.closings.fetch_add(1, Ordering::SeqCst);

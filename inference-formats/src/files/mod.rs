@@ -97,7 +97,7 @@ pub struct CheckedFile {
     #[cfg(unix)]
     file: File,
     #[cfg(not(unix))]
-    file: std::sync::Mutex<File>,
+    file: parking_lot::Mutex<File>,
 }
 
 impl CheckedFile {
@@ -108,7 +108,7 @@ impl CheckedFile {
     pub fn open(path: &Path) -> Result<Self> {
         let (file, len) = open_regular(path)?;
         #[cfg(not(unix))]
-        let file = std::sync::Mutex::new(file);
+        let file = parking_lot::Mutex::new(file);
         Ok(Self {
             path: path.to_owned(),
             len,
@@ -162,10 +162,7 @@ impl CheckedFile {
     #[cfg(not(unix))]
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> std::io::Result<()> {
         use std::io::{Seek, SeekFrom};
-        let mut file = self
-            .file
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut file = self.file.lock();
         file.seek(SeekFrom::Start(offset))?;
         file.read_exact(buffer)
     }

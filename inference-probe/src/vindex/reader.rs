@@ -5,7 +5,9 @@ use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::index::{
     About, BIASES, DOWN, FILES, FileIndex, GATE, INDEX, Index, IndexFile, LayerIndex, Level,
@@ -251,7 +253,7 @@ impl Vindex {
         }
         let bytes = self.bytes(name, self.index.begins(name, number), count)?;
         let place = (number, name);
-        let compared = || self.compared.lock().unwrap_or_else(PoisonError::into_inner);
+        let compared = || self.compared.lock();
         if !compared().contains(&place) {
             if layer.sha256.get(name) != Some(&sha256(&bytes)) {
                 return Err(damaged(&self.dir.join(name), number));

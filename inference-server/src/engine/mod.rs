@@ -7,9 +7,9 @@
 mod ahead;
 mod scheduler;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc as std_mpsc;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use inference::{
     CancelToken, EmbedOptions, Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions,
     Interrupt, Prepared, Ranking, RerankOptions, Result, StopCause, Token,
 };
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::metrics::Metrics;
@@ -372,11 +373,7 @@ impl Engine {
     pub(crate) fn stop(&self, wait: Duration) {
         self.cancel_all();
         let _ = self.commands.send(Command::Stop);
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let thread = self.thread.lock().take();
         let until = Instant::now() + wait;
         if let Some(thread) = thread {
             while !thread.is_finished() && Instant::now() < until {

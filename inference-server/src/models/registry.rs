@@ -6,11 +6,12 @@
 //! are loaded and unloaded one at a time. A model that must make room takes no new requests, so
 //! clients of a busy model cannot block other models.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use inference::{Error, ErrorKind, Result};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, Semaphore, watch};
 
 use super::table::{Table, bare};
@@ -149,7 +150,7 @@ impl Models {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 
     /// The source, for routes that describe, delete or fetch models.

@@ -1,7 +1,7 @@
 //! Caches kept for later requests. A prompt with a common prefix, such as the next turn of a
 //! conversation, then reuses them.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::cache::{self, Caches};
 
@@ -63,7 +63,7 @@ impl Prefixes {
     }
 
     fn store(&self) -> MutexGuard<'_, Store> {
-        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+        self.store.lock()
     }
 
     /// The number of adapter changes. A request must read it before it computes anything.

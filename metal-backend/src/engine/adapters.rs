@@ -6,14 +6,14 @@ use std::path::Path;
 
 use inference::{LoraConfig, Result};
 
-use super::{Engine, locked};
+use super::Engine;
 use crate::adapter::{AdapterKind, LoraAdapter, key};
 use crate::nn::adapter::Passes;
 
 impl Engine {
     /// The names of matrices inside blocks, such as `self_attn.q_proj`.
     pub fn layer_names(&self) -> BTreeSet<String> {
-        let param_slots = locked(&self.param_slots);
+        let param_slots = self.param_slots.lock();
         let inside = param_slots
             .iter()
             .filter(|slot| slot.is_matrix() && slot.block().is_some());
@@ -22,7 +22,7 @@ impl Engine {
 
     /// The model's current adapter, if any.
     pub fn adapter(&self) -> Option<LoraAdapter> {
-        locked(&self.adapter).clone()
+        self.adapter.lock().clone()
     }
 
     /// Applies a fresh adapter, in place of the current one.
@@ -33,8 +33,8 @@ impl Engine {
         seed: u64,
     ) -> Result<LoraAdapter> {
         self.check_open()?;
-        let mut current = locked(&self.adapter);
-        let param_slots = locked(&self.param_slots).clone();
+        let mut current = self.adapter.lock();
+        let param_slots = self.param_slots.lock().clone();
         let architecture = &self.info.architecture;
         let adapter = self.scope(|| {
             LoraAdapter::fresh(&param_slots, config, kind, seed, architecture, &self.passes)
@@ -47,8 +47,8 @@ impl Engine {
     /// Applies the adapter of a directory, in place of the current one.
     pub fn load_adapter(&self, dir: &Path) -> Result<LoraAdapter> {
         self.check_open()?;
-        let mut current = locked(&self.adapter);
-        let param_slots = locked(&self.param_slots).clone();
+        let mut current = self.adapter.lock();
+        let param_slots = self.param_slots.lock().clone();
         let architecture = &self.info.architecture;
         let adapter =
             self.scope(|| LoraAdapter::load(&param_slots, dir, architecture, &self.passes))?;
@@ -60,7 +60,7 @@ impl Engine {
     /// Removes the adapter, if there is one.
     pub fn remove_adapter(&self) -> Result<()> {
         self.check_open()?;
-        let mut current = locked(&self.adapter);
+        let mut current = self.adapter.lock();
         if let Some(adapter) = current.take() {
             adapter.remove(&self.passes);
             self.adapter_changed();

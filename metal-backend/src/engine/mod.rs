@@ -6,14 +6,15 @@ pub mod forward;
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use inference::{
     Error, ErrorKind, FeedForwardPlan, GenerateMetrics, GenerateOptions, ModelInfo, Prepared,
     Prompt, Result, TokenLogprobs, TopLogprob,
 };
 use mlx_rs_core::{DeviceKind, Stream};
+use parking_lot::Mutex;
 
 use crate::adapter::{Adapted, LoraAdapter};
 use crate::arch::Decoder;
@@ -98,11 +99,6 @@ pub struct Parts {
     pub has_dense: bool,
     /// How texts are embedded.
     pub sentence: Sentence,
-}
-
-/// Plain data stays usable after a panic, so poisoning is ignored.
-pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Engine {
@@ -198,7 +194,8 @@ impl Engine {
     /// The network; an error if the model is closed.
     pub fn decoder(&self) -> Result<Arc<dyn Decoder>> {
         self.check_open()?;
-        locked(&self.decoder)
+        self.decoder
+            .lock()
             .clone()
             .ok_or_else(|| Error::new(ErrorKind::Closed, "the model was closed; load it again"))
     }
@@ -235,7 +232,7 @@ impl Engine {
 
     /// The draft model, if there is one.
     pub fn draft(&self) -> Option<Arc<dyn Decoder>> {
-        locked(&self.draft).clone()
+        self.draft.lock().clone()
     }
 
     /// Tokenizer and chat template.
@@ -248,7 +245,7 @@ impl Engine {
     /// adapter changes.
     pub fn identity(&self) -> (String, u64) {
         // The lock is held so that the adapter cannot change in between.
-        let adapter = locked(&self.adapter);
+        let adapter = self.adapter.lock();
         let epoch = self.prefixes.epoch();
         let identity = match &*adapter {
             None => self.identity.clone(),
@@ -259,7 +256,7 @@ impl Engine {
 
     /// Stores the metrics of the request that ended last.
     pub fn publish(&self, metrics: GenerateMetrics) {
-        *locked(&self.metrics) = metrics;
+        *self.metrics.lock() = metrics;
     }
 
     /// A new detokenizer for one request.
@@ -350,7 +347,7 @@ impl Engine {
 
     /// The metrics of the request that ended last.
     pub fn metrics(&self) -> GenerateMetrics {
-        locked(&self.metrics).clone()
+        self.metrics.lock().clone()
     }
 
     /// Frees the weights once no request runs, and drops kept caches.
@@ -359,12 +356,12 @@ impl Engine {
     /// When memory cannot be returned.
     pub fn close(&self) -> Result<()> {
         self.closed.store(true, Ordering::Release);
-        locked(&self.decoder).take();
-        locked(&self.draft).take();
+        self.decoder.lock().take();
+        self.draft.lock().take();
         // The adapter stays on the model, because running steps need it. It is freed with the
         // weights.
-        locked(&self.adapter).take();
-        locked(&self.param_slots).clear();
+        self.adapter.lock().take();
+        self.param_slots.lock().clear();
         self.prefixes.close();
         self.draft_prefixes.close();
         mlx_rs_core::memory::clear_cache().map_err(engine_error("close"))

@@ -2,10 +2,10 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use inference::{Error, ErrorKind, Interrupt, Prompt, TextModel};
 use mlx_rs_core::{Array, Dtype, Result};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::nn::adapter;
 use crate::nn::feed_forward::{FfnBackend, FfnPart};
@@ -94,7 +94,7 @@ impl CachedFfn {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The number of recorded rows.

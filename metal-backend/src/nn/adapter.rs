@@ -7,10 +7,11 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, random};
+use parking_lot::RwLock;
 
 use crate::exec::Weight;
 
@@ -187,7 +188,7 @@ impl ParamSlot {
     /// Sets, exchanges or removes the delta, and returns the previous one. For whole adapters use
     /// [`Passes::change`].
     fn set(&self, delta: Option<Delta>) -> Option<Arc<Delta>> {
-        let mut current = self.delta.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.delta.write();
         self.active.store(delta.is_some(), Ordering::Release);
         std::mem::replace(&mut current, delta.map(Arc::new))
     }
@@ -197,7 +198,7 @@ impl ParamSlot {
         if !self.active.load(Ordering::Acquire) {
             return None;
         }
-        let current = self.delta.read().unwrap_or_else(PoisonError::into_inner);
+        let current = self.delta.read();
         current.clone()
     }
 
@@ -285,7 +286,7 @@ impl Passes {
     /// Runs a forward pass. A differentiated pass does not wait for a change. It holds MLX's lock,
     /// for which running passes may wait, and it uses the values of its scope.
     pub fn pass<R>(&self, f: impl FnOnce() -> R) -> R {
-        let lock = || self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let lock = || self.0.read();
         let _pass = (!differentiated()).then(lock);
         f()
     }
@@ -296,7 +297,7 @@ impl Passes {
         // Collected before and freed after the lock is held, because both may wait for MLX's lock.
         let slots: Vec<_> = slots.into_iter().collect();
         let mut old = Vec::with_capacity(slots.len());
-        let change = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let change = self.0.write();
         old.extend(slots.into_iter().map(|(slot, delta)| slot.set(delta)));
         drop(change);
     }

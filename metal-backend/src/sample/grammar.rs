@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 
 use inference::kit::panic_text;
@@ -15,6 +15,7 @@ use inference::{Error, ErrorKind, Grammar, Result};
 use llguidance::ParserFactory;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 
 use crate::text::Tokenizer;
@@ -111,9 +112,8 @@ impl Compiler {
     /// empty; [`ErrorKind::Unsupported`] for an unusable vocabulary.
     pub fn compile(&self, grammar: &Grammar) -> Result<Matcher> {
         let compiled = self.prepare(grammar)?;
-        let start = compiled.start.lock();
         // A copy with separate state, so that replies do not block each other.
-        let inner = start.unwrap_or_else(PoisonError::into_inner).deep_clone();
+        let inner = compiled.start.lock().deep_clone();
         Ok(self.matcher(inner))
     }
 
@@ -123,7 +123,7 @@ impl Compiler {
     /// # Errors
     /// As [`Self::compile`].
     pub fn prepare(&self, grammar: &Grammar) -> Result<Arc<Compiled>> {
-        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = || self.known.lock();
         let cached = known().find(grammar);
         let compiled = match cached {
             Some(cached) => cached,

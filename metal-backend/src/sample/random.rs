@@ -1,11 +1,10 @@
 //! The random numbers of a request. Each step's key depends only on the seed and the step. So no
 //! state is kept, and other requests of a batch have no effect.
 
-use std::sync::Mutex;
-
 use mlx_rs_core::distributed::Group;
 use mlx_rs_core::random::Key;
 use mlx_rs_core::{Array, Result};
+use parking_lot::Mutex;
 
 /// In a group that computes one model: the source of seeds for requests without one. It is equal in
 /// all processes, because they make the same requests in the same order.
@@ -63,18 +62,14 @@ pub fn agree_on_entropy(group: Group) -> Result<()> {
     let agreed = words.iter().rev().fold(0u64, |all, &word| {
         (all << 16) | u64::from(word.unsigned_abs())
     });
-    let mut slot = AGREED
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut slot = AGREED.lock();
     *slot = Some(agreed);
     Ok(())
 }
 
 /// A word that differs from call to call.
 fn entropy() -> u64 {
-    let mut agreed = AGREED
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut agreed = AGREED.lock();
     match agreed.as_mut() {
         Some(next) => {
             *next = scramble(*next);

@@ -2,13 +2,14 @@
 //! without all outputs in memory. Tiles are compared while they are in the cache.
 
 use std::cmp::Ordering as Order;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use crate::gemm::packed_gemm::ColumnBlock;
 use crate::gemm::product::Product;
 use crate::isa::Isa;
 use crate::layout::tile::LANES;
+use crate::pool::lock;
 use crate::work::{Input, Work};
 
 /// The `k` greatest outputs of each row of a product, in descending order; ties are sorted by
@@ -91,7 +92,7 @@ impl Group {
         if wanted.peek().is_none() {
             return;
         }
-        let mut best = self.best.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut best = lock(&self.best);
         for lane in wanted {
             let heap = &mut best[lane];
             for (values, column) in tile.iter().zip(first..) {
@@ -106,9 +107,7 @@ impl Group {
     }
 
     fn into_rows(self) -> [Vec<Found>; LANES] {
-        self.best
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner)
+        std::mem::take(&mut *lock(&self.best))
     }
 }
 

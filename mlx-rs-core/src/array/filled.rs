@@ -2,9 +2,9 @@
 //! read from a file then needs no second copy.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use mlx_sys as sys;
+use parking_lot::Mutex;
 
 use super::Array;
 use crate::call;
@@ -77,7 +77,7 @@ pub fn fill_arrays<S, E: Send>(
             let state = state.get_or_insert_with(&start);
             if let Err(e) = fill(state, chunk, &mut slices) {
                 failed.store(true, Ordering::Relaxed);
-                let mut first = error.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut first = error.lock();
                 if first.as_ref().is_none_or(|(earlier, _)| chunk < *earlier) {
                     *first = Some((chunk, e));
                 }
@@ -91,7 +91,7 @@ pub fn fill_arrays<S, E: Send>(
         }
         work();
     });
-    if let Some((_, e)) = error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+    if let Some((_, e)) = error.into_inner() {
         return Ok(Err(e));
     }
     let arrays = buffers.into_iter().map(Buffer::into_array);

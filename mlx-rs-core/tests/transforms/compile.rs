@@ -3,8 +3,8 @@
 //!
 //! Modes and the cache belong to the process, so tests that touch them take turns.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mlx_rs_core::random::{self, Key};
 use mlx_rs_core::transforms::{
@@ -12,13 +12,14 @@ use mlx_rs_core::transforms::{
     disable_compile, enable_compile, grad, set_compile_mode, vmap,
 };
 use mlx_rs_core::{All, Array, Device, Dtype, Error, ErrorKind, Result, Stream};
+use parking_lot::{Mutex, MutexGuard};
 
 type Arrays = Result<Vec<Array>>;
 
 static TURN: Mutex<()> = Mutex::new(());
 
 fn turn() -> MutexGuard<'static, ()> {
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    TURN.lock()
 }
 
 fn scalar(v: f32) -> Array {

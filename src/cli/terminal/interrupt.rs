@@ -5,10 +5,11 @@
 //! 143, so that a job ended by a cluster or a container keeps its training. `serve` handles both
 //! signals, too, and exits with 0 after the first one.
 
+use std::sync::Once;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, Once, PoisonError};
 
 use inference::CancelToken;
+use parking_lot::Mutex;
 
 /// A shell's exit code for SIGINT.
 const INTERRUPTED: u8 = 130;
@@ -70,8 +71,8 @@ impl Drop for Guard {
     }
 }
 
-fn current() -> std::sync::MutexGuard<'static, Option<CancelToken>> {
-    CURRENT.lock().unwrap_or_else(PoisonError::into_inner)
+fn current() -> parking_lot::MutexGuard<'static, Option<CancelToken>> {
+    CURRENT.lock()
 }
 
 fn on_signal(code: u8) {

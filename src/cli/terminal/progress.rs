@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::io::Write;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use inference::GenerateOptions;
+use parking_lot::Mutex;
 use rust_mlx::hub::{Progress, Stage};
 
 use crate::cli::terminal::console::{Console, bytes};
@@ -66,7 +67,7 @@ impl PrefillBar {
         let bar = Arc::new(Mutex::new(hidden));
         let (shown, started) = (Arc::clone(&bar), Instant::now());
         options.prefill.progress = Some(inference::Progress::new(move |done, total| {
-            let bar = shown.lock().unwrap_or_else(PoisonError::into_inner);
+            let bar = shown.lock();
             if bar.is_finished() {
                 return;
             }
@@ -87,9 +88,7 @@ impl PrefillBar {
 impl Drop for PrefillBar {
     fn drop(&mut self) {
         if let Some(bar) = &self.0 {
-            bar.lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .finish_and_clear();
+            bar.lock().finish_and_clear();
         }
     }
 }

@@ -35,7 +35,7 @@ pub fn error_columns() -> Option<usize> {
 /// The terminal's settings before keys were hidden. They are not in the guard, because a program
 /// that exits by a second Ctrl-C drops nothing.
 #[cfg(unix)]
-static BEFORE: std::sync::Mutex<Option<rustix::termios::Termios>> = std::sync::Mutex::new(None);
+static BEFORE: parking_lot::Mutex<Option<rustix::termios::Termios>> = parking_lot::Mutex::new(None);
 
 /// While this guard lives, the terminal does not echo typed keys into the reply. It keeps them for
 /// the next line.
@@ -86,8 +86,6 @@ pub fn restore() {
 pub fn restore() {}
 
 #[cfg(unix)]
-fn of_before() -> std::sync::MutexGuard<'static, Option<rustix::termios::Termios>> {
-    BEFORE
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
+fn of_before() -> parking_lot::MutexGuard<'static, Option<rustix::termios::Termios>> {
+    BEFORE.lock()
 }

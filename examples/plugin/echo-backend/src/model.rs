@@ -1,7 +1,7 @@
 //! A loaded model: the data that its requests share, and its implementation of the contract.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use inference::{
     BatchResult, ChatEnd, ChatPrompt, ClassifyResult, ComputeType, Error, ErrorKind,
@@ -66,7 +66,12 @@ impl Shared {
 
     /// Keeps the metrics of the request that ended last.
     pub fn publish(&self, metrics: GenerateMetrics) {
-        *self.metrics.lock().unwrap_or_else(PoisonError::into_inner) = metrics;
+        *self.last_metrics() = metrics;
+    }
+
+    fn last_metrics(&self) -> MutexGuard<'_, GenerateMetrics> {
+        // A panic of another thread leaves plain numbers usable.
+        self.metrics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The ids of a prompt, checked.
@@ -187,11 +192,7 @@ impl TextModel for EchoModel {
     }
 
     fn metrics(&self) -> GenerateMetrics {
-        self.0
-            .metrics
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.0.last_metrics().clone()
     }
 
     fn close(&self) -> Result<()> {
