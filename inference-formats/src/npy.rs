@@ -1,60 +1,193 @@
-//! The `.npy` format, versions 1 to 3, as numpy's `numpy.lib.format` documents it: float32 and
-//! float64 in C order. The crates for it bring a parser of Python literals with a grammar compiler
-//! and big numbers; the header is one dictionary of three fields.
+//! The `.npy` format, versions 1 to 3, as numpy's `numpy.lib.format` documents it: headers of every
+//! type, and arrays of float32 and float64 in C order.
+//!
+//! The header is a Python literal of a fixed form. It is parsed here, strictly and without
+//! recursion. General parsers of Python literals overflow the stack on deep nesting, or bring a
+//! grammar compiler and big numbers.
 
-const MAGIC: &[u8] = b"\x93NUMPY";
+use std::fmt;
+use std::io::{self, Read};
 
-/// The text after `'name':` in the header's dictionary.
-fn field<'a>(header: &'a str, name: &str) -> std::result::Result<&'a str, String> {
-    [format!("'{name}'"), format!("\"{name}\"")]
-        .iter()
-        .find_map(|quoted| header.split_once(quoted.as_str()))
-        .and_then(|(_, rest)| rest.trim_start().strip_prefix(':'))
-        .map(str::trim_start)
-        .ok_or_else(|| format!("the header has no `{name}`"))
+const MAGIC: &[u8; 6] = b"\x93NUMPY";
+
+/// The maximum header size; numpy's own limit is 10,000 bytes.
+pub const MAX_HEADER: usize = 1 << 16;
+
+/// More axes than numpy ever allowed.
+const MAX_DIMS: usize = 64;
+
+/// Why a header cannot be read or written.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum HeaderError {
+    /// The source failed or ended.
+    Io(io::Error),
+    /// The file does not begin as an NPY file.
+    NotNpy,
+    /// A version that this module does not know.
+    Version(u8),
+    /// Arrays of records, with the begin of the header.
+    Records(String),
+    /// Any other fault, in words.
+    Malformed(String),
+    /// A shape that a header of version 1 cannot hold, with the number of its axes.
+    TooManyAxes(usize),
 }
 
-/// Parses the shape and the numbers of a file.
+impl fmt::Display for HeaderError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
+                f.write_str("the file ends within its header")
+            }
+            Self::Io(e) => write!(f, "cannot read the header: {e}"),
+            Self::NotNpy => {
+                f.write_str("this is not an .npy file: it does not begin with \\x93NUMPY")
+            }
+            Self::Version(version) => write!(
+                f,
+                "version {version} of the NPY format is unknown; 1 to 3 are"
+            ),
+            Self::Records(header) => write!(f, "arrays of records cannot be loaded: {header:?}"),
+            Self::Malformed(message) => f.write_str(message),
+            Self::TooManyAxes(n) => write!(f, "an NPY header cannot hold {n} axes"),
+        }
+    }
+}
+
+impl std::error::Error for HeaderError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io(e) => Some(e),
+            _ => None,
+        }
+    }
+}
+
+/// The header before the values.
+///
+/// ```
+/// use inference_formats::npy::{Header, header};
+/// let file = header("<i4", &[2, 3])?;
+/// let read = Header::read(&mut &file[..])?;
+/// assert_eq!((read.descr.as_str(), read.shape), ("<i4", vec![2, 3]));
+/// assert_eq!(read.len, file.len());
+/// # Ok::<(), inference_formats::npy::HeaderError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    /// The type of the values with its byte order, such as `<f4`.
+    pub descr: String,
+    /// Whether the first axis varies fastest.
+    pub fortran_order: bool,
+    /// The length of each axis.
+    pub shape: Vec<usize>,
+    /// The bytes of the header, which come before the values.
+    pub len: usize,
+}
+
+impl Header {
+    /// Reads a header, and no byte more.
+    ///
+    /// # Errors
+    /// [`HeaderError`], for everything that numpy does not write.
+    pub fn read(source: &mut impl Read) -> Result<Self, HeaderError> {
+        let mut exact = |buffer: &mut [u8]| source.read_exact(buffer).map_err(HeaderError::Io);
+        let mut start = [0; 8];
+        exact(&mut start[..6])?;
+        if &start[..6] != MAGIC {
+            return Err(HeaderError::NotNpy);
+        }
+        exact(&mut start[6..])?;
+        let (length, prefix) = match start[6] {
+            1 => {
+                let mut length = [0; 2];
+                exact(&mut length)?;
+                (usize::from(u16::from_le_bytes(length)), 10)
+            }
+            2 | 3 => {
+                let mut length = [0; 4];
+                exact(&mut length)?;
+                let length = usize::try_from(u32::from_le_bytes(length));
+                (length.unwrap_or(usize::MAX), 12)
+            }
+            version => return Err(HeaderError::Version(version)),
+        };
+        if length > MAX_HEADER {
+            return Err(HeaderError::Malformed(format!(
+                "the header claims {length} bytes; at most {MAX_HEADER} are accepted"
+            )));
+        }
+        let mut text = vec![0; length];
+        exact(&mut text)?;
+        // Versions 1 and 2 are Latin-1, 3 is UTF-8; supported headers are ASCII.
+        let text = std::str::from_utf8(&text)
+            .map_err(|_| HeaderError::Malformed(String::from("the header is not ASCII text")))?;
+        let fields = Parser::new(text).dict().ok_or_else(|| malformed(text))?;
+        Ok(Self {
+            descr: fields.descr.to_owned(),
+            fortran_order: fields.fortran_order,
+            shape: fields.shape,
+            len: prefix + length,
+        })
+    }
+}
+
+fn malformed(text: &str) -> HeaderError {
+    let shown: String = text.trim_end().chars().take(80).collect();
+    if text.contains("'descr': [") {
+        return HeaderError::Records(shown);
+    }
+    HeaderError::Malformed(format!("the header is malformed: {shown:?}"))
+}
+
+/// A header of version 1 for values in C order. `descr` is their type with its byte order.
+///
+/// # Errors
+/// [`HeaderError::TooManyAxes`].
+pub fn header(descr: &str, shape: &[usize]) -> Result<Vec<u8>, HeaderError> {
+    let dims: Vec<String> = shape.iter().map(ToString::to_string).collect();
+    let tuple = match &dims[..] {
+        [one] => format!("({one},)"),
+        _ => format!("({})", dims.join(", ")),
+    };
+    let mut text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {tuple}, }}");
+    // Magic, version and a length of two bytes. The values start at a multiple of 64, and a newline
+    // ends the header.
+    let prefix = MAGIC.len() + 4;
+    let padded = (prefix + text.len() + 1).next_multiple_of(64) - prefix;
+    text.extend(std::iter::repeat_n(' ', padded - 1 - text.len()));
+    text.push('\n');
+    let length = u16::try_from(text.len()).map_err(|_| HeaderError::TooManyAxes(shape.len()))?;
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend([1, 0]);
+    bytes.extend(length.to_le_bytes());
+    bytes.extend(text.as_bytes());
+    Ok(bytes)
+}
+
+/// Parses the shape and the numbers of a file of float32 or float64 in C order.
+///
+/// ```
+/// use inference_formats::npy;
+/// let mut file = npy::header("<f4", &[2, 1])?;
+/// file.extend([0.5f32, -1.0].iter().flat_map(|v| v.to_le_bytes()));
+/// assert_eq!(npy::parse(&file), Ok((vec![2, 1], vec![0.5, -1.0])));
+/// # Ok::<(), npy::HeaderError>(())
+/// ```
 ///
 /// # Errors
 /// A message without the path.
-pub fn parse(file: &[u8]) -> std::result::Result<(Vec<usize>, Vec<f32>), String> {
-    let rest = file
-        .strip_prefix(MAGIC)
-        .ok_or("not an .npy file: it does not begin with \\x93NUMPY")?;
-    let short = || String::from("the file ends within its header");
-    let (length, rest) = match rest {
-        [1, _, a, b, rest @ ..] => (u32::from_le_bytes([*a, *b, 0, 0]), rest),
-        [2 | 3, _, a, b, c, d, rest @ ..] => (u32::from_le_bytes([*a, *b, *c, *d]), rest),
-        [1..=3, ..] | [] => return Err(short()),
-        [version, ..] => return Err(format!("version {version} of .npy is not known")),
-    };
-    let (header, data) = rest.split_at_checked(length as usize).ok_or_else(short)?;
-    let header = std::str::from_utf8(header).map_err(|_| "the header is not text")?;
-    let order = field(header, "fortran_order")?;
-    if order.starts_with("True") {
+pub fn parse(file: &[u8]) -> Result<(Vec<usize>, Vec<f32>), String> {
+    let mut data = file;
+    let header = Header::read(&mut data).map_err(|e| e.to_string())?;
+    if header.fortran_order {
         return Err(String::from(
             "the array is in Fortran order; save it in C order",
         ));
     }
-    let shape = field(header, "shape")?
-        .strip_prefix('(')
-        .and_then(|rest| rest.split_once(')'))
-        .ok_or("the header's shape is not a tuple")?
-        .0
-        .split(',')
-        .map(str::trim)
-        .filter(|dim| !dim.is_empty())
-        .map(str::parse::<usize>)
-        .collect::<std::result::Result<Vec<_>, _>>()
-        .map_err(|_| "the header's shape must hold whole numbers")?;
-    let descr = field(header, "descr")?;
-    let descr = descr
-        .trim_start_matches(['\'', '"'])
-        .split(['\'', '"'])
-        .next()
-        .unwrap_or_default();
-    let width = match descr {
+    let (shape, descr) = (header.shape, header.descr);
+    let width = match descr.as_str() {
         "<f4" => 4,
         "<f8" => 8,
         _ => {
@@ -83,38 +216,129 @@ pub fn parse(file: &[u8]) -> std::result::Result<(Vec<usize>, Vec<f32>), String>
     Ok((shape, values))
 }
 
-/// A file of float32 numbers in C order, version 1. The product of the shape must be the number of
-/// values.
-///
-/// ```
-/// use inference_formats::npy;
-/// let file = npy::write(&[2, 1], &[0.5, -1.0]);
-/// assert_eq!(npy::parse(&file), Ok((vec![2, 1], vec![0.5, -1.0])));
-/// ```
-#[must_use]
-pub fn write(shape: &[usize], values: &[f32]) -> Vec<u8> {
-    let dims: String = shape.iter().map(|n| format!("{n},")).collect();
-    let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({dims}), }}");
-    // The numbers begin at a multiple of 64 bytes, after a newline.
-    let before = MAGIC.len() + 4;
-    let padding = 63 - (before + header.len()) % 64;
-    let header = format!("{header}{}\n", " ".repeat(padding));
-    let mut file = MAGIC.to_vec();
-    file.extend([1, 0]);
-    file.extend(
-        u16::try_from(header.len())
-            .unwrap_or(u16::MAX)
-            .to_le_bytes(),
-    );
-    file.extend(header.bytes());
-    file.extend(values.iter().flat_map(|v| v.to_le_bytes()));
-    file
+/// The three fields of a header.
+struct Fields<'a> {
+    descr: &'a str,
+    fortran_order: bool,
+    shape: Vec<usize>,
+}
+
+/// Reads `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }` with any order of the
+/// fields, either kind of quotes and any spaces. `None` for everything else.
+struct Parser<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Parser<'a> {
+    fn new(rest: &'a str) -> Self {
+        Self { rest }
+    }
+
+    fn skip(&mut self) {
+        self.rest = self.rest.trim_start_matches([' ', '\t', '\n', '\r']);
+    }
+
+    /// Whether `token` comes next; consumes it.
+    fn take(&mut self, token: &str) -> bool {
+        self.skip();
+        match self.rest.strip_prefix(token) {
+            Some(rest) => {
+                self.rest = rest;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn string(&mut self) -> Option<&'a str> {
+        self.skip();
+        let quote = self.rest.chars().next().filter(|c| "'\"".contains(*c))?;
+        let (text, rest) = self.rest[1..].split_once(quote)?;
+        if text.contains('\\') {
+            return None;
+        }
+        self.rest = rest;
+        Some(text)
+    }
+
+    fn number(&mut self) -> Option<usize> {
+        self.skip();
+        let digits = self
+            .rest
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(self.rest.len());
+        let (number, rest) = self.rest.split_at(digits);
+        // Python 2 marked long integers.
+        self.rest = rest.strip_prefix('L').unwrap_or(rest);
+        number.parse().ok()
+    }
+
+    fn tuple(&mut self) -> Option<Vec<usize>> {
+        let mut dims = Vec::new();
+        if !self.take("(") {
+            return None;
+        }
+        let mut commas = 0;
+        while !self.take(")") {
+            if dims.len() > commas || dims.len() == MAX_DIMS {
+                return None;
+            }
+            dims.push(self.number()?);
+            commas += usize::from(self.take(","));
+        }
+        // `(3)` is a number in Python.
+        (dims.len() != 1 || commas == 1).then_some(dims)
+    }
+
+    fn dict(mut self) -> Option<Fields<'a>> {
+        let (mut descr, mut fortran_order, mut shape) = (None, None, None);
+        if !self.take("{") {
+            return None;
+        }
+        let mut ended = false;
+        while !self.take("}") {
+            if ended {
+                return None;
+            }
+            let key = self.string()?;
+            if !self.take(":") {
+                return None;
+            }
+            let doubled = match key {
+                "descr" => descr.replace(self.string()?).is_some(),
+                "fortran_order" => {
+                    let value = match (self.take("True"), self.take("False")) {
+                        (true, false) => true,
+                        (false, true) => false,
+                        _ => return None,
+                    };
+                    fortran_order.replace(value).is_some()
+                }
+                "shape" => shape.replace(self.tuple()?).is_some(),
+                _ => true,
+            };
+            if doubled {
+                return None;
+            }
+            ended = !self.take(",");
+        }
+        self.skip();
+        if !self.rest.is_empty() {
+            return None;
+        }
+        Some(Fields {
+            descr: descr?,
+            fortran_order: fortran_order?,
+            shape: shape?,
+        })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// A file of version 1.
     fn file(header: &str, data: &[u8]) -> Vec<u8> {
         let mut file = MAGIC.to_vec();
         file.extend([1, 0]);
@@ -125,6 +349,21 @@ mod tests {
     }
 
     #[test]
+    fn a_header_is_read_again_and_aligned() {
+        for shape in [vec![], vec![3], vec![2, 1], vec![1, 2, 3], vec![100_000, 0]] {
+            let bytes = header("<f8", &shape).unwrap();
+            assert_eq!((bytes.len() % 64, bytes.last()), (0, Some(&b'\n')));
+            let mut rest = &[&bytes[..], b"values"].concat()[..];
+            let read = Header::read(&mut rest).unwrap();
+            assert_eq!(read.len, bytes.len());
+            assert_eq!((read.descr.as_str(), read.fortran_order), ("<f8", false));
+            assert_eq!((read.shape, rest), (shape, &b"values"[..]));
+        }
+        let e = header("<f4", &vec![1; 30_000]).unwrap_err();
+        assert_eq!(e.to_string(), "an NPY header cannot hold 30000 axes");
+    }
+
+    #[test]
     fn float64_and_other_spacing_are_read() {
         let header = "{\"descr\":\"<f8\",\"fortran_order\":False,\"shape\":(1,)}";
         let (shape, values) = parse(&file(header, &2.5f64.to_le_bytes())).unwrap();
@@ -132,20 +371,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn the_error_says_what_is_wrong() {
         let good = "{'descr': '<f4', 'fortran_order': False, 'shape': (1,)}";
+        let mut long = MAGIC.to_vec();
+        long.extend([2, 0, 0, 0, 2, 0]);
         for (file, expected) in [
-            (b"PK".to_vec(), "not an .npy"),
+            (b"PK, and what follows".to_vec(), "not an .npy"),
             (b"\x93NUMPY\x09\x00".to_vec(), "version 9"),
             (b"\x93NUMPY\x01".to_vec(), "within its header"),
+            (long, "claims 131072 bytes"),
             (file(&good.replace("False", "True"), &[0; 4]), "Fortran"),
             (file(&good.replace("<f4", ">f4"), &[0; 4]), "`>f4`"),
             (
-                file(&good.replace("(1,)", "(-1,)"), &[0; 4]),
-                "whole numbers",
+                file(&good.replace("'<f4'", "[('x', '<f4')]"), &[0; 4]),
+                "records",
             ),
-            (file(&good.replace("(1,)", "1"), &[0; 4]), "tuple"),
-            (file(&good.replace("shape", "form"), &[0; 4]), "`shape`"),
+            (file(&good.replace("(1,)", "(-1,)"), &[0; 4]), "malformed"),
             (
                 file(&good.replace("(1,)", "(99999999999, 99999999999)"), &[0; 4]),
                 "4 bytes",
@@ -155,5 +396,51 @@ mod tests {
             let e = parse(&file).unwrap_err();
             assert!(e.contains(expected), "{e}");
         }
+    }
+
+    #[test]
+    fn headers_are_what_numpy_writes_and_nothing_else() {
+        let parse = |text: &str| {
+            let f = Parser::new(text).dict()?;
+            Some((f.descr.to_owned(), f.fortran_order, f.shape))
+        };
+        let want = Some((String::from("<f4"), false, vec![2, 3]));
+        for text in [
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }   \n",
+            "{'shape':(2,3,),\"descr\":\"<f4\",'fortran_order':False}",
+            "{ 'fortran_order' : False , 'shape' : ( 2L , 3L ) , 'descr' : '<f4' }",
+        ] {
+            assert_eq!(parse(text), want, "{text}");
+        }
+        let one = "{'descr': '|b1', 'fortran_order': True, 'shape': (7,), }";
+        assert_eq!(parse(one).map(|f| f.2), Some(vec![7]));
+        let none = "{'descr': '|b1', 'fortran_order': True, 'shape': (), }";
+        assert_eq!(parse(none).map(|f| f.2), Some(vec![]));
+        let deep = "(".repeat(60_000);
+        for bad in [
+            "",
+            "{",
+            "{'descr': '<f4', 'fortran_order': False}",
+            "{'descr': '<f4', 'fortran_order': 0, 'shape': ()}",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (3)}",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (3 4)}",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (,)}",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}",
+            "{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': ()}",
+            "{'descr': '<f4' 'fortran_order': False, 'shape': ()}",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (), 'x': ''}",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': ()} x",
+            "{'descr': '\\x3cf4', 'fortran_order': False, 'shape': ()}",
+            "{'descr': '<f4\", 'fortran_order': False, 'shape': ()}",
+            &deep,
+        ] {
+            assert_eq!(parse(bad), None, "{bad}");
+        }
+        let many = format!(
+            "{{'descr': '<f4', 'fortran_order': False, 'shape': ({})}}",
+            "1,".repeat(65)
+        );
+        assert_eq!(parse(&many), None);
     }
 }

@@ -86,9 +86,10 @@ impl Writer {
     /// # Errors
     /// [`Error::Io`].
     pub fn begin(path: &Path, shape: [usize; 3]) -> Result<Self> {
+        let header = npy::header(&shape)?;
         let begin = || {
             let mut file = BufWriter::new(AtomicFile::create(path)?);
-            file.write_all(&npy::header(&shape)).map(|()| file)
+            file.write_all(&header).map(|()| file)
         };
         let file = begin().map_err(|e| Error::io(path, e))?;
         Ok(Self {

@@ -216,7 +216,14 @@ const CRATES: &[(&str, &[&str])] = &[
     ("rust-mlx-mlxlm-backend", &["rust-mlx-inference-api"]),
     ("rust-mlx-cpu-kernels", &[]),
     ("rust-mlx-sys", &[]),
-    ("rust-mlx-core", &["rust-mlx-sys", "rust-mlx-cpu-kernels"]),
+    (
+        "rust-mlx-core",
+        &[
+            "rust-mlx-inference-formats",
+            "rust-mlx-sys",
+            "rust-mlx-cpu-kernels",
+        ],
+    ),
     (
         "rust-mlx-inference-group",
         &["rust-mlx-inference-api", "rust-mlx-core"],

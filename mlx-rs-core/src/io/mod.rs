@@ -43,6 +43,8 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
+use inference_formats::atomic::AtomicFile;
+
 use crate::error::{Error, ErrorKind, Result};
 
 pub use self::mapped_file::{Floats, Halves, MappedFile};
@@ -93,28 +95,13 @@ pub(crate) fn check_replaceable(path: &Path) -> std::result::Result<(), &'static
 fn replace(
     op: &'static str,
     path: &Path,
-    write: impl FnOnce(&mut File) -> Result<()>,
+    write: impl FnOnce(&mut AtomicFile) -> Result<()>,
 ) -> Result<()> {
     let fault = |e: &std::io::Error| Error::new(ErrorKind::Io, op, e.to_string());
     check_replaceable(path).map_err(|why| Error::new(ErrorKind::Io, op, why))?;
-    let dir = match path.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        _ => Path::new("."),
-    };
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        // The permissions of a new file, reduced by the process's umask. The default would be
-        // access for the owner alone.
-        builder.permissions(std::fs::Permissions::from_mode(0o666));
-    }
-    let mut temp = builder.tempfile_in(dir).map_err(|e| fault(&e))?;
-    write(temp.as_file_mut())?;
-    temp.as_file_mut()
-        .flush()
-        .and_then(|()| temp.as_file().sync_all())
-        .map_err(|e| fault(&e))?;
-    temp.persist(path).map_err(|e| fault(&e.error))?;
-    Ok(())
+    let mut file = AtomicFile::create(path).map_err(|e| fault(&e))?;
+    write(&mut file)?;
+    file.flush()
+        .and_then(|()| file.commit())
+        .map_err(|e| fault(&e))
 }

@@ -1,25 +1,17 @@
 //! NPY, numpy's format of one array:
-//! <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
-//!
-//! The header is a Python literal of a fixed form. It is parsed here, strictly and without
-//! recursion. General parsers of Python literals overflow the stack on deep nesting.
+//! <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>. The headers are those
+//! of `inference_formats::npy`.
 
 use std::io::{BufReader, Read, Write};
 use std::path::Path;
+
+use inference_formats::npy::{self, HeaderError};
 
 use super::values::{self, Layout};
 use super::{format_error, in_file, io_error, open, replace};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
-
-const MAGIC: &[u8; 6] = b"\x93NUMPY";
-
-/// The maximum header size; numpy's own limit is 10,000 bytes.
-const MAX_HEADER: usize = 1 << 16;
-
-/// More axes than numpy ever allowed.
-const MAX_DIMS: usize = 64;
 
 /// The header before the values.
 #[derive(Debug)]
@@ -151,28 +143,8 @@ pub(super) fn read_whole(op: &'static str, source: &mut impl Read, length: u64) 
 pub(super) fn write(op: &'static str, mut out: impl Write, array: &Array) -> Result<()> {
     // Evaluated before anything is written, so that a failure leaves no file.
     array.eval()?;
-    let mut text = format!(
-        "{{'descr': '{}', 'fortran_order': False, 'shape': {}, }}",
-        descr(array.dtype()),
-        tuple(array.shape())
-    );
-    // Version 1.0: magic, version and a length of two bytes. The values start at a multiple of 64,
-    // and a newline ends the header.
-    let prefix = MAGIC.len() + 4;
-    let padded = (prefix + text.len() + 1).next_multiple_of(64) - prefix;
-    text.extend(std::iter::repeat_n(' ', padded - 1 - text.len()));
-    text.push('\n');
-    let length = u16::try_from(text.len()).map_err(|_| {
-        Error::new(
-            ErrorKind::Shape,
-            op,
-            format!("an NPY header cannot hold {} axes", array.ndim()),
-        )
-    })?;
-    let mut head = MAGIC.to_vec();
-    head.extend([1, 0]);
-    head.extend(length.to_le_bytes());
-    head.extend(text.as_bytes());
+    let shape: Vec<usize> = array.shape().iter().map(|&d| d as usize).collect();
+    let head = npy::header(descr(array.dtype()), &shape).map_err(|e| header_error(op, e))?;
     out.write_all(&head)
         .map_err(|e| Error::new(ErrorKind::Io, op, e.to_string()))?;
     values::write(op, array, &mut out)
@@ -180,15 +152,7 @@ pub(super) fn write(op: &'static str, mut out: impl Write, array: &Array) -> Res
 
 /// The size that [`write`] writes, except for the exact header size.
 pub(super) fn bytes_about(array: &Array) -> u64 {
-    array.nbytes() as u64 + MAX_HEADER as u64
-}
-
-fn tuple(shape: &[i32]) -> String {
-    let list: Vec<String> = shape.iter().map(ToString::to_string).collect();
-    match &list[..] {
-        [one] => format!("({one},)"),
-        _ => format!("({})", list.join(", ")),
-    }
+    array.nbytes() as u64 + npy::MAX_HEADER as u64
 }
 
 fn descr(dtype: Dtype) -> &'static str {
@@ -229,243 +193,33 @@ fn dtype(op: &'static str, name: &str) -> Result<Dtype> {
         })
 }
 
+/// Reads a header, and no byte more.
 fn header(op: &'static str, source: &mut impl Read) -> Result<Header> {
-    let mut exact = |buffer: &mut [u8]| source.read_exact(buffer).map_err(|e| io_error(op, &e));
-    let mut start = [0; 8];
-    exact(&mut start)?;
-    if &start[..6] != MAGIC {
-        return Err(format_error(op, "not an NPY file: it starts otherwise"));
-    }
-    let (length, prefix) = match start[6] {
-        1 => {
-            let mut length = [0; 2];
-            exact(&mut length)?;
-            (usize::from(u16::from_le_bytes(length)), 10)
-        }
-        2 | 3 => {
-            let mut length = [0; 4];
-            exact(&mut length)?;
-            (
-                usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX),
-                12,
-            )
-        }
-        version => {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                op,
-                format!("version {version} of the NPY format is unknown; 1 to 3 are"),
-            ));
-        }
-    };
-    if length > MAX_HEADER {
-        return Err(format_error(
-            op,
-            format!("the header claims {length} bytes; at most {MAX_HEADER} are accepted"),
-        ));
-    }
-    let mut text = vec![0; length];
-    exact(&mut text)?;
-    // Versions 1 and 2 are Latin-1, 3 is UTF-8; supported headers are ASCII.
-    let text = std::str::from_utf8(&text)
-        .map_err(|_| format_error(op, "the header is not text that can be understood"))?;
-    let Some(fields) = Parser::new(text).dict() else {
-        return Err(malformed(op, text));
-    };
-    let (big_endian, name) = match (fields.descr.as_bytes().first(), fields.descr.get(1..)) {
+    let header = npy::Header::read(source).map_err(|e| header_error(op, e))?;
+    let descr = header.descr.as_str();
+    let (big_endian, name) = match (descr.as_bytes().first(), descr.get(1..)) {
         (Some(b'<' | b'|'), Some(name)) => (false, name),
         (Some(b'>'), Some(name)) => (true, name),
         (Some(b'='), Some(name)) => (cfg!(target_endian = "big"), name),
-        _ => (false, fields.descr),
+        _ => (false, descr),
     };
     Ok(Header {
         layout: Layout {
             dtype: dtype(op, name)?,
             big_endian,
-            column_major: fields.fortran_order,
+            column_major: header.fortran_order,
         },
-        shape: values::shape(op, &fields.shape)?,
-        length: (prefix + length) as u64,
+        shape: values::shape(op, &header.shape)?,
+        length: header.len as u64,
     })
 }
 
-fn malformed(op: &'static str, text: &str) -> Error {
-    let shown: String = text.trim_end().chars().take(80).collect();
-    if text.contains("'descr': [") {
-        return Error::new(
-            ErrorKind::Unsupported,
-            op,
-            format!("arrays of records cannot be loaded: {shown:?}"),
-        );
-    }
-    format_error(op, format!("the header is malformed: {shown:?}"))
-}
-
-/// The three fields of a header.
-struct Fields<'a> {
-    descr: &'a str,
-    fortran_order: bool,
-    shape: Vec<usize>,
-}
-
-/// Reads `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }` with any order of the
-/// fields, either kind of quotes and any spaces. `None` for everything else.
-struct Parser<'a> {
-    rest: &'a str,
-}
-
-impl<'a> Parser<'a> {
-    fn new(rest: &'a str) -> Self {
-        Self { rest }
-    }
-
-    fn skip(&mut self) {
-        self.rest = self.rest.trim_start_matches([' ', '\t', '\n', '\r']);
-    }
-
-    /// Whether `token` comes next; consumes it.
-    fn take(&mut self, token: &str) -> bool {
-        self.skip();
-        match self.rest.strip_prefix(token) {
-            Some(rest) => {
-                self.rest = rest;
-                true
-            }
-            None => false,
-        }
-    }
-
-    fn string(&mut self) -> Option<&'a str> {
-        self.skip();
-        let quote = self.rest.chars().next().filter(|c| "'\"".contains(*c))?;
-        let (text, rest) = self.rest[1..].split_once(quote)?;
-        if text.contains('\\') {
-            return None;
-        }
-        self.rest = rest;
-        Some(text)
-    }
-
-    fn number(&mut self) -> Option<usize> {
-        self.skip();
-        let digits = self
-            .rest
-            .find(|c: char| !c.is_ascii_digit())
-            .unwrap_or(self.rest.len());
-        let (number, rest) = self.rest.split_at(digits);
-        // Python 2 marked long integers.
-        self.rest = rest.strip_prefix('L').unwrap_or(rest);
-        number.parse().ok()
-    }
-
-    fn tuple(&mut self) -> Option<Vec<usize>> {
-        let mut dims = Vec::new();
-        if !self.take("(") {
-            return None;
-        }
-        let mut commas = 0;
-        while !self.take(")") {
-            if dims.len() > commas || dims.len() == MAX_DIMS {
-                return None;
-            }
-            dims.push(self.number()?);
-            commas += usize::from(self.take(","));
-        }
-        // `(3)` is a number in Python.
-        (dims.len() != 1 || commas == 1).then_some(dims)
-    }
-
-    fn dict(mut self) -> Option<Fields<'a>> {
-        let (mut descr, mut fortran_order, mut shape) = (None, None, None);
-        if !self.take("{") {
-            return None;
-        }
-        let mut ended = false;
-        while !self.take("}") {
-            if ended {
-                return None;
-            }
-            let key = self.string()?;
-            if !self.take(":") {
-                return None;
-            }
-            let doubled = match key {
-                "descr" => descr.replace(self.string()?).is_some(),
-                "fortran_order" => {
-                    let value = match (self.take("True"), self.take("False")) {
-                        (true, false) => true,
-                        (false, true) => false,
-                        _ => return None,
-                    };
-                    fortran_order.replace(value).is_some()
-                }
-                "shape" => shape.replace(self.tuple()?).is_some(),
-                _ => true,
-            };
-            if doubled {
-                return None;
-            }
-            ended = !self.take(",");
-        }
-        self.skip();
-        if !self.rest.is_empty() {
-            return None;
-        }
-        Some(Fields {
-            descr: descr?,
-            fortran_order: fortran_order?,
-            shape: shape?,
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn headers_are_what_numpy_writes_and_nothing_else() {
-        let parse = |text: &str| {
-            let f = Parser::new(text).dict()?;
-            Some((f.descr.to_owned(), f.fortran_order, f.shape))
-        };
-        let want = Some((String::from("<f4"), false, vec![2, 3]));
-        for text in [
-            "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }   \n",
-            "{'shape':(2,3,),\"descr\":\"<f4\",'fortran_order':False}",
-            "{ 'fortran_order' : False , 'shape' : ( 2L , 3L ) , 'descr' : '<f4' }",
-        ] {
-            assert_eq!(parse(text), want, "{text}");
-        }
-        let one = "{'descr': '|b1', 'fortran_order': True, 'shape': (7,), }";
-        assert_eq!(parse(one).map(|f| f.2), Some(vec![7]));
-        let none = "{'descr': '|b1', 'fortran_order': True, 'shape': (), }";
-        assert_eq!(parse(none).map(|f| f.2), Some(vec![]));
-        let deep = "(".repeat(60_000);
-        for bad in [
-            "",
-            "{",
-            "{'descr': '<f4', 'fortran_order': False}",
-            "{'descr': '<f4', 'fortran_order': 0, 'shape': ()}",
-            "{'descr': '<f4', 'fortran_order': False, 'shape': (3)}",
-            "{'descr': '<f4', 'fortran_order': False, 'shape': (3 4)}",
-            "{'descr': '<f4', 'fortran_order': False, 'shape': (,)}",
-            "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}",
-            "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}",
-            "{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': ()}",
-            "{'descr': '<f4' 'fortran_order': False, 'shape': ()}",
-            "{'descr': '<f4', 'fortran_order': False, 'shape': (), 'x': ''}",
-            "{'descr': '<f4', 'fortran_order': False, 'shape': ()} x",
-            "{'descr': '\\x3cf4', 'fortran_order': False, 'shape': ()}",
-            "{'descr': '<f4\", 'fortran_order': False, 'shape': ()}",
-            &deep,
-        ] {
-            assert_eq!(parse(bad), None, "{bad}");
-        }
-        let many = format!(
-            "{{'descr': '<f4', 'fortran_order': False, 'shape': ({})}}",
-            "1,".repeat(65)
-        );
-        assert_eq!(parse(&many), None);
-    }
+fn header_error(op: &'static str, e: HeaderError) -> Error {
+    let kind = match &e {
+        HeaderError::Io(e) => return io_error(op, e),
+        HeaderError::Version(_) | HeaderError::Records(_) => ErrorKind::Unsupported,
+        HeaderError::TooManyAxes(_) => ErrorKind::Shape,
+        _ => ErrorKind::Format,
+    };
+    Error::new(kind, op, e.to_string())
 }
