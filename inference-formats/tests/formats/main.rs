@@ -7,3 +7,4 @@ mod families;
 mod footprint;
 mod fuzz;
 mod gguf_summary;
+mod map;
