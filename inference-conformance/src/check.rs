@@ -7,8 +7,8 @@ use inference::{Capabilities, Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 
 use crate::checks::{
-    classify, close, errors, generate, grammars, interrupt, load, many, meta, sampling, sessions,
-    steering, stop, threads, tokens, training,
+    classify, close, edits, errors, generate, grammars, interrupt, load, many, meta, prompt_cache,
+    sampling, sessions, steering, stop, threads, tokens, training, undeclared, vectors,
 };
 use crate::context::{Context, Verdict};
 
@@ -81,7 +81,7 @@ checks! {
         Need::Always, meta::declared_traits;
     Undeclared "undeclared"
         "a call without its capability answers with an error of kind unsupported"
-        Need::Always, meta::undeclared;
+        Need::Always, undeclared::undeclared;
     LoadMissing "load_missing"
         "a path with nothing at it is an error that names it"
         Need::Always, load::missing;
@@ -275,8 +275,23 @@ checks! {
     Attention "attention"
         "the attention snapshot has the shapes it says"
         capability!(attention_inspection), training::attention;
+    HiddenStates "hidden_states"
+        "hidden states at several positions and of several prompts are those of each alone"
+        capability!(hidden_states), vectors::hidden_states;
+    Embeddings "embeddings"
+        "each prompt has the vector that it has alone, of the documented length; bad options are refused"
+        capability!(embeddings), vectors::embeddings;
+    Reranking "reranking"
+        "each document has the score that it has alone, from 0 to 1"
+        Need::WherePossible, vectors::reranking;
+    PromptCache "prompt_cache"
+        "a saved prompt loads in a new model, and continues as the whole prompt does"
+        capability!(prompt_cache), prompt_cache::prompt_cache;
+    Edits "edits"
+        "an edit of activations changes the reply; no edits change nothing, and a bad one is refused"
+        capability!(steering), edits::edits;
     CallsInterrupted "calls_interrupted"
-        "logits, probabilities, embeddings and attention that are cancelled, or out of time, fail with that kind"
+        "logits, vectors, scores, states and attention that are cancelled, or out of time, fail with that kind"
         Need::WherePossible, interrupt::calls;
     Concurrent "concurrent"
         "callers in several threads get the same as alone"

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use inference::{ErrorKind, Interrupt, Message, Prompt, TextModel};
+use inference::{EmbedOptions, ErrorKind, Interrupt, Message, Prompt, RerankOptions, TextModel};
 
+use super::load::Scratch;
 use crate::context::{Context, Verdict, ensure, fail, skip};
 use crate::probe::{
     GROWTH, LONG, N, ends_with, first_item, greedy, read, refused, reply, same, start,
@@ -98,8 +99,33 @@ pub(crate) fn calls(context: &Context) -> Verdict {
             closed,
         )?;
     }
+    closed_traits(context, model.as_ref())?;
     // These calls return no error; they must only not panic.
     let _ = (model.model_type(), model.info(), model.metrics());
+    Ok(())
+}
+
+/// Checks the calls of declared traits after close.
+fn closed_traits(context: &Context, model: &dyn TextModel) -> Verdict {
+    let (declared, prompt) = (context.capabilities, context.prompt());
+    let (closed, none) = (&[ErrorKind::Closed], Interrupt::new());
+    if let (true, Some(embedder)) = (declared.embeddings, model.as_embedding_model()) {
+        let vectors = embedder.embed(&[prompt.clone()], &EmbedOptions::new(), &none);
+        refused("embed after close", vectors, closed)?;
+    }
+    if let (true, Some(ranker)) = (declared.reranking, model.as_rerank_model()) {
+        let ranking = ranker.rerank("a", &context.prompts, &RerankOptions::new(), &none);
+        refused("rerank after close", ranking, closed)?;
+    }
+    if let (true, Some(inspector)) = (declared.hidden_states, model.as_attention_inspector()) {
+        let states = inspector.hidden_states(&prompt, &[0], &none);
+        refused("hidden_states after close", states, closed)?;
+    }
+    if let (true, Some(cache)) = (declared.prompt_cache, model.as_prompt_cache()) {
+        let scratch = Scratch::new("closed")?;
+        let saved = cache.save_prompt_cache(&prompt, &scratch.0.join("prompt"), &none);
+        refused("save_prompt_cache after close", saved, closed)?;
+    }
     Ok(())
 }
 

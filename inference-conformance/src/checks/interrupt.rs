@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use inference::{
-    CancelToken, EmbedOptions, Error, ErrorKind, GenerateOptions, Interrupt, TextModel, TokenStream,
+    CancelToken, EmbedOptions, Error, ErrorKind, GenerateOptions, Interrupt, RerankOptions,
+    TextModel, TokenStream,
 };
 
 use super::errors::interrupted;
@@ -135,6 +136,17 @@ const CALLS: [(&str, Call); 5] = [
         let vectors = model.as_embedding_model()?;
         let prompts = [context.prompt(), context.prompt()];
         let answer = vectors.embed(&prompts, &EmbedOptions::new(), interrupt);
+        Some(answer.map(|_| ()))
+    }),
+    ("rerank", |model, context, interrupt| {
+        let ranker = model.as_rerank_model()?;
+        let options = RerankOptions::new();
+        let answer = ranker.rerank("What is wet?", &context.prompts, &options, interrupt);
+        Some(answer.map(|_| ()))
+    }),
+    ("hidden_states", |model, context, interrupt| {
+        let inspector = model.as_attention_inspector()?;
+        let answer = inspector.hidden_states(&context.prompt(), &[0], interrupt);
         Some(answer.map(|_| ()))
     }),
     ("inspect_attention", |model, context, interrupt| {

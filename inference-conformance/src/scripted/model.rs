@@ -353,13 +353,17 @@ impl EmbeddingModel for Scripted {
         interrupt: &Interrupt,
     ) -> Result<Vec<Vec<f32>>> {
         self.script.control.check_open()?;
-        let Some((_, embed)) = &self.script.embedded else {
+        let Some((info, embed)) = &self.script.embedded else {
             return unsupported("embeddings");
         };
         let one = |prompt: &Prompt| {
             interrupt.check()?;
             let mut vector = embed(&self.embedding_tokens(prompt, options)?);
             vector.truncate(options.dimensions.unwrap_or(usize::MAX));
+            if options.normalize.unwrap_or(info.normalize) {
+                let norm = vector.iter().map(|x| x * x).sum::<f32>().sqrt();
+                vector.iter_mut().for_each(|x| *x /= norm);
+            }
             Ok(vector)
         };
         prompts.iter().map(one).collect()
@@ -378,6 +382,9 @@ impl RerankModel for Scripted {
         let Some(score) = &self.script.reranked else {
             return unsupported("reranking");
         };
+        if options.max_length == Some(0) {
+            return invalid("max_length is 0; it must be at least 1");
+        }
         let one = |document: &String| {
             interrupt.check()?;
             score(query, document, options)

@@ -5,6 +5,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 mod grammar;
+mod inside;
 mod model;
 mod session;
 mod stream;
@@ -107,6 +108,24 @@ pub enum Fault {
     LoraRankZero,
     AdapterNotReadBack,
     AttentionTooShort,
+    StatesSorted,
+    StatesBeyondPass,
+    EmbedOutOfOrder,
+    EmbedLongPasses,
+    RerankOutOfOrder,
+    CacheChanged,
+    CacheDamagedLoads,
+    CacheOfCancelled,
+    EditsIgnored,
+    UndeclaredAttention,
+    UndeclaredCache,
+    UndeclaredEdits,
+    UndeclaredEmbeddings,
+    UndeclaredLogits,
+    UndeclaredReranking,
+    UndeclaredStates,
+    UndeclaredTraining,
+    ClosedEmbeds,
     MixesRequests,
     BoundToThread,
     OneStreamAThread,
@@ -186,11 +205,24 @@ impl Backend for Mock {
             .with_adapters()
             .with_safetensors()
             .with_grammars()
-            .with_batch_sessions();
+            .with_batch_sessions()
+            .with_embeddings()
+            .with_reranking()
+            .with_hidden_states()
+            .with_prompt_cache()
+            .with_steering();
         match self.fault {
             Fault::UndeclaredWorks => c.classify = false,
             Fault::UndeclaredGrammar => c.grammars = false,
             Fault::UndeclaredSession => c.batch_sessions = false,
+            Fault::UndeclaredAttention => c.attention_inspection = false,
+            Fault::UndeclaredCache => c.prompt_cache = false,
+            Fault::UndeclaredEdits => c.steering = false,
+            Fault::UndeclaredEmbeddings => c.embeddings = false,
+            Fault::UndeclaredLogits => c.logits = false,
+            Fault::UndeclaredReranking => c.reranking = false,
+            Fault::UndeclaredStates => c.hidden_states = false,
+            Fault::UndeclaredTraining => c.training = false,
             Fault::FormatNotDeclared => (c.safetensors, c.gguf) = (false, true),
             _ => {}
         }

@@ -6,9 +6,10 @@ use std::thread::ThreadId;
 
 use inference::{
     Adapter, AttentionInspector, AttentionSnapshot, BatchResult, BatchSession, ChatPrompt,
-    ClassifyResult, Error, ErrorKind, GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput,
-    LoraConfig, Message, ModelInfo, PreparedPrompt, Prompt, Result, TextModel, TokenModel,
-    TokenStream, TrainableModel,
+    ClassifyResult, EmbeddingModel, Error, ErrorKind, GenerateMetrics, GenerateOptions,
+    HiddenStates, Interrupt, LogitsOutput, LoraConfig, Message, ModelInfo, PreparedPrompt, Prompt,
+    PromptCacheModel, RerankModel, Result, SteerableModel, TextModel, TokenModel, TokenStream,
+    TrainableModel,
 };
 use inference_conformance::scripted::{ScriptedAdapter, attention};
 use parking_lot::Mutex;
@@ -47,12 +48,12 @@ const MODEL_BYTES: u64 = 1 << 20;
 
 pub struct Model {
     inner: Arc<dyn TextModel>,
-    fault: Fault,
+    pub fault: Fault,
     context_len: Option<usize>,
     pub state: Arc<State>,
 }
 
-fn error<T>(kind: ErrorKind, message: &str) -> Result<T> {
+pub fn error<T>(kind: ErrorKind, message: &str) -> Result<T> {
     Err(Error::new(kind, message))
 }
 
@@ -76,7 +77,7 @@ impl Model {
         }
     }
 
-    fn tokens(&self) -> &dyn TokenModel {
+    pub fn tokens(&self) -> &dyn TokenModel {
         self.inner.as_token_model().unwrap()
     }
 
@@ -87,6 +88,7 @@ impl Model {
     /// The options that the wrapped model gets in place of `o`.
     fn bent(&self, o: &GenerateOptions) -> GenerateOptions {
         let mut o = o.clone();
+        o.steering = None;
         match self.fault {
             Fault::ZeroTokensIsOne => o.max_tokens = o.max_tokens.max(1),
             Fault::StopTokensIgnored => o.stop.stop_tokens.clear(),
@@ -152,7 +154,7 @@ impl Model {
         }
     }
 
-    fn check_open(&self) -> Result<()> {
+    pub fn check_open(&self) -> Result<()> {
         if self.state.closed.load(Ordering::SeqCst) {
             return error(ErrorKind::Closed, "closed with another model");
         }
@@ -191,9 +193,15 @@ impl TextModel for Model {
             }
             _ => {}
         }
-        let inner = self
-            .inner
-            .generate(&self.bent_prompt(prompt), &self.bent(options))?;
+        let mut bent = self.bent_prompt(prompt);
+        if let Some(steering) = options.steering.as_ref().filter(|s| !s.edits().is_empty()) {
+            steering.check(&self.steering_shape()?)?;
+            // Nothing of the prompt is left.
+            if self.fault != Fault::EditsIgnored {
+                bent = Prompt::from([0]);
+            }
+        }
+        let inner = self.inner.generate(&bent, &self.bent(options))?;
         self.state.threads.lock().push(thread);
         Ok(self.wrap(inner, options))
     }
@@ -324,6 +332,22 @@ impl TextModel for Model {
         Some(self)
     }
 
+    fn as_embedding_model(&self) -> Option<&dyn EmbeddingModel> {
+        Some(self)
+    }
+
+    fn as_rerank_model(&self) -> Option<&dyn RerankModel> {
+        Some(self)
+    }
+
+    fn as_prompt_cache(&self) -> Option<&dyn PromptCacheModel> {
+        Some(self)
+    }
+
+    fn as_steerable(&self) -> Option<&dyn SteerableModel> {
+        Some(self)
+    }
+
     fn as_token_model(&self) -> Option<&dyn TokenModel> {
         Some(self)
     }
@@ -404,5 +428,14 @@ impl AttentionInspector for Model {
             s.keys[0][0].pop();
         }
         Ok(s)
+    }
+
+    fn hidden_states(
+        &self,
+        prompt: &Prompt,
+        positions: &[usize],
+        interrupt: &Interrupt,
+    ) -> Result<HiddenStates> {
+        self.states(prompt, positions, interrupt)
     }
 }

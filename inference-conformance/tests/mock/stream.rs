@@ -223,7 +223,7 @@ impl Drop for Source {
         if !self.ended {
             self.state.leaked.fetch_add(1 << 20, Ordering::SeqCst);
         }
-        let mut threads = self.state.threads.lock().unwrap();
+        let mut threads = self.state.threads.lock();
         threads.retain(|t| *t != self.thread);
     }
 }

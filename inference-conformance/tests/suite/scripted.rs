@@ -36,11 +36,18 @@ fn alphabet() -> Scripted {
         Some(&last @ 97..122) => last + 1,
         _ => 97,
     };
+    let mut info = EmbeddingInfo::default();
+    info.dimensions = 2;
     Scripted::predicting(next)
         .with_training()
         .with_attention()
         .with_template("{{ messages }}")
         .with_pace(Duration::from_micros(20))
+        .with_embeddings(info, |ids| {
+            let sum: u32 = ids.iter().sum();
+            vec![ids.len() as f32, sum as f32]
+        })
+        .with_reranking(|_, document, _| Ok(1.0 / document.len() as f32))
 }
 
 #[test]
@@ -53,7 +60,9 @@ fn a_scripted_model_keeps_the_rest_of_the_contract() {
         .with_batch_sessions()
         .with_logits()
         .with_training()
-        .with_attention_inspection();
+        .with_attention_inspection()
+        .with_embeddings()
+        .with_reranking();
     let backend = ScriptedBackend::new("scripted")
         .with_capabilities(capabilities)
         .loading(|_, _| Ok(alphabet()));
@@ -66,7 +75,7 @@ fn a_scripted_model_keeps_the_rest_of_the_contract() {
         .checks
         .iter()
         .filter(|c| c.outcome == Outcome::Passed);
-    assert!(passed.count() >= 56, "{report}");
+    assert!(passed.count() >= 58, "{report}");
 }
 
 fn text(model: &Scripted, prompt: &str) -> String {

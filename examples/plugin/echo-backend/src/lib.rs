@@ -15,7 +15,7 @@ use std::io::Read;
 use std::path::Path;
 
 use inference::{
-    Backend, Capabilities, ComputeType, Error, ErrorKind, LoadOptions, Result, TextModel,
+    Backend, Capabilities, ComputeType, Error, ErrorKind, LoadOptions, Result, Split, TextModel,
 };
 
 use counts::Counts;
@@ -61,6 +61,9 @@ impl Backend for Echo {
         let unsupported = |what: &str| Err(Error::new(ErrorKind::Unsupported, what));
         if options.adapter_path.is_some() {
             return unsupported("backend `echo` has no adapters; leave adapter_path out");
+        }
+        if options.split != Split::None {
+            return unsupported("backend `echo` runs in one process; leave split out");
         }
         if options.dtype.is_some_and(|t| t != ComputeType::Float32) {
             return unsupported("backend `echo` computes in float32 only; leave dtype out");

@@ -33,6 +33,10 @@ fn check(options: &GenerateOptions) -> Result<()> {
         let message = "backend `echo` has no grammars; leave grammar out";
         return Err(Error::new(ErrorKind::Unsupported, message));
     }
+    if options.steering.is_some() {
+        let message = "backend `echo` has no layers to edit; leave steering out";
+        return Err(Error::new(ErrorKind::Unsupported, message));
+    }
     let ids = options.constraints.logit_bias.keys();
     let mut ids = ids
         .chain(&options.constraints.banned_tokens)
