@@ -1,10 +1,22 @@
 //! Files that get their names when they are complete. A reader sees the old file or the new one,
 //! and an interrupted writer leaves the old one.
+//!
+//! A killed process leaves its unfinished file. The next write to the same directory removes it, if
+//! it is older than a day and no process holds it.
 
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use tempfile::{Builder, NamedTempFile};
+
+/// The names of unfinished files begin so and end with [`RANDOM`] letters and digits.
+const PREFIX: &str = ".unfinished-mlx-";
+const RANDOM: usize = 12;
+
+/// The time since the last write after which an unfinished file may be removed. Locks do not reach
+/// other machines on every file system, so a lock alone is not enough.
+#[cfg(unix)]
+const STALE: std::time::Duration = std::time::Duration::from_secs(24 * 60 * 60);
 
 /// An unfinished file. Dropping it removes it.
 ///
@@ -64,8 +76,10 @@ impl AtomicFile {
     }
 
     fn create_as(work: &Path, path: &Path, mode: u32) -> io::Result<Self> {
+        #[cfg(unix)]
+        remove_stale(work);
         let mut builder = Builder::new();
-        builder.prefix(".unfinished-");
+        builder.prefix(PREFIX).rand_bytes(RANDOM);
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt as _;
@@ -73,8 +87,13 @@ impl AtomicFile {
         }
         #[cfg(not(unix))]
         let _ = mode;
+        let file = builder.tempfile_in(work)?;
+        // Shows others that this process lives. Where there are no locks, no file is removed. On
+        // other systems a lock would keep this process from opening the file again.
+        #[cfg(unix)]
+        let _ = file.as_file().try_lock();
         Ok(Self {
-            file: builder.tempfile_in(work)?,
+            file,
             path: path.to_owned(),
         })
     }
@@ -131,6 +150,37 @@ impl Seek for AtomicFile {
     }
 }
 
+/// Removes the unfinished files of killed processes from a directory. Faults do not matter: the
+/// files stay.
+#[cfg(unix)]
+fn remove_stale(dir: &Path) {
+    let is_ours = |name: &str| {
+        name.strip_prefix(PREFIX).is_some_and(|random| {
+            random.len() == RANDOM && random.bytes().all(|b| b.is_ascii_alphanumeric())
+        })
+    };
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().is_some_and(is_ours)
+            && entry.file_type().is_ok_and(|kind| kind.is_file())
+        {
+            let _ = remove_if_stale(&entry.path());
+        }
+    }
+}
+
+#[cfg(unix)]
+fn remove_if_stale(path: &Path) -> io::Result<()> {
+    let age = std::fs::metadata(path)?.modified()?.elapsed();
+    if age.is_ok_and(|age| age > STALE) {
+        // Also for writing, because opening a pipe for reading alone would wait.
+        let file = std::fs::File::options().read(true).write(true).open(path)?;
+        // The owner holds the lock until it ends.
+        file.try_lock()?;
+        std::fs::remove_file(path)?;
+    }
+    Ok(())
+}
+
 /// Writes a file completely or not at all.
 ///
 /// # Errors
@@ -175,6 +225,45 @@ mod tests {
         replace(&path, b"newer").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"newer");
         assert!(replace(&dir.path().join("absent/file"), b"").is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn old_files_of_ended_processes_are_removed_and_no_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let old = std::time::SystemTime::now() - 2 * STALE;
+        let age = |path: &Path| {
+            let file = std::fs::File::options().write(true).open(path).unwrap();
+            file.set_modified(old).unwrap();
+        };
+        // What a killed process leaves: no destructor ran, and its lock is gone.
+        let killed = || {
+            let file = AtomicFile::create(&path).unwrap();
+            file.file.keep().unwrap().1
+        };
+        let (stale, recent) = (killed(), killed());
+        age(&stale);
+        let living = AtomicFile::create(&path).unwrap();
+        age(living.unfinished());
+        let others = [
+            ".unfinished-mlx-note",
+            ".unfinished-mlx-0123456789ab.txt",
+            "unfinished",
+        ];
+        for name in others {
+            std::fs::write(dir.path().join(name), "").unwrap();
+            age(&dir.path().join(name));
+        }
+        let directory = dir.path().join(".unfinished-mlx-abcdefghijkl");
+        std::fs::create_dir(&directory).unwrap();
+        replace(&path, b"new").unwrap();
+        assert!(!stale.exists());
+        assert!(recent.exists() && directory.exists());
+        assert!(others.iter().all(|name| dir.path().join(name).exists()));
+        // The living file can still be completed.
+        living.commit().unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"");
     }
 
     #[cfg(unix)]
