@@ -51,6 +51,7 @@ const ORDER: &[&str] = &[
     "simd::avx2::byte_tile",
     "simd::avx2::microkernel",
     "simd::avx2::quantize_inputs",
+    "simd::avx2::integer_codes",
     "simd::avx2::qgemv",
     "simd::avx2::qgemv_fp8",
     "simd::avx2::transpose",

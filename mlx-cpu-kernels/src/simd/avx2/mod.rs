@@ -6,6 +6,7 @@ pub(crate) mod decode_attention;
 pub(crate) mod dense_rows;
 pub(crate) mod dequantize;
 pub(crate) mod float_codes;
+pub(crate) mod integer_codes;
 pub(crate) mod microkernel;
 pub(crate) mod qgemv;
 pub(crate) mod qgemv_fp8;

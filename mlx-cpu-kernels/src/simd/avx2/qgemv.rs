@@ -17,10 +17,11 @@ use crate::layout::float_codes::{ByteScales, Codes, FP4_BIAS, FP4_SCALE};
 use crate::layout::input_panel::{InputPanel, inputs_per_sum};
 use crate::layout::packed::{
     GROUPS_PER_AFFINE_SUPER, GROUPS_PER_SUPER, GroupParams, INTERLEAVED_ROWS, PackedMatrix,
-    SUPER_BIAS, ScaleFormat, code_position, codes_per_chunk, symmetric_bias,
+    SUPER_BIAS, ScaleFormat, codes_per_chunk, symmetric_bias,
 };
 use crate::partition::OutputBlock;
 use crate::simd::avx2::float_codes::{e4m3, e8m0, integers, super_affine};
+use crate::simd::avx2::integer_codes::integer_codes;
 
 /// The prefetch distance of words, in bytes. The hardware prefetcher stops at page boundaries, and
 /// where another thread's part begins.
@@ -270,6 +271,21 @@ pub(crate) use qgemv_for_constants;
 
 qgemv_for_constants!("avx2,fma,f16c", $);
 
+integer_codes!(
+    "avx2,fma,f16c", __m256i, __m256,
+    and: _mm256_and_si256,
+    or: _mm256_or_si256,
+    shuffle: _mm256_shuffle_epi8,
+    set_8: _mm256_set1_epi8,
+    set_16: _mm256_set1_epi16,
+    set_32: _mm256_set1_epi32,
+    left_16: _mm256_slli_epi16,
+    right_16: _mm256_srli_epi16,
+    signed_right_16: _mm256_srai_epi16,
+    left_32: _mm256_sll_epi32,
+    right_32: _mm256_srl_epi32,
+);
+
 /// Multiplies all row blocks with `M` rows.
 ///
 /// # Safety
@@ -434,80 +450,12 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
     totals
 }
 
-/// Two inputs in each lane.
-///
-/// # Safety
-/// The processor must have avx2; two inputs must exist.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn broadcast_pair(at: *const i16) -> __m256i {
-    // SAFETY: guaranteed by the caller.
-    _mm256_set1_epi32(unsafe { at.cast::<i32>().read_unaligned() })
-}
-
-/// Adds the products of a word of eight codes. A lane sums eight products below 16 * 2^15.
-///
-/// # Safety
-/// The processor must have avx2 and fma; the word must be within the inputs.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn add_4bit<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: InputPtrs, word: usize) {
-    let mask = _mm256_set1_epi16(15);
-    let n = [
-        _mm256_and_si256(q, mask),
-        _mm256_and_si256(_mm256_srli_epi16::<4>(q), mask),
-        _mm256_and_si256(_mm256_srli_epi16::<8>(q), mask),
-        _mm256_srli_epi16::<12>(q),
-    ];
-    // SAFETY: guaranteed by the caller.
-    unsafe { add_pairs(sums, n, x, word) };
-}
-
-/// [`add_4bit`] for codes that are first mapped to integers. A lane sums eight products below 128 *
-/// 2^15.
-///
-/// # Safety
-/// As of [`add_4bit`].
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_looked_up<const M: usize, const CODES: u32>(
-    sums: &mut [__m256; M],
-    q: __m256i,
-    table: __m256i,
-    x: InputPtrs,
-    word: usize,
-) {
-    let nibbles = _mm256_set1_epi8(15);
-    // Codes 0, 2, 4, 6 of a word in its bytes; then codes 1, 3, 5, 7.
-    let even = _mm256_shuffle_epi8(table, _mm256_and_si256(q, nibbles));
-    let odd = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16::<4>(q), nibbles));
-    let n = if CODES == Codes::TABLE_ID {
-        // They are signed.
-        [
-            _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(even)),
-            _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(odd)),
-            _mm256_srai_epi16::<8>(even),
-            _mm256_srai_epi16::<8>(odd),
-        ]
-    } else {
-        let byte = _mm256_set1_epi16(255);
-        [
-            _mm256_and_si256(even, byte),
-            _mm256_and_si256(odd, byte),
-            _mm256_srli_epi16::<8>(even),
-            _mm256_srli_epi16::<8>(odd),
-        ]
-    };
-    // SAFETY: guaranteed by the caller.
-    unsafe { add_pairs(sums, n, x, word) };
-}
-
 /// Adds the products of four pairs of numbers with those of run `run` of the inputs.
 ///
 /// # Safety
 /// The processor must have avx2 and fma; the run must be within the inputs.
 #[inline]
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn add_pairs<const M: usize>(
     sums: &mut [__m256; M],
     n: [__m256i; 4],
@@ -532,9 +480,9 @@ unsafe fn add_pairs<const M: usize>(
 /// Adds the products of a word of four codes. A lane sums four products below 2^23.
 ///
 /// # Safety
-/// As of [`add_4bit`].
+/// As of [`add_pairs`], for the word.
 #[inline]
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn add_8bit<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: InputPtrs, word: usize) {
     let even = _mm256_and_si256(q, _mm256_set1_epi16(255));
     let odd = _mm256_srli_epi16::<8>(q);
@@ -549,59 +497,5 @@ unsafe fn add_8bit<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: InputP
             let scale = _mm256_broadcast_ss(&*x.scales.add(word * M + m));
             *sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(exact), scale, *sum);
         }
-    }
-}
-
-/// Adds the products of run `RUN` of eight codes of a chunk with run `run` of the inputs. `q` has
-/// the codes' words. A lane sums eight products below 64 * 2^15.
-///
-/// # Safety
-/// As of [`add_4bit`], for the run.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn add_run<const M: usize, const BITS: u32, const RUN: usize>(
-    sums: &mut [__m256; M],
-    q: &[__m256i; 5],
-    x: InputPtrs,
-    run: usize,
-) {
-    let first = 8 * RUN;
-    // Inputs have the order of `pair_index`: a code, and the one four later.
-    let n = [
-        code_pair::<BITS>(q, first, first + 4),
-        code_pair::<BITS>(q, first + 1, first + 5),
-        code_pair::<BITS>(q, first + 2, first + 6),
-        code_pair::<BITS>(q, first + 3, first + 7),
-    ];
-    // SAFETY: guaranteed by the caller.
-    unsafe { add_pairs(sums, n, x, run) };
-}
-
-/// Codes `a` and `b` of a chunk, in the lower and the upper half of each lane.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn code_pair<const BITS: u32>(q: &[__m256i; 5], a: usize, b: usize) -> __m256i {
-    let mask = (u32::MAX >> (32 - BITS)).cast_signed();
-    let low = _mm256_and_si256(code_at::<BITS>(q, a, 0), _mm256_set1_epi32(mask));
-    let high = _mm256_and_si256(code_at::<BITS>(q, b, 16), _mm256_set1_epi32(mask << 16));
-    _mm256_or_si256(low, high)
-}
-
-/// Code `i` of a chunk at bit `to` of each lane, with arbitrary bits around it.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn code_at<const BITS: u32>(q: &[__m256i; 5], i: usize, to: u32) -> __m256i {
-    // All positions are constants once this is inlined.
-    let shift_right = |v, n: u32| _mm256_srl_epi32(v, _mm_cvtsi32_si128(n.cast_signed()));
-    let shift_left = |v, n: u32| _mm256_sll_epi32(v, _mm_cvtsi32_si128(n.cast_signed()));
-    let (word, bit) = code_position(i, BITS);
-    if bit + BITS > 32 {
-        // The code continues in the next word.
-        let rest = shift_left(q[word + 1], 32 - bit + to);
-        _mm256_or_si256(shift_right(q[word], bit - to), rest)
-    } else if bit >= to {
-        shift_right(q[word], bit - to)
-    } else {
-        shift_left(q[word], to - bit)
     }
 }

@@ -16,31 +16,9 @@ use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix, ScaleFormat};
 use crate::partition::OutputBlock;
 use crate::simd::avx2::float_codes::e8m0;
 use crate::simd::avx2::qgemv::{PREFETCH_BYTES, RowBlock};
+use crate::simd::avx2::qgemv_fp8::qgemv_fp8_for_rows;
 
-/// Multiplies row blocks with each of the inputs; see [`crate::simd::qgemv::qgemv`].
-///
-/// # Safety
-/// The processor must have avx2, fma, f16c, avx512f and avx512bw.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
-pub(crate) unsafe fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputBlock<'_>) {
-    assert!(matrix.codes() == Codes::E4m3);
-    let (first, format) = RowBlock::first(matrix, x, out);
-    assert!(format == ScaleFormat::E8m0);
-    // SAFETY: the caller guarantees the features; `RowBlock::first` asserted the lengths.
-    unsafe {
-        match x.rows {
-            1 => row_blocks::<1>(first, matrix.row_blocks(), x, out),
-            2 => row_blocks::<2>(first, matrix.row_blocks(), x, out),
-            3 => row_blocks::<3>(first, matrix.row_blocks(), x, out),
-            4 => row_blocks::<4>(first, matrix.row_blocks(), x, out),
-            5 => row_blocks::<5>(first, matrix.row_blocks(), x, out),
-            6 => row_blocks::<6>(first, matrix.row_blocks(), x, out),
-            7 => row_blocks::<7>(first, matrix.row_blocks(), x, out),
-            8 => row_blocks::<8>(first, matrix.row_blocks(), x, out),
-            _ => unreachable!("at most eight rows"),
-        }
-    }
-}
+qgemv_fp8_for_rows!("avx2,fma,f16c,avx512f,avx512bw");
 
 /// Multiplies all row blocks with `M` rows.
 ///

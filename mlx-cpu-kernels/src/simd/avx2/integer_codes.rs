@@ -1,0 +1,150 @@
+//! Codes of quantized words as pairs of 16-bit integers, for vectors of any width. `qgemv.rs` of
+//! AVX2 and of AVX-512 multiply these pairs with the inputs.
+
+/// Generates functions for `$features`, which need `add_pairs` beside them. The intrinsics are those
+/// of the vectors; `and`, `or` and shuffles are of bits and bytes, others of lanes of 16 or 32 bits.
+macro_rules! integer_codes {
+    (
+        $features:literal, $int:ident, $float:ident,
+        and: $and:ident,
+        or: $or:ident,
+        shuffle: $shuffle:ident,
+        set_8: $set_8:ident,
+        set_16: $set_16:ident,
+        set_32: $set_32:ident,
+        left_16: $left_16:ident,
+        right_16: $right_16:ident,
+        signed_right_16: $signed_right_16:ident,
+        left_32: $left_32:ident,
+        right_32: $right_32:ident,
+    ) => {
+        /// Two inputs in each lane.
+        ///
+        /// # Safety
+        /// The processor must have the features of this instance; two inputs must exist.
+        #[inline]
+        #[target_feature(enable = $features)]
+        unsafe fn broadcast_pair(at: *const i16) -> $int {
+            // SAFETY: guaranteed by the caller.
+            $set_32(unsafe { at.cast::<i32>().read_unaligned() })
+        }
+
+        /// Adds the products of a word of eight codes. A lane sums eight products below 16 * 2^15.
+        ///
+        /// # Safety
+        /// The processor must have the features of this instance; the word must be within the
+        /// inputs.
+        #[inline]
+        #[target_feature(enable = $features)]
+        unsafe fn add_4bit<const M: usize>(
+            sums: &mut [$float; M],
+            q: $int,
+            x: InputPtrs,
+            word: usize,
+        ) {
+            let mask = $set_16(15);
+            let n = [
+                $and(q, mask),
+                $and($right_16::<4>(q), mask),
+                $and($right_16::<8>(q), mask),
+                $right_16::<12>(q),
+            ];
+            // SAFETY: guaranteed by the caller.
+            unsafe { add_pairs(sums, n, x, word) };
+        }
+
+        /// [`add_4bit`] for codes that are first mapped to integers. A lane sums eight products
+        /// below 128 * 2^15.
+        ///
+        /// # Safety
+        /// As of [`add_4bit`].
+        #[inline]
+        #[target_feature(enable = $features)]
+        unsafe fn add_looked_up<const M: usize, const CODES: u32>(
+            sums: &mut [$float; M],
+            q: $int,
+            table: $int,
+            x: InputPtrs,
+            word: usize,
+        ) {
+            let nibbles = $set_8(15);
+            // Codes 0, 2, 4, 6 of a word in its bytes; then codes 1, 3, 5, 7.
+            let even = $shuffle(table, $and(q, nibbles));
+            let odd = $shuffle(table, $and($right_16::<4>(q), nibbles));
+            let n = if CODES == Codes::TABLE_ID {
+                // They are signed.
+                [
+                    $signed_right_16::<8>($left_16::<8>(even)),
+                    $signed_right_16::<8>($left_16::<8>(odd)),
+                    $signed_right_16::<8>(even),
+                    $signed_right_16::<8>(odd),
+                ]
+            } else {
+                let byte = $set_16(255);
+                [
+                    $and(even, byte),
+                    $and(odd, byte),
+                    $right_16::<8>(even),
+                    $right_16::<8>(odd),
+                ]
+            };
+            // SAFETY: guaranteed by the caller.
+            unsafe { add_pairs(sums, n, x, word) };
+        }
+
+        /// Adds the products of run `RUN` of eight codes of a chunk with run `run` of the inputs.
+        /// `q` has the codes' words. A lane sums eight products below 64 * 2^15.
+        ///
+        /// # Safety
+        /// As of [`add_4bit`], for the run.
+        #[inline]
+        #[target_feature(enable = $features)]
+        unsafe fn add_run<const M: usize, const BITS: u32, const RUN: usize>(
+            sums: &mut [$float; M],
+            q: &[$int; 5],
+            x: InputPtrs,
+            run: usize,
+        ) {
+            let first = 8 * RUN;
+            // Inputs have the order of `pair_index`: a code, and the one four later.
+            let n = [
+                code_pair::<BITS>(q, first, first + 4),
+                code_pair::<BITS>(q, first + 1, first + 5),
+                code_pair::<BITS>(q, first + 2, first + 6),
+                code_pair::<BITS>(q, first + 3, first + 7),
+            ];
+            // SAFETY: guaranteed by the caller.
+            unsafe { add_pairs(sums, n, x, run) };
+        }
+
+        /// Codes `a` and `b` of a chunk, in the lower and the upper half of each lane.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn code_pair<const BITS: u32>(q: &[$int; 5], a: usize, b: usize) -> $int {
+            let mask = (u32::MAX >> (32 - BITS)).cast_signed();
+            let low = $and(code_at::<BITS>(q, a, 0), $set_32(mask));
+            let high = $and(code_at::<BITS>(q, b, 16), $set_32(mask << 16));
+            $or(low, high)
+        }
+
+        /// Code `i` of a chunk at bit `to` of each lane, with arbitrary bits around it.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn code_at<const BITS: u32>(q: &[$int; 5], i: usize, to: u32) -> $int {
+            // All positions are constants once this is inlined.
+            let count = |n: u32| std::arch::x86_64::_mm_cvtsi32_si128(n.cast_signed());
+            let right = |v, n: u32| $right_32(v, count(n));
+            let left = |v, n: u32| $left_32(v, count(n));
+            let (word, bit) = crate::layout::packed::code_position(i, BITS);
+            if bit + BITS > 32 {
+                // The code continues in the next word.
+                $or(right(q[word], bit - to), left(q[word + 1], 32 - bit + to))
+            } else if bit >= to {
+                right(q[word], bit - to)
+            } else {
+                left(q[word], to - bit)
+            }
+        }
+    };
+}
+pub(crate) use integer_codes;
