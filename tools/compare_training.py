@@ -127,7 +127,7 @@ def ours(args: argparse.Namespace, model: Path) -> dict[str, Any]:
 
 
 def settings(work: Path) -> Path:
-    """A config that says what flags cannot: AdamW as it is in mlx-lm."""
+    """A config for what flags cannot say: AdamW with the settings of mlx-lm."""
     path = work / "optimizer.json.yaml"
     path.write_text(json.dumps({"optimizer_config": {"adamw": {"bias_correction": False, "weight_decay": 0.01}}}))
     return path

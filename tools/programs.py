@@ -39,7 +39,7 @@ def array(value):
 
 
 def wide(a):
-    """Floats in double precision, all else as it is."""
+    """Floats in double precision, other types unchanged."""
     if a.dtype == np.complex64:
         return a.astype(np.complex128)
     if a.dtype in (np.float16, np.float32) or a.dtype == ml_dtypes.bfloat16:

@@ -152,7 +152,7 @@ pub trait TrainableModel: TextModel {
     /// with their next step.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] when it does not fit the model, which stays as it is then;
+    /// [`ErrorKind::InvalidModel`] when it does not fit the model, which then does not change;
     /// [`ErrorKind::Unsupported`] where adapters cannot be exchanged.
     fn load_adapter(&self, path: &Path) -> Result<Box<dyn Adapter>> {
         Err(Error::new(

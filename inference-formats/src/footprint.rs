@@ -83,10 +83,10 @@ impl Part {
     ///
     /// ```
     /// use inference_formats::footprint::Part;
-    /// assert_eq!(Part::of("model.layers.0.self_attn.q_proj.weight"), Part::Attention);
+    /// assert_eq!(Part::from_name("model.layers.0.self_attn.q_proj.weight"), Part::Attention);
     /// ```
     #[must_use]
-    pub fn of(name: &str) -> Self {
+    pub fn from_name(name: &str) -> Self {
         let has = |part: &str| name.contains(part);
         let tower = ["vision", "visual", "audio", "multi_modal", "projector"];
         if tower.iter().any(|t| has(t)) {
@@ -147,7 +147,7 @@ impl Part {
 #[must_use]
 pub fn feed_forward_layer(name: &str) -> Option<usize> {
     let number = || name.split('.').find_map(|part| part.parse().ok());
-    (Part::of(name) == Part::FeedForward).then(number)?
+    (Part::from_name(name) == Part::FeedForward).then(number)?
 }
 
 /// One tensor of a model's files.
@@ -421,7 +421,7 @@ impl Stored<'_> {
     fn footprint(&self, config: &ModelConfig, storage: &WeightStorage) -> TensorFootprint {
         let info = self.info;
         let (elements, stored) = (elements(&info.shape), info.nbytes as u64);
-        let part = Part::of(self.name);
+        let part = Part::from_name(self.name);
         let (_, suffix) = self.stored.rsplit_once('.').unwrap_or(("", self.stored));
         let is_float = matches!(
             info.dtype,
@@ -505,7 +505,7 @@ fn of_gguf(
     let usual = names.usual(stored);
     let is_matrix = is_matrix(&tensor.shape);
     let name = usual.unwrap_or_else(|| stored.to_owned());
-    let part = Part::of(&name);
+    let part = Part::from_name(&name);
     let is_packed = tensor.kind.block().is_some_and(|(weights, _)| weights > 1);
     let mut expanded = false;
     let layout = tensor.kind.layout();
@@ -585,7 +585,7 @@ mod tests {
             ),
             ("rope_freqs.weight", Part::Other),
         ] {
-            assert_eq!(Part::of(name), part, "{name}");
+            assert_eq!(Part::from_name(name), part, "{name}");
         }
     }
 }

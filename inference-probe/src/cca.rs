@@ -42,7 +42,7 @@ impl Components {
     /// # Errors
     /// [`Error::Data`] for fewer than two rows, numbers that are not finite, and rows that are all
     /// equal.
-    pub fn of(rows: &Matrix) -> Result<Self> {
+    pub fn from_rows(rows: &Matrix) -> Result<Self> {
         let (n, width) = rows.shape();
         if n < 2 {
             return Err(Error::data("a correlation needs two rows"));
@@ -214,10 +214,10 @@ mod tests {
             ridge: 0.0,
             components: 4,
         };
-        let original = Components::of(&x).unwrap();
+        let original = Components::from_rows(&x).unwrap();
         for other in [
-            Components::of(&x).unwrap(),
-            Components::of(&(&x * map)).unwrap(),
+            Components::from_rows(&x).unwrap(),
+            Components::from_rows(&(&x * map)).unwrap(),
         ] {
             for value in correlations(&original, &other, &options).unwrap() {
                 assert!((value - 1.0).abs() < 1e-9, "{value}");
@@ -236,7 +236,7 @@ mod tests {
             components: 1,
             ..CcaOptions::default()
         };
-        let fit = |m: &Matrix| Components::of(&m.select_rows(&fold.train)).unwrap();
+        let fit = |m: &Matrix| Components::from_rows(&m.select_rows(&fold.train)).unwrap();
         let same = held_out((&fit(&x), &x), (&fit(&x), &x), &fold, &options).unwrap();
         let other = held_out((&fit(&x), &x), (&fit(&noise), &noise), &fold, &options).unwrap();
         assert!(same > 0.999, "{same}");
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn constant_rows_are_refused() {
-        assert!(Components::of(&Matrix::from_element(3, 2, 1.0)).is_err());
-        assert!(Components::of(&Matrix::zeros(1, 2)).is_err());
+        assert!(Components::from_rows(&Matrix::from_element(3, 2, 1.0)).is_err());
+        assert!(Components::from_rows(&Matrix::zeros(1, 2)).is_err());
     }
 }

@@ -63,7 +63,7 @@ pub fn direction(positive: &Matrix, negative: &Matrix, method: Method) -> Result
         Method::Probe => {
             let rows = stacked(positive, negative);
             let labels: Vec<usize> = (0..p + n).map(|i| usize::from(i < p)).collect();
-            let scale = Standardizer::of(&rows);
+            let scale = Standardizer::from_rows(&rows);
             let fitted = scale.apply(&rows);
             let options = LogisticOptions::default();
             let fitted = LogisticRegression::fit(&fitted, &labels, 2, &options)?;
@@ -72,7 +72,7 @@ pub fn direction(positive: &Matrix, negative: &Matrix, method: Method) -> Result
             DVector::from_iterator(weights.len(), scaled.map(|(w, d)| w / d))
         }
         Method::Pca => {
-            let components = Components::of(&stacked(positive, negative))?;
+            let components = Components::from_rows(&stacked(positive, negative))?;
             components.first()
         }
     };

@@ -99,7 +99,7 @@ fn accuracies(
         .iter()
         .map(|fold| {
             let train = rows(matrix, &fold.train);
-            let scaler = Standardizer::of(&train);
+            let scaler = Standardizer::from_rows(&train);
             let train_labels: Vec<usize> = fold.train.iter().map(|r| labels[*r]).collect();
             let fit =
                 LogisticRegression::fit(&scaler.apply(&train), &train_labels, classes, options)?;

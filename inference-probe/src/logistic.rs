@@ -189,7 +189,7 @@ pub struct Standardizer {
 
 impl Standardizer {
     /// Measures `rows`. A constant column keeps its scale, as in scikit-learn's `StandardScaler`.
-    pub fn of(rows: &Matrix) -> Self {
+    pub fn from_rows(rows: &Matrix) -> Self {
         let n = rows.nrows().max(1) as f64;
         let (means, deviations) = rows
             .column_iter()
@@ -271,7 +271,7 @@ mod tests {
     #[test]
     fn constant_columns_stay_finite() {
         let rows = Matrix::from_row_slice(3, 2, &[5.0, 0.1, 5.0, 0.1, 5.0, 0.1]);
-        let scaled = Standardizer::of(&rows).apply(&rows);
+        let scaled = Standardizer::from_rows(&rows).apply(&rows);
         assert!(scaled.iter().all(|v| v.abs() < 1e-12));
     }
 }

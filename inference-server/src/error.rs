@@ -49,7 +49,7 @@ pub(crate) enum Family {
 
 impl Family {
     /// The API of a path.
-    pub(crate) fn of(path: &str) -> Self {
+    pub(crate) fn for_path(path: &str) -> Self {
         if path.starts_with("/api/") {
             Family::Ollama
         } else if path == "/v1/messages" || path.starts_with("/v1/messages/") {
@@ -239,7 +239,7 @@ mod tests {
             ("/api/chat", Family::Ollama),
             ("/v1/messagesx", Family::OpenAi),
         ] {
-            assert_eq!(Family::of(path), family, "{path}");
+            assert_eq!(Family::for_path(path), family, "{path}");
         }
     }
 

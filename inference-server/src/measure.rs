@@ -47,7 +47,7 @@ impl Measure {
 
     /// Measures JSON text within the limits, without recursion. The arguments of a tool call are
     /// JSON inside a text, and that JSON counts too.
-    pub(crate) fn of(json: &[u8], limits: &Limits) -> Result<Self, Excess> {
+    pub(crate) fn from_json(json: &[u8], limits: &Limits) -> Result<Self, Excess> {
         let mut all = Self::default();
         all.add(json, limits, true)?;
         Ok(all)
@@ -167,7 +167,7 @@ mod tests {
     }
 
     fn of(json: &str, limits: &Limits) -> Result<Measure, Excess> {
-        Measure::of(json.as_bytes(), limits)
+        Measure::from_json(json.as_bytes(), limits)
     }
 
     #[test]

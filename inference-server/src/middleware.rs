@@ -81,7 +81,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 pub(crate) async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
     let matched = request.extensions().get::<MatchedPath>();
     let route = matched.map_or_else(|| String::from("none"), |path| path.as_str().to_owned());
-    let family = Family::of(request.uri().path());
+    let family = Family::for_path(request.uri().path());
     let client_id = request.headers().get(REQUEST_ID).cloned();
     let client_id = client_id.filter(|id| id.len() <= 128 && id.to_str().is_ok());
     let id = client_id.unwrap_or_else(|| {

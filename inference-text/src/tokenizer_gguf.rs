@@ -263,7 +263,7 @@ struct Words {
     /// Whether text is normalized to composed characters (Unicode NFC) first.
     nfc: bool,
     /// Whether a word that is a token becomes that token, regardless of the merge rules.
-    whole: bool,
+    known_words: bool,
     /// Whether a text begins with bos, if the file does not specify it.
     bos: bool,
 }
@@ -283,7 +283,7 @@ fn words(pre: Option<&str>) -> Result<Words> {
         splits: Vec::new(),
         gpt2: true,
         nfc: false,
-        whole: false,
+        known_words: false,
         bos: false,
     };
     Ok(match pre.unwrap_or("default") {
@@ -296,7 +296,7 @@ fn words(pre: Option<&str>) -> Result<Words> {
         "llama-bpe" | "llama3" | "llama-v3" | "lfm2" => Words {
             splits: vec![split(LLAMA3)?],
             gpt2: false,
-            whole: true,
+            known_words: true,
             bos: true,
             ..plain
         },
@@ -320,7 +320,7 @@ fn words(pre: Option<&str>) -> Result<Words> {
         "tekken" => Words {
             splits: vec![split(TEKKEN)?],
             gpt2: false,
-            whole: true,
+            known_words: true,
             bos: true,
             ..plain
         },
@@ -372,7 +372,7 @@ fn byte_level(parts: &GgufTokenizerParts, vocab: Vocab) -> Result<(Engine, bool)
     let model = guarded("build the tokenizer", || {
         BPE::builder()
             .vocab_and_merges(vocab, merges)
-            .ignore_merges(words.whole)
+            .ignore_merges(words.known_words)
             .build()
     })?;
     let mut engine = Engine::new(model);

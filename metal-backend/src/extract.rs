@@ -48,7 +48,7 @@ impl NamedTensor {
     /// The part of the network that it belongs to.
     #[must_use]
     pub fn part(&self) -> Part {
-        Part::of(&self.name)
+        Part::from_name(&self.name)
     }
 
     /// The sizes of its axes.

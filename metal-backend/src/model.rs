@@ -52,7 +52,7 @@ impl MlxModel {
     }
 
     /// This model, unless it is only a part of a model.
-    fn whole(&self) -> Option<&Self> {
+    fn unless_part(&self) -> Option<&Self> {
         (!self.engine.is_part()).then_some(self)
     }
 
@@ -184,7 +184,7 @@ impl TextModel for MlxModel {
     }
 
     fn as_attention_inspector(&self) -> Option<&dyn AttentionInspector> {
-        Some(self.whole()?)
+        Some(self.unless_part()?)
     }
 
     fn as_routed(&self) -> Option<&dyn RoutedModel> {
@@ -192,7 +192,7 @@ impl TextModel for MlxModel {
     }
 
     fn as_profiled(&self) -> Option<&dyn ProfiledModel> {
-        Some(self.whole()?)
+        Some(self.unless_part()?)
     }
 
     fn as_steerable(&self) -> Option<&dyn SteerableModel> {
@@ -211,7 +211,7 @@ impl TextModel for MlxModel {
     }
 
     fn as_prompt_cache(&self) -> Option<&dyn PromptCacheModel> {
-        Some(self.whole()?)
+        Some(self.unless_part()?)
     }
 
     fn model_type(&self) -> &str {
@@ -235,7 +235,7 @@ impl TextModel for MlxModel {
     }
 
     fn as_trainable(&self) -> Option<&dyn TrainableModel> {
-        Some(self.whole()?)
+        Some(self.unless_part()?)
     }
 }
 

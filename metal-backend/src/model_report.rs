@@ -80,7 +80,7 @@ impl ModelReport {
     ///
     /// # Errors
     /// The errors of loading that headers and tokenizer can cause.
-    pub fn of(path: &Path, backend: Option<&str>, compute: Option<ComputeType>) -> Result<Self> {
+    pub fn read(path: &Path, backend: Option<&str>, compute: Option<ComputeType>) -> Result<Self> {
         let mut options = LoadOptions::new().with_dtype(compute);
         options.backend = backend.map(str::to_owned);
         Self::with_options(path, &options)
@@ -89,7 +89,7 @@ impl ModelReport {
     /// Describes the model as these options would load it, with their adapter.
     ///
     /// # Errors
-    /// As [`ModelReport::of`], and errors of options, a vindex or an adapter that do not fit the
+    /// As [`ModelReport::read`], and errors of options, a vindex or an adapter that do not fit the
     /// model, as far as headers show.
     pub fn with_options(path: &Path, options: &LoadOptions) -> Result<Self> {
         let (place, compute) = (
@@ -193,7 +193,7 @@ impl ModelReport {
 }
 
 /// The share of the model at `path` that each of `processes` would hold, from its headers.
-/// `backend` and `compute` are as in [`ModelReport::of`].
+/// `backend` and `compute` are as in [`ModelReport::read`].
 ///
 /// # Errors
 /// Errors of loading a divided model; kind `Unsupported` names what cannot be divided.
@@ -212,7 +212,7 @@ pub fn split_plan(
 }
 
 /// The layers of the model at `path` that each of `processes` would hold. `backend` and `compute`
-/// are as in [`ModelReport::of`].
+/// are as in [`ModelReport::read`].
 ///
 /// # Errors
 /// As [`split_plan`].

@@ -258,7 +258,7 @@ pub struct Edits(Vec<Option<RequestEdits>>);
 
 impl Edits {
     /// The edits of these rows; `None` if no row has any.
-    pub fn of(rows: Vec<Option<RequestEdits>>) -> Option<Self> {
+    pub fn new(rows: Vec<Option<RequestEdits>>) -> Option<Self> {
         rows.iter().any(Option::is_some).then_some(Self(rows))
     }
 }
@@ -274,7 +274,7 @@ pub fn edits_of(
     interrupt: &Interrupt,
 ) -> Result<Option<Edits>> {
     let edits = steering.map(|steering| RequestEdits::new(of, steering, prompt, interrupt));
-    Ok(Edits::of(vec![edits.transpose()?]))
+    Ok(Edits::new(vec![edits.transpose()?]))
 }
 
 /// The edits as the hook of a pass, if there are any.
@@ -371,7 +371,9 @@ pub fn capture(
     interrupt: &Interrupt,
 ) -> Result<BTreeMap<Site, Array>> {
     let fault = engine_error("steering");
-    let mut caches = decoder.new_caches(&whole()).for_sequence(tokens.len());
+    let mut caches = decoder
+        .new_caches(&complete_caches())
+        .for_sequence(tokens.len());
     let mut capture = Capture {
         sites,
         captured: BTreeMap::new(),
@@ -399,7 +401,7 @@ pub fn capture(
 const STEP: usize = 512;
 
 /// Caches that keep all positions unquantized, so that captures do not depend on memory options.
-fn whole() -> CacheOptions {
+fn complete_caches() -> CacheOptions {
     CacheOptions {
         bound: None,
         packing: None,

@@ -406,7 +406,7 @@ fn threshold_of(text: &str) -> Result<u64> {
 /// The CPU, and the GPU if there is one.
 ///
 /// # Errors
-/// When MLX cannot make a stream, or the variable [`THRESHOLD_VARIABLE`] holds no number.
+/// When MLX cannot make a stream, or the variable [`THRESHOLD_VARIABLE`] does not hold a number.
 ///
 /// ```
 /// use mlx_rs_core::{Array, dispatch::default_backend};

@@ -258,7 +258,7 @@ fn measure(path: &Path) {
         .unwrap()
         .logits(&prompt, false, &Interrupt::new());
     assert!(output.unwrap().logits.iter().all(|x| x.is_finite()));
-    let report = ModelReport::of(path, Some("cpu"), None).unwrap();
+    let report = ModelReport::read(path, Some("cpu"), None).unwrap();
     let estimate = report.memory.weights;
     println!("measured {peak} {} {estimate}", model.info().weight_bytes);
 }

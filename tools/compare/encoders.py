@@ -25,7 +25,7 @@ COUNTS = [1, 64]
 
 
 def texts(tokens: int, count: int) -> list[str]:
-    """Texts of about so many tokens with the two around them; each word is one token."""
+    """Texts of about `tokens` tokens, with the two around them; each word is one token."""
     return [" ".join(WORDS[(i * 7 + j) % len(WORDS)] for j in range(tokens - 2)) for i in range(count)]
 
 

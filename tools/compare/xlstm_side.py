@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--prompt-tokens", type=int, required=True)
     parser.add_argument("--generate-tokens", type=int, required=True)
-    parser.add_argument("--products", type=int, metavar="ROUNDS", help="compare with the products alone, so many times")
+    parser.add_argument("--products", type=int, metavar="ROUNDS", help="compare with the products alone, in this number of rounds")
     args = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
     ids = (torch.arange(args.prompt_tokens) * 37 % (model.config.vocab_size - 16) + 16)[None]

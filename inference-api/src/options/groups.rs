@@ -103,7 +103,7 @@ macro_rules! parameter {
             range: $range,
             get: |options| Number::value(options.$place.$field),
             put: |options, value| {
-                if let Some(value) = Number::of(value) {
+                if let Some(value) = Number::from_value(value) {
                     options.$place.$field = value;
                 }
             },

@@ -43,7 +43,7 @@ impl fmt::Display for ParameterValue {
 pub(super) trait Number: Copy {
     fn value(self) -> ParameterValue;
     /// `None` where `value` is not of this type.
-    fn of(value: ParameterValue) -> Option<Self>;
+    fn from_value(value: ParameterValue) -> Option<Self>;
 }
 
 impl Number for usize {
@@ -51,7 +51,7 @@ impl Number for usize {
         ParameterValue::Count(self)
     }
 
-    fn of(value: ParameterValue) -> Option<Self> {
+    fn from_value(value: ParameterValue) -> Option<Self> {
         match value {
             ParameterValue::Count(n) => Some(n),
             ParameterValue::Real(_) => None,
@@ -64,7 +64,7 @@ impl Number for f32 {
         ParameterValue::Real(self)
     }
 
-    fn of(value: ParameterValue) -> Option<Self> {
+    fn from_value(value: ParameterValue) -> Option<Self> {
         match value {
             ParameterValue::Real(x) => Some(x),
             ParameterValue::Count(_) => None,
@@ -270,7 +270,7 @@ impl Parameter {
     /// Reads and checks a value.
     ///
     /// # Errors
-    /// As [`Parameter::check`], and for a text that is no number.
+    /// As [`Parameter::check`], and for a text that is not a number.
     pub fn parse(&self, text: &str) -> Result<ParameterValue> {
         let name = self.name;
         let value = match self.is_count() {

@@ -200,7 +200,7 @@ struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    fn of(path: &'a Path) -> Option<Self> {
+    fn from_path(path: &'a Path) -> Option<Self> {
         let name = path.file_name()?.to_str()?;
         let (name, extension) = name.split_at_checked(name.rfind('.')?)?;
         let (rest, count) = name.rsplit_once("-of-")?;
@@ -230,7 +230,8 @@ impl<'a> Part<'a> {
 
 /// Whether this is a later part of a split file whose first part exists.
 fn follows_another(path: &Path) -> bool {
-    Part::of(path).is_some_and(|p| (2..=p.count).contains(&p.number) && p.sibling(path, 1).exists())
+    Part::from_path(path)
+        .is_some_and(|p| (2..=p.count).contains(&p.number) && p.sibling(path, 1).exists())
 }
 
 fn describe_gguf(path: &Path) -> Result<DiscoveredModel> {
@@ -248,7 +249,7 @@ fn describe_gguf(path: &Path) -> Result<DiscoveredModel> {
         num_files: 1,
         bytes: summary.bytes,
     };
-    if let Some(part) = Part::of(path).filter(|p| p.number == 1) {
+    if let Some(part) = Part::from_path(path).filter(|p| p.number == 1) {
         for number in 2..=part.count {
             let sibling = part.sibling(path, number);
             let meta = fs::metadata(&sibling).map_err(|e| match e.kind() {

@@ -123,7 +123,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn of(kind: GgmlType, data: &[u8]) -> Result<Self, Misfit> {
+    fn read(kind: GgmlType, data: &[u8]) -> Result<Self, Misfit> {
         let weights = count_weights(kind, data).ok_or(Misfit::Size)?;
         let parts = kind.layout().parts();
         let size = |part: &Part| part.bytes(weights);
@@ -214,7 +214,7 @@ fn parts_have_what_the_reference_decodes() {
     let mut same_size = Vec::new();
     for (kind, data, expected) in golden() {
         let (layout, name) = (kind.layout(), kind.name());
-        let packed = match Parts::of(kind, &data) {
+        let packed = match Parts::read(kind, &data) {
             Err(misfit) => {
                 assert_eq!(misfit, Misfit::Layout, "{name}");
                 assert!(matches!(layout, Layout::Floats | Layout::Affine { .. }));
@@ -303,7 +303,7 @@ fn parts_of_blocks_and_other_types_are_refused() {
         for n in [1, bytes - 1, bytes + 1, 2 * bytes - 1] {
             assert_eq!(dequantize(kind, &vec![0; n]), None);
             assert_eq!(repack(kind, &vec![0; n]), None);
-            assert_eq!(Parts::of(kind, &vec![0; n]).err(), Some(Misfit::Size));
+            assert_eq!(Parts::read(kind, &vec![0; n]).err(), Some(Misfit::Size));
         }
         assert_eq!(dequantize(kind, &[]).unwrap(), [0.0; 0]);
         // Refuses a part of another length, and another number of parts.
@@ -433,7 +433,7 @@ proptest! {
             if let Some(packed) = affine {
                 prop_assert_eq!(unpack(&packed), expected.clone());
             }
-            if let Ok(packed) = Parts::of(kind, &data) {
+            if let Ok(packed) = Parts::read(kind, &data) {
                 prop_assert_eq!(packed.unpack(kind.layout()), expected);
             }
         }

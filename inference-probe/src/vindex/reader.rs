@@ -133,7 +133,7 @@ pub(super) fn read_index(path: &Path) -> Result<Index> {
 }
 
 /// Reads a whole file and compares its hash.
-fn whole(dir: &Path, name: &str, about: &FileIndex) -> Result<Vec<u8>> {
+fn read_checked(dir: &Path, name: &str, about: &FileIndex) -> Result<Vec<u8>> {
     let path = dir.join(name);
     let mut bytes = Vec::new();
     File::open(&path)
@@ -192,7 +192,7 @@ impl Vindex {
                 return Err(Error::file(&path, "names a file outside of the directory"));
             }
             if name == MANIFEST {
-                tensors = tensors_of(&dir.join(name), &whole(dir, name, about)?)?;
+                tensors = tensors_of(&dir.join(name), &read_checked(dir, name, about)?)?;
             }
         }
         let vindex = Self {
@@ -373,7 +373,9 @@ impl Vindex {
     /// As [`Vindex::layer`].
     pub fn file(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let about = self.index.files.get(name);
-        about.map(|about| whole(&self.dir, name, about)).transpose()
+        about
+            .map(|about| read_checked(&self.dir, name, about))
+            .transpose()
     }
 
     /// The size of all files except the index, in bytes.

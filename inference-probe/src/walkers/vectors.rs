@@ -104,7 +104,7 @@ impl Extraction {
     pub fn open(path: &Path, header: &Header, resume: bool) -> Result<Self> {
         let io = |e| Error::io(path, e);
         if resume && path.exists() {
-            let (end, done) = whole(path, header)?;
+            let (end, done) = complete_layers(path, header)?;
             let mut file = OpenOptions::new().write(true).open(path).map_err(io)?;
             file.set_len(end).map_err(io)?;
             file.seek(SeekFrom::End(0)).map_err(io)?;
@@ -175,7 +175,7 @@ impl Extraction {
 }
 
 /// The position where the last complete layer of a file ends, and the complete layers.
-fn whole(path: &Path, header: &Header) -> Result<(u64, Vec<usize>)> {
+fn complete_layers(path: &Path, header: &Header) -> Result<(u64, Vec<usize>)> {
     let io = |e| Error::io(path, e);
     let bad = |message: &str| Error::file(path, message);
     let mut file = BufReader::new(File::open(path).map_err(io)?);

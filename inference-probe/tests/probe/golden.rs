@@ -87,7 +87,7 @@ fn regressions_have_the_weights_and_accuracies_of_scikit_learn() {
                 max_iterations: 10_000,
                 ..LogisticOptions::default()
             };
-            let scaled = Standardizer::of(&rows).apply(&rows);
+            let scaled = Standardizer::from_rows(&rows).apply(&rows);
             let fitted = LogisticRegression::fit(&scaled, &fit.labels, classes, &options).unwrap();
             for (row, expected) in fitted.weights.row_iter().zip(&fit.weights) {
                 close(
@@ -109,7 +109,7 @@ fn regressions_have_the_weights_and_accuracies_of_scikit_learn() {
 fn canonical_correlations_are_those_of_numpy_and_scikit_learn() {
     let (golden, activations) = golden();
     let layers: Vec<_> = (0..3).map(|i| activations.layer(i)).collect();
-    let of = |i: usize| Components::of(&layers[i]).unwrap();
+    let of = |i: usize| Components::from_rows(&layers[i]).unwrap();
     let ridge = CcaOptions::default();
     let plain = CcaOptions {
         ridge: 0.0,
@@ -122,7 +122,7 @@ fn canonical_correlations_are_those_of_numpy_and_scikit_learn() {
     let actual = correlations(&of(1), &of(2), &ridge).unwrap();
     close(&actual, &golden.cca.ridge_1_2, 1e-6, "1, 2");
     let labels = one_hot(&golden.logistic.three[0].labels, 3);
-    let actual = correlations(&of(2), &Components::of(&labels).unwrap(), &ridge).unwrap();
+    let actual = correlations(&of(2), &Components::from_rows(&labels).unwrap(), &ridge).unwrap();
     close(&actual, &golden.cca.labels_2, 1e-6, "labels");
 
     let four = CcaOptions {
@@ -133,7 +133,7 @@ fn canonical_correlations_are_those_of_numpy_and_scikit_learn() {
         .folds
         .iter()
         .map(|fold| {
-            let of = |i: usize| Components::of(&layers[i].select_rows(&fold.train)).unwrap();
+            let of = |i: usize| Components::from_rows(&layers[i].select_rows(&fold.train)).unwrap();
             held_out((&of(1), &layers[1]), (&of(2), &layers[2]), fold, &four).unwrap()
         })
         .collect();

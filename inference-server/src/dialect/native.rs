@@ -51,7 +51,7 @@ enum Mode {
 }
 
 impl Mode {
-    fn of(name: Option<&str>, model: &Lease) -> Result<Self, ApiError> {
+    fn from_name(name: Option<&str>, model: &Lease) -> Result<Self, ApiError> {
         let routed = model.model().as_routed();
         let walks = routed.is_some_and(|routed| routed.feed_forward_plan().walks());
         let refused = |message: String| Err(ApiError::unsupported("mode", message));
@@ -103,7 +103,7 @@ pub(crate) async fn infer(
         return Err(ApiError::field("prompt", "the prompt is empty"));
     }
     let model = &app.models.get(request.model.as_deref(), None).await?;
-    let mode = Mode::of(request.mode.as_deref(), model)?;
+    let mode = Mode::from_name(request.mode.as_deref(), model)?;
     let steering = prepare::steering(&app, model, request.steering.as_ref())?;
     if steering.is_some() && model.model().as_routed().is_some() {
         let message = "this route does not edit a model that was loaded with --ffn";
@@ -187,7 +187,7 @@ impl Asked<'_> {
         let prompts = vec![Prompt::from(self.prompt)];
         let asked = ask.texts(self.app, self.model, places, "prompt", prompts);
         let reply = asked.await?.one()?;
-        let complete = run::whole(reply, Vec::new()).await?;
+        let complete = run::collect(reply, Vec::new()).await?;
         let logprobs = complete.collected.first().and_then(|t| t.logprobs.as_ref());
         let top = &logprobs.ok_or_else(ApiError::internal)?.top;
         let one = |t: &TopLogprob| prediction(&t.text, f64::from(t.logprob).exp());

@@ -65,7 +65,7 @@ impl ServedModel {
         let template = model.as_token_model().and_then(TokenModel::chat_template);
         let format: Arc<dyn ReplyFormat> = match template {
             Some(template) => {
-                let format = DetectedFormat::of(template, model.model_type());
+                let format = DetectedFormat::detect(template, model.model_type());
                 tracing::info!(model = id, "replies have the format {format}");
                 Arc::new(format)
             }

@@ -229,7 +229,7 @@ fn values<T: DeserializeOwned>(
 }
 
 fn measured(body: &[u8], limits: &Limits) -> Result<Measure, ApiError> {
-    Measure::of(body, limits).map_err(|e| ApiError::invalid(format!("the body has {e}")))
+    Measure::from_json(body, limits).map_err(|e| ApiError::invalid(format!("the body has {e}")))
 }
 
 /// The text, cut to the length that an error may repeat.

@@ -163,7 +163,7 @@ impl Keep for Vec<Token> {
 
 /// A whole reply.
 #[derive(Debug)]
-pub(crate) struct Whole<K> {
+pub(crate) struct Collected<K> {
     pub(crate) content: String,
     pub(crate) reasoning: String,
     pub(crate) calls: Vec<Call>,
@@ -215,10 +215,10 @@ impl Calls {
 ///
 /// # Errors
 /// The failure of the reply.
-pub(crate) async fn whole<K: Keep>(
+pub(crate) async fn collect<K: Keep>(
     mut reply: Reply,
     mut collected: K,
-) -> Result<Whole<K>, ApiError> {
+) -> Result<Collected<K>, ApiError> {
     let (mut content, mut reasoning) = (String::new(), String::new());
     let mut calls = Calls::default();
     let mut put = |deltas: Vec<Delta>| {
@@ -249,7 +249,7 @@ pub(crate) async fn whole<K: Keep>(
         }
     }
     let end = ended.ok_or_else(ApiError::internal)?;
-    Ok(Whole {
+    Ok(Collected {
         content,
         reasoning,
         calls: calls.done,
@@ -265,7 +265,7 @@ pub(crate) async fn whole<K: Keep>(
 pub(crate) async fn all<K: Keep>(
     replies: Vec<Reply>,
     keep: impl Fn() -> K,
-) -> Result<Vec<Whole<K>>, ApiError> {
-    let replies = replies.into_iter().map(|reply| whole(reply, keep()));
+) -> Result<Vec<Collected<K>>, ApiError> {
+    let replies = replies.into_iter().map(|reply| collect(reply, keep()));
     futures_util::future::try_join_all(replies).await
 }

@@ -18,7 +18,7 @@ impl DetectedFormat {
     /// The format of a chat template. `model_type` is the configuration's. It decides for templates
     /// that do not show how the model writes calls.
     #[must_use]
-    pub fn of(template: &str, model_type: &str) -> Self {
+    pub fn detect(template: &str, model_type: &str) -> Self {
         Self(Format::detect(template, Some(model_type)))
     }
 }
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn special_tokens_are_markers_and_no_content() {
-        let format = DetectedFormat::from(Format::of(Family::Lfm2));
+        let format = DetectedFormat::from(Format::for_family(Family::Lfm2));
         let mut parser = format.parser(&request());
         let mut deltas = parser.feed(&Token::new(1, "so "));
         deltas.extend(parser.feed(&special(2, "<|tool_call_start|>")));
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_malformed_call_is_content_and_leaves_no_gap() {
-        let format = DetectedFormat::from(Format::of(Family::Hermes));
+        let format = DetectedFormat::from(Format::for_family(Family::Hermes));
         let mut parser = format.parser(&request());
         let bad = r#"<tool_call>{"name": "f", "arguments": {"a": 1]"#;
         let deltas = parser.feed(&Token::new(1, bad));
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn parts_are_passed_on_at_once_and_a_malformed_rest_is_told() {
-        let format = DetectedFormat::from(Format::of(Family::Hermes));
+        let format = DetectedFormat::from(Format::for_family(Family::Hermes));
         let mut request = request();
         request.one_call = true;
         let mut parser = format.parser(&request);
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn without_tools_a_call_is_content() {
-        let format = DetectedFormat::from(Format::of(Family::Hermes));
+        let format = DetectedFormat::from(Format::for_family(Family::Hermes));
         let mut parser = format.parser(&ReplyRequest::default());
         let text = r#"<tool_call>{"name": "f", "arguments": {}}</tool_call>"#;
         let mut deltas = parser.feed(&Token::new(1, text));

@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn any_call_and_several() {
         let request = ReplyRequest::default();
-        let lark = text(Format::of(Family::DeepSeekV31), &request, None);
+        let lark = text(Format::for_family(Family::DeepSeekV31), &request, None);
         let space = json!({"whitespace_pattern": JSON_SPACE});
         let schema =
             format!(r#"{{"description":"a \u0026 b","type":"object","x-guidance":{space}}}"#);
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_named_call_is_one_after_closed_reasoning() {
-        let format = Format::of(Family::Hermes).with_reasoning(ReasoningTags::THINK);
+        let format = Format::for_family(Family::Hermes).with_reasoning(ReasoningTags::THINK);
         let request = ReplyRequest {
             prompt_end: String::from("assistant\n<think>\n"),
             ..ReplyRequest::default()
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn formats_without_json_say_so() {
-        let format = Format::of(Family::Pythonic);
+        let format = Format::for_family(Family::Pythonic);
         let error = grammar(format, &tools(), &ReplyRequest::default(), None).unwrap_err();
         assert!(error.contains("pythonic"), "{error}");
     }

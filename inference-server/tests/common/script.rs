@@ -116,7 +116,7 @@ pub struct Script {
 impl Script {
     /// A model without a template. It also ranks documents.
     pub fn new() -> Self {
-        let script = Self::of(&[]);
+        let script = Self::with_specials(&[]);
         let model = script.model.with_reranking(score);
         Self { model, ..script }
     }
@@ -129,12 +129,12 @@ impl Script {
 
     /// A model with this chat template and these special tokens.
     pub fn writing(template: &'static str, specials: &'static [&'static str]) -> Self {
-        let script = Self::of(specials);
+        let script = Self::with_specials(specials);
         let model = script.model.with_template(template);
         Self { model, ..script }
     }
 
-    fn of(specials: &'static [&'static str]) -> Self {
+    fn with_specials(specials: &'static [&'static str]) -> Self {
         let vocabulary = Vocabulary::new().with_specials(specials.iter().copied());
         let grammars = Arc::<Grammars>::default();
         let (spelling, in_session) = (vocabulary.clone(), Arc::clone(&grammars));

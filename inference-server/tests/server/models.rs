@@ -35,7 +35,7 @@ struct Shelf {
 }
 
 impl Shelf {
-    fn of(names: &[&'static str]) -> Self {
+    fn new(names: &[&'static str]) -> Self {
         Self {
             names: names.to_vec(),
             ..Self::default()
@@ -205,7 +205,7 @@ impl Running {
 
 #[test]
 fn a_model_is_loaded_when_a_request_first_names_it() {
-    let server = serve(&config(), Shelf::of(&["one", "own/two"]), Vec::new());
+    let server = serve(&config(), Shelf::new(&["one", "own/two"]), Vec::new());
     assert!(server.loaded().is_empty());
     let list = server.client.get("/v1/models").expect(200);
     let ids: Vec<&str> = list["data"]
@@ -253,7 +253,7 @@ fn a_model_is_loaded_when_a_request_first_names_it() {
 
 #[test]
 fn what_is_not_on_the_list_is_never_loaded() {
-    let server = serve(&config(), Shelf::of(&["one"]), Vec::new());
+    let server = serve(&config(), Shelf::new(&["one"]), Vec::new());
     for name in ["two", "../one", "/etc/passwd", "own/two", "one/", "ONE"] {
         let reply = server.client.post("/v1/completions", &ask(name, "x"));
         let error = reply.expect(404);
@@ -270,7 +270,7 @@ fn what_is_not_on_the_list_is_never_loaded() {
 
 #[test]
 fn many_clients_of_one_model_wait_for_one_load() {
-    let mut shelf = Shelf::of(&["one", "two"]);
+    let mut shelf = Shelf::new(&["one", "two"]);
     shelf.slow = Duration::from_millis(200);
     let server = serve(&config(), shelf, Vec::new());
     let clients: Vec<_> = (0..4)
@@ -290,7 +290,7 @@ fn many_clients_of_one_model_wait_for_one_load() {
 
 #[test]
 fn more_that_wait_for_models_are_refused() {
-    let mut shelf = Shelf::of(&["one"]);
+    let mut shelf = Shelf::new(&["one"]);
     shelf.slow = Duration::from_millis(500);
     let server = serve(&config(), shelf, Vec::new());
     let ask = ask("one", "x");
@@ -305,7 +305,7 @@ fn more_that_wait_for_models_are_refused() {
 #[test]
 fn a_model_goes_after_its_time() {
     let config = config().with_keep_alive(Duration::from_millis(300));
-    let server = serve(&config, Shelf::of(&["one"]), Vec::new());
+    let server = serve(&config, Shelf::new(&["one"]), Vec::new());
     server.says("one");
     assert_eq!(server.loaded(), ["one"]);
     eventually("it is closed", || server.shelf.closed("one"));
@@ -316,7 +316,7 @@ fn a_model_goes_after_its_time() {
 
 #[test]
 fn a_request_says_how_long_the_model_stays() {
-    let server = serve(&config(), Shelf::of(&["one"]), Vec::new());
+    let server = serve(&config(), Shelf::new(&["one"]), Vec::new());
     let chat = |keep: Value| {
         let body = json!({"model": "one", "prompt": "x", "stream": false, "keep_alive": keep});
         server.client.post("/api/generate", &body)
@@ -328,7 +328,7 @@ fn a_request_says_how_long_the_model_stays() {
     assert_ne!(server.ps()[0].1, "9999-12-31T23:59:59Z");
     let forever = serve(
         &config().with_keep_alive(None),
-        Shelf::of(&["one"]),
+        Shelf::new(&["one"]),
         Vec::new(),
     );
     forever.says("one");
@@ -354,7 +354,7 @@ fn a_request_says_how_long_the_model_stays() {
 #[test]
 fn a_full_queue_refuses_neither_loads_nor_unloads() {
     let config = config().with_parallel(1).with_max_queue(0);
-    let server = serve(&config, Shelf::of(&["one", "two"]), Vec::new());
+    let server = serve(&config, Shelf::new(&["one", "two"]), Vec::new());
     let long = json!({"model": "one", "prompt": "!long", "max_tokens": 100_000});
     let running = server.client.open_json("/v1/completions", &long);
     eventually("it runs", || {
@@ -395,7 +395,7 @@ fn a_client_cannot_keep_a_model_forever_nor_keep_others_out() {
         .with_keep_alive(Duration::from_millis(100))
         .with_max_models(1)
         .with_limits(limits);
-    let server = serve(&config, Shelf::of(&["one", "two"]), Vec::new());
+    let server = serve(&config, Shelf::new(&["one", "two"]), Vec::new());
     let body = json!({"model": "one", "prompt": "x", "stream": false, "keep_alive": -1});
     server.client.post("/api/generate", &body).expect(200);
     // Another model takes its place at once.
@@ -408,7 +408,7 @@ fn a_client_cannot_keep_a_model_forever_nor_keep_others_out() {
 #[test]
 fn a_model_in_use_stays() {
     let config = config().with_keep_alive(Duration::ZERO);
-    let server = serve(&config, Shelf::of(&["one"]), Vec::new());
+    let server = serve(&config, Shelf::new(&["one"]), Vec::new());
     let long = json!({"model": "one", "prompt": "!long", "max_tokens": 100_000});
     let running = server.client.open_json("/v1/completions", &long);
     eventually("it runs", || {
@@ -430,7 +430,7 @@ fn a_model_in_use_stays() {
 fn the_least_recently_used_model_makes_room() {
     let config = config().with_max_models(2);
     let names = ["one", "two", "three"];
-    let server = serve(&config, Shelf::of(&names), Vec::new());
+    let server = serve(&config, Shelf::new(&names), Vec::new());
     server.says("one");
     server.says("two");
     server.says("one");
@@ -442,7 +442,7 @@ fn the_least_recently_used_model_makes_room() {
 #[test]
 fn a_busy_model_makes_room_after_its_requests() {
     let config = config().with_max_models(1);
-    let server = serve(&config, Shelf::of(&["one", "two"]), Vec::new());
+    let server = serve(&config, Shelf::new(&["one", "two"]), Vec::new());
     let long = json!({"model": "one", "prompt": "!long", "max_tokens": 100_000});
     let running = server.client.open_json("/v1/completions", &long);
     eventually("it runs", || {
@@ -464,7 +464,7 @@ fn a_busy_model_makes_room_after_its_requests() {
 
 #[test]
 fn want_of_memory_unloads_idle_models() {
-    let mut shelf = Shelf::of(&["one", "two", "three"]);
+    let mut shelf = Shelf::new(&["one", "two", "three"]);
     shelf.memory = Some(1);
     let server = serve(&config(), shelf, Vec::new());
     server.says("one");
@@ -475,7 +475,7 @@ fn want_of_memory_unloads_idle_models() {
 
 #[test]
 fn a_model_that_does_not_fit_alone_is_an_error() {
-    let mut shelf = Shelf::of(&["one"]);
+    let mut shelf = Shelf::new(&["one"]);
     shelf.memory = Some(0);
     let server = serve(&config(), shelf, Vec::new());
     let reply = server.client.post("/v1/completions", &ask("one", "x"));
@@ -486,7 +486,7 @@ fn a_model_that_does_not_fit_alone_is_an_error() {
 fn a_model_that_cannot_be_loaded_says_so_and_nothing_of_files() {
     let server = serve(
         &config(),
-        Shelf::of(&["broken", "panic", "one"]),
+        Shelf::new(&["broken", "panic", "one"]),
         Vec::new(),
     );
     for name in ["broken", "panic", "broken"] {
@@ -501,7 +501,7 @@ fn a_model_that_cannot_be_loaded_says_so_and_nothing_of_files() {
 
 #[test]
 fn a_client_that_leaves_does_not_stop_a_load() {
-    let mut shelf = Shelf::of(&["one"]);
+    let mut shelf = Shelf::new(&["one"]);
     shelf.slow = Duration::from_millis(300);
     let server = serve(&config(), shelf, Vec::new());
     let ask = ask("one", "x");
@@ -522,7 +522,7 @@ fn models_of_the_start_stay() {
     let model = script.into_model();
     let model = ServedModel::new("tiny", model, capabilities()).unwrap();
     let config = config().with_keep_alive(Duration::ZERO).with_max_models(1);
-    let server = serve(&config, Shelf::of(&["one"]), vec![model]);
+    let server = serve(&config, Shelf::new(&["one"]), vec![model]);
     // The first model is the default.
     let reply = server
         .client
@@ -544,7 +544,7 @@ fn models_of_the_start_stay() {
 
 #[test]
 fn models_are_fetched_only_where_that_is_allowed() {
-    let server = serve(&config(), Shelf::of(&["one"]), Vec::new());
+    let server = serve(&config(), Shelf::new(&["one"]), Vec::new());
     let pull = json!({"model": "own/new"});
     let refused = server.client.post("/api/pull", &pull);
     assert!(
@@ -554,7 +554,7 @@ fn models_are_fetched_only_where_that_is_allowed() {
             .contains("--allow-pull")
     );
 
-    let mut shelf = Shelf::of(&["one"]);
+    let mut shelf = Shelf::new(&["one"]);
     shelf.pulls = true;
     let server = serve(&config(), shelf, Vec::new());
     let said = lines(&server.client.post("/api/pull", &pull));

@@ -294,7 +294,7 @@ impl Format {
 
     /// The format of a family with the reasoning that always belongs to it: Gemma 4's channel and
     /// Command-R's thinking. Other families have no reasoning unless the template shows it.
-    pub fn of(family: Family) -> Self {
+    pub fn for_family(family: Family) -> Self {
         let reasoning = match family {
             Family::Gemma4 => Some(ReasoningTags::GEMMA4),
             Family::CommandR => Some(ReasoningTags::COMMAND_R),
@@ -338,7 +338,7 @@ impl Format {
         let family = by_template
             .or_else(|| by_type().filter(|_| template.is_empty() || template.contains("tool")))
             .unwrap_or(Family::None);
-        let mut format = Self::of(family);
+        let mut format = Self::for_family(family);
         if format.reasoning.is_none() && family != Family::Harmony {
             format.reasoning = [
                 ReasoningTags::MISTRAL,

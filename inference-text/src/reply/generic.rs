@@ -247,7 +247,10 @@ mod tests {
 
     #[test]
     fn other_conversations_stay() {
-        let formats = [Format::of(Family::Hermes), Format::of(Family::Gemma4)];
+        let formats = [
+            Format::for_family(Family::Hermes),
+            Format::for_family(Family::Gemma4),
+        ];
         for format in formats {
             let asked = conversation();
             let written = written(format, &asked, |prompt| Ok(prompt.clone())).unwrap();
@@ -264,7 +267,7 @@ mod tests {
         let format = reasoning.with_calls();
         assert_eq!(format.family, Family::Hermes);
         assert_eq!(format.reasoning, reasoning.reasoning);
-        let mistral = Format::of(Family::Pythonic);
+        let mistral = Format::for_family(Family::Pythonic);
         assert_eq!(mistral.with_calls(), mistral);
     }
 }

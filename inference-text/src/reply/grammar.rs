@@ -59,7 +59,7 @@ impl fmt::Display for GrammarUnavailable {
             Self::NotJson(family) => {
                 write!(
                     f,
-                    "arguments of format {family} are no JSON and cannot be forced"
+                    "arguments of format {family} are not JSON and cannot be forced"
                 )
             }
             Self::UnknownTool(name) => write!(f, "there is no tool '{name}'"),

@@ -4,7 +4,7 @@ use crate::harness::{Golden, typed_tools};
 use inference_text::reply::{Family, Format};
 
 fn golden(family: Family) -> Golden<'static> {
-    Golden::new(Format::of(family)).tools(typed_tools())
+    Golden::new(Format::for_family(family)).tools(typed_tools())
 }
 
 #[test]

@@ -79,7 +79,7 @@ fn forced_calls_are_read() {
                 expected = 2;
             }
             reply += &one.close;
-            let golden = Golden::new(Format::of(family))
+            let golden = Golden::new(Format::for_family(family))
                 .tools(tools())
                 .prompt("<|start|>assistant");
             let lines = render(golden.events(&[(&reply, false)]));

@@ -4,7 +4,7 @@ use crate::harness::{Golden, typed_tools};
 use inference_text::reply::{Family, Format};
 
 fn golden() -> Golden<'static> {
-    Golden::new(Format::of(Family::Harmony)).prompt("<|end|><|start|>assistant")
+    Golden::new(Format::for_family(Family::Harmony)).prompt("<|end|><|start|>assistant")
 }
 
 #[test]
@@ -38,11 +38,11 @@ fn channels() {
             &["fault BadHeader", "content <|channel|>final"],
         );
     let in_final = "<|start|>assistant<|channel|>final<|message|>";
-    Golden::new(Format::of(Family::Harmony))
+    Golden::new(Format::for_family(Family::Harmony))
         .prompt(in_final)
         .says("{\"a\": 1}", &["content {\"a\": 1}"]);
     let in_analysis = "<|start|>assistant<|channel|>analysis<|message|>";
-    Golden::new(Format::of(Family::Harmony))
+    Golden::new(Format::for_family(Family::Harmony))
         .prompt(in_analysis)
         .says(
             "x<|end|><|start|>assistant<|channel|>final<|message|>y",

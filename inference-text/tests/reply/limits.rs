@@ -12,10 +12,12 @@ const MIB: usize = 1 << 20;
 fn formats() -> impl Iterator<Item = Format> {
     Family::ALL
         .into_iter()
-        .map(|family| match Format::of(family) {
+        .map(|family| match Format::for_family(family) {
             Format {
                 reasoning: None, ..
-            } if family != Family::None => Format::of(family).with_reasoning(ReasoningTags::THINK),
+            } if family != Family::None => {
+                Format::for_family(family).with_reasoning(ReasoningTags::THINK)
+            }
             format => format,
         })
 }
@@ -166,7 +168,7 @@ fn a_mebibyte_inside_arguments() {
             " ",
         ] {
             let reply = format!("{beginning}{}", unit.repeat(length(unit) / unit.len()));
-            let (events, time) = run(Format::of(*family), &reply);
+            let (events, time) = run(Format::for_family(*family), &reply);
             assert!(time < allowed, "{family} {unit:?}: {time:?}");
             let reply_out = Reply::collect(events);
             assert!(reply_out.calls.is_empty(), "{family} {unit:?}");
@@ -188,11 +190,11 @@ fn depth_is_bounded() {
             let value = format!("{}1{}", open.repeat(depth), close.repeat(depth));
             format!("<tool_call>{{\"name\":\"f\",\"arguments\":{{\"s\":{value}}}}}</tool_call>")
         };
-        let (events, _) = run(Format::of(Family::Hermes), &call(fits));
+        let (events, _) = run(Format::for_family(Family::Hermes), &call(fits));
         let reply = Reply::collect(events);
         assert_eq!(reply.calls.len(), 1);
         serde_json::from_str::<serde_json::Value>(&reply.calls[0].arguments).expect("JSON");
-        let (events, _) = run(Format::of(Family::Hermes), &call(fits + 1));
+        let (events, _) = run(Format::for_family(Family::Hermes), &call(fits + 1));
         let reply = Reply::collect(events);
         assert_eq!(reply.diagnoses[0].fault, Fault::TooDeep);
         assert_eq!(reply.content, call(fits + 1));
@@ -206,7 +208,7 @@ fn a_call_is_bounded() {
         ..Limits::default()
     };
     for (family, beginning) in BEGINNINGS.iter().filter(|entry| entry.0 != Family::None) {
-        let mut parser = Format::of(*family).parser(options().with_limits(limits));
+        let mut parser = Format::for_family(*family).parser(options().with_limits(limits));
         let reply = format!("{beginning}\"{}", "x".repeat(100));
         let mut events = parser.feed(Piece::text(&reply));
         let after = parser.feed(Piece::text("tail"));
@@ -221,7 +223,7 @@ fn a_call_is_bounded() {
 
 #[test]
 fn diagnoses_say_where() {
-    let mut parser = Format::of(Family::Hermes).parser(options());
+    let mut parser = Format::for_family(Family::Hermes).parser(options());
     let events = parser.feed(Piece::text("é <tool_call>{\"name\": 7}"));
     let diagnosis = Reply::collect(events).diagnoses[0];
     assert_eq!(diagnosis.offset, "é <tool_call>{\"name\": ".len());

@@ -4,7 +4,7 @@ use crate::harness::{Golden, typed_tools};
 use inference_text::reply::{Family, Format, ReasoningTags};
 
 fn golden(family: Family) -> Golden<'static> {
-    Golden::new(Format::of(family))
+    Golden::new(Format::for_family(family))
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn mistral_call_id() {
 
 #[test]
 fn mistral_args() {
-    let format = Format::of(Family::MistralArgs).with_reasoning(ReasoningTags::MISTRAL);
+    let format = Format::for_family(Family::MistralArgs).with_reasoning(ReasoningTags::MISTRAL);
     Golden::new(format)
         .says(
             "[THINK]I call [TOOL_CALLS] now.[/THINK]\nOk. [TOOL_CALLS]f[ARGS]{\"a\": {\"b\": [\"é\"]}}\
@@ -92,7 +92,7 @@ fn mistral_args() {
 
 #[test]
 fn kimi_k2() {
-    let format = Format::of(Family::KimiK2).with_reasoning(ReasoningTags::THINK);
+    let format = Format::for_family(Family::KimiK2).with_reasoning(ReasoningTags::THINK);
     Golden::new(format)
         .says(
             "I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0\
@@ -126,7 +126,8 @@ fn kimi_k2() {
 
 #[test]
 fn deepseek() {
-    let think = |family| Golden::new(Format::of(family).with_reasoning(ReasoningTags::THINK));
+    let think =
+        |family| Golden::new(Format::for_family(family).with_reasoning(ReasoningTags::THINK));
     think(Family::DeepSeekV3).prompt("<｜Assistant｜><think>\n").says(
         "Hm.\n</think>\n\nI look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n\
          ```json\n{\"q\": \"```é\"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n\

@@ -130,7 +130,7 @@ fn format() -> impl Strategy<Value = Format> {
         prop::option::of(tags),
     )
         .prop_map(|(family, tags)| {
-            let format = Format::of(family);
+            let format = Format::for_family(family);
             tags.map_or(format, |tags| format.with_reasoning(tags))
         })
 }
@@ -289,7 +289,7 @@ proptest! {
             (Family::Llama3, format!("{{\"name\":\"f\",\"parameters\":{{\"s\":{json}}}}}")),
             (Family::KimiK2, format!("<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{{\"s\":{json}}}")),
         ] {
-            let golden = Golden::new(Format::of(family)).tools(typed_tools());
+            let golden = Golden::new(Format::for_family(family)).tools(typed_tools());
             let reply = Reply::collect(golden.events(&[(&reply, false)]));
             prop_assert_eq!(reply.calls.len(), 1);
             let arguments: serde_json::Value =
@@ -309,7 +309,7 @@ proptest! {
             if !fits {
                 continue;
             }
-            let golden = Golden::new(Format::of(family)).tools(typed_tools());
+            let golden = Golden::new(Format::for_family(family)).tools(typed_tools());
             let reply = Reply::collect(golden.events(&[(&reply, false)]));
             prop_assert_eq!(reply.calls.len(), 1, "{}", family);
             let arguments: serde_json::Value =
@@ -348,7 +348,7 @@ proptest! {
             (Family::Glm4Moe, format!("<tool_call>f\n{glm}</tool_call>")),
             (Family::MiniMax, format!("<minimax:tool_call>\n<invoke name=\"f\">\n{minimax}</invoke>\n</minimax:tool_call>")),
         ] {
-            let golden = Golden::new(Format::of(family));
+            let golden = Golden::new(Format::for_family(family));
             let out = Reply::collect(golden.events(&[(&reply, false)]));
             prop_assert_eq!(out.calls.len(), 1, "{} {}", family, reply);
             let read: serde_json::Value = serde_json::from_str(&out.calls[0].arguments).expect("JSON");

@@ -4,7 +4,7 @@ use crate::harness::{Golden, typed_tools};
 use inference_text::reply::{Family, Format};
 
 fn golden(family: Family) -> Golden<'static> {
-    Golden::new(Format::of(family)).tools(typed_tools())
+    Golden::new(Format::for_family(family)).tools(typed_tools())
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn bare_lists() {
             "[f(s='a', 1)]",
             &[r#"open 0 call_0 f {"s": "a""#, "fault Syntax", "content [f(s='a', 1)]"],
         );
-    Golden::new(Format::of(Family::Pythonic)).says("[f(a=1)]", &["content [f(a=1)]"]);
+    Golden::new(Format::for_family(Family::Pythonic)).says("[f(a=1)]", &["content [f(a=1)]"]);
 }
 
 #[test]

@@ -91,7 +91,7 @@ fn arguments_come_at_once() {
     };
     let ids = inference_text::reply::SequentialIds::default;
     let options = ParserOptions::default().with_ids(ids());
-    let mut parser = Format::of(Family::Hermes).parser(options);
+    let mut parser = Format::for_family(Family::Hermes).parser(options);
     assert_eq!(
         parser.feed(Piece::text("<tool_call>{\"name\": \"f\", \"arguments\": ")),
         []
@@ -108,7 +108,7 @@ fn arguments_come_at_once() {
 
     let tools = inference_text::reply::Tools::from_json(&typed_tools());
     let options = ParserOptions::default().with_ids(ids()).with_tools(tools);
-    let mut parser = Format::of(Family::Qwen3Coder).parser(options);
+    let mut parser = Format::for_family(Family::Qwen3Coder).parser(options);
     let text = "<tool_call>\n<function=f>\n<parameter=s>\nlong";
     assert_eq!(
         parser.feed(Piece::text(text)),
@@ -122,14 +122,14 @@ fn arguments_come_at_once() {
 fn without_tools_a_call_is_content() {
     let call = r#"[f(s="x")]"#;
     let reply = format!("<think>x</think>{call}");
-    let format = Format::of(Family::Pythonic).with_reasoning(ReasoningTags::THINK);
+    let format = Format::for_family(Family::Pythonic).with_reasoning(ReasoningTags::THINK);
     Golden::new(format)
         .tools(typed_tools())
         .says(&reply, &["reasoning x", r#"call 0 call_0 f {"s": "x"}"#]);
     Golden::new(format.without_calls())
         .tools(typed_tools())
         .says(&reply, &["reasoning x", &format!("content {call}")]);
-    let harmony = Format::of(Family::Harmony);
+    let harmony = Format::for_family(Family::Harmony);
     assert_eq!(harmony.without_calls(), harmony);
 }
 

@@ -6,7 +6,7 @@ use inference_text::reply::{Event, Family, Format, ReasoningTags, Reply, ReplySt
 use serde_json::json;
 
 fn stream(tokens: Vec<Result<Token>>, tools: &[Tool], rendered: &str) -> ReplyStream {
-    let format = Format::of(Family::Hermes).with_reasoning(ReasoningTags::THINK);
+    let format = Format::for_family(Family::Hermes).with_reasoning(ReasoningTags::THINK);
     let prompt = ChatPrompt::new([Message::user("hi")]).with_tools(tools);
     let reader = reader(format, &prompt, rendered);
     ReplyStream::new(scripted::Reply::new(tokens).into_stream(), reader)

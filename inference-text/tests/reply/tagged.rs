@@ -4,7 +4,7 @@ use crate::harness::{Golden, typed_tools};
 use inference_text::reply::{Family, Format, ReasoningTags};
 
 fn golden(family: Family) -> Golden<'static> {
-    let format = Format::of(family).with_reasoning(ReasoningTags::THINK);
+    let format = Format::for_family(family).with_reasoning(ReasoningTags::THINK);
     Golden::new(format).tools(typed_tools())
 }
 
@@ -54,7 +54,7 @@ fn qwen3_coder() {
             "\nThe <tool_call> tag.\n</think>\n\n<tool_call><function=g></function></tool_call>",
             &["reasoning The <tool_call> tag.", "call 0 call_0 g {}"],
         );
-    Golden::new(Format::of(Family::Qwen3Coder)).says(
+    Golden::new(Format::for_family(Family::Qwen3Coder)).says(
         "<tool_call><function=f><parameter=s>42</parameter><parameter=t>4 2</parameter></function>",
         &[r#"call 0 call_0 f {"s": 42, "t": "4 2"}"#],
     );

@@ -29,7 +29,7 @@ impl LoraAdapter {
         architecture: &str,
         passes: &Passes,
     ) -> Result<Self> {
-        load(all, dir, Naming::of(architecture), passes)
+        load(all, dir, Naming::for_architecture(architecture), passes)
     }
 }
 
@@ -137,7 +137,7 @@ fn load(
     };
     for name in stored.names() {
         let mut layer_slots = all.iter().filter(|slot| same_layer(name, slot.name()));
-        if !stored.is_whole() {
+        if !stored.replaces_weights() {
             let slot = layer_slots
                 .find(|s| s.is_matrix())
                 .ok_or_else(|| missing(name))?;
@@ -149,7 +149,7 @@ fn load(
         for end in stored.ends(name) {
             let slot = layer_slots.iter().find(|slot| slot.end() == end);
             let slot = slot.ok_or_else(|| missing(&format!("{name}.{end}")))?;
-            let replacement = stored.whole(name, end, &slot.shape())?;
+            let replacement = stored.replacement(name, end, &slot.shape())?;
             deltas.push((Arc::clone(slot), Delta::Whole(replacement)));
         }
     }

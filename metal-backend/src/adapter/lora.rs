@@ -54,7 +54,7 @@ impl LoraAdapter {
         let (chosen, deltas) = match kind {
             AdapterKind::Full => {
                 let chosen = in_blocks(all, config)?;
-                let deltas = whole(&chosen, dtype)?;
+                let deltas = replacements(&chosen, dtype)?;
                 (chosen, deltas)
             }
             AdapterKind::Lora | AdapterKind::Dora => {
@@ -68,7 +68,7 @@ impl LoraAdapter {
         Ok(Self {
             slots: chosen,
             kind,
-            naming: Naming::of(architecture),
+            naming: Naming::for_architecture(architecture),
             blocks: blocks(all),
         })
     }
@@ -173,7 +173,7 @@ fn in_blocks(all: &[Arc<ParamSlot>], config: &LoraConfig) -> Result<Vec<Arc<Para
 }
 
 /// The current weights of the slots, as trainable parameters.
-fn whole(slots: &[Arc<ParamSlot>], dtype: Dtype) -> Result<Vec<Delta>> {
+fn replacements(slots: &[Arc<ParamSlot>], dtype: Dtype) -> Result<Vec<Delta>> {
     let copied = |slot: &Arc<ParamSlot>| {
         let weight = slot.stored_weight(dtype)?;
         weight.eval()?;

@@ -12,7 +12,7 @@ pub struct Naming(Renaming);
 
 impl Naming {
     /// The mapping of an architecture.
-    pub fn of(architecture: &str) -> Self {
+    pub fn for_architecture(architecture: &str) -> Self {
         let family = Family::of(architecture);
         Self(family.map_or_else(Renaming::default, |f| f.mlx_lm_names(architecture)))
     }

@@ -234,7 +234,7 @@ impl Stored {
     }
 
     /// Whether the adapter replaces the model's weights instead of adding to them.
-    pub(crate) fn is_whole(&self) -> bool {
+    pub(crate) fn replaces_weights(&self) -> bool {
         self.kind == AdapterKind::Full
     }
 
@@ -270,7 +270,7 @@ impl Stored {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] when it is missing or does not fit.
-    pub(crate) fn whole(&self, name: &str, end: &str, shape: &[i32]) -> Result<Array> {
+    pub(crate) fn replacement(&self, name: &str, end: &str, shape: &[i32]) -> Result<Array> {
         let part = self.part(name, end)?;
         if part.shape() != shape {
             return Err(self.bad(format!(

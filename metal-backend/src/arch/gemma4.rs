@@ -242,8 +242,8 @@ impl Block {
             };
             let mut caches = passing::caches(lengths.len(), layer + 1);
             let mut rows = passing::rows(&lengths, &mut caches);
-            let (at, nobody) = ((layer, positions), &mut Watch::nothing());
-            let run = || block.forward(x, &block_inputs, &mut rows, at, nobody);
+            let (at, unwatched) = ((layer, positions), &mut Watch::nothing());
+            let run = || block.forward(x, &block_inputs, &mut rows, at, unwatched);
             let (x, made) = adapter::within(Arc::new(scope), run)?;
             let mut results = vec![x];
             for view in made.iter().flatten().filter(|_| shares) {

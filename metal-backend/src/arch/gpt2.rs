@@ -23,7 +23,7 @@ struct Layout {
 }
 
 impl Layout {
-    fn of(weights: &Weights) -> Self {
+    fn from_weights(weights: &Weights) -> Self {
         let prefix = ["model.", "transformer.", ""]
             .into_iter()
             .find(|p| weights.contains(&format!("{p}wte.weight")))
@@ -36,7 +36,7 @@ impl Layout {
 }
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
-    let layout = Layout::of(weights);
+    let layout = Layout::from_weights(weights);
     let at = |name: &str| format!("{}{name}", layout.prefix);
     let mut b = Builder::new(config, weights)?.with_norms(NormKind::Layer { bias: true });
     let activation = b.activation(Activation::GeluTanh)?;

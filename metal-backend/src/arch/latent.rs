@@ -46,7 +46,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn of(config: &ModelConfig) -> Result<Self> {
+    fn from_config(config: &ModelConfig) -> Result<Self> {
         let size = |name: &str, range| int(name, config.required_uint(name, range)?);
         let query_rank = config.uint("q_lora_rank", 1..=limits::HIDDEN)?;
         let head = || 1..=limits::HEAD_DIM;
@@ -66,14 +66,14 @@ pub fn key_numbers(config: &ModelConfig) -> Result<Option<u64>> {
     if !config.family().is_some_and(|family| family.latent) {
         return Ok(None);
     }
-    let sizes = Sizes::of(config)?;
+    let sizes = Sizes::from_config(config)?;
     let width = u64::from((sizes.rank + sizes.rotated).unsigned_abs());
     Ok(Some(width * 2 * config.num_hidden_layers as u64))
 }
 
 /// The attention of layer `i` at the prefix `at`.
 fn attention(b: &mut Builder<'_>, i: usize, at: &str, latent: Latent) -> Result<LatentAttention> {
-    let sizes = Sizes::of(b.config)?;
+    let sizes = Sizes::from_config(b.config)?;
     let Sizes {
         rank,
         plain,

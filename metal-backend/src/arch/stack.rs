@@ -192,8 +192,8 @@ impl<M: Mixer> Block<M> {
             };
             let mut caches = passing::caches(lengths.len(), layer + 1);
             let mut rows = passing::rows(&lengths, &mut caches);
-            let nobody = &mut Watch::nothing();
-            let run = || block.forward(x, &mut rows, layer, positions, nobody);
+            let unwatched = &mut Watch::nothing();
+            let run = || block.forward(x, &mut rows, layer, positions, unwatched);
             Ok(vec![adapter::within(Arc::new(scope), run)?])
         });
         again(&scope.of_block(layer), std::slice::from_ref(x))?

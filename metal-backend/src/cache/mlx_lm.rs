@@ -37,7 +37,7 @@ enum Form {
 }
 
 impl Form {
-    fn of(metadata: &BTreeMap<String, String>) -> Option<Self> {
+    fn from_metadata(metadata: &BTreeMap<String, String>) -> Option<Self> {
         // The list of tensors begins with an empty text.
         let is_class = |class: &String| !class.is_empty();
         if metadata.contains_key("1.0") {
@@ -89,7 +89,7 @@ struct Layer {
 
 /// Whether the texts of a file follow mlx-lm's format.
 pub fn is_mlx_lm(metadata: &BTreeMap<String, String>) -> bool {
-    Form::of(metadata).is_some()
+    Form::from_metadata(metadata).is_some()
 }
 
 /// Writes `caches` if mlx-lm has a class for each layer. Otherwise writes nothing and returns
@@ -206,7 +206,7 @@ pub fn positions(path: &Path, metadata: &BTreeMap<String, String>) -> Result<usi
             "not a prompt cache: its number of positions is missing",
         )
     };
-    let form = Form::of(metadata).ok_or_else(fault)?;
+    let form = Form::from_metadata(metadata).ok_or_else(fault)?;
     let file = SafetensorsCheckpoint::open_file(path)?;
     let first = Described {
         file: &file,
@@ -274,7 +274,7 @@ impl Described<'_> {
             }
         };
         let number = number.filter(|n: &i32| *n >= 0);
-        number.ok_or_else(|| self.fault(format!("its setting `{name}` is missing or no number")))
+        number.ok_or_else(|| self.fault(format!("its setting `{name}` is missing or not a number")))
     }
 }
 
@@ -291,7 +291,7 @@ pub fn load(
     one: &mut dyn FnMut() -> Result<Caches>,
 ) -> Result<Kept> {
     let fault = |message: String| invalid(path, message);
-    let form = Form::of(metadata)
+    let form = Form::from_metadata(metadata)
         .ok_or_else(|| fault("not a prompt cache: it names no classes".to_owned()))?;
     let key = form.ours();
     let ours = metadata.get(key).map(|text| {

@@ -155,7 +155,7 @@ fn no_family(file: &Gguf, config: &Map<String, Value>) -> Error {
     Error::new(
         ErrorKind::Unsupported,
         format!(
-            "a GGUF file of {:?} runs as it is, and cannot be converted yet",
+            "a GGUF file of {:?} runs without a conversion, which is not supported yet",
             model_type.unwrap_or_default()
         ),
     )

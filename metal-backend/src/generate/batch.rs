@@ -241,7 +241,7 @@ impl Batch {
         let Some(decoder) = decoder else {
             return Ok(());
         };
-        let mut edits = Edits::of(edits);
+        let mut edits = Edits::new(edits);
         let step = ids(&tokens).and_then(|ids| {
             decoder.forward(&ids, &mut rows, Positions::Last, &mut watch(&mut edits))
         });
@@ -417,7 +417,7 @@ fn decode_group(running: &mut [(&mut Member, Pending)], edited: bool) -> Result<
         }
     }
     if let Some(decoder) = decoder {
-        let mut edits = Edits::of(edits);
+        let mut edits = Edits::new(edits);
         let logits = concatenate(&inputs, 0)
             .and_then(|ids| ids.expand_dims(0))
             .and_then(|ids| {

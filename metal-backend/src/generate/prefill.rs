@@ -20,7 +20,7 @@ impl SequenceState {
         let total = tokens.len();
         let from = self.prefilled.min(total.saturating_sub(1));
         request.report(from);
-        let mut edits = Edits::of(vec![self.edits.clone()]);
+        let mut edits = Edits::new(vec![self.edits.clone()]);
         let logits = forward_prompt(
             self.decoder.as_ref(),
             &tokens[from..],

@@ -194,7 +194,7 @@ impl SequenceState {
                     length: 1,
                     caches: &mut self.caches,
                 }];
-                let mut edits = Edits::of(vec![self.edits.clone()]);
+                let mut edits = Edits::new(vec![self.edits.clone()]);
                 let watch = &mut watch(&mut edits);
                 self.decoder
                     .forward(&ids, &mut rows, Positions::Last, watch)

@@ -171,7 +171,7 @@ impl SpeculativeDecoder {
         let fault = engine("decode");
         let inputs = [&[last], guesses.as_slice()].concat();
         let sequence = &mut self.sequence;
-        let mut edits = Edits::of(vec![sequence.edits.clone()]);
+        let mut edits = Edits::new(vec![sequence.edits.clone()]);
         let logits = forward(
             sequence.decoder.as_ref(),
             &inputs,

@@ -49,7 +49,7 @@ impl OwnStage {
         match self.reads {
             StageReads::All => self.split.reads(self.rank, name),
             StageReads::Layers => {
-                let end = matches!(Part::of(name), Part::Embedding | Part::Output);
+                let end = matches!(Part::from_name(name), Part::Embedding | Part::Output);
                 !end && self.split.reads(self.rank, name)
             }
             StageReads::Ends => !PipelineSplit::is_of_layer(name),

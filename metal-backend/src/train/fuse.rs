@@ -203,7 +203,7 @@ impl Fusion {
 
     /// The parts of a layer that change.
     fn changing(&self, layer: &str) -> Vec<&'static str> {
-        if self.stored.is_whole() {
+        if self.stored.replaces_weights() {
             self.stored.ends(layer).collect()
         } else {
             vec!["weight"]
@@ -269,7 +269,7 @@ impl Fusion {
         end: &str,
         expert: Option<i32>,
     ) -> Result<()> {
-        if self.stored.is_whole() {
+        if self.stored.replaces_weights() {
             self.replace(arrays, name, layer, end, expert)
         } else {
             self.add(arrays, name.trim_end_matches(".weight"), layer, expert)
@@ -305,7 +305,7 @@ impl Fusion {
             shape.reverse();
         }
         let shape = self.stacked(layer, &shape, expert);
-        let replacement = self.stored.whole(layer, end, &shape)?;
+        let replacement = self.stored.replacement(layer, end, &shape)?;
         let new = one_of(&replacement, expert).and_then(|w| {
             let w = if turned { w.swap_axes(0, 1)? } else { w };
             w.astype(old.dtype())

@@ -190,7 +190,7 @@ impl Run {
             ));
         }
         let lora = plan::lora(&config, &model.engine().layer_names())?;
-        let mut trainer = Trainer::of(model, &lora, kind, tuning)?;
+        let mut trainer = Trainer::new(model, &lora, kind, tuning)?;
         let settings = settings(&trainer, &config, &parts.train)?;
         let place = if start == Start::Resume {
             let dir = config.adapter_path.clone();

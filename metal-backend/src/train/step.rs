@@ -58,11 +58,11 @@ impl Trainer {
         kind: AdapterKind,
         tuning: Tuning,
     ) -> Result<Self> {
-        Self::of(crate::backend::open(path, options)?, lora, kind, tuning)
+        Self::new(crate::backend::open(path, options)?, lora, kind, tuning)
     }
 
     /// Trains the adapter of a loaded model, or a fresh one if it has none.
-    pub(super) fn of(
+    pub(super) fn new(
         model: MlxModel,
         lora: &LoraConfig,
         kind: AdapterKind,

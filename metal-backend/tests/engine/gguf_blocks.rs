@@ -136,7 +136,7 @@ fn logits_are_those_of_the_expanded_numbers() {
                 kind.0
             );
         }
-        let report = ModelReport::of(&packed.1, Some("cpu"), None).unwrap();
+        let report = ModelReport::read(&packed.1, Some("cpu"), None).unwrap();
         let (loaded, said) = (
             ours.info().weight_bytes as f64,
             report.memory.weights as f64,

@@ -33,7 +33,7 @@ fn a_model_is_refused_when_the_reported_bytes_exceed_the_budget_alone() {
         "gguf/gemma.gguf",
     ] {
         let path = fixture(name);
-        let needed = ModelReport::of(&path, Some("cpu"), None).unwrap();
+        let needed = ModelReport::read(&path, Some("cpu"), None).unwrap();
         let needed = needed.memory.weights;
         let before = memory::set_budget(needed - 1);
         let refused = inference::load_model(&path, &options).err();

@@ -14,7 +14,7 @@ pub struct KvPlane {
 
 impl KvPlane {
     /// A plane of the shape `[1, heads, capacity, width]`.
-    pub fn of(&[_, heads, capacity, width]: &[i32; 4], filled: i32) -> Self {
+    pub fn new(&[_, heads, capacity, width]: &[i32; 4], filled: i32) -> Self {
         Self {
             heads: dim(heads),
             capacity: dim(capacity),

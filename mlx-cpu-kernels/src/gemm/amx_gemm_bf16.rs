@@ -68,7 +68,7 @@ impl GemmTask<'_> {
                 let panels = &panels[..(last - first).div_ceil(TILE_ROWS)];
                 parallel_ranges(blocks, (last - first) * n * k, &|from, to| {
                     // SAFETY: only `detect` makes `Isa::Amx`, where AMX is available.
-                    let registers = unsafe { TileRegisters::whole() };
+                    let registers = unsafe { TileRegisters::full() };
                     SUMS.with_borrow_mut(|sums| {
                         for i in from..to {
                             self.bf16_block((first, last), panels, &registers, block(i), sums, out);

@@ -33,7 +33,7 @@ fn product(kind: MatrixFormat, size: Size, rows: usize, isa: Isa) -> Product {
             kind,
             size,
             bias: false,
-            held: None,
+            stored: None,
         }],
         rows,
         k: size.k,
@@ -263,7 +263,7 @@ fn a_gate_meets_both_matrices_and_bad_rows_stay_bad() {
                 kind,
                 size: SIZE,
                 bias: false,
-                held: None,
+                stored: None,
             };
             work.parts = vec![part(), part()];
             work.gate = Some(Gate::Silu);

@@ -9,7 +9,7 @@ use std::slice::Iter;
 use crate::gemm::activations::Scratch;
 use crate::gemm::few_rows::FewRows;
 use crate::gemm::packed_gemm::{GemmTask, MIN_GEMM_ROWS};
-use crate::gemm::product::{HeldMatrix, MatrixData, MatrixFormat, MatrixPart, Product, Size};
+use crate::gemm::product::{MatrixData, MatrixFormat, MatrixPart, Product, Size, StoredMatrix};
 use crate::gemm::routes::{Routes, Routing};
 use crate::gemm::vjp::{ProductVjp, Stored};
 use crate::isa::Isa;
@@ -39,7 +39,7 @@ pub struct ExpertStack {
     /// Whether biases `[experts, n]` follow in the inputs.
     pub bias: bool,
     /// Quantized matrices, unless they are among the inputs.
-    pub held: Option<HeldMatrix>,
+    pub stored: Option<StoredMatrix>,
 }
 
 /// Products of each input row with the transposed matrices of its experts: `[rows, per_row, n]`.
@@ -99,7 +99,7 @@ impl ExpertStack {
         // SAFETY: guaranteed by the caller.
         let data = unsafe {
             self.kind
-                .matrix(size.k, self.held.as_ref(), inputs, packings)
+                .matrix(size.k, self.stored.as_ref(), inputs, packings)
         };
         // SAFETY: as above.
         let floats = |input: Option<&'a Input>| input.map(|i| unsafe { i.as_slice::<f32>() });
@@ -117,7 +117,7 @@ impl ExpertStack {
             kind: self.kind,
             size: self.size,
             bias: self.bias,
-            held: None,
+            stored: None,
         }
     }
 }

@@ -201,7 +201,7 @@ impl Stack {
             experts: EXPERTS,
             size: self.size,
             bias,
-            held: None,
+            stored: None,
         }
     }
 

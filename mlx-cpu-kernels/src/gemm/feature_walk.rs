@@ -22,14 +22,14 @@ pub type HeldFloats = Arc<dyn AsRef<[f32]> + Send + Sync>;
 
 /// A dense matrix in memory of its owner.
 #[derive(Clone)]
-pub enum HeldRows {
+pub enum StoredRows {
     /// float32.
     F32(HeldFloats),
     /// float16, as raw bits.
     F16(Arc<dyn AsRef<[u16]> + Send + Sync>),
 }
 
-impl HeldRows {
+impl StoredRows {
     fn view(&self) -> DenseView<'_> {
         match self {
             Self::F32(all) => DenseView::F32((**all).as_ref()),
@@ -99,7 +99,7 @@ pub struct HeldProduct {
     /// Elements of a row.
     pub k: usize,
     /// The matrix `[n, k]`.
-    pub matrix: HeldRows,
+    pub matrix: StoredRows,
     /// Added to each row of the result, `[n]`.
     pub bias: Option<HeldFloats>,
     /// The instruction set.
@@ -167,11 +167,11 @@ pub struct FeatureWalk {
     /// The activation, if the kernels have it.
     pub activation: Option<Gate>,
     /// `[features, hidden]`, if there is also a gate.
-    pub up: Option<HeldRows>,
+    pub up: Option<StoredRows>,
     /// `[features]`.
     pub up_bias: Option<HeldFloats>,
     /// `[features, hidden]`.
-    pub down: HeldRows,
+    pub down: StoredRows,
     /// `[hidden]`.
     pub down_bias: Option<HeldFloats>,
     /// The instruction set.
@@ -205,18 +205,18 @@ impl Work for FeatureWalk {
 
 impl FeatureWalk {
     /// The number of features per row.
-    fn kept(&self) -> usize {
+    fn features_per_row(&self) -> usize {
         self.top_k.min(self.features)
     }
 
     /// Multiplications of a pass over one of the matrices.
     fn work(&self) -> usize {
-        self.rows * self.kept() * self.hidden
+        self.rows * self.features_per_row() * self.hidden
     }
 
-    /// The selected features of each row, ascending: `[rows, kept]`.
+    /// The selected features of each row, ascending: `[rows, features_per_row]`.
     fn choose(&self, gates: &[f32]) -> Vec<u32> {
-        let (features, k) = (self.features, self.kept());
+        let (features, k) = (self.features, self.features_per_row());
         if k == features {
             let all = 0..u32::try_from(features).unwrap_or(u32::MAX);
             return (0..self.rows).flat_map(|_| all.clone()).collect();
@@ -248,7 +248,7 @@ impl FeatureWalk {
         ids
     }
 
-    /// The weights of the selected down rows: `[rows, kept]`.
+    /// The weights of the selected down rows: `[rows, features_per_row]`.
     fn weights(
         &self,
         x: &[f32],
@@ -256,8 +256,8 @@ impl FeatureWalk {
         activated: Option<&[f32]>,
         ids: &[u32],
     ) -> Vec<f32> {
-        let (features, hidden, k) = (self.features, self.hidden, self.kept());
-        let up = self.up.as_ref().map(HeldRows::view);
+        let (features, hidden, k) = (self.features, self.hidden, self.features_per_row());
+        let up = self.up.as_ref().map(StoredRows::view);
         let bias = self.up_bias.as_ref().map(|bias| (**bias).as_ref());
         assert!(up.is_none_or(|up| up.len() == features * hidden));
         assert!(bias.is_none_or(|bias| bias.len() == features));
@@ -296,7 +296,7 @@ impl FeatureWalk {
 
     /// The weighted sum of the selected down rows, and the bias.
     fn sum(&self, ids: &[u32], weights: &[f32], output: &mut [f32]) {
-        let (hidden, k) = (self.hidden, self.kept());
+        let (hidden, k) = (self.hidden, self.features_per_row());
         let down = self.down.view();
         let bias = self.down_bias.as_ref().map(|bias| (**bias).as_ref());
         assert!(down.len() == self.features * hidden && output.len() == self.rows * hidden);
@@ -349,11 +349,11 @@ mod tests {
     }
 
     /// `values` as float16, and the rounded values as float32.
-    fn halves(values: &[f32]) -> (HeldRows, Vec<f32>) {
+    fn halves(values: &[f32]) -> (StoredRows, Vec<f32>) {
         let halves: Vec<half::f16> = values.iter().map(|v| half::f16::from_f32(*v)).collect();
         let bits: Vec<u16> = halves.iter().map(|h| h.to_bits()).collect();
         let exact = halves.iter().map(|h| h.to_f32()).collect();
-        (HeldRows::F16(Arc::new(bits)), exact)
+        (StoredRows::F16(Arc::new(bits)), exact)
     }
 
     fn run(work: &impl Work, inputs: &[&[f32]]) -> Vec<f32> {
@@ -409,7 +409,7 @@ mod tests {
                 let gates: Vec<f32> = noise(rows * features, 2).iter().map(|g| 8.0 * g).collect();
                 let [up, down] = [3, 4].map(|seed| {
                     let values = noise(features * hidden, seed);
-                    HeldRows::F32(stored(&values))
+                    StoredRows::F32(stored(&values))
                 });
                 let [up_bias, down_bias] = [stored(&noise(features, 5)), stored(&noise(hidden, 6))];
                 for top_k in [0, 1, 7, features - 1, features, usize::MAX] {
@@ -468,7 +468,7 @@ mod tests {
                 isa,
             };
             let short = walk(up.0.clone(), down.0.clone());
-            let wide = [&up, &down].map(|(_, exact)| HeldRows::F32(stored(exact)));
+            let wide = [&up, &down].map(|(_, exact)| StoredRows::F32(stored(exact)));
             let [wide_up, wide_down] = wide;
             let (a, b) = (
                 run(&short, &[&x, &gates]),
@@ -482,7 +482,7 @@ mod tests {
 
     #[test]
     fn of_equal_gates_the_first_are_taken_and_no_number_is_lost() {
-        let down = HeldRows::F32(stored(&[1.0, 10.0, 100.0, 1000.0]));
+        let down = StoredRows::F32(stored(&[1.0, 10.0, 100.0, 1000.0]));
         let mut work = FeatureWalk {
             rows: 1,
             hidden: 1,
@@ -520,7 +520,10 @@ mod tests {
             for (rows, n, k) in [(1, 1, 1), (1, 400, 96), (9, 33, 70), (20, 64, 64)] {
                 let (x, matrix, bias) = (noise(rows * k, 1), noise(n * k, 2), noise(n, 3));
                 let (short, rounded) = halves(&matrix);
-                let both = [(HeldRows::F32(stored(&matrix)), &matrix), (short, &rounded)];
+                let both = [
+                    (StoredRows::F32(stored(&matrix)), &matrix),
+                    (short, &rounded),
+                ];
                 for (biased, (rows_held, matrix)) in [false, true]
                     .into_iter()
                     .flat_map(|b| both.clone().map(|m| (b, m)))

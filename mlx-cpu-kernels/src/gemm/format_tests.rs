@@ -86,7 +86,7 @@ fn products_with_every_format_equal_the_definition() {
                             kind,
                             size: SIZE,
                             bias: false,
-                            held: None,
+                            stored: None,
                         }],
                         rows,
                         k: SIZE.k,

@@ -1,11 +1,11 @@
 //! Rows of a quantized matrix by index, as float32: the embedding lookup.
 
-use crate::gemm::product::{HeldMatrix, Size};
+use crate::gemm::product::{Size, StoredMatrix};
 use crate::layout::packed::{PackedMatrix, ScaleFormat};
 use crate::work::{Input, Work};
 
 /// Rows of a quantized matrix by index. Its inputs are the 32-bit indices, and the matrix unless it
-/// is held. An index out of range selects the nearest row.
+/// is stored in the operation. An index out of range selects the nearest row.
 pub struct GatherRows {
     /// The number of indices.
     pub count: usize,
@@ -20,7 +20,7 @@ pub struct GatherRows {
     /// The format of scales and biases.
     pub scales: ScaleFormat,
     /// The matrix, unless it is among the inputs.
-    pub held: Option<HeldMatrix>,
+    pub stored: Option<StoredMatrix>,
 }
 
 impl Work for GatherRows {
@@ -32,7 +32,7 @@ impl Work for GatherRows {
         let Some((ids, matrix)) = inputs.split_first() else {
             return;
         };
-        let matrix = self.held.as_ref().map_or(matrix, HeldMatrix::inputs);
+        let matrix = self.stored.as_ref().map_or(matrix, StoredMatrix::inputs);
         // SAFETY: `take_rows` passes arrays of these types, in this order.
         let (ids, matrix) = unsafe {
             let packing = (self.bits, self.groups, self.scales);

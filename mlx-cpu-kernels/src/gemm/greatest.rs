@@ -178,7 +178,7 @@ mod tests {
             kind,
             size,
             bias: false,
-            held: None,
+            stored: None,
         };
         let product = Product {
             parts: vec![part],

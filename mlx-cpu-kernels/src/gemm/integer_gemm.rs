@@ -303,7 +303,7 @@ mod tests {
             },
             size: Size { n, k },
             bias: true,
-            held: None,
+            stored: None,
         };
         let product = Product {
             parts: vec![part(), part()],
@@ -390,7 +390,7 @@ mod tests {
                         },
                         size: Size { n, k },
                         bias: false,
-                        held: None,
+                        stored: None,
                     }],
                     rows,
                     k,

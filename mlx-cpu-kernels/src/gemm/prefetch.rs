@@ -41,7 +41,7 @@ impl Product {
                     scales,
                 },
                 Some(stored),
-            ) = (part.kind, &part.held)
+            ) = (part.kind, &part.stored)
             {
                 // SAFETY: guaranteed by the caller.
                 let matrix = unsafe {
@@ -96,7 +96,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::gemm::product::{HeldMatrix, Size};
+    use crate::gemm::product::{Size, StoredMatrix};
     use crate::isa::Isa;
     use crate::layout::packed::INTERLEAVED_ROWS;
     use crate::layout::packed::ScaleFormat;
@@ -116,7 +116,7 @@ mod tests {
         let stored = unsafe {
             let words = Input::from_raw(words.as_ptr().cast(), words.len());
             let factors = Input::from_raw(factors.as_ptr().cast(), factors.len());
-            HeldMatrix::new([words, factors, factors], owner)
+            StoredMatrix::new([words, factors, factors], owner)
         };
         MatrixPart {
             kind: MatrixFormat::Quantized {
@@ -126,7 +126,7 @@ mod tests {
             },
             size: Size { n, k: 64 },
             bias: false,
-            held: Some(stored),
+            stored: Some(stored),
         }
     }
 

@@ -27,21 +27,21 @@ pub struct Size {
 
 /// The arrays of a quantized matrix that an operation holds, instead of getting them as inputs.
 #[derive(Clone)]
-pub struct HeldMatrix {
+pub struct StoredMatrix {
     /// Words, scales and biases.
     inputs: [Input; 3],
     /// Keeps the memory of the inputs alive.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: callers of `HeldMatrix::new` guarantee that the owner keeps the inputs' memory and
+// SAFETY: callers of `StoredMatrix::new` guarantee that the owner keeps the inputs' memory and
 // nothing writes it.
-unsafe impl Send for HeldMatrix {}
+unsafe impl Send for StoredMatrix {}
 
 // SAFETY: as for Send.
-unsafe impl Sync for HeldMatrix {}
+unsafe impl Sync for StoredMatrix {}
 
-impl HeldMatrix {
+impl StoredMatrix {
     /// Words, scales and biases in memory of `owner`.
     ///
     /// # Safety
@@ -75,7 +75,7 @@ pub enum MatrixFormat {
 }
 
 impl MatrixFormat {
-    /// The matrix of `k` columns: `held`, or the next of `inputs`, which is consumed. A packing
+    /// The matrix of `k` columns: `stored`, or the next of `inputs`, which is consumed. A packing
     /// missing in `packings` is appended.
     ///
     /// # Safety
@@ -83,14 +83,14 @@ impl MatrixFormat {
     pub(crate) unsafe fn matrix<'a>(
         self,
         k: usize,
-        stored: Option<&'a HeldMatrix>,
+        stored: Option<&'a StoredMatrix>,
         inputs: &mut Iter<'a, Input>,
         packings: &mut Vec<(u32, usize)>,
     ) -> MatrixData<'a> {
         let (bits, group, scales) = match self {
             // SAFETY: guaranteed by the caller.
             MatrixFormat::Dense(number) => unsafe {
-                return MatrixData::Dense(DenseView::of(number, inputs.next()));
+                return MatrixData::Dense(DenseView::new(number, inputs.next()));
             },
             MatrixFormat::Quantized {
                 bits,
@@ -130,7 +130,7 @@ pub struct MatrixPart {
     /// Whether a bias follows in the inputs.
     pub bias: bool,
     /// A quantized matrix, unless it is among the inputs.
-    pub held: Option<HeldMatrix>,
+    pub stored: Option<StoredMatrix>,
 }
 
 impl MatrixPart {

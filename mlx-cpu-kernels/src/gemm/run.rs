@@ -58,7 +58,7 @@ impl Product {
             // SAFETY: as for `floats`.
             let matrix = unsafe {
                 part.kind
-                    .matrix(self.k, part.held.as_ref(), &mut inputs, &mut packings)
+                    .matrix(self.k, part.stored.as_ref(), &mut inputs, &mut packings)
             };
             let bias = part.bias.then(|| floats(inputs.next()));
             data.push((matrix, bias));

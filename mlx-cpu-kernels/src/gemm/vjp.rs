@@ -69,7 +69,7 @@ impl Work for ProductVjp {
         let stored = match self.kind {
             MatrixFormat::Dense(number) => {
                 // SAFETY: as above.
-                Stored::Dense(unsafe { DenseView::of(number, inputs.get(1)) })
+                Stored::Dense(unsafe { DenseView::new(number, inputs.get(1)) })
             }
             MatrixFormat::Quantized {
                 bits,

@@ -38,7 +38,7 @@ impl<'a> DenseView<'a> {
     ///
     /// # Safety
     /// They must have that type.
-    pub(crate) unsafe fn of(number: DenseType, input: Option<&'a Input>) -> Self {
+    pub(crate) unsafe fn new(number: DenseType, input: Option<&'a Input>) -> Self {
         // SAFETY: guaranteed by the caller; both 16-bit types can be read as raw bits.
         unsafe {
             match number {

@@ -27,7 +27,7 @@ pub(crate) enum Dot {
 
 impl Dot {
     /// The best one of an instruction set on this processor.
-    pub(crate) fn of(isa: Isa) -> Option<Self> {
+    pub(crate) fn for_isa(isa: Isa) -> Option<Self> {
         match isa {
             Isa::Avx512 | Isa::Amx => Some(Self::Vnni512),
             Isa::Avx2 if is_x86_feature_detected!("avxvnni") => Some(Self::Vnni256),
@@ -68,9 +68,9 @@ impl Dot {
 /// Quantizes columns `[columns, LANES]` with a scale per [`UNIT`] of them.
 pub(crate) fn quantize(dot: Dot, columns: &[f32], to: ByteColumnsMut<'_>) {
     match dot {
-        // SAFETY: only `Dot::of` makes these, on processors with avx2 and fma.
+        // SAFETY: only `Dot::for_isa` makes these, on processors with avx2 and fma.
         Dot::Maddubs | Dot::Vnni256 => unsafe { avx2::byte_tile::quantize(columns, to) },
-        // SAFETY: only `Dot::of` makes it, on processors with these parts of AVX-512.
+        // SAFETY: only `Dot::for_isa` makes it, on processors with these parts of AVX-512.
         Dot::Vnni512 => unsafe { avx512::byte_tile::quantize(columns, to) },
     }
 }
@@ -85,11 +85,11 @@ pub(crate) fn refine(
     refined: &mut Vec<usize>,
 ) {
     match dot {
-        // SAFETY: only `Dot::of` makes these, on processors with avx2 and fma.
+        // SAFETY: only `Dot::for_isa` makes these, on processors with avx2 and fma.
         Dot::Maddubs | Dot::Vnni256 => unsafe {
             avx2::byte_tile::refine(columns, coarse, fine, refined);
         },
-        // SAFETY: only `Dot::of` makes it, on processors with these parts of AVX-512.
+        // SAFETY: only `Dot::for_isa` makes it, on processors with these parts of AVX-512.
         Dot::Vnni512 => unsafe { avx512::byte_tile::refine(columns, coarse, fine, refined) },
     }
 }
@@ -128,7 +128,7 @@ pub(crate) fn multiply(
         group: matrix.group,
         stride,
     };
-    // SAFETY: all bounds are asserted; `Dot::of` checked the instruction set.
+    // SAFETY: all bounds are asserted; `Dot::for_isa` checked the instruction set.
     unsafe {
         match dot {
             Dot::Vnni512 => avx512::byte_tile::multiply(rows, &task, matrix, x, (sums, apart)),

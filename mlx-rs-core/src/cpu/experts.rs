@@ -244,7 +244,7 @@ impl ExpertMatrix {
         inputs: &mut Vec<&'a Array>,
     ) -> Result<ExpertStack> {
         let packed = match &self.matrix {
-            Matrix::Quantized(q) if holds => q.held(),
+            Matrix::Quantized(q) if holds => q.stored_matrix(),
             _ => None,
         };
         if packed.is_none() {
@@ -263,7 +263,7 @@ impl ExpertMatrix {
             experts: self.experts,
             size: self.size(),
             bias: bias.is_some(),
-            held: packed,
+            stored: packed,
         })
     }
 

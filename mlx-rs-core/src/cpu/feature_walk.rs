@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use mlx_cpu_kernels::{FeatureWalk as Walk, Gate, HeldFloats, HeldProduct, HeldRows, Isa, Size};
+use mlx_cpu_kernels::{FeatureWalk as Walk, Gate, HeldFloats, HeldProduct, Isa, Size, StoredRows};
 
 use super::host_op::{self, OpKind};
 use super::matrix::size_of;
@@ -30,10 +30,10 @@ impl FeatureNumbers {
         }
     }
 
-    fn held(&self) -> HeldRows {
+    fn stored_rows(&self) -> StoredRows {
         match self {
-            Self::Float32(all) => HeldRows::F32(Arc::new(all.clone())),
-            Self::Float16(all) => HeldRows::F16(Arc::new(all.clone())),
+            Self::Float32(all) => StoredRows::F32(Arc::new(all.clone())),
+            Self::Float16(all) => StoredRows::F16(Arc::new(all.clone())),
         }
     }
 
@@ -132,8 +132,8 @@ impl FeatureMatrix {
         &self.numbers
     }
 
-    fn held(&self) -> HeldRows {
-        self.numbers.held()
+    fn stored_rows(&self) -> StoredRows {
+        self.numbers.stored_rows()
     }
 
     /// Products of `x` with the transposed matrix, plus a bias `[features]`, on the CPU: float32
@@ -148,7 +148,7 @@ impl FeatureMatrix {
         let work = HeldProduct {
             rows,
             k: self.size.k,
-            matrix: self.held(),
+            matrix: self.stored_rows(),
             bias: held_vector(op, bias, self.size.n)?,
             isa: Isa::detect(),
         };
@@ -222,9 +222,9 @@ impl FeatureWalk<'_> {
             features,
             top_k: self.top_k,
             activation: self.activation,
-            up: self.up.map(FeatureMatrix::held),
+            up: self.up.map(FeatureMatrix::stored_rows),
             up_bias: held_vector(op, self.up_bias, features)?,
-            down: self.down.held(),
+            down: self.down.stored_rows(),
             down_bias: held_vector(op, self.down_bias, k)?,
             isa: Isa::detect(),
         };

@@ -127,7 +127,7 @@ impl KvLayer {
         let work = Take {
             from: Arc::clone(self),
             which,
-            plane: KvPlane::of(&shape, n),
+            plane: KvPlane::new(&shape, n),
         };
         host_op::add_once(OP, work, inputs, 0, &shape)
     }
@@ -168,7 +168,7 @@ pub(super) enum From {
 /// MLX's message when the current stream is not on the CPU.
 pub(super) fn fill(to: &Arc<KvLayer>, from: From, filled: i32, inputs: &[&Array]) -> Result<Array> {
     let work = Fill {
-        plane: KvPlane::of(to.shape(), filled),
+        plane: KvPlane::new(to.shape(), filled),
         to: Arc::clone(to),
         from,
     };

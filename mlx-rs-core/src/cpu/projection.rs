@@ -145,7 +145,7 @@ impl<'a> Projection<'a> {
         for (matrix, bias) in self.parts {
             let size = matrix.size();
             let packed = match matrix {
-                Matrix::Quantized(q) if holds => q.held(),
+                Matrix::Quantized(q) if holds => q.stored_matrix(),
                 _ => None,
             };
             if packed.is_none() {
@@ -161,7 +161,7 @@ impl<'a> Projection<'a> {
                 kind: matrix.kind(),
                 size,
                 bias: bias.is_some(),
-                held: packed,
+                stored: packed,
             });
             n += size.n;
         }

@@ -9,7 +9,7 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use mlx_cpu_kernels::{
-    GatherRows, HeldMatrix, INTERLEAVED_ROWS, Input, PrefillInputs, ScaleFormat, Size, dim,
+    GatherRows, INTERLEAVED_ROWS, Input, PrefillInputs, ScaleFormat, Size, StoredMatrix, dim,
     symmetric_bias,
 };
 
@@ -515,11 +515,11 @@ impl QuantizedMatrix {
             bits: self.bits,
             groups: self.size.k / self.group,
             scales: self.scales,
-            held: self.held(),
+            stored: self.stored_matrix(),
         };
         // It was an i32 in the matrix's shape.
         let shape = [ids.shape(), &[self.size.k as i32]].concat();
-        let inputs: Vec<&Array> = match &work.held {
+        let inputs: Vec<&Array> = match &work.stored {
             Some(_) => vec![&ids],
             None => std::iter::once(&ids).chain(self.inputs()).collect(),
         };
@@ -617,11 +617,11 @@ impl QuantizedMatrix {
     /// The data that an operation without gradients holds, besides its inputs. MLX's evaluation
     /// handles each input, so fewer inputs cost less. `None` if gradients with respect to the
     /// arrays must be refused.
-    pub(super) fn held(&self) -> Option<HeldMatrix> {
+    pub(super) fn stored_matrix(&self) -> Option<StoredMatrix> {
         let stored = Arc::clone(&self.stored);
         // SAFETY: the inputs are elements of arrays that `MatrixArrays` keeps; arrays are
         // immutable.
-        (!self.traced).then(|| unsafe { HeldMatrix::new(self.stored.inputs, stored) })
+        (!self.traced).then(|| unsafe { StoredMatrix::new(self.stored.inputs, stored) })
     }
 
     /// Bytes in memory.

@@ -106,7 +106,7 @@ impl MappedFile {
         match slice.is_some_and(|slice| bytemuck::try_cast_slice::<u8, T>(slice).is_ok()) {
             true => Ok(()),
             false => Err(fault(format!(
-                "bytes {} to {} are no numbers of {kind} in a file of {} bytes",
+                "bytes {} to {} are not numbers of {kind} in a file of {} bytes",
                 bytes.start,
                 bytes.end,
                 self.0.len()

@@ -245,7 +245,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn of(inputs: &MlstmInputs<'_>, memory: &MlstmMemory, chunk: i32) -> Result<Self> {
+    fn check(inputs: &MlstmInputs<'_>, memory: &MlstmMemory, chunk: i32) -> Result<Self> {
         let MlstmInputs { q, k, v, i, f } = *inputs;
         let all = [q, k, v, i, f, &memory.c, &memory.n, &memory.m];
         let fault = |message: String| Error::new(ErrorKind::Shape, OP, message).with_inputs(&all);
@@ -387,7 +387,7 @@ pub fn mlstm(
     chunk: i32,
     eps: f32,
 ) -> Result<(Array, MlstmMemory)> {
-    let sizes = Sizes::of(inputs, memory, chunk)?;
+    let sizes = Sizes::check(inputs, memory, chunk)?;
     let dialect = Dialect::available()
         .ok_or_else(|| Error::new(ErrorKind::Unsupported, OP, "needs a GPU with Metal or CUDA"))?;
     let sources = MlstmSource::all(dialect);

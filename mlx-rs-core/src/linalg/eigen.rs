@@ -20,7 +20,7 @@ struct Sound {
 }
 
 impl Sound {
-    fn of(a: &Array, rows: i32, columns: i32) -> Result<Self> {
+    fn check(a: &Array, rows: i32, columns: i32) -> Result<Self> {
         let bad = not_finite(a)?;
         let input = replaced(a, &bad, &stand_in(a, rows, columns)?)?;
         let widened = a.dtype() == Dtype::Float32 && rows.max(columns) > LARGEST_SINGLE;
@@ -83,7 +83,7 @@ pub fn eigh(a: &Array, triangle: Triangle) -> Result<(Array, Array)> {
     let op = "eigh";
     let n = square(op, a, true)?;
     on_cpu(|| {
-        let sound = Sound::of(a, n, n)?;
+        let sound = Sound::check(a, n, n)?;
         let (values, vectors) = call::pair(op, |values, vectors, s| {
             // SAFETY: all handles are live; the name is a static string; the matrices are square
             // and finite.
@@ -119,7 +119,7 @@ pub fn eigvalsh(a: &Array, triangle: Triangle) -> Result<Array> {
     let op = "eigvalsh";
     let n = square(op, a, true)?;
     on_cpu(|| {
-        let sound = Sound::of(a, n, n)?;
+        let sound = Sound::check(a, n, n)?;
         let values = call::array(op, |out, s| {
             // SAFETY: as in `eigh`.
             unsafe { sys::mlx_linalg_eigvalsh(out, sound.input.raw(), triangle.name().as_ptr(), s) }
@@ -147,7 +147,7 @@ pub fn eig(a: &Array) -> Result<(Array, Array)> {
     let op = "eig";
     let n = square(op, a, true)?;
     on_cpu(|| {
-        let sound = Sound::of(a, n, n)?;
+        let sound = Sound::check(a, n, n)?;
         let (values, vectors) = call::pair(op, |values, vectors, s| {
             // SAFETY: all handles are live; the matrices are square and finite.
             unsafe { sys::mlx_linalg_eig(values, vectors, sound.input.raw(), s) }
@@ -173,7 +173,7 @@ pub fn eigvals(a: &Array) -> Result<Array> {
     let op = "eigvals";
     let n = square(op, a, true)?;
     on_cpu(|| {
-        let sound = Sound::of(a, n, n)?;
+        let sound = Sound::check(a, n, n)?;
         let values = call::array(op, |out, s| {
             // SAFETY: all handles are live; the matrices are square and finite.
             unsafe { sys::mlx_linalg_eigvals(out, sound.input.raw(), s) }
@@ -234,7 +234,7 @@ fn too_few(op: &'static str) -> Error {
 fn svd_parts(op: &'static str, a: &Array, vectors: bool) -> Result<(Sound, Vec<Array>)> {
     let (m, n) = matrices(op, a, true)?;
     on_cpu(|| {
-        let sound = Sound::of(a, m, n)?;
+        let sound = Sound::check(a, m, n)?;
         let parts = call::arrays(op, |out: *mut sys::mlx_vector_array, s| {
             // SAFETY: all handles are live; the matrices are not empty and finite.
             unsafe { sys::mlx_linalg_svd(out, sound.input.raw(), vectors, s) }
@@ -261,7 +261,7 @@ pub fn pinv(a: &Array) -> Result<Array> {
     let op = "pinv";
     let (m, n) = matrices(op, a, false)?;
     on_cpu(|| {
-        let sound = Sound::of(a, m, n)?;
+        let sound = Sound::check(a, m, n)?;
         let inverse = call::array(op, |out, s| {
             // SAFETY: all handles are live; the matrices are not empty and finite.
             unsafe { sys::mlx_linalg_pinv(out, sound.input.raw(), s) }

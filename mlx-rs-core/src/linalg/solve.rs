@@ -147,7 +147,7 @@ struct Factored {
 }
 
 impl Factored {
-    fn of(op: &'static str, a: &Array) -> Result<Self> {
+    fn compute(op: &'static str, a: &Array) -> Result<Self> {
         let n = square(op, a, false)?;
         let constant = a.stop_gradient()?;
         let unsound = not_finite(a)?;
@@ -202,7 +202,7 @@ impl Factored {
 pub fn inv(a: &Array) -> Result<Array> {
     let op = "inv";
     let n = square(op, a, false)?;
-    on_cpu(|| Factored::of(op, a)?.apply(&stand_in(a, n, n)?)).map_err(|e| e.with_inputs(&[a]))
+    on_cpu(|| Factored::compute(op, a)?.apply(&stand_in(a, n, n)?)).map_err(|e| e.with_inputs(&[a]))
 }
 
 /// Checks `a` `[.., n, n]` against `b`; returns `b` as matrices, and whether it was a vector.
@@ -238,7 +238,7 @@ pub fn solve(a: &Array, b: &Array) -> Result<Array> {
     let op = "solve";
     let (right, vector) = right_side(op, a, b)?;
     on_cpu(|| {
-        let x = Factored::of(op, a)?.apply(&right)?;
+        let x = Factored::compute(op, a)?.apply(&right)?;
         if vector { x.squeeze_axis(-1) } else { Ok(x) }
     })
     .map_err(|e| e.with_inputs(&[a, b]))

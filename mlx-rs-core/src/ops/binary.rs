@@ -238,7 +238,7 @@ impl Array {
         if self.floats(other) {
             return self.floor_divide_raw(other);
         }
-        let Divisor { safe, minus, zero } = Divisor::of(self, other)?;
+        let Divisor { safe, minus, zero } = Divisor::new(self, other)?;
         let quotient = self.floor_divide_raw(&safe)?;
         let quotient = match minus {
             Some(minus) => where_(&minus, &quotient.negative()?, &quotient)?,
@@ -263,7 +263,7 @@ impl Array {
             return self.remainder_raw(other);
         }
         // Division by one instead of minus one also leaves no remainder.
-        let divisor = Divisor::of(self, other)?;
+        let divisor = Divisor::new(self, other)?;
         self.remainder_raw(&divisor.safe)?.zero_where(&divisor.zero)
     }
 
@@ -516,7 +516,7 @@ struct Divisor {
 
 impl Divisor {
     /// The divisor `by` of `a`, in their common type.
-    fn of(a: &Array, by: &Array) -> Result<Self> {
+    fn new(a: &Array, by: &Array) -> Result<Self> {
         let wide = by.add(&Array::scalar(false)?.astype(a.dtype())?)?;
         let constant = |v: i32| Array::scalar(v)?.astype(wide.dtype());
         let (none, one) = (constant(0)?, constant(1)?);

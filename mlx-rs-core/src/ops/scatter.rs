@@ -63,7 +63,7 @@ struct Elements {
 
 impl Elements {
     /// None for blocks that are single elements along `axes`, or nothing.
-    fn of(indices: &[Array], axes: &[i32], block: &[i32]) -> Result<Option<Self>> {
+    fn from_indices(indices: &[Array], axes: &[i32], block: &[i32]) -> Result<Option<Self>> {
         let long = axes.iter().any(|&axis| block[axis as usize] > 1);
         if !long || block.contains(&0) {
             return Ok(None);
@@ -182,7 +182,7 @@ impl Array {
             return part.gather(indices, &axes, slice_sizes);
         }
         let safe = self.bring_into_range(op, indices, &axes, slice_sizes)?;
-        if let Some(each) = Elements::of(&safe, &axes, slice_sizes)? {
+        if let Some(each) = Elements::from_indices(&safe, &axes, slice_sizes)? {
             let indices: Vec<&Array> = each.indices.iter().collect();
             let elements = self.gather(&indices, &axes, &each.sizes)?;
             return each.to_blocks(&elements, slice_sizes);
@@ -294,7 +294,7 @@ impl Array {
             return self.slice_update(&part, &start, &region, &steps);
         }
         let safe = self.bring_into_range(op, indices, &axes, &block)?;
-        if let Some(each) = Elements::of(&safe, &axes, &block)? {
+        if let Some(each) = Elements::from_indices(&safe, &axes, &block)? {
             let indices: Vec<&Array> = each.indices.iter().collect();
             return self.scatter(&indices, &each.of_blocks(updates)?, &axes, mode);
         }

@@ -70,7 +70,7 @@ fn number(v: &Value) -> f64 {
         Value::String(s) => s.parse().unwrap(),
         Value::Number(n) => n.as_f64().unwrap(),
         Value::Bool(b) => f64::from(*b),
-        other => panic!("{other} is no number"),
+        other => panic!("{other} is not a number"),
     }
 }
 

@@ -42,7 +42,7 @@ fn arrays(values: &[Value]) -> Result<Vec<Array>> {
 
 fn values(arrays: &[Array]) -> Result<Vec<Value>> {
     eval(arrays)?;
-    arrays.iter().map(Value::of).collect()
+    arrays.iter().map(Value::read).collect()
 }
 
 /// How far results may be apart, and the size of the numbers that this is relative to.
@@ -131,7 +131,7 @@ impl Judge<'_> {
             let Ok(results) = results else { return };
             for (i, array) in results.into_iter().enumerate() {
                 let array = if self.cuts.contains(&k) {
-                    Value::of(&array)
+                    Value::read(&array)
                         .and_then(|v| v.array())
                         .expect("a copy of a result")
                 } else {
@@ -347,8 +347,8 @@ impl Judge<'_> {
                 report.refused("chain", &format!("{e:?}"));
             }
             report.at(last, "whole");
-            let lazy = build(&mut |step| input(step)?.array()).and_then(|a| Value::of(&a));
-            let (Ok(lazy), Ok(eager)) = (lazy, Value::of(&all[&target])) else {
+            let lazy = build(&mut |step| input(step)?.array()).and_then(|a| Value::read(&a));
+            let (Ok(lazy), Ok(eager)) = (lazy, Value::read(&all[&target])) else {
                 report.found(last, "whole", "failed");
                 continue;
             };
@@ -598,8 +598,8 @@ fn derived(
     };
     let mut directions = Vec::new();
     for (slope, &i) in slopes.iter().zip(&by) {
-        let slope = Value::of(slope)?.numbers();
-        let numbers = Value::of(&point[i])?.numbers();
+        let slope = Value::read(slope)?.numbers();
+        let numbers = Value::read(&point[i])?.numbers();
         let along: Vec<f64> = numbers
             .iter()
             .map(|_| f64::from(random.between(-8, 8)) / 8.0)
@@ -616,7 +616,7 @@ fn derived(
             let numbers: Vec<f64> = numbers.iter().zip(along).map(|(v, d)| v + h * d).collect();
             moved[*i] = Array::from_slice(&numbers, point[*i].shape())?;
         }
-        Ok(Value::of(&total(&moved)?[0])?.numbers()[0])
+        Ok(Value::read(&total(&moved)?[0])?.numbers()[0])
     };
     let middle = value_at(0.0)?;
     let greatest = given
@@ -632,7 +632,7 @@ fn derived(
             (middle.abs().max(1.0) + greatest * size) * 1e-6 / if h < 1e-5 { 1e-3 } else { h };
         // One-sided slopes that differ are those of a corner.
         let corner = ((high - middle) - (middle - low)).abs() / h > 1e-2 * size;
-        // Not so where the slope is no number: that of a deviation of zero.
+        // Not so where the slope is not a number: that of a deviation of zero.
         let apart = (got - expected).abs() > 2e-3 * size + noise;
         if !apart || corner || !got.is_finite() || size >= 1e6 {
             return Ok(());

@@ -61,7 +61,7 @@ fn array_of<T: Element + bytemuck::Pod>(value: &Value) -> Result<Array> {
 
 impl Value {
     /// What `array` holds, which evaluates it.
-    pub fn of(array: &Array) -> Result<Self> {
+    pub fn read(array: &Array) -> Result<Self> {
         Ok(Self {
             dtype: array.dtype(),
             shape: array.shape().to_vec(),
@@ -146,9 +146,9 @@ impl Value {
                 .iter()
                 .map(|&v| Complex32::new(v as f32, (v * 0.75 - 0.5) as f32))
                 .collect();
-            return Self::of(&Array::from_slice(&items, shape)?);
+            return Self::read(&Array::from_slice(&items, shape)?);
         }
-        Self::of(&Array::from_slice(numbers, shape)?.astype(dtype)?)
+        Self::read(&Array::from_slice(numbers, shape)?.astype(dtype)?)
     }
 
     /// The spacing of numbers of this type near one; zero for integers.

@@ -76,7 +76,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         ..Preset::default()
     });
     let path = fetched(Some(&preset.from), console)?;
-    let shown = Shown::of(&args.name, &path, preset)?;
+    let shown = Shown::new(&args.name, &path, preset)?;
     if args.json {
         return console.json(&shown);
     }
@@ -122,11 +122,11 @@ fn part(
 }
 
 impl Shown {
-    fn of(name: &str, path: &Path, preset: Preset) -> Result<Self, Failure> {
+    fn new(name: &str, path: &Path, preset: Preset) -> Result<Self, Failure> {
         let template = preset.template.as_deref();
         let template = template.map(|t| inline(t, "the preset")).transpose()?;
         let files = Files::read(path, template)?;
-        let report = ModelReport::of(path, None, None)?;
+        let report = ModelReport::read(path, None, None)?;
         // A broken neighboring model must not hide this one.
         let discovered = inference::discover(path)
             .ok()

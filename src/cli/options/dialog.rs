@@ -90,7 +90,7 @@ impl FromStr for Names {
         match serde_json::from_str(text) {
             Ok(Value::Object(names)) => Ok(Self(names)),
             Ok(_) => Err("must be a JSON object".into()),
-            Err(e) => Err(format!("is no JSON: {e}")),
+            Err(e) => Err(format!("is not JSON: {e}")),
         }
     }
 }

@@ -47,7 +47,7 @@ pub fn of(args: &DialogArgs) -> Result<Vec<Tool>, Failure> {
     allow(dead_code, reason = "without templates no tools")
 )]
 fn read(text: &str) -> Result<Vec<Tool>, String> {
-    let value: Value = serde_json::from_str(text).map_err(|e| format!("no JSON: {e}"))?;
+    let value: Value = serde_json::from_str(text).map_err(|e| format!("it is not JSON: {e}"))?;
     let list = match &value {
         Value::Object(fields) if fields.contains_key("tools") => &value["tools"],
         other => other,
@@ -97,7 +97,7 @@ mod tests {
             assert_eq!(read(text).unwrap(), wanted, "{text}");
         }
         for (bad, why) in [
-            ("", "no JSON"),
+            ("", "not JSON"),
             ("{}", "list of tools"),
             ("[]", "empty"),
             ("[1]", "tool 1"),

@@ -301,7 +301,7 @@ impl ModelSource for Source {
 #[cfg(feature = "mlx-backend")]
 fn described(candidate: &Candidate, license: Option<String>) -> ModelDescription {
     let mut info = candidate.entry.info.clone().unwrap_or_default();
-    let report = metal_backend::model_report::ModelReport::of(&candidate.path, None, None);
+    let report = metal_backend::model_report::ModelReport::read(&candidate.path, None, None);
     if let Ok(report) = report {
         info.parameters = report.parameters;
         info.context_length = report.context_length.and_then(|n| usize::try_from(n).ok());

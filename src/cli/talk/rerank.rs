@@ -92,7 +92,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     {
         let (score, document) = (ranking.scores[index], &documents[index]);
         if !score.is_finite() {
-            let message = format!("the score of document {index} is no number");
+            let message = format!("the score of document {index} is not a number");
             return Err(Failure::failed(message));
         }
         if args.json {

@@ -24,7 +24,7 @@ const MIX: [f32; 4] = [0.02, 0.08, 0.3, 0.6];
 
 impl Counts {
     /// Counts the tokens of a text.
-    pub fn of(corpus: &str) -> Self {
+    pub fn from_corpus(corpus: &str) -> Self {
         let mut counts = Self {
             single: HashMap::new(),
             after_one: HashMap::new(),
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn what_followed_before_is_the_most_probable() {
-        let counts = Counts::of("abc\n\nabd\n\nabd");
+        let counts = Counts::from_corpus("abc\n\nabd\n\nabd");
         let logits = counts.logits(&[97, 98]);
         let best = (0..VOCAB).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
         assert_eq!(best, Some(100));

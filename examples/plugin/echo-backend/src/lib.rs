@@ -70,7 +70,7 @@ impl Backend for Echo {
         }
         let corpus = read_corpus(path)?;
         Ok(Box::new(EchoModel::new(
-            Counts::of(&corpus),
+            Counts::from_corpus(&corpus),
             options.context_len,
         )))
     }

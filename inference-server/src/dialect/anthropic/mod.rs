@@ -55,7 +55,7 @@ pub(crate) async fn create(
         let events = stream::Events::new(id, model.id(), tokens);
         return Ok(stream::answer(reply, events, app.limits.ping));
     }
-    let complete = run::whole(reply, ()).await?;
+    let complete = run::collect(reply, ()).await?;
     let mut content = Vec::new();
     if !complete.reasoning.is_empty() {
         content.push(json!({

@@ -448,7 +448,7 @@ impl Keep for Kept {
             ids.push(token.id);
         }
         if let Some(all) = &mut self.probabilities {
-            all.push(Probability::of(token));
+            all.push(Probability::from_token(token));
         }
     }
 }
@@ -483,7 +483,7 @@ struct Alternative {
 }
 
 impl Probability {
-    fn of(token: Token) -> Self {
+    fn from_token(token: Token) -> Self {
         let (logprob, top) = token
             .logprobs
             .map_or((0.0, Vec::new()), |l| (l.logprob, l.top));
@@ -577,7 +577,7 @@ impl Head {
             "tokens_predicted": count,
         });
         if self.probabilities {
-            piece["completion_probabilities"] = json!([Probability::of(token)]);
+            piece["completion_probabilities"] = json!([Probability::from_token(token)]);
         }
         piece
     }

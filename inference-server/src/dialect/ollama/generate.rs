@@ -158,7 +158,7 @@ async fn answer(
     };
     let reply = asked.one()?;
     if rest.stream == Some(false) {
-        let complete = run::whole(reply, ()).await?;
+        let complete = run::collect(reply, ()).await?;
         let mut line = line(
             model.id(),
             shape,

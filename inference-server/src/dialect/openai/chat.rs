@@ -149,7 +149,7 @@ impl Logprobs {
 impl Keep for Logprobs {
     fn add(&mut self, token: Token) {
         if self.wanted {
-            self.content.push(Logprob::of(token));
+            self.content.push(Logprob::from_token(token));
         }
     }
 }
@@ -363,7 +363,7 @@ struct Alternative {
 }
 
 impl Logprob {
-    fn of(token: Token) -> Self {
+    fn from_token(token: Token) -> Self {
         let (logprob, top) = token
             .logprobs
             .map_or((0.0, Vec::new()), |l| (l.logprob, l.top));
@@ -485,7 +485,7 @@ impl Chunks for ChatChunks {
             Item::Token { token, deltas } => {
                 self.begin(i, &mut chunks);
                 if self.head.logprobs {
-                    self.choices[i].waiting.push(Logprob::of(*token));
+                    self.choices[i].waiting.push(Logprob::from_token(*token));
                 }
                 self.deltas(i, deltas, &mut chunks);
             }

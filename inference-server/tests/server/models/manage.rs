@@ -5,7 +5,7 @@ use super::*;
 
 #[test]
 fn what_files_say_is_told_of_models_that_are_not_loaded() {
-    let server = serve(&config(), Shelf::of(&["one"]), Vec::new());
+    let server = serve(&config(), Shelf::new(&["one"]), Vec::new());
     let tags = server.client.get("/api/tags").expect(200);
     let details = &tags["models"][0]["details"];
     assert_eq!(
@@ -33,7 +33,7 @@ fn what_files_say_is_told_of_models_that_are_not_loaded() {
 
 #[test]
 fn files_with_two_names_are_listed_and_loaded_once() {
-    let mut shelf = Shelf::of(&["one"]);
+    let mut shelf = Shelf::new(&["one"]);
     shelf.alias = Some(("own/one", "one"));
     let server = serve(&config(), shelf, Vec::new());
     for (path, list) in [("/api/tags", "models"), ("/v1/models", "data")] {
@@ -55,12 +55,12 @@ fn models_are_deleted_where_the_owner_lets_clients_do_it() {
         let body = json!({"model": name}).to_string();
         server.client.ask("DELETE", "/api/delete", body.as_bytes())
     };
-    let server = serve(&config(), Shelf::of(&["one"]), Vec::new());
+    let server = serve(&config(), Shelf::new(&["one"]), Vec::new());
     let error = delete(&server, "one").expect(403);
     assert!(error["error"].as_str().unwrap().contains("--allow-delete"));
     assert!(server.shelf.deleted.lock().unwrap().is_empty());
 
-    let mut shelf = Shelf::of(&["one", "own/two"]);
+    let mut shelf = Shelf::new(&["one", "own/two"]);
     shelf.deletes = true;
     let server = serve(&config(), shelf, Vec::new());
     server.says("one");
@@ -80,7 +80,7 @@ fn models_are_deleted_where_the_owner_lets_clients_do_it() {
 
 #[test]
 fn what_cannot_be_made_here_is_an_error_that_says_what_can() {
-    let server = serve(&config(), Shelf::of(&["one"]), Vec::new());
+    let server = serve(&config(), Shelf::new(&["one"]), Vec::new());
     let post = |path: &str, body: Value, status: u16| {
         let error = server.client.post(path, &body).expect(status);
         error["error"].as_str().unwrap().to_owned()

@@ -185,7 +185,7 @@ pub(super) trait OptionValue: Sized {
     const IS_SWITCH: bool = false;
 
     /// Reads a value. The error completes the phrase "it must be".
-    fn of(text: &OsStr) -> std::result::Result<Self, String>;
+    fn parse(text: &OsStr) -> std::result::Result<Self, String>;
 
     /// The value as text. `None` if the value means unset or off.
     fn text(&self) -> Option<String>;
@@ -214,7 +214,7 @@ pub(super) fn named<T: for<'de> Deserialize<'de>>(
 macro_rules! numbers {
     ($($type:ty: $kind:literal;)+) => {
         $(impl OptionValue for $type {
-            fn of(text: &OsStr) -> std::result::Result<Self, String> {
+            fn parse(text: &OsStr) -> std::result::Result<Self, String> {
                 parse(text, $kind)
             }
 
@@ -239,7 +239,7 @@ numbers! {
 impl OptionValue for bool {
     const IS_SWITCH: bool = true;
 
-    fn of(_: &OsStr) -> std::result::Result<Self, String> {
+    fn parse(_: &OsStr) -> std::result::Result<Self, String> {
         Ok(true)
     }
 
@@ -249,7 +249,7 @@ impl OptionValue for bool {
 }
 
 impl OptionValue for String {
-    fn of(text: &OsStr) -> std::result::Result<Self, String> {
+    fn parse(text: &OsStr) -> std::result::Result<Self, String> {
         parse(text, "Unicode text")
     }
 
@@ -259,7 +259,7 @@ impl OptionValue for String {
 }
 
 impl OptionValue for PathBuf {
-    fn of(text: &OsStr) -> std::result::Result<Self, String> {
+    fn parse(text: &OsStr) -> std::result::Result<Self, String> {
         Ok(text.into())
     }
 
@@ -269,7 +269,7 @@ impl OptionValue for PathBuf {
 }
 
 impl OptionValue for ComputeType {
-    fn of(text: &OsStr) -> std::result::Result<Self, String> {
+    fn parse(text: &OsStr) -> std::result::Result<Self, String> {
         parse(text, "float32, float16 or bfloat16")
     }
 
@@ -282,11 +282,11 @@ impl<T: OptionValue> OptionValue for Option<T> {
     const CHOICES: &'static [&'static str] = T::CHOICES;
     const IS_LIST: bool = T::IS_LIST;
 
-    fn of(text: &OsStr) -> std::result::Result<Self, String> {
+    fn parse(text: &OsStr) -> std::result::Result<Self, String> {
         if text.is_empty() && !T::IS_LIST {
             return Err(String::from("something, or be left out"));
         }
-        T::of(text).map(Some)
+        T::parse(text).map(Some)
     }
 
     fn text(&self) -> Option<String> {
@@ -297,7 +297,7 @@ impl<T: OptionValue> OptionValue for Option<T> {
 impl OptionValue for Vec<String> {
     const IS_LIST: bool = true;
 
-    fn of(text: &OsStr) -> std::result::Result<Self, String> {
+    fn parse(text: &OsStr) -> std::result::Result<Self, String> {
         let text: String = parse(text, "names in Unicode with commas between them")?;
         Ok(text.split(',').map(str::to_owned).collect())
     }
@@ -310,8 +310,8 @@ impl OptionValue for Vec<String> {
 impl OptionValue for Vec<Report> {
     const IS_LIST: bool = true;
 
-    fn of(text: &OsStr) -> std::result::Result<Self, String> {
-        let names = Vec::<String>::of(text)?;
+    fn parse(text: &OsStr) -> std::result::Result<Self, String> {
+        let names = Vec::<String>::parse(text)?;
         let reports = names.iter().map(|name| name.parse());
         reports
             .collect::<std::result::Result<_, String>>()
@@ -370,7 +370,7 @@ macro_rules! option {
             is_switch: <$type as OptionValue>::IS_SWITCH,
             default: || OptionValue::text(&$group::default().$field),
             put: |$config, text| {
-                $config$(.$place)*.$field = OptionValue::of(text)?;
+                $config$(.$place)*.$field = OptionValue::parse(text)?;
                 Ok(())
             },
         })

@@ -16,7 +16,7 @@ macro_rules! choice {
         impl OptionValue for $type {
             const CHOICES: &'static [&'static str] = &[$($name),+];
 
-            fn of(text: &OsStr) -> std::result::Result<Self, String> {
+            fn parse(text: &OsStr) -> std::result::Result<Self, String> {
                 named(text, Self::CHOICES)
             }
 

@@ -68,7 +68,11 @@ impl Format {
     ///
     /// # Errors
     /// `InvalidOption` if the fields match no format, or if prompts of plain text are to be masked.
-    pub fn of(line: &Map<String, Json>, names: &FieldNames, mask_prompt: bool) -> Result<Self> {
+    pub fn from_line(
+        line: &Map<String, Json>,
+        names: &FieldNames,
+        mask_prompt: bool,
+    ) -> Result<Self> {
         let has = |name: &String| line.contains_key(name);
         if has(&names.prompt) && has(&names.completion) {
             Ok(Self::Completions)

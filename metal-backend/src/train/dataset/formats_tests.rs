@@ -8,7 +8,7 @@ fn one(line: &str, mask: bool) -> Result<Example> {
         panic!("an object")
     };
     let names = FieldNames::default();
-    Format::of(&line, &names, mask)?.example(&line, &names, mask, &chatml())
+    Format::from_line(&line, &names, mask)?.example(&line, &names, mask, &chatml())
 }
 
 #[test]

@@ -58,7 +58,7 @@ fn lines_become_mlx_lm_s_ids_and_offsets() {
     let pipeline = TextPipeline::from_dir(dir, "llama").unwrap();
     let names = FieldNames::default();
     for case in &golden.lines {
-        let format = Format::of(&case.line, &names, case.mask).unwrap();
+        let format = Format::from_line(&case.line, &names, case.mask).unwrap();
         let example = format
             .example(&case.line, &names, case.mask, &pipeline)
             .unwrap();

@@ -380,7 +380,11 @@ fn example(
 ) -> Result<Example> {
     let kind = match *format {
         Some(kind) => kind,
-        None => *format.insert(Format::of(line, &options.names, options.mask_prompt)?),
+        None => *format.insert(Format::from_line(
+            line,
+            &options.names,
+            options.mask_prompt,
+        )?),
     };
     kind.example(line, &options.names, options.mask_prompt, text_to_ids)
 }

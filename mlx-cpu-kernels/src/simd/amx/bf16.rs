@@ -73,7 +73,7 @@ impl TileRegisters {
     ///
     /// # Safety
     /// The system must let the process use AMX, as for `Isa::Amx`.
-    pub(crate) unsafe fn whole() -> Self {
+    pub(crate) unsafe fn full() -> Self {
         // SAFETY: guaranteed by the caller.
         unsafe { Self::with([TILE_ROWS; 8]) }
     }

@@ -19,7 +19,7 @@ pub(crate) unsafe fn run<const BITS: u32>(
     (scratch, factors): (&mut LargeMScratch, &mut Vec<TileRow>),
     out: &mut [OutputRow],
 ) {
-    let from = TileSources::of(two);
+    let from = TileSources::from_pair(two);
     let (groups, _) = x.packing();
     let plane = x.padded();
     assert!(x.tall() == TILE_ROWS && out.len() == 2 * plane);

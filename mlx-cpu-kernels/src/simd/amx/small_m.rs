@@ -36,7 +36,7 @@ pub(crate) unsafe fn run<'a, const BITS: u32>(
     scratch.at.odd = 0;
     let mut before = None;
     for (turn, place) in places.enumerate() {
-        let from = TileSources::of(source(place));
+        let from = TileSources::from_pair(source(place));
         // SAFETY: each group of two places has four lines of factors; blocks and sums have this
         // number of groups. The first iterations finish dummy sums, which are not read.
         unsafe {

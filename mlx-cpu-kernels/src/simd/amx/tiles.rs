@@ -91,7 +91,7 @@ pub(crate) struct TileSources<'a> {
 }
 
 impl<'a> TileSources<'a> {
-    pub(crate) fn of(TilePair([one, other]): TilePair<'a>) -> Self {
+    pub(crate) fn from_pair(TilePair([one, other]): TilePair<'a>) -> Self {
         let words = |b: PackedMatrix<'a>| {
             let at = b.words.as_ptr();
             [

@@ -36,7 +36,7 @@ pub(crate) struct InputPtrs {
 }
 
 impl InputPtrs {
-    pub(crate) fn of(x: InputPanel<'_>) -> Self {
+    pub(crate) fn new(x: InputPanel<'_>) -> Self {
         Self {
             quants: x.quants.as_ptr(),
             scales: x.scales.as_ptr(),
@@ -298,7 +298,7 @@ unsafe fn row_blocks<const M: usize, const BITS: u32, const SCALES: u32>(
     x: InputPanel<'_>,
     out: &mut OutputBlock<'_>,
 ) {
-    let x = InputPtrs::of(x);
+    let x = InputPtrs::new(x);
     let (to, step) = out.raw_parts();
     for i in 0..count {
         // SAFETY: row block `i` is below `count`, and has a place in each row of the output.

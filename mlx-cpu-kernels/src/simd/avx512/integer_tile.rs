@@ -113,11 +113,11 @@ pub(crate) unsafe fn multiply(
             let to = sums.as_mut_ptr().add(row * LANES);
             match *x {
                 [one] => {
-                    let x = [PanelPtrs::of(one)];
+                    let x = [PanelPtrs::new(one)];
                     tile_of(rows - row, &task, matrix, x, [to]);
                 }
                 [one, other] => {
-                    let x = [PanelPtrs::of(one), PanelPtrs::of(other)];
+                    let x = [PanelPtrs::new(one), PanelPtrs::new(other)];
                     tile_of(rows - row, &task, matrix, x, [to, to.add(apart)]);
                 }
                 _ => unreachable!("one or two panels"),
@@ -147,7 +147,7 @@ struct PanelPtrs {
 }
 
 impl PanelPtrs {
-    fn of(x: InputColumns<'_>) -> Self {
+    fn new(x: InputColumns<'_>) -> Self {
         Self {
             pairs: x.pairs.as_ptr(),
             scales: x.scales.as_ptr(),

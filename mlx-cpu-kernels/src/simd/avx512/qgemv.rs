@@ -53,7 +53,7 @@ unsafe fn row_blocks<const M: usize, const BITS: u32, const SCALES: u32>(
     x: InputPanel<'_>,
     out: &mut OutputBlock<'_>,
 ) {
-    let x = InputPtrs::of(x);
+    let x = InputPtrs::new(x);
     let (to, step) = out.raw_parts();
     for i in (0..count).step_by(2) {
         // The last of an odd number is paired with itself.

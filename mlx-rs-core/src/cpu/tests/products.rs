@@ -34,7 +34,7 @@ fn storages(k: usize) -> Vec<Storage> {
     dense.into_iter().chain(quantized).collect()
 }
 
-/// A matrix as it is stored, and the numbers that it then has.
+/// A stored matrix, and the numbers that it represents.
 fn stored(w: &Array, storage: Storage) -> (Matrix, Vec<f32>) {
     match storage {
         Storage::Dense(dtype) => {

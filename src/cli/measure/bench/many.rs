@@ -188,7 +188,7 @@ pub fn run(
             token?;
             count += 1;
         }
-        whole(count, size.tokens)?;
+        expect_count(count, size.tokens)?;
         bar.advance(each);
         // The first token belongs to prefill.
         Ok(stream.metrics().decode_time.as_secs_f64() / (count - 1).max(1) as f64)
@@ -208,7 +208,7 @@ pub fn run(
                     if let Some(error) = result.error {
                         return Err(error.into());
                     }
-                    whole(result.tokens.len(), size.tokens)?;
+                    expect_count(result.tokens.len(), size.tokens)?;
                     bar.advance(each);
                 }
                 Ok(())
@@ -222,7 +222,7 @@ pub fn run(
     let classify = |prompts: &[Vec<u32>]| -> Result<Value, Failure> {
         let asked = |prompts: &[Prompt], tokens: usize| -> Result<(), Failure> {
             let results = model.classify(prompts, &options, false)?;
-            whole(results.len(), prompts.len())?;
+            expect_count(results.len(), prompts.len())?;
             bar.advance(tokens as u64);
             Ok(())
         };
@@ -301,7 +301,7 @@ pub fn run(
     }))
 }
 
-fn whole(count: usize, wanted: usize) -> Result<(), Failure> {
+fn expect_count(count: usize, wanted: usize) -> Result<(), Failure> {
     if count == wanted {
         return Ok(());
     }

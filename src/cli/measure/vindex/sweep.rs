@@ -210,7 +210,7 @@ struct Expected {
 }
 
 impl Expected {
-    fn of(
+    fn compute(
         model: &dyn TextModel,
         sequences: &[Vec<u32>],
         interrupt: &Interrupt,
@@ -332,7 +332,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let (Some(read), false) = (texts.first(), prompts.is_empty()) else {
         return Err(Failure::failed("there is no prompt"));
     };
-    let expected = Expected::of(dense_model, &texts, &sweep.interrupt)?;
+    let expected = Expected::compute(dense_model, &texts, &sweep.interrupt)?;
     let features = (sweep.vindex.layers().iter().map(|l| l.num_features)).max();
     let features = features.unwrap_or(0);
     let part_bytes = feed_forward_bytes(&sweep)?;
@@ -350,7 +350,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     };
     for top_k in widths(&args.top_k, features) {
         let few = sweep.walking(0, top_k, console)?;
-        let actual = Expected::of(few.model.as_ref(), &texts, &sweep.interrupt)?;
+        let actual = Expected::compute(few.model.as_ref(), &texts, &sweep.interrupt)?;
         let same = actual
             .best
             .iter()
@@ -439,7 +439,7 @@ fn feed_forward_bytes(sweep: &Sweep<'_>) -> Result<u64, Failure> {
     {
         let name = Some(sweep.backend.name());
         let report =
-            metal_backend::model_report::ModelReport::of(&sweep.path, name, sweep.options.dtype)?;
+            metal_backend::model_report::ModelReport::read(&sweep.path, name, sweep.options.dtype)?;
         let parts = report.parts.iter();
         let feed_forward = parts.filter(|part| part.name == "feed-forward");
         Ok(feed_forward.map(|part| part.loaded_bytes).sum())
