@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::layer::Activation;
+use super::activation::Activation;
 use crate::error::{Error, Result};
 
 /// Versions of the index. The second one added levels, tensors and other number types.

@@ -31,6 +31,7 @@
 //! A directory gets its name when it is complete. Data is compared with its hash when a [`Vindex`]
 //! reads it for the first time, so a damaged file causes an error rather than a wrong number.
 
+mod activation;
 mod build;
 mod index;
 mod layer;
@@ -38,8 +39,9 @@ mod numbers;
 mod reader;
 mod writer;
 
+pub use activation::Activation;
 pub use build::Build;
 pub use index::{About, Experts, LayerIndex, Level, Numbers, TensorIndex, TensorKind, Tokens};
-pub use layer::{Activation, Biases, Hit, Layer, Taken, greatest_by_magnitude};
+pub use layer::{Biases, Hit, Layer, Taken, greatest_by_magnitude};
 pub use reader::{MatrixFile, MatrixPart, Vindex};
 pub use writer::Writer;

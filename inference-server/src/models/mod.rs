@@ -1,7 +1,8 @@
 //! The models that are served, by name. `registry.rs` loads and unloads models, `table.rs` has the
-//! loaded ones, and `source.rs` lists those that can be loaded.
+//! loaded ones, `lease.rs` is one in use, and `source.rs` lists those that can be loaded.
 
 mod keep_alive;
+mod lease;
 mod registry;
 mod source;
 mod table;
@@ -17,7 +18,8 @@ use crate::error::ApiError;
 use crate::reply::{DetectedFormat, PlainText, ReplyFormat};
 
 pub use keep_alive::parse_keep_alive;
-pub(crate) use registry::{KeepAlive, Lease, Listed, Models, Unload};
+pub(crate) use lease::{KeepAlive, Lease};
+pub(crate) use registry::{Listed, Models, Unload};
 pub use source::{ModelDescription, ModelEntry, ModelSource, PullProgress};
 
 /// A loaded model and the way it is served.

@@ -14,20 +14,15 @@ use inference::{Error, ErrorKind, Result};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, Semaphore, watch};
 
+use super::lease::{KeepAlive, Lease, Outcome, Release};
 use super::table::{Table, bare};
 use super::{ModelEntry, ModelSource, ServedModel};
 use crate::config::Config;
 use crate::error::ApiError;
 use futures_util::future::BoxFuture;
 
-/// The time for which a model stays after its last request; `None` means forever.
-pub(crate) type KeepAlive = Option<Duration>;
-
 /// The time for which a request to delete a model waits until its replies have ended.
 const FREE: Duration = Duration::from_secs(10);
-
-/// The outcome of a load.
-pub(super) type Outcome = Option<std::result::Result<Lease, ApiError>>;
 
 /// An owner of parts of models, such as running sessions. It must drop them before a model is
 /// unloaded.
@@ -55,44 +50,6 @@ pub(crate) struct Models {
     changed: Notify,
     /// Leases outlive handlers and return through this.
     me: Weak<Models>,
-}
-
-/// A model in use.
-#[derive(Clone)]
-pub(crate) struct Lease(pub(super) Arc<Hold>);
-
-pub(super) struct Hold {
-    pub(super) models: Weak<Models>,
-    pub(super) key: u64,
-    pub(super) model: Arc<ServedModel>,
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        if let Some(models) = self.models.upgrade() {
-            models.release(self.key);
-        }
-    }
-}
-
-impl std::ops::Deref for Lease {
-    type Target = ServedModel;
-    fn deref(&self) -> &ServedModel {
-        &self.0.model
-    }
-}
-
-impl std::fmt::Debug for Lease {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Lease").field(&self.id()).finish()
-    }
-}
-
-impl Lease {
-    /// Distinguishes this load of the model from earlier and later ones.
-    pub(crate) fn key(&self) -> u64 {
-        self.0.key
-    }
 }
 
 /// A model that requests may name.
@@ -230,7 +187,7 @@ impl Models {
 
     /// A lease of a model that is loaded.
     fn lease(&self, name: &str, keep: KeepAlive) -> Option<Lease> {
-        self.table().lease(name, keep, &self.me)
+        self.table().lease(name, keep, &self.returns())
     }
 
     /// Sets how long a model stays.
@@ -241,15 +198,9 @@ impl Models {
         }
     }
 
-    fn release(&self, key: u64) {
-        let mut table = self.table();
-        if let Some(r) = table.residents.iter_mut().find(|r| r.key == key) {
-            r.leases = r.leases.saturating_sub(1);
-            let now = Instant::now();
-            (r.idle_since, r.not_before) = (now, now);
-        }
-        drop(table);
-        self.changed.notify_waiters();
+    /// Where leases return to.
+    fn returns(&self) -> Weak<dyn Release> {
+        self.me.clone()
     }
 
     async fn entries(&self) -> Vec<ModelEntry> {
@@ -294,7 +245,7 @@ impl Models {
     /// Joins a load in progress, or begins one.
     fn join(&self, name: &str, keep: KeepAlive) -> Joined {
         let mut table = self.table();
-        if let Some(lease) = table.lease(name, keep, &self.me) {
+        if let Some(lease) = table.lease(name, keep, &self.returns()) {
             return Joined::Loaded(lease);
         }
         if let Some(outcome) = table.loading.get(name) {
@@ -337,7 +288,9 @@ impl Models {
                     tracing::info!(model = name, took = ?started.elapsed(), "loaded");
                     let mut table = self.table();
                     let key = table.add(Arc::new(model.with_id(name)), false, keep);
-                    return table.lease_of(key, &self.me).ok_or_else(ApiError::internal);
+                    return table
+                        .lease_of(key, &self.returns())
+                        .ok_or_else(ApiError::internal);
                 }
                 Err(error) => error,
             };
@@ -552,6 +505,19 @@ impl Models {
         drop(table);
         self.changed.notify_waiters();
         true
+    }
+}
+
+impl Release for Models {
+    fn release(&self, key: u64) {
+        let mut table = self.table();
+        if let Some(r) = table.residents.iter_mut().find(|r| r.key == key) {
+            r.leases = r.leases.saturating_sub(1);
+            let now = Instant::now();
+            (r.idle_since, r.not_before) = (now, now);
+        }
+        drop(table);
+        self.changed.notify_waiters();
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::ServedModel;
-use super::registry::{Hold, KeepAlive, Lease, Models, Outcome};
+use super::lease::{KeepAlive, Lease, Outcome, Release};
 
 /// The shortest time for which a loaded model waits for its first request.
 const FIRST_USE: Duration = Duration::from_secs(10);
@@ -83,22 +83,18 @@ impl Table {
         &mut self,
         name: &str,
         keep: KeepAlive,
-        models: &Weak<Models>,
+        owner: &Weak<dyn Release>,
     ) -> Option<Lease> {
         let resident = self.find(name)?;
         resident.keep = keep;
         let key = resident.key;
-        self.lease_of(key, models)
+        self.lease_of(key, owner)
     }
 
-    pub(super) fn lease_of(&mut self, key: u64, models: &Weak<Models>) -> Option<Lease> {
+    pub(super) fn lease_of(&mut self, key: u64, owner: &Weak<dyn Release>) -> Option<Lease> {
         let resident = self.residents.iter_mut().find(|r| r.key == key)?;
         resident.leases += 1;
-        Some(Lease(Arc::new(Hold {
-            models: Weak::clone(models),
-            key,
-            model: Arc::clone(&resident.model),
-        })))
+        Some(Lease::new(owner, key, &resident.model))
     }
 
     /// The number of loaded models that may be unloaded.

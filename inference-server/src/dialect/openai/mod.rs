@@ -5,6 +5,7 @@ mod completions;
 mod embeddings;
 mod models;
 pub(crate) mod options;
+pub(crate) mod parameters;
 mod stream;
 pub(crate) mod types;
 

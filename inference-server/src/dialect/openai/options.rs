@@ -2,31 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use inference::{GenerateMetrics, GenerateOptions, Parameter, ParameterValue};
+use inference::{GenerateMetrics, GenerateOptions};
 use serde_json::{Value, json};
 
+use super::parameters::OpenAi;
 use super::types::Sampling;
 use crate::error::ApiError;
 use crate::models::ServedModel;
-use crate::pipeline::parameters::{self, Dialect, Parameters};
+use crate::pipeline::parameters;
 use crate::pipeline::{at_most, prepare, within};
 use crate::state::App;
-
-/// OpenAI's fields, and those that other servers added to its API.
-#[derive(Debug)]
-pub(crate) struct OpenAi;
-
-/// An alias without generics, because the derived schemas need one.
-pub(crate) type OpenAiParameters = Parameters<OpenAi>;
-
-impl Dialect for OpenAi {
-    const NAME: &'static str = "openai";
-    const MOST_TEMPERATURE: f32 = 2.0;
-
-    fn default_of(parameter: &Parameter) -> Option<ParameterValue> {
-        (parameter.name() == "temperature").then_some(ParameterValue::Real(1.0))
-    }
-}
 
 /// The options that a request to `model` begins with: the server's own, else those that the model's
 /// files recommend, as in vLLM, else OpenAI's defaults.

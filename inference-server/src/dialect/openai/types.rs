@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::options::OpenAiParameters;
+use super::parameters::OpenAiParameters;
 use crate::pipeline::{OneOrMore, Prompts};
 
 /// A request with the fields that chats and completions share.

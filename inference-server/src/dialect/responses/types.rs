@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use crate::dialect::openai::options::OpenAi;
+use crate::dialect::openai::parameters::OpenAi;
 use crate::error::ApiError;
 use crate::pipeline::TextOr;
 use crate::pipeline::parameters::{Dialect, Parameters};

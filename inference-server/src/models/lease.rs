@@ -1,0 +1,66 @@
+//! A model in use. Its owner counts the leases, and unloads no model that has one.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use super::ServedModel;
+use crate::error::ApiError;
+
+/// The time for which a model stays after its last request; `None` means forever.
+pub(crate) type KeepAlive = Option<Duration>;
+
+/// The outcome of a load.
+pub(super) type Outcome = Option<std::result::Result<Lease, ApiError>>;
+
+/// The owner of models, to which leases return.
+pub(super) trait Release: Send + Sync {
+    /// Ends a lease of the model with this key.
+    fn release(&self, key: u64);
+}
+
+/// A model in use.
+#[derive(Clone)]
+pub(crate) struct Lease(Arc<Hold>);
+
+struct Hold {
+    owner: Weak<dyn Release>,
+    key: u64,
+    model: Arc<ServedModel>,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some(owner) = self.owner.upgrade() {
+            owner.release(self.key);
+        }
+    }
+}
+
+impl std::ops::Deref for Lease {
+    type Target = ServedModel;
+    fn deref(&self) -> &ServedModel {
+        &self.0.model
+    }
+}
+
+impl std::fmt::Debug for Lease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Lease").field(&self.id()).finish()
+    }
+}
+
+impl Lease {
+    /// A lease of the model with this key. `owner` counted it.
+    pub(super) fn new(owner: &Weak<dyn Release>, key: u64, model: &Arc<ServedModel>) -> Self {
+        Self(Arc::new(Hold {
+            owner: Weak::clone(owner),
+            key,
+            model: Arc::clone(model),
+        }))
+    }
+
+    /// Distinguishes this load of the model from earlier and later ones.
+    pub(crate) fn key(&self) -> u64 {
+        self.0.key
+    }
+}
