@@ -39,7 +39,8 @@ pub mod train_log;
 pub use crate::adapter::{AdapterKind, CONFIG_FILE, LoraAdapter, Params, WEIGHTS_FILE};
 pub use fuse::{fuse, fuse_dequantized};
 pub use optim::{Optimizer, OptimizerConfig};
-pub use run::{Event, Run, Start, Summary};
+pub use run::{Event, Run, Summary};
+pub use run_dir::Start;
 pub use schedule::Schedule;
 pub use state::STATE_FILE;
 pub use step::{

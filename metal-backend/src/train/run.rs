@@ -15,7 +15,7 @@ use super::evaluate::{Dpo, EvalOptions};
 use super::examples::{Examples, Parts, Stream};
 use super::report::Reports;
 pub use super::run_dir::check_start;
-use super::run_dir::{keep_numbered, publish, remove_earlier};
+use super::run_dir::{Start, keep_numbered, publish, remove_earlier};
 use super::state::{self, Place};
 use super::step::{StepReport, Trainer};
 use super::together::Together;
@@ -91,18 +91,6 @@ pub struct Summary {
     pub seconds: f64,
     /// Peak device memory, in bytes.
     pub peak_memory: u64,
-}
-
-/// How a run treats files of an earlier run in [`TrainConfig::adapter_path`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Start {
-    /// Starts anew, and refuses a directory that contains an adapter.
-    #[default]
-    Fresh,
-    /// Starts anew, and replaces the adapter of an earlier run.
-    Overwrite,
-    /// Resumes the interrupted run.
-    Resume,
 }
 
 /// A run that is ready to start or resume.

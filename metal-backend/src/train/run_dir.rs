@@ -5,10 +5,21 @@ use std::path::Path;
 use inference::{Error, ErrorKind, Result};
 
 use super::report::{EVENTS_PREFIX, METRICS_FILE};
-use super::run::Start;
 use super::state;
 use super::train_log::PLOT_FILE;
 use crate::adapter::{CONFIG_FILE, WEIGHTS_FILE};
+
+/// How a run treats files of an earlier run in [`super::TrainConfig::adapter_path`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Start {
+    /// Starts anew, and refuses a directory that contains an adapter.
+    #[default]
+    Fresh,
+    /// Starts anew, and replaces the adapter of an earlier run.
+    Overwrite,
+    /// Resumes the interrupted run.
+    Resume,
+}
 
 /// Refuses a directory in which a run cannot start this way. It needs no model, so a program can
 /// call it before a download.
