@@ -116,7 +116,7 @@ type Ended = Option<Result<(), Error>>;
 type Call = fn(&dyn TextModel, &Context, &Interrupt) -> Ended;
 
 /// The calls that a model may have.
-const CALLS: [(&str, Call); 5] = [
+const CALLS: [(&str, Call); 7] = [
     ("logits", |model, context, interrupt| {
         let tokens = model.as_token_model()?;
         let answer = tokens.logits(&context.prompt(), false, interrupt);

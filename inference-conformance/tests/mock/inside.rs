@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use inference::{
-    EmbedOptions, EmbeddingInfo, EmbeddingModel, Error, ErrorKind, HiddenStates, Interrupt,
-    LayerHooks, LogitsOutput, Prompt, PromptCacheModel, Ranking, RerankModel, RerankOptions,
-    Result, SteerableModel, Steering, SteeringShape,
+    EmbedOptions, EmbeddingInfo, EmbeddingModel, Error, ErrorKind, HiddenStates, Hook, HookStates,
+    Interrupt, LayerHooks, LogitsOutput, Prompt, PromptCacheModel, Ranking, RerankModel,
+    RerankOptions, Result, SteerableModel, Steering, SteeringShape,
 };
 
 use super::Fault;
@@ -202,6 +202,15 @@ impl SteerableModel for Model {
     }
 
     fn steered_logprobs(&self, _: &Prompt, _: &Steering, _: &Interrupt) -> Result<Vec<f32>> {
+        error(ErrorKind::Unsupported, "the mock edits replies only")
+    }
+
+    fn hook_states(
+        &self,
+        _: &Prompt,
+        _: &[(usize, Hook)],
+        _: &Interrupt,
+    ) -> Result<Vec<HookStates>> {
         error(ErrorKind::Unsupported, "the mock edits replies only")
     }
 }

@@ -333,7 +333,7 @@ pub fn blocks<'a>(
     names: impl Iterator<Item = &'a str>,
 ) -> Result<Vec<BlockInfo>> {
     match recurrent(config) {
-        Some((_, prefix, _)) => Ok(Wiring::of(prefix, names)?.blocks),
+        Some((_, prefix, _)) => Ok(Wiring::from_names(prefix, names)?.blocks),
         None => Ok(Vec::new()),
     }
 }

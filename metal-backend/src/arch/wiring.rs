@@ -66,7 +66,7 @@ impl Wiring {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] when a block between others is missing.
-    pub fn of<'a>(prefix: &str, names: impl Iterator<Item = &'a str>) -> Result<Self> {
+    pub fn from_names<'a>(prefix: &str, names: impl Iterator<Item = &'a str>) -> Result<Self> {
         let mut by_index: BTreeMap<usize, BTreeSet<&str>> = BTreeMap::new();
         for name in names {
             let Some((number, rest)) = (name.strip_prefix(prefix)).and_then(|n| n.split_once('.'))
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     fn names(all: &[&str]) -> Result<Wiring> {
-        Wiring::of("backbone.blocks.", all.iter().copied())
+        Wiring::from_names("backbone.blocks.", all.iter().copied())
     }
 
     #[test]
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn blocks_of_hybrids_are_told_apart() {
-        let wiring = Wiring::of(
+        let wiring = Wiring::from_names(
             "model.layers.",
             [
                 "model.layers.0.conv.conv.weight",

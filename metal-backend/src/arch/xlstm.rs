@@ -92,7 +92,7 @@ pub fn state_bytes(config: &ModelConfig, blocks: &[BlockInfo]) -> Result<u64> {
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
     let names = weights.names();
-    let wiring = Wiring::of(BLOCKS, names.iter().map(String::as_str))?;
+    let wiring = Wiring::from_names(BLOCKS, names.iter().map(String::as_str))?;
     if wiring.blocks.len() != config.num_hidden_layers {
         return Err(invalid(format!(
             "num_blocks is {}, and the tensors are of {} blocks",

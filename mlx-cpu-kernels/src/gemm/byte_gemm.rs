@@ -150,7 +150,7 @@ impl GemmTask<'_> {
                 MatrixData::Quantized { matrix, .. } => matrix.kernels().integers,
                 MatrixData::Dense(_) => false,
             });
-        Dot::of(self.product.isa).filter(|_| fits)
+        Dot::for_isa(self.product.isa).filter(|_| fits)
     }
 
     /// Computes the product in 8-bit integers. With `refine`, units with large inputs get a second

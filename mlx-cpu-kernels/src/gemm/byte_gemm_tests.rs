@@ -19,7 +19,7 @@ use crate::work::{Input, Work};
 
 /// Every instruction that this processor supports, including slower ones.
 fn dots() -> Vec<Dot> {
-    let mut all: Vec<_> = Isa::all().into_iter().filter_map(Dot::of).collect();
+    let mut all: Vec<_> = Isa::all().into_iter().filter_map(Dot::for_isa).collect();
     if Isa::all().contains(&Isa::Avx2) {
         all.push(Dot::Maddubs);
     }

@@ -90,7 +90,7 @@ impl PackedMatrix<'_> {
     /// Codes must represent integers.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn byte_quads(self, bytes: CodeBytes, to: BytePanelMut<'_>) {
-        // SAFETY: `Dot::of`, which selects the bytes, checked avx2; `detect` accepts only
+        // SAFETY: `Dot::for_isa`, which selects the bytes, checked avx2; `detect` accepts only
         // processors with avx2, fma and f16c together.
         unsafe { avx2::byte_quads::byte_quads(self, bytes, to) }
     }

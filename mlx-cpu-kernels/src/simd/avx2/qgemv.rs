@@ -4,13 +4,12 @@
 //! `gemm/packed_gemm.rs`.
 
 use std::arch::x86_64::{
-    __m256, __m256i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadl_epi64, _mm_loadu_si128,
-    _mm_prefetch, _mm256_add_epi32, _mm256_and_si256, _mm256_broadcast_ss, _mm256_cvtepi8_epi32,
-    _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
-    _mm256_madd_epi16, _mm256_mul_ps, _mm256_or_si256, _mm256_set1_epi8, _mm256_set1_epi16,
-    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256,
-    _mm256_shuffle_epi8, _mm256_sll_epi32, _mm256_slli_epi16, _mm256_srai_epi16, _mm256_srl_epi32,
-    _mm256_srli_epi16, _mm256_storeu_ps,
+    __m256, __m256i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch, _mm256_add_epi32,
+    _mm256_and_si256, _mm256_broadcast_ss, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps,
+    _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16,
+    _mm256_mul_ps, _mm256_or_si256, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32,
+    _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_sll_epi32,
+    _mm256_slli_epi16, _mm256_srai_epi16, _mm256_srl_epi32, _mm256_srli_epi16, _mm256_storeu_ps,
 };
 
 use crate::layout::float_codes::{ByteScales, Codes, FP4_BIAS, FP4_SCALE};

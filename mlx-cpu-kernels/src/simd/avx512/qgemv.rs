@@ -3,15 +3,15 @@
 //! inputs.
 
 use std::arch::x86_64::{
-    __m512, __m512i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadl_epi64, _mm_loadu_si128,
-    _mm_prefetch, _mm_unpacklo_epi64, _mm256_castps_pd, _mm256_castsi128_si256,
-    _mm256_inserti128_si256, _mm256_loadu_pd, _mm256_loadu_si256, _mm256_storeu_ps,
-    _mm512_and_si512, _mm512_castpd_ps, _mm512_castpd256_pd512, _mm512_castps512_ps256,
-    _mm512_castsi256_si512, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
-    _mm512_dpwssd_epi32, _mm512_fmadd_ps, _mm512_insertf64x4, _mm512_inserti64x4, _mm512_mul_ps,
-    _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps,
-    _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_sll_epi32,
-    _mm512_slli_epi16, _mm512_srai_epi16, _mm512_srl_epi32, _mm512_srli_epi16, _mm512_storeu_ps,
+    __m512, __m512i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch,
+    _mm_unpacklo_epi64, _mm256_castps_pd, _mm256_castsi128_si256, _mm256_inserti128_si256,
+    _mm256_loadu_pd, _mm256_loadu_si256, _mm256_storeu_ps, _mm512_and_si512, _mm512_castpd_ps,
+    _mm512_castpd256_pd512, _mm512_castps512_ps256, _mm512_castsi256_si512, _mm512_cvtepi8_epi32,
+    _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_dpwssd_epi32, _mm512_fmadd_ps, _mm512_insertf64x4,
+    _mm512_inserti64x4, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi16,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
+    _mm512_shuffle_epi8, _mm512_sll_epi32, _mm512_slli_epi16, _mm512_srai_epi16, _mm512_srl_epi32,
+    _mm512_srli_epi16, _mm512_storeu_ps,
 };
 
 use crate::layout::float_codes::{Codes, FP4_BIAS, FP4_SCALE};

@@ -92,10 +92,10 @@ pub fn run_cca(args: &CcaArgs, console: &mut Console<'_>) -> Result<(), Failure>
     let label_correlations = match (&args.stimuli, &args.label) {
         (Some(stimuli), Some(label)) => {
             let (names, labels) = encode_labels(&extracted.labels(stimuli, label)?);
-            let features = Components::of(&one_hot(&labels, names.len())).map_err(failed)?;
+            let features = Components::from_rows(&one_hot(&labels, names.len())).map_err(failed)?;
             layers
                 .iter()
-                .map(|rows| correlations(&Components::of(rows)?, &features, &options))
+                .map(|rows| correlations(&Components::from_rows(rows)?, &features, &options))
                 .collect::<inference_probe::Result<_>>()
                 .map_err(failed)?
         }
@@ -112,7 +112,7 @@ pub fn run_cca(args: &CcaArgs, console: &mut Console<'_>) -> Result<(), Failure>
     for fold in &folds {
         let components = layers
             .iter()
-            .map(|rows| Components::of(&rows.select_rows(&fold.train)))
+            .map(|rows| Components::from_rows(&rows.select_rows(&fold.train)))
             .collect::<inference_probe::Result<Vec<_>>>()
             .map_err(failed)?;
         for a in 0..layers.len() {
