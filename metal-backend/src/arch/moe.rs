@@ -186,6 +186,8 @@ fn shares(b: &mut Builder<'_>, at: &str, width: i32) -> Result<Mixture> {
         },
         experts: experts(b, &places, count, width, Gate::Plain(activation))?,
         shared: None,
+        scale: None,
+        weighs_inputs: false,
     })
 }
 
@@ -265,6 +267,8 @@ pub fn routed_block(
         router,
         experts: experts(b, &places, count, width, Gate::Plain(activation))?,
         shared,
+        scale: None,
+        weighs_inputs: false,
     })))
 }
 

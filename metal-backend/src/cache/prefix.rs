@@ -179,6 +179,7 @@ impl Prefixes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::Switch;
 
     impl Prefixes {
         fn take(&self, epoch: u64, prompt: &[u32], like: &Caches) -> Option<(Caches, usize)> {
@@ -213,7 +214,7 @@ mod tests {
             let part = zeros(&[1, 1, n, 2], mlx_rs_core::Dtype::Float32).unwrap();
             cache.update(&part, &part).unwrap();
         }
-        Caches::from(cache).with_switches([4])
+        Caches::from(cache).with_switches([Switch::Once(4)])
     }
 
     #[test]

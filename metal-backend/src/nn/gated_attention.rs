@@ -8,7 +8,7 @@ use super::hooks::Watch;
 use super::linear::project;
 use super::mixer::Mixer;
 use super::norm::{Norm, through};
-use crate::cache::{CacheOptions, LayerState, Row, lengths};
+use crate::cache::{CacheOptions, LayerState, Row, Switch, lengths};
 use crate::exec::Epilogue;
 
 /// A gated attention layer.
@@ -83,7 +83,7 @@ impl Mixer for GatedAttention {
         options.cache(self.attention.window)
     }
 
-    fn switch(&self) -> Option<i32> {
+    fn switch(&self) -> Option<Switch> {
         self.attention.switch()
     }
 }
