@@ -46,6 +46,7 @@ fn complete(map: &mut Map<String, Value>) {
         map,
         &[
             ("attention_head_dim", "head_dim"),
+            ("moe_layer_num_skipped", "first_k_dense_replace"),
             ("moe_topk", "num_experts_per_tok"),
             ("intermediate_size", "moe_intermediate_size"),
             ("intermediate_size", "moe_shared_expert_intermediate_size"),
