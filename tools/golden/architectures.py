@@ -15,7 +15,6 @@ import json
 import shutil
 import tempfile
 from collections import Counter
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import tiny_tokenizer
 import xlstm_blocks
+from architecture_specs import SPECS, Spec
 from tiny_models import (
     DEFAULT_OUT,
     GREEDY_TOKENS,
@@ -41,388 +41,6 @@ from tiny_models import (
     write_json,
 )
 
-# What mlx-lm does otherwise: Mistral, Gemma 2 and Phi-3 without windows, StarCoder2 with the exact GELU, LongRoPE with
-# its long factors always, YaRN with rounded ends, Qwen2-MoE without `norm_topk_prob`.
-WINDOW = 16
-
-BASE: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": tiny_tokenizer.VOCAB_SIZE,
-    "max_position_embeddings": 256,
-    "bos_token_id": tiny_tokenizer.BOS,
-    "eos_token_id": tiny_tokenizer.EOS,
-    "pad_token_id": tiny_tokenizer.PAD,
-    "tie_word_embeddings": False,
-}
-WIDE = BASE | {"hidden_size": 64, "intermediate_size": 64}
-GEMMA = BASE | {"head_dim": 16, "tie_word_embeddings": True}
-EXAONE4: dict[str, Any] = {
-    "head_dim": 16,
-    "rope_parameters": {
-        "rope_type": "llama3",
-        "rope_theta": 1e6,
-        "factor": 16.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
-}
-# A multiple of 128: else transformers' own widths of queries and keys contradict each other. Keys and values have different
-# widths, so that a transposed state shows.
-XLSTM: dict[str, Any] = {
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_heads": 4,
-    "qk_dim_factor": 0.5,
-    "v_dim_factor": 1.0,
-    "ffn_proj_factor": 0.5,
-    "chunk_size": 5,
-    "vocab_size": tiny_tokenizer.VOCAB_SIZE,
-    "bos_token_id": tiny_tokenizer.BOS,
-    "eos_token_id": tiny_tokenizer.EOS,
-    "pad_token_id": tiny_tokenizer.PAD,
-}
-MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
-SLIDE, FULL = "sliding_attention", "full_attention"
-
-
-@dataclass
-class Spec:
-    """One fixture: the configuration, and what a reader may have to do otherwise."""
-
-    name: str
-    model_type: str
-    config: dict[str, Any]
-    pre: str = "qwen2"
-    also_mlx_lm: bool = True
-    # Fields of config.json in the form that published checkpoints have, where transformers 5 writes another.
-    published: dict[str, Any] = field(default_factory=dict)
-    # Blocks of xLSTM that have an sLSTM layer. They have no cache.
-    slstm: tuple[int, ...] = ()
-    # How matrices are quantized, as (mode, bits, group size), by the end of their names; "" is for the others.
-    # `None` leaves one whole.
-    quantize: dict[str, tuple[str, int, int] | None] = field(default_factory=dict)
-
-    def format(self, name: str) -> tuple[str, int, int] | None:
-        """The format of a matrix by its name, without `.weight`."""
-        for end, how in self.quantize.items():
-            if end and name.endswith(end):
-                return how
-        return self.quantize.get("")
-
-
-SPECS = [
-    Spec("mistral-window", "mistral", BASE | {"sliding_window": WINDOW, "head_dim": 16}, also_mlx_lm=False),
-    Spec("mixtral", "mixtral", BASE | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
-    Spec(
-        "qwen2-moe",
-        "qwen2_moe",
-        BASE | MOE | {"num_experts": 4, "shared_expert_intermediate_size": 32, "norm_topk_prob": False},
-    ),
-    Spec(
-        "qwen3-moe",
-        "qwen3_moe",
-        BASE | MOE | {"num_experts": 6, "head_dim": 16, "norm_topk_prob": True, "mlp_only_layers": []},
-        published={"num_experts": 6, "decoder_sparse_step": 1},
-    ),
-    Spec(
-        "qwen3-moe-mixed",
-        "qwen3_moe",
-        BASE | MOE | {"num_experts": 6, "head_dim": 16, "norm_topk_prob": False, "mlp_only_layers": [0]},
-        also_mlx_lm=False,  # it wants experts in the first layer
-        published={"num_experts": 6, "decoder_sparse_step": 1},
-    ),
-    Spec(
-        "qwen2-window",
-        "qwen2",
-        BASE | {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1, "tie_word_embeddings": True},
-        also_mlx_lm=False,
-    ),
-    Spec("gemma", "gemma", GEMMA),
-    Spec(
-        "gemma2",
-        "gemma2",
-        GEMMA | {"sliding_window": WINDOW, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
-        also_mlx_lm=False,
-    ),
-    Spec(
-        "gemma3-text",
-        "gemma3_text",
-        GEMMA | {"num_hidden_layers": 7, "sliding_window": WINDOW, "query_pre_attn_scalar": 16, "rope_theta": 1e6},
-    ),
-    Spec(
-        "gemma3",
-        "gemma3",
-        {
-            "text_config": GEMMA
-            | {
-                "num_hidden_layers": 6,
-                "sliding_window": WINDOW,
-                "layer_types": [SLIDE, SLIDE, FULL, SLIDE, SLIDE, FULL],
-                "query_pre_attn_scalar": 24,
-            },
-            # Tiny, and not used: what a text engine must step over.
-            "vision_config": {
-                "hidden_size": 16,
-                "intermediate_size": 16,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "image_size": 28,
-                "patch_size": 14,
-            },
-            "mm_tokens_per_image": 4,
-        },
-        also_mlx_lm=False,
-    ),
-    Spec(
-        "gemma4-small",
-        "gemma4_text",
-        GEMMA
-        | {
-            "num_hidden_layers": 6,
-            "layer_types": [SLIDE, SLIDE, FULL, SLIDE, SLIDE, FULL],
-            "sliding_window": WINDOW,
-            "global_head_dim": 32,
-            "num_kv_shared_layers": 3,
-            "use_double_wide_mlp": True,
-            "hidden_size_per_layer_input": 8,
-            "vocab_size_per_layer_input": tiny_tokenizer.VOCAB_SIZE,
-            "final_logit_softcapping": 20.0,
-        },
-        also_mlx_lm=False,
-    ),
-    Spec(
-        "gemma4-large",
-        "gemma4_text",
-        GEMMA
-        | {
-            "num_hidden_layers": 3,
-            "layer_types": [SLIDE, SLIDE, FULL],
-            "sliding_window": WINDOW,
-            "global_head_dim": 32,
-            "num_global_key_value_heads": 1,
-            "attention_k_eq_v": True,
-            "enable_moe_block": True,
-            "num_experts": 4,
-            "top_k_experts": 2,
-            "moe_intermediate_size": 24,
-            "hidden_size_per_layer_input": 0,
-            "final_logit_softcapping": 20.0,
-        },
-        also_mlx_lm=False,
-    ),
-    Spec(
-        "phi3",
-        "phi3",
-        BASE
-        | {
-            "sliding_window": WINDOW,
-            "original_max_position_embeddings": 32,
-            "partial_rotary_factor": 0.5,
-            "hidden_size": 64,
-            "num_attention_heads": 4,
-            "rope_parameters": {
-                "rope_type": "longrope",
-                "rope_theta": 10000.0,
-                "partial_rotary_factor": 0.5,
-                "short_factor": [1.0, 1.1, 1.3, 1.6],
-                "long_factor": [1.0, 1.7, 2.9, 6.0],
-            },
-        },
-        also_mlx_lm=False,
-    ),
-    Spec(
-        "gpt2",
-        "gpt2",
-        {
-            "n_embd": 32,
-            "n_layer": 2,
-            "n_head": 4,
-            "n_positions": 96,
-            "vocab_size": tiny_tokenizer.VOCAB_SIZE,
-            "bos_token_id": tiny_tokenizer.BOS,
-            "eos_token_id": tiny_tokenizer.EOS,
-        },
-        pre="smollm",
-        also_mlx_lm=False,
-    ),
-    Spec(
-        "gpt-oss",
-        "gpt_oss",
-        BASE
-        | {
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "head_dim": 16,
-            "sliding_window": WINDOW,
-            "layer_types": [SLIDE, FULL],
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 150000.0,
-                "factor": 8.0,
-                "beta_fast": 4.0,
-                "beta_slow": 1.0,
-                "original_max_position_embeddings": 32,
-                "truncate": False,
-            },
-        },
-        also_mlx_lm=False,
-    ),
-    Spec("olmo2", "olmo2", BASE),
-    Spec(
-        "olmo3",
-        "olmo3",
-        BASE
-        | {
-            "num_hidden_layers": 4,
-            "max_position_embeddings": 1024,
-            "sliding_window": WINDOW,
-            "layer_types": [SLIDE, SLIDE, FULL, SLIDE],
-            "rope_parameters": {
-                "full_attention": {
-                    "rope_type": "yarn",
-                    "rope_theta": 500000.0,
-                    "factor": 4.0,
-                    "original_max_position_embeddings": 256,
-                    "beta_fast": 32.0,
-                    "beta_slow": 1.0,
-                    "attention_factor": 1.138629436111989,
-                },
-                "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
-            },
-        },
-    ),
-    Spec(
-        "exaone4",
-        "exaone4",
-        BASE
-        | EXAONE4
-        | {
-            "num_hidden_layers": 5,
-            "sliding_window": WINDOW,
-            "sliding_window_pattern": "LLG",
-            "layer_types": [SLIDE, SLIDE, FULL, SLIDE, SLIDE],
-        },
-    ),
-    # Without a window every layer rotates, as in the smallest published model.
-    Spec(
-        "exaone4-full",
-        "exaone4",
-        BASE
-        | EXAONE4
-        | {
-            "sliding_window": None,
-            "sliding_window_pattern": None,
-            "layer_types": [FULL, FULL],
-            "tie_word_embeddings": True,
-        },
-    ),
-    Spec("smollm3", "smollm3", BASE | {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "tie_word_embeddings": True}),
-    Spec(
-        "granite",
-        "granite",
-        BASE
-        | {
-            "attention_multiplier": 0.2,
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.6,
-            "logits_scaling": 0.5,
-            "tie_word_embeddings": True,
-        },
-    ),
-    Spec("glm4", "glm4", BASE | {"head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True}),
-    Spec(
-        "cohere2",
-        "cohere2",
-        BASE
-        | {
-            "num_hidden_layers": 4,
-            "sliding_window": WINDOW,
-            "layer_types": [SLIDE, SLIDE, FULL, SLIDE],
-            "tie_word_embeddings": True,
-            "logit_scale": 0.5,
-        },
-        also_mlx_lm=False,
-    ),
-    Spec("starcoder2", "starcoder2", BASE | {"sliding_window": None, "tie_word_embeddings": True}, also_mlx_lm=False),
-    Spec(
-        "llama-yarn",
-        "llama",
-        BASE
-        | {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 32,
-            }
-        },
-    ),
-    Spec(
-        "llama-modes",
-        "llama",
-        WIDE,
-        also_mlx_lm=False,
-        quantize={
-            "q_proj": ("affine", 2, 32),
-            "k_proj": ("affine", 3, 64),
-            "v_proj": ("affine", 5, 32),
-            "o_proj": ("affine", 6, 64),
-            "gate_proj": ("mxfp4", 4, 32),
-            "up_proj": ("mxfp8", 8, 32),
-            "down_proj": ("nvfp4", 4, 16),
-            "embed_tokens": ("mxfp8", 8, 32),
-            "lm_head": ("affine", 8, 64),
-        },
-    ),
-    Spec(
-        "mixtral-q4",
-        "mixtral",
-        WIDE | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
-        quantize={"": ("affine", 4, 32), "gate": ("affine", 8, 64)},
-    ),
-    Spec(
-        "gemma3-text-q4",
-        "gemma3_text",
-        GEMMA | {"num_hidden_layers": 7, "intermediate_size": 64, "sliding_window": WINDOW, "query_pre_attn_scalar": 16},
-        also_mlx_lm=False,
-        quantize={"": ("affine", 4, 32)},
-    ),
-    Spec(
-        "gpt-oss-mxfp4",
-        "gpt_oss",
-        WIDE
-        | {
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "head_dim": 16,
-            "sliding_window": WINDOW,
-            "layer_types": [SLIDE, FULL],
-        },
-        also_mlx_lm=False,
-        quantize={"": ("mxfp4", 4, 32)},
-    ),
-    Spec("xlstm", "xlstm", XLSTM, also_mlx_lm=False),
-    Spec("xlstm-slstm", "xlstm", XLSTM | {"qk_dim_factor": 1.0}, also_mlx_lm=False, slstm=(1,)),
-    Spec(
-        "xlstm-q4",
-        "xlstm",
-        XLSTM,
-        also_mlx_lm=False,
-        # As `mlx convert` does it: these gates are exponents.
-        quantize={"igate_preact": None, "fgate_preact": None, "": ("affine", 4, 32)},
-    ),
-    Spec(
-        "llama-linear",
-        "llama",
-        BASE | {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}},
-    ),
-]
-
 
 def random_tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...], model_type: str, tied: bool) -> np.ndarray:
     """Values that keep activations near unit size and give logits a spread of a few units."""
@@ -433,12 +51,18 @@ def random_tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...], m
         return 1.0 + 0.2 * normal
     if name.endswith("sinks"):
         return normal
+    if name.endswith(("alpha_p", "alpha_n")):  # xIELU
+        return 0.5 * normal
     if name.endswith("_recurrent_kernel_"):
         return 0.5 / np.sqrt(shape[-1]) * normal
     if name.endswith(("_bias_", "group_norm.weight")):  # the latter adds one
         return 0.3 * normal
     if name.endswith("fgate_preact.bias"):
         return 3.0 + 0.5 * normal  # a memory that reaches back
+    if name.endswith("A_log"):  # decay rates around one
+        return 0.5 * normal
+    if name.endswith("dt_proj.bias"):
+        return -1.0 + 0.5 * normal
     if name.endswith(("bias", "_bias")):
         return 0.3 * normal
     if len(shape) == 1:  # norms
@@ -447,8 +71,8 @@ def random_tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...], m
         return last + 0.2 * normal if plus_one else last + 1.0 + 0.2 * normal
     if any(part in name for part in ("embed_tokens", "wte", "wpe", "backbone.embeddings")):
         return (0.12 if gemma else 0.25 if tied else 0.5) * normal
-    # GPT-2's matrices and gpt-oss's experts are stored as [.., in, out].
-    transposed = model_type == "gpt2" or (model_type == "gpt_oss" and ".experts." in name)
+    # The matrices of GPT-2 and the experts of gpt-oss and Llama 4 are stored as [.., in, out].
+    transposed = model_type == "gpt2" or (model_type in ("gpt_oss", "llama4", "llama4_text") and ".experts." in name)
     fan_in = shape[-2] if transposed else shape[-1]
     return (2.0 if tied else 1.2) / np.sqrt(fan_in) * normal
 
@@ -522,11 +146,21 @@ def write_quantized(spec: Spec, out: Path) -> dict[str, tuple[str, int, int]]:
 
 @torch.no_grad()
 def logits_of(model: torch.nn.Module, ids: list[int]) -> np.ndarray:
+    forget_length(model)
     return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float().numpy()
 
 
+def forget_length(model: torch.nn.Module) -> None:
+    """Makes the rotation independent of earlier sequences: transformers keeps that of the longest one."""
+    rope = model.config.get_text_config().rope_parameters if hasattr(model.config, "rope_parameters") else None
+    if (rope or {}).get("rope_type") == "dynamic":
+        model(input_ids=torch.tensor([[0]]), use_cache=False)
+
+
 @torch.no_grad()
-def greedy_of(model: torch.nn.Module, ids: list[int], cached: bool) -> tuple[list[int], float] | None:
+def greedy_of(
+    model: torch.nn.Module, ids: list[int], cached: bool, gradual: bool = False
+) -> tuple[list[int], float] | None:
     """Greedy tokens with a cache and the least margin, if a pass without one gives the same."""
     tokens: list[int] = []
     margins: list[float] = []
@@ -536,6 +170,7 @@ def greedy_of(model: torch.nn.Module, ids: list[int], cached: bool) -> tuple[lis
         tokens.append(int(logits_of(model, ids + tokens)[-1].argmax()))
     if not cached:
         return tokens, min(margins)
+    forget_length(model)
     out = model(input_ids=torch.tensor([ids]), use_cache=True)
     while True:
         row = out.logits[0, -1]
@@ -547,17 +182,19 @@ def greedy_of(model: torch.nn.Module, ids: list[int], cached: bool) -> tuple[lis
         # Recurrent models have a state in place of keys and values.
         cache_name = "cache_params" if hasattr(out, "cache_params") else "past_key_values"
         out = model(input_ids=torch.tensor([tokens[-1:]]), use_cache=True, **{cache_name: getattr(out, cache_name)})
+    if gradual:
+        return tokens, min(margins)
     one_pass = logits_of(model, ids + tokens[:-1])[len(ids) - 1 :]
     if one_pass.argmax(axis=-1).tolist() != tokens:
         return None
     return tokens, min(margins)
 
 
-def numbers(model: torch.nn.Module, seed: int, cached: bool = True) -> dict[str, Any] | None:
+def numbers(model: torch.nn.Module, seed: int, cached: bool = True, gradual: bool = False) -> dict[str, Any] | None:
     """The golden numbers, or None if this seed gives no clear ones."""
     results = []
     for ids in prompts(seed):
-        greedy = greedy_of(model, ids, cached)
+        greedy = greedy_of(model, ids, cached, gradual)
         if greedy is None:
             return None
         tokens, margin = greedy
@@ -585,6 +222,9 @@ def write_config(spec: Spec, out: Path, quantized_as: dict[str, tuple[str, int, 
     if spec.model_type == "olmo3":
         # Published checkpoints scale with the one `rope_scaling`, which is for full layers only.
         config["rope_parameters"] = config["rope_parameters"]["full_attention"]
+    if spec.model_type == "dbrx":
+        # Published checkpoints have the base among the fields of attention only.
+        del config["rope_parameters"]
     if spec.also_mlx_lm and "rope_theta" in config.get("rope_parameters", {}):
         # The older form, which mlx-lm reads.
         rope = config.pop("rope_parameters")
@@ -617,7 +257,7 @@ def make(spec: Spec, out_root: Path, first_seed: int) -> int:
     """Writes one fixture; returns its size in bytes."""
     for seed in range(first_seed, first_seed + 500):
         model = build(spec, seed)
-        result = numbers(model, seed, cached=not spec.slstm)
+        result = numbers(model, seed, cached=not spec.slstm, gradual=spec.gradual)
         if result is None:
             continue
         with tempfile.TemporaryDirectory() as scratch:

@@ -228,6 +228,16 @@ SPECS = [
         partial_rotary_factor=0.5,
         replaced=["half of each head rotates, as in transformers"],
     ),
+    # The rotation changes beyond the trained context only.
+    family(
+        "internlm2",
+        "InternLM2ForCausalLM",
+        LLAMA,
+        bias=False,
+        rope_theta=1e6,
+        max_position_embeddings=256,
+        rope_scaling={"type": "dynamic", "factor": 2.0},
+    ),
     family("telechat3", "Telechat3ForCausalLM", LLAMA, head_dim=8, mlp_bias=True),
     family("minicpm", "MiniCPMForCausalLM", LLAMA, scale_depth=1.4, scale_emb=2.0, dim_model_base=16, gain=2.5),
     family(

@@ -37,6 +37,7 @@ pub(super) fn normalize(mut map: Map<String, Value>) -> Result<Map<String, Value
     if matches!(map.get("text_config"), Some(Value::Object(_))) && !is_set(&map, "hidden_size") {
         map = text_part(map)?;
     }
+    (Family::of_fields(&map).prepare)(&mut map);
     for (from, to) in ALIASES {
         if !is_set(&map, to)
             && let Some(value) = map.get(from).filter(|v| !v.is_null()).cloned()

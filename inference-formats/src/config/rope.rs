@@ -16,6 +16,13 @@ pub enum RopeScaling {
         /// The stretch.
         factor: f32,
     },
+    /// Dynamic NTK: beyond the trained context, the base grows with the length of the sequence.
+    Dynamic {
+        /// The growth of the base.
+        factor: f32,
+        /// The trained context, in positions.
+        original_context: usize,
+    },
     /// Llama 3.1: long wavelengths are stretched, short ones are not.
     Llama3 {
         /// The stretch of the longest wavelengths.
@@ -93,7 +100,8 @@ pub fn llama3_stretch(
 ) -> f64 {
     if wavelength > original_context / low {
         factor
-    } else if wavelength < original_context / high {
+    } else if wavelength < original_context / high || low == high {
+        // Llama 4's two bounds are equal: there is no ramp.
         1.0
     } else {
         let ramp = (original_context / wavelength - low) / (high - low);
@@ -108,7 +116,8 @@ pub(super) struct Ropes {
     pub sliding: Option<RopeConfig>,
 }
 
-const KNOWN: &str = "default, mrope, linear, llama3, yarn, longrope, proportional";
+const KNOWN: &str = "default, mrope, linear, dynamic, llama3, yarn, longrope, \
+                     proportional";
 /// The maximum length of a list of factors.
 const MAX_PAIRS: usize = 2048;
 
@@ -227,12 +236,17 @@ fn parse_scaling(
         Some("linear") => RopeScaling::Linear {
             factor: fields.required_positive("factor")?,
         },
+        Some("dynamic") => RopeScaling::Dynamic {
+            factor: fields.required_positive("factor")?,
+            original_context: max_positions
+                .ok_or_else(|| top.missing("max_position_embeddings"))?,
+        },
         Some("llama3") => {
             let low_freq_factor = fields.required_positive("low_freq_factor")?;
             let high_freq_factor = fields.required_positive("high_freq_factor")?;
-            if low_freq_factor >= high_freq_factor {
+            if low_freq_factor > high_freq_factor {
                 return Err(RopeFault::from(format!(
-                    "rope_scaling.low_freq_factor is {low_freq_factor}; it must be below \
+                    "rope_scaling.low_freq_factor is {low_freq_factor}; it must not be above \
                      high_freq_factor, which is {high_freq_factor}"
                 )));
             }

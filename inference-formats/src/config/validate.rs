@@ -191,9 +191,9 @@ impl ModelConfig {
 fn check_scaling(scaling: &RopeScaling) -> Result<()> {
     match scaling {
         RopeScaling::None => Ok(()),
-        RopeScaling::Linear { factor } | RopeScaling::Proportional { factor } => {
-            positive("rope_scaling.factor", *factor)
-        }
+        RopeScaling::Linear { factor }
+        | RopeScaling::Dynamic { factor, .. }
+        | RopeScaling::Proportional { factor } => positive("rope_scaling.factor", *factor),
         RopeScaling::Llama3 {
             factor,
             low_freq_factor,

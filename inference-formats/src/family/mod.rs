@@ -9,10 +9,14 @@
 mod elsewhere;
 mod gguf;
 
+pub mod afmoe;
+pub mod apertus;
 pub mod bailing_moe;
 pub mod bert;
 pub mod cohere;
 pub mod cohere2;
+pub mod cohere2_moe;
+pub mod dbrx;
 pub mod deepseek;
 pub mod deepseek_v2;
 pub mod deepseek_v3;
@@ -21,7 +25,9 @@ pub mod ernie4_5;
 pub mod ernie4_5_moe;
 pub mod exaone;
 pub mod exaone4;
+pub mod exaone_moe;
 pub mod falcon_h1;
+pub mod falcon_mamba;
 pub mod gemma;
 pub mod gemma2;
 pub mod gemma3;
@@ -39,10 +45,16 @@ pub mod granite;
 pub mod granitemoe;
 pub mod granitemoehybrid;
 pub mod helium;
+pub mod hunyuan;
 pub mod hunyuan_v1_dense;
+pub mod internlm2;
+pub mod internlm3;
+pub mod jamba;
 pub mod lfm2;
 pub mod lfm2_moe;
 pub mod llama;
+pub mod llama4_text;
+pub mod mamba;
 pub mod mamba2;
 pub mod mellum;
 pub mod mimo;
@@ -53,9 +65,11 @@ pub mod ministral3;
 pub mod mistral;
 pub mod mixtral;
 pub mod modernbert;
+pub mod nanochat;
 pub mod nemotron;
 pub mod nemotron_h;
 pub mod nomic_bert;
+pub mod olmo;
 pub mod olmo2;
 pub mod olmo3;
 pub mod olmoe;
@@ -89,11 +103,15 @@ pub use gguf::{GgufExport, GgufFamily};
 pub(crate) use gguf::{GgufHeader, PLAIN};
 
 /// All families, sorted by `model_type`.
-static FAMILIES: [&Family; 70] = [
+static FAMILIES: [&Family; 84] = [
+    &afmoe::FAMILY,
+    &apertus::FAMILY,
     &bailing_moe::FAMILY,
     &bert::FAMILY,
     &cohere::FAMILY,
     &cohere2::FAMILY,
+    &cohere2_moe::FAMILY,
+    &dbrx::FAMILY,
     &deepseek::FAMILY,
     &deepseek_v2::FAMILY,
     &deepseek_v3::FAMILY,
@@ -102,7 +120,9 @@ static FAMILIES: [&Family; 70] = [
     &ernie4_5_moe::FAMILY,
     &exaone::FAMILY,
     &exaone4::FAMILY,
+    &exaone_moe::FAMILY,
     &falcon_h1::FAMILY,
+    &falcon_mamba::FAMILY,
     &gemma::FAMILY,
     &gemma2::FAMILY,
     &gemma3::FAMILY,
@@ -120,10 +140,16 @@ static FAMILIES: [&Family; 70] = [
     &granitemoe::FAMILY,
     &granitemoehybrid::FAMILY,
     &helium::FAMILY,
+    &hunyuan::FAMILY,
     &hunyuan_v1_dense::FAMILY,
+    &internlm2::FAMILY,
+    &internlm3::FAMILY,
+    &jamba::FAMILY,
     &lfm2::FAMILY,
     &lfm2_moe::FAMILY,
     &llama::FAMILY,
+    &llama4_text::FAMILY,
+    &mamba::FAMILY,
     &mamba2::FAMILY,
     &mellum::FAMILY,
     &mimo::FAMILY,
@@ -134,9 +160,11 @@ static FAMILIES: [&Family; 70] = [
     &mistral::FAMILY,
     &mixtral::FAMILY,
     &modernbert::FAMILY,
+    &nanochat::FAMILY,
     &nemotron::FAMILY,
     &nemotron_h::FAMILY,
     &nomic_bert::FAMILY,
+    &olmo::FAMILY,
     &olmo2::FAMILY,
     &olmo3::FAMILY,
     &olmoe::FAMILY,
@@ -194,6 +222,8 @@ pub struct Family {
     pub encoder: bool,
     /// Values that a `config.json` may leave out.
     pub defaults: Defaults,
+    /// Changes fields before their usual names are filled in.
+    pub(crate) prepare: fn(&mut Map<String, Value>),
     /// Sets the remaining fields that a `config.json` leaves out, under their usual names.
     pub(crate) complete: fn(&mut Map<String, Value>),
     /// Fields of newer configurations, each with its name in older readers.
@@ -326,6 +356,7 @@ impl Family {
             class,
             encoder: false,
             defaults,
+            prepare: |_| {},
             complete: |_| {},
             older_fields: &[],
             always_tied: false,

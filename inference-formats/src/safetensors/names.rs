@@ -14,8 +14,9 @@ const PREFIXES: [(&str, &str); 4] = [
 ];
 
 /// The parts of a multimodal checkpoint other than the text part.
-const OTHER_PARTS: [&str; 7] = [
+const OTHER_PARTS: [&str; 8] = [
     "vision_tower",
+    "vision_model",
     "visual",
     "multi_modal_projector",
     "audio_tower",

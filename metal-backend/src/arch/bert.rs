@@ -67,6 +67,8 @@ fn load_from(
                     window: None,
                     softcap: None,
                     growth: None,
+                    clip: None,
+                    chunk: None,
                     sinks: None,
                     sums: b.weights.attention_sums(),
                 },

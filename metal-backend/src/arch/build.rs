@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use inference::{Error, ErrorKind, Result};
-use mlx_rs_core::Array;
+use mlx_rs_core::{Array, ones};
 
 use super::stack::{Block, Blocks, Head};
 use super::stage::Stage;
@@ -53,6 +53,10 @@ pub enum NormKind {
     },
     /// Mean and variance, `1 + weight`, with a bias (Nemotron).
     LayerPlusOne,
+    /// Root mean square, without a weight (nanochat).
+    PlainRms,
+    /// Mean and variance, without a weight (OLMo).
+    PlainLayer,
 }
 
 /// Variations of an attention layer with the usual tensor names.
@@ -185,8 +189,24 @@ impl<'a> Builder<'a> {
 
     /// A norm over `dim` elements.
     pub fn norm(&mut self, prefix: &str, dim: i32) -> Result<Norm> {
-        let mut weight = self.weights.vector(&format!("{prefix}.weight"), dim)?;
         let eps = self.dims.eps;
+        if let NormKind::PlainRms | NormKind::PlainLayer = self.norms {
+            // Kernels read a weight.
+            let weight = ones(&[dim], self.weights.dtype()).map_err(engine("weights"))?;
+            return Ok(match self.norms {
+                NormKind::PlainRms => Norm::Rms {
+                    weight: Some(weight),
+                    eps,
+                },
+                _ => Norm::Layer {
+                    weight,
+                    bias: None,
+                    eps,
+                    on_cpu: self.weights.is_on_cpu(),
+                },
+            });
+        }
+        let mut weight = self.weights.vector(&format!("{prefix}.weight"), dim)?;
         // Conversion to GGUF has already added the one.
         let plus = match self.norms {
             NormKind::RmsPlusOne | NormKind::LayerPlusOne if !self.weights.is_gguf() => 1.0,
@@ -212,16 +232,18 @@ impl<'a> Builder<'a> {
         let bias_slot = self.weights.bias_slot(prefix, bias.as_ref());
         Ok(Norm::Placed {
             norm: Box::new(match self.norms {
-                NormKind::Rms | NormKind::RmsPlusOne => Norm::Rms {
+                NormKind::Rms | NormKind::RmsPlusOne | NormKind::PlainRms => Norm::Rms {
                     weight: Some(weight),
                     eps,
                 },
-                NormKind::Layer { .. } | NormKind::LayerPlusOne => Norm::Layer {
-                    weight,
-                    bias,
-                    eps,
-                    on_cpu: self.weights.is_on_cpu(),
-                },
+                NormKind::Layer { .. } | NormKind::LayerPlusOne | NormKind::PlainLayer => {
+                    Norm::Layer {
+                        weight,
+                        bias,
+                        eps,
+                        on_cpu: self.weights.is_on_cpu(),
+                    }
+                }
             }),
             weight: slot,
             bias: bias_slot,
@@ -409,6 +431,8 @@ impl<'a> Builder<'a> {
             window: self.window(layer)?,
             softcap: None,
             growth: None,
+            clip: None,
+            chunk: None,
             sinks: None,
             sums: self.weights.attention_sums(),
         })

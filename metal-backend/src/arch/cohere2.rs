@@ -41,6 +41,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     Ok(Box::new(Stack {
         embedding: b.embedding("model.embed_tokens")?,
         embedding_scale: None,
+        embedding_norm: None,
         positions: None,
         blocks,
         norm: b.hidden_norm("model.norm")?,

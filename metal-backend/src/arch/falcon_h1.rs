@@ -69,6 +69,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
             true => None,
             false => factor(&b, scalars.embedding)?,
         },
+        embedding_norm: None,
         positions: None,
         blocks,
         norm: b.hidden_norm("model.final_layernorm")?,

@@ -64,6 +64,7 @@ pub(super) fn load_with(
     Ok(Stack {
         embedding: b.embedding("model.embed_tokens")?,
         embedding_scale: Some(b.scalar(scale)?),
+        embedding_norm: None,
         positions: None,
         blocks,
         norm: b.hidden_norm("model.norm")?,

@@ -561,6 +561,8 @@ fn attention_of(
         window: b.window(layer)?,
         softcap: None,
         growth: None,
+        clip: None,
+        chunk: None,
         sinks: None,
         sums: b.weights.attention_sums(),
     })

@@ -80,6 +80,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                     window: None,
                     softcap: None,
                     growth: None,
+                    clip: None,
+                    chunk: None,
                     sinks: None,
                     sums: b.weights.attention_sums(),
                 },
@@ -104,6 +106,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     Ok(Box::new(Stack {
         embedding,
         embedding_scale: None,
+        embedding_norm: None,
         positions: Some(places),
         blocks: blocks.into(),
         norm,

@@ -48,12 +48,15 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
             },
             experts: experts(b, &format!("{prefix}.mlp.experts"), count, limit)?,
             shared: None,
+            scale: None,
+            weighs_inputs: false,
         };
         b.pre_norm_block(prefix, attention, FeedForward::Mixture(Box::new(mixture)))
     })?;
     Ok(Box::new(Stack {
         embedding: b.embedding("model.embed_tokens")?,
         embedding_scale: None,
+        embedding_norm: None,
         positions: None,
         blocks,
         norm: b.hidden_norm("model.norm")?,

@@ -65,6 +65,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     Ok(Box::new(Stack {
         embedding: b.embedding("model.embed_tokens")?,
         embedding_scale: b.factor("embedding_multiplier")?,
+        embedding_norm: None,
         positions: None,
         blocks,
         norm: b.hidden_norm("model.norm")?,
@@ -131,6 +132,8 @@ pub(super) fn mixture(
         router,
         experts,
         shared,
+        scale: None,
+        weighs_inputs: false,
     })))
 }
 

@@ -123,6 +123,8 @@ fn attention(b: &mut Builder<'_>, i: usize, at: &str, latent: Latent) -> Result<
             window: None,
             softcap: None,
             growth: None,
+            clip: None,
+            chunk: None,
             sinks: None,
             sums: b.weights.attention_sums(),
         },
@@ -252,6 +254,7 @@ fn stack(
     Ok(Stack {
         embedding: b.embedding("model.embed_tokens")?,
         embedding_scale: None,
+        embedding_norm: None,
         positions: None,
         blocks,
         norm: b.hidden_norm("model.norm")?,

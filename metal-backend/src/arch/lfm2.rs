@@ -47,6 +47,7 @@ pub(super) fn load_with(
     Ok(Box::new(Stack {
         embedding: b.embedding("model.embed_tokens")?,
         embedding_scale: None,
+        embedding_norm: None,
         positions: None,
         blocks,
         norm: b.hidden_norm("model.embedding_norm")?,

@@ -59,5 +59,7 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<FeedForward> {
         router,
         experts: experts(b, &places, count, width, gate)?,
         shared: None,
+        scale: None,
+        weighs_inputs: false,
     })))
 }

@@ -9,6 +9,7 @@ use super::Decoder;
 use super::build::{AttentionParts, Builder, NormKind};
 use super::stack::{Block, Stack};
 use crate::checkpoint::ModelConfig;
+use crate::error::engine;
 use crate::loader::Weights;
 use crate::nn::attention::Growth;
 use crate::nn::{Activation, FeedForward};
@@ -34,6 +35,8 @@ pub struct Variant {
     pub norms: NormKind,
     /// Rotary embedding pairs adjacent elements, instead of the two halves.
     pub traditional: bool,
+    /// Rotary embedding turns in the opposite direction.
+    pub reversed: bool,
     /// No rotary embedding.
     pub no_rope: bool,
     /// One matrix computes queries, keys and values.
@@ -46,6 +49,8 @@ pub struct Variant {
     pub parallel: Option<Parallel>,
     /// Factor on the scores, instead of `1 / sqrt(head_dim)`.
     pub score_scale: Option<f32>,
+    /// The bound of queries, keys and values.
+    pub clip: Option<f32>,
     /// Growth of queries with their position.
     pub growth: Option<Growth>,
     /// Factor on the attention and feed-forward outputs before the residual sum.
@@ -149,12 +154,20 @@ pub(super) fn stack_of(
             attention.scale = scale;
         }
         attention.growth = variant.growth;
+        attention.clip = variant.clip;
+        if variant.reversed {
+            let reversed = attention
+                .rope
+                .map(|rope| rope.reversed().map_err(engine("rope")));
+            attention.rope = reversed.transpose()?;
+        }
         let mlp = mlp(b, i, prefix)?;
         block(b, variant, residual.as_ref(), (prefix, attention, mlp))
     })?;
     Ok(Stack {
         embedding: b.embedding("model.embed_tokens")?,
         embedding_scale: None,
+        embedding_norm: None,
         positions: None,
         blocks,
         norm: b.hidden_norm("model.norm")?,

@@ -36,5 +36,6 @@ fn growth(config: &ModelConfig) -> Result<Option<Growth>> {
     Ok(Some(Growth {
         beta: beta as f32,
         step,
+        shift: 0,
     }))
 }

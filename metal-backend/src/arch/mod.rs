@@ -2,11 +2,15 @@
 //! `nn/` has the shared layers. `stack.rs` has the decoder that most families use; `build.rs` and
 //! `moe.rs` have helpers for loading.
 
+mod afmoe;
+mod apertus;
 mod bailing_moe;
 mod bert;
 mod build;
 mod cohere;
 mod cohere2;
+mod cohere2_moe;
+mod dbrx;
 mod deepseek;
 mod deepseek_v2;
 mod deepseek_v3;
@@ -16,7 +20,9 @@ mod ernie4_5;
 mod ernie4_5_moe;
 mod exaone;
 mod exaone4;
+mod exaone_moe;
 mod falcon_h1;
+mod falcon_mamba;
 mod gemma;
 mod gemma2;
 mod gemma3;
@@ -35,11 +41,17 @@ mod granite;
 mod granitemoe;
 mod granitemoehybrid;
 mod helium;
+mod hunyuan;
 mod hunyuan_v1_dense;
+mod internlm2;
+mod internlm3;
+mod jamba;
 mod latent;
 mod lfm2;
 mod lfm2_moe;
 mod llama;
+mod llama4_text;
+mod mamba;
 mod mamba2;
 mod mellum;
 mod mimo;
@@ -51,9 +63,11 @@ mod mistral;
 mod mixtral;
 mod modernbert;
 mod moe;
+mod nanochat;
 mod nemotron;
 mod nemotron_h;
 mod nomic_bert;
+mod olmo;
 mod olmo2;
 mod olmo3;
 mod olmoe;
@@ -179,11 +193,15 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
 type Loader = fn(&ModelConfig, &mut Weights) -> Result<Box<dyn Decoder>>;
 
 /// The constructor of every family, sorted by `model_type`.
-static LOADERS: [(&Family, Loader); 70] = [
+static LOADERS: [(&Family, Loader); 84] = [
+    (&family::afmoe::FAMILY, afmoe::load),
+    (&family::apertus::FAMILY, apertus::load),
     (&family::bailing_moe::FAMILY, bailing_moe::load),
     (&family::bert::FAMILY, bert::load),
     (&family::cohere::FAMILY, cohere::load),
     (&family::cohere2::FAMILY, cohere2::load),
+    (&family::cohere2_moe::FAMILY, cohere2_moe::load),
+    (&family::dbrx::FAMILY, dbrx::load),
     (&family::deepseek::FAMILY, deepseek::load),
     (&family::deepseek_v2::FAMILY, deepseek_v2::load),
     (&family::deepseek_v3::FAMILY, deepseek_v3::load),
@@ -192,7 +210,9 @@ static LOADERS: [(&Family, Loader); 70] = [
     (&family::ernie4_5_moe::FAMILY, ernie4_5_moe::load),
     (&family::exaone::FAMILY, exaone::load),
     (&family::exaone4::FAMILY, exaone4::load),
+    (&family::exaone_moe::FAMILY, exaone_moe::load),
     (&family::falcon_h1::FAMILY, falcon_h1::load),
+    (&family::falcon_mamba::FAMILY, falcon_mamba::load),
     (&family::gemma::FAMILY, gemma::load),
     (&family::gemma2::FAMILY, gemma2::load),
     (&family::gemma3::FAMILY, gemma3::load),
@@ -210,10 +230,16 @@ static LOADERS: [(&Family, Loader); 70] = [
     (&family::granitemoe::FAMILY, granitemoe::load),
     (&family::granitemoehybrid::FAMILY, granitemoehybrid::load),
     (&family::helium::FAMILY, helium::load),
+    (&family::hunyuan::FAMILY, hunyuan::load),
     (&family::hunyuan_v1_dense::FAMILY, hunyuan_v1_dense::load),
+    (&family::internlm2::FAMILY, internlm2::load),
+    (&family::internlm3::FAMILY, internlm3::load),
+    (&family::jamba::FAMILY, jamba::load),
     (&family::lfm2::FAMILY, lfm2::load),
     (&family::lfm2_moe::FAMILY, lfm2_moe::load),
     (&family::llama::FAMILY, llama::load),
+    (&family::llama4_text::FAMILY, llama4_text::load),
+    (&family::mamba::FAMILY, mamba::load),
     (&family::mamba2::FAMILY, mamba2::load),
     (&family::mellum::FAMILY, mellum::load),
     (&family::mimo::FAMILY, mimo::load),
@@ -224,9 +250,11 @@ static LOADERS: [(&Family, Loader); 70] = [
     (&family::mistral::FAMILY, mistral::load),
     (&family::mixtral::FAMILY, mixtral::load),
     (&family::modernbert::FAMILY, modernbert::load),
+    (&family::nanochat::FAMILY, nanochat::load),
     (&family::nemotron::FAMILY, nemotron::load),
     (&family::nemotron_h::FAMILY, nemotron_h::load),
     (&family::nomic_bert::FAMILY, nomic_bert::load),
+    (&family::olmo::FAMILY, olmo::load),
     (&family::olmo2::FAMILY, olmo2::load),
     (&family::olmo3::FAMILY, olmo3::load),
     (&family::olmoe::FAMILY, olmoe::load),
@@ -263,15 +291,22 @@ type StateBytes = fn(&ModelConfig, &[BlockInfo]) -> Result<u64>;
 
 /// Families with recurrent layers: the prefix of their blocks in a checkpoint, and the size of
 /// their state.
-static RECURRENT: [(&Family, &str, StateBytes); 10] = [
+static RECURRENT: [(&Family, &str, StateBytes); 13] = [
     (&family::falcon_h1::FAMILY, LAYERS, falcon_h1::state_bytes),
+    (
+        &family::falcon_mamba::FAMILY,
+        mamba::BLOCKS,
+        mamba::state_bytes,
+    ),
     (
         &family::granitemoehybrid::FAMILY,
         LAYERS,
         granitemoehybrid::state_bytes,
     ),
+    (&family::jamba::FAMILY, LAYERS, jamba::state_bytes),
     (&family::lfm2::FAMILY, LAYERS, lfm2::state_bytes),
     (&family::lfm2_moe::FAMILY, LAYERS, lfm2::state_bytes),
+    (&family::mamba::FAMILY, mamba::BLOCKS, mamba::state_bytes),
     (&family::mamba2::FAMILY, mamba2::BLOCKS, mamba2::state_bytes),
     (
         &family::nemotron_h::FAMILY,

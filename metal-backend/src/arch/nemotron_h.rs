@@ -62,6 +62,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     Ok(Box::new(Stack {
         embedding: b.embedding("backbone.embeddings")?,
         embedding_scale: None,
+        embedding_norm: None,
         positions: None,
         blocks: blocks.into(),
         norm: b.hidden_norm("backbone.norm_f")?,
@@ -196,6 +197,8 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
         },
         experts,
         shared,
+        scale: None,
+        weighs_inputs: false,
     })
 }
 

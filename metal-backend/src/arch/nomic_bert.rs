@@ -70,6 +70,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                     window: None,
                     softcap: None,
                     growth: None,
+                    clip: None,
+                    chunk: None,
                     sinks: None,
                     sums: b.weights.attention_sums(),
                 },

@@ -42,6 +42,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
             },
             experts: experts(b, &stacks, count, width, activation)?,
             shared: None,
+            scale: None,
+            weighs_inputs: false,
         })))
     })
 }

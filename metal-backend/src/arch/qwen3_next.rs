@@ -47,6 +47,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     Ok(Box::new(Stack {
         embedding: b.embedding("model.embed_tokens")?,
         embedding_scale: None,
+        embedding_norm: None,
         positions: None,
         blocks,
         norm: b.hidden_norm("model.norm")?,
@@ -77,7 +78,10 @@ fn attention(b: &mut Builder<'_>, i: usize, at: &str) -> Result<GatedAttention> 
     };
     let mut attention = b.attention(i, at, parts)?;
     attention.norms = b.head_norms(at)?;
-    Ok(GatedAttention { attention })
+    Ok(GatedAttention {
+        attention,
+        gate: None,
+    })
 }
 
 /// The sizes of the gated delta net.

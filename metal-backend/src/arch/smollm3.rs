@@ -29,6 +29,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     Ok(Box::new(Stack {
         embedding: b.embedding("model.embed_tokens")?,
         embedding_scale: None,
+        embedding_norm: None,
         positions: None,
         blocks,
         norm: b.hidden_norm("model.norm")?,
@@ -37,7 +38,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
 }
 
 /// Whether each layer rotates: `no_rope_layers`, where 1 means that it does, or the interval.
-fn rotating_layers(config: &ModelConfig) -> Result<Vec<bool>> {
+pub(super) fn rotating_layers(config: &ModelConfig) -> Result<Vec<bool>> {
     let layers = config.num_hidden_layers;
     match config.numbers("no_rope_layers")? {
         Some(listed) if listed.len() == layers => Ok(listed.iter().map(|&n| n != 0.0).collect()),

@@ -149,14 +149,16 @@ impl<M: Mixer> Block<M> {
 
     /// The block as one fused operation, if its form allows it.
     fn fused(&self) -> Option<Fused<'_>> {
-        let plain = self.mixer_out.is_none()
+        let attention = self.mixer.as_attention()?;
+        let plain = attention.clip.is_none()
+            && self.mixer_out.is_none()
             && self.mlp_out.is_none()
             && self.residual.is_none()
             && !self.parallel;
         match self.mlp.current() {
             FeedForward::Gated(mlp) if plain => Some(Fused {
                 attention_in: self.mixer_in.as_ref(),
-                attention: self.mixer.as_attention()?,
+                attention,
                 mlp_in: self.mlp_in.as_ref(),
                 mlp,
             }),
@@ -215,6 +217,9 @@ impl<M: Mixer> Stack<M> {
         let mut x = self.embedding.forward(ids)?; // [1, T] -> [1, T, hidden]
         if let Some(scale) = &self.embedding_scale {
             x = x.multiply(scale)?;
+        }
+        if let Some(norm) = &self.embedding_norm {
+            x = norm.forward(&x)?;
         }
         if let Some(table) = &self.positions {
             let places: Vec<i32> = rows
@@ -343,6 +348,8 @@ pub struct Stack<M: Mixer = Attention> {
     pub embedding: Embedding,
     /// The embedding's factor.
     pub embedding_scale: Option<Array>,
+    /// The norm of the embedding (nanochat).
+    pub embedding_norm: Option<Norm>,
     /// Learned position embeddings, added to the token embeddings (GPT-2).
     pub positions: Option<Embedding>,
     /// The blocks, first to last.

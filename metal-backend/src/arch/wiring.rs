@@ -21,6 +21,8 @@ pub enum BlockKind {
     /// A gated delta net.
     #[serde(rename = "gated_delta")]
     GatedDelta,
+    /// Mamba.
+    Mamba,
     /// Mamba-2.
     Mamba2,
     /// Attention.
@@ -36,6 +38,7 @@ impl fmt::Display for BlockKind {
             Self::Slstm => "sLSTM",
             Self::Convolution => "convolution",
             Self::GatedDelta => "gated delta net",
+            Self::Mamba => "Mamba",
             Self::Mamba2 => "Mamba-2",
             Self::Attention => "attention",
             Self::Unknown => "unknown",
@@ -112,6 +115,11 @@ fn kind(components: &BTreeSet<&str>) -> BlockKind {
         BlockKind::Attention
     } else if has("linear_attn") {
         BlockKind::GatedDelta
+    } else if ["mamba.x_proj", "mixer.x_proj"]
+        .iter()
+        .any(|c| components.contains(c))
+    {
+        BlockKind::Mamba
     } else if ["mamba.conv1d", "mixer.conv1d"]
         .iter()
         .any(|c| components.contains(c))
@@ -175,11 +183,16 @@ mod tests {
                 "model.layers.2.linear_attn.conv1d.weight",
                 "model.layers.3.mamba.conv1d.weight",
                 "model.layers.4.mixer.conv1d.weight",
+                "model.layers.5.mamba.conv1d.weight",
+                "model.layers.5.mamba.x_proj.weight",
             ]
             .into_iter(),
         );
         let kinds: Vec<BlockKind> = wiring.unwrap().blocks.iter().map(|b| b.kind).collect();
-        use BlockKind::{Attention, Convolution, GatedDelta, Mamba2};
-        assert_eq!(kinds, [Convolution, Attention, GatedDelta, Mamba2, Mamba2]);
+        use BlockKind::{Attention, Convolution, GatedDelta, Mamba, Mamba2};
+        assert_eq!(
+            kinds,
+            [Convolution, Attention, GatedDelta, Mamba2, Mamba2, Mamba]
+        );
     }
 }

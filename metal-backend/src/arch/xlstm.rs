@@ -154,6 +154,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     Ok(Box::new(Stack {
         embedding: b.embedding("backbone.embeddings")?,
         embedding_scale: None,
+        embedding_norm: None,
         positions: None,
         blocks: blocks.into(),
         norm,

@@ -297,7 +297,7 @@ pub(super) fn array(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::{CacheOptions, LayerState, Packing};
+    use crate::cache::{CacheOptions, LayerState, Packing, Switch};
     use crate::cache::{RecurrentState, StateLayout, StatePart};
     use mlx_rs_core::zeros;
 
@@ -420,12 +420,15 @@ mod tests {
             let more = (0..3).map(|_| options.cache(None)).collect();
             assert!(load(&path, "me", more).is_err());
             // Written before the length of a prompt determined its rotation as a whole.
-            let switching = empty(options).with_switches([3]);
+            let switching = empty(options).with_switches([Switch::Once(3)]);
             let error = load(&path, "me", switching).unwrap_err();
             assert!(error.to_string().contains("another length"), "{error}");
-            let long = filled(options).with_switches([3]).for_sequence(5);
+            let long = filled(options)
+                .with_switches([Switch::Once(3)])
+                .for_sequence(5);
             save(&path, "me", &tokens, &long).unwrap();
-            let (_, caches) = load(&path, "me", empty(options).with_switches([3])).unwrap();
+            let (_, caches) =
+                load(&path, "me", empty(options).with_switches([Switch::Once(3)])).unwrap();
             assert_eq!(caches.stretch(), 1);
         }
         let bytes = std::fs::read(&path).unwrap();

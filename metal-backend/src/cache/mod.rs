@@ -130,6 +130,15 @@ pub struct KvView {
     pub reach: i32,
 }
 
+/// How a rotation depends on the length of the sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Switch {
+    /// It changes once, beyond this length (LongRoPE).
+    Once(i32),
+    /// It changes with each position beyond this length (dynamic NTK).
+    Gradual(i32),
+}
+
 /// The states of all layers for one sequence.
 ///
 /// A rotation may change with the length of the sequence (LongRoPE). All keys that a query attends
@@ -137,18 +146,30 @@ pub struct KvView {
 /// sequence, beyond the current step, so that the keys do not depend on how a prompt is divided
 /// into steps. The caches never hold keys of two rotations: when [`Caches::until_switch`] is 0, the
 /// sequence is computed again from its start.
+///
+/// Rotations that change gradually are an exception. Keys of generated tokens are rotated for the
+/// length at which they were added, as in transformers. Such a sequence shares no keys with others.
 #[derive(Debug, Default)]
 pub struct Caches {
     layers: Vec<Box<dyn LayerState>>,
     /// Sequence lengths beyond which the rotation changes, ascending.
     switches: Vec<i32>,
+    /// The length beyond which each position changes the rotation.
+    gradual: Option<i32>,
     reach: i32,
 }
 
 impl Caches {
     /// Caches of layers whose rotations change beyond `switches` positions.
-    pub fn with_switches(mut self, switches: impl IntoIterator<Item = i32>) -> Self {
-        self.switches = switches.into_iter().collect();
+    pub fn with_switches(mut self, switches: impl IntoIterator<Item = Switch>) -> Self {
+        for switch in switches {
+            match switch {
+                Switch::Once(length) => self.switches.push(length),
+                Switch::Gradual(length) => {
+                    self.gradual = Some(self.gradual.map_or(length, |other| other.min(length)));
+                }
+            }
+        }
         self.switches.sort_unstable();
         self.switches.dedup();
         self
@@ -167,10 +188,28 @@ impl Caches {
     }
 
     /// Selects the scaling of the keys' rotation: the number of switches that the sequence has
-    /// passed.
+    /// passed, or its length where each position changes the rotation.
     pub fn stretch(&self) -> usize {
-        let length = self.reach.max(offset(self));
+        match self.changes_gradually() {
+            true => self.length().unsigned_abs() as usize,
+            false => self.passed(),
+        }
+    }
+
+    /// The number of positions that the sequence is known to have.
+    fn length(&self) -> i32 {
+        self.reach.max(offset(self))
+    }
+
+    /// The number of switches that the sequence has passed.
+    fn passed(&self) -> usize {
+        let length = self.length();
         self.switches.partition_point(|&switch| switch < length)
+    }
+
+    /// Whether the sequence is so long that each position changes the rotation.
+    fn changes_gradually(&self) -> bool {
+        self.gradual.is_some_and(|length| length < self.length())
     }
 
     /// Whether the caches can remove their last positions at any time. A recurrent layer cannot.
@@ -182,12 +221,12 @@ impl Caches {
 
     /// Whether the rotation depends on the length of the sequence.
     pub fn may_switch(&self) -> bool {
-        !self.switches.is_empty()
+        !self.switches.is_empty() || self.gradual.is_some()
     }
 
     /// The number of positions that can be added before the rotation changes.
     pub fn until_switch(&self) -> i32 {
-        let next = self.switches.get(self.stretch());
+        let next = self.switches.get(self.passed());
         next.map_or(i32::MAX, |switch| switch - offset(self))
     }
 }
@@ -302,6 +341,16 @@ impl CacheOptions {
             Some(spare) => Box::new(WindowedCache::new(size, keep, spare)),
         }
     }
+
+    /// An empty cache for a layer whose queries attend to their chunk of `chunk` positions.
+    pub fn chunk_cache(&self, chunk: i32) -> Box<dyn KvCache> {
+        if self.trimmable == Some(Self::ALL) {
+            return Box::new(InPlaceCache::new());
+        }
+        // A chunk is found by the order of the keys, which a ring buffer loses.
+        let size = self.bound.map_or(chunk, |bound| bound.min(chunk));
+        Box::new(WindowedCache::new(size, 0, self.trimmable.unwrap_or(0)))
+    }
 }
 
 /// A layer's cache, if our kernels can write keys and values into it.
@@ -335,6 +384,7 @@ pub fn trim(caches: &mut Caches, n: i32) -> bool {
 pub fn alike(caches: &Caches, others: &Caches) -> bool {
     caches.len() == others.len()
         && caches.stretch() == others.stretch()
+        && !caches.changes_gradually()
         && caches
             .iter()
             .zip(others.iter())
@@ -362,6 +412,7 @@ pub fn copy_prefix(caches: &Caches, n: i32) -> Result<Option<Caches>> {
     let mut copy = Caches {
         layers,
         switches: caches.switches.clone(),
+        gradual: caches.gradual,
         reach: caches.reach,
     };
     let rest = offset(&copy).saturating_sub(n);

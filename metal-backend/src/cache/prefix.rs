@@ -179,6 +179,7 @@ impl Prefixes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::Switch;
 
     impl Prefixes {
         fn take(&self, epoch: u64, prompt: &[u32], like: &Caches) -> Option<(Caches, usize)> {
@@ -213,7 +214,7 @@ mod tests {
             let part = zeros(&[1, 1, n, 2], mlx_rs_core::Dtype::Float32).unwrap();
             cache.update(&part, &part).unwrap();
         }
-        Caches::from(cache).with_switches([4])
+        Caches::from(cache).with_switches([Switch::Once(4)])
     }
 
     #[test]
@@ -336,6 +337,27 @@ mod tests {
             (n, caches.stretch(), caches.until_switch()),
             (2, 1, i32::MAX)
         );
+    }
+
+    #[test]
+    fn keys_of_a_gradual_rotation_are_reused_within_the_context_only() {
+        let gradual = |n: i32, reach| {
+            let mut caches = filled(n).for_sequence(reach);
+            caches.switches.clear();
+            caches.with_switches([Switch::Gradual(4)])
+        };
+        let prefixes = Prefixes::new(2);
+        prefixes.put(0, vec![1, 2, 3], gradual(3, 3));
+        assert!(prefixes.take(0, &[1, 2, 3, 4, 5], &gradual(0, 5)).is_none());
+        let (caches, n) = prefixes.take(0, &[1, 2, 3, 4], &gradual(0, 4)).unwrap();
+        assert_eq!(
+            (n, caches.stretch(), caches.until_switch()),
+            (3, 0, i32::MAX)
+        );
+        // Beyond the context, even sequences of the same length may have keys of other lengths.
+        prefixes.put(0, vec![1, 2, 3, 4, 5], gradual(5, 5));
+        assert_eq!(gradual(5, 5).stretch(), 5);
+        assert!(prefixes.take(0, &[1, 2, 3, 4, 6], &gradual(0, 5)).is_none());
     }
 
     /// A recurrent state after `n` positions.

@@ -1,9 +1,9 @@
 //! Activations of feed-forward blocks.
 
-use mlx_rs_core::{Array, Result, cpu};
+use mlx_rs_core::{Array, Result, cpu, where_};
 
 /// An element-wise activation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,
@@ -15,6 +15,18 @@ pub enum Activation {
     Relu,
     /// `max(x, 0)^2` (So et al. 2021, arXiv:2109.08668).
     Relu2,
+    /// xIELU (Huang and Schlag 2024, arXiv:2411.13010): a square for positive inputs, an exponential
+    /// for the others, each with a learned factor.
+    Xielu {
+        /// The factor on squares of positive inputs.
+        positive: f32,
+        /// The factor for the other inputs.
+        negative: f32,
+        /// The slope at zero.
+        beta: f32,
+        /// The greatest input of the exponential, just below zero.
+        eps: f32,
+    },
 }
 
 /// The names that [`Activation::from_name`] knows.
@@ -42,6 +54,7 @@ impl Activation {
             Self::GeluTanh => "gelu_tanh",
             Self::Relu => "relu",
             Self::Relu2 => "relu2",
+            Self::Xielu { .. } => "xielu",
         }
     }
 
@@ -52,7 +65,7 @@ impl Activation {
             Self::Gelu => Some(cpu::Gate::Gelu),
             Self::GeluTanh => Some(cpu::Gate::GeluTanh),
             Self::Relu => Some(cpu::Gate::Relu),
-            Self::Relu2 => None,
+            Self::Relu2 | Self::Xielu { .. } => None,
         }
     }
 
@@ -64,6 +77,20 @@ impl Activation {
             Self::GeluTanh => x.gelu_tanh(),
             Self::Relu => x.maximum(&Array::scalar(0.0f32)?.astype(x.dtype())?),
             Self::Relu2 => Self::Relu.apply(x)?.square(),
+            Self::Xielu {
+                positive,
+                negative,
+                beta,
+                eps,
+            } => {
+                let scalar = |value: f32| Array::scalar(value)?.astype(x.dtype());
+                let squares = x.square()?.multiply(&scalar(positive)?)?;
+                // The exponential of a great input would overflow, even if it is not selected.
+                let below = x.minimum(&scalar(eps)?)?.expm1()?.subtract(x)?;
+                let below = below.multiply(&scalar(negative)?)?;
+                let curve = where_(&x.greater(&scalar(0.0)?)?, &squares, &below)?;
+                curve.add(&x.multiply(&scalar(beta)?)?)
+            }
         }
     }
 }
@@ -101,5 +128,28 @@ mod tests {
         close("relu", [0.0, 0.0, 0.0, 0.5, 3.0]);
         close("relu2", [0.0, 0.0, 0.0, 0.25, 9.0]);
         assert_eq!(Activation::from_name("mish"), None);
+    }
+
+    #[test]
+    fn xielu_has_a_square_and_an_exponential() {
+        let xielu = Activation::Xielu {
+            positive: 0.8,
+            negative: 0.6,
+            beta: 0.5,
+            eps: -1e-6,
+        };
+        let x = [-3.0f32, -0.5, 0.0, 0.5, 200.0];
+        let got = xielu.apply(&Array::vector(&x).unwrap()).unwrap();
+        for (got, x) in got.to_vec::<f32>().unwrap().iter().zip(x.map(f64::from)) {
+            let curve = match x > 0.0 {
+                true => 0.8 * x * x,
+                false => 0.6 * (x.min(-1e-6).exp_m1() - x),
+            };
+            let expected = (curve + 0.5 * x) as f32;
+            assert!(
+                (got - expected).abs() <= 1e-6 * expected.abs().max(1.0),
+                "{got} {expected}"
+            );
+        }
     }
 }

@@ -11,7 +11,7 @@ pub use super::attention_parts::{Growth, HeadNorms};
 use super::linear::{Linear, project};
 use super::norm::{Norm, apart, spec, through};
 use super::rope::Rope;
-use crate::cache::{KvView, Order, Row, Stored, in_place, lengths, map, offset};
+use crate::cache::{KvView, Order, Row, Stored, Switch, in_place, lengths, map, offset};
 use crate::exec::{AttentionSpec, Epilogue, Heads, NormSpec, PlainView, RotarySpec};
 use crate::nn::hooks::Watch;
 
@@ -26,6 +26,8 @@ pub struct Attention {
     pub v_proj: Option<Linear>,
     /// `[n_heads * head_dim] -> [hidden]`.
     pub o_proj: Linear,
+    /// Queries, keys and values are bounded to `-clip..clip` after their projections (OLMo).
+    pub clip: Option<f32>,
     /// Norms before rotation.
     pub norms: HeadNorms,
     /// Rotary positions; `None` for a layer without positions.
@@ -40,6 +42,8 @@ pub struct Attention {
     pub scale: f32,
     /// The number of last positions that a query attends to, itself included.
     pub window: Option<i32>,
+    /// The number of positions of a chunk: a query attends to keys of its own chunk only (Llama 4).
+    pub chunk: Option<i32>,
     /// The cap on scores, applied by a tanh: scores lie in `-cap..cap` (Gemma 2).
     pub softcap: Option<f32>,
     /// A factor on queries that grows with their position (Llama 4, Ministral 3).
@@ -117,6 +121,7 @@ impl Attention {
         if let (Some(heads), false) = (self.kernel_heads(furthest(rows)), watch.wants_attention())
             && let Some(packed) = self.packed(*norm, x)?
         {
+            let packed = self.clipped(packed)?;
             watch.lap(layer, StepPart::Qkv, &[&packed])?;
             let attended = self.attend_packed(&heads, &packed, rows, layer, positions)?;
             watch.lap(layer, StepPart::Attention, &[&attended])?;
@@ -142,7 +147,7 @@ impl Attention {
     }
 
     /// The switch of [`Rope::switch`].
-    pub fn switch(&self) -> Option<i32> {
+    pub fn switch(&self) -> Option<Switch> {
         self.rope.as_ref().and_then(Rope::switch)
     }
 
@@ -287,9 +292,9 @@ impl Attention {
         let Some(k_proj) = &self.k_proj else {
             return Err(fault("a layer without keys needs those of another layer"));
         };
-        let projected = k_proj.forward(x)?;
+        let projected = self.clipped(k_proj.forward(x)?)?;
         let values = match &self.v_proj {
-            Some(v_proj) => v_proj.forward(x)?,
+            Some(v_proj) => self.clipped(v_proj.forward(x)?)?,
             None => projected.clone(),
         };
         self.update_projected(&projected, &values, rows, layer)
@@ -352,7 +357,7 @@ impl Attention {
         positions: Positions,
         (layer, watch): (usize, &mut Watch<'_>),
     ) -> Result<Array> {
-        let queries = self.q_proj.forward(&positions.of(x, lengths)?)?;
+        let queries = self.clipped(self.q_proj.forward(&positions.of(x, lengths)?)?)?;
         if watch.measures() {
             let stored = views.iter().flat_map(|view| [&view.keys, &view.values]);
             let stored = stored.flat_map(Stored::arrays);
@@ -420,6 +425,15 @@ impl Attention {
         }
     }
 
+    /// Bounds the output of a projection.
+    fn clipped(&self, projected: Array) -> Result<Array> {
+        let Some(clip) = self.clip else {
+            return Ok(projected);
+        };
+        let bound = |value: f32| Array::scalar(value)?.astype(projected.dtype());
+        projected.clip(Some(&bound(-clip)?), Some(&bound(clip)?))
+    }
+
     /// Queries `[1, H, L, D]` at positions from `offset` on, times the factor of their positions.
     fn grown(&self, queries: &Array, offset: i32) -> Result<Array> {
         let length = queries.dim(2)?;
@@ -435,11 +449,16 @@ impl Attention {
         }
     }
 
-    /// The layer in the kernels' form for sequences of at most `positions`; `None` if they do not
-    /// support all of it.
-    pub(super) fn kernel_heads(&self, positions: i32) -> Option<Heads> {
-        match &self.growth {
-            Some(growth) if growth.is_felt(positions) => None,
+    /// The layer in the kernels' form for sequences of these lengths; `None` if they do not support
+    /// all of it.
+    pub(super) fn kernel_heads(&self, furthest: Furthest) -> Option<Heads> {
+        let grows = |growth: &Growth| growth.is_felt(furthest.position);
+        let is_divided = self.chunk.is_some_and(|chunk| furthest.position > chunk);
+        if is_divided || self.growth.as_ref().is_some_and(grows) {
+            return None;
+        }
+        match self.switch() {
+            Some(Switch::Gradual(length)) if furthest.reach > length => None,
             _ => self.spec().heads(),
         }
     }
@@ -469,7 +488,7 @@ impl Attention {
         let last = queries.slice_axis(2, length - 1, length)?;
         let total = view.keys.positions()?;
         let window = nearer(self.window, view.window);
-        let mask = visible(view.order, position, 1, total, window)?;
+        let mask = visible(view.order, position, 1, total, (window, self.chunk))?;
         self.weights(&last, &view.keys, Some(&mask))?
             .astype(queries.dtype())?
             .reshape(&[self.n_heads, total])
@@ -483,7 +502,7 @@ impl Attention {
         offset: i32,
         length: i32,
     ) -> Result<Array> {
-        let (keys, values, mask) = attention_mask(self.window, view, offset, length)?;
+        let (keys, values, mask) = attention_mask((self.window, self.chunk), view, offset, length)?;
         let wide = self.sums != AttentionSums::Native;
         let in_steps = wide || self.softcap.is_some() || self.sinks.is_some();
         match (&keys, &values) {
@@ -503,7 +522,7 @@ impl Attention {
                         offset,
                         length,
                         keys.positions()?,
-                        None,
+                        (None, None),
                     )?),
                     AttentionMask::Array(mask) => Some(mask),
                 };
@@ -606,10 +625,24 @@ fn shares(scores: &Array) -> Result<Array> {
     weights.divide(&weights.sum(-1, true)?)
 }
 
-/// The greatest number of positions that a row will have.
-pub(super) fn furthest(rows: &[Row<'_>]) -> i32 {
-    let ends = rows.iter().map(|row| offset(row.caches) + row.length);
-    ends.max().unwrap_or(0)
+/// The lengths of the longest rows of a step.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Furthest {
+    /// The greatest number of positions after the step.
+    pub position: i32,
+    /// The greatest known length of a sequence.
+    pub reach: i32,
+}
+
+/// The lengths of the longest of these rows.
+pub(super) fn furthest(rows: &[Row<'_>]) -> Furthest {
+    rows.iter().fold(Furthest::default(), |furthest, row| {
+        let end = offset(row.caches) + row.length;
+        Furthest {
+            position: furthest.position.max(end),
+            reach: furthest.reach.max(end).max(row.caches.reach()),
+        }
+    })
 }
 
 /// Adds keys and values `[1, Hkv, T, D]` of packed rows to their caches.

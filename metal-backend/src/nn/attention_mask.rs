@@ -23,16 +23,27 @@ pub(super) enum AttentionMask {
 }
 
 /// The needed keys and values of `length` queries from position `offset` on, with their mask, for a
-/// layer whose window has `window` positions.
+/// layer whose window has `window` positions, and whose chunks have `chunk` positions.
 pub(super) fn attention_mask(
-    window: Option<i32>,
+    (window, chunk): (Option<i32>, Option<i32>),
     view: &KvView,
     offset: i32,
     length: i32,
 ) -> Result<(Stored, Stored, AttentionMask)> {
     let both = || (view.keys.clone(), view.values.clone());
     let total = view.keys.positions()?;
-    let window = nearer(window, view.window);
+    let mut window = nearer(window, view.window);
+    // The first chunk is causal attention.
+    let chunk = chunk.filter(|chunk| offset + length > *chunk);
+    if let Some(chunk) = chunk {
+        if length > 1 {
+            let spans = (window, Some(chunk));
+            let mask = visible(view.order, offset, length, total, spans)?;
+            let (keys, values) = both();
+            return Ok((keys, values, AttentionMask::Array(mask)));
+        }
+        window = nearer(window, Some(offset % chunk + 1));
+    }
     let (keep, everything) = match view.order {
         Order::Any => (0, true),
         Order::Run { keep, .. } => (keep, window.is_none_or(|w| total - keep <= w)),
@@ -46,20 +57,20 @@ pub(super) fn attention_mask(
             let tail = |s: &Stored| s.range(total - window, total);
             return Ok((tail(&view.keys)?, tail(&view.values)?, AttentionMask::None));
         }
-        window => AttentionMask::Array(visible(view.order, offset, length, total, window)?),
+        window => AttentionMask::Array(visible(view.order, offset, length, total, (window, None))?),
     };
     let (keys, values) = both();
     Ok((keys, values, mask))
 }
 
 /// Boolean `[length, total]`: a query at position `p` attends to the kept keys, and to those in
-/// `(p - window, p]`.
+/// `(p - window, p]`. With chunks, it attends to keys of its own chunk only.
 pub(super) fn visible(
     order: Order,
     offset: i32,
     length: i32,
     total: i32,
-    window: Option<i32>,
+    (window, chunk): (Option<i32>, Option<i32>),
 ) -> Result<Array> {
     let range = |start: i32, n: i32| {
         mlx_rs_core::arange(
@@ -79,7 +90,12 @@ pub(super) fn visible(
         _ => concatenate(&[&range(0, keep)?, &range(start, total - keep)?], 0)?,
     };
     let keys = keys.expand_dims(0)?;
-    let causal = keys.less_equal(&queries)?;
+    let mut causal = keys.less_equal(&queries)?;
+    if let Some(chunk) = chunk {
+        let chunk = Array::scalar(chunk)?;
+        let same = (keys.floor_divide(&chunk)?).equal(&queries.floor_divide(&chunk)?)?;
+        causal = causal.logical_and(&same)?;
+    }
     let Some(window) = window else {
         return Ok(causal);
     };
@@ -97,7 +113,7 @@ mod tests {
     #[test]
     fn masks_are_causal_and_near_and_keep_what_is_kept() {
         let mask = |order, offset, length, total, window| {
-            visible(order, offset, length, total, window)
+            visible(order, offset, length, total, (window, None))
                 .unwrap()
                 .to_vec::<bool>()
                 .unwrap()
@@ -113,5 +129,34 @@ mod tests {
         // The keys are at 0, 7, 8 and 9. The queries at 8 and 9 attend to two positions.
         let expected = [[true, true, true, false], [true, false, true, true]];
         assert_eq!(mask(run(1, 7), 8, 2, 4, Some(2)), expected.concat());
+    }
+
+    #[test]
+    fn queries_see_their_own_chunk() {
+        // Chunks of 3 positions; the keys are those from 1 on, the queries those from 2 on.
+        let order = Order::Run { keep: 0, start: 1 };
+        let mask = visible(order, 2, 3, 4, (None, Some(3))).unwrap();
+        let expected = [
+            [true, true, false, false],
+            [false, false, true, false],
+            [false, false, true, true],
+        ];
+        assert_eq!(mask.to_vec::<bool>().unwrap(), expected.concat());
+        let keys = Array::from_slice(&[0.0f32, 1.0, 2.0, 3.0, 4.0], &[1, 1, 5, 1]).unwrap();
+        let view = KvView {
+            keys: Stored::Plain(keys.clone()),
+            values: Stored::Plain(keys),
+            offset: 4,
+            order: Order::Run { keep: 0, start: 0 },
+            window: None,
+            reach: 0,
+        };
+        // A single query at position 4 sees the keys at 3 and 4.
+        let (keys, _, mask) = attention_mask((None, Some(3)), &view, 4, 1).unwrap();
+        assert!(matches!(mask, AttentionMask::None));
+        let Stored::Plain(keys) = keys else {
+            panic!("keys were packed");
+        };
+        assert_eq!(keys.to_vec::<f32>().unwrap(), [3.0, 4.0]);
     }
 }

@@ -10,16 +10,18 @@ pub struct Growth {
     pub beta: f32,
     /// The number of positions after which the factor changes.
     pub step: i32,
+    /// Added to positions (1 in Llama 4).
+    pub shift: i32,
 }
 
 impl Growth {
     pub(super) fn factor(self, position: i32) -> f32 {
-        1.0 + self.beta * ((1 + position / self.step) as f32).ln()
+        1.0 + self.beta * ((1 + (position + self.shift) / self.step) as f32).ln()
     }
 
     /// Whether one of the first `positions` has a factor other than one.
     pub(super) fn is_felt(self, positions: i32) -> bool {
-        positions > self.step
+        positions.saturating_add(self.shift) > self.step
     }
 }
 
@@ -62,10 +64,20 @@ mod tests {
 
     #[test]
     fn queries_grow_beyond_the_trained_context() {
-        let growth = Growth { beta: 0.1, step: 8 };
+        let growth = Growth {
+            beta: 0.1,
+            step: 8,
+            shift: 0,
+        };
         assert!(!growth.is_felt(8) && growth.is_felt(9));
         assert_eq!((growth.factor(0), growth.factor(7)), (1.0, 1.0));
         assert!((growth.factor(8) - (1.0 + 0.1 * 2.0f32.ln())).abs() < 1e-6);
         assert_eq!(growth.factor(15), growth.factor(8));
+        let shifted = Growth { shift: 1, ..growth };
+        assert!(!shifted.is_felt(7) && shifted.is_felt(8));
+        assert_eq!(
+            (shifted.factor(6), shifted.factor(7)),
+            (1.0, growth.factor(8))
+        );
     }
 }

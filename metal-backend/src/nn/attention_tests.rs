@@ -56,6 +56,8 @@ fn layer(d: usize, on_cpu: bool) -> Attention {
         window: None,
         softcap: None,
         growth: None,
+        clip: None,
+        chunk: None,
         sinks: None,
         sums: AttentionSums::Native,
     }

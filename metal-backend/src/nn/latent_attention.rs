@@ -10,7 +10,7 @@ use super::hooks::Watch;
 use super::linear::Linear;
 use super::mixer::Mixer;
 use super::norm::{Norm, through};
-use crate::cache::{CacheOptions, LayerState, Row, lengths};
+use crate::cache::{CacheOptions, LayerState, Row, Switch, lengths};
 
 /// The projection of queries.
 #[derive(Debug)]
@@ -142,7 +142,7 @@ impl Mixer for LatentAttention {
         options.cache(None)
     }
 
-    fn switch(&self) -> Option<i32> {
+    fn switch(&self) -> Option<Switch> {
         self.core.switch()
     }
 }

@@ -6,7 +6,7 @@ use mlx_rs_core::{Array, Result};
 use super::attention::{Attention, Positions};
 use super::hooks::Watch;
 use super::norm::Norm;
-use crate::cache::{CacheOptions, LayerState, Row};
+use crate::cache::{CacheOptions, LayerState, Row, Switch};
 
 /// The part of a decoder block in which positions read earlier ones.
 pub trait Mixer: std::fmt::Debug + Send + Sync + 'static {
@@ -28,8 +28,8 @@ pub trait Mixer: std::fmt::Debug + Send + Sync + 'static {
     /// The empty state of one row.
     fn new_state(&self, options: &CacheOptions) -> Box<dyn LayerState>;
 
-    /// The length of a sequence beyond which the layer's rotation changes, if it does.
-    fn switch(&self) -> Option<i32> {
+    /// How the layer's rotation depends on the length of a sequence, if it does.
+    fn switch(&self) -> Option<Switch> {
         None
     }
 
@@ -52,10 +52,13 @@ impl Mixer for Attention {
     }
 
     fn new_state(&self, options: &CacheOptions) -> Box<dyn LayerState> {
-        options.cache(self.window)
+        match self.chunk {
+            Some(chunk) => options.chunk_cache(chunk),
+            None => options.cache(self.window),
+        }
     }
 
-    fn switch(&self) -> Option<i32> {
+    fn switch(&self) -> Option<Switch> {
         Attention::switch(self)
     }
 
@@ -81,7 +84,7 @@ impl Mixer for Box<dyn Mixer> {
         self.as_ref().new_state(options)
     }
 
-    fn switch(&self) -> Option<i32> {
+    fn switch(&self) -> Option<Switch> {
         self.as_ref().switch()
     }
 

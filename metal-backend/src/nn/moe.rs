@@ -2,7 +2,7 @@
 //! feed-forward blocks, whose matrices are stacked and multiplied by index.
 
 use mlx_rs_core::distributed::Group;
-use mlx_rs_core::{Array, Result};
+use mlx_rs_core::{Array, Result, ones};
 
 use super::adapter::{self, SlotView};
 use super::expert_router::Router;
@@ -131,6 +131,20 @@ impl Experts {
         weigh(&self.outputs(x, ids)?, weights)
     }
 
+    /// The sum of the selected experts' outputs for inputs `x` `[B, L, hidden]` times `weights`
+    /// `[B, L, k]`.
+    fn forward_weighed(&self, x: &Array, ids: &Array, weights: &Array) -> Result<Array> {
+        let (batch, length, k) = (ids.dim(0)?, ids.dim(1)?, ids.dim(2)?);
+        let hidden = x.dim(-1)?;
+        let weights = weights.astype(x.dtype())?.expand_dims(-1)?;
+        // Each pair of a token and an expert becomes a token.
+        let x = (x.expand_dims(-2)?.multiply(&weights)?).reshape(&[batch, length * k, hidden])?;
+        let ids = ids.reshape(&[batch, length * k, 1])?;
+        let ones = ones(&[batch, length * k, 1], x.dtype())?;
+        let y = self.forward(&x, &ids, &ones)?;
+        y.reshape(&[batch, length, k, hidden])?.sum(-2, false)
+    }
+
     /// The output of each expert: `[B, L, k, hidden]`.
     fn outputs(&self, x: &Array, ids: &Array) -> Result<Array> {
         if ids.size() < WORTH_SORTING {
@@ -181,6 +195,10 @@ pub struct Mixture {
     pub experts: Experts,
     /// The shared expert, and the gate `[hidden] -> [1]` on its output (Qwen 2).
     pub shared: Option<(SharedExpert, Option<Linear>)>,
+    /// Factor on the sum of the experts and the shared expert (Cohere).
+    pub scale: Option<Array>,
+    /// The router's weights are factors on the experts' inputs, not on their outputs (Llama 4).
+    pub weighs_inputs: bool,
 }
 
 /// An expert that processes every token.
@@ -224,15 +242,22 @@ impl Mixture {
     /// `[B, L, hidden] -> [B, L, hidden]`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         let (ids, weights) = self.router.forward(x)?;
-        let y = self.experts.forward(x, &ids, &weights)?;
-        match &self.shared {
+        let y = match self.weighs_inputs {
+            false => self.experts.forward(x, &ids, &weights)?,
+            true => self.experts.forward_weighed(x, &ids, &weights)?,
+        };
+        let y = match &self.shared {
             Some((mlp, Some(gate))) => y.add(
                 &gate
                     .forward(x)?
                     .sigmoid()?
                     .multiply(&mlp.forward(x, None)?)?,
-            ),
-            Some((mlp, None)) => mlp.forward(x, Some(&y)),
+            )?,
+            Some((mlp, None)) => mlp.forward(x, Some(&y))?,
+            None => y,
+        };
+        match &self.scale {
+            Some(scale) => y.multiply(scale),
             None => Ok(y),
         }
     }

@@ -8,7 +8,7 @@ use super::hooks::Watch;
 use super::mamba2::Mamba2;
 use super::mixer::Mixer;
 use super::norm::{Norm, through};
-use crate::cache::{CacheOptions, LayerState, PairState, RecurrentState, Row, lengths};
+use crate::cache::{CacheOptions, LayerState, PairState, RecurrentState, Row, Switch, lengths};
 
 /// Factors on the input and the output of a mixer; `None` is 1.
 #[derive(Debug, Default)]
@@ -74,7 +74,7 @@ impl Mixer for ParallelMixers {
         Box::new(PairState::new(options.cache(self.attention.window), state))
     }
 
-    fn switch(&self) -> Option<i32> {
+    fn switch(&self) -> Option<Switch> {
         Attention::switch(&self.attention)
     }
 }

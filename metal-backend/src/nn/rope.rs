@@ -3,8 +3,9 @@
 use std::f32::consts::TAU;
 use std::sync::Arc;
 
-use mlx_rs_core::{Array, Result, concatenate, fast};
+use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate, fast};
 
+use crate::cache::Switch;
 use crate::checkpoint::config::{RopeConfig, RopeScaling, llama3_stretch};
 use crate::exec::RotarySpec;
 
@@ -20,12 +21,31 @@ pub struct Rope {
     freqs: Option<Array>,
     /// The frequencies for sequences of more than this many positions.
     beyond: Option<(i32, Array)>,
+    /// The change of the base with the length of the sequence.
+    dynamic: Option<DynamicBase>,
     /// Factor on the rotated elements, in the compute type.
     amplitude: Option<Array>,
     /// The factor as a host number.
     factor: f32,
     /// Radians per position of each pair, from `theta`, `scale` and `freqs`.
     radians: Arc<[f32]>,
+}
+
+/// A base that grows with the length of the sequence (dynamic NTK).
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct DynamicBase {
+    factor: f32,
+    /// The length up to which the base stays.
+    context: i32,
+}
+
+impl DynamicBase {
+    /// The base for a sequence of `total` positions.
+    fn theta(self, theta: f32, dims: i32, total: i32) -> f32 {
+        let [theta, factor, dims] = [theta, self.factor, dims as f32].map(f64::from);
+        let ratio = f64::from(total.max(self.context)) / f64::from(self.context);
+        (theta * (factor * ratio - (factor - 1.0)).powf(dims / (dims - 2.0))) as f32
+    }
 }
 
 impl Rope {
@@ -52,6 +72,7 @@ impl Rope {
             traditional,
             freqs: None,
             beyond: None,
+            dynamic: None,
             amplitude: None,
             factor: 1.0,
             radians: Arc::default(),
@@ -66,6 +87,19 @@ impl Rope {
         match &config.scaling {
             RopeScaling::None => {}
             RopeScaling::Linear { factor } => rope.scale = 1.0 / factor,
+            RopeScaling::Dynamic {
+                factor,
+                original_context,
+            } => {
+                if dims <= 2 {
+                    let message = "dynamic scaling needs more than 2 rotating elements";
+                    return Err(Error::new(ErrorKind::Value, "rope", message));
+                }
+                rope.dynamic = Some(DynamicBase {
+                    factor: *factor,
+                    context: i32::try_from(*original_context).unwrap_or(i32::MAX),
+                });
+            }
             RopeScaling::Llama3 {
                 factor,
                 low_freq_factor,
@@ -174,9 +208,21 @@ impl Rope {
         }
     }
 
-    /// The sequence length beyond which all positions use other frequencies.
-    pub fn switch(&self) -> Option<i32> {
-        self.beyond.as_ref().map(|(limit, _)| *limit)
+    /// The rotation in the opposite direction.
+    pub fn reversed(mut self) -> Result<Self> {
+        let freqs: Vec<f32> = self.radians.iter().map(|r| -self.scale / r).collect();
+        self.freqs = Some(Array::vector(&freqs)?);
+        self.radians = self.radians.iter().map(|r| -r).collect();
+        Ok(self)
+    }
+
+    /// How the frequencies depend on the length of the sequence, if they do.
+    pub fn switch(&self) -> Option<Switch> {
+        match (&self.beyond, self.dynamic) {
+            (Some((limit, _)), _) => Some(Switch::Once(*limit)),
+            (None, Some(base)) => Some(Switch::Gradual(base.context)),
+            (None, None) => None,
+        }
     }
 
     /// Elements of each head that rotate.
@@ -194,9 +240,10 @@ impl Rope {
             Some((limit, beyond)) if total > *limit => Some(beyond),
             _ => self.freqs.as_ref(),
         };
-        let base = match freqs {
-            Some(freqs) => fast::RopeBase::Freqs(freqs),
-            None => fast::RopeBase::Theta(self.theta),
+        let base = match (freqs, self.dynamic) {
+            (Some(freqs), _) => fast::RopeBase::Freqs(freqs),
+            (None, Some(base)) => fast::RopeBase::Theta(base.theta(self.theta, self.dims, total)),
+            (None, None) => fast::RopeBase::Theta(self.theta),
         };
         match &self.amplitude {
             Some(factor) => {
@@ -278,6 +325,30 @@ mod tests {
         assert!(middle > 3.0 && middle < 96.0);
         let rounded = yarn_ends(64, 150_000.0, 4096.0, [32.0, 1.0], true);
         assert_eq!(rounded, [ends[0].floor(), ends[1].ceil()]);
+    }
+
+    #[test]
+    fn a_dynamic_base_grows_beyond_the_trained_context() {
+        let base = DynamicBase {
+            factor: 2.0,
+            context: 32,
+        };
+        assert_eq!(base.theta(1e4, 8, 1), 1e4);
+        assert_eq!(base.theta(1e4, 8, 32), 1e4);
+        // At twice the context, the base grows by 3^(8/6).
+        let expected = 1e4 * 3f64.powf(8.0 / 6.0);
+        assert!((f64::from(base.theta(1e4, 8, 64)) - expected).abs() < 1e-2);
+    }
+
+    #[test]
+    fn a_reversed_rotation_undoes_the_usual_one() {
+        let config = RopeConfig::plain(10_000.0);
+        let rope = Rope::new(4, &config, false, mlx_rs_core::Dtype::Float32).unwrap();
+        let x = Array::from_slice(&[1.0f32, -2.0, 3.0, 0.5], &[1, 1, 1, 4]).unwrap();
+        let turned = rope.forward(&x, 5, 6).unwrap();
+        assert!(!turned.all_close(&x, 1e-2, 1e-2).unwrap());
+        let back = rope.reversed().unwrap().forward(&turned, 5, 6).unwrap();
+        assert!(back.all_close(&x, 1e-5, 1e-5).unwrap());
     }
 
     #[test]
