@@ -55,6 +55,37 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     inference_formats::atomic::replace(path, bytes).map_err(|e| Error::io(path, e))
 }
 
+/// The bytes of SHA-256.
+pub(crate) const HASH: usize = 32;
+
+/// SHA-256 of a file with zeros in the last [`HASH`] bytes of its header.
+fn hash_of(bytes: &[u8], header: usize) -> [u8; HASH] {
+    let (head, rest) = bytes.split_at(header);
+    Sha256::new()
+        .chain_update(&head[..header - HASH])
+        .chain_update([0; HASH])
+        .chain_update(rest)
+        .finalize()
+        .into()
+}
+
+/// Writes the hash of a file to the last bytes of its header, which `bytes` must contain.
+pub(crate) fn put_hash(bytes: &mut [u8], header: usize) {
+    let hash = hash_of(bytes, header);
+    bytes[header - HASH..header].copy_from_slice(&hash);
+}
+
+/// Checks that the hash in a file is that of its other bytes. Files of other writers have zeros.
+pub(crate) fn check_hash(bytes: &[u8], header: usize) -> std::result::Result<(), String> {
+    let stored = &bytes[header - HASH..header];
+    if stored.iter().all(|b| *b == 0) || stored == hash_of(bytes, header) {
+        return Ok(());
+    }
+    Err(String::from(
+        "the bytes are not those that were written (SHA-256)",
+    ))
+}
+
 /// The number of bytes that a thread hashes at a time.
 const PART: u64 = 16 << 20;
 

@@ -7,17 +7,18 @@
 //! | 8 | elements of a vector, `u32` |
 //! | 12 | blocks `n`, `u32` |
 //! | 16 | tokens, `u32` |
-//! | 20 | zeros up to 64 |
+//! | 20 | zeros up to 32 |
+//! | 32 | SHA-256 of the file with zeros here |
 //! | 64 | for each token, for each of `n + 1` nodes: residual, mixer, feed-forward |
 //!
 //! Node 0 is the embedding, whose two parts are zeros. Node `l + 1` is block `l`. The format is
-//! that of larql's full chain store. In numpy: `np.fromfile(path, "<f4", offset=64).reshape(tokens,
-//! n + 1, 3, width)`.
+//! that of larql's full chain store, whose files have zeros for the hash: it is then not checked.
+//! In numpy: `np.fromfile(path, "<f4", offset=64).reshape(tokens, n + 1, 3, width)`.
 
 use std::path::Path;
 
 use crate::error::{Error, Result};
-use crate::files::{read_numbers, write_whole};
+use crate::files::{self, read_numbers, write_whole};
 
 const MAGIC: &[u8; 4] = b"TRAC";
 const VERSION: u32 = 1;
@@ -136,14 +137,15 @@ impl TraceStore {
         }
         bytes.resize(HEADER, 0);
         bytes.extend(self.values.iter().flat_map(|v| v.to_le_bytes()));
+        files::put_hash(&mut bytes, HEADER);
         write_whole(path, &bytes)
     }
 
     /// Reads a file.
     ///
     /// # Errors
-    /// [`Error::Io`], and [`Error::File`] for a file that is not a trace, of another version, or of
-    /// a size that does not match its header.
+    /// [`Error::Io`], and [`Error::File`] for a file that is not a trace, of another version, of a
+    /// size that does not match its header, or with changed bytes.
     pub fn read(path: &Path) -> Result<Self> {
         let bytes = read_numbers(path)?;
         Self::parse(&bytes).map_err(|why| Error::file(path, why))
@@ -176,6 +178,7 @@ impl TraceStore {
                 data.len()
             ));
         }
+        files::check_hash(bytes, HEADER)?;
         let (values, _) = data.as_chunks::<4>();
         Ok(Self {
             width,
@@ -242,6 +245,16 @@ mod tests {
         assert!(changed(4, 2).contains("version 2"));
         assert!(changed(11, 255).contains("do not fit"));
         assert!(changed(19, 255).contains("do not fit"));
+        for at in 0..complete.len() {
+            for bit in [1, 128] {
+                let error = changed(at, complete[at] ^ bit);
+                assert!((0..20).contains(&at) || error.contains("SHA-256"), "{at}");
+            }
+        }
+        // Other writers leave the hash out.
+        let mut without = complete.clone();
+        without[32..64].fill(0);
+        assert_eq!(TraceStore::parse(&without).unwrap(), self::store());
         assert!(TraceStore::new(0, 1).is_err());
         let mut store = store();
         assert!(store.push(&[0.0; 2], &[]).is_err());

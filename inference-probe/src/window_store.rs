@@ -24,15 +24,12 @@
 use std::ops::Range;
 use std::path::Path;
 
-use sha2::{Digest, Sha256};
-
 use crate::error::{Error, Result};
-use crate::files::{read_numbers, write_whole};
+use crate::files::{self, HASH, read_numbers, write_whole};
 
 const VERSION: u32 = 1;
 /// The maximum number of layers whose parts a context store can have.
 pub const MAX_LAYERS: usize = 8;
-const HASH: usize = 32;
 
 /// The data that a context store has for each window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -328,8 +325,7 @@ impl WindowStore {
             start = *end;
         }
         bytes.extend(self.values.iter().flat_map(|v| v.to_le_bytes()));
-        let hash = Sha256::digest(&bytes);
-        bytes[header - HASH..header].copy_from_slice(&hash);
+        files::put_hash(&mut bytes, header);
         Ok(bytes)
     }
 
@@ -364,7 +360,7 @@ impl WindowStore {
                 word(4)
             ));
         }
-        check_hash(bytes, header)?;
+        files::check_hash(bytes, header)?;
         let (about, window, counts, hash_free) = if context {
             (Some(parse_context(head, word(12))?), 16, 32, 40)
         } else {
@@ -451,24 +447,4 @@ fn parse_context(head: &[u8], blocks: usize) -> std::result::Result<Context, Str
         tier,
         layers: used.iter().map(|l| usize::from(*l)).collect(),
     })
-}
-
-/// Checks that the hash is that of the other bytes. Files of other writers may have zeros.
-fn check_hash(bytes: &[u8], header: usize) -> std::result::Result<(), String> {
-    let stored = &bytes[header - HASH..header];
-    if stored.iter().all(|b| *b == 0) {
-        return Ok(());
-    }
-    let hash = Sha256::new()
-        .chain_update(&bytes[..header - HASH])
-        .chain_update([0; HASH])
-        .chain_update(&bytes[header..])
-        .finalize();
-    if hash.as_slice() == stored {
-        Ok(())
-    } else {
-        Err(String::from(
-            "the bytes are not those that were written (SHA-256)",
-        ))
-    }
 }

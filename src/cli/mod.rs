@@ -114,7 +114,7 @@ enum Command {
 }
 
 /// Flags that `--help` shows and `-h` does not, because most people never need them.
-const RARE: [&str; 44] = [
+const RARE: [&str; 47] = [
     "all",
     "alpha",
     "attention_sums",
@@ -153,6 +153,9 @@ const RARE: [&str; 44] = [
     "prompt_lookup",
     "quantized_kv_start",
     "regex",
+    "save_layers",
+    "save_tier",
+    "save_window",
     "skip_bad_lines",
     "steer",
     "text_feature",

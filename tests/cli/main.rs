@@ -1,5 +1,6 @@
 //! Tests of the program as users see it: flags, output, terminals.
 
+mod backends;
 mod chat;
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,6 +1,8 @@
 //! Tests of the first real model, fetched once in the program's way. It is compared with an
 //! independent float32 reference (`tools/golden/first_model.py`), also through the program.
 
+#[cfg(feature = "probe")]
+mod edits;
 #[path = "../../inference-text/tests/text/first_model.rs"]
 mod text_golden;
 mod training;

@@ -9,6 +9,7 @@ use std::process::{Command, Output, Stdio};
 use crate::common::{fixture, floats, ids, max_difference, order_bound, tiny};
 use inference::{ErrorKind, Interrupt, Prompt};
 use inference_probe::trace_store::TraceStore;
+use inference_probe::window_store::{Tier, WindowStore};
 use serde_json::Value;
 
 fn goldens() -> BTreeMap<String, Value> {
@@ -232,6 +233,124 @@ fn the_program_shows_the_growth_of_an_answer() {
     let stderr = String::from_utf8_lossy(&wrong.stderr);
     assert_eq!(wrong.status.code(), Some(2), "{stderr}");
     assert!(stderr.contains("the model has 2"), "{stderr}");
+}
+
+/// Windows have the vectors of the trace at their last positions, and the parts of some layers add
+/// up to the state after them.
+#[test]
+fn the_program_saves_the_ends_of_windows() {
+    let name = "gemma2";
+    let model = tiny(name);
+    let count = model.info().num_layers;
+    let tokens: Vec<u32> = (5..15).collect();
+    let ends = [3, 7, 9];
+    let trace = model
+        .as_attention_inspector()
+        .unwrap()
+        .trace_residuals(&Prompt::Tokens(tokens), &ends, &Interrupt::new())
+        .unwrap();
+    let width = trace.hidden_size;
+    let at = |all: &[f32], window: usize| all[window * width..(window + 1) * width].to_vec();
+    let path = fixture("tiny").join(name).display().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("windows").display().to_string();
+    let shared = ["trace", "--model", &path, "--backend", "cpu", "--tokens"];
+    let run = |more: &[&str]| {
+        let prompt = ["5,6,7,8,9,10,11,12,13,14", "--save", &file];
+        mlx(&[&shared[..], &prompt, more].concat())
+    };
+    let save = |more: &[&str]| {
+        stdout(&run(&[&["--window", "4"], more].concat()));
+        WindowStore::read(Path::new(&file)).unwrap()
+    };
+    let near = |ours: &[f32], expected: &[f32]| {
+        let difference = relative(ours, expected);
+        assert!(difference < order_bound(1e-5), "{difference}");
+    };
+    let last = &trace.layers[count - 1].residual;
+    let boundaries = save(&[]);
+    assert_eq!((boundaries.windows(), boundaries.tokens()), (3, 10));
+    assert_eq!(boundaries.tier(), None);
+    for window in 0..3 {
+        near(
+            boundaries.window(window).unwrap().residual,
+            &at(last, window),
+        );
+    }
+    let layers = format!("0-{}", count - 1);
+    let tiers = [Tier::Residual, Tier::FeedForward, Tier::Full];
+    for (number, tier) in ["1", "2", "3"].iter().zip(tiers) {
+        let context = save(&["--save-layers", &layers, "--tier", number]);
+        assert_eq!(
+            (context.tier(), context.layers().len()),
+            (Some(tier), count)
+        );
+        for window in 0..3 {
+            let stored = context.window(window).unwrap();
+            near(stored.residual, &at(&trace.embedding, window));
+            let counts = (stored.feed_forward.len(), stored.mixer.len());
+            let full = if tier == Tier::Full { count } else { 0 };
+            let half = if tier == Tier::Residual { 0 } else { count };
+            assert_eq!(counts, (half, full));
+            for (layer, part) in stored.feed_forward.iter().enumerate() {
+                near(part, &at(&trace.layers[layer].feed_forward, window));
+            }
+            for (layer, part) in stored.mixer.iter().enumerate() {
+                near(part, &at(&trace.layers[layer].mixer, window));
+            }
+            match context.reconstruct(window) {
+                Some(sum) => assert!(relative(&sum, &at(last, window)) < 1e-4),
+                None => assert!(tier != Tier::Full),
+            }
+        }
+    }
+    // The state before a later layer is that after the one before it.
+    let later = save(&["--save-layers", "1"]);
+    near(
+        later.window(1).unwrap().residual,
+        &at(&trace.layers[0].residual, 1),
+    );
+    for (wrong, says) in [
+        (&["--window", "0"][..], "0 is not in"),
+        (&["--save-layers", "0"], "--window"),
+        (&["--window", "4", "--tier", "2"], "--save-layers"),
+        (&["--window", "4", "--save-layers", "0", "--tier", "4"], "4"),
+        (
+            &["--window", "4", "--save-layers", "7"],
+            "--save-layers names layer 7",
+        ),
+        (
+            &["--window", "4", "--save-layers", "e"],
+            "not the embedding",
+        ),
+    ] {
+        let refused = run(wrong);
+        let stderr = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{wrong:?}: {stderr}");
+        assert!(stderr.contains(says), "{wrong:?}: {stderr}");
+    }
+}
+
+#[test]
+fn the_program_draws_the_growth_of_an_answer() {
+    let path = fixture("tiny").join("llama").display().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("growth.svg");
+    let shared = ["trace", "--model", &path, "--backend", "cpu", "--json"];
+    let plot = ["--tokens", "5,6,7", "--plot", file.to_str().unwrap()];
+    let report = stdout(&mlx(&[&shared[..], &plot].concat()));
+    let report: Value = serde_json::from_str(&report).unwrap();
+    let svg = std::fs::read_to_string(&file).unwrap();
+    for text in ["logit", "added: mixer", "added: mlp", "</svg>"] {
+        assert!(svg.contains(text), "{text}: {svg}");
+    }
+    // A curve has a point for each layer, and none for the embedding.
+    let layers = report["steps"].as_array().unwrap().len() - 1;
+    let curves: Vec<usize> = (svg.split("<path d=\"").skip(1))
+        .map(|rest| rest.split('"').next().unwrap())
+        .map(|path| path.matches(['M', 'L']).count())
+        .collect();
+    assert_eq!(curves, [layers; 3]);
 }
 
 #[test]

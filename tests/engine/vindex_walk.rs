@@ -362,3 +362,40 @@ fn prompt_caches_belong_to_their_plan() {
             .is_err()
     );
 }
+
+/// A file that is truncated while a model reads it ends requests with an error that names it. The
+/// process goes on.
+#[test]
+fn a_file_that_shrinks_is_an_error_and_no_signal() {
+    if !mlx_rs_core::cpu::enabled() {
+        return; // MLX's operations use a copy.
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let vindex = build("llama", dir.path()).unwrap();
+    let model = walking("llama", "walk:3", &vindex).unwrap();
+    let prompt = Prompt::Tokens(vec![5, 6, 7]);
+    let mut stream = model
+        .generate(&prompt, &greedy(200).with_ignore_eos(true))
+        .unwrap();
+    stream.next().unwrap().unwrap();
+    let file = std::fs::File::options()
+        .write(true)
+        .open(vindex.join("down_features.bin"))
+        .unwrap();
+    file.set_len(0).unwrap();
+    // At most a few tokens were computed before.
+    let error = stream.find_map(std::result::Result::err).unwrap();
+    assert_eq!(error.kind(), ErrorKind::Engine, "{error:#}");
+    let tokens = model.as_token_model().unwrap();
+    let error = tokens
+        .logits(&prompt, false, &Interrupt::new())
+        .unwrap_err();
+    let said = format!("{error:#}");
+    assert!(
+        said.contains("down_features.bin was truncated while it was mapped"),
+        "{said}"
+    );
+    drop((stream, model));
+    assert!(walking("llama", "walk:3", &vindex).is_err());
+    assert!(!logits(tiny("llama").as_ref(), &[5, 6]).is_empty());
+}

@@ -380,6 +380,11 @@ fn granite_as_mlx_lm_stores_it() {
 #[test]
 fn xlstm_without_its_last_norm() {
     same_after("xlstm", |c| c.config["add_out_norm"] = json!(false));
+    // Chunks of any length give the same numbers; a file may leave `weight_mode` out.
+    same_after("xlstm", |c| {
+        c.config["chunk_size"] = json!(1000);
+        c.config["weight_mode"] = Value::Null;
+    });
     let source = fixture("tiny/xlstm");
     let mut checkpoint = Checkpoint::read(&source);
     checkpoint.config["add_out_norm"] = json!(false);
@@ -457,7 +462,21 @@ fn xlstm_with_other_blocks_than_it_says_is_refused() {
             |c: &mut Checkpoint| c.config["dtype"] = json!("float64"),
             "dtype is \"float64\"",
         ),
-    ] as [(fn(&mut Checkpoint), &str); 8]
+        (
+            |c: &mut Checkpoint| c.config["weight_mode"] = json!("fused"),
+            "weight_mode is fused, and no tensor is",
+        ),
+        (
+            |c: &mut Checkpoint| {
+                c.rename(|name| name.replace("igate_preact.weight", "ifgate_preact.weight"));
+            },
+            "ifgate_preact.weight is fused",
+        ),
+        (
+            |c: &mut Checkpoint| c.config["weight_mode"] = json!("both"),
+            "weight_mode is \"both\"; it must be single or fused",
+        ),
+    ] as [(fn(&mut Checkpoint), &str); 11]
     {
         let mut checkpoint = Checkpoint::read(&source);
         checkpoint

@@ -2,13 +2,15 @@
 //! complete layer.
 //!
 //! The first line is a [`Header`]. Then there is a line for each vector, and after each layer a
-//! line `{"done": LAYER, "vectors": N}`.
+//! line `{"done": LAYER, "vectors": N, "sha256": HASH}`. The hash covers the layer's number and
+//! lines; a file without hashes is also continued.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead as _, BufReader, BufWriter, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::{Scored, to_line};
 use crate::error::{Error, Result};
@@ -81,6 +83,14 @@ impl Named {
 struct Done {
     done: usize,
     vectors: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sha256: Option<String>,
+}
+
+/// The hash of a layer, from that of its lines.
+fn hash_of(lines: Sha256, layer: usize) -> String {
+    let hash = lines.chain_update((layer as u64).to_le_bytes()).finalize();
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Writes a file layer by layer.
@@ -90,8 +100,9 @@ pub struct Extraction {
     path: PathBuf,
     /// Complete layers.
     done: Vec<usize>,
-    /// The number of vectors after the last of them.
+    /// The number of vectors after the last of them, and the hash of their lines.
     vectors: usize,
+    hash: Sha256,
 }
 
 impl Extraction {
@@ -100,7 +111,7 @@ impl Extraction {
     ///
     /// # Errors
     /// [`Error::Io`], also when the file exists and `resume` is false; [`Error::File`] for a file
-    /// with another header.
+    /// with another header, or with a changed layer.
     pub fn open(path: &Path, header: &Header, resume: bool) -> Result<Self> {
         let io = |e| Error::io(path, e);
         if resume && path.exists() {
@@ -113,6 +124,7 @@ impl Extraction {
                 path: path.to_owned(),
                 done,
                 vectors: 0,
+                hash: Sha256::new(),
             });
         }
         let file = OpenOptions::new().write(true).create_new(true).open(path);
@@ -121,8 +133,9 @@ impl Extraction {
             path: path.to_owned(),
             done: Vec::new(),
             vectors: 0,
+            hash: Sha256::new(),
         };
-        writer.write(header)?;
+        writer.write(&to_line(header)?)?;
         Ok(writer)
     }
 
@@ -143,7 +156,9 @@ impl Extraction {
             let message = format!("vector {index} of layer {layer} holds what is no finite number");
             return Err(Error::data(message));
         }
-        self.write(line)?;
+        let text = to_line(line)?;
+        self.write(&text)?;
+        self.hash.update(text);
         self.vectors += 1;
         Ok(())
     }
@@ -154,10 +169,13 @@ impl Extraction {
     /// [`Error::Io`].
     pub fn end_layer(&mut self, layer: usize) -> Result<()> {
         let vectors = std::mem::take(&mut self.vectors);
-        self.write(&Done {
+        let lines = std::mem::take(&mut self.hash);
+        let done = Done {
             done: layer,
             vectors,
-        })?;
+            sha256: Some(hash_of(lines, layer)),
+        };
+        self.write(&to_line(&done)?)?;
         let flushed = self
             .file
             .flush()
@@ -167,8 +185,7 @@ impl Extraction {
         Ok(())
     }
 
-    fn write(&mut self, value: &impl Serialize) -> Result<()> {
-        let text = to_line(value)?;
+    fn write(&mut self, text: &str) -> Result<()> {
         let written = self.file.write_all(text.as_bytes());
         written.map_err(|e| Error::io(&self.path, e))
     }
@@ -199,20 +216,27 @@ fn complete_layers(path: &Path, header: &Header) -> Result<(u64, Vec<usize>)> {
     }
     let mut at = text.len() as u64;
     let (mut end, mut done, mut vectors) = (at, Vec::new(), 0);
+    let mut hash = Sha256::new();
     while next(&mut text)? {
         at += text.len() as u64;
-        match serde_json::from_slice::<Done>(&text) {
-            Ok(layer) if layer.vectors == vectors => {
-                (end, vectors) = (at, 0);
-                done.push(layer.done);
-            }
-            Ok(_) => {
-                return Err(bad(
-                    "a layer does not have the number of vectors that it declares",
-                ));
-            }
-            Err(_) => vectors += 1,
+        let Ok(layer) = serde_json::from_slice::<Done>(&text) else {
+            vectors += 1;
+            hash.update(&text);
+            continue;
+        };
+        if layer.vectors != vectors {
+            return Err(bad(
+                "a layer does not have the number of vectors that it declares",
+            ));
         }
+        let actual = hash_of(std::mem::take(&mut hash), layer.done);
+        if layer.sha256.is_some_and(|stored| stored != actual) {
+            return Err(bad(
+                "a layer's lines are not those that were written (SHA-256)",
+            ));
+        }
+        (end, vectors) = (at, 0);
+        done.push(layer.done);
     }
     Ok((end, done))
 }

@@ -192,7 +192,10 @@ fn what_is_cut_anywhere_goes_on_and_ends_as_if_it_was_not() {
         .collect();
     assert_eq!(lines.len(), 1 + 3 * 5);
     assert_eq!(lines[1]["top_k"][0]["text"], "\"\n");
-    assert_eq!(lines[5], serde_json::json!({"done": 0, "vectors": 4}));
+    let hash = &lines[5]["sha256"];
+    assert_eq!(hash.as_str().unwrap().len(), 64);
+    let done = serde_json::json!({"done": 0, "vectors": 4, "sha256": hash});
+    assert_eq!(lines[5], done);
     let first_line = all.iter().position(|b| *b == b'\n').unwrap() + 1;
     for end in (first_line..=all.len()).step_by(7) {
         std::fs::write(&path, &all[..end]).unwrap();
@@ -237,6 +240,41 @@ fn another_file_is_not_gone_on_with() {
             .to_string()
             .contains("no finite number")
     );
+}
+
+/// A changed byte is an error, or its layer counts as incomplete and is written again.
+#[test]
+fn no_changed_byte_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.ndjson");
+    write(&path, false, usize::MAX);
+    let all = std::fs::read(&path).unwrap();
+    let mut refused = 0;
+    for at in 0..all.len() {
+        let mut bytes = all.clone();
+        bytes[at] ^= 2;
+        std::fs::write(&path, &bytes).unwrap();
+        match Extraction::open(&path, &header(), true) {
+            Err(_) => {
+                refused += 1;
+                assert_eq!(std::fs::read(&path).unwrap(), bytes, "{at}");
+            }
+            Ok(file) => {
+                drop(file);
+                write(&path, true, usize::MAX);
+                assert!(std::fs::read(&path).unwrap() == all, "byte {at}");
+            }
+        }
+    }
+    assert!(refused > all.len() / 2, "{refused} of {}", all.len());
+    // Files of an earlier version have no hashes.
+    let text = String::from_utf8(all).unwrap();
+    let cut = |line: &str| match line.split_once(",\"sha256\"") {
+        Some((before, _)) => format!("{before}}}\n"),
+        None => format!("{line}\n"),
+    };
+    std::fs::write(&path, text.lines().map(cut).collect::<String>()).unwrap();
+    assert_eq!(write(&path, true, usize::MAX), 0);
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! keeps a state of fixed size instead of keys and values.
 //!
 //! The names of the tensors determine the blocks (`wiring.rs`); the configuration must match.
-//! Matrices are stored separately (`weight_mode` `single`) or fused.
+//! Matrices are stored separately (`weight_mode` `single`) or fused (`fused`). The names of the
+//! tensors also tell which, and must match the field where it is there.
 //!
 //! Of the configuration's three types, only `torch_dtype` is the type of the computation. The state
 //! and all its inputs are float32: `inference_state_dtype` must not name another type.
@@ -32,6 +33,14 @@ use crate::nn::{
 
 /// The prefix of the blocks in a checkpoint.
 pub const BLOCKS: &str = "backbone.blocks.";
+
+/// The names of fused matrices: queries, keys, values and output gates; both gates; gate and up.
+const QKVO: &str = "qkv_opreact";
+const GATES: &str = "ifgate_preact";
+const GATE_AND_UP: &str = "proj_up_gate_z";
+
+/// The most positions of a chunk, if `chunk_size` is more.
+const MAX_CHUNK: usize = 256;
 
 /// The sizes of an mLSTM layer.
 ///
@@ -66,8 +75,8 @@ pub fn shape(config: &ModelConfig) -> Result<MlstmShape> {
         v_dim: width("v_dim_factor", 1.0)?,
         gate_cap: cap,
         eps,
-        // A longer chunk costs more by its square than it saves.
-        chunk: int("chunk_size", chunk.unwrap_or(64).min(256))?,
+        // A longer chunk costs more by its square than it saves. All lengths give the same numbers.
+        chunk: int("chunk_size", chunk.unwrap_or(64).min(MAX_CHUNK))?,
     })
 }
 
@@ -122,6 +131,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         )));
     }
     check_types(config)?;
+    check_weight_mode(config, &names)?;
     let shape = shape(config)?;
     let bias = config.flag("use_bias")?.unwrap_or(false);
     let mut b = Builder::new(config, weights)?;
@@ -192,6 +202,34 @@ fn check_types(config: &ModelConfig) -> Result<()> {
     Ok(())
 }
 
+/// Checks that `weight_mode`, where it is there, says how the matrices are stored.
+fn check_weight_mode(config: &ModelConfig, names: &[String]) -> Result<()> {
+    let value = match config.fields.get("weight_mode") {
+        None | Some(serde_json::Value::Null) => return Ok(()),
+        Some(value) => value,
+    };
+    let parts = [QKVO, GATES, GATE_AND_UP];
+    let fused = names.iter().find(|name| {
+        let mut parts = parts.iter();
+        parts.any(|part| name.ends_with(&format!(".{part}.weight")))
+    });
+    match (value.as_str(), fused) {
+        (Some("single"), None) | (Some("fused"), Some(_)) => Ok(()),
+        (Some("single"), Some(name)) => {
+            let message = format!("weight_mode is single, and the tensor {name} is fused");
+            Err(invalid(message))
+        }
+        (Some("fused"), None) => {
+            let parts = parts.join(", ");
+            let message = format!("weight_mode is fused, and no tensor is: {parts}");
+            Err(invalid(message))
+        }
+        _ => Err(invalid(format!(
+            "weight_mode is {value}; it must be single or fused"
+        ))),
+    }
+}
+
 /// A norm over the hidden dimension, followed by a bias if the model has one.
 fn block_norm(b: &mut Builder<'_>, prefix: &str, bias: bool) -> Result<Norm> {
     let norm = b.hidden_norm(prefix)?;
@@ -253,10 +291,10 @@ fn mlstm(b: &mut Builder<'_>, prefix: &str, shape: MlstmShape, bias: bool) -> Re
     let (qk, v) = (shape.heads * shape.qk_dim, shape.heads * shape.v_dim);
     let names = ["q", "k", "v", "ogate_preact"];
     let [q_proj, k_proj, v_proj, output_gate] =
-        layers(b, prefix, ("qkv_opreact", names), [qk, qk, v, v], bias)?;
+        layers(b, prefix, (QKVO, names), [qk, qk, v, v], bias)?;
     let names = ["igate_preact", "fgate_preact"];
     let widths = [shape.heads; 2];
-    let [input_gate, forget_gate] = layers(b, prefix, ("ifgate_preact", names), widths, true)?;
+    let [input_gate, forget_gate] = layers(b, prefix, (GATES, names), widths, true)?;
     let name = format!("{prefix}.multihead_norm");
     let weight = b.weights.vector(&format!("{name}.weight"), v)?;
     let kind = SlotKind::Norm { plus: 0.0 };
@@ -381,7 +419,7 @@ fn gate_bias(b: &mut Builder<'_>, name: &str, (heads, dim): (i32, i32)) -> Resul
 fn feed_forward(b: &mut Builder<'_>, prefix: &str, bias: bool) -> Result<FeedForward> {
     let (hidden, width) = (b.dims.hidden, b.dims.intermediate);
     let names = ["proj_up_gate", "proj_up"];
-    let [gate, up] = layers(b, prefix, ("proj_up_gate_z", names), [width; 2], bias)?;
+    let [gate, up] = layers(b, prefix, (GATE_AND_UP, names), [width; 2], bias)?;
     Ok(FeedForward::Gated(GatedMlp {
         gate,
         up,
@@ -413,6 +451,12 @@ mod tests {
         let tiny = shape(&config(more)).unwrap();
         assert_eq!((tiny.qk_dim, tiny.v_dim, tiny.chunk), (16, 32, 16));
         assert_eq!(tiny.gate_cap, Some(7.0));
+        let chunk = |size: u32| {
+            shape(&config(&format!(r#", "chunk_size": {size}"#)))
+                .unwrap()
+                .chunk
+        };
+        assert_eq!([1, 256, 257, 16_384].map(chunk), [1, 256, 256, 256]);
         for wrong in [
             r#", "qk_dim_factor": 0"#,
             r#", "qk_dim_factor": -1"#,

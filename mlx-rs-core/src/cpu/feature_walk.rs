@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use mlx_cpu_kernels::{FeatureWalk as Walk, Gate, HeldFloats, HeldProduct, Isa, Size, StoredRows};
+use mlx_cpu_kernels::{
+    FeatureWalk as Walk, Gate, HeldFloats, HeldProduct, Input, Isa, Size, StoredRows, Work,
+};
 
 use super::host_op::{self, OpKind};
 use super::matrix::size_of;
@@ -30,6 +32,22 @@ impl FeatureNumbers {
         }
     }
 
+    /// Checks that their file, if they are mapped, still has all its bytes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] for a file that was truncated.
+    /// ```
+    /// use mlx_rs_core::{cpu::FeatureNumbers, io::Floats};
+    /// assert!(FeatureNumbers::from(Floats::from(vec![1.0])).check().is_ok());
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn check(&self) -> Result<()> {
+        match self {
+            Self::Float32(all) => all.check(),
+            Self::Float16(all) => all.check(),
+        }
+    }
+
     fn stored_rows(&self) -> StoredRows {
         match self {
             Self::Float32(all) => StoredRows::F32(Arc::new(all.clone())),
@@ -40,7 +58,8 @@ impl FeatureNumbers {
     /// A copy as an array of this shape, in the same type.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when the shape has another number of elements.
+    /// [`ErrorKind::Shape`] when the shape has another number of elements; [`ErrorKind::Io`] for a
+    /// file that was truncated.
     /// ```
     /// use mlx_rs_core::{cpu::FeatureNumbers, io::Floats};
     /// let numbers = FeatureNumbers::from(Floats::from(vec![1.0, 2.0]));
@@ -48,7 +67,7 @@ impl FeatureNumbers {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     pub fn to_array(&self, shape: &[i32]) -> Result<Array> {
-        match self {
+        let copy = match self {
             Self::Float32(all) => Array::from_slice(all.as_ref(), shape),
             Self::Float16(all) => {
                 let all: Vec<_> = all
@@ -58,7 +77,9 @@ impl FeatureNumbers {
                     .collect();
                 Array::from_slice(&all, shape)
             }
-        }
+        };
+        self.check()?;
+        copy
     }
 }
 
@@ -140,8 +161,9 @@ impl FeatureMatrix {
     /// `[.., hidden] -> [.., features]`.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream
-    /// is not on the CPU.
+    /// [`ErrorKind::Shape`] when shapes or types do not fit; [`ErrorKind::Io`] for a mapped file
+    /// that was truncated; MLX's message when the current stream is not on the CPU. If the file is
+    /// truncated before the product is evaluated, that is NaN.
     pub fn product(&self, x: &Array, bias: Option<&Floats>) -> Result<Array> {
         let op = "cpu::FeatureMatrix::product";
         let rows = rows_of(op, x, self.size.k)?;
@@ -152,6 +174,7 @@ impl FeatureMatrix {
             bias: held_vector(op, bias, self.size.n)?,
             isa: Isa::detect(),
         };
+        let work = Checked::new(work, [Some(self), None])?;
         let shape = with_last(x, self.shape()[0]);
         host_op::add(op, OpKind::Opaque, work, &[x], &shape)
     }
@@ -201,8 +224,7 @@ impl FeatureWalk<'_> {
     /// gates.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream
-    /// is not on the CPU.
+    /// As [`FeatureMatrix::product`].
     pub fn of(&self, x: &Array, gates: &Array, activated: Option<&Array>) -> Result<Array> {
         let op = "cpu::FeatureWalk";
         let Size { n: features, k } = self.down.size;
@@ -228,11 +250,44 @@ impl FeatureWalk<'_> {
             down_bias: held_vector(op, self.down_bias, k)?,
             isa: Isa::detect(),
         };
+        let work = Checked::new(work, [self.up, Some(self.down)])?;
         let mut inputs = vec![x, gates];
         if self.activation.is_none() {
             inputs.extend(activated);
         }
         host_op::add(op, OpKind::Opaque, work, &inputs, x.shape())
+    }
+}
+
+/// Work with matrices in files. If a file is truncated before the work is done, the output is NaN,
+/// because the bytes that were read may not be those of the file.
+struct Checked<W> {
+    work: W,
+    matrices: [Option<FeatureNumbers>; 2],
+}
+
+impl<W> Checked<W> {
+    fn new(work: W, matrices: [Option<&FeatureMatrix>; 2]) -> Result<Self> {
+        let matrices = matrices.map(|matrix| matrix.map(|matrix| matrix.numbers.clone()));
+        for matrix in matrices.iter().flatten() {
+            matrix.check()?;
+        }
+        Ok(Self { work, matrices })
+    }
+}
+
+impl<W: Work> Work for Checked<W> {
+    fn outputs(&self) -> usize {
+        self.work.outputs()
+    }
+
+    unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.work.run(inputs, output) };
+        let mut matrices = self.matrices.iter().flatten();
+        if matrices.any(|matrix| matrix.check().is_err()) {
+            output.fill(f32::NAN);
+        }
     }
 }
 
@@ -272,6 +327,57 @@ mod tests {
 
     fn floats(n: usize) -> Floats {
         Floats::from((0..n).map(|i| (i % 7) as f32 - 3.0).collect::<Vec<_>>())
+    }
+
+    /// Before an operation is made, a truncated file is an error. After that, the result is NaN.
+    #[cfg(unix)]
+    #[test]
+    fn truncated_files_give_no_numbers() {
+        let dir = tempfile::tempdir().unwrap();
+        let (features, hidden) = (64, 1024);
+        let bytes = 4 * features * hidden;
+        let open = |name: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, vec![0u8; bytes]).unwrap();
+            let file = crate::io::MappedFile::open(&path).unwrap();
+            let shape = [features as i32, hidden as i32];
+            let matrix = FeatureMatrix::new(file.floats(0..bytes).unwrap(), shape).unwrap();
+            (
+                matrix,
+                std::fs::File::options().write(true).open(&path).unwrap(),
+            )
+        };
+        let ((up, _), (down, down_file)) = (open("up"), open("down"));
+        let walk = FeatureWalk {
+            up: Some(&up),
+            up_bias: None,
+            down: &down,
+            down_bias: None,
+            activation: Some(Gate::Silu),
+            top_k: 5,
+        };
+        let ones = |n: usize| Array::from_slice(&vec![1.0f32; n], &[1, n as i32]).unwrap();
+        let (x, gates) = (ones(hidden), ones(features));
+        Stream::default_of(Device::cpu()).unwrap().scope(|| {
+            let finite = walk.of(&x, &gates, None).unwrap().to_vec::<f32>().unwrap();
+            assert_eq!(finite, vec![0.0; hidden]);
+            let made = walk.of(&x, &gates, None).unwrap();
+            let product = down.product(&x, None).unwrap();
+            down_file.set_len(0).unwrap();
+            for late in [made, product] {
+                assert!(late.to_vec::<f32>().unwrap().iter().all(|y| y.is_nan()));
+            }
+            let errors = [
+                walk.of(&x, &gates, None).unwrap_err(),
+                down.product(&x, None).unwrap_err(),
+                down.numbers().to_array(&[64, 1024]).unwrap_err(),
+            ];
+            for error in errors {
+                assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+                assert!(error.to_string().contains("down was truncated"), "{error}");
+            }
+            assert!(up.product(&x, None).is_ok());
+        });
     }
 
     #[test]

@@ -3,12 +3,14 @@
 use std::fmt;
 use std::fs::File;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memmap2::Mmap;
 
 use super::io_error;
+#[cfg(unix)]
+use super::shrinking::{MAX, Watch};
 use crate::error::{Error, ErrorKind, Result};
 
 const OP: &str = "MappedFile";
@@ -17,8 +19,12 @@ const OP: &str = "MappedFile";
 /// and shares it between processes. A clone is another handle.
 ///
 /// The file must not change while it is mapped. It may be deleted or replaced by a rename. Reads of
-/// a modified file give other values, and a truncated file crashes the process, as with any mapped
-/// file. So map only files that are written once.
+/// a modified file give other values. Those of a truncated file give zeros, and [`Self::check`]
+/// reports it. So map only files that are written once.
+///
+/// The system signals a read of missing bytes with SIGBUS. The first mapping installs a handler of
+/// this signal for the process, which leaves all other causes to the handler before it. A handler
+/// that is installed later must do the same.
 ///
 /// ```
 /// use mlx_rs_core::io::MappedFile;
@@ -33,26 +39,90 @@ const OP: &str = "MappedFile";
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone)]
-pub struct MappedFile(Arc<Mmap>);
+pub struct MappedFile(Arc<Mapping>);
+
+#[derive(Debug)]
+struct Mapping {
+    // Fields are dropped in this order, and the watch must end before the mapping.
+    #[cfg(unix)]
+    watch: Watch,
+    map: Mmap,
+    file: File,
+    path: PathBuf,
+}
 
 impl MappedFile {
     /// Maps a regular file for reading.
     ///
     /// # Errors
     /// [`ErrorKind::Io`] when it cannot be opened or mapped; [`ErrorKind::Value`] if it is not a
-    /// regular file.
+    /// regular file, or if 1,024 files are mapped.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let file = File::open(path).map_err(|e| io_error(OP, &e))?;
+        let path = path.as_ref().to_owned();
+        let file = File::open(&path).map_err(|e| io_error(OP, &e))?;
         let about = file.metadata().map_err(|e| io_error(OP, &e))?;
         if !about.is_file() {
             let message = "only a regular file can be mapped";
             return Err(Error::new(ErrorKind::Value, OP, message));
         }
-        // SAFETY: the mapping is private to this process and read-only: no code here writes to it.
-        // The caller must ensure that nothing writes to or truncates the file, as documented; no
-        // type can express that.
+        // SAFETY: the mapping is read-only: no code here writes to it. The caller must ensure that
+        // nothing writes to the file, as documented; no type can express that. Reads of a truncated
+        // file give zeros.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| io_error(OP, &e))?;
-        Ok(Self(Arc::new(map)))
+        // SAFETY: these are all bytes of the mapping, which is only read. Its fields keep them
+        // together, and the watch ends first.
+        #[cfg(unix)]
+        let watch = unsafe { Watch::new(&map) }.ok_or_else(|| {
+            let message = format!("{MAX} files are mapped; more are not supported");
+            Error::new(ErrorKind::Value, OP, message)
+        })?;
+        Ok(Self(Arc::new(Mapping {
+            #[cfg(unix)]
+            watch,
+            map,
+            file,
+            path,
+        })))
+    }
+
+    /// Whether a read found bytes missing.
+    fn lost(&self) -> bool {
+        #[cfg(unix)]
+        return self.0.watch.lost();
+        // Other systems do not truncate a mapped file.
+        #[cfg(not(unix))]
+        false
+    }
+
+    /// Checks that the file still has all mapped bytes. What was read is valid only if this
+    /// succeeds afterwards.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] for a file that was truncated.
+    /// ```
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// let path = dir.path().join("text");
+    /// std::fs::write(&path, "abc").unwrap();
+    /// let file = mlx_rs_core::io::MappedFile::open(&path)?;
+    /// assert!(file.check().is_ok());
+    /// std::fs::write(&path, "a").unwrap();
+    /// assert!(file.check().is_err());
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn check(&self) -> Result<()> {
+        let Mapping {
+            map, file, path, ..
+        } = &*self.0;
+        let length = file.metadata().map_err(|e| io_error(OP, &e))?.len();
+        if !self.lost() && length >= map.len() as u64 {
+            return Ok(());
+        }
+        let message = format!(
+            "{} was truncated while it was mapped: it had {} bytes, and has {length}",
+            path.display(),
+            map.len()
+        );
+        Err(Error::new(ErrorKind::Io, OP, message))
     }
 
     /// All bytes.
@@ -65,7 +135,7 @@ impl MappedFile {
     /// ```
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        &self.0
+        &self.0.map
     }
 
     /// The little-endian float32 in a range of bytes, without a copy.
@@ -74,7 +144,7 @@ impl MappedFile {
     /// [`ErrorKind::Value`] when the range is not within the file or not aligned to its elements;
     /// always on big-endian machines.
     pub fn floats(&self, bytes: Range<usize>) -> Result<Floats> {
-        self.check::<f32>(&bytes, "float32")?;
+        self.check_range::<f32>(&bytes, "float32")?;
         Ok(Floats(Source::File(self.clone(), bytes)))
     }
 
@@ -92,24 +162,24 @@ impl MappedFile {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     pub fn halves(&self, bytes: Range<usize>) -> Result<Halves> {
-        self.check::<u16>(&bytes, "float16")?;
+        self.check_range::<u16>(&bytes, "float16")?;
         Ok(Halves(self.clone(), bytes))
     }
 
     /// Checks that a range consists of whole elements.
-    fn check<T: bytemuck::Pod>(&self, bytes: &Range<usize>, kind: &str) -> Result<()> {
+    fn check_range<T: bytemuck::Pod>(&self, bytes: &Range<usize>, kind: &str) -> Result<()> {
         let fault = |message: String| Error::new(ErrorKind::Value, OP, message);
         if cfg!(target_endian = "big") {
             return Err(fault("this machine has another byte order".into()));
         }
-        let slice = self.0.get(bytes.clone());
+        let slice = self.0.map.get(bytes.clone());
         match slice.is_some_and(|slice| bytemuck::try_cast_slice::<u8, T>(slice).is_ok()) {
             true => Ok(()),
             false => Err(fault(format!(
                 "bytes {} to {} are not numbers of {kind} in a file of {} bytes",
                 bytes.start,
                 bytes.end,
-                self.0.len()
+                self.0.map.len()
             ))),
         }
     }
@@ -122,6 +192,24 @@ pub struct Halves(MappedFile, Range<usize>);
 impl AsRef<[u16]> for Halves {
     fn as_ref(&self) -> &[u16] {
         bytemuck::cast_slice(&self.0.bytes()[self.1.clone()])
+    }
+}
+
+impl Halves {
+    /// Checks that their file still has all its bytes ([`MappedFile::check`]).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] for a file that was truncated.
+    /// ```
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// let path = dir.path().join("halves");
+    /// std::fs::write(&path, [0u8, 60]).unwrap();
+    /// let halves = mlx_rs_core::io::MappedFile::open(&path)?.halves(0..2)?;
+    /// assert!(halves.check().is_ok());
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn check(&self) -> Result<()> {
+        self.0.check()
     }
 }
 
@@ -152,6 +240,24 @@ impl AsRef<[f32]> for Floats {
         match &self.0 {
             Source::File(file, bytes) => bytemuck::cast_slice(&file.bytes()[bytes.clone()]),
             Source::Memory(all) => all,
+        }
+    }
+}
+
+impl Floats {
+    /// Checks that their file, if they are mapped, still has all its bytes
+    /// ([`MappedFile::check`]).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] for a file that was truncated.
+    /// ```
+    /// use mlx_rs_core::io::Floats;
+    /// assert!(Floats::from(vec![1.0]).check().is_ok());
+    /// ```
+    pub fn check(&self) -> Result<()> {
+        match &self.0 {
+            Source::File(file, _) => file.check(),
+            Source::Memory(_) => Ok(()),
         }
     }
 }
@@ -205,6 +311,55 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         drop(file);
         assert_eq!(actual.as_ref(), &values[1..5]);
+    }
+
+    /// Reads of missing bytes give zeros, and the check says it. Other files are not affected.
+    #[cfg(unix)]
+    #[test]
+    fn a_truncated_file_is_an_error_and_no_signal() {
+        let dir = tempfile::tempdir().unwrap();
+        let size = 1 << 18;
+        let write = |name: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, vec![7u8; size]).unwrap();
+            (MappedFile::open(&path).unwrap(), path)
+        };
+        let ((file, path), (other, _)) = (write("shrinks"), write("stays"));
+        let floats = file.floats(0..size).unwrap();
+        let read = |file: &MappedFile, at: usize| std::hint::black_box(file.bytes())[at];
+        assert_eq!(read(&file, size - 1), 7);
+        assert!(file.check().is_ok() && floats.check().is_ok());
+        let shrunk = File::options().write(true).open(&path).unwrap();
+        // The system replaces the end of the last page by zeros, without a signal.
+        shrunk.set_len(100).unwrap();
+        let error = file.check().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io);
+        let said = error.to_string();
+        assert!(
+            said.contains("shrinks was truncated") && said.contains("has 100"),
+            "{said}"
+        );
+        // Many threads meet the end of the file at the same time.
+        std::thread::scope(|scope| {
+            for first in 0..8 {
+                let (file, read) = (&file, &read);
+                scope.spawn(move || {
+                    let all = (first..size).rev().step_by(977);
+                    let zeros = all.filter(|at| *at >= 100).all(|at| read(file, at) == 0);
+                    assert!(zeros);
+                });
+            }
+        });
+        assert_eq!(read(&file, 99), 7);
+        // The bytes do not come back with the length.
+        shrunk.set_len(size as u64).unwrap();
+        assert!(file.check().is_err() && floats.check().is_err());
+        assert!(other.check().is_ok());
+        assert_eq!(read(&other, size - 1), 7);
+        drop((file, floats));
+        // A slot that was used is free again.
+        let (again, _) = write("again");
+        assert!(again.check().is_ok());
     }
 
     #[test]

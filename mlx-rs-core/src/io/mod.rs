@@ -37,6 +37,8 @@ mod mapped_file;
 mod npy;
 mod npz;
 mod safetensors;
+#[cfg(unix)]
+mod shrinking;
 mod values;
 
 use std::fs::File;

@@ -5,6 +5,7 @@
 mod alone;
 mod async_failure;
 mod budget;
+mod bus_error;
 mod closure_leaks;
 mod deadlock;
 mod devices;

@@ -76,6 +76,54 @@ fn the_program_lists_it_and_chooses_it_by_variable_and_flag() {
     assert_eq!(reply("mlx_lm"), reply("cpu"));
 }
 
+/// The backend shows no states and takes no edits. Each command that needs them says so.
+#[cfg(feature = "probe")]
+#[test]
+#[cfg_attr(
+    not(test_python),
+    ignore = "installs Python packages: set MLX_TEST_PYTHON=1"
+)]
+fn what_looks_inside_is_refused_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| dir.path().join(name).display().to_string();
+    let edits = r#"{"edits": [{"layers": 0, "hook": "z", "op": "zero"}]}"#;
+    std::fs::write(file("edits.json"), edits).unwrap();
+    std::fs::write(file("stimuli.json"), r#"[{"text": "the cat"}]"#).unwrap();
+    let model = tiny("llama").display().to_string();
+    let (edits, stimuli) = (file("edits.json"), file("stimuli.json"));
+    let (npy, lines) = (file("a.npy"), file("e.jsonl"));
+    for (command, says) in [
+        (&["trace", "--tokens", "5,6"][..], "does not look inside"),
+        (
+            &["trace", "--tokens", "5,6", "--patch", "the cat"],
+            "does not look inside",
+        ),
+        (
+            &["probe", "extract", "-s", &stimuli, "-o", &npy],
+            "does not show hidden states",
+        ),
+        (
+            &["vindex", "edges", "--output", &lines],
+            "does not look inside",
+        ),
+        (
+            &["generate", "--raw", "--tokens", "5,6", "--steer", &edits],
+            "takes no edits",
+        ),
+        (&["bench", "--profile"], "--profile needs a backend"),
+    ] {
+        let args = [command, &["--backend", "mlx_lm", "--model", &model]].concat();
+        let run = mlx(&args, None);
+        let errors = String::from_utf8_lossy(&run.stderr);
+        assert!(
+            matches!(run.status.code(), Some(1 | 2)),
+            "{args:?}: {errors}"
+        );
+        assert!(errors.contains(says), "{args:?}: {errors}");
+        assert!(run.stdout.is_empty(), "{args:?}");
+    }
+}
+
 /// The child processes of a process.
 #[cfg(target_os = "linux")]
 fn children(parent: u32) -> Vec<u32> {

@@ -107,7 +107,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         ));
     };
     let shape = steerable.steering_shape()?;
-    args.layers.check(shape.layers.len())?;
+    args.layers.check("--layers", shape.layers.len())?;
     let layers: Vec<usize> = (0..shape.layers.len())
         .filter(|l| args.layers.has(*l))
         .collect();

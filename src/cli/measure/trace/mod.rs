@@ -1,19 +1,19 @@
 //! `mlx trace`: the contribution of each layer to the answer, and the last token's attention.
 
 pub mod patch;
-
-use std::path::PathBuf;
+mod plot;
+mod save;
 
 use inference::{
     AttentionInspector, AttentionWeights, CancelToken, FeedForwardActivations, Interrupt, Prompt,
     ResidualTrace, SteerableModel, Steering, TokenModel,
 };
 use inference_probe::divergence::softmax;
-use inference_probe::trace_store::TraceStore;
 use inference_probe::vindex::greatest_by_magnitude;
 use serde::Serialize;
 
 use crate::cli::measure::trace::patch::{Asked, PatchArgs};
+use crate::cli::measure::trace::save::SaveArgs;
 use crate::cli::options::load::{LoadArgs, ModelArgs, load};
 use crate::cli::options::prompt::RawPromptArgs;
 use crate::cli::options::steer::{SteerArgs, steerable};
@@ -45,12 +45,11 @@ pub struct Args {
     /// token, this many: `act(gate) * up`, by magnitude
     #[arg(long, value_name = "K")]
     activations: Option<usize>,
-    /// Write the vectors of every position to a file (docs/probe.md has its format)
-    #[arg(long, value_name = "FILE")]
-    save: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    save: SaveArgs,
     #[command(flatten)]
     patch: PatchArgs,
     #[command(flatten)]
@@ -101,12 +100,12 @@ impl Layers {
         self.blocks.iter().any(|(a, b)| (*a..=*b).contains(&block))
     }
 
-    /// Checks that every layer is below `count`.
-    pub fn check(&self, count: usize) -> Result<(), Failure> {
+    /// Checks that every layer of `flag` is below `count`.
+    pub fn check(&self, flag: &str, count: usize) -> Result<(), Failure> {
         match self.blocks.iter().find(|(_, to)| *to >= count) {
             None => Ok(()),
             Some((_, to)) => Err(Failure::usage(format!(
-                "--layers names layer {to}; the model has {count}, from 0"
+                "{flag} names layer {to}; the model has {count}, from 0"
             ))),
         }
     }
@@ -233,8 +232,9 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     };
     let count = model.info().num_layers;
     if let Some(layers) = &args.layers {
-        layers.check(count)?;
+        layers.check("--layers", count)?;
     }
+    let saved_layers = args.save.layers(count)?;
     let cancel = CancelToken::new();
     let _caught = cancel_on_interrupt(&cancel);
     let interrupt = Interrupt::new().with_cancel(cancel);
@@ -255,10 +255,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     }
     let length = ids.len();
     let prompt = Prompt::Tokens(ids);
-    let positions: Vec<usize> = match args.save {
-        Some(_) => (0..length).collect(),
-        None => (length.saturating_sub(1)..length).collect(),
-    };
+    let positions = args.save.positions(length);
     let steered = match &steering {
         Some(steering) => Some((steerable(model)?, steering)),
         None => None,
@@ -270,11 +267,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         interrupt: &interrupt,
     };
     let trace = look.residuals(&positions)?;
-    if let Some(path) = &args.save {
-        store(&trace)?
-            .write(path)
-            .map_err(|e| Failure::failed(e.to_string()))?;
-    }
+    args.save.write(&trace, saved_layers.as_deref())?;
     let answer = args.answer.as_deref();
     let answer = answer
         .map(|text| first_token(tokens, text, "--for", console))
@@ -297,6 +290,9 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         attention,
         activations,
     };
+    if let Some(path) = &args.patch.plot {
+        plot::write(path, &report)?;
+    }
     if args.json {
         return console.json(&report);
     }
@@ -330,25 +326,6 @@ pub fn first_token(
         ));
     }
     Ok(first)
-}
-
-/// The vectors of all positions in the form of a file.
-fn store(trace: &ResidualTrace) -> Result<TraceStore, Failure> {
-    let width = trace.hidden_size;
-    let stored = || {
-        let mut store = TraceStore::new(width, trace.layers.len())?;
-        for i in 0..trace.positions.len() {
-            let of = |all: &'_ [f32]| i * width..((i + 1) * width).min(all.len());
-            let blocks: Vec<[&[f32]; 3]> = trace
-                .layers
-                .iter()
-                .map(|l| [&l.residual, &l.mixer, &l.feed_forward].map(|all| &all[of(all)]))
-                .collect();
-            store.push(&trace.embedding[of(&trace.embedding)], &blocks)?;
-        }
-        Ok(store)
-    };
-    stored().map_err(|e: inference_probe::Error| Failure::failed(e.to_string()))
 }
 
 fn norm(vector: &[f32]) -> f64 {
@@ -591,8 +568,8 @@ mod tests {
     fn lists_of_layers() {
         let layers: Layers = "0-2, 5,e".parse().unwrap();
         assert!(layers.embedding && layers.has(2) && layers.has(5) && !layers.has(3));
-        assert!(layers.check(6).is_ok());
-        let text = layers.check(5).unwrap_err().report().unwrap();
+        assert!(layers.check("--layers", 6).is_ok());
+        let text = layers.check("--layers", 5).unwrap_err().report().unwrap();
         assert!(text.contains("layer 5; the model has 5"), "{text}");
         for bad in ["", "3-1", "a", "1-", "-1"] {
             assert!(bad.parse::<Layers>().is_err(), "{bad}");

@@ -41,9 +41,9 @@ pub struct PatchArgs {
     /// Where in a layer: resid_pre, resid_mid, resid_post, attn_out, mlp_out, z or mlp_post
     #[arg(long, value_name = "HOOK", requires = "patch", default_value = "resid_post", value_parser = hook)]
     at: Hook,
-    /// Write the table as a picture (SVG) to this file
-    #[arg(long, value_name = "FILE", requires = "patch")]
-    plot: Option<PathBuf>,
+    /// Write the table as a picture (SVG) to this file; without --patch, how the answer grows
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
 }
 
 pub fn hook(name: &str) -> Result<Hook, String> {

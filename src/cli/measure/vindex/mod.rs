@@ -215,7 +215,7 @@ fn walk(args: &WalkArgs, console: &mut Console<'_>) -> Result<(), Failure> {
     let vindex = Vindex::open(&args.dir).map_err(failed)?;
     let count = vindex.layers().len();
     if let Some(layers) = &args.layers {
-        layers.check(count)?;
+        layers.check("--layers", count)?;
     }
     let prompt = args.prompt.read(console)?;
     let loaded = load(&args.model, &args.load, console)?;

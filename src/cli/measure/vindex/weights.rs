@@ -163,7 +163,7 @@ impl<'a> Walked<'a> {
         let layers = match &of.layers {
             None => (0..count).collect(),
             Some(layers) => {
-                layers.check(count)?;
+                layers.check("--layers", count)?;
                 (0..count).filter(|layer| layers.has(*layer)).collect()
             }
         };
