@@ -40,6 +40,13 @@ pub(crate) fn prompt_cache(context: &Context) -> Verdict {
         "{count} tokens were saved, {} were loaded, and prompt_cache_len says {counted:?}",
         tokens.len()
     );
+    if let (true, Some(model)) = (context.capabilities.logits, model.as_token_model()) {
+        let ids = model.encode(&context.prompts[0], true);
+        ensure!(
+            ids.as_ref().is_ok_and(|ids| *ids == tokens),
+            "the file has the tokens {tokens:?}, and the prompt {ids:?}"
+        );
+    }
     // The contract has no other way to ids that every model knows.
     let more = tokens[..tokens.len().min(MORE)].to_vec();
     let all = Prompt::Tokens([&tokens[..], &more].concat());
