@@ -53,7 +53,14 @@ fn without_features(name: &str) -> bool {
             .flatten()
             .any(|n| n.as_u64().is_some_and(|n| n > 0))
     };
-    let other = ["mamba2", "falcon_h1", "nemotron_h"];
+    let other = [
+        "mamba",
+        "falcon_mamba",
+        "mamba2",
+        "falcon_h1",
+        "nemotron_h",
+        "dbrx",
+    ];
     let fields = [
         "num_experts",
         "num_local_experts",
@@ -139,8 +146,9 @@ fn what_is_left_out_adds_nothing_and_gains_scale() {
             None => order_bound(1e-5),
         };
         assert!(relative(&first.mixer, &dense_layer.mixer) < bound, "{name}");
-        // The first block of Nemotron-H is only a mixer, and so are all blocks of Mamba-2.
-        let mixer_alone = name == "mamba2" || name.starts_with("nemotron-h");
+        // The first block of Nemotron-H is only a mixer, and so are all blocks of Mamba.
+        let mamba = ["mamba", "falcon-mamba", "mamba2"];
+        let mixer_alone = mamba.contains(&name.as_str()) || name.starts_with("nemotron-h");
         if !name.starts_with("gemma4") && !mixer_alone {
             assert!(first.feed_forward.iter().all(|x| *x == 0.0), "{name}");
             assert!(dense_layer.feed_forward.iter().any(|x| *x != 0.0), "{name}");

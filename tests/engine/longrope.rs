@@ -310,8 +310,8 @@ fn golden_config(dir: &std::path::Path) -> serde_json::Value {
     inference_formats::python_json::from_slice(&text).unwrap()
 }
 
-/// In no other family does the rotation depend on the length, so dividing a prompt changes only
-/// roundings.
+/// No other family has LongRoPE, and dividing a prompt changes only roundings. The rotation of
+/// InternLM 3 depends on the length, too, which caches know from the whole prompt.
 #[test]
 fn only_phi3_depends_on_the_length() {
     for name in crate::common::tiny_names() {

@@ -144,7 +144,8 @@ fn parts_add_up_to_the_residual_stream() {
             // Both parts of each block contribute, if the block has both.
             let parts = [&layer.mixer, &layer.feed_forward];
             let works = |part: &&&Vec<f32>| part.iter().any(|x| x.abs() > 1e-6);
-            let one = name == "mamba2" || name.starts_with("nemotron-h");
+            let mamba = ["mamba", "falcon-mamba", "mamba2"];
+            let one = mamba.contains(&name.as_str()) || name.starts_with("nemotron-h");
             let count = parts.iter().filter(works).count();
             assert_eq!(count, if one { 1 } else { 2 }, "{name}, layer {i}");
             before = &layer.residual;

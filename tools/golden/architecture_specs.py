@@ -534,4 +534,69 @@ SPECS = [
         },
         also_mlx_lm=False,
     ),
+    Spec(
+        "exaone-moe",
+        "exaone_moe",
+        BASE
+        | MOE
+        | {
+            "head_dim": 8,
+            "num_hidden_layers": 4,
+            "num_experts": 6,
+            "num_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "sliding_window": WINDOW,
+            "sliding_window_pattern": "LLG",
+            "layer_types": [SLIDE, SLIDE, FULL, SLIDE],
+        },
+        also_mlx_lm=False,
+    ),
+    Spec(
+        "afmoe",
+        "afmoe",
+        BASE
+        | MOE
+        | {
+            "head_dim": 8,
+            "num_hidden_layers": 4,
+            "num_experts": 6,
+            "num_shared_experts": 1,
+            "num_dense_layers": 1,
+            "route_scale": 1.5,
+            "sliding_window": WINDOW,
+            "global_attn_every_n_layers": 3,
+            "mup_enabled": True,
+        },
+        also_mlx_lm=False,
+    ),
+    Spec(
+        "hunyuan",
+        "hunyuan_v1_moe",
+        BASE
+        | {
+            "head_dim": 8,
+            "intermediate_size": 24,
+            "num_experts": 6,
+            "moe_topk": [2, 2],
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0},
+        },
+        also_mlx_lm=False,
+    ),
+    Spec(
+        "dbrx",
+        "dbrx",
+        {
+            "d_model": 32,
+            "n_heads": 4,
+            "n_layers": 2,
+            "max_seq_len": 256,
+            "vocab_size": tiny_tokenizer.VOCAB_SIZE,
+            "bos_token_id": tiny_tokenizer.BOS,
+            "eos_token_id": tiny_tokenizer.EOS,
+            "pad_token_id": tiny_tokenizer.PAD,
+            "attn_config": {"clip_qkv": 1.5, "kv_n_heads": 2, "rope_theta": 5e5},
+            "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+        },
+    ),
 ]

@@ -222,6 +222,9 @@ def write_config(spec: Spec, out: Path, quantized_as: dict[str, tuple[str, int, 
     if spec.model_type == "olmo3":
         # Published checkpoints scale with the one `rope_scaling`, which is for full layers only.
         config["rope_parameters"] = config["rope_parameters"]["full_attention"]
+    if spec.model_type == "dbrx":
+        # Published checkpoints have the base among the fields of attention only.
+        del config["rope_parameters"]
     if spec.also_mlx_lm and "rope_theta" in config.get("rope_parameters", {}):
         # The older form, which mlx-lm reads.
         rope = config.pop("rope_parameters")

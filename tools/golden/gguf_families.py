@@ -34,6 +34,9 @@ FAMILIES = {
     "gemma3-text": ("gemma3", "qwen2"),
     "phi3": ("phi3", "qwen2"),
     "gpt2": ("gpt2", "smollm"),
+    "internlm2": ("internlm2", "qwen2"),
+    "olmo": ("olmo", "qwen2"),
+    "apertus": ("apertus", "qwen2"),
     "olmo2": ("olmo2", "qwen2"),
     "olmo3": ("olmo2", "qwen2"),
     "exaone4": ("exaone4", "qwen2"),
@@ -55,7 +58,9 @@ FAMILIES = {
     "nemotron-h-moe": ("nemotron_h_moe", "qwen2"),
     "qwen3-next": ("qwen3next", "qwen2"),
 }
-PERMUTED = ("llama", "granite", "smollm3", "granitehybrid")
+PERMUTED = ("llama", "granite", "smollm3", "granitehybrid", "internlm2", "olmo")
+# The numbers of the activation of Apertus.
+XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
 GGUF_EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
@@ -66,8 +71,10 @@ def first(config: dict[str, Any], *names: str, default: Any = None) -> Any:
     return next((config[name] for name in names if config.get(name) is not None), default)
 
 
-def metadata(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any]) -> None:
-    """The keys that the converter writes."""
+def metadata(
+    writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any], scalars: dict[str, np.ndarray]
+) -> None:
+    """The keys that the converter writes. `scalars` are tensors that become metadata."""
     hidden = first(config, "hidden_size", "n_embd")
     heads = first(config, "num_attention_heads", "n_head", "num_heads")
     head_dim = first(config, "head_dim", default=hidden // heads)
@@ -86,7 +93,10 @@ def metadata(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any])
     writer.add_feed_forward_length(first(config, "intermediate_size", "n_inner", default=4 * hidden))
     writer.add_head_count(heads)
     writer.add_head_count_kv(first(config, "num_key_value_heads", default=heads))
-    if architecture in ("gpt2", "starcoder2"):
+    if architecture == "olmo":
+        writer.add_layer_norm_eps(1e-5)
+        writer.add_clamp_kqv(config["clip_qkv"])
+    elif architecture in ("gpt2", "starcoder2"):
         writer.add_layer_norm_eps(first(config, "layer_norm_epsilon", "norm_epsilon"))
     else:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
@@ -126,6 +136,13 @@ def metadata(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any])
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+    if architecture == "apertus":
+        layers = config["num_hidden_layers"]
+        numbers = {name: [float(scalars[f"model.layers.{i}.mlp.act_fn.{name}"].item()) for i in range(layers)] for name in XIELU}
+        writer.add_xielu_alpha_p(numbers["alpha_p"])
+        writer.add_xielu_alpha_n(numbers["alpha_n"])
+        writer.add_xielu_beta(numbers["beta"])
+        writer.add_xielu_eps(numbers["eps"])
     if experts := first(config, "num_local_experts", "num_experts"):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
@@ -238,6 +255,16 @@ def tensors(architecture: str, config: dict[str, Any], weights: dict[str, np.nda
         elif name.startswith("blk."):
             out[name] = value  # named already
             continue
+        elif ".wqkv." in name:
+            # One matrix, group by group: query heads, a key head, its value head.
+            rows = value.reshape(kv_heads, heads // kv_heads + 2, -1, value.shape[-1])
+            parts = {"q": rows[:, :-2], "k": rows[:, -2:-1], "v": rows[:, -1:]}
+            for part, own in parts.items():
+                own = own.reshape(-1, value.shape[-1])
+                if part != "v":
+                    own = permute(own, heads if part == "q" else kv_heads)
+                out[f"blk.{name.split('.')[2]}.attn_{part}.weight"] = own
+            continue
         elif ".experts." in name:
             before, after = name.split(".experts.")
             number, part, _ = after.split(".")
@@ -274,7 +301,7 @@ def tensors(architecture: str, config: dict[str, Any], weights: dict[str, np.nda
         pairs = config["global_head_dim"] // 2
         turning = int(pairs * config["rope_parameters"]["full_attention"]["partial_rotary_factor"])
         out["rope_freqs.weight"] = np.array([1.0] * turning + [1e30] * (pairs - turning), dtype=np.float32)
-    if architecture == "exaone4":
+    if architecture in ("exaone4", "apertus"):
         out["rope_freqs.weight"] = llama3_factors(config)
     if architecture == "phi3":
         rope = config["rope_parameters"]
@@ -337,7 +364,8 @@ def as_float32(file: bytes) -> dict[str, np.ndarray]:
 def llama3_factors(config: dict[str, Any]) -> np.ndarray:
     """By how much Llama 3's scaling stretches the wavelength of each pair."""
     rope = config["rope_scaling"]
-    waves = 2 * np.pi * config["rope_theta"] ** (np.arange(0, config["head_dim"], 2) / config["head_dim"])
+    head_dim = first(config, "head_dim", default=config["hidden_size"] // config["num_attention_heads"])
+    waves = 2 * np.pi * config["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
     turns = rope["original_max_position_embeddings"] / waves
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     ramp = np.clip((turns - low) / (high - low), 0.0, 1.0)
@@ -353,7 +381,8 @@ def make(name: str) -> int:
     out = ROOT / "gguf" / f"{name}.gguf"
     out.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(out, architecture)
-    metadata(writer, architecture, config)
+    scalars = {name: weights.pop(name) for name in list(weights) if ".act_fn." in name}
+    metadata(writer, architecture, config, scalars)
     tokenizer(writer, pre)
     for key, value in tensors(architecture, config, weights).items():
         # The converter keeps vectors, and what routes, in float32.

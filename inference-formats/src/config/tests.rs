@@ -86,7 +86,18 @@ fn rotary_scaling_old_and_new() {
             .scaling,
         expected
     );
-    for kind in ["dynamic", "ntk"] {
+    let dynamic = json!({"rope_type": "dynamic", "factor": 2.0});
+    assert_eq!(
+        with(json!({"rope_scaling": dynamic, "max_position_embeddings": 64}))
+            .unwrap()
+            .rope
+            .scaling,
+        RopeScaling::Dynamic {
+            factor: 2.0,
+            original_context: 64,
+        }
+    );
+    for kind in ["spiral", "ntk"] {
         let e = with(json!({"rope_scaling": {"type": kind, "factor": 2}})).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unsupported);
         assert!(

@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Windows, is_set};
+use super::{Defaults, Family, GgufFamily, GgufHeader, Windows, is_set};
+use crate::error::Result;
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -12,6 +13,13 @@ pub static FAMILY: Family = Family {
         (".feedforward_layernorm.", ".post_attention_layernorm."),
     ],
     pipeline: false,
+    gguf: Some(GgufFamily {
+        activation: "xielu",
+        // Directories have tensors for the factors of the activation.
+        runs_only: true,
+        read,
+        ..GgufFamily::new("apertus")
+    }),
     ..Family::new(
         "apertus",
         "ApertusForCausalLM",
@@ -22,6 +30,22 @@ pub static FAMILY: Family = Family {
         },
     )
 };
+
+/// The factors of the activation, with a number for each layer.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let mut fields = Map::new();
+    for (key, field) in [
+        ("xielu.alpha_p", "xielu_alpha_p"),
+        ("xielu.alpha_n", "xielu_alpha_n"),
+        ("xielu.beta", "xielu_beta"),
+        ("xielu.eps", "xielu_eps"),
+    ] {
+        let metadata = header.keys.metadata;
+        let values = metadata.f32s(key)?.ok_or_else(|| metadata.missing(key))?;
+        fields.insert(field.into(), json!(values));
+    }
+    Ok(Value::Object(fields))
+}
 
 /// The reference scales positions even if the file does not say so.
 fn complete(map: &mut Map<String, Value>) {

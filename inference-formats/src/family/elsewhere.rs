@@ -2,23 +2,19 @@
 //! messages name it.
 
 /// Each entry: an unsupported `model_type`, the nearest supported one, and the missing feature.
-const NEAREST: [(&str, &str, &str); 36] = [
+const NEAREST: [(&str, &str, &str); 32] = [
     ("Klear", "qwen3_moe", "router and shared experts"),
     ("afm7", "llama", "shared keys and adapters"),
-    ("afmoe", "gemma3_text", "gated attention and routing"),
     ("baichuan_m1", "llama", "convolutions of keys and values"),
     ("bailing_hybrid", "bailing_moe", "linear attention"),
     ("bailing_moe_linear", "bailing_moe", "linear attention"),
     ("bailing_moe_v3", "bailing_moe", "linear attention"),
     ("bitnet", "llama", "ternary matrices"),
-    ("dbrx", "mixtral", "fused experts"),
     ("deepseek_v32", "deepseek_v3", "sparse attention"),
     ("deepseek_v4", "deepseek_v3", "compressed attention"),
     ("deepseek_v41", "deepseek_v3", "compressed attention"),
-    ("exaone_moe", "exaone4", "mixtures of experts"),
     ("gemma3n", "gemma3_text", "AltUp and activation sparsity"),
     ("glm_moe_dsa", "glm4_moe", "sparse attention"),
-    ("hunyuan", "hunyuan_v1_dense", "mixtures and shared keys"),
     ("iquestloopcoder", "llama", "repeated blocks"),
     ("kimi_k25", "deepseek_v3", "packed experts"),
     ("kimi_linear", "qwen3_next", "delta attention"),

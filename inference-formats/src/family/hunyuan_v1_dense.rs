@@ -24,12 +24,23 @@ pub static FAMILY: Family = Family {
 };
 
 /// `rope_scaling` has a factor for the base, which is raised to a power that depends on the width
-/// of a head.
-fn complete(map: &mut Map<String, Value>) {
+/// of a head. In files of transformers 5 it is in `rope_parameters`, beside the base.
+pub(super) fn complete(map: &mut Map<String, Value>) {
     fill(map, json!({"use_qk_norm": true}));
+    let nested = |map: &Map<String, Value>, field: &str, name: &str| {
+        let value = map.get(field).and_then(|scaling| scaling.get(name));
+        value.and_then(Value::as_f64)
+    };
+    if nested(map, "rope_parameters", "alpha").is_some()
+        && let Some(scaling) = map.remove("rope_parameters")
+    {
+        if let Some(base) = scaling.get("rope_theta").filter(|base| !base.is_null()) {
+            map.insert("rope_theta".into(), base.clone());
+        }
+        map.insert("rope_scaling".into(), scaling);
+    }
+    let alpha = nested(map, "rope_scaling", "alpha");
     let number = |name: &str| map.get(name).and_then(Value::as_f64);
-    let scaling = map.get("rope_scaling").and_then(Value::as_object);
-    let alpha = scaling.and_then(|s| s.get("alpha")).and_then(Value::as_f64);
     let head_dim = number("head_dim")
         .or_else(|| Some(number("hidden_size")? / number("num_attention_heads")?));
     if let (Some(alpha), Some(dim), Some(base)) = (alpha, head_dim, number("rope_theta"))

@@ -23,6 +23,8 @@ pub static FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         permuted: true,
         optional_biases: true,
+        // Files have three matrices where directories have one.
+        runs_only: true,
         ..GgufFamily::new("internlm2")
     }),
     ..Family::new(

@@ -8,6 +8,7 @@ use super::{Defaults, Family, Windows, fill};
 pub static FAMILY: Family = Family {
     complete,
     multimodal: &["llama4"],
+    reply: Some("pythonic"),
     names: &[(".feed_forward.", ".mlp.")],
     pipeline: false,
     ..Family::new(

@@ -9,12 +9,14 @@
 mod elsewhere;
 mod gguf;
 
+pub mod afmoe;
 pub mod apertus;
 pub mod bailing_moe;
 pub mod bert;
 pub mod cohere;
 pub mod cohere2;
 pub mod cohere2_moe;
+pub mod dbrx;
 pub mod deepseek;
 pub mod deepseek_v2;
 pub mod deepseek_v3;
@@ -23,6 +25,7 @@ pub mod ernie4_5;
 pub mod ernie4_5_moe;
 pub mod exaone;
 pub mod exaone4;
+pub mod exaone_moe;
 pub mod falcon_h1;
 pub mod falcon_mamba;
 pub mod gemma;
@@ -42,6 +45,7 @@ pub mod granite;
 pub mod granitemoe;
 pub mod granitemoehybrid;
 pub mod helium;
+pub mod hunyuan;
 pub mod hunyuan_v1_dense;
 pub mod internlm2;
 pub mod internlm3;
@@ -99,13 +103,15 @@ pub use gguf::{GgufExport, GgufFamily};
 pub(crate) use gguf::{GgufHeader, PLAIN};
 
 /// All families, sorted by `model_type`.
-static FAMILIES: [&Family; 80] = [
+static FAMILIES: [&Family; 84] = [
+    &afmoe::FAMILY,
     &apertus::FAMILY,
     &bailing_moe::FAMILY,
     &bert::FAMILY,
     &cohere::FAMILY,
     &cohere2::FAMILY,
     &cohere2_moe::FAMILY,
+    &dbrx::FAMILY,
     &deepseek::FAMILY,
     &deepseek_v2::FAMILY,
     &deepseek_v3::FAMILY,
@@ -114,6 +120,7 @@ static FAMILIES: [&Family; 80] = [
     &ernie4_5_moe::FAMILY,
     &exaone::FAMILY,
     &exaone4::FAMILY,
+    &exaone_moe::FAMILY,
     &falcon_h1::FAMILY,
     &falcon_mamba::FAMILY,
     &gemma::FAMILY,
@@ -133,6 +140,7 @@ static FAMILIES: [&Family; 80] = [
     &granitemoe::FAMILY,
     &granitemoehybrid::FAMILY,
     &helium::FAMILY,
+    &hunyuan::FAMILY,
     &hunyuan_v1_dense::FAMILY,
     &internlm2::FAMILY,
     &internlm3::FAMILY,

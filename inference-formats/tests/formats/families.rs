@@ -21,7 +21,7 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
         "inference-text",
         "tokenizer_gguf",
         &[
-            "bert", "exaone4", "gemma4", "gpt2", "lfm2", "llama", "qwen2", "smollm",
+            "bert", "dbrx", "exaone4", "gemma4", "gpt2", "lfm2", "llama", "qwen2", "smollm",
         ],
     ),
     // Kinds of layers in configurations.

@@ -277,11 +277,7 @@ const RULES: &[Rule] = &[
 /// Families by `model_type`, for templates that name no marker of a call: of models that
 /// `inference_formats::family` does not know, or knows as another name of a family with a format of
 /// its own. The descriptors there name the families of the others.
-const OTHER_MODELS: &[(&str, Family)] = &[
-    ("kimi_k2", Family::KimiK2),
-    ("llama4", Family::Pythonic),
-    ("llama4_text", Family::Pythonic),
-];
+const OTHER_MODELS: &[(&str, Family)] = &[("kimi_k2", Family::KimiK2)];
 
 impl Format {
     /// No format: all text is content.

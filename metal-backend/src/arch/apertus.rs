@@ -19,10 +19,10 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         qk_norm: true,
         ..Variant::configured(config)
     };
-    let stack = stack_of(config, weights, variant, &|b, _, prefix| {
+    let stack = stack_of(config, weights, variant, &|b, i, prefix| {
         let at = format!("{prefix}.mlp");
         let activation = match b.config.activation.as_deref() {
-            None | Some("xielu") => xielu(b, &format!("{at}.act_fn"))?,
+            None | Some("xielu") => xielu(b, i, &format!("{at}.act_fn"))?,
             Some(_) => b.activation(Activation::Silu)?,
         };
         b.plain_mlp(&at, activation, b.config.mlp_bias)
@@ -30,9 +30,13 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     Ok(Box::new(stack))
 }
 
-/// The activation with the factors at `at`. Their stored form is the inverse of a softplus.
-fn xielu(b: &mut Builder<'_>, at: &str) -> Result<Activation> {
+/// The activation with the factors at `at`, whose stored form is the inverse of a softplus. GGUF
+/// files have them in the metadata.
+fn xielu(b: &mut Builder<'_>, layer: usize, at: &str) -> Result<Activation> {
     let mut number = |name: &str| -> Result<Option<f32>> {
+        if let Some(each) = b.config.numbers(&format!("xielu_{name}"))? {
+            return Ok(each.get(layer).copied());
+        }
         let name = format!("{at}.{name}");
         let shape = match b.weights.shape(&name) {
             None => return Ok(None),
@@ -44,9 +48,8 @@ fn xielu(b: &mut Builder<'_>, at: &str) -> Result<Activation> {
         let value = value.to_f32_vec().map_err(engine("weights"))?;
         Ok(value.first().copied())
     };
-    let mut required = |name: &str| {
-        number(name)?.ok_or_else(|| invalid(format!("tensor `{at}.{name}` is missing")))
-    };
+    let mut required =
+        |name: &str| number(name)?.ok_or_else(|| invalid(format!("`{at}.{name}` is missing")));
     let (positive, negative) = (required("alpha_p")?, required("alpha_n")?);
     let beta = number("beta")?.unwrap_or(0.5);
     Ok(Activation::Xielu {

@@ -4,8 +4,8 @@
 use inference::{Error, ErrorKind, Result};
 
 use super::Decoder;
-use super::build::{AttentionParts, Builder, NormKind, int, invalid};
-use super::moe::{ExpertsAt, USUAL_PARTS, counts, experts};
+use super::build::{AttentionParts, Builder, NormKind, int};
+use super::moe::{ExpertsAt, USUAL_PARTS, counts, dense_layers, experts};
 use super::stack::{Block, Stack};
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
@@ -69,35 +69,6 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
 /// A text in the configuration.
 fn text<'a>(config: &'a ModelConfig, name: &str) -> Option<&'a str> {
     config.fields.get(name).and_then(|value| value.as_str())
-}
-
-/// Whether each layer is dense: `mlp_layer_types`, or the first `first_k_dense_replace`.
-fn dense_layers(config: &ModelConfig) -> Result<Vec<bool>> {
-    let layers = config.num_hidden_layers;
-    let Some(listed) = config
-        .fields
-        .get("mlp_layer_types")
-        .filter(|v| !v.is_null())
-    else {
-        let dense = config.uint("first_k_dense_replace", 0..=limits::LAYERS)?;
-        return Ok((0..layers).map(|i| i < dense.unwrap_or(0)).collect());
-    };
-    let kinds = listed.as_array().filter(|kinds| kinds.len() == layers);
-    let kinds = kinds.ok_or_else(|| {
-        invalid(format!(
-            "mlp_layer_types must be a list of {layers} names, one for each layer"
-        ))
-    })?;
-    kinds
-        .iter()
-        .map(|kind| match kind.as_str() {
-            Some("dense") => Ok(true),
-            Some("sparse") => Ok(false),
-            _ => Err(invalid(
-                "mlp_layer_types has an unknown name; known are dense, sparse",
-            )),
-        })
-        .collect()
 }
 
 /// The experts at `at`, with a choice by raw scores.

@@ -2,6 +2,7 @@
 //! `nn/` has the shared layers. `stack.rs` has the decoder that most families use; `build.rs` and
 //! `moe.rs` have helpers for loading.
 
+mod afmoe;
 mod apertus;
 mod bailing_moe;
 mod bert;
@@ -9,6 +10,7 @@ mod build;
 mod cohere;
 mod cohere2;
 mod cohere2_moe;
+mod dbrx;
 mod deepseek;
 mod deepseek_v2;
 mod deepseek_v3;
@@ -18,6 +20,7 @@ mod ernie4_5;
 mod ernie4_5_moe;
 mod exaone;
 mod exaone4;
+mod exaone_moe;
 mod falcon_h1;
 mod falcon_mamba;
 mod gemma;
@@ -38,6 +41,7 @@ mod granite;
 mod granitemoe;
 mod granitemoehybrid;
 mod helium;
+mod hunyuan;
 mod hunyuan_v1_dense;
 mod internlm2;
 mod internlm3;
@@ -189,13 +193,15 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
 type Loader = fn(&ModelConfig, &mut Weights) -> Result<Box<dyn Decoder>>;
 
 /// The constructor of every family, sorted by `model_type`.
-static LOADERS: [(&Family, Loader); 80] = [
+static LOADERS: [(&Family, Loader); 84] = [
+    (&family::afmoe::FAMILY, afmoe::load),
     (&family::apertus::FAMILY, apertus::load),
     (&family::bailing_moe::FAMILY, bailing_moe::load),
     (&family::bert::FAMILY, bert::load),
     (&family::cohere::FAMILY, cohere::load),
     (&family::cohere2::FAMILY, cohere2::load),
     (&family::cohere2_moe::FAMILY, cohere2_moe::load),
+    (&family::dbrx::FAMILY, dbrx::load),
     (&family::deepseek::FAMILY, deepseek::load),
     (&family::deepseek_v2::FAMILY, deepseek_v2::load),
     (&family::deepseek_v3::FAMILY, deepseek_v3::load),
@@ -204,6 +210,7 @@ static LOADERS: [(&Family, Loader); 80] = [
     (&family::ernie4_5_moe::FAMILY, ernie4_5_moe::load),
     (&family::exaone::FAMILY, exaone::load),
     (&family::exaone4::FAMILY, exaone4::load),
+    (&family::exaone_moe::FAMILY, exaone_moe::load),
     (&family::falcon_h1::FAMILY, falcon_h1::load),
     (&family::falcon_mamba::FAMILY, falcon_mamba::load),
     (&family::gemma::FAMILY, gemma::load),
@@ -223,6 +230,7 @@ static LOADERS: [(&Family, Loader); 80] = [
     (&family::granitemoe::FAMILY, granitemoe::load),
     (&family::granitemoehybrid::FAMILY, granitemoehybrid::load),
     (&family::helium::FAMILY, helium::load),
+    (&family::hunyuan::FAMILY, hunyuan::load),
     (&family::hunyuan_v1_dense::FAMILY, hunyuan_v1_dense::load),
     (&family::internlm2::FAMILY, internlm2::load),
     (&family::internlm3::FAMILY, internlm3::load),

@@ -191,6 +191,35 @@ fn shares(b: &mut Builder<'_>, at: &str, width: i32) -> Result<Mixture> {
     })
 }
 
+/// Whether each layer is dense: `mlp_layer_types`, or the first `first_k_dense_replace`.
+pub fn dense_layers(config: &ModelConfig) -> Result<Vec<bool>> {
+    let layers = config.num_hidden_layers;
+    let Some(listed) = config
+        .fields
+        .get("mlp_layer_types")
+        .filter(|v| !v.is_null())
+    else {
+        let dense = config.uint("first_k_dense_replace", 0..=limits::LAYERS)?;
+        return Ok((0..layers).map(|i| i < dense.unwrap_or(0)).collect());
+    };
+    let kinds = listed.as_array().filter(|kinds| kinds.len() == layers);
+    let kinds = kinds.ok_or_else(|| {
+        invalid(format!(
+            "mlp_layer_types must be a list of {layers} names, one for each layer"
+        ))
+    })?;
+    kinds
+        .iter()
+        .map(|kind| match kind.as_str() {
+            Some("dense") => Ok(true),
+            Some("sparse") => Ok(false),
+            _ => Err(invalid(
+                "mlp_layer_types has an unknown name; known are dense, sparse",
+            )),
+        })
+        .collect()
+}
+
 /// The mixture of families with `DeepSeek`'s field names: a router `gate` with an optional
 /// selection bias, optional groups, and shared experts. The first layers are dense.
 ///
@@ -216,9 +245,9 @@ pub fn routed_block(
             "moe_layer_freq is not 1: dense layers between those with experts are not supported",
         ));
     }
-    let dense = config.uint("first_k_dense_replace", 0..=limits::LAYERS)?;
+    let is_dense = dense_layers(config)?.get(i) == Some(&true);
     let bias = config.flag("use_bias")?.unwrap_or(false);
-    if i < dense.unwrap_or(0) {
+    if is_dense {
         let mlp = b.gated_mlp(&at, b.dims.intermediate, activation, bias)?;
         return Ok(FeedForward::Gated(mlp));
     }

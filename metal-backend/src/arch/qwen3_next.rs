@@ -78,7 +78,10 @@ fn attention(b: &mut Builder<'_>, i: usize, at: &str) -> Result<GatedAttention> 
     };
     let mut attention = b.attention(i, at, parts)?;
     attention.norms = b.head_norms(at)?;
-    Ok(GatedAttention { attention })
+    Ok(GatedAttention {
+        attention,
+        gate: None,
+    })
 }
 
 /// The sizes of the gated delta net.

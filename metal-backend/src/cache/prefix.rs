@@ -339,6 +339,27 @@ mod tests {
         );
     }
 
+    #[test]
+    fn keys_of_a_gradual_rotation_are_reused_within_the_context_only() {
+        let gradual = |n: i32, reach| {
+            let mut caches = filled(n).for_sequence(reach);
+            caches.switches.clear();
+            caches.with_switches([Switch::Gradual(4)])
+        };
+        let prefixes = Prefixes::new(2);
+        prefixes.put(0, vec![1, 2, 3], gradual(3, 3));
+        assert!(prefixes.take(0, &[1, 2, 3, 4, 5], &gradual(0, 5)).is_none());
+        let (caches, n) = prefixes.take(0, &[1, 2, 3, 4], &gradual(0, 4)).unwrap();
+        assert_eq!(
+            (n, caches.stretch(), caches.until_switch()),
+            (3, 0, i32::MAX)
+        );
+        // Beyond the context, even sequences of the same length may have keys of other lengths.
+        prefixes.put(0, vec![1, 2, 3, 4, 5], gradual(5, 5));
+        assert_eq!(gradual(5, 5).stretch(), 5);
+        assert!(prefixes.take(0, &[1, 2, 3, 4, 6], &gradual(0, 5)).is_none());
+    }
+
     /// A recurrent state after `n` positions.
     fn recurrent(n: i32) -> Caches {
         let layout = StateLayout::new("toy", vec![StatePart::new("sum", &[2])]);

@@ -183,6 +183,9 @@ pub fn features_of(
         Some(_) => return Err(refused("the layer has none")),
         None => return Err(refused("the layer computes it together with other parts")),
     };
+    if let Activation::Xielu { .. } = activation {
+        return Err(refused("its activation has learned factors"));
+    }
     let part_of = |linear: &Linear| -> Result<(Array, Option<Vec<f32>>)> {
         let (matrix, bias) = linear.part().ok_or_else(|| match linear.is_loaded() {
             true => refused(ADAPTED),

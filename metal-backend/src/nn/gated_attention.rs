@@ -1,11 +1,11 @@
 //! Attention with a gate on each head's output (Qiu et al. 2025, arXiv:2505.06708; as in
-//! Qwen3-Next). The query projection also computes the gates.
+//! Qwen3-Next). The query projection also computes the gates, or a projection of their own does.
 
 use mlx_rs_core::{Array, Result, concatenate};
 
 use super::attention::{Attention, Positions};
 use super::hooks::Watch;
-use super::linear::project;
+use super::linear::{Linear, project};
 use super::mixer::Mixer;
 use super::norm::{Norm, through};
 use crate::cache::{CacheOptions, LayerState, Row, Switch, lengths};
@@ -14,9 +14,11 @@ use crate::exec::Epilogue;
 /// A gated attention layer.
 #[derive(Debug)]
 pub struct GatedAttention {
-    /// The attention; its `q_proj` is `[hidden] -> [n_heads * 2 * head_dim]`: per head the query,
-    /// then the gate.
+    /// The attention. Without a projection of the gates, its `q_proj` is `[hidden] -> [n_heads * 2 *
+    /// head_dim]`: per head the query, then the gate.
     pub attention: Attention,
+    /// The projection of the gates, `[hidden] -> [n_heads * head_dim]` (AFMoE).
+    pub gate: Option<Linear>,
 }
 
 impl GatedAttention {
@@ -55,27 +57,44 @@ impl Mixer for GatedAttention {
             }
             _ => None,
         };
+        let separate = match &self.gate {
+            Some(gate) => {
+                let x = positions.of(x, &lengths)?;
+                Some(gate.forward_from(None, &through(norm, &x)?, None)?)
+            }
+            None => None,
+        };
         let (attended, gate) = match (heads, packed) {
+            (Some(heads), Some(packed)) if separate.is_some() => {
+                let attended = attention.attend_packed(&heads, &packed, rows, layer, positions)?;
+                (attended, separate)
+            }
             (Some(heads), Some(packed)) => {
                 let wide = 2 * attention.n_heads * attention.head_dim;
                 let (queries, gate) = self.split(&packed.slice_axis(2, 0, wide)?)?;
                 let others = packed.slice_axis(2, wide, packed.dim(2)?)?;
                 let packed = concatenate(&[&queries, &others], 2)?;
                 let attended = attention.attend_packed(&heads, &packed, rows, layer, positions)?;
-                (attended, positions.of(&gate, &lengths)?)
+                (attended, Some(positions.of(&gate, &lengths)?))
             }
             _ => {
                 let x = through(norm, x)?;
                 let both = attention.q_proj.forward(&positions.of(&x, &lengths)?)?;
-                let (queries, gate) = self.split(&both)?;
+                let (queries, gate) = match separate {
+                    Some(gate) => (both, gate),
+                    None => self.split(&both)?,
+                };
                 let views = attention.update_kv(&x, rows, layer)?;
                 let shown = (layer, watch);
                 let attended =
                     attention.attend_projected(&queries, &views, &lengths, positions, shown)?;
-                (attended, gate)
+                (attended, Some(gate))
             }
         };
-        let attended = attended.multiply(&gate.sigmoid()?)?;
+        let attended = match gate {
+            Some(gate) => attended.multiply(&gate.sigmoid()?)?,
+            None => attended,
+        };
         (attention.o_proj).forward_from(None, &attended, residual.as_ref())
     }
 

@@ -69,7 +69,7 @@ impl MambaShape {
     /// each channel.
     pub fn layout(&self) -> Arc<StateLayout> {
         StateLayout::new(
-            "mamba",
+            "selective",
             vec![
                 StatePart::new("conv", &[self.width - 1, self.inner]),
                 StatePart::new("S", &[self.inner, self.state]),

@@ -1,0 +1,48 @@
+//! K-EXAONE.
+
+use serde_json::{Map, Value, json};
+
+use super::{Defaults, Family, Windows, fill, rename};
+
+/// The descriptor of this family.
+pub static FAMILY: Family = Family {
+    complete,
+    reply: Some("hermes"),
+    names: &[(
+        ".mlp.e_score_correction_bias",
+        ".mlp.gate.e_score_correction_bias",
+    )],
+    // Layers that predict several tokens at once.
+    spare: &["mtp."],
+    pipeline: false,
+    ..Family::new(
+        "exaone_moe",
+        "ExaoneMoeForCausalLM",
+        Defaults {
+            norm_eps: 1e-5,
+            rope_theta: 10_000.0,
+            windows: Windows::AllBut {
+                every: 4,
+                last_is_full: false,
+            },
+        },
+    )
+};
+
+fn complete(map: &mut Map<String, Value>) {
+    // A null means that there is no window, so only a missing field gets the default.
+    map.entry("sliding_window").or_insert(json!(4096));
+    rename(
+        map,
+        &[
+            ("num_experts", "n_routed_experts"),
+            ("num_shared_experts", "n_shared_experts"),
+        ],
+    );
+    fill(
+        map,
+        json!({"n_routed_experts": 64, "n_shared_experts": 1, "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1024, "first_k_dense_replace": 1, "norm_topk_prob": true,
+            "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1}),
+    );
+}

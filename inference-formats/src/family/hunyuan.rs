@@ -1,0 +1,70 @@
+//! Hunyuan, mixtures of experts.
+
+use serde_json::{Map, Value, json};
+
+use super::{Defaults, Family, Windows, fill, hunyuan_v1_dense, rename};
+
+/// The descriptor of this family.
+pub static FAMILY: Family = Family {
+    complete,
+    aliases: &["hunyuan_v1_moe"],
+    names: &[
+        (".self_attn.query_layernorm.", ".self_attn.q_norm."),
+        (".self_attn.key_layernorm.", ".self_attn.k_norm."),
+        (".mlp.gate.wg.", ".mlp.gate."),
+        (".mlp.shared_mlp.", ".mlp.shared_experts."),
+    ],
+    pipeline: false,
+    ..Family::new(
+        "hunyuan",
+        "HunYuanMoEV1ForCausalLM",
+        Defaults {
+            norm_eps: 1e-5,
+            rope_theta: 10_000.0,
+            windows: Windows::Never,
+        },
+    )
+};
+
+/// Some fields are lists with a number for each layer.
+fn complete(map: &mut Map<String, Value>) {
+    for name in [
+        "num_experts",
+        "moe_topk",
+        "moe_intermediate_size",
+        "num_shared_expert",
+    ] {
+        // Lists of different numbers stay, and are refused as numbers.
+        if let Some(Value::Array(each)) = map.get(name)
+            && let Some(first) = each.first().filter(|one| each.iter().all(|n| n == *one))
+        {
+            let first = first.clone();
+            map.insert(name.into(), first);
+        }
+    }
+    rename(
+        map,
+        &[
+            ("attention_head_dim", "head_dim"),
+            ("moe_layer_num_skipped", "first_k_dense_replace"),
+            ("moe_topk", "num_experts_per_tok"),
+            ("intermediate_size", "moe_intermediate_size"),
+            ("intermediate_size", "moe_shared_expert_intermediate_size"),
+        ],
+    );
+    fill(
+        map,
+        json!({"use_mixed_mlp_moe": true, "num_shared_expert": 1}),
+    );
+    let shared = match map.get("use_mixed_mlp_moe") {
+        Some(Value::Bool(false)) => json!(0),
+        _ => map.get("num_shared_expert").cloned().unwrap_or(json!(1)),
+    };
+    map.insert("n_shared_experts".into(), shared);
+    fill(
+        map,
+        json!({"scoring_func": "softmax", "norm_topk_prob": true, "num_experts_per_tok": 1,
+            "n_group": 1, "topk_group": 1}),
+    );
+    hunyuan_v1_dense::complete(map);
+}
