@@ -152,7 +152,7 @@ fn tensors_are_those_that_mlx_lm_writes() {
     }
 }
 
-/// Hybrid models whose files can be run but not converted.
+/// Models whose files can be run but not converted.
 const RUN_ONLY: [&str; 9] = [
     "apertus",
     "falcon-h1",
