@@ -152,11 +152,13 @@ fn tensors_are_those_that_mlx_lm_writes() {
     }
 }
 
-/// Hybrid models whose files can be run but not converted.
-const RUN_ONLY: [&str; 7] = [
+/// Models whose files can be run but not converted.
+const RUN_ONLY: [&str; 9] = [
+    "apertus",
     "falcon-h1",
     "granitemoehybrid",
     "granitemoehybrid-dense",
+    "internlm2",
     "mamba2",
     "nemotron-h",
     "nemotron-h-moe",
@@ -164,7 +166,7 @@ const RUN_ONLY: [&str; 7] = [
 ];
 
 #[test]
-fn hybrids_in_gguf_run_and_are_not_converted() {
+fn files_with_another_layout_run_and_are_not_converted() {
     let dir = tempfile::tempdir().unwrap();
     for name in RUN_ONLY {
         let file = fixture("gguf").join(format!("{name}.gguf"));

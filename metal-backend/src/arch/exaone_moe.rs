@@ -1,5 +1,5 @@
-//! K-EXAONE (LG AI Research 2026; reference: `modeling_exaone_moe` of Hugging Face transformers): the
-//! attention of EXAONE 4, norms before both parts, and experts in all but the first layers.
+//! K-EXAONE (LG AI Research 2026; reference: `modeling_exaone_moe` of Hugging Face transformers):
+//! the attention of EXAONE 4, norms before both parts, and experts in all but the first layers.
 
 use inference::Result;
 

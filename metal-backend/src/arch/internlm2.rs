@@ -1,6 +1,6 @@
 //! InternLM 2 (Cai et al. 2024, arXiv:2403.17297; reference: `modeling_internlm2` of
-//! internlm2-chat-7b): llama with other names, and one matrix for queries, keys and values, group by
-//! group. GGUF files have three matrices.
+//! internlm2-chat-7b): llama with other names, and one matrix for queries, keys and values, group
+//! by group. GGUF files have three matrices.
 
 use inference::Result;
 

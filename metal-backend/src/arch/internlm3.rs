@@ -1,5 +1,5 @@
-//! InternLM 3 (reference: `internlm3` of Hugging Face transformers): llama. The base of the rotation
-//! grows with the length of the sequence.
+//! InternLM 3 (reference: `internlm3` of Hugging Face transformers): llama. The base of the
+//! rotation grows with the length of the sequence.
 
 use inference::{Error, ErrorKind, Result};
 
