@@ -86,11 +86,14 @@ impl MappedFile {
     }
 
     /// Whether a read found bytes missing.
+    #[cfg(unix)]
     fn lost(&self) -> bool {
-        #[cfg(unix)]
-        return self.0.watch.lost();
-        // Other systems do not truncate a mapped file.
-        #[cfg(not(unix))]
+        self.0.watch.lost()
+    }
+
+    /// Other systems do not truncate a mapped file.
+    #[cfg(not(unix))]
+    fn lost(&self) -> bool {
         false
     }
 

@@ -5,10 +5,12 @@
 //! error ([`MappedFile::check`](super::MappedFile::check)). Other causes of the signal go to the
 //! handler that was there before, or end the process.
 
-use std::ffi::c_int;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Once, OnceLock};
+
+/// What SA_SIGINFO asks for.
+type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 
 /// The maximum number of files that are mapped at the same time.
 pub(super) const MAX: usize = 1024;
@@ -89,7 +91,7 @@ fn install() {
         PAGE.store(page, Ordering::Release);
         let mut action: libc::sigaction = std::mem::zeroed();
         let mut previous: libc::sigaction = std::mem::zeroed();
-        let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_bus_error;
+        let handler: Handler = on_bus_error;
         action.sa_sigaction = handler as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         libc::sigemptyset(&raw mut action.sa_mask);
@@ -146,11 +148,9 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
         match previous {
             Some(previous) if ![libc::SIG_DFL, libc::SIG_IGN].contains(&address) => {
                 if previous.sa_flags & libc::SA_SIGINFO == 0 {
-                    let handler: extern "C" fn(c_int) =
-                        std::mem::transmute::<usize, extern "C" fn(c_int)>(address);
+                    let handler = std::mem::transmute::<usize, extern "C" fn(c_int)>(address);
                     handler(signal);
                 } else {
-                    type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
                     let handler = std::mem::transmute::<usize, Handler>(address);
                     handler(signal, info, context);
                 }
