@@ -219,7 +219,7 @@ fn a_grammar_is_compiled_once_while_it_is_known() {
     }
     assert!(Arc::ptr_eq(&compiled, &c.prepare(&grammar).unwrap()));
     assert!(gone.upgrade().is_none());
-    let known = c.known.lock().unwrap();
+    let known = c.known.lock();
     assert!(known.recent.len() == RECENT && known.all.len() <= RECENT + 1);
 }
 
