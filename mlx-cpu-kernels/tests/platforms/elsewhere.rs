@@ -81,6 +81,7 @@ pub const ELSEWHERE: &[(&str, &str, &[&str])] = &[
         "not(unix)",
         NO_WINDOWS,
         &[
+            "inference-formats/Cargo.toml",
             "inference-formats/src/atomic.rs",
             "inference-formats/src/files/mod.rs",
             "metal-backend/src/convert/write.rs",
