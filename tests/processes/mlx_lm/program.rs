@@ -108,7 +108,7 @@ fn what_looks_inside_is_refused_with_the_reason() {
         ),
         (
             &["generate", "--raw", "--tokens", "5,6", "--steer", &edits],
-            "takes no edits",
+            "does not have the option steering",
         ),
         (&["bench", "--profile"], "--profile needs a backend"),
     ] {
