@@ -108,9 +108,19 @@ fn what_looks_inside_is_refused_with_the_reason() {
         ),
         (
             &["generate", "--raw", "--tokens", "5,6", "--steer", &edits],
-            "takes no edits",
+            "does not have the option steering",
         ),
-        (&["bench", "--profile"], "--profile needs a backend"),
+        (
+            &[
+                "bench",
+                "--profile",
+                "--prompt-tokens",
+                "8",
+                "--generate-tokens",
+                "4",
+            ],
+            "--profile needs a backend",
+        ),
     ] {
         let args = [command, &["--backend", "mlx_lm", "--model", &model]].concat();
         let run = mlx(&args, None);
