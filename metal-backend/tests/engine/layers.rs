@@ -62,6 +62,7 @@ const ORDER: &[&str] = &[
     "nn::delta_rule",
     "nn::gated_delta",
     "nn::ssd",
+    "nn::mamba",
     "nn::mamba2",
     "nn::parallel_mixers",
     "nn::mlstm_cell",
