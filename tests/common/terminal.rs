@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{Winsize, tcsetwinsize};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
 /// The longest wait before a test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -81,6 +81,12 @@ impl Terminal {
     /// Types `text`.
     pub fn keys(&mut self, text: &str) {
         self.keys.write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Whether the terminal shows typed keys by itself.
+    pub fn echoes(&self) -> bool {
+        let modes = tcgetattr(&self.keys).unwrap().local_modes;
+        modes.contains(LocalModes::ECHO)
     }
 
     /// Waits for `text` after the text of the last call, and returns the output up to it.
