@@ -245,9 +245,9 @@ mod tests {
         assert!(changed(4, 2).contains("version 2"));
         assert!(changed(11, 255).contains("do not fit"));
         assert!(changed(19, 255).contains("do not fit"));
-        for at in 0..complete.len() {
+        for (at, byte) in complete.iter().enumerate() {
             for bit in [1, 128] {
-                let error = changed(at, complete[at] ^ bit);
+                let error = changed(at, byte ^ bit);
                 assert!((0..20).contains(&at) || error.contains("SHA-256"), "{at}");
             }
         }

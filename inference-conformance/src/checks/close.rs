@@ -110,7 +110,7 @@ fn closed_traits(context: &Context, model: &dyn TextModel) -> Verdict {
     let (declared, prompt) = (context.capabilities, context.prompt());
     let (closed, none) = (&[ErrorKind::Closed], Interrupt::new());
     if let (true, Some(embedder)) = (declared.embeddings, model.as_embedding_model()) {
-        let vectors = embedder.embed(&[prompt.clone()], &EmbedOptions::new(), &none);
+        let vectors = embedder.embed(std::slice::from_ref(&prompt), &EmbedOptions::new(), &none);
         refused("embed after close", vectors, closed)?;
     }
     if let (true, Some(ranker)) = (declared.reranking, model.as_rerank_model()) {
