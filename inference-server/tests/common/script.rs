@@ -271,8 +271,13 @@ fn score(query: &str, document: &str, options: &RerankOptions) -> Result<f32> {
     })
 }
 
+/// Vectors whose length is 5 or 2, so that normalizing them is exact.
 fn embed(ids: &[u32]) -> Vec<f32> {
     let panics: Vec<u32> = b"!embedpanic".iter().copied().map(u32::from).collect();
     assert!(!ids.starts_with(&panics), "asked to");
-    vec![0.6, ids.len() as f32]
+    match ids.len() % 3 {
+        1 => vec![3.0, 4.0],
+        2 => vec![4.0, 3.0],
+        _ => vec![0.0, 2.0],
+    }
 }

@@ -520,7 +520,10 @@ fn ollama_generates_and_embeds() {
             &json!({"model": "tiny", "input": ["a", "bc"]}),
         )
         .expect(200);
-    assert_eq!(reply["embeddings"], json!([[0.6f32, 1.0], [0.6f32, 2.0]]));
+    assert_eq!(
+        reply["embeddings"],
+        json!([[0.6f32, 0.8f32], [0.8f32, 0.6f32]])
+    );
     assert_eq!(reply["prompt_eval_count"], 3);
     client
         .post("/api/embed", &json!({"model": "tiny", "input": []}))

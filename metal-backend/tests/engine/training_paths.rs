@@ -35,13 +35,17 @@ fn models() -> Vec<(String, Vec<&'static str>)> {
                 "in_proj_b",
             ]
         }
+        "mamba" | "falcon-mamba" => vec!["in_proj", "x_proj", "out_proj"],
         "mamba2" => vec!["in_proj", "out_proj"],
+        "jamba" => vec!["q_proj", "v_proj", "in_proj", "out_proj"],
         _ if name.starts_with("falcon") => vec!["q_proj", "in_proj", "out_proj", "up_proj"],
         _ if name.starts_with("nemotron-h") => vec!["q_proj", "in_proj", "out_proj", "up_proj"],
         "granitemoe" => vec!["q_proj", "v_proj"],
         // Queries, keys and values share one matrix.
-        "bailing-moe" | "bailing-moe-groups" | "gpt-bigcode" => vec!["qkv_proj", "o_proj"],
-        "gpt-neox" => vec!["o_proj", "up_proj"],
+        "bailing-moe" | "bailing-moe-groups" | "dbrx" | "gpt-bigcode" => {
+            vec!["qkv_proj", "o_proj"]
+        }
+        "gpt-neox" | "internlm2" => vec!["o_proj", "up_proj"],
         // Queries, keys and values come from short latent vectors.
         "deepseek-v2" | "deepseek-v3" | "glm4-moe-lite" | "minicpm3" | "youtu-llm" => {
             vec!["q_b_proj", "kv_a_proj_with_mqa", "o_proj"]

@@ -85,6 +85,7 @@ pub const ELSEWHERE: &[(&str, &str, &[&str])] = &[
             "inference-formats/src/atomic.rs",
             "inference-formats/src/files/mod.rs",
             "metal-backend/src/convert/write.rs",
+            "mlx-rs-core/src/io/mapped_file.rs",
             "mlx-rs-core/src/transforms/compile.rs",
             "mlx-rs-core/src/transforms/export.rs",
             "mlx-sys/build/link.rs",

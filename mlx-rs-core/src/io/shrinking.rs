@@ -53,7 +53,7 @@ impl Watch {
     ///
     /// # Safety
     /// `bytes` must be a whole private mapping that is only read.
-    pub unsafe fn new(bytes: &[u8]) -> Option<Self> {
+    pub(super) unsafe fn new(bytes: &[u8]) -> Option<Self> {
         INSTALLED.call_once(install);
         let free = |slot: &&Slot| {
             let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
@@ -69,7 +69,7 @@ impl Watch {
     }
 
     /// Whether a read found bytes missing.
-    pub fn lost(&self) -> bool {
+    pub(super) fn lost(&self) -> bool {
         self.0.lost.load(Ordering::Acquire)
     }
 }
