@@ -211,6 +211,10 @@ class OpenAi:
         )
         self.server.is_reply(reply.choices[0].text)
         response = self.client.responses.create(model=self.model, input=self.server.hello())
+        counted = self.client.responses.input_tokens.count(
+            model=self.model, input=self.server.hello()
+        )
+        assert counted.input_tokens == response.usage.input_tokens, counted
         self.server.is_reply(response.output_text)
         events = list(
             self.client.responses.create(

@@ -404,6 +404,7 @@ fn nothing_is_made_of_a_body_before_there_is_a_place() {
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/responses",
+        "/v1/responses/input_tokens",
         "/v1/embeddings",
         "/v1/messages",
         "/v1/messages/count_tokens",

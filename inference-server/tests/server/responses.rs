@@ -38,6 +38,27 @@ fn a_text_is_answered() {
 }
 
 #[test]
+fn tokens_are_counted_as_a_reply_counts_them() {
+    let server = serve(&config());
+    let client = server.client();
+    let count = format!("{PATH}/input_tokens");
+    for body in [
+        json!({"input": "say:Guten Tag"}),
+        json!({"instructions": "Be brief.", "input": [{"role": "user", "content": "say:a"}]}),
+    ] {
+        let counted = client.post(&count, &body).expect(200);
+        let tokens = client.post(PATH, &body).expect(200)["usage"]["input_tokens"].clone();
+        assert!(tokens.as_u64() > Some(0));
+        let expected = json!({"object": "response.input_tokens", "input_tokens": tokens});
+        assert_eq!(counted, expected);
+    }
+    let stored = json!({"input": "a", "previous_response_id": "resp_1"});
+    let message = client.post(&count, &stored).expect(400)["error"]["message"].to_string();
+    assert!(message.contains("previous_response_id"), "{message}");
+    client.post(&count, &json!({"input": []})).expect(400);
+}
+
+#[test]
 fn a_reply_that_is_cut_is_incomplete() {
     let server = serve(&config());
     let body = json!({"input": [{"role": "user", "content": "say:hello"}], "max_output_tokens": 3});

@@ -1,5 +1,5 @@
-//! `/v1/responses`: OpenAI's other form of a chat. The server stores nothing, so a client sends the
-//! whole conversation with each request.
+//! `/v1/responses`, OpenAI's other form of a chat, and `/v1/responses/input_tokens`. The server
+//! stores nothing, so a client sends the whole conversation with each request.
 
 mod output;
 mod types;
@@ -33,6 +33,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(create))
         .route("/responses", axum::routing::post(create))
+        .routes(routes!(count_tokens))
 }
 
 /// Answers a conversation, given as items.
@@ -53,12 +54,7 @@ pub(crate) async fn create(
     ask.most = ("max_output_tokens", asked);
     ask.streamed = request.stream.unwrap_or(false);
     let streamed = ask.streamed;
-    let instructions = request.instructions.as_ref().map_or(0, String::len);
-    prepare::check_bytes(&app, instructions)?;
-    prepare::check_tools(
-        &app,
-        &types::tools(request.tools.as_deref().unwrap_or_default())?,
-    )?;
+    check_sizes(&app, &request)?;
     let fields = response(&app, model, &request)?;
     let (prompt, choice) = conversation(&mut request)?;
 
@@ -86,6 +82,33 @@ pub(crate) async fn create(
     let complete = last.as_mut().map(|event| event["response"].take());
     let complete = complete.filter(Value::is_object);
     Ok(axum::Json(complete.ok_or_else(ApiError::internal)?).into_response())
+}
+
+/// Counts the tokens of a conversation, given as items.
+#[utoipa::path(post, path = "/v1/responses/input_tokens", request_body = ResponsesRequest, responses(
+    (status = 200, description = "`input_tokens`", body = Object),
+    (status = 400, description = "the request is not valid", body = Object)))]
+pub(crate) async fn count_tokens(
+    State(app): State<App>,
+    Work(mut request, places): Work<ResponsesRequest>,
+) -> Result<axum::Json<Value>, ApiError> {
+    refuse(&request)?;
+    let model = &app.models.get(request.model.as_deref(), None).await?;
+    check_sizes(&app, &request)?;
+    let (prompt, _) = conversation(&mut request)?;
+    let (_, prepared) = prepare::chat(&app, model, places, prompt).await?;
+    Ok(axum::Json(json!({
+        "object": "response.input_tokens",
+        "input_tokens": prepared.ids.len(),
+    })))
+}
+
+/// Refuses instructions and tools that are too large.
+fn check_sizes(app: &App, request: &ResponsesRequest) -> Result<(), ApiError> {
+    let instructions = request.instructions.as_ref().map_or(0, String::len);
+    prepare::check_bytes(app, instructions)?;
+    let tools = types::tools(request.tools.as_deref().unwrap_or_default())?;
+    prepare::check_tools(app, &tools)
 }
 
 /// Answers with the events of a reply.
