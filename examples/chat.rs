@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     out.flush()?;
                     reply.push_str(&token.text);
                 }
-                // Running out of time is an error of the stream; earlier tokens count.
+                // At the deadline, the stream returns an error. Tokens before it are kept.
                 Err(error) if error.kind() == ErrorKind::DeadlineExceeded => break,
                 Err(error) => return Err(error.into()),
             }

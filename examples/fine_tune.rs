@@ -1,5 +1,5 @@
-//! Fine-tunes a model from a program: trains an adapter on the example data, and prints a reply of
-//! the model with it.
+//! Fine-tunes a model from a program: trains an adapter on the example data, then prints a reply of
+//! the trained model.
 //!
 //!     cargo run --release --example fine_tune -- [MODEL] [ADAPTER_DIRECTORY]
 

@@ -81,7 +81,7 @@ fn halves_of_a_control_token_do_not_meet_the_template() {
 
 #[test]
 fn templates_that_look_into_messages_still_work() {
-    // Trimming, cutting and comparing, as in the templates of Qwen and Llama.
+    // The template searches, splits and trims message text, as those of Qwen and Llama do.
     let source = "{% for m in messages %}<|im_start|>{{ m.role }}{% if '</think>' in m.content %}{{ m.content.split('</think>')[-1].lstrip('\\n') }}\
                   {% else %}{{ m.content | trim }}{% endif %}<|im_end|>{% endfor %}";
     let tokenizer = Tokenizer::from_gguf(&byte_level_parts(Some("gpt-2"))).unwrap();

@@ -137,7 +137,7 @@ impl Core {
     }
 }
 
-/// The owner of the thread. Thread and process end when the last owner is dropped.
+/// Owns the worker thread. Dropping the handle ends the thread and its Python process.
 #[derive(Debug)]
 pub struct Handle {
     core: Arc<Core>,

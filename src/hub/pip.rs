@@ -75,7 +75,7 @@ struct Guard(Child);
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // Both calls fail without harm if the child has already ended.
+        // Both calls are harmless if the child has already exited.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -477,7 +477,8 @@ fn edits_give_what_transformer_lens_and_nnsight_give() {
     assert!(cases >= 50, "{cases}");
 }
 
-/// Each head is patched in alone at each position. `tests/cli/steer.rs` tests whole states.
+/// Patches one head at one position per run (hook `z`). `tests/cli/steer.rs` patches all heads
+/// together.
 #[test]
 fn patched_heads_bring_back_what_transformer_lens_and_nnsight_say() {
     let golden = &golden_of("steering_libraries.json")["patching"];

@@ -208,7 +208,8 @@ pub(crate) fn drop_stream(context: &Context) -> Verdict {
         same("the reply after dropped streams", &after, &before)?;
         memory.push(metrics.active_memory_bytes);
     }
-    // Other work in the process moves the number up and down; a leak increases it each time.
+    // Other work in the process changes the memory in use in both directions. A leak increases it
+    // in every round.
     let grows = memory.windows(2).all(|w| w[0] < w[1]);
     let growth = memory[memory.len() - 1].saturating_sub(memory[0]);
     ensure!(

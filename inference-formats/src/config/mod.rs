@@ -53,7 +53,8 @@ pub struct ModelConfig {
     pub rms_norm_eps: f32,
     /// Rows of the embedding.
     pub vocab_size: usize,
-    /// Rotary positions of full layers, and of all layers where `rope_sliding` is `None`.
+    /// Rotary positions (RoPE) of full-attention layers. If `rope_sliding` is `None`, sliding
+    /// layers use them, too.
     pub rope: RopeConfig,
     /// Rotary positions of layers with a sliding window, where they differ.
     pub rope_sliding: Option<RopeConfig>,

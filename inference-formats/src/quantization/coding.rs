@@ -1,6 +1,5 @@
-//! The conversions of each kind of block: decoding to floats, and packing into a [`Layout`]. A type
-//! implements one of the traits of `kinds.rs`, which read its blocks. The functions here convert
-//! them.
+//! Converts blocks of GGUF types: decodes them to floats, or packs them into a [`Layout`]. The
+//! traits of `kinds.rs` read the blocks.
 
 use half::f16;
 

@@ -375,7 +375,7 @@ fn the_head_of_gpt2_is_its_embedding() {
 
 #[test]
 fn packed_matrices_of_gguf_are_kept_or_named() {
-    // Types, bytes of a block, weights of a block, bits in memory with kernels.
+    // GGUF type, bytes per block, weights per block, bits per weight in the kernels' memory.
     let kinds: [(u32, usize, usize, f64); 5] = [
         (10, 84, 256, 32.0),                // Q2_K
         (16, 66, 256, 4.0 + 80.0 / 256.0),  // IQ2_XXS

@@ -156,7 +156,8 @@ impl Reader {
         deltas
     }
 
-    /// Ends the open call as malformed. If no delta of it was passed on, it leaves no trace.
+    /// Ends the open call as malformed. If the call began in `deltas`, removes its deltas.
+    /// Otherwise the client already has a part of it, so appends `CallBroken`.
     fn take_back(&mut self, deltas: &mut Vec<Delta>) {
         let Some(open) = self.open.take() else { return };
         let begins =

@@ -68,10 +68,10 @@ impl Stored {
         std::iter::once(one).chain(more.into_iter().flatten().flatten())
     }
 
-    /// Positions `from..to`.
+    /// Returns positions `from..to`, limited to those that exist.
     ///
     /// # Errors
-    /// When there are fewer positions.
+    /// When an array has fewer than three axes.
     pub fn range(&self, from: i32, to: i32) -> Result<Self> {
         Ok(match self {
             Stored::Plain(a) => Stored::Plain(a.slice_axis(2, from, to)?),

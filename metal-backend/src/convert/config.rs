@@ -13,7 +13,7 @@ use super::{failed, gguf};
 use crate::checkpoint::Family;
 use crate::checkpoint::files::{MAX_TEXT_FILE, ModelDir, read_capped};
 
-/// Files copied unchanged, if the model has them. Executable files are never copied.
+/// Files copied unchanged, if the model has them. None of them is code.
 const COMPANIONS: [&str; 13] = [
     "generation_config.json",
     "tokenizer.json",

@@ -64,8 +64,8 @@ pub struct Sampler {
     repeat_penalty: f32,
     /// The number of tokens that the repetition penalty covers; 0 means all.
     window: usize,
-    /// Recent token ids on the device: `[1, n]`; for the kernel `[n]`, from which it also counts
-    /// the reply's. `None` while empty or not needed.
+    /// Recent token ids on the device: `[n]` for the CPU kernel, which also counts the reply's
+    /// tokens in it, otherwise `[1, n]`. `None` while empty or not needed.
     history: Option<Array>,
     presence: f32,
     frequency: f32,

@@ -167,7 +167,8 @@ impl OptimizerConfig {
     fn numbers(&self, step: u64, rate: f32) -> Vec<f32> {
         // In double precision, because single precision loses digits of 1 - 0.999.
         let seen = |beta: f32| 1.0 - f64::from(beta).powf(step as f64);
-        // The rate, and a factor on the root of the second moment.
+        // The learning rate, and a factor for the square root of the second moment. Both include
+        // Adam's bias correction if `corrected`.
         let adam = |beta1: f32, beta2: f32, corrected: bool| {
             if corrected {
                 let rate = (f64::from(rate) / seen(beta1)) as f32;

@@ -349,8 +349,9 @@ impl Run {
                 (since, self.place.window) = (Since::default(), state::Window::default());
             }
             if last || step.is_multiple_of(self.config.steps_per_eval) {
-                // If the run cannot stop at this step, the validation must finish: the model
-                // changes before the run can stop. Cancellation waits.
+                // A resumed run repeats a cancelled validation. The run can stop only after an
+                // update. Between updates the model would change first, so this validation ignores
+                // cancellation.
                 let going_on = CancelToken::new();
                 let between = step.is_multiple_of(accumulation);
                 let cancel = if between { cancel } else { &going_on };

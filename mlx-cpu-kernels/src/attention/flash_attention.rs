@@ -204,7 +204,7 @@ fn softmax_block(
         // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2.
         Isa::Avx2 => unsafe { softmax_block_avx2(cap, scores, state) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: only `detect` makes these, on processors with avx512f.
+        // SAFETY: only `detect` makes `Avx512` and `Amx`, on processors with avx512f.
         Isa::Avx512 | Isa::Amx => unsafe { softmax_block_avx512(cap, scores, state) },
         #[cfg(any(target_arch = "aarch64", test))]
         Isa::Neon | Isa::Dot => softmax_block_with(cap, scores, state),

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::work::Input;
 
-/// The experts of each row of an input.
+/// The sizes of a routing, which assigns `per_row` experts to each input row.
 #[derive(Debug, Clone, Copy)]
 pub struct Routing {
     /// Rows of the input.

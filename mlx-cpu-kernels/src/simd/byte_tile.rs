@@ -26,7 +26,7 @@ pub(crate) enum Dot {
 }
 
 impl Dot {
-    /// The best one of an instruction set on this processor.
+    /// The fastest instruction for `isa` on this processor; `None` for NEON and portable code.
     pub(crate) fn for_isa(isa: Isa) -> Option<Self> {
         match isa {
             Isa::Avx512 | Isa::Amx => Some(Self::Vnni512),

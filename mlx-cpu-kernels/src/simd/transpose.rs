@@ -74,7 +74,8 @@ fn scatter(
 /// columns.
 ///
 /// # Safety
-/// Each of the eight rows must have `columns` elements, which no other thread uses.
+/// Each of the eight rows must have `columns` elements, which no other thread uses. So must the
+/// rows that are added, if there are any.
 pub(crate) unsafe fn store_rows(
     isa: Isa,
     sums: &[f32],

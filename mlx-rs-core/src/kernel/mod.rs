@@ -130,7 +130,7 @@ impl<'a> Launch<'a> {
         self
     }
 
-    /// Adds a constant of the code: a type name, an integer or a boolean.
+    /// Adds a template argument, a compile-time constant: a type, an integer or a boolean.
     #[must_use]
     pub fn template(mut self, name: &str, value: impl Into<TemplateArg>) -> Self {
         self.template.push((name.to_string(), value.into()));
@@ -153,7 +153,7 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// The common part of both kinds of kernel.
+/// The fields that [`MetalKernel`] and [`CudaKernel`] share.
 #[derive(Debug)]
 struct Definition {
     op: &'static str,

@@ -140,8 +140,9 @@ impl Array {
         self.slice(&starts, &stops, &vec![1; self.ndim()])
     }
 
-    /// This array with the part named by the bounds (as in [`Array::slice`]) replaced by `update`,
-    /// which broadcasts to it. MLX reuses the memory if this array has no other owner.
+    /// Returns a copy with the slice from `start` to `stop` (as in [`Array::slice`]) replaced by
+    /// `update`, which broadcasts to the slice. MLX reuses the memory if this array has no other
+    /// owner.
     ///
     /// ```
     /// use mlx_rs_core::array;

@@ -1,5 +1,5 @@
-//! In-place keys and values (`cpu::KvBuffer`) under transforms that run operations again, in long
-//! unevaluated chains, and with impossible sizes.
+//! Tests `cpu::KvBuffer`, which writes keys and values in place: in compiled functions, which run
+//! operations again, in long unevaluated chains, and with sizes beyond any memory.
 
 use mlx_rs_core::cpu::{Block, DenseMatrix, Gate, Heads, KvBuffer, KvSlot, Matrix};
 use mlx_rs_core::transforms::compile;

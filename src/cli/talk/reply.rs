@@ -30,9 +30,9 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Reads a stream to its end. If `show` is set, the text is written while it arrives: on
-    /// `screen`, if there is one, else unchanged. A `reader` separates text from reasoning and
-    /// calls.
+    /// Reads a stream to its end. If `show` is set, prints the text while it arrives: rendered by
+    /// `screen`, or as raw text without one. A `reader` separates reasoning and tool calls from the
+    /// text.
     ///
     /// # Errors
     /// Only errors of writing. An error of the stream is part of the reply.

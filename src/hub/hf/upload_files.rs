@@ -153,7 +153,7 @@ mod tests {
             "{why}"
         );
         assert!(files(&link).is_err());
-        // A file that was named explicitly is uploaded under the link's name.
+        // A symlink that the caller names is uploaded under its own name, not its target's.
         let one = place.path().join("one.gguf");
         symlink(&secret, &one).unwrap();
         assert_eq!(names(&one), ["one.gguf"]);

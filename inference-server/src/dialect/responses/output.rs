@@ -1,5 +1,5 @@
-//! A response: its growing items, and the events that report them. A whole response uses the same
-//! code and sends only the last event.
+//! Builds the items of a response and its stream events. Without streaming, the caller keeps only
+//! the last event, which contains the complete response.
 
 use inference::{FinishReason, GenerateMetrics};
 use serde_json::{Value, json};

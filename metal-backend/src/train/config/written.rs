@@ -70,9 +70,8 @@ impl Written {
     }
 }
 
-/// Removes options of mlx-lm's own files that have no effect here. These are `null` options, which
-/// mlx-lm treats as absent, and options of its reports, cache and loader. Returns whether there was
-/// any.
+/// Removes mlx-lm options that have no effect here: those for reports, cache and loading, and
+/// `null` values, which mlx-lm treats as absent. Returns whether it removed one.
 pub(super) fn without_harmless(config: &mut Value) -> bool {
     let Some(options) = config.as_object_mut() else {
         return false;

@@ -53,7 +53,8 @@ pub(crate) unsafe fn store_rows(
     assert!(lane + 8 <= LANES);
     let vectorized = sums.len() / LANES / 8 * 8;
     for at in (0..vectorized).step_by(8) {
-        // SAFETY: `sums` has eight columns from `at` on; the caller guarantees rows and features.
+        // SAFETY: `at + 8 <= vectorized`, so `sums` has these columns. The caller guarantees eight
+        // rows at `to` and `before`, and the processor's features.
         unsafe {
             let mut block = [_mm256_setzero_ps(); 8];
             for (i, block) in block.iter_mut().enumerate() {

@@ -89,7 +89,8 @@ fn rows_by_their_numbers() {
     });
 }
 
-/// A fused operation holds its matrices; a gradient with respect to one of them is still an error.
+/// A fused operation normally keeps its matrices outside MLX's inputs. A traced matrix remains an
+/// input, so its gradient is an error.
 #[test]
 fn a_derivative_of_a_held_matrix_is_refused() {
     on_cpu(|| {

@@ -48,7 +48,8 @@ impl Maker {
                     self.random.between(0, length?)
                 };
                 let index = self.index_type();
-                // Each place once, for the order of writes is not told.
+                // Indices must be distinct, because the order of writes to one element is
+                // undefined. A slice of an argsort has distinct indices.
                 let i = if name == "take_along_axis" {
                     self.fresh(&ishape, index, INDEX, length?.clamp(1, 127))
                 } else {

@@ -129,7 +129,7 @@ fn cells(line: &str) -> Vec<String> {
     cells.iter().map(|cell| cell.trim().to_owned()).collect()
 }
 
-/// The alignment in a cell of the line below the head: `---`, `:-:` or `--:`.
+/// Parses a cell of a Markdown delimiter row: `---`, `:-:` or `--:`. `None` for other text.
 fn align(cell: &str) -> Option<Align> {
     let dashes = cell.trim_start_matches(':').trim_end_matches(':');
     if dashes.is_empty() || !dashes.chars().all(|c| c == '-') {
