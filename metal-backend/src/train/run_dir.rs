@@ -9,7 +9,7 @@ use super::state;
 use super::train_log::PLOT_FILE;
 use crate::adapter::{CONFIG_FILE, WEIGHTS_FILE};
 
-/// How a run treats files of an earlier run in [`super::TrainConfig::adapter_path`].
+/// How a run treats files of an earlier run in [`super::config::TrainConfig::adapter_path`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Start {
     /// Starts anew, and refuses a directory that contains an adapter.
