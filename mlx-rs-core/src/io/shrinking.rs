@@ -41,7 +41,7 @@ static SLOTS: [Slot; MAX] = [const { Slot::new() }; MAX];
 /// The bytes of a page.
 static PAGE: AtomicUsize = AtomicUsize::new(0);
 static INSTALLED: Once = Once::new();
-/// What was there before.
+/// The action for the signal before ours.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// A watched mapping. It must be dropped before the mapping is.
