@@ -87,7 +87,7 @@ fn a_chat_helps_the_person_at_the_terminal() {
     while terminal.screen().len() < before + 50 {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    // On a controlling terminal, Ctrl-C sends this signal, and the terminal shows `^C` if it echoes.
+    // On a controlling terminal, Ctrl-C sends this signal. The terminal shows `^C` if it echoes.
     assert!(!terminal.echoes());
     terminal.signal("INT");
     terminal.wait_for("(stopped: ");

@@ -1,17 +1,17 @@
-//! Feed-forward parts that the program computes, layer by layer.
+//! Feed-forward backends written by the user, one for each layer.
 //!
 //! A [`FfnBackend`] replaces the feed-forward part of the layers to which an [`FfnRouter`] assigns
-//! it. Its arrays are those of [`mlx_rs_core`], so it runs on the model's device within the graph;
-//! plain slices would be copied from and to a GPU in every layer. For that reason it belongs to
-//! this engine, not to the contract, which knows no arrays.
+//! it. It takes arrays of [`mlx_rs_core`], so it runs on the model's device within the graph. Plain
+//! slices would need a copy from and to a GPU in every layer. The crate `inference` has no type for
+//! arrays, so the trait is here.
 //!
-//! | backend | the layer |
+//! | backend | computes |
 //! |---|---|
-//! | [`DenseFfn`] | is as it was trained |
-//! | [`SparseFfn`] | computes the features with the greatest gates only |
+//! | [`DenseFfn`] | the trained feed-forward part |
+//! | [`SparseFfn`] | only the features with the greatest gates |
 //! | [`WalkFfn`] | the same, from the mapped files of a vindex |
-//! | [`CachedFfn`] | gives what was recorded for inputs that were seen before |
-//! | [`HighwayFfn`] | adds what its attention adds, and no more |
+//! | [`CachedFfn`] | recorded outputs for equal inputs, otherwise the trained part |
+//! | [`HighwayFfn`] | nothing: the layer adds only its attention or recurrent part |
 //!
 //! ```no_run
 //! use std::sync::Arc;

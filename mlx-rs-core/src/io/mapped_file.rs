@@ -97,8 +97,8 @@ impl MappedFile {
         false
     }
 
-    /// Checks that the file still has all mapped bytes. What was read is valid only if this
-    /// succeeds afterwards.
+    /// Checks that the file still has all mapped bytes. Call it after reading: an error means that
+    /// the values that were read are not valid.
     ///
     /// # Errors
     /// [`ErrorKind::Io`] for a file that was truncated.

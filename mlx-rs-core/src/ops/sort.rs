@@ -221,7 +221,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] when there are fewer elements, or `k` is not positive.
+    /// [`ErrorKind::Index`] unless `k` is from 1 to the number of elements. [`ErrorKind::Shape`]
+    /// for more elements than one axis can count.
     pub fn topk_flat(&self, k: i32) -> Result<Array> {
         self.flat("topk")?.topk(k, 0)
     }

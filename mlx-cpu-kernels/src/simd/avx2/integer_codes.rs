@@ -1,8 +1,9 @@
 //! Codes of quantized words as pairs of 16-bit integers, for vectors of any width. `qgemv.rs` of
 //! AVX2 and of AVX-512 multiply these pairs with the inputs.
 
-/// Generates functions for `$features`, which need `add_pairs` beside them. The intrinsics are those
-/// of the vectors; `and`, `or` and shuffles are of bits and bytes, others of lanes of 16 or 32 bits.
+/// Generates functions for the processor features `$features`. They call `add_pairs`, which the
+/// module must have. `and` and `or` are operations of bits, shuffles of bytes, and the other
+/// intrinsics of lanes of 16 or 32 bits.
 macro_rules! integer_codes {
     (
         $features:literal, $int:ident, $float:ident,
