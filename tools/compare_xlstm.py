@@ -62,7 +62,7 @@ CHUNKS, STEADY, TRANSFORMERS = 5.0, 0.05, 5.0
 SHORT, LONG = 100, 20_000
 # Tokens decoded there: fewer are at the mercy of the host.
 REPLY = 160
-# Peak memory is that of a step of prefill, which has 512 positions: the first prompt with a whole one.
+# The peak of a request is that of a prefill step of 512 positions: the first prompt that has a whole one.
 WHOLE_STEP = 600
 
 
@@ -194,9 +194,10 @@ def rounds(args: argparse.Namespace, xlstm: Path, steps: Path, llama: Path, tiny
             for place, prompt in (("short", SHORT), ("long", args.long)):
                 run = bench(args, model, prompt, REPLY)
                 add(f"{name} {place} decode", run["decode_tokens_per_second"])
-                add(f"{name} {place} memory", run["peak_memory_bytes"] / 2**20)
+                add(f"{name} {place} memory", run["decode_peak_memory_bytes"] / 2**20)
+                add(f"{name} {place} request memory", run["peak_memory_bytes"] / 2**20)
             full_step = bench(args, model, WHOLE_STEP, 2)
-            add(f"{name} step memory", full_step["peak_memory_bytes"] / 2**20)
+            add(f"{name} step request memory", full_step["peak_memory_bytes"] / 2**20)
         for name, model in (("tiny", tiny), ("162M", xlstm)) if args.python else ():
             run = bench(args, model, 512, 64)
             other = transformers(args, model, 512, 64)
@@ -230,11 +231,12 @@ def main() -> None:
     row("Prefill of 2,048 in chunks, tok/s", chunks, "single positions", single, f"{CHUNKS:g}", chunks >= CHUNKS * single)
     row("The same, tok/s", chunks, "one token a pass, with its logits", median["xLSTM short decode"], "", True)
     for name in ("xLSTM", "llama"):
-        figures = (("decode", "short", SHORT), ("memory", "short", SHORT), ("memory", "step", WHOLE_STEP))
-        for figure, first, at in figures:
+        decode, memory, request = ("decode", "tok/s"), ("memory", "MiB"), ("request memory", "MiB")
+        figures = ((decode, "short", SHORT), (memory, "short", SHORT), (request, "short", SHORT), (request, "step", WHOLE_STEP))
+        for (figure, unit), first, at in figures:
             early, late = median[f"{name} {first} {figure}"], median[f"{name} long {figure}"]
-            kind, unit = ("decode", "tok/s") if figure == "decode" else ("peak memory", "MiB")
-            has_bar = name == "xLSTM" and first == "short"
+            kind = {"decode": "decode", "memory": "peak memory in decode", "request memory": "peak memory of the request"}[figure]
+            has_bar = name == "xLSTM" and figure in ("decode", "memory")
             met = not has_bar or abs(late / early - 1) <= STEADY
             label = f"{name}: {kind} at position {args.long:,}, {unit}"
             row(label, late, f"at {at}", early, "within 5 %" if has_bar else "", met)

@@ -32,6 +32,9 @@ pub struct GenerateMetrics {
     /// Peak memory of the backend during the request, including weights, in bytes. Concurrent
     /// requests share this figure: it is the peak since the first overlapping request began.
     pub peak_memory_bytes: u64,
+    /// Peak memory between the first token and the last, including weights, in bytes; 0 when
+    /// unknown. Only a request that ran alone at its first token has this figure.
+    pub decode_peak_memory_bytes: u64,
     /// Memory in use at the end, in bytes.
     pub active_memory_bytes: u64,
 }
@@ -73,7 +76,7 @@ impl GenerateMetrics {
 
 impl Serialize for GenerateMetrics {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut s = serializer.serialize_struct("GenerateMetrics", 13)?;
+        let mut s = serializer.serialize_struct("GenerateMetrics", 14)?;
         s.serialize_field("prompt_tokens", &self.prompt_tokens)?;
         s.serialize_field("cached_tokens", &self.cached_tokens)?;
         s.serialize_field("generated_tokens", &self.generated_tokens)?;
@@ -92,6 +95,7 @@ impl Serialize for GenerateMetrics {
         )?;
         s.serialize_field("decode_tokens_per_second", &self.decode_tokens_per_second())?;
         s.serialize_field("peak_memory_bytes", &self.peak_memory_bytes)?;
+        s.serialize_field("decode_peak_memory_bytes", &self.decode_peak_memory_bytes)?;
         s.serialize_field("active_memory_bytes", &self.active_memory_bytes)?;
         s.end()
     }
@@ -118,6 +122,7 @@ impl<'de> Deserialize<'de> for GenerateMetrics {
             #[serde(rename = "decode_tokens_per_second")]
             _decode_rate: f64,
             peak_memory_bytes: u64,
+            decode_peak_memory_bytes: u64,
             active_memory_bytes: u64,
         }
         let f = Figures::deserialize(deserializer)?;
@@ -136,6 +141,7 @@ impl<'de> Deserialize<'de> for GenerateMetrics {
             total_time: time("total_time", f.total_time)?,
             time_to_first_token: time("time_to_first_token", f.time_to_first_token)?,
             peak_memory_bytes: f.peak_memory_bytes,
+            decode_peak_memory_bytes: f.decode_peak_memory_bytes,
             active_memory_bytes: f.active_memory_bytes,
         })
     }
@@ -185,7 +191,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn figures_survive_json(tokens: (u32, u32, u32), nanos: [u32; 4], bytes: (u64, u64)) {
+        fn figures_survive_json(tokens: (u32, u32, u32), nanos: [u32; 4], bytes: [u64; 3]) {
             let time = |n: u32| Duration::from_nanos(u64::from(n) * 1000 + 1);
             let m = GenerateMetrics {
                 prompt_tokens: tokens.0 as usize,
@@ -197,8 +203,9 @@ mod tests {
                 decode_time: time(nanos[1]),
                 total_time: time(nanos[2]),
                 time_to_first_token: time(nanos[3]),
-                peak_memory_bytes: bytes.0,
-                active_memory_bytes: bytes.1,
+                peak_memory_bytes: bytes[0],
+                decode_peak_memory_bytes: bytes[1],
+                active_memory_bytes: bytes[2],
             };
             let json = serde_json::to_string(&m).unwrap();
             proptest::prop_assert_eq!(serde_json::from_str::<GenerateMetrics>(&json).unwrap(), m);

@@ -64,11 +64,17 @@ fn five_thousand_steps_in_a_circle_leave_memory_handles_and_graph_flat_alone() {
         let metrics = stream.collect_output().unwrap().metrics;
         assert!(metrics.peak_memory_bytes >= metrics.active_memory_bytes);
         assert!(metrics.active_memory_bytes >= model.info().weight_bytes);
-        metrics.peak_memory_bytes
+        let decode = metrics.decode_peak_memory_bytes;
+        assert!((model.info().weight_bytes..=metrics.peak_memory_bytes).contains(&decode));
+        (metrics.peak_memory_bytes, decode)
     };
-    let (before, long, after) = (peak(3), peak(500), peak(3));
+    let ((before, _), (long, decode), (after, _)) = (peak(3), peak(500), peak(3));
     assert!(
         before < long && after < long,
         "{before}, {long}, then {after}: the peak of another request is reported"
+    );
+    assert!(
+        decode < long,
+        "the decode of a long prompt has its prefill's peak: {decode} and {long}"
     );
 }

@@ -223,6 +223,12 @@ fn plausible(m: &GenerateMetrics) -> Verdict {
         m.active_memory_bytes,
         m.peak_memory_bytes
     );
+    ensure!(
+        m.decode_peak_memory_bytes <= m.peak_memory_bytes,
+        "the peak of the decode is {} bytes, more than that of the request: {}",
+        m.decode_peak_memory_bytes,
+        m.peak_memory_bytes
+    );
     Ok(())
 }
 

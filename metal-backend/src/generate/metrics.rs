@@ -21,6 +21,17 @@ impl Measuring {
         }
         Self
     }
+
+    /// Returns the peak so far and starts a new measurement of it. `None` while another request is
+    /// measured: the reset would lose the peak of that request.
+    fn restart(&self) -> Option<u64> {
+        if RUNNING.load(Ordering::Acquire) != 1 {
+            return None;
+        }
+        let peak = memory::peak().ok()?;
+        memory::reset_peak().ok()?;
+        Some(peak as u64)
+    }
 }
 
 impl Drop for Measuring {
@@ -34,6 +45,9 @@ impl Drop for Measuring {
 pub struct Clock {
     clock: kit::Clock,
     measuring: Option<Measuring>,
+    decoding: bool,
+    /// Peak memory of the prefill, where the peak was measured anew from the first token on.
+    prefill_peak: Option<u64>,
 }
 
 impl Clock {
@@ -42,6 +56,8 @@ impl Clock {
     pub fn start(prompt_tokens: usize) -> Self {
         Self {
             measuring: Some(Measuring::start()),
+            decoding: false,
+            prefill_peak: None,
             clock: kit::Clock::start(prompt_tokens),
         }
     }
@@ -49,6 +65,9 @@ impl Clock {
     /// Records a token; the first one ends the prefill.
     pub fn token(&mut self) {
         self.clock.token();
+        if !std::mem::replace(&mut self.decoding, true) {
+            self.prefill_peak = self.measuring.as_ref().and_then(Measuring::restart);
+        }
     }
 
     /// Records that `n` tokens of the prompt come from a cache.
@@ -75,7 +94,9 @@ impl Clock {
             let counts = self.clock.counts();
             counts.active_memory_bytes = active;
             // MLX's reset sets the peak to 0; memory allocated before it counts through `active`.
-            counts.peak_memory_bytes = (memory::peak().unwrap_or(0) as u64).max(active);
+            let peak = (memory::peak().unwrap_or(0) as u64).max(active);
+            counts.peak_memory_bytes = peak.max(self.prefill_peak.unwrap_or(0));
+            counts.decode_peak_memory_bytes = if self.prefill_peak.is_some() { peak } else { 0 };
             self.measuring = None;
         }
     }

@@ -39,6 +39,9 @@ pub struct Args {
     /// Runs before them that are not measured
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub warmup: usize,
+    /// Positions of the measured prompt in one forward pass
+    #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one)]
+    pub prefill_step_size: usize,
     /// Also decode N requests together, each with a prompt of 16 tokens; reports all their tokens
     /// per second
     #[arg(long, alias = "batch-size", value_name = "N", value_parser = at_least_one)]
@@ -78,6 +81,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         "device": model.info().device,
         "prompts": model.info().prompts,
         "prompt_tokens": args.prompt_tokens,
+        "prefill_step_size": args.prefill_step_size,
         "generated_tokens": args.generate_tokens,
         "load_seconds": loaded.load_seconds,
         "weight_bytes": model.info().weight_bytes,
@@ -160,6 +164,8 @@ struct Measured {
     first_token_seconds: f64,
     runs: Vec<Run>,
     peak_memory_bytes: u64,
+    /// 0 where the backend does not measure it.
+    decode_peak_memory_bytes: u64,
 }
 
 impl Measured {
@@ -174,6 +180,7 @@ impl Measured {
             "prefill_tokens_per_second": median(self.runs.iter().map(|run| run.prefill_tokens_per_second)),
             "decode_tokens_per_second": self.decode_tokens_per_second(),
             "peak_memory_bytes": self.peak_memory_bytes,
+            "decode_peak_memory_bytes": self.decode_peak_memory_bytes,
             "peak_rss_bytes": peak_rss_bytes(),
         })
     }
@@ -209,6 +216,7 @@ fn measure(
         first_token_seconds: 0.0,
         runs: Vec::with_capacity(args.repeat.min(1024)),
         peak_memory_bytes: 0,
+        decode_peak_memory_bytes: 0,
     };
     let warm = args.generate_tokens.min(WARMUP_TOKENS);
     let total = (args.prompt_tokens.saturating_add(warm)).saturating_mul(args.warmup);
@@ -222,7 +230,7 @@ fn measure(
         } else {
             args.generate_tokens
         };
-        let metrics = generate(model, &prompt, tokens, &bar)?;
+        let metrics = generate(args, model, (&prompt, tokens), &bar)?;
         let run = Run {
             prefill_tokens_per_second: metrics.prefill_tokens_per_second(),
             decode_tokens_per_second: metrics.decode_tokens_per_second(),
@@ -233,6 +241,8 @@ fn measure(
             measured.first_token_seconds = run.time_to_first_token_seconds;
         }
         measured.peak_memory_bytes = measured.peak_memory_bytes.max(metrics.peak_memory_bytes);
+        measured.decode_peak_memory_bytes =
+            (measured.decode_peak_memory_bytes).max(metrics.decode_peak_memory_bytes);
         if !is_warmup {
             measured.runs.push(run);
         }
@@ -247,10 +257,11 @@ fn measure(
             run.time_to_first_token_seconds,
         ));
     }
-    console.note(&format!(
-        "peak memory: {}",
-        bytes(measured.peak_memory_bytes)
-    ));
+    let peak = bytes(measured.peak_memory_bytes);
+    console.note(&match measured.decode_peak_memory_bytes {
+        0 => format!("peak memory: {peak}"),
+        decode => format!("peak memory: {peak}, in decode {}", bytes(decode)),
+    });
     Ok(measured)
 }
 
@@ -300,12 +311,13 @@ fn together(args: &Args, rows: usize, model: &dyn TextModel) -> Result<f64, Fail
 
 /// A run of exactly `tokens` tokens.
 pub fn generate(
+    args: &Args,
     model: &dyn TextModel,
-    prompt: &Prompt,
-    tokens: usize,
+    (prompt, tokens): (&Prompt, usize),
     bar: &TokenBar,
 ) -> Result<inference::GenerateMetrics, Failure> {
     let mut options = GenerateOptions::default();
+    options.prefill.prefill_step_size = args.prefill_step_size;
     // Without reuse, every run computes its prompt.
     options.prefill.cache_prompt = false;
     options.max_tokens = tokens;
@@ -402,6 +414,7 @@ mod tests {
             generate_tokens,
             repeat,
             warmup: 1,
+            prefill_step_size: 512,
             batch: None,
             together: None,
             bandwidth: false,

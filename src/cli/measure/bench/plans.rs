@@ -93,10 +93,10 @@ fn measure(
         for (model, speed) in models.iter().zip(&mut speeds) {
             let model: &dyn TextModel = model.model.as_ref();
             if round < args.warmup {
-                generate(model, prompt, warm, &bar)?;
+                generate(args, model, (prompt, warm), &bar)?;
                 continue;
             }
-            let metrics = generate(model, prompt, args.generate_tokens, &bar)?;
+            let metrics = generate(args, model, (prompt, args.generate_tokens), &bar)?;
             speed.prefill.push(metrics.prefill_tokens_per_second());
             speed.decode.push(metrics.decode_tokens_per_second());
         }
