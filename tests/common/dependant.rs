@@ -8,25 +8,24 @@ use std::process::{Command, Output};
 
 use parking_lot::Mutex;
 
-/// The directory of the programs that `cargo` builds: `target(shared)/debug/<name>`.
-///
-/// It is separate, since the outer Cargo holds the lock of this workspace's. Workspaces that link
-/// the MLX engine share one, so that the engine is built once.
-pub fn target(shared: &str) -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).join(shared)
+/// The target directory of the outer Cargo, which releases its lock before it runs tests. A crate
+/// that the other workspace builds with the same features and profile is there already.
+pub fn target() -> PathBuf {
+    let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    temporary.parent().unwrap().to_owned()
 }
 
 /// A Cargo command for `workspace` (relative to the root of the repository) with its output in
-/// [`target`]`(shared)`.
-pub fn cargo(workspace: &str, shared: &str) -> Command {
+/// [`target`].
+pub fn cargo(workspace: &str) -> Command {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let dir = root.join(workspace);
     lock_versions(root, &dir);
     let mut command = clean(Command::new(env!("CARGO")));
     command
         .current_dir(dir)
-        .env("CARGO_TARGET_DIR", target(shared))
-        // The programs are built once and never debugged: half a gigabyte instead of four.
+        .env("CARGO_TARGET_DIR", target())
+        // As in our own profile: other values would build every crate again.
         .env("CARGO_INCREMENTAL", "0")
         .env("CARGO_PROFILE_DEV_DEBUG", "0")
         .env("CARGO_NET_OFFLINE", "true");

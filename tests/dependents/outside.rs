@@ -7,7 +7,7 @@ use crate::common::{greedy, tiny};
 use inference::Prompt;
 
 fn outside(args: &[&str]) -> (String, String, std::process::Output) {
-    let mut command = crate::dependant::cargo("tests/outside", "dependants");
+    let mut command = crate::dependant::cargo("tests/outside");
     command.args(["run", "--quiet", "--"]).args(args);
     crate::dependant::run(&mut command)
 }

@@ -10,7 +10,7 @@ const WORKSPACE: &str = "examples/plugin";
 
 /// Runs the program in its workspace. The first call builds it.
 fn chooser(args: &[&str]) -> Command {
-    let mut command = crate::dependant::cargo(WORKSPACE, "dependants");
+    let mut command = crate::dependant::cargo(WORKSPACE);
     command.args(["run", "--quiet", "-p", "chooser", "--"]);
     command.args(args);
     command
@@ -70,7 +70,7 @@ fn the_program_lists_every_linked_backend_and_runs_the_one_that_a_flag_names() {
 
 #[test]
 fn the_strangers_backend_passes_its_own_tests_and_the_conformance_suite() {
-    let mut command = crate::dependant::cargo(WORKSPACE, "dependants");
+    let mut command = crate::dependant::cargo(WORKSPACE);
     command.args(["test", "--quiet", "-p", "echo-backend"]);
     command.args(["--", "--nocapture"]);
     let out = crate::dependant::stdout(&mut command);

@@ -7,20 +7,66 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use parking_lot::Mutex;
+
 const WORKSPACE: &str = "tests/registration";
 
-/// Cargo's profile, and the directory of its output.
-const DEV: (&str, &str) = ("dev", "debug");
-const THIN: (&str, &str) = ("lto-thin", "lto-thin");
-const FAT: (&str, &str) = ("lto-fat", "lto-fat");
+/// A name, and settings of the profile `dev`. A profile of another name would have a directory of
+/// its own, and Cargo would compile all procedural macros again.
+type Profile = (&'static str, &'static [(&'static str, &'static str)]);
 
-/// Builds the workspace, and returns the directory of its output.
-fn built((profile, dir): (&str, &str)) -> PathBuf {
-    let mut command = crate::dependant::cargo(WORKSPACE, "registration");
-    // The variable changes the number of object files independent of the profile.
+const DEV: Profile = ("dev", &[]);
+const THIN: Profile = ("thin", &[("LTO", "thin"), OPTIMIZED, ASSERTIONS, OVERFLOW]);
+const FAT: Profile = (
+    "fat",
+    &[
+        ("LTO", "fat"),
+        ("CODEGEN_UNITS", "1"),
+        ("PANIC", "abort"),
+        ("STRIP", "true"),
+        OPTIMIZED,
+        ASSERTIONS,
+        OVERFLOW,
+    ],
+);
+// A release without most of its optimization, which does not change what the linker leaves out.
+const OPTIMIZED: (&str, &str) = ("OPT_LEVEL", "1");
+const ASSERTIONS: (&str, &str) = ("DEBUG_ASSERTIONS", "false");
+const OVERFLOW: (&str, &str) = ("OVERFLOW_CHECKS", "false");
+
+/// Builds the workspace once for each profile, and returns a directory with a copy of its output:
+/// the next profile overwrites the output itself.
+fn built((name, settings): Profile) -> PathBuf {
+    static DONE: Mutex<Vec<&str>> = Mutex::new(Vec::new());
+    let copies = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .join("registration")
+        .join(name);
+    let mut done = DONE.lock();
+    if done.contains(&name) {
+        return copies;
+    }
+    let mut command = crate::dependant::cargo(WORKSPACE);
+    // With this variable, a crate of `dev` has fewer object files, and the linker keeps more.
     command.env_remove("CARGO_INCREMENTAL");
-    crate::dependant::stdout(command.args(["build", "--quiet", "--profile", profile]));
-    crate::dependant::target("registration").join(dir)
+    for (key, value) in settings {
+        command.env(format!("CARGO_PROFILE_DEV_{key}"), value);
+    }
+    crate::dependant::stdout(command.args(["build", "--quiet"]));
+    let output = crate::dependant::target().join("debug");
+    std::fs::create_dir_all(&copies).unwrap();
+    let library = dynamic(&output);
+    for file in [
+        "program",
+        "forgetful",
+        "liblibrary.a",
+        library.file_name().unwrap().to_str().unwrap(),
+    ] {
+        // Linux refuses to write to a program that runs; a new file is another one.
+        let _ = std::fs::remove_file(copies.join(file));
+        std::fs::copy(output.join(file), copies.join(file)).unwrap();
+    }
+    done.push(name);
+    copies
 }
 
 /// The lines that a built program prints.
