@@ -1,4 +1,5 @@
-//! The products of `avx2/dense_rows.rs` for AVX-512.
+//! Multiplication of a few input rows with a dense matrix, for AVX-512. `avx2/dense_rows.rs`
+//! generates the functions.
 
 use std::arch::x86_64::{
     __m512, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm512_castsi512_ps,
@@ -25,7 +26,7 @@ dense_rows_for!(
     (8, 3)
 );
 
-/// Sixteen elements as float32.
+/// Loads sixteen elements as float32.
 ///
 /// # Safety
 /// The elements must exist.
@@ -45,7 +46,7 @@ unsafe fn load<const TYPE: u32>(from: *const u8) -> __m512 {
     }
 }
 
-/// The first `n` elements, at most sixteen; the rest is zero.
+/// Loads the first `n` elements, at most sixteen, as float32. The other lanes are zero.
 ///
 /// # Safety
 /// The elements must exist.
@@ -60,7 +61,7 @@ unsafe fn load_some<const TYPE: u32>(from: *const u8, n: usize) -> __m512 {
     }
 }
 
-/// The sum of the elements.
+/// The sum of all lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
 fn sum(all: __m512) -> f32 {

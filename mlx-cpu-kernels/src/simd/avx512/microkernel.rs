@@ -7,10 +7,11 @@ use std::arch::x86_64::{
     _mm512_storeu_ps,
 };
 
-/// Two sums per row, which are independent of each other.
+/// Each row has two sums that do not depend on each other, which hides latency.
 ///
 /// # Safety
-/// As [`crate::simd::microkernel::gemm_tiles`], and the processor must have avx512f.
+/// The obligations of [`crate::simd::microkernel::gemm_tiles`]. The processor must also have
+/// avx512f.
 #[target_feature(enable = "avx512f")]
 pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: TileB, product: TileC) {
     // SAFETY: guaranteed by the caller.
