@@ -136,8 +136,8 @@ fn run(kernel: &Kernel<'_>) -> Vec<Vec<f32>> {
         "-Wall",
         "-Werror=return-type",
     ];
-    // Sanitizers check the indices. Kernels with barriers run without them, because a thousand
-    // threads take a minute.
+    // Sanitizers check the indices. Kernels with barriers run without sanitizers, with which their
+    // thousand threads take a minute.
     let more: &[&str] = match kernel.waits {
         true => &[],
         false => &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],

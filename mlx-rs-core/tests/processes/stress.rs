@@ -23,7 +23,7 @@ fn rounds() -> u64 {
 fn work(seed: u64, shared: &Array, stream: &Stream, dir: &std::path::Path) -> Result<Vec<f32>> {
     let key = Key::new(seed)?;
     let x = random::normal(0.0, 1.0, &[16, 24], Dtype::Float32, &key)?;
-    // The graph is built on this thread's stream and evaluated from this thread.
+    // This thread builds the graph, and the stream's thread computes it.
     let y = stream.scope(|| x.matmul(shared)?.tanh())?;
     async_eval([&y])?;
     let mut z = y.add(&x.get(idx![.., ..8])?)?;

@@ -281,8 +281,8 @@ fn programs_of_every_layout() {
     let more = |seed: u64| end.map_or(seed < first + 120, |end| Instant::now() < end);
     while more(seed) {
         for finding in run(seed, 60, None, &BTreeSet::new(), &mut totals) {
-            // Findings of the same operation mostly have the same cause, so each operation is
-            // reported once.
+            // Findings of the same operation mostly have the same cause, so they are counted by
+            // operation.
             let name = Maker::program(finding.seed, STEPS).steps[finding.step].name;
             let seen = kinds
                 .entry(format!("{} {name}", finding.phase))

@@ -20,10 +20,10 @@ pub struct Program {
 
 const NORMAL: i32 = 0;
 const POSITIVE: i32 = 1;
-/// A range of values: from `-limit` to `limit`, exclusive.
+/// Values in `-limit..limit`.
 const INDEX: i32 = 2;
 const SPECIAL: i32 = 3;
-/// A range of values: from zero to `limit`, exclusive.
+/// Values in `0..limit`.
 const COUNT: i32 = 4;
 
 /// The values of an `input` step.
