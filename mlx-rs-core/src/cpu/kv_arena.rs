@@ -52,8 +52,8 @@ impl KvArena {
 }
 
 impl Drop for KvArena {
-    /// Also drops deferred values, because a thread of MLX may free the last operation that keeps
-    /// the arena.
+    /// Drops the array through `part_with`, because a thread of MLX may free the last operation
+    /// that keeps the arena.
     fn drop(&mut self) {
         closure::part_with(std::mem::take(&mut self.array));
     }

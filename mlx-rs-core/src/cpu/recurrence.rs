@@ -162,8 +162,8 @@ impl Memory {
         let y = part(&output_shape)?;
         let after = shapes.iter().map(|shape| {
             let output = part(shape)?;
-            // With a single position, the state is copied, because a view would keep the whole
-            // output in memory.
+            // With several positions the state is copied, because a view would keep the outputs of
+            // all positions in memory.
             if length == 1 {
                 Ok(output)
             } else {
