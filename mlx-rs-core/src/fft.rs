@@ -116,8 +116,8 @@ macro_rules! transforms {
     ) => {
         $(
             $(#[$doc])*
-            /// Along `axis`, which is first truncated or zero-padded to `n` (by default its
-            /// length).
+            /// Transforms along `axis`, which is first truncated or zero-padded to `n` (by default
+            /// its length).
             ///
             $(#[$ex1])*
             ///
@@ -136,7 +136,7 @@ macro_rules! transforms {
             }
 
             $(#[$doc])*
-            /// Over two axes, `[-2, -1]` in most uses.
+            /// Transforms over two axes, which are usually `[-2, -1]`.
             ///
             $(#[$ex2])*
             ///
@@ -159,8 +159,8 @@ macro_rules! transforms {
             }
 
             $(#[$doc])*
-            /// Over `axes`, each first truncated or zero-padded to its entry of `n` (by default its
-            /// length).
+            /// Transforms over `axes`. Each axis is first truncated or zero-padded to its entry of
+            /// `n` (by default its length).
             ///
             $(#[$exn])*
             ///
