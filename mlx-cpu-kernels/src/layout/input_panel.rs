@@ -28,7 +28,8 @@ pub(crate) struct InputPanel<'a> {
     /// 16-bit integers `[words, rows, inputs_per_sum]`, in the order of [`pair_index`] (with
     /// dotprod as bytes, see `neon/qgemv_dotprod.rs`); empty for floats.
     pub quants: &'a [i16],
-    /// The scales of `quants`, `[words, rows]`: one per few adjacent inputs (`qgemv::inputs_per_scale`).
+    /// The scales of `quants`, `[words, rows]`. A few adjacent inputs share a scale
+    /// (`qgemv::inputs_per_scale`).
     pub scales: &'a [f32],
     /// The sum of each group, `[rows, groups]`. For integers it is the sum of the rounded inputs.
     /// The effect of a rounding error is then proportional to the weight. With sums of the exact

@@ -78,7 +78,8 @@ impl Array {
         Ok(())
     }
 
-    /// The part that `index` selects, for updates that make a new array, like `a.at[...]` in Python.
+    /// The part that `index` selects, for updates that make a new array. This is `a.at[...]` in
+    /// Python.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};
