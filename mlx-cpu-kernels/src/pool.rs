@@ -279,7 +279,8 @@ fn take_parts(shared: &Shared, job: Job, me: usize) {
     let all = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         run(&mut indices);
         if let Some(hook) = job.hook {
-            // SAFETY: as above.
+            // SAFETY: the hook is alive, because the caller is the job's owner or is counted in
+            // `active`.
             unsafe { (*hook)(me) };
         }
     }));

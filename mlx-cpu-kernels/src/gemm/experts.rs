@@ -103,7 +103,7 @@ impl ExpertStack {
             self.kind
                 .matrix(size.k, self.stored.as_ref(), inputs, packings)
         };
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that biases are float32 arrays of this stack.
         let floats = |input: Option<&'a Input>| input.map(|i| unsafe { i.as_slice::<f32>() });
         let bias = if self.bias {
             floats(inputs.next())

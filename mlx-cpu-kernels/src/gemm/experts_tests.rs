@@ -343,7 +343,7 @@ fn products_by_index_equal_the_definition() {
                     let first = [Input::from_slice(&c), ids_input(&ids)];
                     let inputs = [&first[..], &made.inputs(false)].concat();
                     let mut out = vec![f32::NAN; work.outputs()];
-                    // SAFETY: as above.
+                    // SAFETY: the inputs are as the operation documents.
                     unsafe { work.run(&inputs, &mut out) };
                     near(&out, &back, &what);
                 });

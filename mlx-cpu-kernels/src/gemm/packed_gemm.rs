@@ -314,7 +314,8 @@ impl GemmTask<'_> {
             let sums = sums.as_chunks::<LANES>().0;
             for lane in lane..lane + rows {
                 let at = start(lane);
-                // SAFETY: as above.
+                // SAFETY: these columns of this row belong to only this block. Both bounds are
+                // checked.
                 let place = unsafe { out.slice_mut(at + done, columns - done) };
                 let before = self.residual.map(|r| &r[at + done..at + columns]);
                 for (i, (place, sums)) in place.iter_mut().zip(&sums[done..]).enumerate() {

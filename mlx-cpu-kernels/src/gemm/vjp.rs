@@ -69,7 +69,7 @@ impl Work for ProductVjp {
         let c = of(0);
         let stored = match self.kind {
             MatrixFormat::Dense(number) => {
-                // SAFETY: as above.
+                // SAFETY: `pulled_back` passes an array of this type.
                 Stored::Dense(unsafe { DenseView::new(number, inputs.get(1)) })
             }
             MatrixFormat::Quantized {
@@ -79,7 +79,7 @@ impl Work for ProductVjp {
             } => {
                 let groups = self.size.k / group;
                 let matrix = inputs.get(1..).unwrap_or_default();
-                // SAFETY: as above.
+                // SAFETY: `pulled_back` passes the arrays of a matrix in this format.
                 Stored::Quantized(unsafe {
                     PackedMatrix::from_inputs(matrix, (bits, groups, scales))
                 })

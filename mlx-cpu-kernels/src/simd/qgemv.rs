@@ -76,7 +76,7 @@ pub(crate) fn qgemv(
             avx2::qgemv_fp8::qgemv(matrix, x, out);
         },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
+        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2, fma and f16c.
         Isa::Avx2 => unsafe { avx2::qgemv::qgemv(matrix, x, out) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: only `detect` makes `Isa::Avx512`, on processors with all of its features.

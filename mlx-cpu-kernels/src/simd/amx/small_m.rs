@@ -67,8 +67,8 @@ pub(crate) unsafe fn run<'a, const BITS: u32>(
         }
     }
     if let Some(before) = before {
-        // SAFETY: as above; the first groups of the last place are decoded again while its last
-        // ones are finished.
+        // SAFETY: addresses and lengths are those of the last place, as in the loop above. The
+        // first groups of the last place are decoded again while its last groups are finished.
         unsafe {
             scratch.at.factors = scratch.at.first_factors.add(4 * (groups - PIPELINE_DEPTH));
             scratch.at.left = 0;

@@ -260,7 +260,7 @@ pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: Tile
             let to = product
                 .data
                 .wrapping_add(m * product.row_stride + WIDTH * v);
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees `LANES` elements of the product in each of `M` rows.
             unsafe {
                 let sum = if product.accumulate {
                     vaddq_f32(vld1q_f32(to), sum)

@@ -54,19 +54,19 @@ definitions! {
         let lanes = unsafe { vld1q_f32(floats[1..].as_ptr()) };
         assert_eq!(bits(of(lanes)), bits([1.0, -0.0, INF, TINY]));
         let words = [9u32, 1, 2, u32::MAX, 1 << 31];
-        // SAFETY: as above.
+        // SAFETY: the elements from the second on exist.
         let lanes = unsafe { vld1q_u32(words[1..].as_ptr()) };
         assert_eq!(of::<_, [u32; 4]>(lanes), [1, 2, u32::MAX, 1 << 31]);
         let halves = [9u16, 1, 2, 3, 0x8000];
-        // SAFETY: as above.
+        // SAFETY: the elements from the second on exist.
         let lanes = unsafe { vld1_u16(halves[1..].as_ptr()) };
         assert_eq!(of::<_, [u16; 4]>(lanes), [1, 2, 3, 0x8000]);
         let all: [i8; 17] = bytes(-8);
-        // SAFETY: as above.
+        // SAFETY: the elements from the second on exist.
         let lanes = unsafe { vld1q_s8(all[1..].as_ptr()) };
         assert_eq!(of::<_, [i8; 16]>(lanes), bytes(-7));
         let all: [u8; 17] = std::array::from_fn(|i| 239 + i as u8);
-        // SAFETY: as above.
+        // SAFETY: the elements from the second on exist.
         let lanes = unsafe { vld1q_u8(all[1..].as_ptr()) };
         assert_eq!(of::<_, [u8; 16]>(lanes), all[1..]);
     }

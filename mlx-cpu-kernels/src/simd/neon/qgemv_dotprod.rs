@@ -503,7 +503,8 @@ pub(crate) mod tests {
             sums: &sums,
         };
         let mut columns = OutputBlock::contiguous(&mut out, rows);
-        // SAFETY: as above.
+        // SAFETY: the callers check that the processor has neon and dotprod, or that both are
+        // emulated.
         unsafe {
             match bits {
                 4 => qgemv::<4>(matrix, x, &mut columns),
