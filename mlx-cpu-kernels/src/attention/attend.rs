@@ -238,7 +238,7 @@ impl AttentionTask<'_> {
         let Attention {
             head_dim: d, heads, ..
         } = *self.attend;
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that no other thread uses this output.
         unsafe { self.out.slice_mut((q * heads + h) * d, d) }
     }
 

@@ -199,7 +199,8 @@ impl NewKv<'_> {
     ) {
         let (keys, values) = &self.writes[row];
         for (store, i, norm) in [(keys, 0, self.norm), (values, 1, None)] {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees float32 caches, and that no other thread uses this
+            // place.
             let head =
                 unsafe { self.caches[2 * row + i].slice_mut(store.place(t, h), store.head_dim) };
             store.write_head(packed, norm, rope_table, (t, h), head);

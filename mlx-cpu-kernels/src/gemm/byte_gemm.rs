@@ -71,7 +71,7 @@ impl SharedPanels {
     /// # Safety
     /// No other part may use this panel.
     unsafe fn panel(&self, i: usize, [quads, scales, sums]: [usize; 3]) -> ByteColumnsMut<'_> {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that no other part uses this panel.
         unsafe {
             ByteColumnsMut {
                 quads: bytemuck::cast_slice_mut(self.quads.slice_mut(i * quads, quads)),

@@ -98,7 +98,7 @@ impl ExpertStack {
         packings: &mut Vec<(u32, usize)>,
     ) -> StackData<'a> {
         let size = self.size;
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that the inputs are the arrays of this stack.
         let data = unsafe {
             self.kind
                 .matrix(size.k, self.stored.as_ref(), inputs, packings)

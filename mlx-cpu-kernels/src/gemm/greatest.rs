@@ -43,7 +43,7 @@ impl Work for GreatestOutputs {
             let tile = tile.as_chunks::<LANES>().0;
             groups[begin / LANES].take(isa, tile, count, block.start + block.from);
         };
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that the inputs are those of the product.
         unsafe {
             self.product
                 .with_task(inputs, |task, _| task.run_into(&sink));

@@ -38,7 +38,7 @@ impl Routing {
     /// # Safety
     /// The input must consist of 32-bit integers.
     pub(crate) unsafe fn routes(&self, ids: &Input, experts: usize) -> Routes {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees 32-bit integers.
         let ids = unsafe { ids.as_slice::<u32>() };
         assert_eq!(ids.len(), self.pairs());
         let expert = |id: u32| {

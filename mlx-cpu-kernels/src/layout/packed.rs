@@ -247,7 +247,7 @@ impl<'a> GroupParams<'a> {
         [one, other]: [&'a Input; 2],
         (format, bits): (ScaleFormat, u32),
     ) -> [Self; 2] {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that the elements have the types that `format` stores.
         unsafe {
             match format {
                 ScaleFormat::F32 => [one, other].map(|input| Self::F32(input.as_slice())),
@@ -503,7 +503,7 @@ impl<'a> PackedMatrix<'a> {
                 bits,
             };
         };
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees words, and the types that the format stores.
         let (words, [scales, biases]) = unsafe {
             let params = GroupParams::from_inputs([scales, biases], (format, bits));
             (words.as_slice::<u32>(), params)

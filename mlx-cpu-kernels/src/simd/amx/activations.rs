@@ -278,7 +278,7 @@ pub(crate) unsafe fn split(
 ) -> f32 {
     let mut sum = _mm512_setzero_ps();
     let (mut highs, mut lows) = ([_mm512_set1_epi32(0); 2], [_mm512_set1_epi32(0); 2]);
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the features, and `TILE_K` elements, weights and places.
     unsafe {
         for i in 0..2 {
             let mut v = _mm512_mul_ps(_mm512_loadu_ps(x.add(16 * i)), _mm512_set1_ps(factor));

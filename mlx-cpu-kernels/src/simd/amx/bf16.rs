@@ -74,7 +74,7 @@ impl TileRegisters {
     /// # Safety
     /// The system must permit the process to use AMX, as for `Isa::Amx`.
     pub(crate) unsafe fn full() -> Self {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that the process may use AMX.
         unsafe { Self::with([TILE_ROWS; 8]) }
     }
 }
@@ -116,7 +116,7 @@ pub(crate) fn products(
 /// The registers must be configured.
 #[inline]
 unsafe fn zero() {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees configured registers.
     unsafe {
         asm!(
             "tilezero tmm0",
@@ -188,7 +188,7 @@ unsafe fn multiply<const T: usize>(
             )
         };
     }
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees configured registers, and readable tiles and panel.
     unsafe {
         match T {
             1 => for_blocks!(tile!("tmm0", "tmm6", "a")),
@@ -226,7 +226,7 @@ unsafe fn store(tiles: usize, to: *mut OutputRow) {
             }
         };
     }
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees configured registers, and that the destination exists.
     unsafe {
         one!(0, "tmm0");
         one!(1, "tmm1");

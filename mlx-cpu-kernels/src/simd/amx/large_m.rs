@@ -73,7 +73,7 @@ unsafe fn add(
     for (row, inputs) in inputs.iter().enumerate() {
         let inputs = _mm512_set1_ps(*inputs);
         for i in 0..2 {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees avx512f, and that all operands exist.
             unsafe {
                 let factor = |at: usize| _mm512_loadu_ps(factors.add(at).cast());
                 let products = _mm512_loadu_ps(products.add(i * TILE_ROWS + row).cast());

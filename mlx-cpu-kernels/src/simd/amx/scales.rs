@@ -27,7 +27,8 @@ pub(crate) unsafe fn prepare<const BITS: u32>(
 ) {
     for i in 0..2 {
         let second = from.second[i];
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees the features, the groups of both tiles, and the lines at
+        // `to`.
         unsafe {
             let to = to.add(i);
             match (from.scales[i], from.biases[i]) {
@@ -80,7 +81,7 @@ pub(crate) unsafe fn prepare<const BITS: u32>(
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
 unsafe fn sixteen_halves(at: *const u16, second: usize) -> __m512 {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees avx512f and the sixteen float16.
     unsafe {
         let low = _mm_loadu_si128(at.cast());
         let high = _mm_loadu_si128(at.add(second).cast());
@@ -116,7 +117,7 @@ unsafe fn convert<const BITS: u32, T>(
                 _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(second).cast());
             }
         }
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees a valid `sixteen` for each group, and lines at `to`.
         unsafe { store::<BITS>(sixteen(pointers), to.add(4 * group)) };
     }
 }
@@ -175,7 +176,7 @@ unsafe fn store<const BITS: u32>([scales, biases]: [__m512; 2], to: *mut TileRow
     let (more, measure) = (_mm512_set1_ps(more / measure), _mm512_set1_ps(measure));
     let scales = _mm512_mul_ps(scales, measure);
     let biases = _mm512_fnmadd_ps(more, scales, biases);
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees avx512f and three lines from `to` on.
     unsafe {
         _mm512_storeu_ps(to.cast(), scales);
         _mm512_storeu_ps(to.add(2).cast(), biases);

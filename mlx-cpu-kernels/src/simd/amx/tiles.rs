@@ -46,7 +46,7 @@ impl TileRegisters {
     /// # Safety
     /// The system must permit the process to use AMX, as for `Isa::Amx`.
     pub(crate) unsafe fn new() -> Self {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that the process may use AMX.
         unsafe { Self::with([TILE_ROWS; 8]) }
     }
 

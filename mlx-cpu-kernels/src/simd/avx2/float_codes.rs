@@ -84,7 +84,7 @@ pub(crate) fn integers(codes: Codes) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn super_affine(codes: *const i8, supers: *const u16) -> [__m256; 2] {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the features, sixteen bytes and sixteen float16.
     unsafe {
         let [scales, biases] = [0, INTERLEAVED_ROWS].map(|at| {
             let codes = _mm256_cvtepi8_epi32(_mm_loadl_epi64(codes.add(at).cast()));

@@ -52,7 +52,7 @@ pub(crate) unsafe fn multiply(
     (sums, apart): (&mut [f32], usize),
 ) {
     for row in (0..rows).step_by(TILE_ROWS) {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees the features, and the rows and units of the task.
         unsafe {
             let to = sums.as_mut_ptr().add(row * LANES);
             match *x {
@@ -79,7 +79,7 @@ unsafe fn tile_of<const P: usize>(
     x: [ByteColumns<'_>; P],
     to: [*mut f32; P],
 ) {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the obligations of `tile` for these rows.
     unsafe {
         match (rows, task.group == HALF) {
             (1, false) => tile::<1, P, UNIT>(task, matrix, x, to),

@@ -33,7 +33,7 @@ dense_rows_for!(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
 unsafe fn load<const TYPE: u32>(from: *const u8) -> __m512 {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees that the elements exist.
     unsafe {
         match TYPE {
             DenseView::F32_ID => _mm512_loadu_ps(from.cast()),

@@ -168,7 +168,7 @@ unsafe fn tile_of<const P: usize>(
     x: [PanelPtrs; P],
     sums: [*mut f32; P],
 ) {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the obligations of `tile` for these rows.
     unsafe {
         match rows {
             1 => tile::<1, P>(task, matrix, x, sums),
@@ -198,7 +198,7 @@ unsafe fn tile<const M: usize, const P: usize>(
     let Task {
         columns, stride, ..
     } = *task;
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the features, and the rows and groups of the task.
     unsafe {
         for g in task.groups.clone() {
             let mut group = [[_mm512_setzero_ps(); P]; M];

@@ -242,7 +242,7 @@ pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: Tile
     let mut sums = [[vdupq_n_f32(0.0); VECTORS]; M];
     let (mut a, mut b) = (left.data, right.data);
     for _ in 0..depth {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees the elements of both operands for each of `depth` steps.
         unsafe {
             let lanes: [_; VECTORS] = std::array::from_fn(|v| vld1q_f32(b.wrapping_add(WIDTH * v)));
             for (m, sums) in sums.iter_mut().enumerate() {

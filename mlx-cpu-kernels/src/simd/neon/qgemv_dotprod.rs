@@ -272,7 +272,7 @@ unsafe fn add(
     x: InputPtrs,
     place: usize,
 ) {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees that the inputs have this place.
     let (bytes, scale) = unsafe {
         (
             vld1q_s8(x.bytes.add(place * 2 * INPUTS_PER_SCALE)),
@@ -314,7 +314,7 @@ fn exact(first: [int8x16_t; 2], second: [int8x16_t; 2], x: int8x16_t) -> [int32x
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 unsafe fn factors(all: *const u8, group: usize, half: bool) -> [float32x4_t; 2] {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the group's eight values in this type.
     unsafe {
         if half {
             let at = all.cast::<u16>().add(group * INTERLEAVED_ROWS);

@@ -8,7 +8,7 @@ pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: Tile
     let mut sums = [[0.0f32; LANES]; M];
     let (mut a, mut b) = (left.data, right.data);
     for _ in 0..depth {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees `LANES` elements of `right` for each of `depth` steps.
         let lanes = unsafe { b.cast::<[f32; LANES]>().read_unaligned() };
         for (m, sum) in sums.iter_mut().enumerate() {
             // SAFETY: the caller guarantees an element of `left` for each of `M` rows and `depth`
