@@ -46,7 +46,7 @@ unsafe fn integers(data: *const c_int, n: usize) -> Vec<i32> {
     if n == 0 || data.is_null() {
         return Vec::new();
     }
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees `n` integers at `data`.
     unsafe { std::slice::from_raw_parts(data, n) }.to_vec()
 }
 

@@ -91,7 +91,7 @@ macro_rules! api {
                 kernel.ctx.is_null()
             }
             unsafe fn free(kernel: Self::Kernel) {
-                // SAFETY: guaranteed by the caller.
+                // SAFETY: the caller guarantees a live handle that it owns.
                 unsafe { sys::$free(kernel) };
             }
             fn config() -> Self::Config {

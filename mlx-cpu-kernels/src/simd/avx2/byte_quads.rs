@@ -29,7 +29,7 @@ fn offset(codes: Codes, bits: u32, bytes: CodeBytes) -> i8 {
 /// The processor must have avx2, fma and f16c.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn byte_quads(matrix: PackedMatrix<'_>, bytes: CodeBytes, to: BytePanelMut<'_>) {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees avx2, fma and f16c.
     unsafe { with_codes!(byte_quads_bits(matrix, bytes, to)) }
 }
 

@@ -75,7 +75,7 @@ pub(crate) unsafe fn multiply(
     let wide = |total, sum| _mm256_add_epi32(total, _mm256_madd_epi16(sum, _mm256_set1_epi16(1)));
     // A quad adds two products to each lane. With this number of quads, no sum overflows 16 bits.
     let quads = i32::from(i16::MAX) / (2 * MAX_BYTE as i32 * i32::from(matrix.largest));
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the features, and the rows and units of the task.
     unsafe {
         match (matrix.bytes, quads) {
             (CodeBytes::Signed, _) => tiles::<1>(rows, task, matrix, x, sums, (signed, wide)),
@@ -102,7 +102,7 @@ pub(crate) unsafe fn multiply_vnni(
     assert!(matrix.bytes == CodeBytes::Unsigned);
     let add = |sum, codes, x| _mm256_dpbusd_avx_epi32(sum, codes, x);
     let wide = |total, sum| _mm256_add_epi32(total, sum);
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the features, and the rows and units of the task.
     unsafe { tiles::<8>(rows, task, matrix, x, sums, (add, wide)) };
 }
 
@@ -122,7 +122,7 @@ unsafe fn tiles<const QUADS: usize>(
 ) {
     for (p, x) in x.iter().enumerate() {
         for row in (0..rows).step_by(TILE_ROWS) {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees the features, and the rows and units of the task.
             unsafe {
                 let to = sums.as_mut_ptr().add(p * apart + row * LANES);
                 let of = (matrix, row);
@@ -154,7 +154,7 @@ unsafe fn tile<const M: usize, const SPAN: usize, const QUADS: usize>(
 ) {
     let step = const { if QUADS > SPAN / 4 { SPAN / 4 } else { QUADS } };
     let stride = task.stride;
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the features, and the rows and units of the task.
     unsafe {
         let codes = matrix.quads.as_ptr().add(row);
         let (scales, biases) = (

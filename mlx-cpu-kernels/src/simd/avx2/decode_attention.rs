@@ -30,7 +30,7 @@ pub(crate) unsafe fn accumulate_values<const R: usize>(
     (sums, row): (*mut f32, usize),
     next: KeyPrefetch,
 ) {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the features, and that all elements of the operands exist.
     unsafe {
         let mut totals = [[_mm256_setzero_ps(); VALUE_LANES / 8]; R];
         for i in 0..n {

@@ -27,7 +27,8 @@ macro_rules! dense_rows_for {
             x: &[&[f32]],
             out: &mut OutputBlock<'_>,
         ) {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees the features, and the lengths of the matrix and of
+            // `out`.
             unsafe {
                 match matrix {
                     DenseView::F32(all) => {
@@ -157,7 +158,7 @@ dense_rows_for!(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn load<const TYPE: u32>(from: *const u8) -> __m256 {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees that the elements exist.
     unsafe {
         match TYPE {
             DenseView::F32_ID => _mm256_loadu_ps(from.cast()),

@@ -32,7 +32,7 @@ pub(crate) unsafe fn dequantize_row(row: PackedRow<'_>, bits: u32, out: &mut [f3
 /// The processor must have avx2, fma and f16c.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn dequantize_transposed(matrix: PackedMatrix<'_>, out: &mut [f32]) {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees avx2, fma and f16c.
     unsafe { with_codes!(dequantize_transposed_bits(matrix, out)) }
 }
 
@@ -132,7 +132,7 @@ fn integer<const BITS: u32, const CODES: u32>(
 /// The processor must have avx2, fma and f16c.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn integer_pairs(matrix: PackedMatrix<'_>, to: CodePanelMut<'_>) {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees avx2, fma and f16c.
     unsafe { with_codes!(integer_pairs_bits(matrix, to)) }
 }
 
@@ -215,7 +215,7 @@ pub(super) fn code_at<const BITS: u32>(q: &[__m256i; 5], j: usize) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn group_params(factors: GroupParams<'_>, group: usize) -> __m256 {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees avx2 and f16c, and that the group exists.
     unsafe {
         match factors {
             GroupParams::F32(all) => _mm256_loadu_ps(all.as_ptr().add(group * INTERLEAVED_ROWS)),

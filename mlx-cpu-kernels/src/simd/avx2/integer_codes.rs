@@ -26,7 +26,7 @@ macro_rules! integer_codes {
         #[inline]
         #[target_feature(enable = $features)]
         unsafe fn broadcast_pair(at: *const i16) -> $int {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees that the two inputs exist.
             $set_32(unsafe { at.cast::<i32>().read_unaligned() })
         }
 
@@ -51,7 +51,7 @@ macro_rules! integer_codes {
                 $and($right_16::<8>(q), mask),
                 $right_16::<12>(q),
             ];
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees the features, and that the word is within the inputs.
             unsafe { add_pairs(sums, n, x, word) };
         }
 
@@ -91,7 +91,7 @@ macro_rules! integer_codes {
                     $right_16::<8>(odd),
                 ]
             };
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees the features, and that the word is within the inputs.
             unsafe { add_pairs(sums, n, x, word) };
         }
 
@@ -117,7 +117,7 @@ macro_rules! integer_codes {
                 code_pair::<BITS>(q, first + 2, first + 6),
                 code_pair::<BITS>(q, first + 3, first + 7),
             ];
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees the features, and that the run is within the inputs.
             unsafe { add_pairs(sums, n, x, run) };
         }
 

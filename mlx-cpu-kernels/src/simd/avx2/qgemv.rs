@@ -188,7 +188,7 @@ impl RowBlock {
             ScaleFormat::SUPER_AFFINE_ID => (2 * factors, 4 * factors / self.per_super),
             _ => (factors, 2 * factors / self.per_super),
         };
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that the row block exists in this format.
         unsafe {
             Self {
                 words: self
@@ -249,7 +249,8 @@ macro_rules! qgemv_for_constants {
             x: InputPanel<'_>,
             out: &mut OutputBlock<'_>,
         ) {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees the features, and the lengths that `RowBlock::first`
+            // asserts.
             unsafe {
                 match x.rows {
                     1 => row_blocks::<1, BITS, SCALES>(first, count, x, out),

@@ -97,7 +97,7 @@ unsafe fn quantize_8(v: __m256, to: *mut i16, scales: *mut f32) -> __m256 {
     );
     // A pair is an element and the element four later.
     let pairs = _mm_blend_epi16::<0b1010_1010>(low, _mm_slli_epi32::<16>(high));
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees eight places and one scale.
     unsafe {
         _mm_storeu_si128(to.cast(), pairs);
         *scales = _mm_cvtss_f32(_mm256_castps256_ps128(scale));
