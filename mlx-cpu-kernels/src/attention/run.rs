@@ -73,7 +73,8 @@ impl Attention {
                 deferred = Some(new_kv);
             } else {
                 let rope_table = rotation.map_or(&[][..], |(_, rope_table)| rope_table);
-                // SAFETY: guaranteed by the caller of `run_with_new_kv`.
+                // SAFETY: the caller of `run_with_new_kv` guarantees float32 caches that nothing
+                // else uses.
                 unsafe { new_kv.write_all(packed, rope_table) };
             }
         }

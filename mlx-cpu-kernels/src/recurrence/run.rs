@@ -1,4 +1,4 @@
-//! A matrix memory as an operation: inputs and threads.
+//! Runs a matrix memory as an operation: reads the inputs, and divides the work among threads.
 
 use std::cell::RefCell;
 

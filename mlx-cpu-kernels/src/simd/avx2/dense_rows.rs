@@ -179,7 +179,8 @@ unsafe fn load<const TYPE: u32>(from: *const u8) -> __m256 {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn load_some<const TYPE: u32>(from: *const u8, n: usize) -> __m256 {
     let mut all = [0u8; 32];
-    // SAFETY: guaranteed by the caller; `all` has space for eight of the largest elements.
+    // SAFETY: the caller guarantees the elements. `all` has space for eight of the largest
+    // elements.
     unsafe {
         from.copy_to_nonoverlapping(all.as_mut_ptr(), n.min(8) * size::<TYPE>());
         load::<TYPE>(all.as_ptr())

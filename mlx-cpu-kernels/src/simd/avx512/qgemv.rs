@@ -173,7 +173,8 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
 unsafe fn words_of(two: [RowBlock; 2], w: usize, prefetch: bool) -> __m512i {
     let at = two.map(|block| block.words.wrapping_add(w * INTERLEAVED_ROWS));
-    // SAFETY: guaranteed by the caller. Prefetched addresses need not be valid.
+    // SAFETY: the caller guarantees that both row blocks have this word. Prefetched addresses need
+    // not be valid.
     unsafe {
         if prefetch {
             for at in at {

@@ -36,7 +36,8 @@ macro_rules! loads {
         /// # Safety
         /// All elements of a vector must exist.
         pub(crate) unsafe fn $name(from: *const $lane) -> $vector {
-            // SAFETY: guaranteed by the caller; a vector has the layout of an array of its lanes.
+            // SAFETY: the caller guarantees the elements. A vector has the layout of an array of
+            // its lanes.
             unsafe { from.cast::<$vector>().read_unaligned() }
         }
     )*};
@@ -55,7 +56,8 @@ macro_rules! stores {
         /// # Safety
         /// The places for all elements of a vector must exist.
         pub(crate) unsafe fn $name(to: *mut $lane, a: $vector) {
-            // SAFETY: guaranteed by the caller; a vector has the layout of an array of its lanes.
+            // SAFETY: the caller guarantees the places. A vector has the layout of an array of its
+            // lanes.
             unsafe { to.cast::<$vector>().write_unaligned(a) }
         }
     )*};
