@@ -48,7 +48,7 @@ impl Codes {
     }
 }
 
-/// [`Codes::number`] for a kind of codes that is a constant.
+/// [`Codes::number`], with the kind of codes as a constant.
 #[inline(always)]
 pub(crate) fn number<const CODES: u32>(code: u32) -> f32 {
     match CODES {

@@ -457,8 +457,8 @@ pub(crate) unsafe fn run_groups<const BITS: u32>(
             )
         };
     }
-    // SAFETY: guaranteed by the caller. `LargeMScratch` has space for the largest group, and for
-    // the operands of the first additions.
+    // SAFETY: the caller guarantees configured registers, the features, and the operands.
+    // `LargeMScratch` has space for the largest group, and for the operands of the first additions.
     unsafe {
         match BITS {
             4 => all!(4),

@@ -366,7 +366,8 @@ pub(crate) unsafe fn run_groups<const BITS: u32>(scratch: &mut SmallMScratch, co
             )
         };
     }
-    // SAFETY: guaranteed by the caller; `SmallMScratch` has space for the largest group.
+    // SAFETY: the caller guarantees configured registers, the features, and the data at each
+    // address. `SmallMScratch` has space for the largest group.
     unsafe {
         match BITS {
             4 => all!(4),

@@ -115,7 +115,8 @@ unsafe fn rows<const BITS: u32>(
     x: InputPanel<'_>,
     out: &mut OutputBlock<'_>,
 ) {
-    // SAFETY: guaranteed by the caller; each call gets the number of rows that it processes.
+    // SAFETY: the caller guarantees the asserted lengths. Each call gets the number of rows that it
+    // processes.
     unsafe {
         match x.rows {
             1 => row_blocks::<1, BITS>(first, count, x, out),
