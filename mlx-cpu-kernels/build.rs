@@ -1,5 +1,5 @@
-//! Tells the crate whether it is optimized. At level 0 the kernels are many times slower, and the
-//! crate warns users.
+//! Tells the crate whether it is compiled with optimization. At level 0 the kernels are many times
+//! slower, so the crate warns its users.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,5 +1,5 @@
-//! Builds the binding: provision (MLX, mlx-c, tools) -> cmake -> bindgen -> link. Each step is a
-//! module in `build/`; `build/env.rs` reads all external settings.
+//! Builds the binding in these steps: provision (MLX, mlx-c, tools) -> cmake -> bindgen -> link.
+//! Each step is a module in `build/`. `build/env.rs` reads all external settings.
 
 #[path = "build/bindings.rs"]
 mod bindings;
@@ -30,7 +30,8 @@ mod tools;
 
 fn main() {
     if let Err(message) = run() {
-        // A message, not a panic: the reader needs the remedy, not a backtrace.
+        // Prints a message instead of a panic, because the reader needs the remedy, not a
+        // backtrace.
         for line in message.lines() {
             println!("cargo:warning={line}");
         }

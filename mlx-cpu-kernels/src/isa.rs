@@ -20,19 +20,19 @@ pub enum Isa {
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// `Avx2` plus AVX-512 F, BW and VNNI. `detect` makes it only if all exist, so statements about
-    /// `Avx2` hold for it.
+    /// `Avx2` plus AVX-512 F, BW and VNNI. `detect` returns it only if all of these exist, so a
+    /// processor with `Avx512` also has all of `Avx2`.
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// `Avx512` plus AMX with bfloat16 tiles. `detect` makes it only if the system permits AMX, so
-    /// statements about `Avx512` and `Avx2` hold for it.
+    /// `Avx512` plus AMX with bfloat16 tiles. `detect` returns it only if the system permits AMX. A
+    /// processor with `Amx` also has all of `Avx512` and `Avx2`.
     #[cfg(target_arch = "x86_64")]
     Amx,
-    /// NEON. `detect` makes it only on aarch64. Tests use it on every processor: the kernels then
-    /// call `simd/neon/emulation.rs`, which needs no instruction set.
+    /// NEON. `detect` returns it only on aarch64. Tests use it on every processor, because
+    /// `simd/neon/emulation.rs` then replaces the instructions.
     #[cfg(any(target_arch = "aarch64", test))]
     Neon,
-    /// NEON and dotprod; otherwise like `Neon`.
+    /// NEON with dotprod. Everything but the dot products of bytes is as for `Neon`.
     #[cfg(any(target_arch = "aarch64", test))]
     Dot,
     /// No explicit vector instructions.
@@ -40,7 +40,7 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// The best one of this processor, or the lesser one that the environment selects.
+    /// The best instruction set of this processor, or the lesser one that the environment selects.
     pub fn detect() -> Self {
         static FOUND: OnceLock<Isa> = OnceLock::new();
         #[cfg(any(test, feature = "testing"))]
@@ -54,7 +54,7 @@ impl Isa {
         })
     }
 
-    /// The ones that this processor supports, in ascending order.
+    /// The instruction sets that this processor supports, in ascending order.
     pub(crate) fn all() -> Vec<Self> {
         let mut all = vec![Self::Portable];
         #[cfg(target_arch = "x86_64")]
@@ -83,7 +83,8 @@ impl Isa {
         all
     }
 
-    /// The requirement of the next better one, if this kind of processor has one.
+    /// The processor features that the next better instruction set requires. `None` if this
+    /// processor architecture has no better one.
     pub fn next_needs(self) -> Option<&'static str> {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -107,7 +108,7 @@ impl Isa {
         matches!(self, Self::Avx2 | Self::Avx512 | Self::Amx)
     }
 
-    /// Whether the processor has a better one.
+    /// Whether the processor has a better instruction set than this one.
     pub fn has_better(self) -> bool {
         Self::all().last() != Some(&self)
     }
@@ -130,22 +131,22 @@ impl Isa {
     }
 }
 
-/// Whether `MLX_CPU_KERNELS` names this instruction set; better ones of the processor are then not
-/// used. This is for tests and comparisons.
+/// Whether `MLX_CPU_KERNELS` names this instruction set. If so, better ones of the processor are
+/// not used. This is for tests and comparisons.
 fn wanted(name: &str) -> bool {
     std::env::var("MLX_CPU_KERNELS").is_ok_and(|v| v.eq_ignore_ascii_case(name))
 }
 
-/// Whether the processor has bfloat16 tiles, and the operating system lets this process use them.
-/// Call it only on processors with AVX-512.
+/// Whether the processor has bfloat16 tiles, and the operating system permits this process to use
+/// them. Call this function only on processors with AVX-512.
 #[cfg(target_arch = "x86_64")]
 fn amx_available() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| {
         let features = __cpuid_count(7, 0);
         let (bf16, tile) = (features.edx >> 22 & 1, features.edx >> 24 & 1);
-        // The 8-bit decoders need float16 and shifts across two vectors, which all processors with
-        // tiles have so far.
+        // The decoders of 8-bit codes need AVX-512 FP16, and shifts across two vectors (VBMI2). All
+        // processors with AMX tiles have had both so far.
         let (float16, shifts) = (features.edx >> 23 & 1, features.ecx >> 6 & 1);
         bf16 & tile & float16 & shifts == 1 && enabled_by_system() && permitted()
     })

@@ -1,6 +1,6 @@
-//! Kernels of language model decoders on CPUs: products with quantized and dense matrices,
-//! attention, recurrences, and sampling from logits. They work on slices, without arrays, graphs or
-//! files. `mlx-rs-core` adds them to MLX's graphs.
+//! Kernels of language model decoders on CPUs: multiplication with quantized and dense matrices,
+//! attention, recurrences, and sampling from logits. The kernels work on slices. They know no
+//! arrays, graphs or files. `mlx-rs-core` adds the kernels to MLX's graphs.
 //!
 //! | Module | Contents |
 //! |---|---|
@@ -9,11 +9,11 @@
 //! | `layout` | packed matrices, input panels, tiles: types without arithmetic |
 //! | `pool`, `partition`, `isa`, `prefill_inputs`, `work` | threads, loops, ISA, inputs |
 //!
-//! Each module uses only those below it in the table, which `tests/layering.rs` checks.
+//! Each module uses only the modules below it in the table. `tests/layering.rs` checks this.
 //!
-//! The instruction set is chosen at run time: portable, AVX2, AVX-512, AMX, NEON. The environment
-//! variable `MLX_CPU_KERNELS` selects a lesser one, `MLX_NUM_THREADS` fewer threads.
-//! `MLX_CPU_PROMPTS` sets the type of prefill inputs: `float32`, `int16` or `int8`.
+//! The instruction set is chosen at run time: portable, AVX2, AVX-512, AMX or NEON. The environment
+//! variable `MLX_CPU_KERNELS` selects a lesser instruction set, and `MLX_NUM_THREADS` fewer
+//! threads. `MLX_CPU_PROMPTS` sets the type of prefill inputs: `float32`, `int16` or `int8`.
 //!
 //! A type that implements [`Work`] documents its inputs. Running it with other inputs is undefined
 //! behavior, so [`Work::run`] is `unsafe`.
@@ -88,8 +88,8 @@ pub fn enabled() -> bool {
     })
 }
 
-/// Whether the kernels are compiled with optimization. Without it they are many times slower. For
-/// debug builds, set `opt-level = 3` in `[profile.dev.package."*"]`.
+/// Whether the kernels are compiled with optimization. Unoptimized kernels are many times slower
+/// than optimized ones. For debug builds, set `opt-level = 3` in `[profile.dev.package."*"]`.
 /// ```
 /// if !mlx_cpu_kernels::OPTIMIZED {
 ///     eprintln!("the kernels are slow in this build");
@@ -114,8 +114,8 @@ pub fn instruction_set() -> &'static str {
     isa::Isa::detect().name()
 }
 
-/// A description for people: the instruction set, the reason why no better one is used, and the
-/// threads.
+/// A readable description: the instruction set, the reason why no better one is used, and the
+/// number of threads.
 /// ```
 /// // Such as "kernels: avx2, 8 threads".
 /// assert!(mlx_cpu_kernels::status().contains("kernels"));

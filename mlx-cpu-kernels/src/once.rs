@@ -2,12 +2,12 @@
 
 use super::sync::{AtomicBool, Ordering};
 
-/// For work that a graph may run several times, but that must take effect only the first time.
+/// A flag for an operation that a graph may run several times, but that must take effect only once.
 #[derive(Default)]
 pub struct Once(AtomicBool);
 
 impl Once {
-    /// Whether this is the first call.
+    /// Returns `true` on the first call, and `false` on all later calls.
     pub fn first(&self) -> bool {
         !self.0.swap(true, Ordering::AcqRel)
     }

@@ -4,10 +4,10 @@ use std::marker::PhantomData;
 
 use crate::pool;
 
-/// Work with fewer multiplications is not worth a second thread.
+/// The minimum number of multiplications for which a second thread is worthwhile.
 pub(crate) const MIN_PARALLEL_WORK: usize = 1 << 15;
 
-/// Parts per thread, so that a slow thread does not keep the others waiting.
+/// Parts per thread. With several parts, other threads can run some parts of a slow thread.
 const PARTS_PER_THREAD: usize = 4;
 
 /// Divides `0..n` into parts and runs `part(from, to)` on all threads. `multiplications` is the
@@ -28,7 +28,7 @@ pub(crate) fn parallel_ranges(
     });
 }
 
-/// Runs `part` on all threads, each with an iterator over its numbers of `0..n`. `part` must
+/// Runs `part` on all threads, each with an iterator over some of the indices `0..n`. `part` must
 /// exhaust the iterator. `multiplications` is the total work.
 pub(crate) fn parallel_parts(
     n: usize,
@@ -48,12 +48,12 @@ pub(crate) struct SharedOutput<T = f32> {
     len: usize,
 }
 
-// SAFETY: each part writes separate places; see `parallel_ranges`. Written values are moved to the
-// reading thread.
+// SAFETY: each part writes disjoint elements; see `parallel_ranges`. Values are written by one
+// thread and read by another, so `T` must be `Send`.
 unsafe impl<T: Send> Sync for SharedOutput<T> {}
 
 impl<T> SharedOutput<T> {
-    /// The output, which must not be used otherwise during the lifetime.
+    /// Wraps an output. Nothing else may use it during the lifetime.
     pub(crate) fn new(output: &mut [T]) -> Self {
         Self {
             data: output.as_mut_ptr(),
@@ -61,7 +61,7 @@ impl<T> SharedOutput<T> {
         }
     }
 
-    /// The address of element `from`, with at least `n` elements from there on.
+    /// The address of element `from`. At least `n` elements begin there.
     pub(crate) fn ptr(&self, from: usize, n: usize) -> *mut T {
         assert!(from <= self.len && n <= self.len - from);
         self.data.wrapping_add(from)
@@ -71,7 +71,7 @@ impl<T> SharedOutput<T> {
     /// element `from`, and rows are `step` elements apart.
     ///
     /// # Safety
-    /// No other part may use any of them.
+    /// No other part may use any element of the block.
     pub(crate) unsafe fn block(
         &self,
         from: usize,
@@ -91,11 +91,12 @@ impl<T> SharedOutput<T> {
     /// The elements `from..from + n`, for one part only.
     ///
     /// # Safety
-    /// No other part may use any of them.
+    /// No other part may use any of these elements.
     #[allow(clippy::mut_from_ref, reason = "each part has elements of its own")]
     pub(crate) unsafe fn slice_mut(&self, from: usize, n: usize) -> &mut [T] {
         assert!(from <= self.len && n <= self.len - from);
-        // SAFETY: within the output; the caller guarantees that no other thread uses them.
+        // SAFETY: the range is within the output. The caller guarantees that no other thread uses
+        // these elements.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(from), n) }
     }
 }
@@ -136,8 +137,9 @@ impl<'a, T> OutputBlock<'a, T> {
     /// The elements of a row.
     pub(crate) fn row_mut(&mut self, i: usize) -> &mut [T] {
         assert!(i < self.rows);
-        // SAFETY: the elements exist and have no other user. That holds for `all` by its type, and
-        // for others by the contract of `SharedOutput::block`.
+        // SAFETY: the elements exist and nothing else uses them. For a block from `contiguous`, the
+        // mutable borrow guarantees this; for other blocks, the contract of `SharedOutput::block`
+        // does.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(i * self.step), self.width) }
     }
 }

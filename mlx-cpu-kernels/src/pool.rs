@@ -1,9 +1,10 @@
-//! A fork-join pool that runs one job at a time. A job is divided into numbered parts: each thread
-//! owns contiguous ones and steals from others when idle.
+//! A fork-join pool that runs one job at a time. A job is divided into numbered parts. Each thread
+//! owns contiguous parts and steals parts of other threads when idle.
 //!
-//! Why not a library: each token takes hundreds of consecutive jobs of about 50 microseconds. So
-//! the cost of starting and joining a job dominates. Workers spin for about as long as the pause
-//! between two jobs before they sleep. The thread that submits the job works on it, too.
+//! This crate uses no thread-pool library, because each token requires hundreds of consecutive jobs
+//! of about 50 microseconds. The cost of starting and joining a job would dominate. Before workers
+//! sleep, they spin for about as long as the pause between two jobs. The thread that submits the
+//! job also works on it.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -18,13 +19,15 @@ use super::sync::{
 /// The maximum number of threads.
 const MAX_THREADS: usize = 64;
 
-/// Runs parts of a thread; must exhaust the iterator.
+/// Runs the parts of one thread. The function must exhaust the iterator.
 type Run<'a> = dyn Fn(&mut dyn Iterator<Item = usize>) + Sync + 'a;
 
-/// Called by each thread before it waits for the others; see [`with_barrier_hook`].
+/// A function that each thread calls before it waits for the other threads; see
+/// [`with_barrier_hook`].
 type BarrierHook<'a> = dyn Fn(usize) + Sync + 'a;
 
-/// A job: `run` for the parts, and `hook`. The pointers are to closures that outlive the job.
+/// A job: the function that runs the parts, and the barrier hook. Both pointers are to closures
+/// that outlive the job.
 #[derive(Clone, Copy)]
 struct Job {
     run: *const Run<'static>,
@@ -41,9 +44,9 @@ thread_local! {
     static BARRIER_HOOK: Cell<Option<*const BarrierHook<'static>>> = const { Cell::new(None) };
 }
 
-/// Runs `work`. Each thread of its jobs that finds no more parts calls `hook` with its number
-/// before it waits for others. The hook prefetches its next input. It is called only if there is
-/// something to wait for.
+/// Runs `work`. In each job of `work`, a thread that finds no more parts calls `hook` with its
+/// thread index before it waits for other threads. The hook prefetches the thread's next input. If
+/// there is nothing to wait for, the hook is not called.
 pub fn with_barrier_hook<R>(hook: &BarrierHook<'_>, work: impl FnOnce() -> R) -> R {
     /// Restores the previous hook on exit, even after a panic.
     struct Restore(Option<*const BarrierHook<'static>>);
@@ -52,8 +55,9 @@ pub fn with_barrier_hook<R>(hook: &BarrierHook<'_>, work: impl FnOnce() -> R) ->
             BARRIER_HOOK.set(self.0);
         }
     }
-    // SAFETY: only the lifetime changes. Only jobs of `work` call the hook: none has begun earlier,
-    // and all threads have left a job when it returns. The pointer is gone when this returns.
+    // SAFETY: only the lifetime changes. Only jobs of `work` call the hook. None of them begins
+    // before this point, and all threads have left each job when `work` returns. `Restore` removes
+    // the pointer before this function returns.
     let hook: &'static BarrierHook<'static> = unsafe { std::mem::transmute(hook) };
     let _restore = Restore(BARRIER_HOOK.replace(Some(hook)));
     work()
@@ -63,11 +67,11 @@ struct Shared {
     /// The current job, for workers that wake up.
     job: Mutex<Option<Job>>,
     wake: Condvar,
-    /// The number of jobs, by which a worker detects a new one.
+    /// The number of jobs until now, by which a worker detects a new job.
     generation: AtomicUsize,
     /// The number of sleeping workers; changed under the lock of `job`.
     asleep: AtomicUsize,
-    /// The next part of each thread.
+    /// For each thread, its next unstarted part.
     next: Vec<PartCounter>,
     /// The number of workers in the current job.
     active: AtomicUsize,
@@ -77,7 +81,7 @@ struct Shared {
     stopped: AtomicBool,
 }
 
-/// Aligned to a separate cache line.
+/// A part index, aligned to a cache line of its own, so that threads do not contend for one line.
 #[repr(align(64))]
 struct PartCounter(AtomicUsize);
 
@@ -121,7 +125,7 @@ impl Pool {
             failed: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         });
-        // If a worker cannot be started, the others and the caller do its work.
+        // If a worker cannot be started, the other threads and the caller run its parts.
         let workers = (1..threads)
             .filter_map(|i| {
                 let shared = Arc::clone(&shared);
@@ -158,9 +162,10 @@ impl Pool {
         self.run_iter(parts, &|indices| indices.for_each(run));
     }
 
-    /// Calls `run` on each thread with an iterator over its parts, mostly adjacent; together they
-    /// cover `0..parts`. State shared by the parts of a thread is created once per thread. Returns
-    /// when all are done. A panic in a part is resumed on the caller.
+    /// Calls `run` on each thread with an iterator over the thread's parts, mostly adjacent ones.
+    /// Together the iterators cover `0..parts`. State that the parts of a thread share can be
+    /// created once per call. Returns when all parts are done. A panic in a part is resumed on the
+    /// caller.
     pub(crate) fn run_iter(&self, parts: usize, run: &Run<'_>) {
         if parts <= 1 || self.workers.is_empty() {
             run(&mut (0..parts));
@@ -168,9 +173,9 @@ impl Pool {
         }
         let _one = lock(&self.busy);
         let shared = &*self.shared;
-        // SAFETY: only the lifetime changes. Workers use the pointer only between entering
-        // (`active`) and leaving a job. Below, the job is withdrawn, and every worker has left
-        // before this returns.
+        // SAFETY: only the lifetime changes. A worker uses the pointer only between entering a job
+        // (counted in `active`) and leaving it. The code below withdraws the job and waits until
+        // every worker has left, before this function returns.
         let run: &'static Run<'static> = unsafe { std::mem::transmute(run) };
         let hook = BARRIER_HOOK.get();
         let job = Job { run, parts, hook };
@@ -182,17 +187,17 @@ impl Pool {
         let asleep = {
             let mut slot = lock(&shared.job);
             *slot = Some(job);
-            // Incremented under the lock. Otherwise a worker that has just read the old count and
-            // is about to sleep would miss the wakeup.
+            // Incremented under the lock. Otherwise a worker could read the old count, then go to
+            // sleep and miss the wakeup.
             shared.generation.fetch_add(1, Ordering::Release);
             shared.asleep.load(Ordering::Relaxed)
         };
-        // A system call, which spinning workers do not need.
+        // Notifying is a system call, and spinning workers do not need it.
         if asleep > 0 {
             shared.wake.notify_all();
         }
         take_parts(shared, job, 0);
-        // No worker enters from here on; those inside finish their parts.
+        // After this line no worker enters the job. Workers inside it finish their parts.
         *lock(&shared.job) = None;
         let mut spins = 0u32;
         while shared.active.load(Ordering::Acquire) > 0 {
@@ -220,25 +225,26 @@ impl Drop for Pool {
     }
 }
 
-/// Locks a mutex of this crate. A panic elsewhere leaves its data usable, so poisoning is ignored.
-/// The type is the standard library's, because the model checker has one with the same interface.
+/// Locks a mutex of this crate. A panic in another thread leaves the data usable, so poisoning is
+/// ignored. The mutex type is the standard library's, because the model checker has a mutex with
+/// the same interface.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {
-    /// The first part of a thread. Each thread has an equal number of adjacent parts, so that it
-    /// reads contiguous memory.
+    /// The first part that a thread owns. Threads own about equal numbers of adjacent parts, so
+    /// each thread reads contiguous memory.
     fn first_part(&self, parts: usize, place: usize) -> usize {
         parts * place / self.next.len().max(1)
     }
 }
 
-/// Iterates over the parts of a thread, then over unstarted parts of others.
+/// Iterates over the parts of a thread, then over unstarted parts of other threads.
 struct Parts<'a> {
     shared: &'a Shared,
     parts: usize,
-    /// The thread whose parts are taken, and the number of threads before it.
+    /// The thread whose parts are returned now, and the number of threads visited before it.
     of: usize,
     before: usize,
 }
@@ -260,7 +266,7 @@ impl Iterator for Parts<'_> {
     }
 }
 
-/// Runs the parts of thread `me`, then unstarted parts of others.
+/// Runs the parts of thread `me`, then unstarted parts of other threads.
 fn take_parts(shared: &Shared, job: Job, me: usize) {
     // SAFETY: the caller is the job's owner or is counted in `active`, so the closures are alive.
     let run = unsafe { &*job.run };
@@ -273,13 +279,14 @@ fn take_parts(shared: &Shared, job: Job, me: usize) {
     let all = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         run(&mut indices);
         if let Some(hook) = job.hook {
-            // SAFETY: as above.
+            // SAFETY: the hook is alive, because the caller is the job's owner or is counted in
+            // `active`.
             unsafe { (*hook)(me) };
         }
     }));
     if let Err(payload) = all {
         shared.failed.store(true, Ordering::Relaxed);
-        // The remaining parts are skipped.
+        // After a panic, the remaining parts are skipped.
         for next in &shared.next {
             next.0.store(usize::MAX / 2, Ordering::Relaxed);
         }
@@ -287,18 +294,18 @@ fn take_parts(shared: &Shared, job: Job, me: usize) {
     }
 }
 
-/// Drops the payload of a panic. Its destructor may panic, which must not unwind from here: a
-/// worker would never leave the job, or the owner would leave before its workers.
+/// Drops the payload of a panic. Its destructor may panic, too, and that panic must not unwind from
+/// here. Otherwise a worker would never leave the job, or the owner would leave before its workers.
 pub fn drop_payload(payload: Box<dyn Any + Send>) {
     let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(payload)));
-    // The next payload could panic again, endlessly.
+    // Dropping the second payload could panic again, and so on without end. So it is leaked.
     if let Err(again) = dropped {
         std::mem::forget(again);
     }
 }
 
-/// One iteration of a spin loop; `spins` counts them. Yields the core occasionally. With more
-/// threads than cores, the awaited thread may need it.
+/// One iteration of a spin loop; `spins` counts the iterations. Yields the core occasionally,
+/// because with more threads than cores the awaited thread may need that core.
 fn pause(spins: &mut u32) {
     *spins = spins.wrapping_add(1);
     if spins.is_multiple_of(YIELD_EVERY) {
@@ -327,8 +334,8 @@ fn work(shared: &Shared, me: usize) {
             }
             shared.asleep.fetch_sub(1, Ordering::Relaxed);
             seen = shared.generation.load(Ordering::Acquire);
-            // Workers enter under the lock, because the owner withdraws the job under it and then
-            // waits for all that entered.
+            // Workers enter a job under the lock. The owner withdraws the job under the same lock,
+            // and then waits for all workers that entered.
             if slot.is_some() {
                 shared.active.fetch_add(1, Ordering::Relaxed);
             }

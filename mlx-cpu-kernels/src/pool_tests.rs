@@ -1,4 +1,5 @@
-//! The pool with real threads. `tests/models.rs` checks all interleavings of their steps.
+//! Tests the pool with real threads. `tests/models.rs` checks all interleavings of the threads'
+//! steps with a model checker.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -44,7 +45,7 @@ fn what_follows_is_done_by_each_thread_of_a_job_and_no_longer() {
         counts[me].fetch_add(1, Ordering::Relaxed);
     };
     let seen = || counts.each_ref().map(|count| count.load(Ordering::Relaxed));
-    // Neither part ends before the other has begun, so each thread runs one.
+    // Neither part ends before the other part has begun, so each of the two threads runs one part.
     let job = || {
         let begun = AtomicUsize::new(0);
         pool.run(2, &|_| {
@@ -96,7 +97,7 @@ impl Drop for Relentless {
 #[test]
 fn a_payload_that_panics_when_it_is_dropped_ends_the_job_as_any_other() {
     let pool = Pool::start(2);
-    // Each part waits for the other, so each thread runs one, and panics.
+    // Each part waits for the other part to begin. So each thread runs one part, and both panic.
     let begun = AtomicUsize::new(0);
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         pool.run(2, &|_| {

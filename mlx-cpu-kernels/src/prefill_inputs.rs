@@ -1,5 +1,5 @@
-//! The type to which inputs of many rows are converted before products with quantized matrices.
-//! `isa.rs` selects the instructions.
+//! The input types of many-row multiplication with quantized matrices. Inputs are converted to this
+//! type first. `isa.rs` selects the instructions.
 
 use std::sync::OnceLock;
 
@@ -7,13 +7,13 @@ use std::sync::OnceLock;
 use crate::isa::Isa;
 
 /// The type of inputs when 16 or more rows are multiplied with a quantized matrix. If an
-/// instruction set or a format has no kernel for it, inputs stay float32.
+/// instruction set or a format has no kernel for the type, inputs stay float32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PrefillInputs {
     /// 8-bit integers, with a float32 scale per 32 adjacent inputs: AVX2 and AVX-512.
     Int8,
-    /// As [`Self::Int8`], with a second integer for the residual where the scale exceeds the row's
-    /// average: AVX2 and AVX-512.
+    /// Like [`Self::Int8`], with a second integer for the residual where the scale exceeds the root
+    /// mean square of the row's scales: AVX2 and AVX-512.
     Mixed,
     /// 16-bit integers, with a float32 scale per 8 adjacent inputs: AVX-512.
     Int16,
@@ -22,10 +22,10 @@ pub enum PrefillInputs {
 }
 
 impl PrefillInputs {
-    /// All variants, the most precise first.
+    /// All variants, from the most precise to the least precise.
     pub const ALL: [Self; 4] = [Self::Float32, Self::Int16, Self::Mixed, Self::Int8];
 
-    /// The variant named by the environment variable `MLX_CPU_PROMPTS`.
+    /// The variant that the environment variable `MLX_CPU_PROMPTS` names.
     ///
     /// ```
     /// use mlx_cpu_kernels::PrefillInputs;
@@ -101,7 +101,7 @@ impl PrefillInputs {
 }
 
 impl Default for PrefillInputs {
-    /// Float32. docs/kernels.md has the errors of the others.
+    /// Float32. docs/kernels.md lists the errors of the other variants.
     fn default() -> Self {
         Self::Float32
     }

@@ -1,5 +1,5 @@
-//! The synchronization primitives of the pool. `tests/models.rs` replaces this module by that of a
-//! model checker.
+//! The synchronization primitives of the pool. `tests/models.rs` replaces this module by the
+//! primitives of a model checker.
 
 pub(super) use std::hint::spin_loop;
 pub(super) use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

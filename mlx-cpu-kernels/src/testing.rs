@@ -1,5 +1,5 @@
-//! Helpers for tests, also of dependent crates: the instruction set of a thread, noise, and a
-//! counting allocator.
+//! Helpers for tests of this crate and of dependent crates: forcing an instruction set on a thread,
+//! noise, and a counting allocator.
 
 mod allocations;
 
@@ -10,8 +10,8 @@ pub use crate::sampling::top_k::ascending;
 use crate::simd::portable::vmath::Gate;
 pub use allocations::CountingAllocator;
 
-/// The instruction sets to test: those of this processor, and in tests of this crate the emulated
-/// ones of aarch64.
+/// The instruction sets to test: those of this processor. Tests of this crate add the emulated ones
+/// of aarch64.
 pub(crate) fn tested() -> Vec<Isa> {
     let emulated: &[Isa] = &[
         #[cfg(all(test, not(target_arch = "aarch64")))]
@@ -24,8 +24,9 @@ pub(crate) fn tested() -> Vec<Isa> {
     all
 }
 
-/// Runs `f` with each instruction set forced for this thread's operations: those of this processor,
-/// and in tests of this crate the emulated ones.
+/// Runs `f` once per instruction set, which is forced for operations of this thread. The
+/// instruction sets are those of this processor; tests of this crate add the emulated ones of
+/// aarch64.
 pub fn with_each(f: impl Fn(Isa)) {
     for isa in tested() {
         FORCED.set(Some(isa));
@@ -34,7 +35,7 @@ pub fn with_each(f: impl Fn(Isa)) {
     FORCED.set(None);
 }
 
-/// The definition of a gate.
+/// A gate's activation function by its definition, in float64.
 pub fn exact_gate(gate: Gate, x: f64) -> f64 {
     match gate {
         Gate::Silu => x / (1.0 + (-x).exp()),

@@ -7,8 +7,9 @@ pub trait Work: Send + Sync + 'static {
     /// Fills `output` from the inputs.
     ///
     /// # Safety
-    /// The inputs must have the documented types, sizes and order, and matching sizes. They must
-    /// exist during the call. This processor must support the instruction set.
+    /// The inputs must have the types, order and sizes that the operation's type documents, and the
+    /// sizes must match. The inputs must exist during the call. This processor must support the
+    /// operation's instruction set.
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]);
 
     /// The number of output elements.
@@ -31,7 +32,7 @@ pub struct Input {
 }
 
 impl Input {
-    /// Elements outside MLX's arrays, without strides, passed between parts of an operation.
+    /// A view of a slice, without strides. Parts of an operation pass such views to each other.
     pub fn from_slice(data: &[f32]) -> Self {
         Self {
             data: data.as_ptr().cast(),
@@ -42,10 +43,10 @@ impl Input {
         }
     }
 
-    /// Row-contiguous elements of an array, from an address on.
+    /// A view of `size` row-contiguous elements of an array, which begin at an address.
     ///
     /// # Safety
-    /// `size` elements of the array's type must exist as long as this is used.
+    /// `size` elements of the array's type must exist while the view is used.
     pub unsafe fn from_raw(data: *const c_void, size: usize) -> Self {
         Self {
             data,
@@ -56,10 +57,10 @@ impl Input {
         }
     }
 
-    /// Elements with a layout of `ndim` axes, as C passes them.
+    /// A view of elements with a layout of `ndim` axes, as C passes it.
     ///
     /// # Safety
-    /// As [`Self::strided`]; shape and strides must have `ndim` elements each.
+    /// The obligations of [`Self::strided`]. Shape and strides must also have `ndim` elements each.
     pub unsafe fn with_layout(
         data: *const c_void,
         size: usize,
@@ -74,11 +75,11 @@ impl Input {
         }
     }
 
-    /// `size` elements from an address on, with a layout.
+    /// A view of `size` elements, which begin at an address, with a layout.
     ///
     /// # Safety
-    /// The elements and the layout must exist as long as this is used. No stride is negative, and
-    /// no index leads beyond the elements.
+    /// The elements and the layout must exist while the view is used. No stride may be negative,
+    /// and no index of the shape may lead beyond the elements.
     pub unsafe fn strided(data: *const f32, size: usize, shape: &[i32], strides: &[i64]) -> Self {
         Self {
             data: data.cast(),
@@ -102,8 +103,8 @@ impl Input {
     /// If they are out of range, or the address is not aligned for `T`.
     ///
     /// # Safety
-    /// The elements must have type `T` and belong only to the caller while the operation runs. None
-    /// of them may be in use.
+    /// The elements must have type `T`. While the returned slice exists, nothing else may read or
+    /// write them.
     #[allow(
         clippy::mut_from_ref,
         reason = "an input is an address, and whose memory it is the caller's promise"
@@ -114,8 +115,9 @@ impl Input {
             return &mut [];
         }
         self.assert_aligned::<T>();
-        // SAFETY: within the number of elements given by MLX, which live while the work runs, at an
-        // aligned address, as checked above. The caller guarantees the rest.
+        // SAFETY: the range is within the number of elements that MLX passes. The elements live
+        // while the operation runs, and the address is aligned, as checked above. The caller
+        // guarantees the type and the exclusive use.
         unsafe { std::slice::from_raw_parts_mut(self.data.cast_mut().cast::<T>().add(from), n) }
     }
 
@@ -131,15 +133,15 @@ impl Input {
             return &[];
         }
         self.assert_aligned::<T>();
-        // SAFETY: MLX gives this number of elements, and keeps them while the work runs. The
-        // address is aligned, checked above. The caller guarantees the type.
+        // SAFETY: MLX passes this number of elements and keeps them while the operation runs. The
+        // alignment of the address is checked above. The caller guarantees the type.
         unsafe { std::slice::from_raw_parts(self.data.cast(), self.size) }
     }
 
-    /// The stride along each axis, in elements; 0 instead of a negative one, which MLX's slices of
-    /// caches never have.
+    /// The stride along each axis, in elements. A negative stride is returned as 0; slices of KV
+    /// caches never have one.
     pub fn strides(&self) -> Vec<usize> {
-        // SAFETY: the shim passes one per axis, alive for the call.
+        // SAFETY: the shim passes one stride per axis, and they live during the call.
         let strides = unsafe { std::slice::from_raw_parts(self.strides, self.ndim) };
         strides
             .iter()
@@ -147,8 +149,9 @@ impl Input {
             .collect()
     }
 
-    /// The address range from the first to the last element that an index reaches. Other elements
-    /// may be written while some are read.
+    /// The address range from the first to the last element that an index of the shape reaches. It
+    /// is a raw slice, because other threads may write some elements while this thread reads
+    /// others.
     ///
     /// # Panics
     /// If the address is not aligned for `T`.
@@ -160,15 +163,15 @@ impl Input {
             return &[];
         }
         self.assert_aligned::<T>();
-        // SAFETY: the shim passes one per axis, alive for the call.
+        // SAFETY: the shim passes one length per axis, and they live during the call.
         let shape = unsafe { std::slice::from_raw_parts(self.shape, self.ndim) };
         let last: usize = shape
             .iter()
             .zip(self.strides())
             .map(|(&d, s)| usize::try_from(d - 1).unwrap_or(0) * s)
             .sum();
-        // The index of the last element is within the array's memory. Earlier elements are as well,
-        // because no stride is negative.
+        // The last element that an index reaches is within the array's memory. Earlier elements are
+        // as well, because no stride is negative.
         std::ptr::slice_from_raw_parts(self.data.cast(), last + 1)
     }
 }
@@ -181,15 +184,15 @@ mod tests {
     fn inputs_at_odd_addresses_are_refused() {
         let words = [0u32; 3];
         for (bytes, fits) in [(0, true), (1, false), (2, false), (4, true)] {
-            // SAFETY: one word begins there, inside the three.
+            // SAFETY: one word begins at this address, within the three words.
             let input = unsafe { Input::from_raw(words.as_ptr().byte_add(bytes).cast(), 1) };
             let read = std::panic::catch_unwind(|| {
-                // SAFETY: the elements are of this type; the address is checked.
+                // SAFETY: every bit pattern is a valid `u32`. `as_slice` checks the address.
                 unsafe { input.as_slice::<u32>() }.len()
             });
             assert_eq!(read.is_ok(), fits, "{bytes}");
             let span = std::panic::catch_unwind(|| {
-                // SAFETY: as above.
+                // SAFETY: the note above also applies to `span`.
                 unsafe { input.span::<u32>() }.len()
             });
             assert_eq!(span.is_ok(), fits, "{bytes}");

@@ -1,5 +1,5 @@
-//! The order of this crate's files: each uses only files that precede it in `ORDER`. So there is no
-//! cycle between files. The check sees paths, but no method calls.
+//! Checks the order of this crate's files: each uses only files that precede it in `ORDER`, so no
+//! cycle can arise. The check reads paths in the source. It does not see method calls.
 
 #[path = "../../tests/common/layering.rs"]
 mod layering;
@@ -9,7 +9,7 @@ use std::path::Path;
 
 use layering::{modules, upward};
 
-/// Modules from the bottom up. A module with children stands for its `mod.rs`.
+/// Modules from the bottom up. The name of a module with children means its `mod.rs`.
 const ORDER: &[&str] = &[
     // Modules that all others may use.
     "sync",
@@ -31,7 +31,7 @@ const ORDER: &[&str] = &[
     "layout::float_codes",
     "layout::packed",
     "layout::formats",
-    // Instruction sets, each extending the ones before.
+    // Instruction sets. Each extends those before it.
     "simd::prefetch",
     "simd::portable",
     "simd::portable::vmath",
@@ -157,7 +157,7 @@ fn files_use_only_what_stands_below_them() {
     }
 }
 
-/// The check finds forbidden references in lists, through `super`, and within code.
+/// The check finds forbidden references in `use` lists, through `super`, and inside code.
 #[test]
 fn arrows_that_point_up_are_found() {
     let order = [

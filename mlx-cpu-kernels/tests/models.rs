@@ -1,16 +1,17 @@
-//! The kernel pool and the run-once flag under a model checker (loom). It tries all interleavings
-//! up to a bound of preemptions, instead of the few that happen on a machine.
+//! Runs the thread pool and the run-once flag under a model checker (loom). It tries all
+//! interleavings with a bounded number of preemptions. Tests with real threads meet only a few of
+//! them.
 
 #![allow(dead_code, reason = "the models use a part of the included files")]
 
-/// The synchronization primitives of the files below, as loom provides them.
+/// Loom's versions of the synchronization primitives that the included files use.
 mod sync {
     pub(super) use loom::hint::spin_loop;
     pub(super) use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     pub(super) use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
     pub(super) use loom::thread::{Builder, JoinHandle, yield_now};
 
-    /// One iteration suffices.
+    /// A single iteration is enough, because loom explores all interleavings.
     pub(super) const SPINS: u32 = 1;
     pub(super) const YIELD_EVERY: u32 = 1;
 }
@@ -30,12 +31,12 @@ fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// A number that only one thread at a time may use, which loom checks.
+/// A counter that only one thread at a time may use. Loom checks this.
 struct Cell(UnsafeCell<u32>);
 
-// SAFETY: loom fails the model if two threads use the number at once.
+// SAFETY: loom fails the model if two threads use the counter at once.
 unsafe impl Sync for Cell {}
-// SAFETY: as for Sync.
+// SAFETY: see the note for `Sync`.
 unsafe impl Send for Cell {}
 
 impl Cell {
@@ -72,7 +73,8 @@ fn jobs_run_all_parts_once_and_end() {
     });
 }
 
-/// With more workers than parts, and jobs in close succession, no worker works on a finished job.
+/// Workers outnumber parts, and jobs follow each other closely. If this fails, a late worker runs
+/// parts of a finished job.
 #[test]
 fn workers_that_come_late_find_nothing() {
     check(2, || {
@@ -91,9 +93,10 @@ fn a_pool_without_jobs_ends() {
     check(3, || drop(pool::Pool::start(3)));
 }
 
-/// An operation that writes in place, and its replay: two evaluations of one graph. A stream runs
-/// operations in order. So the replay of the writer, which does nothing, comes after the writer. An
-/// operation that waits for the replay on another stream comes after both.
+/// A graph with an operation that writes in place is evaluated twice. The second evaluation repeats
+/// (replays) the write operation, which then does nothing. A stream runs its operations in order,
+/// so the replay comes after the write. Therefore an operation on another stream that waits for the
+/// replay also comes after the write.
 #[test]
 fn replays_of_a_writer_order_what_depends_on_them() {
     check(3, || {
@@ -111,8 +114,8 @@ fn replays_of_a_writer_order_what_depends_on_them() {
                 }
             }
         });
-        // One reader for each of the two evaluations. It reads only after its own run of the
-        // writer.
+        // One reader for each of the two evaluations. It reads only after the write operation of
+        // its own evaluation.
         let readers = [0, 1].map(|run| {
             let (memory, done) = (memory.clone(), done.clone());
             loom::thread::spawn(move || {
@@ -128,7 +131,7 @@ fn replays_of_a_writer_order_what_depends_on_them() {
     });
 }
 
-/// If several threads ask at once, exactly one may run.
+/// If several threads call `first` at once, exactly one of them receives `true`.
 #[test]
 fn one_of_many_is_first() {
     check(3, || {

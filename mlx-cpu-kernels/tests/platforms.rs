@@ -1,7 +1,7 @@
-//! Lists code that a plain build on Linux x86-64 does not compile. Such code breaks unnoticed, so
-//! each of its conditions is listed in `ELSEWHERE`, with the job that compiles it or the reason why
-//! none does. The test is in this crate because most such code is here and no MLX is needed; it
-//! covers the whole workspace.
+//! Lists the code that a plain build on Linux x86-64 does not compile, because such code breaks
+//! unnoticed. `ELSEWHERE` lists each of its conditions, with the check that compiles the code or
+//! the reason why none does. The test covers the whole workspace. It is in this crate because most
+//! such code is here, and this crate builds without MLX.
 
 #[path = "platforms/conditions.rs"]
 mod conditions;
@@ -18,7 +18,7 @@ use elsewhere::ELSEWHERE;
 /// Folders without sources of this workspace.
 const FOREIGN: &[&str] = &["target", "vendor", "node_modules"];
 
-/// Features that `cargo test --workspace` does not turn on, by the folder of their crate.
+/// Features that `cargo test --workspace` does not enable, each with the folder of its crate.
 const OFF: &[(&str, &str)] = &[
     ("", "async"),
     ("", "cuda"),
@@ -47,8 +47,8 @@ fn sources(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// Whether a part of a condition holds in a plain build of a file's crate; `None` if builds differ,
-/// as for `test`.
+/// Whether a part of a condition holds in a plain build of a file's crate. `None` if it holds in
+/// some builds only, such as `test`.
 fn plain(file: &str, key: &str, value: Option<&str>) -> Option<bool> {
     match (key, value) {
         ("unix", None) => Some(true),
@@ -61,7 +61,7 @@ fn plain(file: &str, key: &str, value: Option<&str>) -> Option<bool> {
         ("target_pointer_width", Some(v)) => Some(v == "64"),
         ("feature", Some(v)) => {
             let folder = file.split_once('/').map_or("", |(first, _)| first);
-            // The root crate has no folder.
+            // The root crate's folder is the empty string.
             let folder = match folder {
                 "src" | "tests" | "examples" => "",
                 _ => folder,
@@ -110,7 +110,7 @@ fn what_is_not_compiled_here_is_known() {
     );
 }
 
-/// Each entry names something that exists, or the reason why there is none.
+/// Each entry names a command or program that exists, or a reason why nothing compiles the code.
 #[test]
 fn what_compiles_the_rest_is_there() {
     let root = root();

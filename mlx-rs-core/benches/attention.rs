@@ -1,4 +1,4 @@
-//! Flash attention compared with the full score matrix, at the sizes of
+//! Compares flash attention with the full score matrix, at the sizes of
 //! `examples/bench_attention.rs`, which prints the tables.
 //!
 //! `cargo bench -p rust-mlx-core --bench attention`

@@ -1,11 +1,12 @@
-//! The cost of the safe layer: building lazy operations, evaluation, and copies in and out, each
-//! compared with the same raw C calls. Also the lock compared with a thread that owns MLX.
+//! Measures the cost of the safe layer: building lazy operations, evaluation, and copies in and
+//! out. Each is compared with the same raw C calls. Also compares the lock with a thread that owns
+//! MLX.
 //!
 //! `cargo bench -p rust-mlx-core` prints a table. `-- --json` prints one JSON object, which
 //! `tools/compare_cost.py` compares with Python. `-- NAME` runs only the cases whose name contains
-//! NAME. Figures are nanoseconds per call, the minimum of many short samples. That is the cost of
-//! the code on an idle processor. Other statistics depend more on the machine's load than on the
-//! code.
+//! NAME. Figures are nanoseconds per call, the minimum of many short samples. The minimum is the
+//! cost of the code on an idle processor. Other statistics depend more on the machine's load than
+//! on the code.
 
 use std::hint::black_box;
 use std::sync::mpsc;
@@ -15,9 +16,9 @@ use mlx_rs_core::{Array, Device, Dtype, array, eval, idx, memory, zeros};
 use mlx_sys as sys;
 use parking_lot::ReentrantMutex;
 
-/// Operations of the large graph.
+/// The number of operations of the large graph.
 const GRAPH: usize = 10_000;
-/// Values copied in and out.
+/// The number of values copied in and out.
 const COPIED: usize = 1 << 20;
 
 const SAMPLES: usize = 60;
@@ -40,7 +41,8 @@ impl Harness {
         });
     }
 
-    /// Records the time that `f(n)` reports for `n` repetitions; each counts as `parts` calls.
+    /// Records the time that `f(n)` reports for `n` repetitions. Each repetition counts as `parts`
+    /// calls.
     fn timed(&mut self, name: &'static str, parts: usize, mut f: impl FnMut(usize) -> Duration) {
         if self.only.as_ref().is_some_and(|only| !name.contains(only)) {
             return;
@@ -62,12 +64,12 @@ fn main() {
     for argument in std::env::args().skip(1) {
         match argument.as_str() {
             "--json" => json = true,
-            // Added by cargo.
+            // Cargo adds this argument.
             "--bench" => {}
             name => only = Some(name.to_owned()),
         }
     }
-    // The raw calls name the CPU's stream; the safe ones and Python must run there too.
+    // The raw calls use the CPU's stream. The safe calls and Python must use it, too.
     Device::cpu().set_default().expect("there is a CPU");
     let mut harness = Harness {
         only,
@@ -90,7 +92,7 @@ fn main() {
     }
 }
 
-/// The lock that every call takes, compared with a thread that owns MLX.
+/// Compares the lock that every call takes with a thread that owns MLX.
 fn locks(harness: &mut Harness) {
     let lock = ReentrantMutex::new(());
     harness.case("lock", || drop(black_box(lock.lock())));
@@ -110,9 +112,9 @@ fn locks(harness: &mut Harness) {
     owner.join().ok();
 }
 
-/// Runs `f` with a scalar and a stream made by the raw C calls.
+/// Runs `f` with a scalar and a stream that raw C calls create.
 fn with_raw(f: impl FnOnce(sys::mlx_array, sys::mlx_stream)) {
-    // SAFETY: the handles are made here, used on this thread only, and freed after use.
+    // SAFETY: the handles are created here, used only on this thread, and freed after use.
     unsafe {
         let stream = sys::mlx_default_cpu_stream_new();
         let a = sys::mlx_array_new_float32(1.0);
@@ -123,7 +125,7 @@ fn with_raw(f: impl FnOnce(sys::mlx_array, sys::mlx_stream)) {
 }
 
 fn raw_add(a: sys::mlx_array, b: sys::mlx_array, stream: sys::mlx_stream) -> sys::mlx_array {
-    // SAFETY: the callers' handles are live; the result is theirs to free.
+    // SAFETY: the callers pass live handles, and own the result.
     unsafe {
         let mut out = sys::mlx_array_new();
         sys::mlx_add(&raw mut out, a, b, stream);
@@ -132,7 +134,7 @@ fn raw_add(a: sys::mlx_array, b: sys::mlx_array, stream: sys::mlx_stream) -> sys
 }
 
 fn free(a: sys::mlx_array) {
-    // SAFETY: the callers own the handle and do not use it again.
+    // SAFETY: the callers own the handle, and do not use it again.
     unsafe {
         sys::mlx_array_free(a);
     }
@@ -154,7 +156,8 @@ fn building(harness: &mut Harness) {
     harness.case("index_ranges", || m.get(idx![1..9, ..; 2]));
     harness.case("reshape", || m.reshape(&[32, 128]));
 
-    // A chain of which only the last array is kept; freeing it is not measured, here or in Python.
+    // Only the last array of the chain is kept. Freeing it is not measured, neither here nor in
+    // Python.
     harness.timed("graph", GRAPH, |n| {
         let mut spent = Duration::ZERO;
         for _ in 0..n {
@@ -196,7 +199,7 @@ fn reading(harness: &mut Harness) {
         harness.case("evaluate_scalar_raw", || {
             let b = raw_add(a, a, stream);
             let mut value = 0.0;
-            // SAFETY: the handle is live and its value a float32.
+            // SAFETY: the handle is live, and its value is a float32.
             unsafe {
                 sys::mlx_array_eval(b);
                 sys::mlx_array_item_float32(&raw mut value, b);
@@ -212,7 +215,7 @@ fn reading(harness: &mut Harness) {
     harness.case("copy_in_1m", || Array::vector(&values));
     harness.case("copy_in_1m_raw", || {
         let shape = [COPIED as i32];
-        // SAFETY: the shape holds exactly the values, which MLX copies.
+        // SAFETY: the shape has exactly the number of values, which MLX copies.
         free(unsafe {
             sys::mlx_array_new_data(
                 values.as_ptr().cast(),
@@ -229,7 +232,7 @@ fn reading(harness: &mut Harness) {
     });
     with_raw(|_, _| {
         harness.case("copy_out_1m_raw", || {
-            // SAFETY: the array is evaluated and row-contiguous, and holds that many values.
+            // SAFETY: the array is evaluated and row-contiguous, and has this number of values.
             unsafe { std::slice::from_raw_parts(raw_data(&a), COPIED) }.to_vec()
         });
     });

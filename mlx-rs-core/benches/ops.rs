@@ -1,11 +1,12 @@
-//! The time of single operations at a decoder's shapes: products, softmax, element-wise work,
-//! norms, rotation, attention, linear layers, and sampling from 32,000 logits. `cost.rs` measures
-//! call overhead, and `metal-backend`'s `sampling` whole sampling chains.
+//! Measures single operations at a decoder's shapes: matrix multiplication, softmax, element-wise
+//! operations, norms, rotation, attention, linear layers, and sampling from 32,000 logits.
+//! `cost.rs` measures call overhead, and the bench `sampling` of `metal-backend` whole sampling
+//! chains.
 //!
-//! `cargo bench -p rust-mlx-core --bench ops` runs on the best device; `-- NAME` only cases that
-//! contain NAME. Cases that are slow on a CPU need `-- --include-ignored`. Cases named `kernel` are
-//! this crate's and run only on the CPU. `mlx` beside them is MLX's equivalent. Each sample builds
-//! one operation and evaluates it.
+//! `cargo bench -p rust-mlx-core --bench ops` runs on the best device; `-- NAME` runs only cases
+//! whose name contains NAME. Cases that are slow on a CPU need `-- --include-ignored`. Cases named
+//! `kernel` measure this crate's kernels, and run only on the CPU. A case named `mlx` beside them
+//! measures MLX's equivalent. Each sample builds one operation and evaluates it.
 
 use divan::counter::{BytesCount, ItemsCount};
 use divan::{Bencher, black_box};
@@ -40,7 +41,7 @@ fn processor() -> Stream {
     Stream::default_of(Device::cpu()).unwrap()
 }
 
-/// Pseudo-random numbers with mean 0 and deviation 1.
+/// Pseudo-random values with mean 0 and deviation 1.
 fn noise(shape: &[i32], seed: u64) -> Array {
     let key = Key::new(seed).unwrap();
     let x = random::normal(0.0, 1.0, shape, Dtype::Float32, &key).unwrap();
@@ -63,7 +64,7 @@ mod matmul {
     fn run(bencher: Bencher<'_, '_>, n: i32) {
         stream().scope(|| {
             let (a, b) = (noise(&[n, n], 1), noise(&[n, n], 2));
-            // Multiply-adds: half the floating-point operations.
+            // Counts multiply-adds, which are half the floating-point operations.
             let bencher = bencher.counter(ItemsCount::new(u64::from(n.unsigned_abs()).pow(3)));
             evaluated(bencher, || a.matmul(&b));
         });
@@ -74,7 +75,7 @@ mod matmul {
         run(bencher, n);
     }
 
-    // With a plain BLAS, a sample of the largest takes most of a minute.
+    // With a plain BLAS, a sample of the largest size takes nearly a minute.
     #[divan::bench(args = [1024, 2048, 4096], sample_count = 3, sample_size = 1, max_time = SECONDS, ignore)]
     fn square_large(bencher: Bencher<'_, '_>, n: i32) {
         run(bencher, n);
@@ -125,9 +126,9 @@ mod elementwise {
     }
 }
 
-/// Positions per pass: a decode step, a batch of 8, a prefill.
+/// Positions per pass: a decode step, a batch of 8, and a prefill.
 const POSITIONS: [i32; 3] = [1, 8, 512];
-/// Hidden size of the first model.
+/// The hidden size of a small model.
 const HIDDEN: i32 = 576;
 
 #[divan::bench(args = POSITIONS, max_time = SECONDS)]
@@ -150,7 +151,8 @@ fn rope(bencher: Bencher<'_, '_>, positions: i32) {
 mod attention {
     use super::*;
 
-    /// 9 query heads with 3 key heads of 64, as in the first model; `queries` attend to 512 keys.
+    /// 9 query heads with 3 key heads of 64, as in the same model. `queries` queries attend to 512
+    /// keys.
     #[divan::bench(args = [1, 32, 512], max_time = SECONDS)]
     fn mlx(bencher: Bencher<'_, '_>, queries: i32) {
         stream().scope(|| {
@@ -167,7 +169,7 @@ mod attention {
         });
     }
 
-    /// The attention of `mlx` above, by our kernel.
+    /// The same attention as `mlx`, by this crate's kernel.
     #[divan::bench(args = [1, 32, 512], max_time = SECONDS)]
     fn kernel(bencher: Bencher<'_, '_>, queries: i32) {
         let heads = cpu::Heads {
@@ -197,10 +199,11 @@ mod attention {
     }
 }
 
-/// `[out, in]` of the first model's gate, and one larger than the caches of most processors.
+/// `[out, in]` of the model's gate matrix, and of a matrix larger than the caches of most
+/// processors.
 const MATRICES: [(i32, i32); 2] = [(1536, 576), (8192, 4096)];
 
-/// Sizes of a product: rows of the input, outputs, inputs.
+/// The sizes of a multiplication: rows of the input, outputs, inputs.
 type Product = (i32, i32, i32);
 
 const PRODUCTS: [Product; 4] = [
@@ -209,8 +212,8 @@ const PRODUCTS: [Product; 4] = [
     (1, MATRICES[1].0, MATRICES[1].1),
     (8, MATRICES[1].0, MATRICES[1].1),
 ];
-/// A short and a long prompt, and a matrix of a large model. By MLX on a CPU, the longer ones take
-/// seconds.
+/// A short prompt and a long one, and a matrix of a large model. On a CPU, MLX takes seconds for
+/// the longer ones.
 const PREFILLS: [Product; 3] = [
     (16, MATRICES[0].0, MATRICES[0].1),
     (512, MATRICES[0].0, MATRICES[0].1),
@@ -263,7 +266,7 @@ mod linear {
                     .map(cpu::Matrix::Quantized),
                 None => cpu::DenseMatrix::new(&w).unwrap().map(cpu::Matrix::Dense),
             };
-            // Not with MLX_CPU_KERNELS=off: then there is nothing to measure.
+            // With MLX_CPU_KERNELS=off there is no kernel to measure.
             if let Some(matrix) = matrix {
                 evaluated(bencher.counter(BytesCount::new(bytes)), || {
                     matrix.product(&x)
@@ -303,15 +306,15 @@ mod linear {
     cases!(bits_2: 2, bits_3: 3, bits_4: 4, bits_5: 5, bits_6: 6, bits_8: 8, float32: 32);
 }
 
-/// A product with one row reads its matrix once, so memory bandwidth bounds it. A plain read of the
-/// same bytes is measured beside it.
+/// A multiplication with one row reads its matrix once, so memory bandwidth limits it. The bench
+/// also measures a plain read of the same bytes.
 mod memory {
     use super::*;
 
     /// `[out, in]` of a matrix larger than the caches of servers.
     const MATRIX: (i32, i32) = (65_536, 4096);
 
-    /// 4 bits in groups of 32, with scales and biases that float16 has.
+    /// A matrix with 4 bits in groups of 32. Its scales and biases are exact in float16.
     fn matrix() -> Option<cpu::QuantizedMatrix> {
         let (n, k) = MATRIX;
         let factors = |seed| {
@@ -333,7 +336,7 @@ mod memory {
     #[divan::bench(sample_count = 20, sample_size = 1)]
     fn kernel_4_bits(bencher: Bencher<'_, '_>) {
         processor().scope(|| {
-            // Not with MLX_CPU_KERNELS=off: then there is nothing to measure.
+            // With MLX_CPU_KERNELS=off there is no kernel to measure.
             if let Some(matrix) = matrix() {
                 let x = noise(&[1, 1, MATRIX.1], 4);
                 let bytes = BytesCount::new(matrix.nbytes());
@@ -342,7 +345,7 @@ mod memory {
         });
     }
 
-    /// The same number of threads as the kernels, each reading a separate part.
+    /// Uses as many threads as the kernels do. Each thread reads a separate part.
     #[divan::bench(sample_count = 20, sample_size = 1)]
     fn plain_read(bencher: Bencher<'_, '_>) {
         let numbers = vec![1u64; 5 * (MATRIX.0 * MATRIX.1) as usize / 64];
@@ -368,7 +371,7 @@ mod sample_32k {
 
     const VOCABULARY: i32 = 32_000;
 
-    /// On a device, with logits `[1, 32000]`.
+    /// Measures `f` on a stream, with logits `[1, 32000]`.
     fn run(bencher: Bencher<'_, '_>, stream: &Stream, f: impl Fn(&Array) -> Result<Array>) {
         stream.scope(|| {
             let logits = noise(&[1, VOCABULARY], 1);
@@ -385,7 +388,7 @@ mod sample_32k {
         }
     }
 
-    /// One token by the kernel.
+    /// Samples one token with the kernel.
     fn sample(bencher: Bencher<'_, '_>, pick: Pick) {
         let params = SampleParams::new(pick);
         run(bencher, &processor(), |x| {

@@ -1,6 +1,6 @@
-//! The mLSTM recurrence over a prompt of 2,048 positions on the CPU: in chunks, position by
-//! position in one call, and with one call per position as in decode. The sizes are those of an
-//! xLSTM with 162M parameters and of xLSTM 7B, one layer.
+//! Measures the mLSTM recurrence over a prompt of 2,048 positions on the CPU: in chunks, position
+//! by position in one call, and with one call per position as in decode. The sizes are those of one
+//! layer of an xLSTM with 162M parameters, and of xLSTM 7B.
 //!
 //! `cargo bench -p rust-mlx-core --bench recurrence`
 
@@ -14,10 +14,10 @@ const POSITIONS: i32 = 2048;
 const CHUNK: i32 = 64;
 const RUNS: usize = 5;
 
-/// Heads, and elements of a key and of a value.
+/// The number of heads, and of elements of a key and of a value.
 const SIZES: [(&str, [i32; 3]); 2] = [("162M", [4, 96, 192]), ("7B", [8, 256, 512])];
 
-/// `[1, L, width]` of queries, keys, values, forget and input gates.
+/// Queries, keys, values, forget gates and input gates, each `[1, L, width]`.
 struct Prompt([Array; 5]);
 
 impl Prompt {
@@ -70,7 +70,7 @@ fn empty([heads, key_dim, value_dim]: [i32; 3]) -> Result<Vec<Array>> {
     shapes.iter().map(zeros).collect()
 }
 
-/// The shortest time of a few runs, and the last state's `m`, for comparison of results.
+/// The shortest time of a few runs, and `m` of the last state, to compare results.
 fn timed(mut run: impl FnMut() -> Result<Vec<Array>>) -> Result<(Duration, Vec<f32>)> {
     let mut best = Duration::MAX;
     let mut last = Vec::new();
@@ -122,7 +122,7 @@ fn main() -> Result<()> {
                 }
                 Ok(state)
             })?;
-            // All ways compute the same function.
+            // All three ways must compute the same function.
             for other in [&same, &again] {
                 for (a, b) in actual.iter().zip(other) {
                     assert!((a - b).abs() <= 1e-3 * b.abs().max(1.0), "{a} {b}");

@@ -1,5 +1,5 @@
-//! Flash attention with grouped heads, the causal mask and a score cap, compared with a
-//! step-by-step computation; shows the weights of the last position.
+//! Compares flash attention, with grouped heads, a causal mask and a score cap, with a step-by-step
+//! computation. Prints the attention weights of the last position.
 //!
 //! ```text
 //! cargo run --release -p rust-mlx-core --example attention_demo
@@ -9,10 +9,10 @@ use mlx_rs_core::fast::{self, Mask};
 use mlx_rs_core::random::{self, Key};
 use mlx_rs_core::{All, Array, Dtype, Result, tri, where_};
 
-/// Positions, query heads, key heads and elements of a head.
+/// The number of positions, query heads, key heads, and elements of a head.
 const SHAPE: (i32, i32, i32, i32) = (24, 8, 4, 32);
 
-/// The attention weights `[H, L, L]`; a position sees no later ones.
+/// The attention weights `[H, L, L]`. A position attends to no later position.
 fn weights(q: &Array, k: &Array, scale: f32, cap: Option<f32>) -> Result<Array> {
     let (length, heads, kv_heads, dim) = SHAPE;
     // [H, L, D] -> [Hkv, H / Hkv, L, D]: heads of a group share keys.
@@ -29,7 +29,7 @@ fn weights(q: &Array, k: &Array, scale: f32, cap: Option<f32>) -> Result<Array> 
     masked.softmax(-1, true)?.reshape(&[heads, length, length])
 }
 
-/// Compares both computations, and shows the weights of the last position.
+/// Compares both computations, and prints the weights of the last position.
 pub fn main() -> Result<()> {
     let (length, heads, kv_heads, dim) = SHAPE;
     let noise = |heads: i32, seed| -> Result<Array> {
@@ -53,7 +53,7 @@ pub fn main() -> Result<()> {
         Mask::Causal,
     )?;
     let shares = weights(&q, &k, scale, None)?;
-    // [Hkv, H / Hkv, L, L] x [Hkv, 1, L, D]
+    // The shapes are [Hkv, H / Hkv, L, L] x [Hkv, 1, L, D].
     let grouped = shares.reshape(&[kv_heads, heads / kv_heads, length, length])?;
     let steps = grouped
         .matmul(&v.expand_dims(1)?)?
@@ -66,7 +66,8 @@ pub fn main() -> Result<()> {
     println!("{heads} heads on {kv_heads}, {length} positions: the two differ by {difference:e}");
     assert!(difference < 1e-5, "{difference}");
 
-    // The last position sees all: its weights sum to 1, and a cap levels them.
+    // The last position attends to all positions: its weights sum to 1, and a cap makes them more
+    // equal.
     let last = |shares: &Array| shares.slice_axis(1, length - 1, length);
     let capped = weights(&q, &k, scale, Some(0.5))?;
     for (name, shares) in [("plain", &shares), ("capped", &capped)] {

@@ -1,5 +1,5 @@
-//! Products on the CPU and on the GPU: the available backend, the devices for a decoder's sizes,
-//! and a check that all ways give equal results.
+//! Matrix multiplication on the CPU and on the GPU. Prints the available backend and the devices
+//! for a decoder's sizes, and checks that all ways have equal results.
 //!
 //! ```text
 //! cargo run --release -p rust-mlx-core --example backend_demo
@@ -9,7 +9,8 @@ use mlx_rs_core::dispatch::{CpuBackend, GpuBackend, HybridBackend, MatMulOp, def
 use mlx_rs_core::random::{self, Key};
 use mlx_rs_core::{Array, Device, Dtype, Result};
 
-/// Products of a model of 2,560 with heads of 256, at six positions: name and FLOPs.
+/// The multiplications of a model with hidden size 2,560 and heads of 256, at six positions: name
+/// and FLOPs.
 const PRODUCTS: [(&str, u64); 5] = [
     ("scores of a head", 2 * 6 * 6 * 256),
     ("values of a head", 2 * 6 * 6 * 256),
@@ -18,7 +19,7 @@ const PRODUCTS: [(&str, u64); 5] = [
     ("logits", 2 * 2560 * 262_144),
 ];
 
-/// Shows the backend, and checks that all ways to multiply agree.
+/// Prints the backend, and checks that all ways to multiply agree.
 pub fn main() -> Result<()> {
     let backend = default_backend()?;
     println!("backend: {}", backend.name());
@@ -45,7 +46,7 @@ pub fn main() -> Result<()> {
         random::normal(0.0, 1.0, shape, Dtype::Float32, &Key::new(seed)?)
     };
     let (x, weights) = (noise(&[6, 256], 1)?, noise(&[512, 256], 2)?);
-    // A weight's rows are its outputs.
+    // The rows of a weight are its outputs.
     let one = backend.matmul_transb(&x, &weights)?;
     let batch = backend.matmul_batch(&[
         MatMulOp::transposed(&x, &weights),

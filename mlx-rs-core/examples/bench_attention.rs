@@ -1,5 +1,5 @@
-//! Flash attention compared with the full score matrix: time, memory, and error relative to
-//! float64. The heads are those of Gemma 3 4B: eight query heads and four key heads.
+//! Compares flash attention with the full score matrix: time, memory, and error relative to
+//! float64. The numbers of heads are those of Gemma 3 4B: eight query heads and four key heads.
 //!
 //! ```text
 //! cargo bench -p rust-mlx-core --bench attention
@@ -16,7 +16,7 @@ use mlx_rs_core::{
 const HEADS: i32 = 8;
 const KV_HEADS: i32 = 4;
 
-/// A number of positions and of elements of a head.
+/// The number of positions, and of elements of a head.
 pub type Size = (i32, i32);
 
 /// The sizes to time.
@@ -39,16 +39,16 @@ pub const TIMED: [Size; 16] = [
     (192, 256),
 ];
 
-/// Positions for memory and precision, with heads of 256.
+/// The numbers of positions for measurements of memory and precision, with heads of 256.
 pub const MEASURED: [i32; 4] = [6, 128, 512, 2048];
 
-/// Queries, keys and values in the layouts of both implementations.
+/// Queries, keys and values, in the layouts of both implementations.
 struct Inputs {
-    /// `[1, H, L, D]`, and keys and values `[1, Hkv, L, D]`.
+    /// Queries `[1, H, L, D]`; keys and values `[1, Hkv, L, D]`.
     q: Array,
     k: Array,
     v: Array,
-    /// `[1, L, (H + 2 Hkv) * D]`, as from a projection.
+    /// All three packed, `[1, L, (H + 2 Hkv) * D]`, as from a projection.
     packed: Array,
     size: Size,
 }
@@ -81,7 +81,7 @@ impl Inputs {
         (self.size.1 as f32).powf(-0.5)
     }
 
-    /// `softmax(Q K^T) V` with all scores in memory.
+    /// Computes `softmax(Q K^T) V` with all scores in memory.
     fn materialized(&self) -> Result<Array> {
         self.materialized_in(Dtype::Float32)
     }
@@ -101,10 +101,10 @@ impl Inputs {
         scores.softmax(-1, true)?.matmul(&v)
     }
 
-    /// The maximum error of `found` relative to float64, which only the CPU supports.
+    /// The maximum error of `actual` relative to float64, which only the CPU supports.
     fn error(&self, actual: &Array) -> Result<f32> {
         let (length, dim) = self.size;
-        // In blocks it is [1, L, H * D] on the CPU.
+        // On the CPU, the result has the shape [1, L, H * D].
         let actual = match actual.shape() {
             [1, _, width] if *width == HEADS * dim => {
                 actual.reshape(&[1, length, HEADS, dim])?.swap_axes(1, 2)?
@@ -120,7 +120,7 @@ impl Inputs {
         })
     }
 
-    /// The kernel on a CPU, MLX's elsewhere.
+    /// Flash attention: this crate's kernel on a CPU, MLX's on other devices.
     fn fused(&self) -> Result<Array> {
         let (length, dim) = self.size;
         if Stream::current()?.device() != Device::cpu() || !cpu::enabled() {
@@ -151,7 +151,7 @@ impl Inputs {
     }
 }
 
-/// The median time of building and evaluation.
+/// The median time of building and evaluating the operation.
 fn median(runs: usize, make: &dyn Fn() -> Result<Array>) -> Result<Duration> {
     make()?.eval()?;
     let mut times = Vec::with_capacity(runs);
@@ -164,7 +164,7 @@ fn median(runs: usize, make: &dyn Fn() -> Result<Array>) -> Result<Duration> {
     Ok(times.get(times.len() / 2).copied().unwrap_or_default())
 }
 
-/// Peak memory of the evaluation, beyond the memory in use before.
+/// The peak memory of the evaluation, without the memory that was in use before.
 fn peak(make: &dyn Fn() -> Result<Array>) -> Result<usize> {
     memory::clear_cache()?;
     memory::reset_peak()?;

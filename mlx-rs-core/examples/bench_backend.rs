@@ -1,4 +1,4 @@
-//! The time of products with a decoder's sizes on each device.
+//! Measures matrix multiplications with a decoder's sizes on each device.
 //!
 //! ```text
 //! cargo run --release -p rust-mlx-core --example bench_backend
@@ -10,7 +10,7 @@ use mlx_rs_core::dispatch::{CpuBackend, GpuBackend, MatMulBackend};
 use mlx_rs_core::random::{self, Key};
 use mlx_rs_core::{Array, Device, Dtype, Result};
 
-/// `(m, n, k)`: scores of a head, projections, feed-forward, and logits of one position.
+/// The sizes `(m, n, k)`: scores of a head, projections, feed-forward, and logits of one position.
 const SIZES: [(i32, i32, i32); 5] = [
     (6, 6, 256),
     (6, 512, 2560),
@@ -19,12 +19,12 @@ const SIZES: [(i32, i32, i32); 5] = [
     (1, 262_144, 2560),
 ];
 
-/// Times the products of a decoder.
+/// Measures the multiplications of a decoder.
 pub fn main() -> Result<()> {
     run(&SIZES, 5)
 }
 
-/// Prints the median time of `runs` products of each size.
+/// Prints the median time of `runs` multiplications of each size.
 pub fn run(sizes: &[(i32, i32, i32)], runs: usize) -> Result<()> {
     let mut backends: Vec<Box<dyn MatMulBackend>> = vec![Box::new(CpuBackend::new()?)];
     if Device::gpu().is_available() {

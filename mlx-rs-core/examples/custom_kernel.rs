@@ -1,6 +1,6 @@
-//! A custom GPU kernel with a gradient, compared with the same function in MLX's operations. A
-//! device without Metal and CUDA has no custom kernels: there MLX's operations are used, and the
-//! gradient is still compared.
+//! A custom GPU kernel with a gradient, compared with the same function made of MLX's operations.
+//! On a device without Metal and CUDA, MLX's operations replace the kernel, and the gradient is
+//! still compared.
 //!
 //! ```text
 //! cargo run -p rust-mlx-core --example custom_kernel
@@ -12,11 +12,11 @@ use mlx_rs_core::{All, Array, Error, ErrorKind, Result, cuda_is_available, metal
 
 const N: i32 = 1_000;
 
-/// `x * sigmoid(x)` in one pass, for the available GPU.
+/// `x * sigmoid(x)` in one pass, as a kernel for the available GPU.
 enum Silu {
     Metal(MetalKernel),
     Cuda(CudaKernel),
-    /// No kernel: operations of MLX.
+    /// No kernel: uses MLX's operations.
     Operations,
 }
 
@@ -34,7 +34,7 @@ impl Silu {
             )?));
         }
         if cuda_is_available() {
-            // Blocks may have more threads than there are elements.
+            // Blocks may have more threads than there are elements, so the code checks the index.
             let source = "auto i = cg::this_grid().thread_rank(); \
                           if (i < N) { T v = x[i]; y[i] = v / (T(1) + expf(-v)); }";
             return Ok(Silu::Cuda(CudaKernel::new("silu", &["x"], &["y"], source)?));
@@ -59,7 +59,7 @@ impl Silu {
             .thread_group(256, 1, 1)
             .template("T", x.dtype())
             .template("N", elements as i32);
-        // SAFETY: there is one thread per element, which reads and writes only that element; with
+        // SAFETY: there is one thread per element, which reads and writes only that element. With
         // CUDA, further threads do nothing.
         let mut outputs = unsafe {
             match self {
@@ -77,7 +77,8 @@ impl Silu {
 pub(crate) fn main() -> Result<()> {
     let kernel = Silu::new()?;
     println!("computed by {}", kernel.name());
-    // Kernels have no derivative; this one is s + x s (1 - s) with s the logistic function.
+    // Kernels have no derivative, so it is defined here: s + x s (1 - s), where s is the logistic
+    // function.
     let silu = CustomFunction::new(move |x: &[Array]| -> Result<Vec<Array>> {
         Ok(vec![kernel.call(&x[0])?])
     })

@@ -1,4 +1,5 @@
-//! Linear regression by gradient descent, with the loss and its gradient as functions.
+//! Linear regression by gradient descent. The loss is a function, and a transform computes its
+//! gradient.
 //!
 //! ```text
 //! cargo run -p rust-mlx-core --example linear_regression
@@ -32,7 +33,7 @@ pub(crate) fn main() -> Result<()> {
     for i in 0..STEPS {
         let (values, grads) = step(std::slice::from_ref(&weights))?;
         weights = weights.subtract(&grads[0].multiply(&rate)?)?;
-        // Evaluated once per step, so that the graph does not grow.
+        // The weights are evaluated once per step, so that the graph does not grow.
         eval([&weights])?;
         if i % 100 == 0 {
             println!("step {i:3}  loss {:.6}", values[0].item::<f32>()?);

@@ -1,5 +1,5 @@
-//! A small network on generated data: named parameters, an optimizer with state (Adam; Kingma and
-//! Ba 2014), mini-batches, and accuracy on unseen examples.
+//! Trains a small network on generated data, with named parameters, an optimizer with state (Adam;
+//! Kingma and Ba 2014), mini-batches, and accuracy on unseen examples.
 //!
 //! ```text
 //! cargo run -p rust-mlx-core --example mlp
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use mlx_rs_core::transforms::{Tree, value_and_grad_tree};
 use mlx_rs_core::{Array, Dtype, Result, eval, random, where_};
 
-/// Parameters by name, as files of weights have them.
+/// Parameters by name, as in files of weights.
 type Params = BTreeMap<String, Array>;
 
 const CLASSES: i32 = 3;
@@ -88,7 +88,7 @@ fn spirals(n: i32, key: &mut random::Key) -> Result<(Array, Array)> {
     Ok((mlx_rs_core::stack(&[&x, &y], 1)?, classes))
 }
 
-/// Weights `[in, out]` by He et al. 2015, biases zero.
+/// Initial weights `[in, out]` by He et al. 2015; biases are zero.
 fn init(key: &mut random::Key) -> Result<Params> {
     let mut params = Params::new();
     for (name, from, to) in [
@@ -132,7 +132,8 @@ fn cross_entropy(params: &Params, x: &Array, classes: &Array) -> Result<Array> {
         .mean(0, false)
 }
 
-/// Adam: the moving average of the gradient divided by the root of that of its square.
+/// Adam: the moving average of the gradient, divided by the square root of the moving average of
+/// its square.
 struct Adam {
     rate: f32,
     steps: i32,
@@ -151,7 +152,7 @@ impl Adam {
         })
     }
 
-    /// The state to evaluate with the parameters in each step.
+    /// The optimizer's state, to evaluate together with the parameters in each step.
     fn state(&self) -> Vec<&Array> {
         let mut leaves = self.mean.leaves();
         leaves.extend(self.square.leaves());

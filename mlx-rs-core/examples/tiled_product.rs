@@ -1,6 +1,6 @@
-//! A matrix product in tiles of 32 x 32, as a custom kernel: each thread group reads a tile of both
-//! matrices into shared memory, and every element is used 32 times. A device without Metal and CUDA
-//! has no custom kernels: there the product is MLX's.
+//! A matrix multiplication in tiles of 32 x 32, as a custom kernel. Each thread group reads a tile
+//! of both matrices into shared memory, and uses every element 32 times. On a device without Metal
+//! and CUDA, MLX's own multiplication replaces the kernel.
 //!
 //! ```text
 //! cargo run --release -p rust-mlx-core --example tiled_product
@@ -10,7 +10,7 @@ use mlx_rs_core::kernel::{CudaKernel, Dialect, Launch, MetalKernel};
 use mlx_rs_core::random::{self, Key};
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result};
 
-/// Rows and columns of a tile; a group has one thread per element.
+/// The number of rows and columns of a tile. A group has one thread per element.
 pub const TILE: u32 = 32;
 
 const BODY: &str = "
@@ -55,7 +55,7 @@ pub fn source(dialect: Dialect) -> String {
     words.into_iter().fold(BODY.to_owned(), replace)
 }
 
-/// `a` `[M, K]` times `b` `[K, N]`, float32.
+/// `a` `[M, K]` times `b` `[K, N]`, both float32.
 fn product(a: &Array, b: &Array) -> Result<Array> {
     let (&[rows, inner], &[same, cols]) = (a.shape(), b.shape()) else {
         return Err(Error::new(ErrorKind::Shape, "product", "needs matrices"));
@@ -67,7 +67,7 @@ fn product(a: &Array, b: &Array) -> Result<Array> {
     let Some(dialect) = Dialect::available() else {
         return a.matmul(b);
     };
-    // Whole tiles, so that all threads of a group reach each barrier.
+    // The grid has whole tiles, so that all threads of a group reach each barrier.
     let padded = |n: i32| n.unsigned_abs().next_multiple_of(TILE);
     let launch = Launch::new()
         .input(a)
@@ -80,8 +80,8 @@ fn product(a: &Array, b: &Array) -> Result<Array> {
         .template("INNER", inner);
     let (name, source) = ("tiled_product", source(dialect));
     let (inputs, outputs) = (["a", "b"], ["product"]);
-    // SAFETY: both matrices have the shapes in the constants. A thread reads within them and writes
-    // only its own element, and all threads of a group reach both barriers.
+    // SAFETY: both matrices have the shapes in the constants. A thread reads only within them and
+    // writes only its own element. All threads of a group reach both barriers.
     let made = unsafe {
         match dialect {
             Dialect::Metal => {

@@ -1,5 +1,6 @@
-//! GELU, the activation `x * Phi(x)` of Hendrycks and Gimpel (2016), exact and by its tanh
-//! approximation. Each is six or eight operations of MLX, fused to one kernel on GPUs.
+//! GELU, the activation `x * Phi(x)` of Hendrycks and Gimpel (2016), in its exact form and by a
+//! tanh approximation. Each form is six or eight MLX operations. On GPUs they are fused into one
+//! kernel.
 
 use std::sync::LazyLock;
 
@@ -45,8 +46,8 @@ impl Array {
     }
 }
 
-/// On CPUs the operations run one by one: MLX fuses there only with a C++ compiler, and replaying
-/// the graph alone saves nothing.
+/// On CPUs the operations run separately. There, MLX fuses only with a C++ compiler, and replaying
+/// a graph without fusing is no faster.
 fn on_its_device(
     x: &Array,
     fused: &Compiled<Error>,
@@ -75,8 +76,8 @@ fn replayed(fused: &Compiled<Error>, x: &Array) -> Result<Array> {
 }
 
 fn one_kernel(formula: fn(&Array) -> Result<Array>) -> Compiled<Error> {
-    // SAFETY: element-wise functions of one argument take every shape; the constants in the trace
-    // are scalars, which broadcast.
+    // SAFETY: element-wise functions of one argument are valid for every shape. The constants in
+    // the trace are scalars, which broadcast.
     unsafe { compile_shapeless(move |x: &[Array]| Ok(vec![formula(&x[0])?])) }
 }
 
@@ -99,7 +100,7 @@ fn by_tanh(x: &Array) -> Result<Array> {
         .add(&scalar(1.0, x)?)?;
     let inner = x
         .multiply(&cubic)?
-        // sqrt(2 / pi)
+        // The constant is sqrt(2 / pi).
         .multiply(&scalar(0.797_884_6, x)?)?
         .tanh()?
         .add(&scalar(1.0, x)?)?;
@@ -110,7 +111,7 @@ fn by_tanh(x: &Array) -> Result<Array> {
 mod tests {
     use super::*;
 
-    /// Runs the GPU's graph on the CPU, where it is replayed without fusing.
+    /// On the CPU, the GPU's graph is replayed without fusing.
     #[test]
     fn the_compiled_graph_computes_the_formula_at_every_shape_and_type() {
         for (fused, formula) in [(&EXACT, exact as fn(&Array) -> _), (&TANH, by_tanh)] {

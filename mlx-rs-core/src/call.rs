@@ -1,6 +1,6 @@
-//! The only module that calls mlx-c directly. It takes the process-wide lock and installs the error
-//! handler before the first call. It turns mlx-c's mixed error channels (status, null handle,
-//! message slot) into `Result`. The other modules give the calls their meaning.
+//! The only module that calls mlx-c directly. It takes the process-wide lock, and installs the
+//! error handler before the first call. It turns mlx-c's three ways to report errors (status, null
+//! handle, message slot) into `Result`. Other modules define what each call means.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -17,29 +17,29 @@ use crate::array::Array;
 use crate::error::{Error, ErrorKind, Result};
 use crate::{deadlock, exit, memory, quirks, stream};
 
-/// MLX's graph building, streams and transforms share unlocked global state. The holder of this
-/// guard has exclusive access to it. Reentrant, because a Rust callback inside an MLX call may call
-/// MLX.
+/// The process-wide lock. MLX's graph building, streams and transforms share global state without
+/// locks, and the holder of the guard has exclusive access to that state. The lock is reentrant,
+/// because a Rust callback inside an MLX call may call MLX.
 static MLX: ReentrantMutex<()> = ReentrantMutex::new(());
 
 /// The number of live array handles, which shows leaks even if memory use looks constant. It is
-/// written only under the lock, so a load and a store suffice instead of an atomic addition.
+/// written only under the lock, so no atomic addition is needed.
 static LIVE: AtomicI64 = AtomicI64::new(0);
 
-/// Changes the count. Call with the lock held.
+/// Changes the number of live handles. Call with the lock held.
 fn count_live(by: i64) {
     LIVE.store(LIVE.load(Ordering::Relaxed) + by, Ordering::Relaxed);
 }
 
 thread_local! {
-    /// mlx-c reports errors on the calling thread, so the slot is thread-local. Without a
-    /// destructor it stays valid for other destructors of the thread, which may call MLX. A message
-    /// in the slot when the thread ends is leaked.
+    /// The message of the last failure. mlx-c reports errors on the calling thread, so the slot is
+    /// thread-local. It has no destructor, so it stays valid for other destructors of the thread,
+    /// which may call MLX. A message in the slot at the end of the thread is leaked.
     static MESSAGE: RefCell<ManuallyDrop<Option<String>>> =
         const { RefCell::new(ManuallyDrop::new(None)) };
 
-    /// Whether the slot may contain a message. Each call reads this flag, which needs no destructor
-    /// and so no registration.
+    /// Whether the slot may contain a message. Each call reads this flag. It has no destructor, so
+    /// the first access on a thread registers nothing.
     static REPORTED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -66,15 +66,15 @@ extern "C" fn on_error(message: *const c_char, _data: *mut c_void) {
 /// A guard of the lock.
 pub(crate) type Guard = ReentrantMutexGuard<'static, ()>;
 
-/// Takes the lock for operations that cannot fail because MLX is loaded or not called.
+/// Takes the lock, for operations that cannot fail: MLX is already loaded, or is not called.
 pub(crate) fn lock() -> Guard {
     let guard = MLX.lock();
-    // Callers that do not check the result hold a handle, so MLX is loaded.
+    // A caller that ignores the result owns a handle, so MLX is loaded.
     let _ = loaded();
     guard
 }
 
-/// Tries to take the lock, to free something.
+/// Takes the lock if it is free, to release an object.
 pub(crate) fn try_lock() -> Option<Guard> {
     MLX.try_lock()
 }
@@ -94,7 +94,7 @@ pub(crate) fn enter(op: &'static str) -> Result<Guard> {
     }
 }
 
-/// Takes the lock to free something. `None` for a deadlock: the object is then leaked.
+/// Takes the lock to release an object. Returns `None` on a deadlock; the object is then leaked.
 pub(crate) fn lock_to_free() -> Option<Guard> {
     MLX.try_lock().or_else(wait)
 }
@@ -104,7 +104,7 @@ fn wait() -> Option<Guard> {
     deadlock::wait(|time| MLX.try_lock_for(time))
 }
 
-/// Preparation of every MLX call. Call with the lock held.
+/// Prepares an MLX call. Call with the lock held.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] when MLX cannot be loaded.
@@ -116,13 +116,14 @@ fn ready(op: &'static str) -> Result<()> {
     }
 }
 
-/// Whether MLX is loaded; otherwise the reason. The first caller loads it and installs the error
-/// handler; the default handler would exit the process.
+/// Whether MLX is loaded; if not, the reason. The first caller loads MLX and installs the error
+/// handler, because the default handler would exit the process.
 #[inline]
 pub(crate) fn loaded() -> std::result::Result<(), &'static str> {
     static LOADED: OnceLock<std::result::Result<(), String>> = OnceLock::new();
     let loaded = LOADED.get().unwrap_or_else(|| {
-        // The lock is always taken first, because its holder may wait for this, too.
+        // The lock is always taken before `LOADED`, because the lock's holder may also wait for
+        // `LOADED`.
         let _guard = MLX.lock();
         LOADED.get_or_init(load)
     });
@@ -142,7 +143,7 @@ fn load() -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// As [`lock`], unless that takes longer than `patience`.
+/// Like [`lock`], but returns `None` after `patience`.
 pub(crate) fn lock_for(patience: Duration) -> Option<Guard> {
     MLX.try_lock_for(patience)
 }
@@ -172,7 +173,8 @@ fn take_error(op: &'static str) -> Error {
     Error::new(ErrorKind::Mlx, op, strip_location(&text))
 }
 
-/// mlx-c appends ` at FILE:LINE` of its own source, which does not help users.
+/// Removes ` at FILE:LINE`, which mlx-c appends. It is a line of mlx-c's own source and does not
+/// help users.
 fn strip_location(text: &str) -> &str {
     match text.rsplit_once(" at ") {
         Some((head, tail)) => match tail.rsplit_once(':') {
@@ -197,9 +199,9 @@ pub(crate) fn status(op: &'static str, f: impl FnOnce() -> c_int) -> Result<()> 
     if rc == 0 { Ok(()) } else { Err(take_error(op)) }
 }
 
-/// Runs a call that computes. When it fails, MLX has already started earlier operations, and frees
-/// their output buffers as soon as the arrays are dropped. So all started operations are awaited
-/// first.
+/// Runs a call that evaluates. When it fails, MLX has already started earlier operations, and frees
+/// their output buffers as soon as their arrays are dropped. So this function waits for all started
+/// operations before it returns the error.
 pub(crate) fn evaluation(op: &'static str, f: impl FnOnce() -> c_int) -> Result<()> {
     let _guard = enter(op)?;
     let result = deadlock::evaluating(|| status(op, f));
@@ -229,8 +231,8 @@ pub(crate) fn adopt(
     adopt_locked(op, f)
 }
 
-/// As [`adopt`], for an existing array. It is not compared with the budget, which may have been
-/// reduced below the array's size.
+/// Like [`adopt`], for an existing array. It does not compare the array with the budget, which may
+/// have been reduced below the array's size.
 pub(crate) fn alias(
     op: &'static str,
     f: impl FnOnce(*mut sys::mlx_array) -> c_int,
@@ -239,23 +241,22 @@ pub(crate) fn alias(
     alias_locked(op, f)
 }
 
-/// As [`adopt`], for a caller that holds the lock.
+/// Like [`adopt`], for a caller that already has the lock.
 fn adopt_locked(op: &'static str, f: impl FnOnce(*mut sys::mlx_array) -> c_int) -> Result<Array> {
     checked(op, alias_locked(op, f)?)
 }
 
-/// Returns the result if it fits the budget. An empty result is replaced by an array without a
-/// history. So MLX never sees or differentiates an empty view. MLX's reductions of such views read
-/// uninitialized shapes, and then do not end or write out of bounds.
+/// Returns the result if it fits the budget. An empty result is replaced by an array without
+/// inputs, so MLX never reads or differentiates an empty view. MLX's reductions of empty views read
+/// uninitialized shapes, and then loop forever or write out of bounds.
 fn checked(op: &'static str, array: Array) -> Result<Array> {
     if memory::check(op, &array)? > 0 {
         return Ok(array);
     }
     let shape = array.shape();
     alias_locked(op, |out| {
-        // SAFETY: no element is read, since the product of the shape is zero. The shape has the
-        // passed number of entries; `out` is writable, and ownership of the new handle moves into
-        // it.
+        // SAFETY: the product of the shape is zero, so no element is read. The shape has the passed
+        // number of entries. `out` is writable, and ownership of the new handle moves into it.
         unsafe {
             let (values, ndim) = (std::ptr::dangling::<u64>(), shape.len() as c_int);
             *out =
@@ -265,7 +266,7 @@ fn checked(op: &'static str, array: Array) -> Result<Array> {
     })
 }
 
-/// As [`alias`], for a caller that holds the lock.
+/// Like [`alias`], for a caller that already has the lock.
 fn alias_locked(op: &'static str, f: impl FnOnce(*mut sys::mlx_array) -> c_int) -> Result<Array> {
     clear();
     let mut out = OutArray::new();
@@ -277,7 +278,8 @@ fn alias_locked(op: &'static str, f: impl FnOnce(*mut sys::mlx_array) -> c_int) 
     out.into_array(op)
 }
 
-/// An out-parameter that frees what C put into it unless it is taken.
+/// An out-parameter. When dropped, it frees the handle that C wrote, unless the handle was taken
+/// out.
 struct OutArray(sys::mlx_array);
 
 impl OutArray {
@@ -315,7 +317,7 @@ impl Drop for OutArray {
     }
 }
 
-/// Frees an array handle. Freeing walks the graph, so it takes the lock.
+/// Frees an array handle. This may walk the graph, so it takes the lock.
 pub(crate) fn free(raw: sys::mlx_array) {
     let Some(_guard) = lock_to_free() else {
         return;
@@ -341,7 +343,7 @@ impl ArrayVec {
     ) -> Result<Self> {
         let _guard = enter(op)?;
         clear();
-        // SAFETY: takes nothing; a null context is the failure value and is checked.
+        // SAFETY: the call has no arguments. A null context means failure, and is checked.
         let raw = unsafe { sys::mlx_vector_array_new() };
         if raw.ctx.is_null() {
             return Err(take_error(op));
@@ -367,12 +369,12 @@ impl ArrayVec {
         self.0
     }
 
-    /// The destination for a call's vector, which is freed with this.
+    /// The destination for the vector of a call. `self` frees the vector.
     pub(crate) fn out(&mut self) -> *mut sys::mlx_vector_array {
         &raw mut self.0
     }
 
-    /// Gives up ownership to a caller in C.
+    /// Transfers ownership to a caller in C.
     pub(crate) fn into_raw(self) -> sys::mlx_vector_array {
         std::mem::ManuallyDrop::new(self).0
     }
@@ -464,7 +466,7 @@ pub(crate) fn string(
 ) -> Result<String> {
     let _guard = enter(op)?;
     clear();
-    // SAFETY: takes nothing; null is checked below through the data pointer.
+    // SAFETY: the call has no arguments. Null is checked below through the data pointer.
     let mut out = unsafe { sys::mlx_string_new() };
     let rc = f(&raw mut out);
     exit::after(op);
@@ -511,7 +513,7 @@ mod tests {
 
     #[test]
     fn a_panic_inside_the_handler_does_not_cross_into_c() {
-        // With the slot borrowed the handler cannot store its message; it must neither panic nor
+        // If the slot is borrowed, the handler cannot store its message. It must neither panic nor
         // abort.
         MESSAGE.with(|slot| {
             let _held = slot.borrow_mut();
@@ -521,16 +523,16 @@ mod tests {
 
     #[test]
     fn every_error_channel_becomes_an_error() {
-        // status
+        // A status.
         let e = status("status", || 1).unwrap_err();
         assert_eq!((e.kind(), e.op()), (ErrorKind::Mlx, "status"));
         assert!(e.message().contains("without a message"));
-        // a null handle with status 0
+        // A null handle with status 0.
         let e = adopt("null", |_| 0).unwrap_err();
         assert!(e.message().contains("no array"));
-        // a string call that fails
+        // A failing call that returns a string.
         assert!(string("string", |_| 2).is_err());
-        // a stale message never leaks into a later failure
+        // An old message must not appear in a later failure.
         on_error(c"stale".as_ptr(), std::ptr::null_mut());
         assert!(
             !status("later", || 1)
@@ -542,11 +544,11 @@ mod tests {
 
     #[test]
     fn a_result_beside_a_failing_status_is_freed() {
-        // Under the lock, no concurrent test makes or frees a handle.
+        // Under the lock, no concurrent test creates or frees a handle.
         let _guard = lock();
         let before = live();
         let e = adopt("both", |out| {
-            // SAFETY: `out` is writable; the new handle is owned by the guard under test.
+            // SAFETY: `out` is writable. The guard under test owns the new handle.
             unsafe { *out = sys::mlx_array_new_int(3) };
             1
         });

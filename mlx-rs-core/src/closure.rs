@@ -1,21 +1,21 @@
-//! Rust functions called by MLX: their way into C, and the way of their errors back. `transforms/`
-//! uses this.
+//! Rust functions that MLX calls: how they are passed to C, and how their errors come back.
+//! `transforms/` uses this module.
 //!
 //! It follows three rules:
 //!
 //! - **Ownership.** A function is passed to C in one reference-counted box with one destructor. C
-//!   frees it exactly once, also if making the closure fails. A function borrowed only for a call
-//!   ([`scoped`]) is reached through a slot that is emptied after the call. So if MLX keeps the
-//!   closure unexpectedly, a call gives an error, not a dangling pointer.
-//! - **Unwinding.** Nothing unwinds through C. The trampoline catches a panic, keeps it on this
-//!   thread and reports a failure to MLX. [`run`] resumes it when the C call has returned.
-//! - **Errors.** An error value returned by a function is kept the same way, with its type, and
-//!   [`run`] returns it. MLX's own "returned a non-zero value" is dropped.
+//!   frees it exactly once, also if creating the closure fails. A function that is borrowed only
+//!   for a call ([`scoped`]) is reached through a slot that is emptied after the call. If MLX keeps
+//!   the closure longer, calling it is an error instead of a use of a dangling pointer.
+//! - **Unwinding.** Nothing unwinds through C. The trampoline catches a panic, stores it for this
+//!   thread and reports a failure to MLX. [`run`] resumes the panic when the C call has returned.
+//! - **Errors.** An error that a function returns is stored in the same way, with its type, and
+//!   [`run`] returns it. MLX's own message "returned a non-zero value" is dropped.
 //!
-//! Threads: MLX calls closures in the thread that called the transform, which holds the lock. MLX's
-//! stream threads never call one. They could release the last reference of a graph node that owns
-//! one. Such a payload is set aside, and the next thread that calls MLX drops it. User values must
-//! not be dropped on a thread that MLX waits for.
+//! Threads: MLX calls closures on the thread that called the transform, which has the lock. MLX's
+//! stream threads never call a closure, but may drop the last reference to a graph node that owns
+//! one. User values must not be dropped on a thread that MLX waits for. So such a payload is set
+//! aside, and the next thread that calls MLX drops it.
 
 mod custom;
 mod payload;
@@ -39,7 +39,7 @@ use crate::deadlock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::stack;
 
-/// The error type of functions given to a transform.
+/// The error type of functions that are passed to a transform.
 ///
 /// Implemented for every type that converts from [`Error`](crate::Error) and into a boxed standard
 /// error. Examples are [`Error`](crate::Error) itself, `Box<dyn Error + Send + Sync>`,
@@ -54,7 +54,7 @@ impl<E> ClosureError for E where
 {
 }
 
-/// The reason why a function given to MLX failed.
+/// The reason why a function passed to MLX failed.
 pub(crate) enum Failure {
     Panic(Box<dyn Any + Send>),
     Error(Raised),
@@ -63,7 +63,7 @@ pub(crate) enum Failure {
 /// Any standard error.
 type BoxedError = Box<dyn std::error::Error + Send + Sync>;
 
-/// An error value of an erased type, with a conversion to a standard error.
+/// An error value whose type is erased, with a conversion to a standard error.
 pub(crate) struct Raised {
     value: Box<dyn Any>,
     boxed: fn(Box<dyn Any>) -> Option<BoxedError>,
@@ -77,7 +77,7 @@ impl Raised {
         }
     }
 
-    /// The value itself if the types agree, otherwise wrapped.
+    /// Returns the error value if it has type `E`; otherwise wraps it in an error of type `E`.
     fn surface<E: ClosureError>(self, op: &'static str) -> E {
         let value = match self.value.downcast::<E>() {
             Ok(error) => return *error,
@@ -89,7 +89,7 @@ impl Raised {
         };
         match (self.boxed)(value) {
             Some(source) => E::from(Error::callback(op, source)),
-            // Unreachable: the function was made for the type of the value.
+            // Unreachable, because the function's error type is that of the value.
             None => E::from(Error::new(ErrorKind::Callback, op, "a function failed")),
         }
     }
@@ -111,7 +111,7 @@ thread_local! {
     static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Whether the caller is a function being traced, where an array may be differentiated.
+/// Whether the caller is inside a traced function, where an array may be differentiated.
 pub(crate) fn inside() -> bool {
     DEPTH.get() > 0
 }
@@ -128,8 +128,9 @@ fn swap_failure(new: Option<Failure>) -> Option<Failure> {
         .flatten()
 }
 
-/// Runs a transform on a sufficient stack: `f` calls C, which may call our functions. Their panic
-/// is resumed here, and their error is returned, independent of C's result.
+/// Runs a transform with enough stack space. `f` calls C, which may call user functions. If a user
+/// function panicked, the panic is resumed here; if it failed, its error is returned, whatever C
+/// returned.
 pub(crate) fn run<T, E: ClosureError>(
     op: &'static str,
     f: impl FnOnce() -> Result<T>,
@@ -137,7 +138,7 @@ pub(crate) fn run<T, E: ClosureError>(
     stack::grown(|| run_here(op, f))
 }
 
-/// As [`run`], on the current stack, for calls that walk no graph.
+/// Like [`run`], but on the current stack, for calls that walk no graph.
 pub(crate) fn run_here<T, E: ClosureError>(
     op: &'static str,
     f: impl FnOnce() -> Result<T>,
@@ -156,7 +157,7 @@ pub(crate) fn run_here<T, E: ClosureError>(
     }
 }
 
-/// Calls C inside a callback: as [`run`], but passes a failure on.
+/// Calls C inside a callback. Like [`run`], but returns a failure instead of resuming it.
 pub(crate) fn nested<T>(f: impl FnOnce() -> Result<T>) -> Result<T, Failure> {
     swap_failure(None);
     let result = f();
@@ -166,15 +167,15 @@ pub(crate) fn nested<T>(f: impl FnOnce() -> Result<T>) -> Result<T, Failure> {
     }
 }
 
-/// Drops a failure after which the caller tries another way.
+/// Drops the stored failure, because the caller tries another way.
 pub(crate) fn forget_failure() {
     drop(swap_failure(None));
 }
 
-/// Runs a user function; a panic becomes a failure.
+/// Runs a user function. A panic becomes a failure.
 pub(crate) fn guarded<T, E: ClosureError>(f: impl FnOnce() -> Result<T, E>) -> Result<T, Failure> {
-    // AssertUnwindSafe: the panic is resumed in the caller of the transform, which sees `f` as
-    // after any other panic.
+    // AssertUnwindSafe: the panic is resumed in the caller of the transform, so `f` is in the same
+    // state as after any other panic.
     match catch_unwind(AssertUnwindSafe(f)) {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => Err(Failure::Error(Raised::new(error))),
@@ -182,14 +183,14 @@ pub(crate) fn guarded<T, E: ClosureError>(f: impl FnOnce() -> Result<T, E>) -> R
     }
 }
 
-/// Stores a failure that did not come through C, for the surrounding [`run`] to return. The
-/// returned error represents it until then.
+/// Stores a failure that did not pass through C, so that the surrounding [`run`] returns it. Until
+/// then, the returned error takes its place.
 pub(crate) fn fail(failure: Failure) -> Error {
     drop(swap_failure(Some(failure)));
     Error::new(ErrorKind::Callback, "closure", "a function failed")
 }
 
-/// The end of every trampoline: returns a status to C, and stores the failure for [`run`].
+/// Ends every trampoline: returns a status to C, and stores the failure for [`run`].
 fn finish(f: impl FnOnce() -> Result<(), Failure>) -> c_int {
     struct Leave;
     impl Drop for Leave {
@@ -205,7 +206,7 @@ fn finish(f: impl FnOnce() -> Result<(), Failure>) -> c_int {
         Ok(Err(failure)) => failure,
         Err(payload) => Failure::Panic(payload),
     };
-    // A failure that is replaced may hold values whose drop panics.
+    // The replaced failure may contain values whose drop panics.
     let replace = AssertUnwindSafe(|| drop(swap_failure(Some(failure))));
     if let Err(payload) = catch_unwind(replace) {
         drop_payload(payload);
@@ -213,7 +214,7 @@ fn finish(f: impl FnOnce() -> Result<(), Failure>) -> c_int {
     1
 }
 
-/// The result of a function for its trampoline.
+/// The result of a function, as trampolines need it.
 pub(crate) type Outcome = Result<Vec<Array>, Failure>;
 
 /// A function from arrays to arrays, in the form that C calls.
@@ -225,13 +226,13 @@ unsafe extern "C" fn call_function(
     payload: *mut c_void,
 ) -> c_int {
     finish(|| {
-        // SAFETY: the payload of a closure made by `Closure::new`, alive while the closure is
-        // called.
+        // SAFETY: the pointer is the payload of a closure made by `Closure::new`, which lives while
+        // it is called.
         let payload = unsafe { &*payload.cast::<Payload<Function>>() };
         let inputs = call::read_vec("closure", input)?;
         let outputs = (payload.body)(&inputs)?;
         let vec = ArrayVec::new("closure", &outputs)?;
-        // SAFETY: `res` is writable and holds no vector yet; C takes over the one written.
+        // SAFETY: `res` is writable and contains no vector yet. C takes ownership of the vector.
         unsafe { *res = vec.into_raw() };
         Ok(())
     })
@@ -244,8 +245,8 @@ impl Closure {
     pub(crate) fn new(payload: Arc<Payload<Function>>) -> Result<Self> {
         let _guard = call::enter("closure")?;
         let raw = Arc::into_raw(payload);
-        // SAFETY: trampoline and destructor match the payload, whose ownership moves into the
-        // closure. When MLX fails it calls the destructor itself.
+        // SAFETY: trampoline and destructor match the payload. Ownership of the payload moves into
+        // the closure. If MLX fails, it calls the destructor itself.
         let cls = unsafe {
             sys::mlx_closure_new_func_payload(
                 Some(call_function),
@@ -306,16 +307,16 @@ fn no_closure() -> Error {
     Error::new(ErrorKind::Mlx, "closure", "MLX could not make a closure")
 }
 
-/// A function borrowed for a call, without its lifetime.
+/// A function borrowed for a call, with its lifetime erased.
 type Borrowed = *mut (dyn FnMut(&[Array]) -> Outcome + 'static);
 
-/// A borrowed function behind an address that outlives the borrow.
+/// A borrowed function, at an address that stays valid after the borrow ends.
 struct Slot(Cell<Option<Borrowed>>);
 
-// SAFETY: only the thread that filled the slot follows the pointer. `scoped` holds the lock from
-// filling to emptying, and closures are called with the lock held.
+// SAFETY: only the thread that filled the slot dereferences the pointer. `scoped` keeps the lock
+// from filling to emptying, and closures are called only with the lock held.
 unsafe impl Send for Slot {}
-// SAFETY: as for Send.
+// SAFETY: see the note for `Send`.
 unsafe impl Sync for Slot {}
 
 /// Makes `f` callable from C during `body`.
@@ -329,7 +330,7 @@ pub(crate) fn scoped<R>(
     })
 }
 
-/// As [`scoped`], for a function that gets arguments followed by the values of `keys`.
+/// Like [`scoped`], for a function whose arguments are followed by the values of `keys`.
 pub(crate) fn scoped_kwargs<R>(
     f: &mut dyn FnMut(&[Array]) -> Outcome,
     keys: Vec<CString>,
@@ -353,7 +354,7 @@ fn scoped_function<R>(
     }
     let _guard = call::enter("closure")?;
     let pointer: *mut (dyn FnMut(&[Array]) -> Outcome + '_) = f;
-    // SAFETY: only the lifetime is forgotten, and `Empty` clears the slot before it ends.
+    // SAFETY: only the lifetime is erased. `Empty` clears the slot before the lifetime ends.
     let pointer = unsafe {
         std::mem::transmute::<*mut (dyn FnMut(&[Array]) -> Outcome + '_), Borrowed>(pointer)
     };
@@ -370,8 +371,8 @@ fn scoped_function<R>(
             )
             .into());
         };
-        // SAFETY: the slot is full, so `scoped` is still running and alone borrows `f`. The slot is
-        // empty during the call, so this is the only use.
+        // SAFETY: the slot is full, so `scoped` is still running and `f` is borrowed only there.
+        // The slot is empty during the call, so this is the only use of `f`.
         let outcome = unsafe { (*pointer)(inputs) };
         slot.0.set(Some(pointer));
         outcome

@@ -1,5 +1,5 @@
-//! Functions whose names or arguments changed in mlx-c 0.7, in the form of 0.4 and 0.5. Added
-//! arguments get the values that older versions always use.
+//! Functions whose names or arguments changed in mlx-c 0.7, with the signatures of 0.4 and 0.5.
+//! Arguments that 0.7 added get the values that older versions always use.
 //!
 //! Every function here has the safety requirements of its original in mlx-c: live handles, and
 //! pointers valid for their lengths.
@@ -34,15 +34,15 @@ mod new {
 
     /// The null handle, which means no array.
     const NONE: sys::mlx_array = sys::mlx_array { ctx: null_mut() };
-    /// The scaling of older versions: the inverse transform divides.
+    /// The normalization of older versions: the inverse transform divides by the length.
     const NORM: sys::mlx_fft_norm = sys::mlx_fft_norm__MLX_FFT_NORM_BACKWARD;
-    /// The result type that follows from the input.
+    /// Lets the input determine the result type.
     const SAME: sys::mlx_optional_dtype = sys::mlx_optional_dtype {
         value: sys::mlx_dtype__MLX_BOOL,
         has_value: false,
     };
 
-    /// Defines functions that forward their arguments, plus one before the stream.
+    /// Defines functions that forward their arguments, with one added argument before the stream.
     macro_rules! with_one_more {
         ($($name:ident($($arg:ident: $t:ty),*), $more:expr => $new:ident;)*) => {
             $(

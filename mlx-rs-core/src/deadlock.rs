@@ -1,6 +1,6 @@
-//! Waits for the lock, and detects a deadlock. A function given to a transform runs with the lock
-//! held. If it waits for a thread that uses MLX, neither continues. The other thread then gets an
-//! error once the function has been idle for a while.
+//! Waits for the lock, and detects deadlocks. A function passed to a transform runs with the lock
+//! held. If it waits for another thread that uses MLX, both threads wait forever. When the function
+//! has been idle for some time, the other thread gets an error.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -16,25 +16,25 @@ const DEFAULT_MILLIS: u64 = 30_000;
 
 static MILLIS: AtomicU64 = AtomicU64::new(DEFAULT_MILLIS);
 
-/// The system's id of the thread that runs a function of a transform, or 0.
+/// The system's ID of the thread that runs a function of a transform; 0 if there is none.
 static INSIDE: AtomicU64 = AtomicU64::new(0);
 
-/// Whether that thread waits for MLX to compute.
+/// Whether the thread in `INSIDE` waits for MLX to compute.
 static EVALUATING: AtomicBool = AtomicBool::new(false);
 
-/// The state of the thread last found stuck. While it is the same, further waits end at once.
+/// The state of the thread that was last found stuck. While that state is unchanged, further waits
+/// end at once.
 static STUCK: Mutex<Option<State>> = Mutex::new(None);
 
-/// A thread inside a function, and the nanoseconds it has run.
+/// The ID of a thread inside a function, and its processor time in nanoseconds.
 type State = (u64, u64);
 
 /// Sets the time after which a thread that waits for MLX gets an error of kind
-/// [`Deadlock`](ErrorKind::Deadlock), and returns the previous time. The default is 30 seconds. The
-/// time counts while the thread that uses MLX is inside a function given to a transform, takes no
-/// processor time and does not wait for MLX. It then waits for something else, probably another
-/// thread. Other systems than Linux do not report the processor time of a thread. There all the
-/// time inside the function counts, and the limit is twenty times as long.
-///
+/// [`Deadlock`](ErrorKind::Deadlock), and returns the previous time. The default is 30 seconds.
+/// Time counts while the thread that uses MLX is inside a function of a transform, uses no
+/// processor time, and does not wait for MLX. That thread then waits for something else, probably
+/// for another thread. Systems other than Linux do not report the processor time of a thread. On
+/// those, all time inside the function counts, and the limit is twenty times as long.
 /// ```
 /// use std::time::Duration;
 /// use mlx_rs_core::transforms::set_deadlock_timeout;
@@ -60,7 +60,7 @@ impl Drop for Inside {
     }
 }
 
-/// Runs an evaluation; its time does not count. Call with the lock held.
+/// Runs an evaluation. Its time does not count as idle. Call with the lock held.
 pub(crate) fn evaluating<T>(f: impl FnOnce() -> T) -> T {
     let before = EVALUATING.load(Ordering::Relaxed);
     EVALUATING.store(true, Ordering::Relaxed);
@@ -69,8 +69,8 @@ pub(crate) fn evaluating<T>(f: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Waits until `attempt`, which waits at most the given time, returns the lock. `None` for a
-/// deadlock.
+/// Calls `attempt` until it returns the lock. `attempt` waits at most the given time. Returns
+/// `None` on a deadlock.
 pub(crate) fn wait<T>(mut attempt: impl FnMut(Duration) -> Option<T>) -> Option<T> {
     let mut last: Option<State> = None;
     let mut since = Instant::now();
@@ -96,7 +96,7 @@ pub(crate) fn wait<T>(mut attempt: impl FnMut(Duration) -> Option<T>) -> Option<
     }
 }
 
-/// The error of a waiting thread.
+/// The error for a thread that waits in vain.
 pub(crate) fn error(op: &'static str) -> Error {
     Error::new(
         ErrorKind::Deadlock,
@@ -107,7 +107,7 @@ pub(crate) fn error(op: &'static str) -> Error {
     )
 }
 
-/// The state of the thread inside a function, unless it waits for MLX.
+/// The state of the thread inside a function. `None` if there is none, or if it waits for MLX.
 fn state() -> Option<State> {
     let thread = INSIDE.load(Ordering::Relaxed);
     if thread == 0 || EVALUATING.load(Ordering::Relaxed) {
@@ -138,7 +138,7 @@ fn ran(_thread: u64) -> Option<u64> {
 fn this_thread() -> u64 {
     thread_local! {
         static ID: u64 = {
-            // SAFETY: takes nothing and cannot fail.
+            // SAFETY: the call has no arguments and cannot fail.
             let id = unsafe { libc::gettid() };
             u64::try_from(id).unwrap_or(u64::MAX)
         };
@@ -148,6 +148,7 @@ fn this_thread() -> u64 {
 
 #[cfg(not(target_os = "linux"))]
 fn this_thread() -> u64 {
-    // Any number except 0, because the thread's identity does not matter.
+    // Any value except 0 works, because systems without processor times do not need the thread's
+    // ID.
     1
 }

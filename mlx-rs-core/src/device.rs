@@ -1,4 +1,4 @@
-//! Devices: where work runs, whether this build of MLX supports them, and their properties.
+//! Devices: where operations run, whether this build of MLX supports them, and their properties.
 //!
 //! ```
 //! use mlx_rs_core::Device;
@@ -21,7 +21,7 @@ use crate::call;
 use crate::error::{Error, ErrorKind, Result};
 use crate::stream;
 
-/// The default device: one of the three below.
+/// The default device, as one of the three constants below.
 static DEFAULT: AtomicU8 = AtomicU8::new(UNSET);
 const UNSET: u8 = 0;
 const CPU: u8 = 1;
@@ -66,7 +66,7 @@ impl Device {
         }
     }
 
-    /// The first GPU; [`Device::is_available`] tells whether it exists.
+    /// The first GPU. [`Device::is_available`] returns whether it exists.
     ///
     /// ```
     /// use mlx_rs_core::{Device, Stream};
@@ -101,7 +101,7 @@ impl Device {
         self.index
     }
 
-    /// Whether this build of MLX can run work there now.
+    /// Whether this build of MLX can run operations on the device now.
     ///
     /// ```
     /// use mlx_rs_core::{Device, cuda_is_available, metal_is_available};
@@ -124,13 +124,13 @@ impl Device {
     /// ```
     ///
     /// # Errors
-    /// When MLX cannot tell.
+    /// When MLX cannot determine it.
     #[doc(alias = "mlx_device_count")]
     pub fn count(self) -> Result<i32> {
         count(self)
     }
 
-    /// The device that work runs on unless a scope says otherwise. It is the last one given to
+    /// The device on which operations run outside of a scope. It is the last device passed to
     /// [`Device::set_default`]; initially the GPU if there is one.
     ///
     /// ```
@@ -153,9 +153,9 @@ impl Device {
         }
     }
 
-    /// Makes this the default device of the process and returns the one before. Threads inside a
-    /// scope keep their stream until it ends; existing arrays are computed where their operations
-    /// were recorded.
+    /// Makes this the default device of the process, and returns the previous one. Threads inside a
+    /// scope keep their stream until the scope ends. Existing arrays are computed on the device on
+    /// which their operations were recorded.
     ///
     /// ```
     /// use mlx_rs_core::{Device, Stream};
@@ -179,8 +179,8 @@ impl Device {
         }
         let _guard = call::lock();
         let before = Self::default_device();
-        // MLX's own default is used by the few calls that take no stream.
-        // SAFETY: takes plain numbers; the handle is freed below.
+        // A few calls have no stream argument and use MLX's own default. SAFETY: the arguments are
+        // plain numbers, and the handle is freed below.
         let device = unsafe { sys::mlx_device_new_type(self.raw_kind(), self.index()) };
         let result = call::status("set_default", || {
             // SAFETY: the handle is live; MLX copies the device.
@@ -255,7 +255,7 @@ impl Device {
     fn with_raw(self, op: &'static str, f: impl FnOnce(sys::mlx_device) -> i32) -> Result<()> {
         let _guard = call::enter(op)?;
         let ctx = call::handle(op, || {
-            // SAFETY: takes plain numbers; null is checked by the caller.
+            // SAFETY: the arguments are plain numbers. The caller checks for null.
             unsafe { sys::mlx_device_new_type(self.raw_kind(), self.index) }.ctx
         })?;
         let device = sys::mlx_device { ctx };
@@ -336,7 +336,7 @@ fn count(device: Device) -> Result<i32> {
     Ok(count)
 }
 
-/// mlx-c 0.4 cannot tell; MLX 0.30 has one of each kind.
+/// mlx-c 0.4 has no such call. MLX 0.30 has one device of each kind.
 #[cfg(not(mlx_c_0_5))]
 fn count(device: Device) -> Result<i32> {
     let first = Device {
@@ -361,7 +361,7 @@ mod info {
 
     const OP: &str = "device_info";
 
-    /// Handles that are freed on drop.
+    /// Device handles and keys, freed on drop.
     struct Handles {
         info: sys::mlx_device_info,
         keys: sys::mlx_vector_string,
@@ -379,7 +379,7 @@ mod info {
 
     pub(super) fn of(device: Device) -> Result<BTreeMap<String, DeviceInfo>> {
         let _guard = call::lock();
-        // SAFETY: both take nothing; the calls below fill them.
+        // SAFETY: both calls have no arguments. The calls below fill the handles.
         let mut handles = unsafe {
             Handles {
                 info: sys::mlx_device_info_new(),
@@ -401,11 +401,11 @@ mod info {
 
     fn entry(handles: &Handles, i: usize) -> Result<(String, DeviceInfo)> {
         let mut key = std::ptr::null_mut();
-        // SAFETY: the number is below the size; the out-pointer is writable.
+        // SAFETY: the index is below the size. The out-pointer is writable.
         call::status(OP, || unsafe {
             sys::mlx_vector_string_get(&raw mut key, handles.keys, i)
         })?;
-        // SAFETY: MLX gave a NUL-terminated string that lives as long as the vector.
+        // SAFETY: MLX returned a NUL-terminated string that lives as long as the vector.
         let name = unsafe { CStr::from_ptr(key) };
         let mut is_text = false;
         // SAFETY: handle and name are live; the name is one of the handle's own.
@@ -414,11 +414,11 @@ mod info {
         })?;
         let value = if is_text {
             let mut text = std::ptr::null();
-            // SAFETY: as above; the value is a string.
+            // SAFETY: handle and name are live, and the value is a string.
             call::status(OP, || unsafe {
                 sys::mlx_device_info_get_string(&raw mut text, handles.info, name.as_ptr())
             })?;
-            // SAFETY: MLX gave a NUL-terminated string that lives as long as the handle.
+            // SAFETY: MLX returned a NUL-terminated string that lives as long as the handle.
             DeviceInfo::Text(
                 unsafe { CStr::from_ptr(text) }
                     .to_string_lossy()
@@ -426,7 +426,7 @@ mod info {
             )
         } else {
             let mut number = 0;
-            // SAFETY: as above; the value is a number.
+            // SAFETY: handle and name are live, and the value is a number.
             call::status(OP, || unsafe {
                 sys::mlx_device_info_get_size(&raw mut number, handles.info, name.as_ptr())
             })?;
@@ -476,14 +476,14 @@ mod info {
     }
 }
 
-/// mlx-c 0.4 cannot tell; there, a GPU without Metal means CUDA.
+/// mlx-c 0.4 has no such call. A GPU without Metal is a CUDA GPU.
 #[cfg(not(mlx_c_0_5))]
 fn cuda_flag() -> Result<bool> {
     if metal_is_available() {
         return Ok(false);
     }
-    // Cached, because MLX's default gives the answer only until it is changed, which calls this
-    // first.
+    // The answer is cached. It is derived from MLX's default device, which a later call may change.
+    // That call runs this function first.
     static ANSWER: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     if let Some(answer) = ANSWER.get() {
         return Ok(*answer);
@@ -492,8 +492,8 @@ fn cuda_flag() -> Result<bool> {
     // SAFETY: returns a new handle, freed below.
     let mut device = unsafe { sys::mlx_device_new() };
     let mut kind = sys::mlx_device_type__MLX_CPU;
-    // MLX's own default device is the GPU exactly when it has one.
-    // SAFETY: both out-pointers are live.
+    // MLX's initial default device is the GPU exactly if there is one. SAFETY: both out-pointers
+    // are live.
     let result = call::status("default_device", || unsafe {
         sys::mlx_get_default_device(&raw mut device)
     })

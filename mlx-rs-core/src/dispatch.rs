@@ -1,9 +1,9 @@
-//! Matrix products on the faster device for their size. The CPU finishes small products before a
-//! GPU has started; large products are worth the start. The threshold is measured
-//! ([`HybridBackend::calibrate`]).
+//! Runs a matrix multiplication on the device that is faster for its size. The CPU finishes small
+//! multiplications before a GPU has started; large ones are worth the start. The threshold is
+//! measured ([`HybridBackend::calibrate`]).
 //!
-//! Models do not use it, because they run a whole graph on one device ([`Stream`]). It is for
-//! programs that multiply single matrices and read each result.
+//! Models do not use this module, because they run a whole graph on one device ([`Stream`]). It is
+//! for programs that multiply single matrices and read each result.
 //!
 //! ```
 //! use mlx_rs_core::Array;
@@ -26,13 +26,13 @@ pub use calibration::{Calibration, CalibrationPoint, SHAPES, calibrate_by};
 
 use crate::{Array, Device, Error, ErrorKind, Result, Stream, eval};
 
-/// The environment variable with the minimum FLOPs of a product on a GPU.
+/// The environment variable that sets the minimum number of FLOPs for the GPU.
 pub const THRESHOLD_VARIABLE: &str = "MLX_FLOP_THRESHOLD";
 
-/// The minimum FLOPs of a product on a GPU before calibration.
+/// The minimum number of FLOPs for the GPU before calibration.
 pub const DEFAULT_THRESHOLD: u64 = 500_000_000;
 
-/// The minimum threshold of a calibration.
+/// The minimum threshold that a calibration sets.
 pub const LEAST_THRESHOLD: u64 = 100_000;
 
 /// Multiplies matrices on a device. Results are evaluated.
@@ -40,32 +40,32 @@ pub trait MatMulBackend: Send + Sync {
     /// A short name, such as `cpu`.
     fn name(&self) -> &str;
 
-    /// `a` `[.., m, k]` times `b` `[.., k, n]`, `[.., m, n]`. Leading axes are broadcast.
+    /// Multiplies `a` `[.., m, k]` with `b` `[.., k, n]`: `[.., m, n]`. Leading axes are broadcast.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when the shapes do not fit; when memory runs out.
+    /// [`ErrorKind::Shape`] when the shapes do not match; MLX's message when memory runs out.
     fn matmul(&self, a: &Array, b: &Array) -> Result<Array>;
 
-    /// `a` `[.., m, k]` times the transpose of `b` `[.., n, k]`, `[.., m, n]`; rows of `b` are
-    /// outputs, as in a linear layer's weights.
+    /// Multiplies `a` `[.., m, k]` with the transpose of `b` `[.., n, k]`: `[.., m, n]`. Rows of
+    /// `b` are outputs, as in a linear layer's weights.
     ///
     /// # Errors
     /// As [`Self::matmul`].
     fn matmul_transb(&self, a: &Array, b: &Array) -> Result<Array>;
 
-    /// Several products, evaluated together.
+    /// Computes several products and evaluates them together.
     ///
     /// # Errors
-    /// As [`Self::matmul`], for each of them.
+    /// As [`Self::matmul`], for each product.
     fn matmul_batch(&self, ops: &[MatMulOp]) -> Result<Vec<Array>>;
 }
 
-/// One product of a batch.
+/// One matrix multiplication of a batch.
 #[derive(Debug, Clone)]
 pub struct MatMulOp {
-    /// `[.., m, k]`.
+    /// The left matrix, `[.., m, k]`.
     pub a: Array,
-    /// `[.., k, n]`, or `[.., n, k]`.
+    /// The right matrix, `[.., k, n]`, or `[.., n, k]` if transposed.
     pub b: Array,
     /// Whether `b` is transposed.
     pub transpose_b: bool,
@@ -107,7 +107,7 @@ impl MatMulOp {
         }
     }
 
-    /// The FLOPs, `2 m n k` per pair of matrices; 0 if the shapes do not match.
+    /// The number of FLOPs: `2 m n k` per pair of matrices; 0 if the shapes do not match.
     ///
     /// ```
     /// use mlx_rs_core::{Array, dispatch::MatMulOp};
@@ -149,7 +149,7 @@ impl MatMulOp {
     }
 }
 
-/// Products on one stream.
+/// Computes and evaluates products on one stream.
 fn on_stream(stream: &Stream, ops: &[MatMulOp]) -> Result<Vec<Array>> {
     stream.scope(|| {
         let built: Vec<Array> = ops.iter().map(MatMulOp::build).collect::<Result<_>>()?;
@@ -246,18 +246,18 @@ impl GpuBackend {
 /// The device of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Route {
-    /// To the CPU.
+    /// The CPU.
     Cpu,
-    /// To the GPU.
+    /// The GPU.
     Gpu,
 }
 
-/// Products on two devices: each goes to the faster one for its size.
+/// Two devices. Each product runs on the one that is faster for its size.
 #[derive(Debug)]
 pub struct HybridBackend<C = CpuBackend, G = GpuBackend> {
     cpu: C,
     gpu: G,
-    /// The threshold of the environment variable.
+    /// The threshold that the environment variable sets.
     fixed: Option<u64>,
     measured: OnceLock<u64>,
 }
@@ -371,8 +371,8 @@ impl<C: MatMulBackend, G: MatMulBackend> MatMulBackend for HybridBackend<C, G> {
         self.backend(flops).matmul_transb(a, b)
     }
 
-    /// Each product goes to the device that it would use alone; those of one device are evaluated
-    /// together.
+    /// Each product runs on the device that it would use alone. The products of a device are
+    /// evaluated together.
     fn matmul_batch(&self, ops: &[MatMulOp]) -> Result<Vec<Array>> {
         let routes: Vec<Route> = ops.iter().map(|op| self.route(op.flops())).collect();
         let of = |route: Route| -> Vec<MatMulOp> {

@@ -1,6 +1,6 @@
-//! Work across processes: sums, gathers and messages between the members of a group. MLX may be
-//! built with MPI, a ring of TCP connections, NCCL or others. MLX connects the processes, by
-//! `mpirun`, or `mlx.launch` and its variables (`MLX_RANK`, `MLX_HOSTFILE`).
+//! Communication between processes: sums, gathers and messages between the members of a group. MLX
+//! may be built with MPI, a ring of TCP connections, NCCL or others. `mpirun`, or `mlx.launch` with
+//! its variables (`MLX_RANK`, `MLX_HOSTFILE`), starts the processes, and MLX connects them.
 //!
 //! A single process is a group of one, in which sums and gathers return their input.
 //!
@@ -16,8 +16,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Every member must do the same operations in the same order. Each waits for the others in
-//! [`crate::eval`], and holds this process's lock meanwhile.
+//! Every member must run the same operations in the same order. A member waits for the others in
+//! [`crate::eval`], and has this process's lock during that time.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -30,8 +30,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
 use crate::{call, compat};
 
-/// Processes that work together. mlx-c cannot free a group, so the few groups of a program live
-/// until it ends.
+/// A group of processes. mlx-c cannot free a group, so a group exists until the program ends.
 #[derive(Debug, Clone, Copy)]
 pub struct Group {
     raw: sys::mlx_distributed_group,
@@ -40,7 +39,7 @@ pub struct Group {
 // SAFETY: the handle is a pointer to a group that is never freed or changed. Every call that uses
 // it holds the process-wide lock.
 unsafe impl Send for Group {}
-// SAFETY: as for Send.
+// SAFETY: see the note for `Send`.
 unsafe impl Sync for Group {}
 
 /// Whether this build of MLX supports communication between processes.
@@ -57,12 +56,12 @@ pub fn is_available() -> bool {
     let Ok(_guard) = call::enter("distributed_is_available") else {
         return false;
     };
-    // SAFETY: takes nothing and only queries.
+    // SAFETY: the call has no arguments and only queries.
     unsafe { compat::mlx_distributed_is_available() }
 }
 
-/// The group of all processes that were started together. A single process forms a group of one,
-/// unless `strict`. The first success is stored and returned by later calls.
+/// The group of all processes that were started together. A single process is a group of one,
+/// unless `strict`. The first success is stored, and later calls return it.
 ///
 /// ```
 /// use mlx_rs_core::distributed;
@@ -72,8 +71,8 @@ pub fn is_available() -> bool {
 /// ```
 ///
 /// # Errors
-/// MLX's message when the other processes cannot be reached, or there are none and the call is
-/// `strict`.
+/// MLX's message when the other processes cannot be reached, or when `strict` and there are no
+/// other processes.
 #[doc(alias = "mlx_distributed_init")]
 pub fn init(strict: bool) -> Result<Group> {
     static WORLD: OnceLock<Group> = OnceLock::new();
@@ -82,7 +81,7 @@ pub fn init(strict: bool) -> Result<Group> {
         return Ok(*world);
     }
     let group = Group::made("distributed_init", || {
-        // SAFETY: takes plain values; a null context is the failure value and is checked.
+        // SAFETY: the arguments are plain values. A null context means failure, and is checked.
         unsafe { compat::mlx_distributed_init(strict) }.ctx
     })?;
     Ok(*WORLD.get_or_init(|| group))
@@ -129,7 +128,7 @@ impl Group {
         unsafe { sys::mlx_distributed_group_rank(self.raw) }
     }
 
-    /// How many processes the group has.
+    /// The number of processes in the group.
     ///
     /// ```
     /// use mlx_rs_core::distributed;
@@ -144,8 +143,8 @@ impl Group {
         unsafe { sys::mlx_distributed_group_size(self.raw) }
     }
 
-    /// The subgroup of processes that pass the same `color`, in the order of their `key`s. A
-    /// negative `key` keeps the order of this group.
+    /// Splits the group. Processes that pass the same `color` form a subgroup, in the order of
+    /// their `key`s. A negative `key` keeps the order of this group.
     ///
     /// ```
     /// use mlx_rs_core::distributed;
@@ -158,7 +157,7 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for a group of one; MLX's message when the kind of group cannot
+    /// [`ErrorKind::Unsupported`] for a group of one; MLX's message when this kind of group cannot
     /// be split.
     #[doc(alias = "mlx_distributed_group_split")]
     pub fn split(&self, color: i32, key: i32) -> Result<Self> {
@@ -177,7 +176,7 @@ impl Group {
     }
 
     together! {
-        /// The sum of all members' arrays, for all members.
+        /// The sum of all members' arrays. Every member receives it.
         ///
         /// ```
         /// use mlx_rs_core::{array, distributed};
@@ -188,7 +187,7 @@ impl Group {
         /// ```
         #[doc(alias = "mlx_distributed_all_sum")]
         all_sum = mlx_distributed_all_sum;
-        /// The maximum of all members' values, for all members.
+        /// The element-wise maximum of all members' arrays. Every member receives it.
         ///
         /// ```
         /// use mlx_rs_core::{array, distributed};
@@ -198,7 +197,7 @@ impl Group {
         /// ```
         #[doc(alias = "mlx_distributed_all_max")]
         all_max = mlx_distributed_all_max;
-        /// The minimum of all members' values, for all members.
+        /// The element-wise minimum of all members' arrays. Every member receives it.
         ///
         /// ```
         /// use mlx_rs_core::{array, distributed};
@@ -210,7 +209,7 @@ impl Group {
         all_min = mlx_distributed_all_min;
     }
 
-    /// All members' arrays, concatenated along the first axis, for all members.
+    /// All members' arrays, concatenated along the first axis. Every member receives the result.
     ///
     /// ```
     /// use mlx_rs_core::{array, distributed};
@@ -240,7 +239,7 @@ impl Group {
         .map_err(|e| e.with_inputs(&[a]))
     }
 
-    /// The sum of all members' arrays; each member gets its part of the first axis.
+    /// The sum of all members' arrays. Each member receives its part along the first axis.
     ///
     /// ```
     /// use mlx_rs_core::{array, distributed};
@@ -276,7 +275,7 @@ impl Group {
         .map_err(|e| e.with_inputs(&[a]))
     }
 
-    /// Refuses a partner that is not another member.
+    /// Checks that `rank` is another member of the group.
     fn partner(&self, op: &'static str, rank: i32) -> Result<()> {
         if (0..self.size()).contains(&rank) && rank != self.rank() {
             return Ok(());
@@ -292,8 +291,9 @@ impl Group {
         ))
     }
 
-    /// Sends `a` to member `to` when the result, which is `a`, is computed. A ring reaches only the
-    /// previous and the next member, and MLX aborts the process for others.
+    /// Sends `a` to member `to` when the returned array, which equals `a`, is evaluated. In a ring,
+    /// a member can reach only the previous and the next member. For any other member, MLX aborts
+    /// the process.
     ///
     /// ```
     /// use mlx_rs_core::{ErrorKind, array, distributed, eval};
@@ -318,8 +318,8 @@ impl Group {
         .map_err(|e| e.with_inputs(&[a]))
     }
 
-    /// Receives from member `from`, which must send this shape and type. See [`Group::send`] for
-    /// rings.
+    /// Receives an array from member `from`, which must send this shape and type. The limits of
+    /// rings are those of [`Group::send`].
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, ErrorKind, distributed};

@@ -136,7 +136,7 @@ impl Dtype {
         }
     }
 
-    /// MLX's number back to a type; `None` for a number this crate does not know.
+    /// The type for MLX's number; `None` for a number that this crate does not know.
     pub(crate) const fn from_raw(raw: sys::mlx_dtype) -> Option<Self> {
         Some(match raw {
             sys::mlx_dtype__MLX_BOOL => Dtype::Bool,
@@ -183,7 +183,8 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A Rust type that is the element of an array. Sealed: the list is MLX's list of data types.
+/// A Rust type that can be the element of an array. The trait is sealed, because MLX's list of data
+/// types is fixed.
 pub trait Element:
     sealed::Sealed + Copy + Default + PartialEq + fmt::Debug + Send + Sync + 'static
 {

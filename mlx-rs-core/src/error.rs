@@ -6,11 +6,11 @@ use std::sync::Arc;
 /// `std::result::Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The class of fault that an [`Error`] reports.
+/// The kind of failure that an [`Error`] reports.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// MLX refused the call; the message is MLX's own.
+    /// MLX refused the call. The message is MLX's own.
     Mlx,
     /// Shapes or sizes do not fit the operation.
     Shape,
@@ -24,19 +24,19 @@ pub enum ErrorKind {
     OutOfMemory,
     /// The device, or this build of MLX, does not support the request.
     Unsupported,
-    /// A file could not be read or written; the message holds the path and the system's reason.
+    /// A file could not be read or written. The message contains the path and the system's reason.
     Io,
     /// A file violates its format: truncated, malformed or inconsistent.
     Format,
-    /// A thread inside a function given to a transform waits for another thread that uses MLX (see
+    /// A thread inside a function passed to a transform waits for another thread that uses MLX (see
     /// [`set_deadlock_timeout`](crate::transforms::set_deadlock_timeout)).
     Deadlock,
-    /// A function given to a transform failed with an error of another type, which is the
+    /// A function passed to a transform failed with an error of another type, which is the
     /// [source](std::error::Error::source).
     Callback,
 }
 
-/// A failed operation: its class, the operation, the reason, and the input shapes.
+/// A failed operation: the kind of failure, the operation, the reason, and the input shapes.
 #[derive(Clone)]
 pub struct Error {
     inner: Box<Inner>,
@@ -71,7 +71,7 @@ impl Error {
         }
     }
 
-    /// An error of another type that a function given to a transform returned.
+    /// An error of another type that a function passed to a transform returned.
     pub(crate) fn callback(
         op: &'static str,
         source: Box<dyn std::error::Error + Send + Sync>,
@@ -81,7 +81,7 @@ impl Error {
         error
     }
 
-    /// Sets the input shapes, unless they are set.
+    /// Sets the input shapes, unless they are already set.
     pub(crate) fn with_inputs(mut self, inputs: &[&crate::Array]) -> Self {
         if self.inner.shapes.is_empty() {
             self.inner.shapes = inputs.iter().map(|a| a.shape().to_vec()).collect();
@@ -89,13 +89,13 @@ impl Error {
         self
     }
 
-    /// Prefixes the message with a place, such as a file or a name.
+    /// Prefixes the message with a location, such as a file or a name.
     pub(crate) fn context(mut self, place: impl fmt::Display) -> Self {
         self.inner.message = format!("{place}: {}", self.inner.message);
         self
     }
 
-    /// The class of the fault.
+    /// The kind of failure.
     ///
     /// ```
     /// use mlx_rs_core::{ErrorKind, array};
@@ -120,7 +120,7 @@ impl Error {
         self.inner.op
     }
 
-    /// The reason; for [`ErrorKind::Mlx`] the text is MLX's own.
+    /// The reason. For [`ErrorKind::Mlx`] it is MLX's own text.
     ///
     /// ```
     /// let e = mlx_rs_core::array!([1.0, 2.0])?.item::<f32>().unwrap_err();
@@ -132,7 +132,7 @@ impl Error {
         &self.inner.message
     }
 
-    /// The shapes of the arrays the operation was given, where known.
+    /// The shapes of the operation's input arrays, if known.
     ///
     /// ```
     /// let a = mlx_rs_core::array!([1.0, 2.0])?;

@@ -1,15 +1,15 @@
-//! The end of the process. MLX's static objects are then destroyed, even while other threads use
-//! them. A handler that runs before that takes the lock, waits for the work in progress, and keeps
-//! the lock.
+//! Makes the end of the process safe. At that point MLX's static objects are destroyed, even while
+//! other threads use them. An exit handler runs before this. It takes the lock, waits for the work
+//! in progress, and keeps the lock.
 //!
-//! Handlers and destructors run in the reverse order of their registration. MLX makes many static
-//! objects at their first use. So the handler is registered again after the first use of each
-//! operation, and after the evaluations that follow it.
+//! Exit handlers and destructors run in the reverse order of their registration. MLX creates many
+//! static objects at their first use. So the handler is registered again after the first use of
+//! each operation, and after the evaluations that follow it.
 //!
-//! On Linux, MLX's library is loaded at the first call of MLX. The process may end during the load.
-//! So the handler is also registered at program start: it then waits until the library is loaded.
-//! Handlers that the library's constructors registered up to that moment run before it. This cannot
-//! be prevented, but the window is only microseconds.
+//! On Linux, the first call of MLX loads MLX's library, and the process may end during that load.
+//! So the handler is also registered at program start. It then waits until the library is loaded.
+//! Handlers that the library's constructors registered up to that moment still run before it. This
+//! cannot be prevented, but the window is only microseconds.
 
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -22,14 +22,14 @@ use crate::{call, stream};
 /// The maximum time that the end of the process waits for a thread that uses MLX.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Evaluations after the first use of an operation that may create static objects: the operation's
-/// own, and one that reaches those of another MLX thread.
+/// The number of evaluations after which all static objects of a new operation exist. The first may
+/// create the operation's own objects, and the second those of another MLX thread.
 const EVALUATIONS: u8 = 2;
 
-/// The operations used up to now, as bits at hashes of their names' addresses.
+/// The operations used so far. Each sets a bit at the hash of its name's address.
 static USED: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
-/// The number of evaluations left after which the handler is registered again.
+/// The number of evaluations that remain before the handler is registered again.
 static PENDING: AtomicU8 = AtomicU8::new(0);
 
 /// Whether MLX is loaded and its most used static objects exist.
@@ -47,7 +47,8 @@ extern "C" fn at_exit() {
     }
     // A panic must not cross into C.
     let _ = catch_unwind(|| {
-        // Without the lock, the thread that holds it may crash. Waiting forever is worse.
+        // Without the lock, the thread that has it may crash at exit. Waiting forever would be
+        // worse.
         if let Some(guard) = call::lock_for(PATIENCE) {
             if PREPARED.load(Ordering::Acquire) {
                 stream::wait_for_all();
@@ -58,19 +59,19 @@ extern "C" fn at_exit() {
 }
 
 fn register() {
-    // SAFETY: the handler neither unwinds nor needs data. A failure leaves the process without it.
+    // SAFETY: the handler never unwinds and needs no data. If registration fails, the process has
+    // no handler.
     unsafe { atexit(at_exit) };
 }
 
-/// Registers the handler when the program starts, or when the library that holds this code is
-/// loaded.
+/// Registers the handler when the program starts, or when the library with this code is loaded.
 #[cfg(target_os = "linux")]
 extern "C" fn at_start() {
     register();
 }
 
-// SAFETY: the loader calls each entry of `.init_array` once, as a C function. It needs no part of
-// Rust's runtime, and the C library is already initialized.
+// SAFETY: the loader calls each entry of `.init_array` once, as a C function. The function uses
+// nothing of Rust's runtime, and the C library is already initialized.
 #[cfg(target_os = "linux")]
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -79,8 +80,8 @@ static AT_START: extern "C" fn() = at_start;
 /// Creates MLX's most used static objects, so that the handler is registered after them. Call with
 /// the lock held, before any other call of MLX.
 pub(crate) fn prepare() {
-    // A failure here recurs, with a message, where the object is needed. SAFETY: the handler
-    // neither unwinds nor needs data.
+    // A failure here occurs again, with a message, where the object is needed. SAFETY: the handler
+    // never unwinds and needs no data.
     unsafe { sys::rust_mlx_make_statics(at_exit) };
     PREPARED.store(true, Ordering::Release);
 }

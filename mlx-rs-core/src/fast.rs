@@ -71,13 +71,14 @@ pub fn layer_norm(
 pub enum RopeBase<'a> {
     /// `base^(-2i / dims)` for pair `i`.
     Theta(f32),
-    /// Explicit **wavelength factors**, one per pair: position is divided by them. `[dims / 2]`.
+    /// Explicit **wavelength factors**, one per pair, by which positions are divided: `[dims / 2]`.
     Freqs(&'a Array),
 }
 
-/// Rotary position embedding (Su et al. 2021) of `x` `[B, .., L, D]`, positions `offset..offset +
-/// L`, on the first `dims` elements. `traditional` pairs adjacent elements (0,1), (2,3), ..;
-/// otherwise element `i` with element `i + dims / 2`. Positions are multiplied by `scale`.
+/// Rotary position embedding (Su et al. 2021) of `x` `[B, .., L, D]`. Positions are `offset..offset
+/// + L`, multiplied by `scale`. The first `dims` elements of each vector rotate. `traditional`
+/// pairs adjacent elements (0,1), (2,3), ..; otherwise element `i` is paired with element `i + dims
+/// / 2`.
 ///
 /// ```
 /// use mlx_rs_core::{array, fast};
@@ -101,7 +102,7 @@ pub fn rope(
     offset: i32,
 ) -> Result<Array> {
     let (theta, freqs) = check_rope(x, dims, base)?;
-    // For a single pair both forms are equal, and the gradient of the traditional one is wrong.
+    // For a single pair both forms are equal, but MLX's gradient of the traditional form is wrong.
     let traditional = traditional && dims != 2;
     let length = x.shape()[x.ndim() - 2];
     if i64::from(offset) + i64::from(length) > i64::from(i32::MAX) || offset < 0 {
@@ -112,7 +113,7 @@ pub fn rope(
         ));
     }
     call::array("rope", |out, s| {
-        // SAFETY: all handles are live, dims and positions are in range; null stands for no array.
+        // SAFETY: all handles are live, and dims and positions are in range. Null means no array.
         unsafe {
             sys::mlx_fast_rope(
                 out,
@@ -130,8 +131,9 @@ pub fn rope(
     .map_err(|e| e.with_inputs(&[x]))
 }
 
-/// [`rope`] with positions that start at `offset`: an integer array of one value, or of one for
-/// each of the `B` sequences of `x`. A batch of prompts of different lengths needs the latter.
+/// [`rope`] with positions that start at `offset`: an integer array with one value, or with one
+/// value for each of the `B` sequences of `x`. A batch of prompts with different lengths needs one
+/// value per sequence.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, array, fast, idx, ones};
@@ -156,7 +158,8 @@ pub fn rope_at(
     offset: &Array,
 ) -> Result<Array> {
     let (theta, freqs) = check_rope(x, dims, base)?;
-    // Of one pair both are the same, and the derivative of the traditional one is wrong.
+    // For a single pair both forms are equal, but MLX's derivative of the traditional form is
+    // wrong.
     let traditional = traditional && dims != 2;
     if !offset.dtype().is_integer() {
         return Err(Error::new(
@@ -175,7 +178,7 @@ pub fn rope_at(
         .with_inputs(&[x, offset]));
     }
     call::array("rope", |out, s| {
-        // SAFETY: all handles are live; dims are in range and the offsets fit; null stands for no
+        // SAFETY: all handles are live, dims are in range, and the offsets match. Null means no
         // array. Positions are only multiplied, never used as an address.
         unsafe {
             sys::mlx_fast_rope_dynamic(
@@ -194,7 +197,7 @@ pub fn rope_at(
     .map_err(|e| e.with_inputs(&[x, offset]))
 }
 
-/// Checks the common arguments of both forms of [`rope`], and splits the base.
+/// Checks the arguments that both forms of [`rope`] have in common, and converts the base for C.
 fn check_rope<'a>(
     x: &Array,
     dims: i32,
@@ -247,9 +250,9 @@ fn check_rope<'a>(
 /// The keys that a query may attend to.
 #[derive(Debug, Clone, Copy)]
 pub enum Mask<'a> {
-    /// All of them.
+    /// All keys.
     None,
-    /// Only earlier keys and its own; the last query sees every key.
+    /// Earlier keys and the query's own; the last query attends to every key.
     Causal,
     /// A boolean (true: attend) or additive array that broadcasts to `[B, H, Lq, Lk]`.
     Array(&'a Array),
@@ -266,7 +269,7 @@ impl Mask<'_> {
 }
 
 /// `softmax(scale * q k^T + mask) v` (Vaswani et al. 2017) for `q` `[B, H, Lq, D]` and `k`, `v`
-/// `[B, Hkv, Lk, D]`. `H` is a multiple of `Hkv`; groups of query heads share a key head.
+/// `[B, Hkv, Lk, D]`. `H` is a multiple of `Hkv`: a group of query heads shares each key head.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, arange, array, fast, idx, ones};
@@ -293,8 +296,8 @@ pub fn scaled_dot_product_attention(
     scaled_dot_product_attention_with_sinks(queries, keys, values, scale, mask, None)
 }
 
-/// [`scaled_dot_product_attention`] with `sinks`: one score per query head, `[H]`. It takes part in
-/// each softmax of that head without a value of its own (Xiao et al. 2023).
+/// [`scaled_dot_product_attention`] with `sinks`: one score per query head, `[H]`. The score enters
+/// each softmax of its head, but has no value (Xiao et al. 2023).
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, array, fast, ones};
@@ -329,7 +332,8 @@ pub fn scaled_dot_product_attention_with_sinks(
     if q.len() != 4 || k.len() != 4 || v.len() != 4 {
         return bad("queries, keys and values need axes [B, H, L, D]");
     }
-    // MLX divides by the number of key heads, and never compares the lengths of keys and values.
+    // MLX divides by the number of key heads, and never compares the lengths of keys and values. So
+    // both are checked here.
     if k[1] == 0 || k[2] != v[2] {
         return bad("keys and values need at least one head and the same length");
     }
@@ -355,7 +359,7 @@ pub fn scaled_dot_product_attention_with_sinks(
         Mask::None | Mask::Causal => None,
     };
     call::array("scaled_dot_product_attention", |out, s| {
-        // SAFETY: all handles are live; the mode is a static string; null stands for no array.
+        // SAFETY: all handles are live, and the mode is a static string. Null means no array.
         unsafe {
             compat::mlx_fast_scaled_dot_product_attention(
                 out,
@@ -374,7 +378,7 @@ pub fn scaled_dot_product_attention_with_sinks(
     .map_err(|e| e.with_inputs(&[queries, keys, values]))
 }
 
-/// The loss of each row of logits `[.., classes]` for its target class, `[..]`:
+/// The cross-entropy loss of each row of logits `[.., classes]` for its target class, `[..]`:
 /// `log(sum(exp(logits))) - logits[target]`. Targets out of range are clamped.
 ///
 /// ```
@@ -385,7 +389,8 @@ pub fn scaled_dot_product_attention_with_sinks(
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Shape`] when there is not one target for each row, or there are no classes.
+/// [`ErrorKind::Shape`] when the number of targets differs from the number of rows, or there are no
+/// classes.
 pub fn cross_entropy(logits: &Array, targets: &Array) -> Result<Array> {
     let rows = logits.shape().split_last().map(|(_, rows)| rows);
     if rows != Some(targets.shape()) {
@@ -402,8 +407,8 @@ pub fn cross_entropy(logits: &Array, targets: &Array) -> Result<Array> {
         .subtract(&chosen.squeeze_axis(-1)?)
 }
 
-/// `[queries, keys]`: true for keys not later than a query, with the last query and the last key
-/// aligned.
+/// The causal mask `[queries, keys]`: true for keys that are not later than the query. The last
+/// query and the last key are aligned.
 #[cfg(not(mlx_c_0_5))]
 fn causal_mask(queries: i32, keys: i32) -> Result<Array> {
     use crate::dtype::Dtype;

@@ -1,6 +1,6 @@
-//! Discrete Fourier transforms (Cooley and Tukey 1965), as in `mlx.core.fft`: complex ones, those
-//! of real values, and shifts of the zero frequency. Input is converted to `complex64` (or
-//! `float32` for transforms of real values), which limits the precision.
+//! Discrete Fourier transforms (Cooley and Tukey 1965), as in `mlx.core.fft`: transforms of complex
+//! values, transforms of real values, and shifts of the zero frequency. Input is converted to
+//! `complex64` (for transforms of real values to `float32`), which limits the precision.
 //!
 //! ```
 //! use mlx_rs_core::{Array, fft};
@@ -20,17 +20,18 @@ use crate::mapped;
 use crate::ops::{self, Axes};
 use crate::{call, compat};
 
-/// Which half of a transform is real.
+/// Which side of a transform is real.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Complex,
-    /// Real input: the last axis holds the `n / 2 + 1` frequencies that are not redundant.
+    /// Real input. The last axis of the output has the `n / 2 + 1` frequencies that are not
+    /// redundant.
     FromReal,
     /// Real output.
     ToReal,
 }
 
-/// Checks axes and lengths and fills in the lengths not given.
+/// Checks axes and lengths, and adds the default lengths.
 fn plan(
     op: &'static str,
     x: &Array,
@@ -56,7 +57,7 @@ fn plan(
             );
         }
         None => {
-            // The axes were resolved above.
+            // The axes were resolved above, so they are not negative.
             let mut lengths: Vec<i32> = axes.iter().map(|&i| x.shape()[i as usize]).collect();
             if let (Kind::ToReal, Some(last)) = (kind, lengths.last_mut()) {
                 *last = (i64::from(*last) * 2 - 2).min(i64::from(i32::MAX)) as i32;
@@ -70,7 +71,7 @@ fn plan(
             format!("the length {n} of a transform must be at least 1"),
         );
     }
-    // The padded input is allocated along with the result, so it counts too.
+    // MLX allocates the padded input in addition to the result, so it must also fit the budget.
     let mut padded = x.shape().to_vec();
     for (&axis, &n) in axes.iter().zip(&lengths) {
         padded[axis as usize] = n;
@@ -84,9 +85,9 @@ fn plan(
     Ok((lengths, axes))
 }
 
-/// Transforms between real and complex numbers over several axes inside a mapped function, as one
-/// over the last axis and one over the others. For a batch, MLX shortens all axes and writes out of
-/// bounds.
+/// Under `vmap`, computes a transform between real and complex values over several axes in two
+/// parts: over the last axis, and over the others. MLX's own rule for the batch shortens all axes
+/// and writes out of bounds.
 fn in_parts(x: &Array, n: &[i32], axes: &[i32], kind: Kind) -> Option<Result<Array>> {
     let ((&length, lengths), (&last, others)) = (n.split_last()?, axes.split_last()?);
     if !mapped::inside() || others.is_empty() {
@@ -115,8 +116,8 @@ macro_rules! transforms {
     ) => {
         $(
             $(#[$doc])*
-            /// Along `axis`, which is first truncated or zero-padded to `n` (by default its
-            /// length).
+            /// Transforms along `axis`, which is first truncated or zero-padded to `n` (by default
+            /// its length).
             ///
             $(#[$ex1])*
             ///
@@ -135,7 +136,7 @@ macro_rules! transforms {
             }
 
             $(#[$doc])*
-            /// Over two axes, `[-2, -1]` in most uses.
+            /// Transforms over two axes, which are usually `[-2, -1]`.
             ///
             $(#[$ex2])*
             ///
@@ -158,8 +159,8 @@ macro_rules! transforms {
             }
 
             $(#[$doc])*
-            /// Over `axes`, each first truncated or zero-padded to its entry of `n` (by default its
-            /// length).
+            /// Transforms over `axes`. Each axis is first truncated or zero-padded to its entry of
+            /// `n` (by default its length).
             ///
             $(#[$exn])*
             ///
@@ -192,8 +193,8 @@ macro_rules! transforms {
     };
 }
 
-/// The frequencies of [`fft`] of `n` points at distance `d`, `float32` `[n]`: from zero up, then
-/// the negative ones.
+/// The frequencies of [`fft`] for `n` points at distance `d`, `float32` `[n]`: zero and positive
+/// frequencies, then negative ones.
 ///
 /// ```
 /// use mlx_rs_core::fft;
@@ -207,7 +208,7 @@ pub fn fftfreq(n: i32, d: f64) -> Result<Array> {
     ops::frequencies(n, d, false)
 }
 
-/// The frequencies of [`rfft`] of `n` points at distance `d`, `float32` `[n / 2 + 1]`.
+/// The frequencies of [`rfft`] for `n` points at distance `d`, `float32` `[n / 2 + 1]`.
 ///
 /// ```
 /// use mlx_rs_core::fft;

@@ -4,8 +4,8 @@
 //! C call goes through one private module, `call`. Every failure is a [`Result`] with MLX's own
 //! message. Every array is freed when its [`Array`] is dropped.
 //!
-//! The [`guide`] follows the chapters of MLX's own: arrays, lazy evaluation, indexing, transforms,
-//! streams, memory.
+//! The [`guide`] has the same chapters as MLX's own guide: arrays, lazy evaluation, indexing,
+//! transforms, streams, memory.
 //!
 //! # Lazy evaluation
 //!
@@ -25,14 +25,15 @@
 //!
 //! MLX builds graphs, creates streams and registers compiled functions through global state that it
 //! does not lock. So calls from two threads at once corrupt memory. Here every call that can touch
-//! that state holds one process-wide **reentrant lock**. [`Array`] and [`Stream`] are therefore
-//! `Send` and `Sync` by construction. One owning thread instead of a lock costs two context
-//! switches per call: 43 µs against 5 ns for the uncontended lock, medians on a busy 2-core
-//! machine. (`cargo bench -p rust-mlx-core` measures both on yours.) It also makes nested calls
-//! from callbacks impossible. The price: while one thread waits in [`eval`], others wait to build
-//! graphs. The work itself runs on MLX's own stream threads, which never take the lock.
+//! that state takes one process-wide **reentrant lock**. [`Array`] and [`Stream`] are therefore
+//! `Send` and `Sync` by construction. The alternative, a single owning thread, would cost two
+//! context switches per call: 43 µs against 5 ns for the uncontended lock, medians on a busy 2-core
+//! machine. (`cargo bench -p rust-mlx-core` measures both on your machine.) It would also make
+//! nested calls from callbacks impossible. The cost of the lock: while one thread waits in
+//! [`eval`], other threads must wait to build graphs. The computation itself runs on MLX's own
+//! stream threads, which never take the lock.
 //!
-//! # What is validated here rather than by MLX
+//! # What this crate validates
 //!
 //! This crate checks sizes against slices, index ranges of gathers, strides of views, integer
 //! division by zero, and allocations against [`memory::budget`]. MLX itself reads out of bounds or

@@ -1,16 +1,16 @@
-//! MLX's library: whether it can be loaded, and its origin.
+//! MLX's library: loads it, and reports where it came from.
 
 use std::path::PathBuf;
 
 use crate::call;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Loads MLX, unless it is loaded. Any other call does so, too; this one is for programs that check
-/// first.
+/// Loads MLX, unless it is already loaded. Any other call loads it, too. This function is for
+/// programs that check first.
 ///
-/// On Linux a program starts even without MLX's library.
+/// On Linux, a program starts even without MLX's library.
 /// [docs/building.md](https://github.com/rust-mlx/rust-mlx/blob/main/docs/building.md) lists the
-/// places that are searched. On macOS the program is linked with it.
+/// places that are searched. On macOS, the program is linked with the library.
 ///
 /// ```
 /// mlx_rs_core::library::load()?;
@@ -35,7 +35,7 @@ pub fn load() -> Result<()> {
 /// ```
 #[must_use]
 pub fn searched() -> &'static [String] {
-    // `load` first takes the lock, in this order.
+    // `call::loaded` comes first, because it takes the lock before it loads.
     #[cfg(target_os = "linux")]
     if call::loaded().is_err()
         && let Err(e) = mlx_sys::library::load()
@@ -63,7 +63,7 @@ pub fn file() -> Option<PathBuf> {
 }
 
 /// The reason why the build without CUDA was loaded instead of the CUDA build. `None` before
-/// [`load`], if the CUDA build was loaded, and without the feature `cuda`.
+/// [`load`], if the CUDA build was loaded, or without the feature `cuda`.
 ///
 /// ```
 /// mlx_rs_core::library::load()?;
@@ -91,13 +91,13 @@ pub struct Package {
     pub directory: &'static str,
     /// The Python package; `None` for a user-provided MLX (`MLX_ROOT`).
     pub pin: Option<Pin>,
-    /// NVIDIA packages that it needs, each with its directory below `nvidia`.
+    /// The NVIDIA packages that the build needs, each with its directory below `nvidia`.
     pub libraries: Vec<(&'static str, Pin)>,
 }
 
-/// The builds of MLX that [`load`] tries, in order, for programs that install them: the one this
-/// was built against and, with feature `cuda`, the build without CUDA. Empty if programs are linked
-/// with MLX.
+/// The builds of MLX that [`load`] tries, in order, for programs that install them. The first is
+/// the build that this crate was compiled against. With feature `cuda`, the build without CUDA
+/// follows. Empty if programs are linked with MLX.
 ///
 /// ```
 /// for package in mlx_rs_core::library::packages() {

@@ -1,13 +1,13 @@
 //! Linear algebra, as in `mlx.core.linalg`: norms, factorizations, inverses and solutions.
 //!
-//! Matrices are the last two axes; leading axes are a batch. MLX has these functions for CPUs only.
-//! On another device they run on the CPU, and the result can be used anywhere. Types are `float32`
-//! and `float64`, unless documented otherwise.
+//! Matrices are the last two axes; leading axes are a batch. MLX supports these functions only on
+//! CPUs. If the current stream is on another device, they run on the CPU, and the result can be
+//! used anywhere. Types are `float32` and `float64`, unless documented otherwise.
 //!
-//! When a factorization fails, MLX aborts the process, on a thread where the exception cannot be
-//! caught. Here this cannot happen. A matrix that is singular (to the precision of its type), not
-//! positive definite or not finite lazily gives **NaN** for that matrix of the batch. Others in the
-//! batch are not affected.
+//! When a factorization fails, MLX itself aborts the process, because the exception is on a thread
+//! where it cannot be caught. This crate prevents that. A matrix may be singular (to the precision
+//! of its type), not positive definite, or not finite. Then the result for that matrix of the batch
+//! is **NaN** when evaluated. Other matrices of the batch are not affected.
 //!
 //! ```
 //! use mlx_rs_core::{Array, linalg};
@@ -36,7 +36,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::ops::{eye, where_};
 use crate::stream::Stream;
 
-/// Which triangle of a symmetric matrix is read.
+/// The triangle of a symmetric matrix that a function reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Triangle {
     /// On and below the diagonal.
@@ -46,11 +46,11 @@ pub enum Triangle {
     Upper,
 }
 
-/// Above this size LAPACK reports its single-precision workspace size inexactly, in a `float32`,
-/// and MLX would allocate too little. Double precision is exact.
+/// The largest size for single precision. Above it, LAPACK's workspace size, which it reports in a
+/// `float32`, is rounded, and MLX would allocate too little. In double precision the size is exact.
 pub(crate) const LARGEST_SINGLE: i32 = 2048;
 
-/// Runs `f` on the current stream when that is on a CPU, else on the CPU's default stream.
+/// Runs `f` on the current stream if that is on a CPU; otherwise on the CPU's default stream.
 fn on_cpu<R>(f: impl FnOnce() -> Result<R>) -> Result<R> {
     if Stream::current()?.device().kind() == DeviceKind::Cpu {
         return f();
@@ -58,8 +58,8 @@ fn on_cpu<R>(f: impl FnOnce() -> Result<R>) -> Result<R> {
     Stream::default_of(Device::cpu())?.scope(f)
 }
 
-/// Checks that matrices have a type that LAPACK supports, are not empty, and have a number of
-/// elements that MLX can count.
+/// Checks that matrices have a type that LAPACK supports, are not empty, and do not have more
+/// elements than MLX can count.
 fn matrices(op: &'static str, a: &Array, complex: bool) -> Result<(i32, i32)> {
     let bad = |kind, why: String| Err(Error::new(kind, op, why).with_inputs(&[a]));
     let fits = matches!(a.dtype(), Dtype::Float32 | Dtype::Float64)
@@ -93,7 +93,7 @@ fn matrices(op: &'static str, a: &Array, complex: bool) -> Result<(i32, i32)> {
     Ok((rows, columns))
 }
 
-/// [`matrices`] that are square; returns their size.
+/// [`matrices`] for square matrices; returns their size.
 fn square(op: &'static str, a: &Array, complex: bool) -> Result<i32> {
     let (rows, columns) = matrices(op, a, complex)?;
     if rows == columns {
@@ -102,23 +102,23 @@ fn square(op: &'static str, a: &Array, complex: bool) -> Result<i32> {
     Err(Error::new(ErrorKind::Shape, op, "needs square matrices").with_inputs(&[a]))
 }
 
-/// `a` with `matrix` in place of every matrix of the batch where `bad` (`[.., 1, 1]`) is true.
+/// `a`, where `by` replaces every matrix of the batch for which `bad` (`[.., 1, 1]`) is true.
 fn replaced(a: &Array, bad: &Array, by: &Array) -> Result<Array> {
     where_(bad, by, a)
 }
 
-/// The identity, as a replacement for a matrix that would fail.
+/// The identity, which replaces a matrix that would fail.
 fn stand_in(a: &Array, rows: i32, columns: i32) -> Result<Array> {
     eye(rows, columns, 0, Dtype::Float32)?.astype(a.dtype())
 }
 
-/// NaN in every matrix where `bad` (`[.., 1, 1]`) is true.
+/// `a`, where NaN replaces every matrix for which `bad` (`[.., 1, 1]`) is true.
 fn marked(a: &Array, bad: &Array) -> Result<Array> {
     let nan = Array::scalar(f32::NAN)?.astype(a.dtype())?;
     replaced(a, bad, &nan)
 }
 
-/// Which matrices of the batch have values that are not finite, `[.., 1, 1]`.
+/// For each matrix, whether any value is not finite: `[.., 1, 1]`.
 fn not_finite(a: &Array) -> Result<Array> {
     a.stop_gradient()?
         .is_finite()?
@@ -126,7 +126,7 @@ fn not_finite(a: &Array) -> Result<Array> {
         .logical_not()
 }
 
-/// Which matrices have a zero or NaN on the diagonal, `[.., 1, 1]`.
+/// For each matrix, whether the diagonal contains zero or NaN: `[.., 1, 1]`.
 fn zero_on_diagonal(a: &Array) -> Result<Array> {
     let diagonal = a.stop_gradient()?.diagonal(0, -2, -1)?;
     let zero = Array::scalar(0.0f32)?.astype(a.dtype())?;
@@ -134,8 +134,8 @@ fn zero_on_diagonal(a: &Array) -> Result<Array> {
     sound.expand_dims(-1)?.logical_not()
 }
 
-/// Runs `f` on the CPU with matrices of size `n`, made finite, for a result `[.., n]`. Result
-/// vectors of matrices that were not finite become NaN.
+/// Runs `f` on the CPU with matrices of size `n`, for a result `[.., n]`. Matrices that are not
+/// finite are replaced before, and their result vectors become NaN.
 pub(crate) fn guarded(a: &Array, n: i32, f: impl FnOnce(&Array) -> Result<Array>) -> Result<Array> {
     on_cpu(|| {
         let bad = not_finite(a)?;

@@ -1,9 +1,9 @@
 //! The macros for values and indices: `array!` and `idx!`.
 
-/// An array from a value or nested lists, as `mx.array(...)` makes one in Python.
+/// Makes an array from a value or nested lists, like `mx.array(...)` in Python.
 ///
-/// Integer literals make `int32`, float literals (and any `f64`) `float32`, other Rust types their
-/// own data type. `; type` names another one.
+/// Integer literals become `int32`, float literals (and any `f64`) `float32`, and other Rust types
+/// their own data type. `; type` selects another type.
 ///
 /// ```
 /// use mlx_rs_core::{array, bf16, Dtype};
@@ -21,7 +21,7 @@
 /// The result is a [`Result`](crate::Result).
 ///
 /// # Errors
-/// [`ErrorKind::Shape`](crate::ErrorKind::Shape) when lists side by side differ in length.
+/// [`ErrorKind::Shape`](crate::ErrorKind::Shape) when lists of the same level differ in length.
 #[macro_export]
 macro_rules! array {
     ([] $(,)?) => {
@@ -41,7 +41,8 @@ macro_rules! array {
     };
 }
 
-/// An index expression, one entry per axis, as between the brackets of `a[...]` in Python.
+/// An index expression with one entry per axis, like the content of the brackets of `a[...]` in
+/// Python.
 ///
 /// | Python | `idx!` |
 /// |---|---|
@@ -68,7 +69,7 @@ macro_rules! idx {
     ($($entry:expr $(; $step:expr)?),* $(,)?) => {
         &[$($crate::idx!(@entry $entry $(; $step)?)),*][..]
     };
-    // Clippy takes `1..-1` for an empty range, which it is not as an index.
+    // Clippy warns that `1..-1` is an empty range. As an index it is not empty.
     (@entry $entry:expr) => {
         $crate::indexing::Index::from(
             #[allow(clippy::reversed_empty_ranges)]

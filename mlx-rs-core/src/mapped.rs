@@ -1,7 +1,7 @@
-//! Whether operations are being recorded for a function mapped over a batch (`vmap`). MLX replaces
-//! recorded operations by operations on the whole batch, and some replacements are wrong. They
-//! forget an argument, count axes without the batch, or assume that both operands have it. Inside
-//! `vmap`, other operations are recorded instead of those.
+//! Whether operations are recorded for a function under `vmap`. MLX replaces each recorded
+//! operation by an operation on the whole batch, and some replacements are wrong: they forget an
+//! argument, count axes without the batch, or assume that both operands have the batch. Under
+//! `vmap`, this crate records other operations instead of those.
 
 use std::cell::Cell;
 
@@ -13,7 +13,7 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// While it lives, this thread's operations are recorded for a mapped function.
+/// While a value of this type exists, this thread's operations are recorded for a mapped function.
 pub(crate) struct Recording(());
 
 impl Recording {
@@ -34,12 +34,12 @@ pub(crate) fn inside() -> bool {
     DEPTH.with(|depth| depth.get() > 0)
 }
 
-/// `a`, with a batch if `b` has one, in their common shape and type.
+/// `a`, in the common shape and type of `a` and `b`. It has the batch if `b` has it.
 pub(crate) fn with_batch_of(a: &Array, b: &Array) -> Result<Array> {
     where_(&Array::scalar(true)?, a, b)
 }
 
-/// `a` with the batch, if it has one, as the first axis, which a reshape requires.
+/// `a` with the batch axis, if it has one, as the first axis. A reshape requires this.
 pub(crate) fn batch_first(a: &Array) -> Result<Array> {
     let shape = [a.shape(), &[1]].concat();
     a.reshape(&shape)?.squeeze_axis(-1)
@@ -53,9 +53,9 @@ pub(crate) fn binary(
     raw: impl Fn(&Array, &Array) -> Result<Array>,
 ) -> Result<Array> {
     match name {
-        // The batch's position is taken from before the operands were aligned.
+        // MLX's rule reads the position of the batch axis before the operands are aligned.
         "not_equal" => a.equal(b)?.logical_not(),
-        // The result gets the shape of the first operand, and operands are not broadcast.
+        // MLX's rule does not broadcast: the result has the shape of the first operand.
         "bitwise_and" | "bitwise_or" | "bitwise_xor" | "left_shift" | "right_shift" => {
             raw(&with_batch_of(a, b)?, &with_batch_of(b, a)?)
         }

@@ -1,5 +1,5 @@
-//! MLX's allocator: limits and figures, the budget checked before allocations, and the number of
-//! live array handles.
+//! Memory: MLX's limits and statistics, the budget that is checked before allocations, and the
+//! number of live array handles.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,11 +9,11 @@ use crate::array::Array;
 use crate::error::{Error, ErrorKind, Result};
 use crate::{call, closure};
 
-/// Zero until first requested, then bytes.
+/// The budget in bytes. Zero until it is first read.
 static BUDGET: AtomicU64 = AtomicU64::new(0);
 
-/// The largest single array, in bytes, that an operation may describe. Starts as the physical
-/// memory of the machine where that can be read, else 64 GiB.
+/// The memory budget in bytes: the largest array that an operation may return. It is initially the
+/// machine's physical memory, or 64 GiB if that cannot be read.
 ///
 /// ```
 /// assert!(mlx_rs_core::memory::budget() > 0);
@@ -30,14 +30,14 @@ pub fn budget() -> u64 {
     }
 }
 
-/// The bytes of memory that this machine has, or may have.
+/// The machine's memory in bytes, or the assumed one.
 fn machine() -> u64 {
     physical_memory().unwrap_or(64 << 30)
 }
 
-/// Sets the budget in bytes, at most the machine's memory, and returns the one before. MLX crashes
-/// when the system refuses memory; an operation whose result exceeds the budget is refused before
-/// it is computed.
+/// Sets the budget in bytes, and returns the previous one. The budget is at most the machine's
+/// memory. An operation whose result exceeds the budget is an error before it is computed. Without
+/// the budget, MLX crashes when the system refuses memory.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, ErrorKind, memory, zeros};
@@ -52,8 +52,8 @@ pub fn set_budget(bytes: u64) -> u64 {
     before
 }
 
-/// The size of a result in bytes. Refuses one that cannot fit. Multiplication is checked, because
-/// an overflow is as bad as a huge size.
+/// The size of a result in bytes; an error if the result exceeds the budget. Multiplication is
+/// checked, because an overflow would hide a huge size.
 #[inline]
 pub(crate) fn check(op: &'static str, array: &Array) -> Result<u64> {
     let budget = budget();
@@ -81,7 +81,7 @@ fn too_large(op: &'static str, array: &Array, bytes: Option<u64>, budget: u64) -
     )
 }
 
-/// Bytes of an array, or `None` on overflow or a negative dimension.
+/// The number of bytes of an array; `None` on overflow or for a negative dimension.
 pub(crate) fn checked_bytes(shape: &[i32], item: usize) -> Option<u64> {
     let mut bytes = item as u64;
     for &d in shape {
@@ -90,7 +90,7 @@ pub(crate) fn checked_bytes(shape: &[i32], item: usize) -> Option<u64> {
     Some(bytes)
 }
 
-/// Physical memory in bytes, where the system says.
+/// The machine's physical memory in bytes; `None` if the system does not report it.
 ///
 /// ```
 /// use mlx_rs_core::memory;
@@ -112,8 +112,8 @@ pub fn physical_memory() -> Option<u64> {
         // MLX's limit is not used, because the program may have changed it.
         let mut bytes = 0u64;
         let mut length = size_of::<u64>();
-        // SAFETY: the name ends in NUL; the result has room for `length` bytes, and this value is 64
-        // bits wide; nothing is set.
+        // SAFETY: the name ends in NUL. The result has space for `length` bytes, and this value has
+        // 64 bits. Nothing is set.
         let status = unsafe {
             libc::sysctlbyname(
                 c"hw.memsize".as_ptr(),
@@ -132,8 +132,8 @@ pub fn physical_memory() -> Option<u64> {
     }
 }
 
-/// Array handles alive in this process. A growing number at constant bytes indicates a retained
-/// graph.
+/// The number of live array handles in this process. If it grows while the bytes are constant, a
+/// graph is kept alive.
 ///
 /// ```
 /// use mlx_rs_core::{array, memory};
@@ -158,7 +158,7 @@ fn get(op: &'static str, f: impl FnOnce(*mut usize) -> i32) -> Result<usize> {
     Ok(out)
 }
 
-/// Bytes in use by live arrays.
+/// The number of bytes that live arrays use.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, eval, memory, ones};
@@ -169,7 +169,7 @@ fn get(op: &'static str, f: impl FnOnce(*mut usize) -> i32) -> Result<usize> {
 /// ```
 ///
 /// # Errors
-/// When MLX cannot say.
+/// When MLX cannot report it.
 #[doc(alias = "mlx_get_active_memory")]
 pub fn active() -> Result<usize> {
     // SAFETY: the out-pointer is live for the length of the call.
@@ -178,7 +178,7 @@ pub fn active() -> Result<usize> {
     })
 }
 
-/// The most bytes in use at once since the start or the last [`reset_peak`].
+/// The maximum number of bytes in use since the start or the last [`reset_peak`].
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, eval, memory, ones};
@@ -189,7 +189,7 @@ pub fn active() -> Result<usize> {
 /// ```
 ///
 /// # Errors
-/// When MLX cannot say.
+/// When MLX cannot report it.
 #[doc(alias = "mlx_get_peak_memory")]
 pub fn peak() -> Result<usize> {
     // SAFETY: the out-pointer is live for the length of the call.
@@ -221,11 +221,11 @@ pub fn reset_peak() -> Result<()> {
     })
 }
 
-/// Lets the process keep up to `bytes` that it has freed for its next allocations. Otherwise the
-/// system reclaims memory each time and hands out new pages one by one. Returns whether this is
-/// supported: with glibc. There, blocks of up to half this size, at most 32 MiB, come from the
-/// freed memory. It is for CPUs, where MLX itself keeps nothing ([`set_cache_limit`] is for GPUs).
-/// The setting affects the whole process; set it at the start.
+/// Lets the process keep up to `bytes` of freed memory for later allocations. Otherwise the system
+/// reclaims freed memory each time, and later provides new pages one by one. Returns whether this
+/// is supported, which is so with glibc. With it, blocks of up to half this size, at most 32 MiB,
+/// can use the kept memory. This is for CPUs, where MLX itself keeps no memory ([`set_cache_limit`]
+/// is for GPUs). The setting affects the whole process, so set it at the start.
 ///
 /// ```
 /// use mlx_rs_core::memory;
@@ -235,12 +235,13 @@ pub fn reset_peak() -> Result<()> {
 pub fn keep_freed(bytes: usize) -> bool {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
-        // glibc's maximum block size.
+        // The maximum block size that glibc accepts here.
         const LARGEST: libc::c_int = 32 << 20;
         let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
         let set = |what: libc::c_int, value: libc::c_int| {
-            // SAFETY: it takes no pointers. It changes its own settings under its own lock. A
-            // thread that allocates meanwhile reads whole numbers, the old or the new one.
+            // SAFETY: the call has no pointer arguments. It changes its own settings under its own
+            // lock. A thread that allocates at the same time reads a whole number, either the old
+            // or the new one.
             unsafe { libc::mallopt(what, value) == 1 }
         };
         set(libc::M_TRIM_THRESHOLD, bytes) && set(libc::M_MMAP_THRESHOLD, (bytes / 2).min(LARGEST))
@@ -252,7 +253,7 @@ pub fn keep_freed(bytes: usize) -> bool {
     }
 }
 
-/// Bytes freed by arrays but kept for reuse.
+/// The number of bytes that arrays freed and MLX keeps for reuse.
 ///
 /// ```
 /// use mlx_rs_core::memory;
@@ -262,7 +263,7 @@ pub fn keep_freed(bytes: usize) -> bool {
 /// ```
 ///
 /// # Errors
-/// When MLX cannot say.
+/// When MLX cannot report it.
 #[doc(alias = "mlx_get_cache_memory")]
 pub fn cache() -> Result<usize> {
     // SAFETY: the out-pointer is live for the length of the call.
@@ -271,7 +272,7 @@ pub fn cache() -> Result<usize> {
     })
 }
 
-/// Gives kept bytes back to the system.
+/// Returns the memory that MLX keeps for reuse to the system.
 ///
 /// ```
 /// use mlx_rs_core::memory;
@@ -281,7 +282,7 @@ pub fn cache() -> Result<usize> {
 /// ```
 ///
 /// # Errors
-/// When MLX cannot.
+/// When MLX cannot release the memory.
 #[doc(alias = "mlx_clear_cache")]
 pub fn clear_cache() -> Result<()> {
     closure::drop_discarded();
@@ -298,7 +299,7 @@ pub fn clear_cache() -> Result<()> {
 /// ```
 ///
 /// # Errors
-/// When MLX cannot say.
+/// When MLX cannot report it.
 #[doc(alias = "mlx_get_memory_limit")]
 pub fn limit() -> Result<usize> {
     // SAFETY: the out-pointer is live for the length of the call.
@@ -307,7 +308,7 @@ pub fn limit() -> Result<usize> {
     })
 }
 
-/// Sets MLX's memory limit in bytes and returns the one before.
+/// Sets MLX's memory limit in bytes, and returns the previous one.
 ///
 /// ```
 /// use mlx_rs_core::memory;
@@ -317,7 +318,7 @@ pub fn limit() -> Result<usize> {
 /// ```
 ///
 /// # Errors
-/// When MLX cannot.
+/// When MLX cannot set it.
 #[doc(alias = "mlx_set_memory_limit")]
 pub fn set_limit(bytes: usize) -> Result<usize> {
     // SAFETY: the out-pointer is live for the length of the call.
@@ -326,7 +327,7 @@ pub fn set_limit(bytes: usize) -> Result<usize> {
     })
 }
 
-/// Sets how many freed bytes MLX keeps for reuse and returns the limit before.
+/// Sets the number of freed bytes that MLX keeps for reuse, and returns the previous limit.
 ///
 /// ```
 /// use mlx_rs_core::memory;
@@ -336,7 +337,7 @@ pub fn set_limit(bytes: usize) -> Result<usize> {
 /// ```
 ///
 /// # Errors
-/// When MLX cannot.
+/// When MLX cannot set it.
 #[doc(alias = "mlx_set_cache_limit")]
 pub fn set_cache_limit(bytes: usize) -> Result<usize> {
     // SAFETY: the out-pointer is live for the length of the call.
@@ -345,8 +346,8 @@ pub fn set_cache_limit(bytes: usize) -> Result<usize> {
     })
 }
 
-/// Sets how many bytes stay resident on a Metal device, and returns the limit before. Elsewhere it
-/// does nothing.
+/// Sets the number of bytes that stay resident on a Metal device, and returns the previous limit.
+/// On other devices it has no effect.
 ///
 /// ```
 /// use mlx_rs_core::memory;

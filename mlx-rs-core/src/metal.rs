@@ -1,4 +1,5 @@
-//! Functions of Metal only: captures of GPU work for Xcode. On other systems they return an error.
+//! Functions that only Metal supports: captures of GPU work for Xcode. On other systems they return
+//! an error.
 
 use std::ffi::CString;
 use std::path::Path;
@@ -10,15 +11,15 @@ use crate::error::{Error, ErrorKind, Result};
 
 pub use crate::device::metal_is_available as is_available;
 
-/// A running capture; it ends on drop, or with [`Capture::stop`], which reports whether it could be
-/// written.
+/// A running capture. It ends on drop, or with [`Capture::stop`], which returns an error if the
+/// capture could not be written.
 #[derive(Debug)]
 #[must_use = "a capture ends when it is dropped"]
 pub struct Capture {
     running: bool,
 }
 
-/// Starts writing the work on the GPU to `path`, a new `.gputrace` file. The process must have been
+/// Starts to capture the GPU's work to `path`, a new `.gputrace` file. The process must have been
 /// started with `MTL_CAPTURE_ENABLED=1`.
 ///
 /// ```
@@ -55,8 +56,7 @@ pub fn start_capture(path: impl AsRef<Path>) -> Result<Capture> {
         ));
     };
     call::status(op, || {
-        // SAFETY: the string is NUL-terminated and lives for the length of the call; Metal is
-        // there.
+        // SAFETY: the string is NUL-terminated and lives during the call. Metal is available.
         unsafe { sys::mlx_metal_start_capture(text.as_ptr()) }
     })?;
     Ok(Capture { running: true })
@@ -74,7 +74,7 @@ impl Capture {
     /// ```
     ///
     /// # Errors
-    /// When Metal cannot write it.
+    /// When Metal cannot write the capture.
     #[doc(alias = "mlx_metal_stop_capture")]
     pub fn stop(mut self) -> Result<()> {
         self.end()
@@ -84,14 +84,14 @@ impl Capture {
         if !std::mem::take(&mut self.running) {
             return Ok(());
         }
-        // SAFETY: takes nothing; a capture was started.
+        // SAFETY: the call has no arguments, and a capture was started.
         call::status("stop_capture", || unsafe { sys::mlx_metal_stop_capture() })
     }
 }
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        // An error cannot be reported from a drop.
+        // A drop cannot report an error.
         let _ = self.end();
     }
 }

@@ -1,9 +1,10 @@
-//! Operators for convenience: `+ - * / %`, `& | ^ !`, `<< >>`, negation and the assigning forms, on
-//! arrays and with Rust scalars on either side. **They panic where the methods return an error**,
-//! so the library itself never uses them.
+//! Operators: `+ - * / %`, `& | ^ !`, `<< >>`, negation and the assigning forms, on arrays, and
+//! with Rust scalars on either side. **They panic where the methods return an error**, so the
+//! library itself never uses them.
 //!
-//! A scalar takes the type of the array beside it, as a Python number does. So `&a * 2.5` stays
-//! `bfloat16` for a `bfloat16` array. [`Array::scalar_like`] makes such a scalar for the methods.
+//! A scalar gets the type of the array in the same operation, like a number in Python. So `&a *
+//! 2.5` stays `bfloat16` for a `bfloat16` array. [`Array::scalar_like`] makes such a scalar for
+//! methods.
 
 use std::ops::{
     Add, AddAssign, BitAnd, BitAndAssign, BitOr, BitOrAssign, BitXor, BitXorAssign, Deref, Div,
@@ -27,7 +28,7 @@ use crate::ops::where_;
 pub enum Held<'a> {
     /// A borrowed array.
     Borrowed(&'a Array),
-    /// Ours.
+    /// An array made for the operation.
     Owned(Array),
 }
 
@@ -45,12 +46,13 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// An operand: another array, or a Rust scalar that takes the array's type.
+/// An operand: another array, or a Rust scalar that is converted to the array's type.
 ///
-/// A boolean keeps its type. An integer takes the array's type, or `int32` with booleans. A float
-/// takes the type of a float or complex array, and is `float32` with other types.
+/// A boolean stays a boolean. An integer gets the array's type; beside a boolean array it becomes
+/// `int32`. A float gets the type of a float or complex array; beside other types it becomes
+/// `float32`.
 pub trait Operand: sealed::Sealed {
-    /// This value as an array for an operation with the type `other`.
+    /// Converts this value to an array, for an operation with an array of type `other`.
     ///
     /// # Errors
     /// [`ErrorKind::Value`] when an integer does not fit the type.
@@ -72,7 +74,7 @@ impl Operand for &Array {
     }
 }
 
-/// An integer scalar beside an array of type `other`.
+/// An integer scalar, for an operation with an array of type `other`.
 fn integer(value: i128, other: Dtype) -> Result<Array> {
     fn exact<T: TryFrom<i128> + crate::Element>(value: i128) -> Result<Array> {
         match T::try_from(value) {
@@ -104,7 +106,7 @@ fn integer(value: i128, other: Dtype) -> Result<Array> {
     }
 }
 
-/// A float scalar beside an array of type `other`.
+/// A float scalar, for an operation with an array of type `other`.
 fn float(value: f64, other: Dtype) -> Result<Array> {
     match other {
         Dtype::Float16 => Array::scalar(f16::from_f64(value)),
@@ -134,7 +136,7 @@ scalar_operands! {
     u16: |v, other| integer(v.into(), other);
     u32: |v, other| integer(v.into(), other);
     u64: |v, other| integer(v.into(), other);
-    // A usize has at most 64 bits on every system MLX runs on.
+    // A `usize` has at most 64 bits on every system that MLX supports.
     usize: |v, other| integer(v as i128, other);
     i8: |v, other| integer(v.into(), other);
     i16: |v, other| integer(v.into(), other);
@@ -149,8 +151,8 @@ scalar_operands! {
 }
 
 impl Array {
-    /// `value` as an array that does not change this array's type in an operation, like a Python
-    /// number. An array is returned unchanged.
+    /// Converts `value` to an array that does not change this array's type in an operation, like a
+    /// number in Python. An array is returned unchanged.
     ///
     /// ```
     /// use mlx_rs_core::{array, f16, Dtype};
@@ -219,9 +221,9 @@ fn invert(a: &Array) -> Result<Array> {
     .map_err(|e| e.with_inputs(&[a]))
 }
 
-/// Shifts as defined by numpy. A count that is negative or not below the width shifts all bits out:
-/// the result is 0, or -1 for a negative value shifted right. The processor's shift, which MLX
-/// uses, is undefined for such counts, so they never reach it.
+/// Shifts as in numpy: a count that is negative, or at least the width, shifts all bits out. The
+/// result is then 0, or -1 for a negative value shifted right. MLX uses the processor's shift,
+/// which is undefined for such counts, so these counts never reach MLX.
 fn shift(a: &Array, b: &Array, left: bool) -> Result<Array> {
     let op = if left { "left_shift" } else { "right_shift" };
     for x in [a, b] {
@@ -233,7 +235,7 @@ fn shift(a: &Array, b: &Array, left: bool) -> Result<Array> {
             ));
         }
     }
-    // The type MLX promotes both to.
+    // The type to which MLX promotes both operands.
     let dtype = or(a, b)?.dtype();
     let dtype = if dtype == Dtype::Bool {
         Dtype::Uint8
@@ -282,7 +284,7 @@ fn unwrap(result: Result<Array>) -> Array {
     }
 }
 
-/// Both operands as arrays, a scalar in the type of the array.
+/// Converts both operands to arrays. A scalar gets the type of the array.
 #[track_caller]
 fn apply<A: Operand, B: Operand>(
     a: &A,
@@ -293,8 +295,8 @@ fn apply<A: Operand, B: Operand>(
     unwrap((|| f(&*a.beside(array)?, &*b.beside(array)?))())
 }
 
-/// The array on the left takes any operand through one generic implementation. So the type of the
-/// result is known before that of a literal: `(&a + 1).shape()` compiles.
+/// One generic implementation for the array on the left accepts every operand. So the result type
+/// is known before the literal's type, and `(&a + 1).shape()` compiles.
 macro_rules! operator {
     ($($trait:ident, $method:ident, $assign:ident, $assign_method:ident, $f:expr, [$($t:ty),*];)*) => {
         $(

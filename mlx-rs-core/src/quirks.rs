@@ -1,6 +1,6 @@
-//! Known faults of MLX on some devices and systems, decided from facts: the device, the system, the
-//! version. So tests on any machine cover the decisions. They were found by reading MLX's sources;
-//! none was run on Metal.
+//! Known faults of MLX on some devices and systems. Each decision depends only on facts: the
+//! device, the system, and MLX's version. So tests on any machine can cover the decisions. The
+//! faults were found by reading MLX's sources; none was observed on Metal.
 
 use std::sync::OnceLock;
 
@@ -8,14 +8,14 @@ use crate::device::{DeviceKind, metal_is_available};
 use crate::error::Result;
 use crate::{call, stream};
 
-/// The facts for a decision.
+/// The facts that decisions depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Facts {
-    /// Whether the work runs on Metal.
+    /// Whether the operations run on Metal.
     pub(crate) metal: bool,
     /// [`std::env::consts::OS`].
     pub(crate) os: &'static str,
-    /// Of MLX.
+    /// MLX's version.
     pub(crate) version: [u32; 3],
 }
 
@@ -25,17 +25,18 @@ const READ: [u32; 3] = [0, 32, 2];
 /// The first checked version in which Metal scales nvfp4 by groups of 16.
 const SCALES_NVFP4: [u32; 3] = [0, 32, 0];
 
-/// The maximum number of queries for Metal's separate kernel.
+/// The maximum number of queries for which Metal uses its kernel for few queries.
 const FEW_QUERIES: i32 = 8;
 
 impl Facts {
-    /// The facts about the current stream.
+    /// The facts for the current stream.
     ///
     /// # Errors
-    /// When there is no stream.
+    /// When there is no current stream.
     pub(crate) fn current() -> Result<Self> {
         static METAL: OnceLock<bool> = OnceLock::new();
-        // The lock is always taken first, because its holder may wait for this, too.
+        // The lock is always taken before `OnceLock`s, because the lock's holder may also wait for
+        // them.
         let _guard = call::enter("stream")?;
         let metal =
             *METAL.get_or_init(metal_is_available) && stream::current_id()?.0 == DeviceKind::Gpu;
@@ -45,10 +46,10 @@ impl Facts {
         })
     }
 
-    /// The facts that do not depend on the stream; those of a CPU stream otherwise.
+    /// The facts that do not depend on the stream. `metal` is false.
     pub(crate) fn of_machine() -> Self {
         static VERSION: OnceLock<[u32; 3]> = OnceLock::new();
-        // The lock first, as above.
+        // The lock is taken first, as in `current`.
         let _guard = call::lock();
         Self {
             metal: false,
@@ -63,27 +64,28 @@ impl Facts {
         self.metal && self.version < SCALES_NVFP4
     }
 
-    /// Whether MLX may use the memory of a vector. On macOS it keeps such memory in its residency
-    /// set after the vector is freed, where `memory::set_wired_limit` is above 0.
+    /// Whether MLX may keep the memory of a vector. On macOS, MLX keeps such memory in its
+    /// residency set after the vector is freed, if `memory::set_wired_limit` is above 0.
     pub(crate) fn may_take_over(self) -> bool {
         self.os != "macos" || self.version > READ
     }
 
-    /// Whether attention with this number of queries reads their copy before it is complete. It
-    /// copies queries that are not contiguous, without a barrier.
+    /// Whether attention with this number of queries reads a copy of the queries before the copy is
+    /// complete. MLX copies queries that are not contiguous, but has no barrier after the copy.
     pub(crate) fn copies_queries_too_late(self, queries: i32) -> bool {
         self.metal && queries <= FEW_QUERIES && self.version <= READ
     }
 }
 
-/// The reason why MLX cannot be used at all, if there is one. On macOS it creates the Metal device
-/// at its first allocation, even for work on the CPU, and aborts the process without one.
+/// The reason why MLX cannot be used at all, if there is one. On macOS, MLX creates the Metal
+/// device at its first allocation, even for work on the CPU. Without such a device it aborts the
+/// process.
 pub(crate) fn refusal(os: &str, has_metal_device: bool) -> Option<&'static str> {
     (os == "macos" && !has_metal_device)
         .then_some("this Mac has no Metal device, which MLX needs on macOS, also for the CPU")
 }
 
-/// Whether macOS has a Metal device; true elsewhere.
+/// Whether macOS has a Metal device. On other systems it returns true.
 pub(crate) fn has_metal_device() -> bool {
     #[cfg(target_os = "macos")]
     {
@@ -91,7 +93,8 @@ pub(crate) fn has_metal_device() -> bool {
         unsafe extern "C" {
             fn MTLCreateSystemDefaultDevice() -> *mut std::ffi::c_void;
         }
-        // SAFETY: the function takes nothing and returns null or an object that the process keeps.
+        // SAFETY: the function has no arguments. It returns null, or an object that the process
+        // keeps.
         !unsafe { MTLCreateSystemDefaultDevice() }.is_null()
     }
     #[cfg(not(target_os = "macos"))]
@@ -100,7 +103,7 @@ pub(crate) fn has_metal_device() -> bool {
     }
 }
 
-/// `0.30.6`, and what a build adds to it.
+/// Parses `0.30.6`; a build may append more text.
 fn parse(version: &str) -> Option<[u32; 3]> {
     let mut parts = version.split('.').map(|part| {
         let end = part

@@ -1,7 +1,7 @@
-//! Random numbers by explicit keys (Threefry, Salmon et al. 2011). The same key gives the same
-//! numbers, whatever else runs, and the same as Python's `mlx.core.random`. There is deliberately
-//! no global generator, because its numbers would depend on all threads. A program that draws often
-//! holds a [`Keys`].
+//! Random values from explicit keys (Threefry, Salmon et al. 2011). A key always produces the same
+//! values, which are those of Python's `mlx.core.random`. There is deliberately no global
+//! generator, because its values would depend on the order of calls on all threads. A program that
+//! draws often uses a [`Keys`].
 //!
 //! ```
 //! use mlx_rs_core::{Dtype, random};
@@ -54,7 +54,7 @@ impl Key {
         .map(Self)
     }
 
-    /// A key from its two words, such as an argument of a compiled function.
+    /// A key from its two words. These may be an argument of a compiled function.
     ///
     /// ```
     /// use mlx_rs_core::{Array, Dtype, Result, random, transforms::compile};
@@ -124,7 +124,7 @@ impl Key {
         if count == 0 {
             return Ok(Vec::new());
         }
-        // `[count, 2]`: one key a row.
+        // The keys as rows: `[count, 2]`.
         let rows = call::array(op, |out, s| {
             // SAFETY: all handles are live; the count is positive.
             unsafe { sys::mlx_random_split_num(out, self.0.raw(), count, s) }
@@ -134,7 +134,7 @@ impl Key {
             .collect()
     }
 
-    /// The two words, for evaluation together with other arrays.
+    /// The two words of the key, for evaluation together with other arrays.
     ///
     /// ```
     /// use mlx_rs_core::random;
@@ -147,7 +147,7 @@ impl Key {
     }
 }
 
-/// A sequence of keys from one seed. It equals that of MLX's global generator after
+/// A sequence of keys from one seed. It equals the keys of MLX's global generator after
 /// `mlx.core.random.seed`, but belongs to the caller.
 #[derive(Debug, Clone)]
 pub struct Keys {
@@ -170,7 +170,7 @@ impl Keys {
         Key::new(seed).map(|state| Self { state })
     }
 
-    /// The next key. It is evaluated at once, so that a long sequence does not grow a graph.
+    /// The next key. It is evaluated at once. Otherwise a long sequence would be a deep graph.
     ///
     /// ```
     /// use mlx_rs_core::random;
@@ -212,7 +212,7 @@ fn float_only(op: &'static str, dtype: Dtype) -> Result<()> {
     ))
 }
 
-/// Uniform numbers in `[low, high)`.
+/// Uniform values in `[low, high)`.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, random};
@@ -228,7 +228,7 @@ pub fn uniform(low: f32, high: f32, shape: &[i32], dtype: Dtype, key: &Key) -> R
     uniform_between(&low, &high, shape, dtype, key)
 }
 
-/// [`uniform`] between arrays that broadcast to `shape`.
+/// [`uniform`] values between two arrays, which broadcast to `shape`.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, array, random};
@@ -267,7 +267,7 @@ pub fn uniform_between(
     })
 }
 
-/// Normal numbers of the given mean and standard deviation.
+/// Normal values with the given mean and standard deviation.
 ///
 /// ```
 /// use mlx_rs_core::{All, Dtype, random};
@@ -299,7 +299,7 @@ pub fn normal(mean: f32, std: f32, shape: &[i32], dtype: Dtype, key: &Key) -> Re
     })
 }
 
-/// Standard Gumbel numbers, `-log(-log(u))`.
+/// Standard Gumbel values, `-log(-log(u))`.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, random};
@@ -329,8 +329,8 @@ pub fn gumbel(shape: &[i32], dtype: Dtype, key: &Key) -> Result<Array> {
     })
 }
 
-/// Normal numbers. Mean and standard deviation are arrays that broadcast to `shape`; they default
-/// to 0 and 1.
+/// Normal values. Mean and standard deviation are arrays that broadcast to `shape`. They default to
+/// 0 and 1.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, array, random};
@@ -382,8 +382,8 @@ pub fn normal_with(
     ))
 }
 
-/// Laplace numbers of the given location and scale: density
-/// `exp(-|x - location| / scale) / (2 scale)`.
+/// Laplace values with the given location and scale: their density is `exp(-|x - location| / scale)
+/// / (2 scale)`.
 ///
 /// ```
 /// use mlx_rs_core::{All, Dtype, random};
@@ -415,7 +415,8 @@ pub fn laplace(location: f32, scale: f32, shape: &[i32], dtype: Dtype, key: &Key
     })
 }
 
-/// Standard normal numbers within `[lower, upper]`, arrays that broadcast to `shape`.
+/// Standard normal values within `[lower, upper]`. Both limits are arrays that broadcast to
+/// `shape`.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, array, random};
@@ -456,9 +457,9 @@ pub fn truncated_normal(
     .map_err(|e| e.with_inputs(&[lower, upper]))
 }
 
-/// Jointly normal vectors, `float32` `[shape .., n]`, of `mean` `[.., n]` and covariance
-/// `[.., n, n]`, whose leading axes broadcast to `shape`. Computed on the CPU; NaN where the
-/// covariance is not finite.
+/// Jointly normal vectors, `float32` `[shape .., n]`, with `mean` `[.., n]` and covariance `[.., n,
+/// n]`. The leading axes of both broadcast to `shape`. Computed on the CPU. The result is NaN where
+/// the covariance is not finite.
 ///
 /// ```
 /// use mlx_rs_core::{array, random};

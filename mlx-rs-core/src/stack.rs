@@ -1,6 +1,6 @@
-//! Stack space for transforms. MLX walks graphs by recursion, one level per operation of a chain,
-//! on the caller's stack. Here transforms run on a stack of known size, and graphs too large for it
-//! are errors.
+//! Stack space for transforms. MLX walks graphs by recursion on the caller's stack, with one level
+//! per operation of a chain. Here transforms run on a stack of known size. A graph too deep for
+//! that stack is an error.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -10,22 +10,23 @@ use crate::array::Array;
 use crate::call::{self, ArrayVec};
 use crate::error::{Error, ErrorKind, Result};
 
-/// The free stack space of a transform, in bytes. The system provides a page when it is first
-/// touched.
+/// The free stack space of a transform, in bytes. The system provides a page of it at the first
+/// access.
 const FREE: usize = 128 << 20;
 
-/// A lower bound of a recursion level of MLX's: chains of a million operations fit 512 MiB.
+/// The assumed number of bytes of one recursion level in MLX. With it, chains of a million
+/// operations fit 512 MiB.
 const LEVEL: usize = 512;
 
-/// The assumed free bytes if the platform does not tell.
+/// The assumed number of free bytes, if the platform does not report it.
 const UNKNOWN: usize = 256 << 10;
 
-/// Whether the stack has the space that [`grown`] provides.
+/// Whether the stack already has the free space that [`grown`] provides.
 pub(crate) fn is_large() -> bool {
     stacker::remaining_stack().is_some_and(|free| free >= FREE)
 }
 
-/// Runs `f` with at least [`FREE`] bytes of stack, in the same thread.
+/// Runs `f` on the same thread, with at least [`FREE`] bytes of stack.
 pub(crate) fn grown<T>(f: impl FnOnce() -> T) -> T {
     let mut f = Some(f);
     let result = catch_unwind(AssertUnwindSafe(|| {
@@ -33,17 +34,17 @@ pub(crate) fn grown<T>(f: impl FnOnce() -> T) -> T {
     }));
     match (result, f) {
         (Ok(Some(value)), _) => value,
-        // The system has no memory for a stack; smaller graphs fit the current one.
+        // The system has no memory for a new stack. Smaller graphs still fit the current stack.
         (Ok(None) | Err(_), Some(f)) => f(),
         (Err(panic), None) => resume_unwind(panic),
         (Ok(None), None) => unreachable!("the function runs once and then has a value"),
     }
 }
 
-/// Refuses a graph from `inputs` to `outputs` that MLX could not walk on the rest of the stack.
+/// Checks that MLX can walk the graph from `inputs` to `outputs` on the free stack.
 ///
 /// # Errors
-/// [`ErrorKind::Value`].
+/// [`ErrorKind::Value`] for a graph that is too deep.
 pub(crate) fn check(op: &'static str, outputs: &[Array], inputs: &[Array]) -> Result<()> {
     let free = stacker::remaining_stack().unwrap_or(UNKNOWN);
     let limit = free / LEVEL;
@@ -51,7 +52,7 @@ pub(crate) fn check(op: &'static str, outputs: &[Array], inputs: &[Array]) -> Re
     let inputs = ArrayVec::new(op, inputs)?;
     let mut exceeds = false;
     call::status(op, || {
-        // SAFETY: the result is writable, the vectors are live.
+        // SAFETY: the result is writable, and the vectors are live.
         unsafe { sys::rust_mlx_graph_exceeds(&raw mut exceeds, outputs.raw(), inputs.raw(), limit) }
     })?;
     if !exceeds {

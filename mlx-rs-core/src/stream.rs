@@ -16,11 +16,11 @@ use crate::device::{Device, DeviceKind};
 use crate::error::{Error, ErrorKind, Result};
 
 thread_local! {
-    /// The context pointer of the current stream's handle; null means the default stream.
+    /// The context pointer of the current stream's handle. Null means the default stream.
     static CURRENT: Cell<*mut c_void> = const { Cell::new(std::ptr::null_mut()) };
 }
 
-/// Whether a CPU stream ever existed; without one, no graph contains CPU work.
+/// Whether a CPU stream has ever existed. If not, no graph contains CPU operations.
 static CPU_IN_USE: AtomicBool = AtomicBool::new(false);
 
 /// See [`CPU_IN_USE`].
@@ -37,17 +37,18 @@ const MOST: usize = 512;
 pub struct Stream {
     raw: sys::mlx_stream,
     device: Device,
-    /// None for a default stream.
+    /// Shared with other handles of the stream; `None` for a default stream.
     lease: Option<Arc<Lease>>,
 }
 
-/// Shared by all handles to one of MLX's streams; when it is dropped, the stream can be reused.
+/// All handles to one of MLX's streams share this value. When it is dropped, the stream can be
+/// reused.
 struct Lease;
 
-// SAFETY: the handle is a heap copy of a plain (index, device) pair that is never written after
-// creation. Every call that uses it holds the process-wide lock.
+// SAFETY: the handle is a heap copy of a plain (index, device) pair, which is never written after
+// creation. Every call that uses the handle takes the process-wide lock.
 unsafe impl Send for Stream {}
-// SAFETY: as for Send; shared use only reads the pair.
+// SAFETY: see the note for `Send`. Shared use only reads the pair.
 unsafe impl Sync for Stream {}
 
 impl Stream {
@@ -61,7 +62,7 @@ impl Stream {
     /// ```
     ///
     /// MLX never frees a stream. When all handles to a stream are dropped, the stream is reused.
-    /// Its queued work runs before that of its next owner.
+    /// The operations queued on it run before those of its next owner.
     ///
     /// # Errors
     /// When this build of MLX cannot use the device; [`ErrorKind::Unsupported`] when 512 streams
@@ -91,14 +92,14 @@ impl Stream {
         Ok(stream)
     }
 
-    /// Creates one more of MLX's streams. All threads may use it, because the lock serializes them.
+    /// Creates a new stream in MLX. All threads may use it, because the lock serializes them.
     fn fresh(device: Device) -> Result<Self> {
         Self::make(device, |dev| {
             #[cfg(not(mlx_c_0_7))]
             // SAFETY: `dev` is a live device handle.
             return unsafe { sys::mlx_stream_new_device(dev) };
-            // In 0.7, other streams belong to the thread that creates them, and end with it.
-            // SAFETY: `dev` is a live device handle.
+            // In 0.7, streams made in another way belong to the thread that creates them, and end
+            // with the thread. SAFETY: `dev` is a live device handle.
             #[cfg(mlx_c_0_7)]
             unsafe {
                 sys::mlx_stream_new_thread_unsafe(dev)
@@ -141,7 +142,8 @@ impl Stream {
 
     /// Creates the stream that [`default_for`] caches.
     fn make_default(device: Device) -> Result<Self> {
-        // There, each thread has separate default streams.
+        // In mlx-c 0.7, each thread has its own default streams, so this creates a stream for all
+        // threads.
         if cfg!(mlx_c_0_7) {
             return Self::fresh(device);
         }
@@ -168,7 +170,7 @@ impl Stream {
             ));
         }
         let _guard = call::enter("stream")?;
-        // SAFETY: takes plain numbers; null is checked.
+        // SAFETY: the arguments are plain numbers. Null is checked.
         let dev = unsafe { sys::mlx_device_new_type(device.raw_kind(), device.index()) };
         if dev.ctx.is_null() {
             return Err(Error::new(
@@ -178,7 +180,7 @@ impl Stream {
             ));
         }
         let raw = f(dev);
-        // SAFETY: `dev` is owned here and the stream keeps a copy.
+        // SAFETY: `dev` is owned here, and the stream keeps a copy of the device.
         unsafe { sys::mlx_device_free(dev) };
         if raw.ctx.is_null() {
             return Err(Error::new(
@@ -197,8 +199,8 @@ impl Stream {
         })
     }
 
-    /// The current stream of the calling thread: that of the innermost [`Stream::scope`] or
-    /// [`Device::scope`], otherwise the default device's.
+    /// The current stream of the calling thread: the stream of the innermost [`Stream::scope`] or
+    /// [`Device::scope`]. Outside of a scope it is the default device's stream.
     ///
     /// ```
     /// use mlx_rs_core::{Device, Stream};
@@ -216,11 +218,13 @@ impl Stream {
     pub fn current() -> Result<Self> {
         let _guard = call::enter("stream")?;
         let raw = current_raw()?;
-        // SAFETY: makes empty handles, filled below; the device's is freed here.
+        // SAFETY: both calls create empty handles, which are filled below. The device's handle is
+        // freed here.
         let (mut copy, mut device) = unsafe { (sys::mlx_stream_new(), sys::mlx_device_new()) };
         let mut kind = sys::mlx_device_type__MLX_CPU;
         let result = call::status("stream", || {
-            // SAFETY: all handles are live and the results writable; a failing call is the last.
+            // SAFETY: all handles are live, and the results are writable. After a failing call, no
+            // other call follows.
             unsafe {
                 match sys::mlx_stream_get_device(&raw mut device, raw) {
                     0 => match sys::mlx_device_get_type(&raw mut kind, device) {
@@ -238,7 +242,7 @@ impl Stream {
         } else {
             Device::cpu()
         };
-        // Owned from here on, whatever the result.
+        // Owned from here on, so it is freed even if a call failed.
         let mut stream = Self {
             raw: copy,
             device,
@@ -304,7 +308,7 @@ impl Stream {
         f()
     }
 
-    /// Waits until all work queued on this stream is done.
+    /// Waits until all operations queued on this stream have finished.
     ///
     /// ```
     /// use mlx_rs_core::{Device, Stream, array, async_eval};
@@ -317,7 +321,7 @@ impl Stream {
     /// ```
     ///
     /// # Errors
-    /// When that work failed.
+    /// When one of these operations failed.
     #[doc(alias = "mlx_synchronize")]
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the handle is live.
@@ -326,7 +330,7 @@ impl Stream {
 }
 
 impl PartialEq for Stream {
-    /// Whether both are the same queue.
+    /// Whether both handles refer to the same queue.
     fn eq(&self, other: &Self) -> bool {
         self.device == other.device && self.index() == other.index()
     }
@@ -344,7 +348,7 @@ impl fmt::Debug for Stream {
 }
 
 impl fmt::Display for Stream {
-    /// As MLX names it, such as `Stream(Device(cpu, 0), 1)`.
+    /// Prints the stream as MLX does, such as `Stream(Device(cpu, 0), 1)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = call::string("stream", |out| {
             // SAFETY: both handles are live.
@@ -364,8 +368,8 @@ impl Drop for Stream {
     }
 }
 
-/// The default stream of a device, created on first use and kept, because it may be current
-/// anywhere.
+/// The default stream of a device. It is created on first use and never freed, because it may be
+/// current on any thread.
 pub(crate) fn default_for(device: Device) -> Result<&'static Stream> {
     static DEFAULTS: [OnceLock<Stream>; 2] = [const { OnceLock::new() }; 2];
     let slot = &DEFAULTS[device.kind() as usize];
@@ -380,11 +384,11 @@ pub(crate) fn default_for(device: Device) -> Result<&'static Stream> {
     Ok(slot.get_or_init(|| stream))
 }
 
-/// A stream made here, which MLX keeps to the end of the process.
+/// A stream made by this crate. MLX keeps it to the end of the process.
 struct Made {
     handle: Stream,
     index: i32,
-    /// Dead when the stream is free.
+    /// Cannot be upgraded if the stream is free for reuse.
     lease: Weak<Lease>,
 }
 
@@ -398,7 +402,8 @@ impl Made {
 
 static MADE: Mutex<Vec<Made>> = Mutex::new(Vec::new());
 
-/// Refuses a stream beyond the maximum, or if the system cannot start its thread.
+/// Returns an error beyond the maximum number of streams, or if the system cannot start a thread
+/// for a stream.
 fn refuse_more(made: usize) -> Result<()> {
     let refused = |why: String| Err(Error::new(ErrorKind::Unsupported, "stream", why));
     if made >= MOST {
@@ -416,11 +421,11 @@ fn refuse_more(made: usize) -> Result<()> {
     }
 }
 
-/// Waits until all started work has ended, on all streams.
+/// Waits until all started operations on all streams have finished.
 pub(crate) fn wait_for_all() {
     let _guard = call::lock();
     for made in MADE.lock().iter() {
-        // Failures have been reported already; this concerns the rest.
+        // Failures have already been reported, so they are ignored here.
         let _ = made.handle.synchronize();
     }
     for device in [Device::cpu(), Device::gpu()] {
@@ -439,7 +444,7 @@ pub(crate) fn current_raw() -> Result<sys::mlx_stream> {
     Ok(default_for(Device::default_device())?.raw)
 }
 
-/// The current stream's device and number, which identify it. Call with the lock held.
+/// The current stream's device and index, which identify the stream. Call with the lock held.
 pub(crate) fn current_id() -> Result<(DeviceKind, i32)> {
     let raw = current_raw()?;
     let mut index = 0;

@@ -1,6 +1,6 @@
-//! Counts Rust's heap allocations per call: none for calls that a decoder makes often. A whole
-//! decode step is measured in `metal-backend/tests/decode_allocations.rs`. MLX's own allocations
-//! (the node of the graph, its inputs and its shape) are the same for a raw C call.
+//! Counts Rust's heap allocations per call. Calls that a decoder makes often must allocate nothing.
+//! `metal-backend/tests/decode_allocations.rs` measures a whole decode step. MLX's own allocations
+//! (the graph node, its inputs and its shape) are not counted; a raw C call makes the same ones.
 
 use mlx_cpu_kernels::testing::CountingAllocator;
 use mlx_rs_core::{All, Array, Device, Dtype, Stream, array, eval, fast, idx, zeros};
@@ -8,7 +8,7 @@ use mlx_rs_core::{All, Array, Device, Dtype, Stream, array, eval, fast, idx, zer
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Allocations of one call of `f`, after a warm-up call; the result is dropped.
+/// The number of allocations of one call of `f`, after a warm-up call. The result is dropped.
 fn allocations<R>(mut f: impl FnMut() -> R) -> usize {
     for _ in 0..3 {
         drop(f());
@@ -61,17 +61,17 @@ fn calls_of_arrays_allocate_nothing_in_rust() {
         assert_eq!(count, 0, "{what}");
     }
 
-    // The result itself.
+    // Only the result is allocated.
     assert_eq!(allocations(|| a.to_vec::<f32>().unwrap()), 1);
-    // The plan of an index has small lists of bounds and axes, one entry per axis. Slices with
-    // fixed bounds, `slice_axis` and `take_clamped`, need fewer, for critical code.
+    // An index allocates small lists of bounds and axes, with one entry per axis. In critical code,
+    // `slice_axis` (fixed bounds) and `take_clamped` allocate fewer.
     let counts = [
         allocations(|| a.get(idx![3]).unwrap()),
         allocations(|| a.get(idx![1..3, ..; 2]).unwrap()),
         allocations(|| a.get(idx![&ids]).unwrap()),
     ];
     assert!(counts.iter().all(|&n| n <= 20), "{counts:?}");
-    // A failure allocates its message; the next call allocates nothing.
+    // A failed call allocates its message. The call after it allocates nothing.
     assert!(allocations(|| a.matmul(&ids).unwrap_err()) > 0);
     assert_eq!(allocations(|| a.add(&a).unwrap()), 0);
 }

@@ -14,7 +14,8 @@ use crate::tools::Tools;
 /// Generates `OUT_DIR/bindings.rs`.
 pub fn generate(env: &Env, tools: &Tools, source: &Source) -> Result<(), String> {
     if let Some(dir) = &tools.libclang {
-        // SAFETY: the build script has one thread, and bindgen reads the variable later in it.
+        // SAFETY: the build script has only one thread. bindgen reads the variable later on that
+        // thread.
         unsafe { std::env::set_var("LIBCLANG_PATH", dir) };
     }
     let mut builder = bindgen::Builder::default()
@@ -23,10 +24,11 @@ pub fn generate(env: &Env, tools: &Tools, source: &Source) -> Result<(), String>
         .allowlist_function("_?mlx_.*")
         .allowlist_type("mlx_.*")
         .allowlist_var("MLX_.*")
-        // They exist only where the compiler has the type, and are read through 16-bit integers.
+        // These functions exist only if the compiler has the type. The crate reads such values
+        // through 16-bit integers.
         .blocklist_function(".*(float16|bfloat16)")
         .blocklist_type("(b?float16_t|__b?float16_t)")
-        // Our error handler takes no formats, and Rust cannot define C variadics.
+        // This crate's error handler receives no formats, and Rust cannot define C variadics.
         .blocklist_function("_mlx_error")
         .generate_comments(false)
         .layout_tests(false)
@@ -43,8 +45,8 @@ pub fn generate(env: &Env, tools: &Tools, source: &Source) -> Result<(), String>
     declare(env, &path)
 }
 
-/// Writes `OUT_DIR/declarations.rs`, which the crate includes: the functions of bindgen's blocks go
-/// through the macro `functions!` of `src/macros.rs`.
+/// Writes `OUT_DIR/declarations.rs`, which the crate includes. The functions of bindgen's blocks
+/// are passed to the macro `functions!` of `src/macros.rs`.
 fn declare(env: &Env, bindings: &Path) -> Result<(), String> {
     let text = fs::read_to_string(bindings)
         .map_err(|e| format!("cannot read {}: {e}", bindings.display()))?;
@@ -55,7 +57,7 @@ fn declare(env: &Env, bindings: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Copies the committed bindings; nothing is built or linked.
+/// Copies the committed bindings. Nothing is built or linked.
 pub fn use_committed(env: &Env, pins: &Pins) -> Result<(), String> {
     let minor = minor_version(env, pins)?;
     let version = parse_version(&pins.mlx_c(&minor, "version")?).ok_or_else(|| {

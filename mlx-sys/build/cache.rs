@@ -1,5 +1,5 @@
-//! The cache of provisioned files: outside the source tree, complete or absent, and safe for
-//! concurrent builds.
+//! The cache of provisioned files. It is outside the source tree, its entries are complete or
+//! absent, and concurrent builds can use it.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -27,7 +27,7 @@ impl Cache {
         Ok(Self { root, _lock: lock })
     }
 
-    /// The directory `name`; if missing, `make` creates it in a temporary place first.
+    /// The directory `name`. If it is missing, `make` first creates it in a temporary place.
     pub fn dir(
         &self,
         name: &str,
@@ -40,7 +40,7 @@ impl Cache {
         let temporary = self.root.join(format!(".{name}.partial"));
         let fail = |e| format!("cannot write {}: {e}", temporary.display());
         if temporary.exists() {
-            // Left by a killed build; the lock guarantees that no build uses it.
+            // A killed build left it here. The lock guarantees that no other build uses it.
             fs::remove_dir_all(&temporary).map_err(fail)?;
         }
         fs::create_dir_all(&temporary).map_err(fail)?;
@@ -58,7 +58,7 @@ fn hex(digest: impl AsRef<[u8]>) -> String {
     digest.as_ref().iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// SHA-256 of a file.
+/// The SHA-256 of a file.
 pub fn sha256_file(path: &Path) -> Result<String, String> {
     let fail = |e| format!("cannot read {}: {e}", path.display());
     let mut file = File::open(path).map_err(fail)?;
@@ -72,7 +72,7 @@ pub fn sha256_file(path: &Path) -> Result<String, String> {
     }
 }
 
-/// SHA-256 over the names and contents of all files below `dir`, sorted by name.
+/// The SHA-256 of the names and contents of all files below `dir`, sorted by name.
 pub fn sha256_tree(dir: &Path) -> Result<String, String> {
     let mut files = Vec::new();
     list(dir, &mut files)?;
@@ -105,7 +105,7 @@ fn list(dir: &Path, files: &mut Vec<PathBuf>) -> Result<(), String> {
     Ok(())
 }
 
-/// A short name for a set of inputs.
+/// A short name that identifies a set of inputs.
 pub fn key(parts: &[&str]) -> String {
     let mut text = hex(Sha256::digest(parts.join("\0")));
     text.truncate(16);

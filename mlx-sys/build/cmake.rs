@@ -12,7 +12,7 @@ use crate::mlxc::Source;
 use crate::pip::run;
 use crate::tools::Tools;
 
-/// A release build of the project in `source`, with Ninja, below `work`.
+/// The configuration of a release build of the project in `source`, with Ninja, below `work`.
 pub fn project(tools: &Tools, source: &Path, work: &Path) -> ::cmake::Config {
     let mut config = ::cmake::Config::new(source);
     config
@@ -23,15 +23,15 @@ pub fn project(tools: &Tools, source: &Path, work: &Path) -> ::cmake::Config {
     config
 }
 
-/// Configures and builds it; returns the build directory. The output goes to this build script's
-/// standard output and error, which Cargo shows on failure.
+/// Configures and builds the project, and returns the build directory. The output goes to this
+/// build script's standard output and error, which Cargo prints on failure.
 pub fn make(tools: &Tools, config: &mut ::cmake::Config) -> Result<PathBuf, String> {
-    // The crate reads the program from this variable only, and on a machine without CMake it is in
-    // our cache. SAFETY: `set_var` asks that no other thread reads or writes the environment
-    // meanwhile. This build script starts no thread, and every library call before this one has
-    // joined its own.
+    // The crate `cmake` reads the program only from this variable. On a machine without CMake, the
+    // program is in the cache. SAFETY: `set_var` requires that no other thread reads or writes the
+    // environment at the same time. This build script starts no thread, and every earlier library
+    // call has joined its own threads.
     unsafe { std::env::set_var("CMAKE", &tools.cmake) };
-    // The crate panics when CMake fails. `main` prints the message, together with a remedy.
+    // The crate panics when CMake fails. `main` prints the message instead, together with a remedy.
     let hook = take_hook();
     set_hook(Box::new(|_| {}));
     let built = catch_unwind(AssertUnwindSafe(|| config.build()));
@@ -46,7 +46,7 @@ pub fn make(tools: &Tools, config: &mut ::cmake::Config) -> Result<PathBuf, Stri
     Ok(dir.join("build"))
 }
 
-/// The directory that holds libmlxc.a.
+/// Builds libmlxc.a, and returns the directory that contains it.
 pub fn build(
     env: &Env,
     cache: &Cache,
@@ -84,11 +84,11 @@ pub fn build(
         let mut config = project(tools, &source.dir, &work);
         config
             .define("CMAKE_CXX_COMPILER", &env.cxx)
-            // Defined, not added, so that the crate omits CXXFLAGS, which are not part of the cache
-            // key.
+            // The flags are defined, not added. Otherwise the crate would include CXXFLAGS, which
+            // are not a part of the cache key.
             .define("CMAKE_CXX_FLAGS", flags)
             .define("BUILD_SHARED_LIBS", "OFF")
-            // It becomes part of a shared library on Linux.
+            // On Linux, the library becomes a part of a shared library.
             .define("CMAKE_POSITION_INDEPENDENT_CODE", "ON")
             .define("MLX_C_BUILD_EXAMPLES", "OFF")
             .define("MLX_C_USE_SYSTEM_MLX", "ON")

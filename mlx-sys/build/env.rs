@@ -42,7 +42,7 @@ const WATCHED: [&str; 15] = [
     "MACOSX_DEPLOYMENT_TARGET",
 ];
 
-/// The oldest macOS that MLX's package runs on.
+/// The oldest macOS that MLX's package supports.
 pub const OLDEST_MACOS: &str = "14.0";
 
 /// The settings of one build.
@@ -65,7 +65,7 @@ pub struct Env {
     pub cargo: OsString,
     pub out_dir: PathBuf,
     pub manifest_dir: PathBuf,
-    /// `x86_64-linux`, `aarch64-macos`, ..: the form of target that `pins.json` uses.
+    /// The target in the form that `pins.json` uses, such as `x86_64-linux` or `aarch64-macos`.
     pub target: String,
 }
 
@@ -84,7 +84,7 @@ fn text(name: &str) -> Option<String> {
 }
 
 impl Env {
-    /// Reads everything and tells Cargo what to watch.
+    /// Reads all settings, and tells Cargo which ones to watch.
     pub fn read() -> Self {
         for name in WATCHED {
             println!("cargo:rerun-if-env-changed={name}");
@@ -128,15 +128,15 @@ impl Env {
     }
 }
 
-/// The oldest macOS to compile for: the requested one, otherwise that of MLX's package. By default
-/// Apple's compiler targets the system that it runs on, and the program would not start on an older
-/// one.
+/// The oldest macOS to compile for: the requested one, otherwise the oldest that MLX's package
+/// supports. By default, Apple's compiler targets the system that it runs on. The program would
+/// then not start on an older system.
 pub fn oldest_macos(target: &str, wanted: Option<String>) -> Option<String> {
     let macos = target.ends_with("-macos");
     macos.then(|| wanted.unwrap_or_else(|| String::from(OLDEST_MACOS)))
 }
 
-/// The platform's cache directory of the user.
+/// The user's cache directory on this platform.
 fn default_cache() -> Option<PathBuf> {
     let base = path("XDG_CACHE_HOME")
         .filter(|p| p.is_absolute())

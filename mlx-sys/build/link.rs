@@ -1,4 +1,4 @@
-//! Tells Cargo and dependent crates how to link, and how programs find libmlx when they run.
+//! Tells Cargo and dependent crates how to link, and programs where to find libmlx when they run.
 
 use std::path::Path;
 
@@ -19,16 +19,17 @@ pub fn emit(env: &Env, source: &Source, mlx: &Mlx, library: &Path) -> Result<(),
     println!("cargo:mlx_version={}", mlx.version);
     println!("cargo:include={}", source.dir.display());
     println!("cargo:root={}", mlx.root.display());
-    // The persistent directory, not the one in OUT_DIR: an installed program outlives the build.
+    // This is the persistent directory, not the one in OUT_DIR, because an installed program
+    // outlives the build.
     println!("cargo:lib={}", mlx.lib().display());
     Ok(())
 }
 
 /// Links mlx-c and the shim statically into each program, which then needs libmlx to start.
 fn link_statically(env: &Env, mlx: &Mlx, library: &Path) -> Result<(), String> {
-    // Cargo puts link directories inside OUT_DIR on the library path of `cargo run` and `cargo
-    // test`, in every crate above this one. Therefore MLX is linked there. The link is to the
-    // directory, because libmlx finds its metallib relative to its own location.
+    // Cargo adds link directories inside OUT_DIR to the library path of `cargo run` and `cargo
+    // test`, in every dependent crate. So OUT_DIR gets a link to MLX. The link is to the directory,
+    // because libmlx finds its metallib relative to its own location.
     let run_root = env.out_dir.join("mlx");
     link_directory(&mlx.root, &run_root)?;
     for dir in [library, &run_root.join("lib"), &env.out_dir] {
@@ -44,8 +45,8 @@ fn link_statically(env: &Env, mlx: &Mlx, library: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The version of mlx-c, as `DEP_MLXC_VERSION`, and its API levels: a cfg `mlx_c_*` here for each,
-/// and for dependents `DEP_MLXC_C_*`.
+/// Emits the version of mlx-c as `DEP_MLXC_VERSION`, and its API levels. Each level becomes a cfg
+/// `mlx_c_*` in this crate, and `DEP_MLXC_C_*` for dependents.
 pub fn emit_api(version: Version) {
     let (major, minor, patch) = version;
     println!("cargo:version={major}.{minor}.{patch}");

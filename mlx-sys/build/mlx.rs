@@ -1,4 +1,4 @@
-//! MLX itself: an installed one, or the Python package for the mlx-c version.
+//! Provides MLX itself: an installed one, or the Python package that matches mlx-c's version.
 
 use std::path::{Path, PathBuf};
 
@@ -11,15 +11,15 @@ use crate::pip::Pip;
 pub struct Mlx {
     /// The directory with `include`, `lib` and `share/cmake/MLX`.
     pub root: PathBuf,
-    /// The package and its version, which name directories of installed programs.
+    /// The package with its version. Installed programs have a directory with this name.
     pub package: String,
-    /// The package, its version and its SHA-256, if it is a Python package.
+    /// The package, its version and its SHA-256; `None` if MLX is not a Python package.
     pub pin: Option<[String; 3]>,
-    /// The NVIDIA packages that it needs.
+    /// The NVIDIA packages that this build needs.
     pub libraries: Vec<Library>,
     pub version: String,
-    /// The build without CUDA, for machines without NVIDIA's driver: the CUDA build does not load
-    /// there.
+    /// The build without CUDA, for machines without NVIDIA's driver, where the CUDA build cannot be
+    /// loaded.
     pub spare: Option<Box<Mlx>>,
 }
 
@@ -91,7 +91,7 @@ impl Mlx {
     }
 }
 
-/// The Python package with MLX for this target, without CUDA.
+/// The Python package with MLX for this target, in the build without CUDA.
 fn host_package(env: &Env) -> Result<&'static str, String> {
     match env.target.as_str() {
         "x86_64-linux" | "aarch64-linux" => Ok("mlx-cpu"),

@@ -1,4 +1,5 @@
-//! The sources of mlx-c: a user's directory, its own repository, or the pinned Cargo package.
+//! Provides the sources of mlx-c: a user's directory, mlx-c's own repository, or the pinned Cargo
+//! package.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use crate::tools::Tools;
 pub struct Source {
     pub dir: PathBuf,
     pub version: Version,
-    /// Distinguishes builds of different sources.
+    /// A hash that distinguishes builds of different sources.
     pub hash: String,
 }
 
@@ -48,7 +49,7 @@ impl Source {
         Ok(Self { dir, version, hash })
     }
 
-    /// Asks Cargo to fetch and verify the package; its build script never runs.
+    /// Lets Cargo fetch and verify the package. The package's build script never runs.
     fn from_cargo(env: &Env, pins: &Pins, minor: &str) -> Result<Self, String> {
         let manifest = write_manifest(env, minor)?;
         let mut command = Command::new(&env.cargo);
@@ -63,7 +64,7 @@ impl Source {
         if env.offline {
             command.arg("--offline");
         }
-        // Cargo's settings for this build must not apply to another package.
+        // Cargo's settings for this build must not apply to the other package, so they are removed.
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
             if text.starts_with("CARGO_")
@@ -124,7 +125,7 @@ impl Source {
     }
 }
 
-/// The minor version whose package is built: that of `MLX_C_VERSION`, else the default.
+/// The minor version whose package is built: that of `MLX_C_VERSION`, or the default.
 pub fn minor_version(env: &Env, pins: &Pins) -> Result<String, String> {
     let Some(wanted) = &env.mlx_c_version else {
         return pins.default_mlx_c();
@@ -146,8 +147,8 @@ pub fn minor_version(env: &Env, pins: &Pins) -> Result<String, String> {
     })
 }
 
-/// Makes a package in OUT_DIR from the pinned manifest and lock file, and returns its manifest.
-/// They have other names in `vendor/`, because Cargo does not publish directories with a
+/// Creates a package in OUT_DIR from the pinned manifest and lock file, and returns its manifest.
+/// The files have other names in `vendor/`, because Cargo does not publish directories with a
 /// `Cargo.toml`.
 fn write_manifest(env: &Env, minor: &str) -> Result<PathBuf, String> {
     let from = env.manifest_dir.join("vendor/mlx-c").join(minor);

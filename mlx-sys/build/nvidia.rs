@@ -1,5 +1,5 @@
-//! NVIDIA's libraries for the CUDA build of MLX: pinned Python packages, linked into MLX's package,
-//! where libmlx and NVRTC search.
+//! Provides NVIDIA's libraries for the CUDA build of MLX. They are pinned Python packages, which
+//! are linked into MLX's package, where libmlx and NVRTC search.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,8 +16,8 @@ pub struct Library {
     pub pin: [String; 3],
 }
 
-/// Provisions the packages for a version of MLX and of CUDA, and links them into `mlx`, the directory of MLX's
-/// package. With `MLX_CUDA_LIBRARIES=system` there are none.
+/// Provisions the packages for a version of MLX and of CUDA, and links them into `mlx`, the
+/// directory of MLX's package. With `MLX_CUDA_LIBRARIES=system` there are none.
 pub fn provision(
     env: &Env,
     pip: &Pip<'_>,
@@ -62,7 +62,7 @@ fn own_directory(root: &Path) -> Result<PathBuf, String> {
     }
 }
 
-/// Creates `link` as a relative link to `target`, because the cache may be moved.
+/// Creates `link` as a relative link to `target`, because users may move the cache.
 fn link(target: &Path, link: &Path) -> Result<(), String> {
     let fail = |e: std::io::Error| format!("cannot link {}: {e}", link.display());
     // CACHE/MLX/nvidia/NAME -> CACHE/PACKAGE/nvidia/OWN

@@ -1,4 +1,4 @@
-//! `vendor/pins.json`: provisioned packages, by version and SHA-256.
+//! Reads `vendor/pins.json`, the list of provisioned packages with version and SHA-256.
 
 use std::path::Path;
 
@@ -19,14 +19,14 @@ pub struct Wheel {
     pub sha256: String,
 }
 
-/// `1.2.3` as numbers.
+/// Parses `1.2.3` to numbers.
 pub fn parse_version(text: &str) -> Option<Version> {
     let mut parts = text.trim().split('.').map(|p| p.parse().ok());
     let version = (parts.next()??, parts.next()??, parts.next()??);
     parts.next().is_none().then_some(version)
 }
 
-/// The versions of mlx-c that this binding supports, for messages.
+/// The versions of mlx-c that this binding supports, as text for messages.
 pub const SUPPORTED: &str = "0.4.1 to 0.5.x and 0.7.x";
 
 /// Whether this binding supports the API of this mlx-c.
@@ -34,8 +34,8 @@ pub fn supported(version: Version) -> bool {
     ((0, 4, 1)..(0, 6, 0)).contains(&version) || ((0, 7, 0)..(0, 8, 0)).contains(&version)
 }
 
-/// The API levels above 0.4.1 that a version of mlx-c has, each a cfg such as `mlx_c_0_5` in
-/// `mlx-sys` and in dependents.
+/// The API levels above 0.4.1 that a version of mlx-c has. Each becomes a cfg such as `mlx_c_0_5`
+/// in `mlx-sys` and in dependents.
 pub fn levels((major, minor, _): Version) -> impl Iterator<Item = &'static str> {
     let all = [((0, 5), "0_5"), ((0, 7), "0_7")];
     all.into_iter()
@@ -81,7 +81,7 @@ impl Pins {
         Self::text(&self.0["mlx_c"][minor], key)
     }
 
-    /// The MLX version for a version of mlx-c.
+    /// The MLX version that matches a version of mlx-c.
     pub fn mlx_for(&self, (major, minor, _): Version) -> Result<String, String> {
         Self::text(&self.0["mlx_for_mlx_c"], &format!("{major}.{minor}"))
     }
@@ -104,7 +104,7 @@ impl Pins {
             .collect()
     }
 
-    /// The wheel of a package for a target; `version` selects one of several.
+    /// The wheel of a package for a target. If there are several, `version` selects one.
     pub fn wheel(
         &self,
         package: &str,

@@ -1,5 +1,5 @@
-//! Provisioning through pip: download by name, version and hash, check the hash again, unpack into
-//! the cache. Nothing is installed into any Python.
+//! Provisions packages through pip: downloads by name, version and hash, checks the hash again, and
+//! unpacks into the cache. Nothing is installed into any Python.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -68,8 +68,8 @@ impl Pip<'_> {
                 "--require-hashes",
             ])
             .args(["--platform", &wheel.platform])
-            // Without it, pip refuses a package whose programs need a newer Python than the one it
-            // runs in. Only C++ files of the package are used.
+            // Without this option, pip refuses a package whose programs need a newer Python than
+            // the one that runs pip. Only C++ files of the package are used.
             .args(["--python-version", PACKAGES_FOR])
             .arg("-d")
             .arg(&download)
@@ -96,7 +96,7 @@ impl Pip<'_> {
         fs::remove_file(&requirements).map_err(fail)
     }
 
-    /// A Python 3 with pip. `dir` is a directory without Python files.
+    /// Finds a Python 3 with pip. `dir` must be a directory without Python files.
     fn python(&self, dir: &Path) -> Result<OsString, String> {
         let candidates = match &self.env.python {
             Some(python) => vec![python.clone()],
@@ -130,10 +130,11 @@ impl Pip<'_> {
     }
 }
 
-/// Python in `dir`, an empty directory of ours. Python imports modules from its working directory
-/// first: in the user's directory, a file named `pip.py` would run instead of pip.
+/// Runs Python in `dir`, an empty directory of this build. Python imports modules from its working
+/// directory first. In the user's directory, a file named `pip.py` would run instead of pip.
 fn python_in(dir: &Path, python: &OsStr) -> Command {
-    // A relative path refers to this directory, not to `dir`. A bare name is searched in `PATH`.
+    // A relative path refers to the current directory, not to `dir`. A bare name is searched in
+    // `PATH`.
     let is_path = Path::new(python).components().count() > 1;
     let absolute = is_path.then(|| std::path::absolute(python).ok()).flatten();
     let mut command = Command::new(absolute.as_deref().unwrap_or(Path::new(python)));
@@ -141,7 +142,7 @@ fn python_in(dir: &Path, python: &OsStr) -> Command {
     command
 }
 
-/// Fails unless the file has this SHA-256.
+/// Returns an error unless the file has this SHA-256.
 pub fn check_hash(file: &Path, expected: &str) -> Result<(), String> {
     let actual = sha256_file(file)?;
     if actual == expected {
@@ -153,7 +154,7 @@ pub fn check_hash(file: &Path, expected: &str) -> Result<(), String> {
     ))
 }
 
-/// Runs a command; on failure its output is the error.
+/// Runs a command. On failure, its output is the error.
 pub fn run(command: &mut Command) -> Result<String, String> {
     let shown = format!("{command:?}");
     let out = command

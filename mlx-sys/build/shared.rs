@@ -11,8 +11,8 @@ use crate::pip::run;
 /// The file that `src/library.rs` embeds.
 const NAME: &str = "librust_mlx_c.so";
 
-/// Links the shared library from libmlxc.a in `library` and the shim in OUT_DIR. Tells the crate
-/// its path, and the directory of MLX's own library.
+/// Links the shared library from libmlxc.a in `library` and the shim in OUT_DIR. Passes to the
+/// crate the library's path, and the directory of MLX's own library.
 pub fn link(env: &Env, mlx: &Mlx, library: &Path) -> Result<(), String> {
     let out = env.out_dir.join(NAME);
     run(Command::new(&env.cxx)
@@ -26,14 +26,14 @@ pub fn link(env: &Env, mlx: &Mlx, library: &Path) -> Result<(), String> {
         .arg("-L")
         .arg(mlx.lib())
         .arg("-lmlx")
-        // libmlx finds its own dependencies, so the linker does not need them.
+        // libmlx finds its own dependencies at run time, so the linker does not need them.
         .arg("-Wl,--allow-shlib-undefined")
         .arg("-Wl,--strip-debug"))
     .map_err(|e| format!("cannot link mlx-c against MLX {}:\n{e}", mlx.version))?;
     emit(&out, mlx)
 }
 
-/// An empty file, for builds without the native library.
+/// Creates an empty file in place of the library, for builds without the native library.
 pub fn none(env: &Env) -> Result<(), String> {
     let out = env.out_dir.join(NAME);
     std::fs::write(&out, []).map_err(|e| format!("cannot write {}: {e}", out.display()))?;
@@ -59,7 +59,7 @@ fn emit(out: &Path, mlx: &Mlx) -> Result<(), String> {
     Ok(())
 }
 
-/// The settings of a package for `src/library.rs`; all empty without one.
+/// Passes the settings of a package to `src/library.rs`. They are empty without a package.
 fn emit_package(suffix: &str, mlx: Option<&Mlx>) {
     let set = |name: &str, value: &str| println!("cargo:rustc-env=MLX_SYS_{name}{suffix}={value}");
     let pin = mlx.and_then(|mlx| mlx.pin.as_ref());

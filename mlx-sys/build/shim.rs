@@ -1,5 +1,5 @@
-//! Compiles `shim/`, our C++ on top of MLX, into a separate static library. It is small, so it is
-//! built into OUT_DIR each time rather than cached.
+//! Compiles `shim/`, the C++ code of this crate on top of MLX, into a separate static library. It
+//! is small, so it is built into OUT_DIR each time instead of being cached.
 
 use crate::env::Env;
 use crate::mlx::Mlx;
@@ -21,9 +21,9 @@ pub fn build(env: &Env, source: &Source, mlx: &Mlx) -> Result<(), String> {
         .file(env.manifest_dir.join("shim/stalled.cpp"))
         .file(env.manifest_dir.join("shim/statics.cpp"))
         .file(env.manifest_dir.join("shim/vmap.cpp"))
-        // `link` prints the libraries in the required order.
+        // `link.rs` prints the libraries in the required order.
         .cargo_metadata(false)
-        // MLX's headers do not compile with the checks of a debug build.
+        // MLX's headers do not compile with the standard library's checks of a debug build.
         .debug(false)
         .opt_level(2);
     if let Some(oldest) = &env.oldest_macos {

@@ -1,5 +1,5 @@
-//! cmake, ninja, the C++ compiler and libclang: the system's if installed, otherwise pinned Python
-//! packages in the cache.
+//! Finds cmake, ninja, the C++ compiler and libclang. The system's tools are used if they are
+//! installed; otherwise they are pinned Python packages in the cache.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::pip::Pip;
 pub struct Tools {
     pub cmake: OsString,
     pub ninja: OsString,
-    /// The directory of libclang, unless bindgen finds it itself.
+    /// The directory of libclang; `None` if bindgen finds libclang itself.
     pub libclang: Option<PathBuf>,
     /// The compiler's own headers, which the packaged libclang lacks.
     pub compiler_headers: Option<String>,
@@ -25,7 +25,7 @@ fn works(program: &str) -> bool {
         .is_ok_and(|o| o.status.success())
 }
 
-/// Makes a file from a wheel executable, which pip would do but unzipping does not.
+/// Makes a wheel's file executable, which pip would do but unzipping does not.
 fn executable(path: PathBuf) -> Result<OsString, String> {
     #[cfg(unix)]
     {
@@ -36,7 +36,7 @@ fn executable(path: PathBuf) -> Result<OsString, String> {
     Ok(path.into_os_string())
 }
 
-/// The file called `name` below `dir`.
+/// The path of the file with this name below `dir`.
 fn below(dir: &Path, name: &str) -> Option<PathBuf> {
     let mut entries: Vec<_> = std::fs::read_dir(dir)
         .ok()?
@@ -108,7 +108,8 @@ impl Tools {
     }
 }
 
-/// Whether bindgen finds libclang itself; probed first, because bindgen panics if it does not.
+/// Whether bindgen finds libclang itself. This is checked first, because bindgen panics if it does
+/// not.
 fn system_has_libclang() -> bool {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));

@@ -1,11 +1,12 @@
 /* Included before every source file of mlx-c (compiler option -include).
  *
- * 1. mlx-c hands the text of an exception to a printf-like function as the FORMAT. A file name or a
- * tensor name with a percent sign in it then reads, or writes, foreign memory. mlx-c's own header
- * is included first so that its guard keeps it from defining the macro again.
+ * 1. mlx-c passes the text of an exception to a printf-like function as the FORMAT. If a file name
+ * or a tensor name in the text contains a percent sign, that function reads or writes memory that
+ * is not its own. mlx-c's own header is included first, so that its guard keeps it from defining
+ * the macro again.
  *
- * 2. mlx-c 0.7 composes messages with std::format, which the standard library of GCC 12 lacks.
- * There this file gives it one that knows the placeholder {} alone.
+ * 2. mlx-c 0.7 composes messages with std::format, which the standard library of GCC 12 lacks. For
+ * that library, this file defines a std::format that supports only the placeholder {}.
  */
 #ifndef RUST_MLX_ERROR_FORMAT_H
 #define RUST_MLX_ERROR_FORMAT_H

@@ -26,7 +26,7 @@ bool exceeds(
     seen.insert(a.id());
   }
   size_t count = 0;
-  // The graph owns what these point to, and does not change meanwhile.
+  // Pointers to arrays that the graph owns. The graph does not change during the walk.
   std::vector<const mx::array*> left;
   auto visit = [&](const mx::array& a) {
     if (seen.insert(a.id()).second) {

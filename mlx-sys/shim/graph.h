@@ -1,4 +1,4 @@
-// The size of a graph, before MLX walks it by recursion.
+// Measures the size of a graph before MLX walks the graph by recursion.
 #pragma once
 
 #include <stdbool.h>
@@ -10,9 +10,9 @@
 extern "C" {
 #endif
 
-// Sets `res` to whether more than `limit` arrays lead to `outputs`, themselves included. What leads to
-// `inputs` does not count. MLX's transforms recurse along such a graph, at most one level for each array.
-// Returns 0, or 1 with the message given to mlx-c's error handler.
+// Sets `res` to whether more than `limit` arrays lead to `outputs`, including `outputs`. Arrays
+// that lead to `inputs` do not count. MLX's transforms recurse along such a graph, with at most one
+// level for each array. Returns 0, or 1 after passing a message to mlx-c's error handler.
 int rust_mlx_graph_exceeds(
     bool* res,
     mlx_vector_array outputs,

@@ -45,7 +45,7 @@ class HostOp : public mx::UnaryPrimitive {
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& output) override {
     std::vector<rust_mlx_view> views;
     views.reserve(inputs.size());
-    // Shapes and strides of the inputs, copied: the work may outlive the handles.
+    // Copies of the inputs' shapes and strides, because the work may outlive the handles.
     auto layouts = std::make_shared<std::vector<Layout>>();
     layouts->reserve(inputs.size());
     bool scattered = false;
@@ -63,7 +63,7 @@ class HostOp : public mx::UnaryPrimitive {
       views.push_back(
           {in.data<void>(), in.size(), in.ndim(), layout.shape.data(), layout.strides.data()});
     }
-    // In place of the first input where nobody else needs it; else in a copy of it.
+    // If nothing else needs the first input, the output reuses its memory; otherwise it is a copy.
     bool taken = in_place_ && inputs.at(0).is_donatable() && aligned(inputs[0]) &&
         inputs[0].flags().row_contiguous &&
         inputs[0].data_size() == inputs[0].size();
@@ -73,7 +73,7 @@ class HostOp : public mx::UnaryPrimitive {
       output.set_data(mx::allocator::malloc(output.nbytes()));
     }
     size_t copied = in_place_ && !taken ? output.nbytes() : 0;
-    // The memory of inputs and output stays alive until the stream has done this: MLX holds it.
+    // MLX keeps the memory of inputs and output alive until the stream has finished this work.
     auto work = [run = run_,
                  payload = payload_,
                  layouts = std::move(layouts),
@@ -171,12 +171,12 @@ class HostOp : public mx::UnaryPrimitive {
     std::vector<int> shape;
     std::vector<int64_t> strides;
     size_t itemsize;
-    // Whether the work can read it where it is.
+    // Whether the work can read the input without a copy.
     bool as_is;
   };
 
-  // Row-contiguous copies of the inputs that the work cannot read where they are, which then take their
-  // places among the views.
+  // Makes row-contiguous copies of the inputs that the work cannot read directly. In the list of
+  // views, the copies replace those inputs.
   static std::vector<std::vector<char>> gather(
       std::vector<Layout>& layouts,
       std::vector<rust_mlx_view>& views) {
@@ -213,12 +213,12 @@ class HostOp : public mx::UnaryPrimitive {
     return copies;
   }
 
-  // Whether the work may read elements where they are. A view of bytes as a wider type may begin anywhere.
+  // Whether the elements are aligned. A view of bytes as a wider type may begin at any address.
   static bool aligned(const mx::array& in) {
     return reinterpret_cast<std::uintptr_t>(in.data<void>()) % in.itemsize() == 0;
   }
 
-  // Whether rows of neighbors can be found by adding strides.
+  // Whether the last axis is contiguous and no stride is negative.
   static bool walkable(const mx::array& in) {
     for (auto stride : in.strides()) {
       if (stride < 0) {
@@ -228,7 +228,8 @@ class HostOp : public mx::UnaryPrimitive {
     return in.ndim() > 0 && (in.shape(-1) == 1 || in.strides(-1) == 1);
   }
 
-  // x times the matrix that follows the first input, or times its transpose, by MLX's own operations.
+  // Multiplies x with the matrix that follows the first input, or with its transpose. Uses MLX's
+  // own operations.
   mx::array product(const mx::array& x, const std::vector<mx::array>& inputs, bool transpose) {
     switch (meaning_.kind) {
       case RUST_MLX_DENSE_PRODUCT: {
@@ -251,7 +252,7 @@ class HostOp : public mx::UnaryPrimitive {
     }
   }
 
-  // Rows that stand side by side in bands, [bands, m, 8] -> [rows, m]
+  // Reorders interleaved rows: [row blocks, m, 8] -> [rows, m]
   mx::array rows_of(const mx::array& bands) {
     int all = bands.shape(0) * bands.shape(2);
     auto apart = mx::transpose(bands, {0, 2, 1}, stream());
@@ -305,7 +306,7 @@ mx::Dtype dtype_of(mlx_dtype dtype) {
   }
 }
 
-// Types of which every bit pattern is a value, so not booleans.
+// Types for which every bit pattern is a valid value. Booleans are not among them.
 mx::Dtype number_type_of(mlx_dtype dtype) {
   switch (dtype) {
     case MLX_UINT8:

@@ -1,4 +1,5 @@
-// An operation whose CPU work is a function of the caller's: how Rust kernels enter an MLX graph.
+// An MLX operation whose CPU work is a function of the caller. Rust kernels become a part of an MLX
+// graph through it.
 #pragma once
 
 #include <stdbool.h>
@@ -12,51 +13,54 @@
 extern "C" {
 #endif
 
-// An input while the work runs: row-contiguous elements (copied where they are not), unless strided ones were asked
-// for. They are aligned for their type (copied where they are not).
+// An input while the work runs. The elements are row-contiguous, unless strided ones were
+// requested, and aligned for their type. Inputs that are not so are copied first.
 typedef struct rust_mlx_view_ {
   const void* data;
-  // Elements.
+  // The number of elements.
   size_t size;
   size_t ndim;
   const int* shape;
-  // In elements; none is negative.
+  // In elements. No stride is negative.
   const int64_t* strides;
 } rust_mlx_view;
 
-// The work: reads the inputs, fills the whole output. Runs on MLX's stream thread and must not unwind.
+// The work reads the inputs and fills the whole output. It runs on MLX's stream thread and must not
+// unwind.
 typedef void (*rust_mlx_run)(
     const void* payload,
     const rust_mlx_view* inputs,
     size_t num_inputs,
     void* output);
 
-// What the operation computes, for its derivatives and for batches, which MLX's own operations compute.
+// What the operation computes. MLX's own operations then compute its derivatives and batches.
 typedef enum rust_mlx_meaning_kind_ {
-  // Anything: it has neither.
+  // Any other computation, which has neither derivatives nor batches.
   RUST_MLX_OPAQUE = 0,
-  // Inputs x [.., k] and w [n, k]: x times w transposed.
+  // Inputs x [.., k] and w [n, k]; computes x times w transposed.
   RUST_MLX_DENSE_PRODUCT = 1,
-  // Inputs x [.., k], and w, scales, biases of a matrix [n, k] quantized in affine mode, each [bands, .., 8] with
-  // eight rows side by side, the last ones filled up: likewise.
+  // Inputs x [.., k], and w, scales and biases of a matrix [n, k] that is quantized in affine mode.
+  // Each of these three is [row blocks, .., 8], with eight rows interleaved and the last block
+  // padded. Computes x times the matrix transposed.
   RUST_MLX_QUANTIZED_PRODUCT = 2,
 } rust_mlx_meaning_kind;
 
 typedef struct rust_mlx_meaning_ {
   // A rust_mlx_meaning_kind.
   int kind;
-  // Of a quantized matrix.
+  // The fields of a quantized matrix.
   int rows;
   int group_size;
   int bits;
 } rust_mlx_meaning;
 
 // Adds the operation to the graph of `stream`, which must be on the CPU. The output has `shape` and
-// `dtype`. The work sees copies of inputs that are not row-contiguous when the graph is evaluated; from number
-// `first_strided` on, only of those whose last axis has other than neighbors, or that have a negative stride.
-// With `in_place` the output, of the first input's shape and type, begins as that input, in its memory where nobody
-// else needs it; the work must not read that input. `payload` is freed with `drop` once nobody needs it, also when this fails. Returns 0 and sets `res`, or 1 with the
-// message given to mlx-c's error handler.
+// `dtype`. When the graph is evaluated, inputs that are not row-contiguous are copied first. From
+// index `first_strided` on, only inputs are copied whose last axis is not contiguous or that have a
+// negative stride. With `in_place`, the output has the first input's shape and type, and starts
+// with its values. It reuses that input's memory if nothing else needs it. The work must not read
+// that input. `payload` is freed with `drop` when nothing needs it any more, also if this call
+// fails. Returns 0 and sets `res`, or returns 1 after passing a message to mlx-c's error handler.
 int rust_mlx_host_op(
     mlx_array* res,
     const mlx_array* inputs,
@@ -72,8 +76,8 @@ int rust_mlx_host_op(
     bool in_place,
     mlx_stream stream);
 
-// Sets `res` to an array of `shape` and `dtype` that is there already and whose elements have no
-// particular value. Returns 0, or 1 with the message given to mlx-c's error handler.
+// Sets `res` to an evaluated array of `shape` and `dtype` whose elements are uninitialized. Returns
+// 0, or 1 after passing a message to mlx-c's error handler.
 int rust_mlx_uninitialized(mlx_array* res, const int* shape, size_t ndim, mlx_dtype dtype);
 
 #ifdef __cplusplus

@@ -13,7 +13,8 @@ namespace {
 
 namespace mx = mlx::core;
 
-// `detach_event` needs a symbol that MLX 0.32 does not export.
+// Detaches the event by assignment, because `detach_event` needs a symbol that MLX 0.32 does not
+// export.
 void take_event(const mx::array& a) {
   a.event() = mx::Event{};
 }
@@ -23,7 +24,7 @@ void release(const mx::array& a) {
     return;
   }
   if (a.status() == mx::array::Status::unscheduled) {
-    // The next evaluation must not take the event of the one that failed for its own.
+    // Otherwise the next evaluation would use the event of the failed evaluation.
     take_event(a);
     return;
   }

@@ -1,4 +1,4 @@
-// What MLX leaves behind when it fails in the middle of an asynchronous evaluation.
+// Repairs arrays after MLX failed in the middle of an asynchronous evaluation.
 #pragma once
 
 #include "mlx/c/vector.h"
@@ -7,11 +7,13 @@
 extern "C" {
 #endif
 
-// An asynchronous evaluation attaches an event to every array that it starts, and signals it when it has
-// started all of them. If it fails before, the event is never signaled, and whoever reads one of those
-// arrays waits forever (ml-explore/mlx#3675). This looks at all arrays of the graphs that lead to
-// `arrays`: of those that are not there yet it waits for the stream, and takes away the event if that has
-// not helped, since what was to be waited for is done by then. Nonzero, with a message, if it fails.
+// An asynchronous evaluation attaches an event to every array that it starts. It signals the event
+// when it has started all of them. If the evaluation fails before that, the event is never
+// signaled, and a reader of one of those arrays waits forever (ml-explore/mlx#3675). This function
+// visits all arrays of the graphs that lead to `arrays`. For each array that is not available, it
+// waits for the array's stream. If the array is still not available, its work has ended but the
+// event was not signaled, so the function removes the event. Returns nonzero after passing a
+// message to mlx-c's error handler if it fails.
 int rust_mlx_release_stalled(mlx_vector_array arrays);
 
 #ifdef __cplusplus

@@ -22,7 +22,8 @@ extern "C" int rust_mlx_make_statics(void (*handler)(void)) {
     mx::scheduler::scheduler();
     std::atexit(handler);
 #if MLX_VERSION_NUMERIC >= 32000
-    // Default streams belong to a thread there. The first stream is what functions from files run on.
+    // In this version, default streams belong to a thread. Functions read from files run on the
+    // first stream.
     auto stream = mx::new_thread_unsafe_stream(mx::Device(mx::Device::cpu));
 #else
     auto stream = mx::default_stream(mx::Device(mx::Device::cpu));
@@ -32,13 +33,14 @@ extern "C" int rust_mlx_make_statics(void (*handler)(void)) {
     std::atexit(handler);
 #endif
 #if MLX_VERSION_NUMERIC >= 32000
-    // The cache belongs to a thread.
+    // In this version, the cache belongs to a thread.
     mx::detail::compile_clear_cache(mx::detail::compile_cache());
 #else
     mx::detail::compile_clear_cache();
 #endif
     std::atexit(handler);
-    // The stack of transforms, which has no name outside of MLX.
+    // A vjp creates the static stack of transforms, which cannot be accessed directly from outside
+    // of MLX.
     auto one = mx::array(1.0f);
     mx::vjp([](const mx::array& x) { return x; }, one, one);
     std::atexit(handler);

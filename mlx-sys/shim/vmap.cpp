@@ -25,13 +25,13 @@ namespace mx = mlx::core;
 
 using Arrays = std::vector<mx::array>;
 
-// An array and the axis of its batch, -1 for none.
+// An array and the axis of its batch; -1 means no batch.
 struct Mapped {
   mx::array value;
   int axis;
 };
 
-// Examples that an operation is repeated for when MLX's rule for it is wrong.
+// The maximum number of examples for which an operation is repeated if MLX's rule for it is wrong.
 constexpr int MOST_REPEATED = 4096;
 
 const Arrays& get(mlx_vector_array arrays) {
@@ -43,12 +43,13 @@ mx::Shape with_batch(mx::Shape shape, int axis, int batch) {
   return shape;
 }
 
-// An array without elements and without a history.
+// An array without elements and without inputs.
 mx::array nothing(mx::Shape shape, mx::Dtype dtype) {
   return mx::array(mx::allocator::malloc(0), std::move(shape), dtype);
 }
 
-// The batch as the first axis. An array without one is the same for each example.
+// Moves the batch to the first axis. An array without a batch is broadcast, because it is equal for
+// each example.
 mx::array batch_first(const Mapped& a, int batch, mx::Stream s) {
   if (a.axis >= 0) {
     return mx::moveaxis(a.value, a.axis, 0, s);
@@ -57,7 +58,7 @@ mx::array batch_first(const Mapped& a, int batch, mx::Stream s) {
       mx::expand_dims(a.value, 0, s), with_batch(a.value.shape(), 0, batch), s);
 }
 
-// Told by its name, since the library does not export its type.
+// The type is recognized by its name, because the library does not export it.
 bool is_scatter(const mx::Primitive& primitive) {
   const char* names[] = {"Scatter", "Scatter Sum", "Scatter Prod", "Scatter Max", "Scatter Min"};
   return std::any_of(std::begin(names), std::end(names), [&](const char* name) {
@@ -70,7 +71,8 @@ bool is_slice_update(const mx::Primitive& primitive) {
       std::strcmp(primitive.name(), "DynamicSliceUpdate") == 0;
 }
 
-// MLX's rule places the batch of the updates wrongly when it is not the first axis of array and updates.
+// MLX's rule places the batch of the updates wrongly if the batch is not the first axis of array
+// and updates.
 mx::array scatter(mx::Scatter& primitive, const std::vector<Mapped>& inputs, int batch) {
   auto s = primitive.stream();
   auto [mode, axes] = primitive.state();
@@ -81,7 +83,7 @@ mx::array scatter(mx::Scatter& primitive, const std::vector<Mapped>& inputs, int
   for (auto& axis : axes) {
     axis++;
   }
-  // The number of the example is one more index.
+  // The index of the example becomes one more index array.
   int index_ndim = indices.empty() ? 1 : int(indices[0].ndim());
   mx::Dtype type = mx::int32;
   if (!indices.empty() && mx::size_of(indices[0].dtype()) >= 4) {
@@ -108,7 +110,7 @@ mx::array scatter(mx::Scatter& primitive, const std::vector<Mapped>& inputs, int
   throw std::runtime_error("[vmap] a scatter of an unknown kind");
 }
 
-// The operation of `node` on these inputs, which have the shapes of its own.
+// Repeats the operation of `node` on other inputs, which must have the shapes of its own inputs.
 Arrays repeat_on(const mx::array& node, const Arrays& inputs) {
   std::vector<mx::Shape> shapes;
   std::vector<mx::Dtype> dtypes;
@@ -119,7 +121,7 @@ Arrays repeat_on(const mx::array& node, const Arrays& inputs) {
   return mx::array::make_arrays(std::move(shapes), dtypes, node.primitive_ptr(), inputs);
 }
 
-// The operation of `node` on each example.
+// Repeats the operation of `node` for each example.
 std::vector<Mapped> one_by_one(const mx::array& node, const std::vector<Mapped>& inputs, int batch) {
   auto s = node.primitive().stream();
   if (batch > MOST_REPEATED) {
@@ -146,7 +148,7 @@ std::vector<Mapped> one_by_one(const mx::array& node, const std::vector<Mapped>&
   return stacked;
 }
 
-// Whether MLX's rule returned what single examples have, plus the batch.
+// Whether the results of MLX's rule have the shapes of single examples plus the batch.
 bool fits(const std::vector<Mapped>& results, const mx::array& node, int batch) {
   auto outputs = node.outputs();
   if (results.size() != outputs.size()) {
@@ -190,11 +192,12 @@ std::vector<Mapped> map_node(const mx::array& node, const std::vector<Mapped>& i
     results.push_back({scatter(own, inputs, batch), 0});
   } else {
     if (std::strcmp(primitive.name(), "Gather") == 0) {
-      // The kernel takes blocks of a column-major array in the order of its memory.
+      // The kernel reads blocks of a column-major array in memory order, so the array is
+      // copied.
       values[0] = mx::contiguous(values[0], /* allow_col_major = */ false, primitive.stream());
     }
     if (is_slice_update(primitive) && axes[0] >= 0 && axes[1] < 0) {
-      // MLX 0.32 gives the update a batch of one, and reads beyond it.
+      // MLX 0.32 would give the update a batch of one, and read beyond it.
       axes[1] = axes[0];
       values[1] = mx::broadcast_to(
           mx::expand_dims(values[1], axes[1], primitive.stream()),
@@ -212,7 +215,8 @@ std::vector<Mapped> map_node(const mx::array& node, const std::vector<Mapped>& i
   return results;
 }
 
-// What leads from mapped inputs to the outputs, inputs first. Without recursion: a graph may be deep.
+// The arrays between mapped inputs and outputs, inputs first. There is no recursion, because a
+// graph may be deep.
 Arrays in_order(
     const Arrays& outputs,
     std::unordered_set<std::uintptr_t> seen,

@@ -1,13 +1,15 @@
 //! Raw bindings to mlx-c, the C API of Apple's MLX.
 //!
-//! Nothing here is safe to call without reading mlx-c's headers; use `mlx-rs-core`. The build
-//! script provisions MLX and mlx-c, builds the C API with CMake and generates these declarations
-//! with bindgen. `build/env.rs` and the project's `docs/building.md` list its settings.
+//! Do not call any function here without reading mlx-c's headers; `mlx-rs-core` is the safe crate.
+//! The build script provisions MLX and mlx-c, builds the C API with CMake, and generates these
+//! declarations with bindgen. `build/env.rs` and the project's `docs/building.md` list its
+//! settings.
 //!
-//! mlx-c 0.4.1, 0.5 and 0.7 (the default) are bound. With 0.5 or newer the cfg `mlx_c_0_5` is set
-//! here and `DEP_MLXC_C_0_5` tells dependents; with 0.7 so are `mlx_c_0_7` and `DEP_MLXC_C_0_7`. Other metadata for build scripts of dependents:
-//! `DEP_MLXC_VERSION` (of mlx-c), `DEP_MLXC_LIB` (the directory of libmlx) and `DEP_MLXC_INCLUDE`
-//! (mlx-c's headers). `DEP_MLXC_MLX_VERSION` and `DEP_MLXC_ROOT` describe the installed MLX.
+//! mlx-c 0.4.1, 0.5 and 0.7 (the default) are supported. With 0.5 or newer, this crate sets the cfg
+//! `mlx_c_0_5`, and dependents get `DEP_MLXC_C_0_5`. With 0.7 there are also `mlx_c_0_7` and
+//! `DEP_MLXC_C_0_7`. Build scripts of dependents get further metadata: `DEP_MLXC_VERSION` (of
+//! mlx-c), `DEP_MLXC_LIB` (the directory of libmlx) and `DEP_MLXC_INCLUDE` (mlx-c's headers).
+//! `DEP_MLXC_MLX_VERSION` and `DEP_MLXC_ROOT` describe the installed MLX.
 
 #![allow(
     missing_docs,
@@ -30,5 +32,5 @@ include!(concat!(env!("OUT_DIR"), "/declarations.rs"));
 
 pub use shim::*;
 
-/// The file with these declarations, for the test that compares it with the committed copy.
+/// The file with these declarations. A test compares it with the committed copy.
 pub const BINDINGS_FILE: &str = env!("MLX_SYS_BINDINGS");

@@ -1,8 +1,8 @@
-//! Loads MLX at the first call on Linux. A program links no part of MLX. It starts without the
-//! library, and can report the reason and a remedy.
+//! Loads MLX at the first call on Linux. A program is not linked with MLX. So it starts even
+//! without the library, and can report the reason and a remedy.
 //!
-//! mlx-c and our shim are in a shared library that is embedded here. It needs libmlx, which is
-//! loaded first, from the first of these places that has it:
+//! This crate embeds a shared library with mlx-c and the shim. The embedded library needs libmlx,
+//! which is loaded first, from the first of these places that has it:
 //!
 //! 1. only the directory in the environment variable `MLX_LIBRARY_DIR`, if it is set;
 //! 2. the directory of the program, and `../lib` from there;
@@ -12,9 +12,9 @@
 //! 5. the cache directory of the user, `rust-mlx/mlx-sys/PACKAGE/mlx/lib`;
 //! 6. the places that the system's loader searches.
 //!
-//! With feature `cuda` the package is the CUDA build of MLX, with NVIDIA's libraries in `nvidia/`
-//! beside `mlx/`, where libmlx looks for them. It needs NVIDIA's driver. If it cannot be loaded,
-//! the same places are searched for the build without CUDA.
+//! With feature `cuda`, the package is the CUDA build of MLX. NVIDIA's libraries are in `nvidia/`
+//! beside `mlx/`, where libmlx searches for them. The CUDA build needs NVIDIA's driver. If it
+//! cannot be loaded, the same places are searched for the build without CUDA.
 
 use std::env;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
@@ -26,10 +26,10 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-/// mlx-c and the shim. Empty in builds without the native library.
+/// The shared library with mlx-c and the shim. Empty in builds without the native library.
 static EMBEDDED: &[u8] = include_bytes!(env!("MLX_SYS_EMBEDDED"));
 
-/// The version of MLX that this was built against.
+/// The version of MLX that this crate was built against.
 const MLX_VERSION: &str = env!("MLX_SYS_MLX_VERSION");
 
 /// A build of MLX that this program can load.
@@ -40,22 +40,22 @@ pub struct Package {
     /// Name, version and SHA-256 of the Python package, separated by spaces; empty for a
     /// user-provided MLX (`MLX_ROOT`).
     pub pin: &'static str,
-    /// The NVIDIA packages that it needs, separated by `;`: each one's directory below `nvidia`,
-    /// name, version and SHA-256.
+    /// The NVIDIA packages that the build needs, separated by `;`. Each has its directory below
+    /// `nvidia`, then name, version and SHA-256.
     pub libraries: &'static str,
-    /// The directory at build time, with `include`, `lib` and `share`.
+    /// The directory of the build at compile time, with `include`, `lib` and `share`.
     built: &'static str,
 }
 
 impl Package {
-    /// The version of CUDA.
+    /// The major version of CUDA; `None` for a build without CUDA.
     fn cuda(&self) -> Option<i32> {
         let (cuda, _) = self.pin.strip_prefix("mlx-cuda-")?.split_once(' ')?;
         cuda.parse().ok()
     }
 }
 
-/// The build that this was built against, and the build without CUDA.
+/// The build that this crate was compiled against, and the build without CUDA.
 static PACKAGES: [Package; 2] = [
     Package {
         directory: env!("MLX_SYS_PACKAGE"),
@@ -71,8 +71,8 @@ static PACKAGES: [Package; 2] = [
     },
 ];
 
-/// The builds of MLX that [`load`] tries, in order: one, or with feature `cuda` also the one
-/// without CUDA. None in builds without the native library.
+/// The builds of MLX that [`load`] tries, in order: one build, or with feature `cuda` also the
+/// build without CUDA. Empty in builds without the native library.
 pub fn packages() -> impl Iterator<Item = &'static Package> {
     PACKAGES.iter().filter(|p| !p.directory.is_empty())
 }
@@ -117,7 +117,7 @@ impl fmt::Display for LoadError {
 
 impl std::error::Error for LoadError {}
 
-/// The libraries, which are never unloaded: MLX has threads and static objects.
+/// The loaded libraries. They are never unloaded, because MLX has threads and static objects.
 struct Loaded {
     bindings: Library,
     _mlx: Library,
@@ -128,7 +128,7 @@ struct Loaded {
 
 static LOADED: OnceLock<Result<Loaded, LoadError>> = OnceLock::new();
 
-/// Loads MLX, unless it is loaded.
+/// Loads MLX, unless it is already loaded.
 ///
 /// # Errors
 /// When MLX's library is not found or cannot be loaded. The result never changes within a process.
@@ -139,8 +139,8 @@ pub fn load() -> Result<(), &'static LoadError> {
     }
 }
 
-/// The file that MLX was loaded from; `None` before [`load`], and where the system's loader found
-/// it.
+/// The file that MLX was loaded from. `None` before [`load`], and if the system's loader found the
+/// library.
 pub fn file() -> Option<&'static Path> {
     LOADED.get()?.as_ref().ok()?.file.as_deref()
 }
@@ -215,7 +215,7 @@ fn try_load() -> Result<Loaded, LoadError> {
 /// The places to search for a build of MLX, or the reason why it cannot be used here.
 type Candidate = Result<Vec<Option<PathBuf>>, String>;
 
-/// Loads the first libmlx of the first build that has one; returns it with its place, and the
+/// Loads the first libmlx of the first build that has one. Returns the library, its place, and the
 /// reason why an earlier build was not used.
 fn find_any(
     builds: impl Iterator<Item = Candidate>,
@@ -245,7 +245,7 @@ fn find_any(
 /// Checks that NVIDIA's driver exists, supports this version of CUDA, and has a GPU. MLX reports
 /// CUDA as available wherever its CUDA build is loaded, and fails at the first use.
 fn check_driver(name: &str, cuda: i32) -> Result<(), String> {
-    // It stays loaded, because closing an initialized driver is not supported.
+    // The driver stays loaded, because closing an initialized driver is not supported.
     let driver = ManuallyDrop::new(
         open(name.as_ref()).map_err(|e| format!("this machine has no NVIDIA driver: {e}"))?,
     );
@@ -261,18 +261,18 @@ fn check_driver(name: &str, cuda: i32) -> Result<(), String> {
         version.map_err(missing)?,
         devices.map_err(missing)?,
     );
-    // SAFETY: its flags are zero, as documented; it may be called more than once.
+    // SAFETY: the flags must be zero, as documented. The function may be called more than once.
     let status = unsafe { init(0) };
     if status != 0 {
         return Err(format!("NVIDIA's driver finds no GPU (cuInit: {status})"));
     }
     let ask = |query: &Query| {
         let mut answer = 0;
-        // SAFETY: it writes one integer, and the driver is initialized.
+        // SAFETY: the function writes one integer, and the driver is initialized.
         let status = unsafe { query(&mut answer) };
         (status == 0).then_some(answer)
     };
-    // 1000 times the major version and 10 times the minor one.
+    // The version is 1000 times the major version plus 10 times the minor version.
     let supported = ask(&version).unwrap_or(0);
     if supported / 1000 < cuda {
         return Err(format!(
@@ -288,13 +288,13 @@ fn check_driver(name: &str, cuda: i32) -> Result<(), String> {
     }
 }
 
-/// A function of the driver that returns a number.
+/// A function of the driver that writes an integer.
 type Query = unsafe extern "C" fn(*mut c_int) -> c_int;
 
 /// Loads the first existing libmlx.
 fn find(places: &[Option<PathBuf>]) -> Result<(Library, Option<PathBuf>), LoadError> {
     let mut searched = Vec::new();
-    // Unexpected cases: the library exists but cannot be read, or is no library.
+    // Unexpected cases: the library exists, but cannot be read or is not a library.
     let mut unusual = Vec::new();
     for place in places {
         let path = match place {
@@ -336,14 +336,14 @@ fn find(places: &[Option<PathBuf>]) -> Result<(Library, Option<PathBuf>), LoadEr
     Err(LoadError { message, searched })
 }
 
-/// Checks the version, because others have different types under the same names.
+/// Checks the version, because other versions have different types under the same names.
 fn check_version(library: &Library, path: &Path) -> Result<(), LoadError> {
     // SAFETY: `const char* mlx::core::version()`, in every version of MLX that has this symbol.
     let version = unsafe {
         library.get::<unsafe extern "C" fn() -> *const c_char>(b"_ZN3mlx4core7versionEv\0")
     };
     let actual = version.ok().map(|version| {
-        // SAFETY: it takes nothing and returns a static string.
+        // SAFETY: the function has no arguments and returns a static string.
         unsafe { CStr::from_ptr(version()) }.to_string_lossy()
     });
     // MLX's own builds may append to the version, such as `.dev1` or `+abc`.
@@ -359,7 +359,8 @@ fn check_version(library: &Library, path: &Path) -> Result<(), LoadError> {
 }
 
 fn open(file: &OsStr) -> Result<Library, String> {
-    // SAFETY: MLX's constructors only create static objects; the embedded library has only C++'s.
+    // SAFETY: MLX's constructors only create static objects. The embedded library has only
+    // constructors of C++.
     unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) }.map_err(|e| {
         use std::error::Error as _;
         let text = e
@@ -372,7 +373,7 @@ fn open(file: &OsStr) -> Result<Library, String> {
     })
 }
 
-/// Loads the embedded library from memory; the loaded libmlx resolves its dependencies.
+/// Loads the embedded library from memory. The loaded libmlx resolves its dependencies.
 fn open_embedded() -> Result<Library, LoadError> {
     use std::io::Write;
     use std::os::fd::AsRawFd;
@@ -398,7 +399,7 @@ pub(crate) struct Function {
 }
 
 impl Function {
-    /// The function of this name, which ends with a zero byte.
+    /// The function with this name, which must end with a zero byte.
     pub(crate) const fn new(name: &'static str) -> Self {
         Self {
             name,
@@ -417,12 +418,12 @@ impl Function {
         }
     }
 
-    /// Aborts the process if the function does not exist, because [`load`] was not called or
-    /// failed.
+    /// Looks up the address. Aborts the process if the function does not exist, because [`load`]
+    /// was not called or failed.
     #[cold]
     fn look_up(&self) -> *mut c_void {
         let address = match LOADED.get_or_init(try_load) {
-            // SAFETY: the address is not used as any type here.
+            // SAFETY: the address is only stored, and not used as any type here.
             Ok(loaded) => match unsafe { loaded.bindings.get::<*mut c_void>(self.name.as_bytes()) }
             {
                 Ok(symbol) => symbol.into_raw(),
@@ -463,13 +464,13 @@ mod tests {
         assert!(message.contains("No such file"), "{message}");
         assert!(message.contains(VARIABLE), "{message}");
 
-        // For a file that is no library: the loader's own reason, with the path.
+        // For a file that is not a library, the message is the loader's own reason, with the path.
         std::fs::write(dir.join(LIBMLX), "no library").unwrap();
         let message = fault(&[Some(dir.clone())]);
         let path = dir.join(LIBMLX);
         assert!(message.contains(&*path.to_string_lossy()), "{message}");
 
-        // The message lists only unexpected places; all are kept.
+        // The message lists only unexpected places, but `searched` keeps all.
         let many = [
             Some(nowhere.clone()),
             Some(nowhere.join("a")),
@@ -490,7 +491,7 @@ mod tests {
 
     #[test]
     fn a_library_of_another_version_is_refused() {
-        // The C library has no version of MLX.
+        // The C library is not MLX, so it has no MLX version.
         let libc = open("libc.so.6".as_ref()).unwrap();
         let message = check_version(&libc, Path::new("libc.so.6"))
             .unwrap_err()
@@ -509,8 +510,8 @@ mod tests {
     #[test]
     fn where_the_first_build_does_not_load_the_next_is_and_the_reason_stays() {
         let nowhere = env::temp_dir().join(format!("rust-mlx-no-cuda-{}", std::process::id()));
-        // Uses the build that loads on every machine, without the system loader's places, which
-        // include libraries of other tests.
+        // Uses the build that loads on every machine. The places of the system's loader are
+        // excluded, because they include libraries of other tests.
         let mut here = places(packages().last().unwrap());
         here.retain(Option::is_some);
         let tried = [Ok(vec![Some(nowhere.clone())]), Ok(here.clone())];
@@ -526,7 +527,8 @@ mod tests {
         let (_, _, set_aside) = find_any(unfit.into_iter()).unwrap();
         assert_eq!(set_aside.as_deref(), Some("no GPU"));
 
-        // Two builds in one place, as with `MLX_LIBRARY_DIR`, are reported once.
+        // If two builds fail in the same place, as with `MLX_LIBRARY_DIR`, the failure is reported
+        // once.
         let twice = [(); 2].map(|()| Ok(vec![Some(nowhere.clone())]));
         let message = find_any(twice.into_iter()).err().unwrap().to_string();
         assert!(!message.contains("without CUDA"), "{message}");
@@ -537,7 +539,7 @@ mod tests {
         assert!(message.contains(&*other.to_string_lossy()), "{message}");
     }
 
-    /// A fake driver library that reports `version` and `devices`, and returns `init` from
+    /// Makes a fake driver library. It reports `version` and `devices`, and returns `init` from
     /// `cuInit`.
     fn driver(dir: &Path, name: &str, init: i32, version: i32, devices: i32) -> String {
         let (source, library) = (dir.join(format!("{name}.c")), dir.join(name));

@@ -1,4 +1,4 @@
-//! `functions!`: declarations of C functions. They are linked on macOS. On Linux each one is looked
+//! `functions!`: declares C functions. On macOS they are linked. On Linux, each function is looked
 //! up in the library that `library.rs` loads.
 
 #[cfg(mlx_loaded)]
@@ -13,8 +13,8 @@ macro_rules! functions {
             static FUNCTION: crate::library::Function =
                 crate::library::Function::new(concat!(stringify!($name), "\0"));
             type Signature = unsafe extern "C" fn($($type),*) $(-> $result)?;
-            // SAFETY: the library is built from the headers that declare this signature. The rest
-            // is the caller's obligation.
+            // SAFETY: the library is built from the headers that declare this signature. The caller
+            // has the other obligations of the function.
             unsafe {
                 let function: Signature = std::mem::transmute(FUNCTION.address());
                 function($($arg),*)

@@ -5,7 +5,8 @@ use std::ffi::{c_int, c_void};
 
 use crate::{mlx_array, mlx_dtype, mlx_stream, mlx_vector_array};
 
-/// An input during the work: row-contiguous elements, unless strided ones were requested.
+/// An input of an operation while its work runs. The elements are row-contiguous, unless strided
+/// ones were requested.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct rust_mlx_view {
@@ -15,7 +16,7 @@ pub struct rust_mlx_view {
     pub size: usize,
     /// The number of axes.
     pub ndim: usize,
-    /// Elements along each axis.
+    /// The length of each axis.
     pub shape: *const c_int,
     /// The stride along each axis, in elements; never negative.
     pub strides: *const i64,
@@ -29,25 +30,26 @@ pub type rust_mlx_run = unsafe extern "C" fn(
     output: *mut c_void,
 );
 
-/// Any other operation, without gradients.
+/// An operation without gradients and without a rule for batches.
 pub const RUST_MLX_OPAQUE: c_int = 0;
-/// `x [.., k]` and `w [n, k]`: `x w^T`.
+/// Computes `x w^T` for `x [.., k]` and `w [n, k]`.
 pub const RUST_MLX_DENSE_PRODUCT: c_int = 1;
-/// `x w^T` for `x [.., k]` and weight, scales and biases of a matrix `w [n, k]` quantized in
-/// affine mode. Each is `[row blocks, .., 8]`, eight rows interleaved, the last block padded.
+/// Computes `x w^T` for `x [.., k]`, and for weight, scales and biases of a matrix `w [n, k]` that
+/// is quantized in affine mode. Each of these three is `[row blocks, .., 8]`, with eight rows
+/// interleaved and the last block padded.
 pub const RUST_MLX_QUANTIZED_PRODUCT: c_int = 2;
 
-/// The computation of an operation, for gradients and batches.
+/// What an operation computes. Gradients and batches need this.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct rust_mlx_meaning {
     /// One of the `RUST_MLX_` constants.
     pub kind: c_int,
-    /// Of a quantized matrix.
+    /// The number of rows of a quantized matrix.
     pub rows: c_int,
-    /// Elements that share a scale, of a quantized matrix.
+    /// The number of elements of a quantized matrix that share a scale.
     pub group_size: c_int,
-    /// Bits of an element, of a quantized matrix.
+    /// The number of bits of an element of a quantized matrix.
     pub bits: c_int,
 }
 
@@ -89,8 +91,8 @@ functions! {
         limit: usize,
     ) -> c_int;
 
-    /// Ends the waiting of arrays that `arrays` depend on after a failed asynchronous evaluation;
-    /// see the header.
+    /// Handles arrays that `arrays` depend on and that would wait forever after a failed
+    /// asynchronous evaluation; see the header.
     pub fn rust_mlx_release_stalled(arrays: mlx_vector_array) -> c_int;
 
     /// The outputs of a traced function over a batch, with each result checked; see the header.

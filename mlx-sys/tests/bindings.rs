@@ -1,12 +1,13 @@
-//! The committed declarations, which docs builds use, equal those that bindgen generates.
+//! The committed declarations, which documentation builds use, must equal those that bindgen
+//! generates.
 
-/// A function that mlx-c has since 0.5, and one since 0.7.
+/// Functions of newer mlx-c versions: one since 0.5, and one since 0.7.
 const NEW_FUNCTIONS: [(&str, bool); 2] = [
     ("fn mlx_device_info_get(", cfg!(mlx_c_0_5)),
     ("fn mlx_stream_new_thread_unsafe(", cfg!(mlx_c_0_7)),
 ];
 
-/// The minor version of the mlx-c that was bound.
+/// The minor version of the mlx-c that this build is bound to.
 const MINOR: &str = if cfg!(mlx_c_0_7) {
     "0.7"
 } else if cfg!(mlx_c_0_5) {
@@ -31,8 +32,8 @@ fn the_committed_bindings_are_what_bindgen_generates() {
         std::fs::write(&committed, &generated).unwrap();
     }
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        // C's integer and float types have different names per platform; only one platform is
-        // compared.
+        // C's integer and float types have different names on each platform, so only one platform
+        // is compared.
         return;
     }
     let old = std::fs::read_to_string(&committed).unwrap();

@@ -1,4 +1,4 @@
-//! The logic of the build script: versions, pins, hashes, the cache.
+//! Tests the logic of the build script: versions, pins, hashes, and the cache.
 
 #![allow(dead_code, missing_docs, reason = "build modules are included whole")]
 
@@ -166,8 +166,8 @@ fn on_macos_the_oldest_system_is_that_of_mlx_unless_another_is_asked_for() {
     assert_eq!(wheel.unwrap().platform, platform);
 }
 
-/// Python runs in a directory of ours, where no `pip.py` can replace pip. Pip selects packages for
-/// one Python version, whichever version it runs in.
+/// Python must run in an empty directory, where no `pip.py` can replace pip. Pip must select
+/// packages for one Python version, whichever version runs it.
 #[cfg(unix)]
 #[test]
 fn pip_runs_in_an_empty_directory_for_one_python_version() {
@@ -216,7 +216,7 @@ fn a_directory_is_whole_or_not_there() {
         std::fs::write(dir.join("whole"), "x").map_err(|e| e.to_string())
     });
     assert!(made.unwrap().join("whole").is_file());
-    // Made once.
+    // The directory must be created only once.
     cache
         .dir("thing", |_| Err(String::from("asked again")))
         .unwrap();
@@ -240,7 +240,7 @@ fn cache_with_nvidia(root: &Path, pins: &pins::Pins, of: (&str, &str)) {
     for (directory, package) in pins.cuda_libraries(of.0, cuda).unwrap() {
         let wheel = pins.wheel(&package, None, "x86_64-linux").unwrap();
         let name = format!("{package}-{}-{}", wheel.version, &wheel.sha256[..12]);
-        // Those of CUDA 13 share a directory; cuDNN and NCCL have their own.
+        // Most packages of CUDA 13 share a directory. cuDNN and NCCL have their own directories.
         let shared = cuda == "13" && !["cudnn", "nccl"].contains(&&*directory);
         let package_dir = if shared { "cu13" } else { &*directory };
         let lib = root.join(name).join("nvidia").join(package_dir).join("lib");
@@ -264,11 +264,12 @@ fn nvidias_libraries_are_where_mlx_looks_for_them() {
             pins: &pins,
         };
         let mlx = root.join("mlx-cuda");
-        // A second build finds the links of the first.
+        // The second build finds the links of the first.
         for _ in 0..2 {
             let libraries = nvidia::provision(&env, &pip, &pins, of, &mlx).unwrap();
             let names: Vec<_> = libraries.iter().map(|l| l.directory.as_str()).collect();
-            // The directories in libmlx's search path, and the headers that it passes to NVRTC.
+            // These are the directories in libmlx's search path, and the headers that libmlx passes
+            // to NVRTC.
             for name in ["cublas", "cuda_nvrtc", "cudnn", "nccl", "cuda_runtime"] {
                 assert!(names.contains(&name), "{name} is not among {names:?}");
             }
@@ -282,7 +283,7 @@ fn nvidias_libraries_are_where_mlx_looks_for_them() {
                 assert_eq!(actual, library.pin[0], "{}", library.directory);
             }
         }
-        // The links survive a move of the cache.
+        // The links must stay valid if the cache is moved.
         let link = std::fs::read_link(mlx.join("nvidia/cudnn")).unwrap();
         assert!(link.is_relative(), "{}", link.display());
         env.cuda_libraries = Some(String::from("system"));

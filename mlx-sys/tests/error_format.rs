@@ -1,4 +1,5 @@
-//! mlx-c would use the text of an error as a printf format. With the shim the text is unchanged.
+//! mlx-c would use the text of an error as a printf format. With the shim, the text must stay
+//! unchanged.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::Mutex;
@@ -19,7 +20,7 @@ extern "C" fn record(message: *const c_char, _: *mut c_void) {
 fn percent_signs_in_every_string_argument_are_only_text() {
     const EVIL: &str = "%n%s%p%d%1000000d%n";
     let evil = CString::new(EVIL).unwrap();
-    // SAFETY: the calls get live handles and strings; they are meant to fail.
+    // SAFETY: the calls receive live handles and valid strings. They are expected to fail.
     unsafe {
         sys::mlx_set_error_handler(Some(record), std::ptr::null_mut(), None);
         let stream = sys::mlx_default_cpu_stream_new();

@@ -1,5 +1,5 @@
-//! The inputs of an attention operation, and data shared by its units of work. `run.rs` computes
-//! it.
+//! The inputs of an attention operation, and data that its units of work share. `run.rs` has the
+//! computation.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -10,12 +10,12 @@ use crate::isa::Isa;
 use crate::partition::SharedOutput;
 use crate::work::{Input, dim};
 
-/// One query: its sequence, its packed row, and its position.
+/// One query: its sequence, its row of the packed projection, and its position.
 #[derive(Debug, Clone, Copy)]
 pub struct Query {
-    /// The sequence of the batch.
+    /// The index of the sequence in the batch.
     pub sequence: usize,
-    /// The packed row.
+    /// The row in the packed projection.
     pub row: usize,
     /// The position in the sequence.
     pub position: i32,
@@ -26,22 +26,24 @@ pub struct Query {
 pub struct AttentionMask {
     /// The number of keys.
     pub len: usize,
-    /// The number of kept keys, which come first, and the position of the first other key. `None`:
-    /// the keys are unordered, and a query sees all of them.
+    /// The number of kept keys, which come first, and the position of the first other key. With
+    /// `None` the keys are unordered, and a query attends to all of them.
     pub order: Option<(usize, i32)>,
-    /// A query sees the kept keys and this many last ones of the others.
+    /// The size of the sliding window. A query attends to the kept keys, and to this number of last
+    /// keys among the others.
     pub window: Option<i32>,
-    /// Full attention without a causal mask; overrides the other fields.
+    /// Attention to keys before and after the query, without a causal mask. It overrides the other
+    /// fields.
     pub around: Option<Around>,
 }
 
-/// The keys that a query sees on both sides: those of its sequence in an array shared by packed
-/// sequences.
+/// Bidirectional attention in an array of packed sequences: a query attends to keys of its own
+/// sequence on both sides.
 #[derive(Debug, Clone, Copy)]
 pub struct Around {
     /// The key index of the sequence's first position.
     pub first: usize,
-    /// The maximum distance of visible keys.
+    /// The maximum distance between a query and its visible keys.
     pub reach: Option<i32>,
 }
 
@@ -58,7 +60,7 @@ impl AttentionMask {
             return (0, 0..self.len);
         };
         let kept_seen = sink_tokens.min(dim(position.saturating_add(1)));
-        // Key `sink_tokens + i` is at index `start + i`.
+        // The key with index `sink_tokens + i` has position `start + i`.
         let after = |p: i32| sink_tokens + dim(p.saturating_sub(start)).min(self.len - sink_tokens);
         let end = after(position.saturating_add(1));
         let begin = match self.window {
@@ -69,21 +71,21 @@ impl AttentionMask {
     }
 }
 
-/// Attention of packed queries over caches. Its inputs are float32: packed rows `[rows, width]`,
-/// the weight of the norm of queries `[d]`, and the sinks `[heads]`. Then follow keys and values
-/// `[1, Hkv, n, d]` of each sequence, or one pair shared by all.
+/// Attention of packed queries over KV caches. The inputs are float32: packed rows `[rows, width]`,
+/// the weight of the query norm `[d]`, and the sinks `[heads]`. Then keys and values `[1, Hkv, n,
+/// d]` follow: a pair of arrays for each sequence, or one pair shared by all sequences.
 pub struct Attention {
-    /// Query heads.
+    /// The number of query heads.
     pub heads: usize,
-    /// Query heads per key head.
+    /// The number of query heads that share a key head.
     pub queries_per_kv: usize,
-    /// Elements of a head.
+    /// The number of elements of a head.
     pub head_dim: usize,
-    /// Elements of a packed row.
+    /// The number of elements of a packed row.
     pub width: usize,
     /// The factor on scores.
     pub scale: f32,
-    /// Scores are capped to `-cap..cap` by a tanh.
+    /// The limit of a tanh that caps scores to `-cap..cap`.
     pub softcap: Option<f32>,
     /// Epsilon of the query norm, if there is one.
     pub eps: Option<f32>,
@@ -91,16 +93,16 @@ pub struct Attention {
     pub sinks: bool,
     /// The rotary embedding of queries.
     pub rotation: Option<Rotation>,
-    /// The queries, one output row each.
+    /// The queries. Each has one output row.
     pub queries: Vec<Query>,
-    /// The masks of each sequence.
+    /// The mask of each sequence.
     pub plans: Vec<AttentionMask>,
     /// The instruction set.
     pub isa: Isa,
 }
 
 impl Attention {
-    /// The keys that a query sees.
+    /// The keys that query `q` attends to, as in [`AttentionMask::visible_keys`].
     pub(crate) fn visible_keys(&self, q: usize) -> (usize, Range<usize>) {
         let Query {
             sequence, position, ..
@@ -108,7 +110,7 @@ impl Attention {
         self.plans[sequence].visible_keys(position)
     }
 
-    /// The first position that a query sees.
+    /// The first key that query `q` attends to.
     pub(crate) fn first_visible(&self, q: usize) -> usize {
         match self.visible_keys(q) {
             (0, range) => range.start,
@@ -116,14 +118,14 @@ impl Attention {
         }
     }
 
-    /// The number of keys that a query sees.
+    /// The number of keys that query `q` attends to.
     pub(crate) fn visible_count(&self, q: usize) -> usize {
         let (sink_tokens, range) = self.visible_keys(q);
         sink_tokens + range.len()
     }
 }
 
-/// Keys or values of a row of a batch.
+/// Keys or values of one row of a batch.
 #[derive(Clone, Copy)]
 pub(crate) struct KvRows<'a> {
     data: *const [f32],
@@ -134,18 +136,18 @@ pub(crate) struct KvRows<'a> {
     memory: PhantomData<&'a [f32]>,
 }
 
-// SAFETY: the caller of `KvRows::of` guarantees that no thread writes elements while another reads
-// them.
+// SAFETY: the caller of `KvRows::from_input` guarantees that no thread writes elements while
+// another thread reads them.
 unsafe impl Sync for KvRows<'_> {}
 
 impl<'a> KvRows<'a> {
     /// # Safety
-    /// The array must be float32. Elements read through [`Self::reach`] must not be written
+    /// The array must be float32. Elements read through [`Self::span`] must not be written
     /// afterwards.
     pub(crate) unsafe fn from_input(input: &'a Input) -> Self {
         let strides = input.strides();
         Self {
-            // SAFETY: guaranteed by the caller; the span follows from the strides.
+            // SAFETY: the caller guarantees float32. Shape and strides determine the span.
             data: unsafe { input.span() },
             head: strides[1],
             position: strides[2],
@@ -159,17 +161,17 @@ impl<'a> KvRows<'a> {
         first.wrapping_add(h * self.head + at * self.position)
     }
 
-    /// The elements from the first of position `from` to the last before position `to`.
+    /// The elements from the start of position `from` to the end of position `to - 1`.
     pub(crate) fn span(&self, h: usize, from: usize, to: usize, d: usize) -> &'a [f32] {
         let start = h * self.head + from * self.position;
         let n = (to - from - 1) * self.position + d;
         assert!(start <= self.data.len() && n <= self.data.len() - start);
-        // SAFETY: within the elements, which are not written afterwards.
+        // SAFETY: the range is within the elements, and nothing writes them afterwards.
         unsafe { std::slice::from_raw_parts(self.data.cast::<f32>().add(start), n) }
     }
 }
 
-/// The inputs that all units of an operation read, and its output.
+/// The inputs that all units of work of an operation read, and its output.
 pub(crate) struct AttentionTask<'a> {
     pub attend: &'a Attention,
     pub packed: &'a [f32],
@@ -182,7 +184,7 @@ pub(crate) struct AttentionTask<'a> {
 }
 
 impl AttentionTask<'_> {
-    /// Head `h` of query `q` after norm, rotation and scaling.
+    /// Writes head `h` of query `q` to `query`, after norm, rotation and scaling.
     pub(crate) fn query(&self, q: usize, h: usize, query: &mut [f32]) {
         let Attention {
             head_dim: d,
@@ -214,12 +216,12 @@ impl AttentionTask<'_> {
         &self.packed[self.attend.queries[q].row * width..][..width]
     }
 
-    /// The rotation table of the position of query `q`.
+    /// The row of the rotation table for the position of query `q`.
     pub(crate) fn rope_table(&self, q: usize) -> &[f32] {
         let Some((rotation, rope_table)) = self.rotation else {
             return &[];
         };
-        // Each pair has a sine and a cosine.
+        // Each pair of elements has a sine and a cosine.
         let each = 2 * rotation.radians.len();
         &rope_table[q * each..(q + 1) * each]
     }
@@ -236,11 +238,11 @@ impl AttentionTask<'_> {
         let Attention {
             head_dim: d, heads, ..
         } = *self.attend;
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that no other thread uses this output.
         unsafe { self.out.slice_mut((q * heads + h) * d, d) }
     }
 
-    /// The approximate number of multiplications for `queries`.
+    /// The approximate number of multiplications that these queries require.
     pub(crate) fn multiplications(&self, queries: impl Iterator<Item = usize>) -> usize {
         let Attention {
             heads, head_dim: d, ..

@@ -1,7 +1,7 @@
 //! Attention of single queries, as in token generation (Dao et al. 2023, "Flash-Decoding"). Heads
-//! that share keys are computed together. Long caches are divided into segments for several
-//! threads, and the partial results are combined. For many queries of one sequence, see
-//! `flash_attention.rs`.
+//! that share keys are computed together. Long caches are divided into segments, which several
+//! threads compute, and the partial results are combined. `flash_attention.rs` handles many queries
+//! of one sequence.
 
 use std::ops::Range;
 
@@ -13,22 +13,22 @@ use crate::simd::avx2;
 use crate::simd::prefetch::KeyPrefetch;
 use crate::simd::{microkernel, portable, vmath};
 
-/// The number of heads computed together, so that their sums fit the registers.
+/// The number of heads computed together. Their sums fit the registers.
 const HEADS_TOGETHER: usize = 3;
 
-/// The number of keys per segment: smaller for short caches, so that each thread gets some. The
-/// division of a row must depend only on its length, so that results are equal alone and in a
-/// batch.
+/// The number of keys per segment for a cache of `n` keys. Short caches have smaller segments, so
+/// that each thread gets some. The size depends only on the row's length. So a row has the same
+/// result alone and in a batch.
 fn segment(n: usize) -> usize {
     if n <= 512 { 64 } else { 128 }
 }
 
-/// The number of segments of this many keys.
+/// The number of segments of a cache with `n` keys.
 pub(crate) fn segments(n: usize) -> usize {
     n.div_ceil(segment(n)).max(1)
 }
 
-/// The query heads that share a key head.
+/// The query heads that share a key head, and their keys and values.
 pub(crate) struct DecodeTask<'a> {
     pub isa: Isa,
     pub d: usize,
@@ -39,7 +39,7 @@ pub(crate) struct DecodeTask<'a> {
     pub group: usize,
     /// The ranges of visible positions.
     pub runs: [Range<usize>; 2],
-    /// The address of the keys that are probably read next; null if unknown.
+    /// The address of the keys that are probably read after these; null if unknown.
     pub after: *const f32,
 }
 
@@ -68,7 +68,7 @@ impl DecodeTask<'_> {
         let n = to.saturating_sub(from);
         scores.clear();
         scores.resize(heads * n, 0.0);
-        // The segment's part of each range, with the index of its first score.
+        // For each range, the part in this segment, and the index of that part's first score.
         let mut parts: [(Range<usize>, usize); 2] = Default::default();
         let mut before = 0;
         for (part, run) in parts.iter_mut().zip(&self.runs) {
@@ -103,7 +103,7 @@ impl DecodeTask<'_> {
             if !part.is_empty() {
                 let values = self.values.span(self.group, part.start, part.end, d);
                 let shares = (&scores[*first..], n);
-                // Probably the next segment's keys.
+                // The next segment's keys are probably read next, so they are prefetched.
                 let mut next = next(&self.keys, (self.group, part.end), true);
                 if part.end >= self.runs[1].end {
                     next.data = self.after;
@@ -113,7 +113,7 @@ impl DecodeTask<'_> {
         }
     }
 
-    /// Adds values weighted by `shares`, `[heads, ..]` with a row stride of `step`.
+    /// Adds values weighted by `shares`, which is `[heads, ..]` with a row stride of `step`.
     fn accumulate_values(
         &self,
         (shares, step): (&[f32], usize),
@@ -143,9 +143,9 @@ impl DecodeTask<'_> {
                 row_stride: d,
                 accumulate: true,
             };
-            // SAFETY: `n` shares of each head and `n` rows of values with `d` elements, as
-            // asserted. `at` plus the tile's lanes is at most `d`, and the sums are `heads` rows of
-            // `d`.
+            // SAFETY: there are `n` shares of each head and `n` rows of values with `d` elements,
+            // as asserted. `at` plus the tile's lanes is at most `d`, and the sums have `heads`
+            // rows of `d` elements.
             unsafe { microkernel::gemm_tiles(self.isa, heads, n, left, right, product) };
         }
         for h in 0..heads {
@@ -158,8 +158,9 @@ impl DecodeTask<'_> {
         }
     }
 
-    /// [`Self::accumulate_values`] with more lanes per iteration. With few rows per tile, the
-    /// additions of one lane would be latency-bound. Returns the number of finished lanes of `d`.
+    /// [`Self::accumulate_values`] with more lanes per iteration. A tile with few rows has few
+    /// independent additions, so the latency of additions would limit a single lane. Returns the
+    /// number of finished lanes of `d`.
     fn accumulate_values_avx2(
         &self,
         (shares, step): (&[f32], usize),
@@ -205,7 +206,7 @@ impl DecodeTask<'_> {
     }
 }
 
-/// The address of position `at` in head `h`, if it is `wanted`.
+/// The address of position `at` in head `h` if `wanted`; otherwise null.
 fn next(rows: &KvRows<'_>, (h, at): (usize, usize), wanted: bool) -> KeyPrefetch {
     KeyPrefetch {
         data: if wanted {
@@ -217,7 +218,7 @@ fn next(rows: &KvRows<'_>, (h, at): (usize, usize), wanted: bool) -> KeyPrefetch
     }
 }
 
-/// Combines the segments of one head: `sums` is `[segments, D]`; `sink` is a score without a value.
+/// Combines the segments of one head. `sums` is `[segments, D]`; `sink` is a score without a value.
 pub(crate) fn combine_segments<'a>(
     parts: impl Iterator<Item = (&'a [f32], (f32, f32))> + Clone,
     sink: Option<f32>,
@@ -226,7 +227,7 @@ pub(crate) fn combine_segments<'a>(
     let max_score = parts.clone().map(|(_, (max_score, _))| max_score).fold(
         sink.unwrap_or(f32::NEG_INFINITY),
         |a, b| {
-            // Propagates NaN.
+            // Unlike `f32::max`, this propagates NaN.
             if b > a || b.is_nan() { b } else { a }
         },
     );
@@ -245,8 +246,8 @@ pub(crate) fn combine_segments<'a>(
     out.iter_mut().for_each(|v| *v /= total);
 }
 
-/// Replaces scores by their exponentials relative to the maximum; returns the maximum and their
-/// sum.
+/// Replaces scores by their exponentials relative to the maximum. Returns the maximum, and the sum
+/// of the exponentials.
 fn softmax_block(isa: Isa, cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
     match isa {
         #[cfg(target_arch = "x86_64")]
@@ -261,8 +262,8 @@ fn softmax_block(isa: Isa, cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
     }
 }
 
-/// Products of a few queries `[heads, d]` with `n` keys at a stride of `step` elements. The
-/// products of head `h` begin at `h * row`.
+/// Computes the dot products of a few queries `[heads, d]` with `n` keys at a stride of `step`
+/// elements. The results of head `h` begin at `h * row`.
 fn scores_of(
     isa: Isa,
     queries: &[f32],
@@ -278,7 +279,8 @@ fn scores_of(
     if isa.has_avx2() && d.is_multiple_of(8) {
         let keys = (keys.as_ptr(), step);
         let to = (to.as_mut_ptr(), row);
-        // SAFETY: only `detect` makes `Isa::Avx2`; the lengths are asserted.
+        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2. The lengths are
+        // asserted.
         return unsafe {
             match heads {
                 3 => avx2::decode_attention::scores::<3>(queries.as_ptr(), keys, (n, d), to, next),

@@ -1,6 +1,6 @@
-//! Divides a decode attention among threads. Threads take whole heads if there are enough of them,
-//! otherwise segments of the cache, which are then combined. The arithmetic is in
-//! `decode_attention.rs`.
+//! Divides a decode attention among threads. Each thread computes whole heads if there are enough
+//! heads. Otherwise threads compute segments of the cache, which are then combined. The arithmetic
+//! is in `decode_attention.rs`.
 
 use std::cell::RefCell;
 
@@ -14,12 +14,12 @@ use crate::simd::prefetch;
 /// Scratch memory of a thread.
 #[derive(Default)]
 struct DecodeScratch {
-    /// `[heads, D]`: queries computed together.
+    /// Queries that are computed together, `[heads, D]`.
     queries: Vec<f32>,
     scores: Vec<f32>,
-    /// `[segments, heads, D]`
+    /// Weighted sums of values, `[segments, heads, D]`.
     sums: Vec<f32>,
-    /// `[segments, heads]`
+    /// Maximum score and sum of exponentials, `[segments, heads]`.
     states: Vec<(f32, f32)>,
 }
 
@@ -28,8 +28,8 @@ thread_local! {
 }
 
 impl Attention {
-    /// Whether each key head is computed by a single thread. That is the case if the load is then
-    /// balanced well enough.
+    /// Whether each key head is computed by a single thread. This is so if whole heads balance the
+    /// load between threads well enough.
     pub(crate) fn by_head(&self, queries: &[usize]) -> bool {
         let groups = self.heads / self.queries_per_kv;
         let (mut most, mut all) = (0, 0);
@@ -43,8 +43,8 @@ impl Attention {
 }
 
 impl AttentionTask<'_> {
-    /// Each key head by one thread, which first writes its part of `new_kv`. All queries of a row
-    /// see it.
+    /// Computes each key head in one thread. The thread first writes its part of `new_kv`, so all
+    /// queries of a row see the new keys and values.
     pub(crate) fn decode_by_head(&self, queries: &[usize], new_kv: Option<&NewKv<'_>>) {
         let Attention {
             head_dim: d,
@@ -61,15 +61,16 @@ impl AttentionTask<'_> {
             let (at, group) = (unit / groups, unit % groups);
             let q = queries[at];
             if group == 0 {
-                // The first tokens may have been written by another thread.
+                // Another thread may have written the first packed rows, so this core's cache may
+                // lack them.
                 for &q in queries[at..].iter().take(2) {
                     prefetch::read(self.packed_row(q));
                 }
             }
             if let Some(new_kv) = new_kv {
                 let row = self.attend.queries[q].sequence;
-                // SAFETY: guaranteed by the caller of `Attention::run_with_new_kv`; rows have one
-                // token, and only this unit uses this head of it.
+                // SAFETY: the caller of `Attention::run_with_new_kv` guarantees the caches. Each
+                // row has one token, and only this unit uses this head of that token.
                 unsafe { new_kv.write_kv_head(self.packed, self.rope_table(q), (row, 0, group)) };
             }
             SCRATCH.with_borrow_mut(|scratch| {
@@ -104,7 +105,7 @@ impl AttentionTask<'_> {
         parallel_parts(queries.len() * groups, work, &|units| units.for_each(unit));
     }
 
-    /// Computes segment by segment.
+    /// Computes segments of all heads, then combines the segments.
     pub(crate) fn decode_by_segment(&self, queries: &[usize]) {
         let Attention {
             head_dim: d,
@@ -132,8 +133,8 @@ impl AttentionTask<'_> {
             SCRATCH.with_borrow_mut(|scratch| {
                 let mut known = None;
                 for unit in from..to {
-                    // The segments of a group are adjacent, so that a thread prepares its queries
-                    // once.
+                    // The segments of a key head are adjacent, so a thread prepares their queries
+                    // only once.
                     let at = begins.partition_point(|&begin| begin * groups <= unit) - 1;
                     let own_unit = unit - begins[at] * groups;
                     let segments = begins[at + 1] - begins[at];
@@ -175,7 +176,7 @@ impl AttentionTask<'_> {
         });
     }
 
-    /// The queries of the heads in `group`, `[heads, D]`.
+    /// Writes the queries of the heads in `group`, `[heads, D]`.
     fn fill_queries(&self, q: usize, group: usize, queries: &mut Vec<f32>) {
         let Attention {
             head_dim: d,
@@ -188,7 +189,7 @@ impl AttentionTask<'_> {
         }
     }
 
-    /// The task for the first of these queries and a key head.
+    /// The task for a key head and the first of these queries.
     fn decode_task(&self, queries: &[usize], group: usize) -> DecodeTask<'_> {
         let q = queries[0];
         let sequence = |q: usize| self.attend.queries[q].sequence;
@@ -213,7 +214,8 @@ impl AttentionTask<'_> {
         }
     }
 
-    /// Combines the segments of head `h` of query `q`, which no other thread does.
+    /// Combines the segments of head `h` of query `q`. Only one thread may do this for each head
+    /// and query.
     fn combine_segments<'a>(
         &self,
         q: usize,

@@ -1,6 +1,6 @@
 //! Attention of many queries of one sequence, as in a prompt. Panels of sixteen queries pass over
 //! blocks of keys with a running softmax, in register tiles (Milakov and Gimelshein 2018; Dao et
-//! al. 2022). For single queries, see `decode_attention.rs`.
+//! al. 2022). `decode_attention.rs` handles single queries.
 
 use std::cell::RefCell;
 
@@ -12,7 +12,7 @@ use crate::simd::portable::vmath;
 use crate::simd::{microkernel, transpose};
 
 /// The number of keys per block. Their scores, and the keys and values of a typical head, fit the
-/// L2 cache. The scores alone fit the L1 cache. It is a multiple of a tile's rows.
+/// L2 cache together. The scores alone fit the L1 cache. The number is a multiple of a tile's rows.
 const BLOCK_KEYS: usize = 192;
 
 /// The minimum number of queries per row for this kernel.
@@ -24,26 +24,26 @@ thread_local! {
 
 #[derive(Default)]
 struct Scratch {
-    /// `[D, LANES]`.
+    /// The panel's queries, `[D, LANES]`.
     queries: AlignedVec,
-    /// `[BLOCK_KEYS, LANES]`.
+    /// Scores, `[BLOCK_KEYS, LANES]`.
     scores: AlignedVec,
-    /// `[LANES, D]`.
+    /// Weighted sums of values, `[LANES, D]`.
     sums: AlignedVec,
 }
 
 /// The keys that a query attends to: a prefix of this length, and a range.
 type VisibleKeys = (usize, std::ops::Range<usize>);
 
-/// The inputs of a flash panel.
+/// The inputs of a panel of queries.
 pub(crate) struct FlashPanel<'a> {
     pub attend: &'a Attention,
-    /// The keys of the row.
+    /// Keys and values of the panel's batch row.
     pub keys: KvRows<'a>,
     pub values: KvRows<'a>,
     /// The key head.
     pub group: usize,
-    /// The head's sink score.
+    /// The sink score of the query head.
     pub sink: Option<f32>,
     /// The visible keys of each query, at most `LANES`.
     pub visible_keys: &'a [VisibleKeys],
@@ -55,7 +55,8 @@ pub(crate) fn fits(d: usize) -> bool {
 }
 
 impl FlashPanel<'_> {
-    /// `query(i, place)` writes the scaled query `i`. `found(i, values)` receives its output.
+    /// Computes the panel. `query(i, place)` writes the scaled query `i` to `place`. `found(i,
+    /// values)` receives the output of query `i`.
     pub(crate) fn run(
         &self,
         mut query: impl FnMut(usize, &mut [f32]),
@@ -71,7 +72,7 @@ impl FlashPanel<'_> {
             let n = self.visible_keys.len();
             queries.resize(d * LANES);
             scores.resize(BLOCK_KEYS * LANES);
-            // First the queries as rows.
+            // First, the queries are written as rows; then they are transposed.
             sums.resize(LANES * d);
             for (i, place) in sums.chunks_exact_mut(d).take(n).enumerate() {
                 query(i, place);
@@ -86,7 +87,7 @@ impl FlashPanel<'_> {
                 greatest: [self.sink.unwrap_or(f32::NEG_INFINITY); LANES],
                 total: [if self.sink.is_some() { 1.0 } else { 0.0 }; LANES],
             };
-            // First the kept keys, then the others that any query sees.
+            // First the kept keys, then the other keys that any query of the panel attends to.
             let sink_tokens = self.visible_keys.iter().map(|s| s.0).max().unwrap_or(0);
             let begin = self
                 .visible_keys
@@ -135,8 +136,8 @@ impl FlashPanel<'_> {
             accumulate: false,
         };
         assert!(queries.len() >= d * LANES && sums.len() >= LANES * d);
-        // SAFETY: `keys` spans `n` rows of `d`. The queries are `d` times `LANES` and the scores
-        // `n` times `LANES`, by the assertion and the slice.
+        // SAFETY: `keys` spans `n` rows of `d` elements. The queries have `d` times `LANES`
+        // elements and the scores `n` times `LANES`. The assertion and the slice guarantee it.
         unsafe { microkernel::gemm_tiles(isa, n, d, left, right, product) };
         let lanes = scores.as_chunks_mut::<LANES>().0;
         for (i, (sink_tokens, range)) in self.visible_keys.iter().enumerate() {
@@ -176,8 +177,9 @@ impl FlashPanel<'_> {
                 row_stride: d,
                 accumulate: true,
             };
-            // SAFETY: the scores are `n` times `LANES`, and `values` spans `n` rows of `d`, a
-            // multiple of `LANES` (see `fits`). The sums are `LANES` rows of `d`.
+            // SAFETY: the scores have `n` times `LANES` elements. `values` spans `n` rows of `d`
+            // elements, and `d` is a multiple of `LANES` (see `fits`). The sums have `LANES` rows
+            // of `d` elements.
             unsafe {
                 microkernel::gemm_tiles(isa, self.visible_keys.len(), n, left, right, product);
             };
@@ -185,14 +187,14 @@ impl FlashPanel<'_> {
     }
 }
 
-/// For each query the maximum score up to now, and the sum of exponentials relative to it.
+/// For each query, the maximum score until now, and the sum of exponentials relative to it.
 struct State {
     greatest: [f32; LANES],
     total: [f32; LANES],
 }
 
-/// Replaces scores by their exponentials relative to the running maximum. Returns the factors for
-/// the earlier sums.
+/// Replaces scores by their exponentials relative to the running maximum. Returns the factors that
+/// rescale the earlier sums.
 fn softmax_block(
     isa: Isa,
     cap: Option<f32>,
@@ -245,7 +247,7 @@ fn softmax_block_with(
     if let Some(cap) = cap {
         for lanes in scores.iter_mut() {
             for score in lanes {
-                // Masked keys keep their score.
+                // Masked keys keep a score of minus infinity; the cap must not change it.
                 *score = if *score == f32::NEG_INFINITY {
                     *score
                 } else {
@@ -264,7 +266,8 @@ fn softmax_block_with(
             };
         }
     }
-    // For a query without visible keys, this would subtract infinities.
+    // For a query without visible keys, the maximum is minus infinity. Subtracting it from a score
+    // of minus infinity would produce NaN.
     let base: [f32; LANES] = std::array::from_fn(|i| {
         let greatest = state.greatest[i];
         if greatest == f32::NEG_INFINITY {

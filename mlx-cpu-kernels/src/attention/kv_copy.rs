@@ -1,4 +1,5 @@
-//! Copies keys and values from one cache to another. `kv_write.rs` applies norms and rotation.
+//! Copies keys and values from one cache to another, without arithmetic. `kv_write.rs` writes new
+//! keys and values, with norm and rotation.
 
 use crate::partition::{SharedOutput, parallel_ranges};
 use crate::work::{Input, dim};
@@ -13,7 +14,7 @@ pub struct KvPlane {
 }
 
 impl KvPlane {
-    /// A plane of the shape `[1, heads, capacity, width]`.
+    /// A plane of an array with the shape `[1, heads, capacity, width]`.
     pub fn new(&[_, heads, capacity, width]: &[i32; 4], filled: i32) -> Self {
         Self {
             heads: dim(heads),
@@ -23,7 +24,7 @@ impl KvPlane {
         }
     }
 
-    /// Elements of a plane.
+    /// The number of elements of a plane.
     pub fn elements(self) -> usize {
         self.heads * self.capacity * self.width
     }
@@ -31,8 +32,8 @@ impl KvPlane {
     /// Copies the first positions of each array to consecutive planes.
     ///
     /// # Safety
-    /// `from` must be float32 `[1, heads, .., width]` with at least as many positions, and must not
-    /// be written during the call. `output` must have one plane per array.
+    /// The arrays `from` must be float32 `[1, heads, .., width]` with at least as many positions.
+    /// Nothing may write them during the call. `output` must have one plane per array.
     pub unsafe fn copy(self, from: &[Input], output: &mut [f32]) {
         let Self {
             heads,
@@ -47,12 +48,12 @@ impl KvPlane {
         let from: Vec<(&[f32], Vec<usize>)> = (from.iter())
             .map(|input| (unsafe { &*input.span::<f32>() }, input.strides()))
             .collect();
-        // Contiguous positions are copied at once.
+        // Contiguous positions are copied in a single call per head.
         let contiguous = from.iter().all(|(_, strides)| strides[2] == width);
         let run = if contiguous { filled } else { 1 };
         let runs = filled / run;
         let out = SharedOutput::new(output);
-        // First writes to fresh memory are slow, so threads share them.
+        // The first write to fresh memory is slow (page faults), so threads share the work.
         let units = from.len() * heads * runs;
         parallel_ranges(units, units * run * width, &|first, end| {
             for unit in first..end {
@@ -60,7 +61,7 @@ impl KvPlane {
                 let h = unit / runs % heads;
                 let (data, strides) = &from[plane];
                 let (start, n) = (h * strides[1] + i * strides[2], run * width);
-                // SAFETY: each position of each head of a plane belongs to one unit.
+                // SAFETY: each position of each head of a plane belongs to only one unit.
                 let to = unsafe { out.slice_mut(((plane * heads + h) * capacity + i) * width, n) };
                 to.copy_from_slice(&data[start..start + n]);
             }

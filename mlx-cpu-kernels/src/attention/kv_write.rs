@@ -1,4 +1,5 @@
-//! Writes keys and values of a packed projection into a cache; keys go through norm and rotation.
+//! Writes keys and values of a packed projection into a KV cache. Keys are normalized and rotated
+//! first.
 
 use std::borrow::Cow;
 
@@ -28,9 +29,9 @@ pub(crate) fn normalize(isa: Isa, weight: &[f32], eps: f32, head: &mut [f32]) {
     }
 }
 
-/// The positions of tokens.
+/// The positions of tokens in their sequence.
 pub enum TokenPositions {
-    /// A number of positions from the first one on, the usual case.
+    /// Consecutive positions: the first one and their number. This is the usual case.
     From(i32, usize),
     /// Arbitrary positions.
     Any(Vec<i32>),
@@ -52,17 +53,17 @@ impl TokenPositions {
     }
 }
 
-/// Copies heads of packed rows to a cache `[n, capacity, d]`, from `slot` on. Its inputs are
-/// float32: a cache, which is also the output and is not read; packed rows; and the weight of the
-/// norm `[d]`.
+/// Copies heads of packed rows to a cache `[n, capacity, d]`, from position `slot` on. The inputs
+/// are float32: the cache, which is also the output and is not read; the packed rows; and the
+/// weight of the norm `[d]`.
 pub struct KvWrite {
     /// The number of heads.
     pub heads: usize,
     /// The number of positions in the cache.
     pub capacity: usize,
-    /// Elements of a head.
+    /// The number of elements of a head.
     pub head_dim: usize,
-    /// Elements of a packed row.
+    /// The number of elements of a packed row.
     pub width: usize,
     /// The column of the first head in a packed row.
     pub first_column: usize,
@@ -88,7 +89,7 @@ impl KvWrite {
             .rotation
             .as_ref()
             .map(|r| (r, rope_table(r, &self.positions.list())));
-        // The slice, because the reference-counted pointer must stay on this thread.
+        // Threads share the slice, because the `Rc` must stay on this thread.
         let rope_table = rope_table
             .as_ref()
             .map_or(&[][..], |(_, rope_table)| rope_table);
@@ -99,7 +100,7 @@ impl KvWrite {
             &|from, to| {
                 for t in from..to {
                     for h in 0..self.heads {
-                        // SAFETY: each token and head has a separate place.
+                        // SAFETY: each token and head has a separate place in the output.
                         let head = unsafe { out.slice_mut(self.place(t, h), self.head_dim) };
                         let rope_table = &rope_table[t * each..(t + 1) * each];
                         self.write_head(packed, norm, rope_table, (t, h), head);
@@ -109,12 +110,12 @@ impl KvWrite {
         );
     }
 
-    /// The index of head `h` of token `t` in the cache.
+    /// The index in the cache at which head `h` of token `t` begins.
     fn place(&self, t: usize, h: usize) -> usize {
         (h * self.capacity + self.slot + t) * self.head_dim
     }
 
-    /// Writes head `h` of token `t` after norm and rotation by its position.
+    /// Writes head `h` of token `t`, after norm and rotation by the token's position.
     fn write_head(
         &self,
         packed: &[f32],
@@ -136,16 +137,16 @@ impl KvWrite {
 
 /// New keys and values of a step, and their destinations.
 pub struct NewKv<'a> {
-    /// The writes of each row.
+    /// For each row, the write of keys and the write of values.
     pub writes: &'a [(KvWrite, KvWrite)],
     /// The weight of the key norm.
     pub norm: Option<&'a [f32]>,
-    /// The caches of each row, keys and values.
+    /// The caches of keys and of values, alternating, row by row.
     pub caches: &'a [Input],
 }
 
-// SAFETY: only addresses of the caches are read, and then elements that no other thread uses, as
-// callers of `store` and `write_kv_head` guarantee.
+// SAFETY: threads read only the addresses of the caches, and access only elements that no other
+// thread uses. Callers of `write_all` and `write_kv_head` guarantee it.
 unsafe impl Sync for NewKv<'_> {}
 
 impl NewKv<'_> {
@@ -154,10 +155,10 @@ impl NewKv<'_> {
         (self.writes.iter()).all(|(keys, _)| keys.positions.count() == 1)
     }
 
-    /// Writes all tokens; `rope_table` has the rotation of each position.
+    /// Writes all tokens. `rope_table` has the rotation of each position.
     ///
     /// # Safety
-    /// The caches must be float32 and not in use.
+    /// The caches must be float32, and nothing else may use them.
     pub(crate) unsafe fn write_all(&self, packed: &[f32], rope_table: &[f32]) {
         let Some((last, _)) = self.writes.last() else {
             return;
@@ -176,8 +177,8 @@ impl NewKv<'_> {
                     let rope_table = &rope_table[token * each..(token + 1) * each];
                     for h in 0..last.heads {
                         let t = token - self.writes[row].0.first_row;
-                        // SAFETY: guaranteed by the caller; each token and head has a separate
-                        // place.
+                        // SAFETY: the caller guarantees the caches; each token and head has a
+                        // separate place.
                         unsafe { self.write_kv_head(packed, rope_table, (row, t, h)) };
                     }
                 }
@@ -185,7 +186,8 @@ impl NewKv<'_> {
         );
     }
 
-    /// Writes head `h` of token `t` of a row; `rope_table` has the rotation of its position.
+    /// Writes head `h` of token `t` of a row. `rope_table` has the rotation of the token's
+    /// position.
     ///
     /// # Safety
     /// The caches must be float32, and no other thread may use the place of this head and token.
@@ -197,7 +199,8 @@ impl NewKv<'_> {
     ) {
         let (keys, values) = &self.writes[row];
         for (store, i, norm) in [(keys, 0, self.norm), (values, 1, None)] {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees float32 caches, and that no other thread uses this
+            // place.
             let head =
                 unsafe { self.caches[2 * row + i].slice_mut(store.place(t, h), store.head_dim) };
             store.write_head(packed, norm, rope_table, (t, h), head);
@@ -218,7 +221,7 @@ impl Work for KvWrite {
     }
 }
 
-/// Keys after norm and rotation, without a cache. Its inputs are float32: packed rows, and the
+/// Keys after norm and rotation, without a cache. The inputs are float32: packed rows, and the
 /// weight of the norm `[d]`.
 pub struct ProjectKeys(pub KvWrite);
 

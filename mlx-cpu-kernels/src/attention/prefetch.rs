@@ -1,25 +1,26 @@
-//! Prefetches the first keys of each thread at the barrier before an attention.
+//! Prefetches the first keys of each thread at the barrier before an attention operation.
 
 use crate::attention::attend::{Attention, KvRows};
 use crate::pool;
 use crate::simd::prefetch::lines;
 use crate::work::Input;
 
-/// The maximum rows for which attention is bound by reading keys and values.
+/// The maximum number of rows for which reading keys and values limits the speed of attention.
 const FEW: usize = 16;
 
-/// Bytes of keys to prefetch; the hardware prefetcher reads ahead from there.
+/// The number of bytes of keys to prefetch. From there on, the hardware prefetcher reads ahead.
 const BYTES: usize = 4096;
 
 impl Attention {
-    /// A function that prefetches a thread's first keys, if threads compute whole heads.
+    /// A function that prefetches the first keys of a thread. It does nothing if threads do not
+    /// compute whole heads.
     ///
     /// # Safety
-    /// The caches, keys and values of each sequence, must be float32.
+    /// The caches, which are the keys and values of each sequence, must be float32.
     pub unsafe fn prefetch<'a>(&'a self, caches: &'a [Input]) -> impl Fn(usize) + Sync + 'a {
         let keys: Vec<KvRows<'a>> = if (2..=FEW).contains(&self.queries.len()) {
             let keys = caches.iter().step_by(2);
-            // SAFETY: guaranteed by the caller; nothing is read.
+            // SAFETY: the caller guarantees float32. The elements are not read.
             keys.map(|keys| unsafe { KvRows::from_input(keys) })
                 .collect()
         } else {

@@ -10,9 +10,10 @@ use crate::isa::Isa;
 /// Rotary embedding (Su et al. 2021).
 #[derive(Debug, Clone)]
 pub struct Rotation {
-    /// Radians per position for each pair; the first `2 * pairs` elements of a head rotate.
+    /// Radians per position for each pair of elements. The first `2 * pairs` elements of a head
+    /// rotate.
     pub radians: Arc<[f32]>,
-    /// Whether pairs are adjacent elements, rather than elements of the two halves.
+    /// Whether a pair consists of adjacent elements. Otherwise it has an element of each half.
     pub traditional: bool,
     /// Factor on the rotated elements.
     pub amplitude: f32,
@@ -21,19 +22,19 @@ pub struct Rotation {
 /// For each position the sines of all pairs, then their cosines.
 type RopeTable = Rc<[f32]>;
 
-/// A table of rotations with its parameters.
+/// A table of rotations, with the parameters that it was computed from.
 struct Table {
     radians: Arc<[f32]>,
     positions: Vec<i32>,
     rope_table: RopeTable,
 }
 
-/// The number of cached tables: for local and global layers, each for all positions and for the
-/// last.
+/// The number of cached tables. Local and global layers each need a table for all positions and a
+/// table for the last positions.
 const TABLES: usize = 4;
 
 thread_local! {
-    /// All layers of a pass use the same tables.
+    /// The cache exists because all layers of a pass use the same tables.
     static CACHE: RefCell<VecDeque<Table>> = const { RefCell::new(VecDeque::new()) };
 }
 
@@ -61,7 +62,7 @@ pub(crate) fn rope_table(rotation: &Rotation, positions: &[i32]) -> RopeTable {
     })
 }
 
-/// Rotates a head in place by its position's row of the table.
+/// Rotates a head in place. `rope_table` is the table's row for the head's position.
 pub(crate) fn apply_rope(isa: Isa, rotation: &Rotation, rope_table: &[f32], head: &mut [f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
@@ -99,7 +100,7 @@ fn apply_rope_with(rotation: &Rotation, rope_table: &[f32], head: &mut [f32]) {
             turn(a, b, sin, cos);
         }
     } else {
-        // Without bounds checks, so that the loop is vectorized.
+        // The loop has no bounds checks, so that it is vectorized.
         let (first, second) = head[..2 * pairs].split_at_mut(pairs);
         for ((a, b), (sin, cos)) in first.iter_mut().zip(second).zip(rope_table) {
             turn(a, b, sin, cos);

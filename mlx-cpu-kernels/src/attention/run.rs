@@ -1,6 +1,6 @@
-//! Attention over a cache as one operation, from the packed projection and the caches: norm and
-//! rotation of queries and keys, scores, softmax and the weighted sum. For each panel of queries it
-//! chooses flash or decode attention.
+//! Attention over KV caches as one operation. It reads the packed projection and the caches, and
+//! computes norm and rotation of queries, scores, softmax and the weighted sum. For each panel of
+//! queries it chooses flash or decode attention.
 
 use std::ops::Range;
 
@@ -13,7 +13,8 @@ use crate::partition::{SharedOutput, parallel_parts};
 use crate::pool;
 use crate::work::{Input, Work};
 
-/// Parts per thread of flash panels, so that other threads can take over parts of a slow one.
+/// Parts of flash panels per thread. With several parts, other threads can run some parts of a slow
+/// thread.
 const PARTS: usize = 16;
 
 impl Work for Attention {
@@ -27,16 +28,16 @@ impl Work for Attention {
 }
 
 impl Attention {
-    /// As [`Work::run`], but stores the new keys and values of all queries first.
+    /// Like [`Work::run`], but first stores the new keys and values of all queries.
     ///
     /// # Safety
-    /// As [`Work::run`]; keys and values must be float32, and nothing else may use them during the
-    /// call.
+    /// The obligations of [`Work::run`]. The keys and values must also be float32, and nothing else
+    /// may use them during the call.
     pub unsafe fn run_with_new_kv(&self, inputs: &[Input], new_kv: &NewKv<'_>, output: &mut [f32]) {
         self.run_with(inputs, Some(new_kv), output);
     }
 
-    /// `new_kv` as in [`Self::run_with_new_kv`].
+    /// Runs the operation; `new_kv` is as in [`Self::run_with_new_kv`].
     fn run_with(&self, inputs: &[Input], new_kv: Option<&NewKv<'_>>, output: &mut [f32]) {
         let mut inputs = inputs.iter();
         let packed = inputs.next();
@@ -63,8 +64,8 @@ impl Attention {
             (r, rope_table(r, &positions))
         });
         let rotation = rotation.as_ref().map(|(r, rope_table)| (*r, &**rope_table));
-        // With a single new token per row, the thread that reads a head's keys writes the new one
-        // first.
+        // With a single new token per row, the thread that reads a head's keys first writes the new
+        // key.
         let by_head = self.by_head(&decode_queries);
         let mut deferred = None;
         if let Some(new_kv) = new_kv {
@@ -72,11 +73,13 @@ impl Attention {
                 deferred = Some(new_kv);
             } else {
                 let rope_table = rotation.map_or(&[][..], |(_, rope_table)| rope_table);
-                // SAFETY: guaranteed by the caller of `run_with_new_kv`.
+                // SAFETY: the caller of `run_with_new_kv` guarantees float32 caches that nothing
+                // else uses.
                 unsafe { new_kv.write_all(packed, rope_table) };
             }
         }
-        // SAFETY: as for `slice`; they are already stored, or read by the thread that stores them.
+        // SAFETY: `Heads::attend` passes float32 arrays. The new keys and values are already
+        // stored, or the thread that stores them also reads them.
         let rest: Vec<KvRows<'_>> = inputs.map(|i| unsafe { KvRows::from_input(i) }).collect();
         let task = AttentionTask {
             attend: self,
@@ -95,7 +98,8 @@ impl Attention {
         }
     }
 
-    /// Divides the queries into panels of one row each, of at most a flash panel's size.
+    /// Divides the queries into panels. A panel has queries of one row only, at most as many as fit
+    /// flash attention.
     fn panels(&self) -> Vec<Range<usize>> {
         let mut panels = Vec::new();
         let mut from = 0;
@@ -113,7 +117,7 @@ impl Attention {
 }
 
 impl AttentionTask<'_> {
-    /// Computes panels of queries of a row.
+    /// Computes panels of queries with flash attention.
     fn flash_panels(&self, panels: &[Range<usize>]) {
         let heads = self.attend.heads;
         let work = self.multiplications(panels.iter().cloned().flatten());
@@ -157,9 +161,9 @@ impl AttentionTask<'_> {
     }
 }
 
-/// The index of the `i`-th part to compute, in the order of the threads. Each thread has its own
-/// parts, the last of them first. The last part attends to the most keys, and should not be left
-/// over for a single thread. The thread's parts are the rows that it has projected.
+/// The index of the `i`-th part to compute. Each thread has its own parts and computes the last of
+/// them first. The last part attends to the most keys, so it should not be left over at the end. A
+/// thread's parts are the rows that it has projected.
 fn last_first(i: usize, parts: usize) -> usize {
     let indices = pool::pool().owner_parts(parts, i);
     indices.start + indices.end - 1 - i

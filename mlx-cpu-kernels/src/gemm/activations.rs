@@ -1,10 +1,11 @@
-//! Input rows in the forms that few-row kernels read: normalized, then prepared for each packing.
+//! Input rows in the forms that few-row kernels read. The rows are normalized, then prepared once
+//! for each packing.
 
 use crate::isa::Isa;
 use crate::layout::input_panel::{InputPanel, InputPanelMut, MAX_ROWS};
 use crate::simd::{qgemv, vmath};
 
-/// Reused between operations, because each token needs them hundreds of times.
+/// Memory reused between operations, because each token requires hundreds of operations.
 #[derive(Default)]
 pub(crate) struct Scratch {
     normalized: Vec<f32>,
@@ -33,8 +34,8 @@ pub(crate) struct PreparedRows<'a> {
 }
 
 impl Scratch {
-    /// Prepares rows of `k` elements for these packings, after an optional norm (a weight and its
-    /// epsilon).
+    /// Prepares rows of `k` elements for these packings. An optional norm (a weight and its
+    /// epsilon) comes first.
     pub(crate) fn fill<'a>(
         &'a mut self,
         isa: Isa,
@@ -66,7 +67,8 @@ impl Scratch {
         }
     }
 
-    /// The rows of the last [`Self::fill`], which had no norm and an equal number of packings.
+    /// The rows of the last [`Self::fill`]. That call must have had no norm and the same number of
+    /// packings.
     pub(crate) fn filled<'a>(
         &'a self,
         x: &'a [f32],

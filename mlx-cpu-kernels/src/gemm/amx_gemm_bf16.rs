@@ -1,6 +1,6 @@
-//! Products with bfloat16 matrices on AMX: distributes the tiles of `simd/amx/bf16.rs` over
-//! threads. Inputs are packed into panels of sixteen rows; up to four output tiles are computed per
-//! pass over a panel.
+//! Multiplication with bfloat16 matrices on AMX. This file distributes the tiles of
+//! `simd/amx/bf16.rs` over threads. Inputs are packed into panels of sixteen rows, and each pass
+//! over a panel computes up to four output tiles.
 
 use std::cell::RefCell;
 
@@ -14,7 +14,7 @@ use crate::simd::amx::{
 };
 use crate::simd::vmath::gate_mul;
 
-/// The number of input rows per block, whose panels fit the L2 cache.
+/// The number of input rows per block. The panels of a block fit the L2 cache.
 const BLOCK_M: usize = 256;
 
 thread_local! {
@@ -23,7 +23,7 @@ thread_local! {
 }
 
 impl GemmTask<'_> {
-    /// Whether [`Self::run_amx_bf16`] supports the product.
+    /// Whether [`Self::run_amx_bf16`] supports this product.
     pub(crate) fn fits_amx_bf16(&self) -> bool {
         let is_bf16 =
             |(data, _): &(MatrixData<'_>, _)| matches!(data, MatrixData::Dense(DenseView::Bf16(_)));
@@ -34,7 +34,7 @@ impl GemmTask<'_> {
             && self.data.iter().all(is_bf16)
     }
 
-    /// Computes all products; call it only if they are supported.
+    /// Computes all outputs. Call it only if [`Self::fits_amx_bf16`] is true.
     pub(crate) fn run_amx_bf16(&self, out: &SharedOutput) {
         let Product { rows, n, k, .. } = *self.product;
         let (per, parts) = match self.product.gate {
@@ -87,7 +87,7 @@ impl GemmTask<'_> {
         let all = SharedOutput::new(&mut panels[..count]);
         parallel_ranges(count, (last - first) * k * 4, &|from, to| {
             for i in from..to {
-                // SAFETY: only one part writes each panel.
+                // SAFETY: each panel belongs to only one part.
                 let panel = &mut unsafe { all.slice_mut(i, 1) }[0];
                 panel.clear(k);
                 for (lane, row) in (first + i * TILE_ROWS..last).take(TILE_ROWS).enumerate() {
@@ -101,7 +101,7 @@ impl GemmTask<'_> {
         });
     }
 
-    /// Multiplies rows of the matrices with all panels.
+    /// Multiplies a range of matrix rows with all panels.
     fn bf16_block(
         &self,
         (first, last): (usize, usize),

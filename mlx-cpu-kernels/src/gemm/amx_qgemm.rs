@@ -1,6 +1,6 @@
-//! Products with quantized matrices on AMX, for two or more rows: distributes the tiles of
-//! `simd/amx` over threads. Inputs are packed into tiles once. Then pairs of output tiles (two
-//! adjacent ones, or one of each matrix of a gate) are computed from them.
+//! Multiplication with quantized matrices on AMX, for two or more rows. This file distributes the
+//! tiles of `simd/amx` over threads. Inputs are packed into tiles once. Then pairs of output tiles
+//! are computed from them: two adjacent tiles, or for a gate one tile of each matrix.
 
 use std::cell::RefCell;
 
@@ -14,35 +14,37 @@ use crate::simd::amx::{
     self, InputTiles, InputTilesWriter, OutputRow, TILE_ROWS, TilePair, TileRegisters,
 };
 
-/// The maximum input rows per block, and their elements: their tiles should fit the L2 cache.
+/// The maximum number of input rows per block, and of their elements. The tiles of a block should
+/// fit the L2 cache.
 const BLOCK_M: usize = 256;
 const MAX_ELEMENTS: usize = 1 << 18;
 
-/// The minimum number of rows for this kernel.
+/// The minimum number of input rows for this kernel.
 const MIN_ROWS: usize = 2;
 
-/// The maximum number of rows for which each thread packs its own copy of the tiles. That is faster
-/// than waiting for another thread's tiles and reading them.
+/// The maximum number of rows for which each thread packs its own copy of the tiles. For few rows
+/// this is faster than waiting for tiles of another thread and reading them.
 const MAX_PRIVATE_ROWS: usize = 16;
 
-/// The minimum rows per thread for which each thread computes all outputs of its own rows. A thread
-/// has then mostly written its input itself, and each code of a matrix is still used for enough
-/// rows.
+/// The minimum number of rows per thread for which each thread computes all outputs of its own
+/// rows. The thread has then mostly written these input rows itself. Each code of a matrix is still
+/// used for enough rows.
 const MIN_ROWS_PER_THREAD: usize = 32;
 
-/// Parts per thread of outputs, so that other threads can take over parts of a slow one.
+/// Parts of outputs per thread. With several parts, other threads can run some parts of a slow
+/// thread.
 const PARTS_PER_BLOCK: usize = 4;
 
 thread_local! {
-    /// The shared inputs, for each packing of the matrices.
+    /// Input tiles that threads share, for each packing of the matrices.
     static SHARED_TILES: RefCell<Vec<InputTiles>> = RefCell::default();
-    /// The thread's own inputs.
+    /// Input tiles of this thread only.
     static PRIVATE_TILES: RefCell<Vec<InputTiles>> = RefCell::default();
     static SCRATCH: RefCell<amx::Scratch> = RefCell::default();
 }
 
-/// The outputs from `from` of a part, and their place in a row. They fill at most two tiles (for a
-/// gate, one of each part).
+/// Outputs of a part that are computed together, and their place in a row. They fill at most two
+/// tiles; for a gate, one tile of each part.
 #[derive(Clone, Copy)]
 struct TilePlace {
     part: usize,
@@ -51,7 +53,7 @@ struct TilePlace {
 }
 
 impl GemmTask<'_> {
-    /// Whether [`Self::run_amx_quantized`] supports the product.
+    /// Whether [`Self::run_amx_quantized`] supports this product.
     pub(crate) fn fits_amx_quantized(&self) -> bool {
         let quantized = |(data, _): &(MatrixData<'_>, _)| match data {
             MatrixData::Quantized { matrix, .. } => matrix.kernels().amx,
@@ -72,7 +74,7 @@ impl GemmTask<'_> {
         }
     }
 
-    /// Computes all products; call it only if they are supported.
+    /// Computes all outputs. Call it only if [`Self::fits_amx_quantized`] is true.
     pub(crate) fn run_amx_quantized(&self, packings: &[(u32, usize)], out: &SharedOutput) {
         let places = self.places();
         if self.product.rows <= MAX_PRIVATE_ROWS {
@@ -97,7 +99,8 @@ impl GemmTask<'_> {
         });
     }
 
-    /// Computes products of many rows: each thread packs and computes its own rows.
+    /// Computes the product for many rows. Each thread packs its own rows and computes their
+    /// outputs.
     fn run_row_blocks(&self, packings: &[(u32, usize)], out: &SharedOutput) {
         let Product { rows, n, k, .. } = *self.product;
         let threads = pool::pool().threads();
@@ -137,7 +140,7 @@ impl GemmTask<'_> {
         }
     }
 
-    /// Computes products of few rows: each thread packs its own copy of all rows.
+    /// Computes the product for few rows. Each thread packs its own copy of all rows.
     fn run_private_tiles(&self, packings: &[(u32, usize)], out: &SharedOutput) {
         let rows = (0, self.product.rows);
         let work = self.product.rows * self.product.n * self.product.k;
@@ -153,7 +156,7 @@ impl GemmTask<'_> {
         });
     }
 
-    /// Multiplies the packed rows with the thread's own places.
+    /// Multiplies the packed rows with the matrix rows of the thread's own places.
     fn multiply_tiles(
         &self,
         tiles: &[InputTiles],
@@ -184,7 +187,7 @@ impl GemmTask<'_> {
         });
     }
 
-    /// The number of [`TilePlace`]s.
+    /// The number of [`TilePlace`]s of the product.
     fn places(&self) -> usize {
         let parts = &self.product.parts;
         match self.product.gate {
@@ -224,7 +227,7 @@ impl GemmTask<'_> {
         });
     }
 
-    /// Packs the rows `from..to` into tiles; no other thread may write these rows.
+    /// Packs the rows `from..to` into tiles. No other thread may write these rows.
     fn fill_rows(
         &self,
         (first, last): (usize, usize),
@@ -236,13 +239,14 @@ impl GemmTask<'_> {
             let x = (first + row < last).then(|| &self.x[(first + row) * k..][..k]);
             let factor = x.map_or(1.0, |x| self.factor(self.product.isa, x));
             let weight = self.norm.map(|(weight, _)| weight);
-            // SAFETY: only one part writes each row; only `detect` makes `Isa::Amx`, on processors
-            // with AVX-512.
+            // SAFETY: each row belongs to only one part. Only `detect` makes `Isa::Amx`, on
+            // processors with AVX-512.
             unsafe { writer.row(row, x, (factor, weight)) };
         }
     }
 
-    /// The part of a place (the first one for a gate), and the first place of the next part.
+    /// The part to which a place belongs (the first one for a gate), and the first place of the
+    /// next part.
     fn part(&self, i: usize) -> (usize, usize) {
         if self.product.gate.is_some() {
             return (0, self.places());
@@ -257,7 +261,7 @@ impl GemmTask<'_> {
         unreachable!("as task as `places` says")
     }
 
-    /// The matrix rows of the two tiles; if there is only one tile, its rows twice.
+    /// The matrix rows of the two tiles. If there is only one tile, its rows are returned twice.
     fn source(&self, place: TilePlace) -> TilePair<'_> {
         let tile = |part: usize, from: usize| match self.data[part].0 {
             MatrixData::Quantized { matrix, .. } => {
@@ -279,7 +283,7 @@ impl GemmTask<'_> {
         }
     }
 
-    /// Completes products of input rows with two output tiles, and writes them to the output.
+    /// Applies the epilogue to two output tiles, and writes them to the output.
     fn finish(
         &self,
         place: TilePlace,

@@ -1,9 +1,9 @@
-//! Products of many rows of inputs with quantized matrices in 8-bit integers, for AVX2 and AVX-512.
-//! Blocks and outputs are as in `packed_gemm.rs`. In each row, 32 input columns share a scale, and
-//! the sums of their products are exact until they are scaled.
+//! Multiplication of many input rows with quantized matrices in 8-bit integers, for AVX2 and
+//! AVX-512. Blocks and outputs are as in `packed_gemm.rs`. In each row, 32 input columns share a
+//! scale. The integer sums over these columns are exact.
 //!
-//! Float sums are accumulated in column order. So a result depends neither on the number of threads
-//! nor on other rows.
+//! Float sums are accumulated in column order. So a row's result depends neither on the number of
+//! threads nor on other rows.
 
 use std::cell::RefCell;
 
@@ -17,7 +17,7 @@ use crate::partition::{MIN_PARALLEL_WORK, SharedOutput, parallel_ranges};
 use crate::pool;
 use crate::simd::byte_tile::{self, Dot, PANELS};
 
-/// The number of units of columns per block: those of two panels fit the L1 cache.
+/// The number of units of columns per block. The units of two panels fit the L1 cache.
 const BLOCK_UNITS: usize = 24;
 
 /// Input rows, panel by panel; see [`ByteColumns`].
@@ -28,7 +28,7 @@ struct Panels {
     sums: AlignedVec,
 }
 
-/// Input rows, and the rounding residuals of large values.
+/// Quantized input rows, and the rounding residuals of large values.
 #[derive(Default)]
 struct Inputs {
     coarse: Panels,
@@ -58,7 +58,7 @@ const fn sizes(k: usize) -> [usize; 3] {
     [k / 4 * LANES, k / UNIT * LANES, k / HALF * LANES]
 }
 
-/// [`Panels`] while several threads write them.
+/// [`Panels`] that several threads write.
 struct SharedPanels {
     quads: SharedOutput,
     scales: SharedOutput,
@@ -69,9 +69,9 @@ impl SharedPanels {
     /// The panel with index `i`.
     ///
     /// # Safety
-    /// No other part may use it.
+    /// No other part may use this panel.
     unsafe fn panel(&self, i: usize, [quads, scales, sums]: [usize; 3]) -> ByteColumnsMut<'_> {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that no other part uses this panel.
         unsafe {
             ByteColumnsMut {
                 quads: bytemuck::cast_slice_mut(self.quads.slice_mut(i * quads, quads)),
@@ -109,8 +109,8 @@ impl Panels {
 }
 
 impl Inputs {
-    /// Adds the products of the residuals of refined units to the sums of one or two panels.
-    /// `panel` is the index of the first one.
+    /// Adds the products with the residuals of refined units to the sums of one or two panels.
+    /// `panel` is the index of the first panel.
     fn add_fine(
         &self,
         dot: Dot,
@@ -141,8 +141,8 @@ impl Inputs {
 }
 
 impl GemmTask<'_> {
-    /// The instruction for this product, if it is supported: many rows, whole units of columns, and
-    /// matrices whose codes represent integers.
+    /// The instruction for this product. `None` if 8-bit integers do not support it. They support
+    /// many rows, whole units of columns, and matrices whose codes represent integers.
     pub(crate) fn byte_dot(&self) -> Option<Dot> {
         let fits = self.product.rows >= MIN_GEMM_ROWS
             && self.product.k.is_multiple_of(UNIT)
@@ -153,8 +153,8 @@ impl GemmTask<'_> {
         Dot::for_isa(self.product.isa).filter(|_| fits)
     }
 
-    /// Computes the product in 8-bit integers. With `refine`, units with large inputs get a second
-    /// integer per value.
+    /// Computes the product in 8-bit integers. With `refine`, values of units with large inputs get
+    /// a second integer, for their residuals.
     pub(crate) fn run_bytes(&self, (dot, refine): (Dot, bool), out: &SharedOutput) {
         let blocks = self.blocks();
         INPUTS.with_borrow_mut(|inputs| {
@@ -223,7 +223,7 @@ impl GemmTask<'_> {
         }
     }
 
-    /// Multiplies rows of one matrix, or of both matrices of a gate, with all panels.
+    /// Multiplies a range of rows of one matrix, or of both matrices of a gate, with all panels.
     fn byte_block(
         &self,
         dot: Dot,

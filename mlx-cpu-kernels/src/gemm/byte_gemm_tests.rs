@@ -1,5 +1,5 @@
-//! Products in 8-bit integers: exact sums of integers, every format against its definition in
-//! double precision, and results that depend only on a row.
+//! Tests multiplication in 8-bit integers: exact sums of integers, every format against its
+//! definition in double precision, and rows whose results do not depend on other rows.
 
 use crate::gemm::experts::tests::Stack;
 use crate::gemm::format_tests::formats;
@@ -17,7 +17,7 @@ use crate::simd::portable::vmath::Gate;
 use crate::testing::{noise, with_each};
 use crate::work::{Input, Work};
 
-/// Every instruction that this processor supports, including slower ones.
+/// Every instruction that this processor supports, including slower ones that it would not choose.
 fn dots() -> Vec<Dot> {
     let mut all: Vec<_> = Isa::all().into_iter().filter_map(Dot::for_isa).collect();
     if Isa::all().contains(&Isa::Avx2) {
@@ -65,7 +65,7 @@ fn run(dot: Dot, product: &Product, x: &[f32], matrix: PackedMatrix<'_>) -> Vec<
     out
 }
 
-/// Integers with scale 1: in each unit one is 127 or -127.
+/// Input integers with scale 1. Each unit contains 127 or -127, which makes the scale 1.
 fn integers(rows: usize, k: usize, seed: u32) -> Vec<f32> {
     let mut x: Vec<f32> = noise(rows * k, seed)
         .iter()
@@ -82,10 +82,10 @@ fn integer_products_equal_exact_sums() {
     for (bits, group) in [2, 3, 4, 5, 6, 8]
         .into_iter()
         .flat_map(|bits| [16, 32, 64, 128].map(|group| (bits, group)))
-        // Groups consist of whole words.
+        // A group must consist of whole words.
         .filter(|(bits, group)| *group > 16 || bits % 2 == 0)
     {
-        // All codes are at the maximum, or arbitrary.
+        // Codes are all at the maximum, or arbitrary.
         for full in [true, false] {
             let (rows, n, k) = (35, 29usize, 256);
             let wide = n.next_multiple_of(INTERLEAVED_ROWS);
@@ -97,7 +97,7 @@ fn integer_products_equal_exact_sums() {
                 words.fill(u32::MAX);
             }
             let (ones, zeros) = (vec![1.0f32; wide * k / group], vec![0.0; wide * k / group]);
-            // SAFETY: the words live as long as the inputs.
+            // SAFETY: the words exist while the inputs are used.
             let first = unsafe { Input::from_raw(words.as_ptr().cast(), words.len()) };
             let inputs = [first, Input::from_slice(&ones), Input::from_slice(&zeros)];
             let format = (bits, k / group, ScaleFormat::F32);
@@ -133,7 +133,7 @@ fn integer_products_equal_exact_sums() {
     }
 }
 
-/// The exact product, and a bound for rounding errors: seven standard deviations.
+/// The exact product, and a bound for its rounding errors: seven standard deviations.
 fn definition(w: &[f32], x: &[f32], prefill_inputs: PrefillInputs) -> (f64, f64) {
     let most = |x: &[f32]| x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     let squares = x.chunks(UNIT).map(|x| f64::from(most(x)).powi(2));
@@ -183,7 +183,7 @@ fn every_format_and_number_of_rows_is_near_the_definition() {
                 let mut work = product(kind, SIZE, rows, isa);
                 work.prefill_inputs = prefill_inputs;
                 let mut out = vec![f32::NAN; work.outputs()];
-                // SAFETY: these are the documented inputs of the work.
+                // SAFETY: the inputs are as the operation documents.
                 unsafe { work.run(&inputs, &mut out) };
                 for (i, (actual, (wanted, allowed))) in out.iter().zip(&wanted).enumerate() {
                     let off = (f64::from(*actual) - wanted).abs();
@@ -211,13 +211,13 @@ fn a_row_has_the_same_bits_among_any_others() {
         };
         let made = Stack::new(kind, SIZE, 9);
         let inputs = made.arrays(1);
-        // SAFETY: the inputs are the arrays of this format.
+        // SAFETY: the inputs are the arrays of a matrix in this format.
         let matrix = unsafe { PackedMatrix::from_inputs(&inputs, (bits, SIZE.k / group, scales)) };
         if matrix.codes() == Codes::E4m3 {
             continue;
         }
         let mut x = noise(600 * SIZE.k, 7);
-        // In every fifth row, large inputs are in other columns.
+        // In every fifth row, the large inputs are in other columns.
         for (row, x) in x.chunks_exact_mut(SIZE.k).enumerate().step_by(5) {
             x[row % SIZE.k] *= 40.0;
             x[row * 7 % SIZE.k] *= 90.0;
@@ -230,7 +230,7 @@ fn a_row_has_the_same_bits_among_any_others() {
                 product.prefill_inputs = prefill_inputs;
                 run(dot, &product, &x[skip * SIZE.k..][..rows * SIZE.k], matrix)
             };
-            // More rows than a block, distributed over threads by columns.
+            // These are more rows than a block has. Threads divide the work by columns.
             let all = of(600, 0);
             for (rows, skip) in [(16, 0), (17, 500), (39, 561), (70, 1)] {
                 let actual = of(rows, skip);
@@ -274,7 +274,7 @@ fn a_gate_meets_both_matrices_and_bad_rows_stay_bad() {
                 .chain(inputs.iter().copied())
                 .collect();
             let mut out = vec![0.0; work.outputs()];
-            // SAFETY: these are the documented inputs of the work.
+            // SAFETY: the inputs are as the operation documents.
             unsafe { work.run(&all, &mut out) };
             for (row, out) in out.chunks_exact(SIZE.n).enumerate() {
                 assert_eq!(row != 2, out.iter().all(|v| v.is_finite()), "{bad} {isa:?}");

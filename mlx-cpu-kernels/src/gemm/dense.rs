@@ -1,5 +1,5 @@
 //! Dense matrices: float32, float16 or bfloat16. 16-bit elements are converted exactly to float32,
-//! a few at a time. So products equal those with a float32 matrix.
+//! a few at a time. So results equal those of a float32 matrix with the same values.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::partition::OutputBlock;
 use crate::simd::{dense_rows, portable, vmath};
 
 impl DenseView<'_> {
-    /// Converts elements from `from` on to float32, as many as fit `to`.
+    /// Converts elements to float32, beginning with element `from`, until `to` is full.
     pub(crate) fn to_f32(self, isa: Isa, from: usize, to: &mut [f32]) {
         let all = from..from + to.len();
         match self {
@@ -20,8 +20,8 @@ impl DenseView<'_> {
         }
     }
 
-    /// The dot products of matrix rows `rows`, with `k` elements each, and each `x`: `out[i][row] =
-    /// matrix[row] . x[i]`.
+    /// The dot products of matrix rows `rows`, with `k` elements each, with each `x`: `out[i][row]
+    /// = matrix[row] . x[i]`.
     pub(crate) fn multiply_rows(
         self,
         isa: Isa,

@@ -1,5 +1,6 @@
-//! The feed-forward block of a mixture of experts as one operation: two products by index, a gate
-//! between them, and the weighted sum of the experts' outputs.
+//! The feed-forward block of a mixture of experts as one operation. It multiplies rows with the
+//! gate and up matrices of their experts, applies the gate function, multiplies with the down
+//! matrices, and adds the weighted outputs of the experts.
 
 use std::cell::RefCell;
 
@@ -22,12 +23,12 @@ thread_local! {
 pub enum ExpertGate {
     /// `gate(g) * u`.
     Plain(Gate),
-    /// `g * sigmoid(alpha * g) * (u + 1)`, with `g` at most `limit` and `u` within `-limit..limit`:
-    /// gpt-oss.
+    /// `g * sigmoid(alpha * g) * (u + 1)`, where `g` is clamped to at most `limit` and `u` to
+    /// `-limit..limit`. gpt-oss uses this gate.
     Clamped {
-        /// Slope of the sigmoid.
+        /// The factor inside the sigmoid.
         alpha: f32,
-        /// The clamp of both.
+        /// The limit to which gate and up outputs are clamped.
         limit: f32,
     },
 }
@@ -38,22 +39,22 @@ pub enum ExpertGate {
 ///
 /// - the rows, float32 `[rows, hidden]`;
 /// - the expert indices, 32-bit integers `[rows, per_row]`;
-/// - their weights, float32 `[rows, per_row]`;
-/// - for each of the three stacks its arrays, unless they are held, and its biases.
+/// - the weights of the experts, float32 `[rows, per_row]`;
+/// - for each of the three stacks, its arrays unless the operation stores them, and its biases.
 pub struct ExpertBlock {
-    /// `hidden -> width`, before the gate function.
+    /// The gate matrices, `hidden -> width`.
     pub gate: ExpertStack,
-    /// `hidden -> width`.
+    /// The up matrices, `hidden -> width`.
     pub up: ExpertStack,
-    /// `width -> hidden`.
+    /// The down matrices, `width -> hidden`.
     pub down: ExpertStack,
-    /// The operation between them.
+    /// How gate and up outputs are combined.
     pub activation: ExpertGate,
     /// The experts of each row.
     pub routing: Routing,
     /// The instruction set.
     pub isa: Isa,
-    /// The type of inputs for experts with many rows and quantized matrices.
+    /// The input type for experts with many rows and quantized matrices.
     pub prefill_inputs: PrefillInputs,
 }
 
@@ -61,9 +62,9 @@ pub struct ExpertBlock {
 #[derive(Default)]
 struct Buffers {
     inputs: Vec<f32>,
-    /// `[pairs, 2 * width]`: gate, then up.
+    /// Outputs of the two matrices, `[pairs, 2 * width]`: gate, then up.
     halves: Vec<f32>,
-    /// `[pairs, width]`.
+    /// Combined gate and up outputs, `[pairs, width]`.
     middle: Vec<f32>,
     outputs: Vec<f32>,
 }
@@ -75,7 +76,7 @@ impl ExpertGate {
             Self::Plain(gate) => gate_mul(isa, gate, gates, ups),
             Self::Clamped { alpha, limit } => {
                 for (gate, up) in gates.iter_mut().zip(ups) {
-                    // `min` and `max` would lose NaN.
+                    // `min` and `max` would replace NaN by the limit.
                     let g = if *gate > limit { limit } else { *gate };
                     let u = if *up > limit { limit } else { *up };
                     let u = if u < -limit { -limit } else { u };
@@ -120,7 +121,7 @@ impl Work for ExpertBlock {
         } = self.gate.size;
         let mut rest = rest.iter();
         let (mut packings, mut down_packings) = (Vec::new(), Vec::new());
-        // SAFETY: the caller passes arrays of these types, in this order.
+        // SAFETY: the caller passes arrays of the documented types, in the documented order.
         let (x, routes, weights, gate, up, down) = unsafe {
             (
                 x.as_slice::<f32>(),
@@ -162,7 +163,7 @@ impl Work for ExpertBlock {
                         .skip(from)
                     {
                         let (gates, ups) = both.split_at(width);
-                        // SAFETY: only one part writes each row.
+                        // SAFETY: each row belongs to only one part.
                         let to = unsafe { middle.slice_mut(i * width, width) };
                         to.copy_from_slice(gates);
                         self.activation.apply(self.isa, to, ups);

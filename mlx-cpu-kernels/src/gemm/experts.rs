@@ -1,6 +1,6 @@
-//! Products with matrices selected from a stack, as in mixtures of experts: rows are sorted by
-//! expert and multiplied with the expert's packed matrix. `expert_block.rs` has the whole block of
-//! a mixture.
+//! Multiplication with matrices selected from a stack, as in mixtures of experts. Rows are sorted
+//! by expert, and multiplied with the expert's packed matrix. `expert_block.rs` has the whole
+//! feed-forward block.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -22,13 +22,13 @@ use crate::work::{Input, Work};
 pub(crate) const PAIRS_AT_ONCE: usize = 512;
 
 thread_local! {
-    /// Inputs of experts with few rows each.
+    /// Prepared inputs of experts with few rows each.
     static SCRATCHES: RefCell<Vec<Scratch>> = RefCell::default();
     static BUFFERS: RefCell<Buffers> = RefCell::default();
 }
 
-/// Matrices of equal size and format, one per expert, stored consecutively. Each quantized one
-/// begins at a row block.
+/// Matrices of the same size and format, one per expert, stored consecutively. Each quantized
+/// matrix begins at a row block.
 pub struct ExpertStack {
     /// The storage format.
     pub kind: MatrixFormat,
@@ -42,25 +42,26 @@ pub struct ExpertStack {
     pub stored: Option<StoredMatrix>,
 }
 
-/// Products of each input row with the transposed matrices of its experts: `[rows, per_row, n]`.
-/// Its inputs are the rows, float32 `[rows, k]`; the expert indices, 32-bit integers `[rows,
-/// per_row]`; and the stack: its arrays unless they are held, and the biases.
+/// Products of each input row with the transposed matrices of the row's experts: `[rows, per_row,
+/// n]`. The inputs are the rows, float32 `[rows, k]`; the expert indices, 32-bit integers `[rows,
+/// per_row]`; the arrays of the stack unless the operation stores them; and the biases.
 pub struct ExpertProduct {
     /// The matrices.
     pub stack: ExpertStack,
     /// The experts of each row.
     pub routing: Routing,
-    /// Whether few rows use the same kernel as many.
+    /// Whether inputs stay floats. Any number of rows then uses the kernel of `packed_gemm.rs`.
     pub float_inputs: bool,
-    /// The type of inputs for experts with many rows and quantized matrices.
+    /// The input type for experts with many rows and quantized matrices.
     pub prefill_inputs: PrefillInputs,
     /// The instruction set.
     pub isa: Isa,
 }
 
-/// The backward pass of [`ExpertProduct`] with respect to its rows: gradients `[rows, per_row, n]`
-/// times the matrices (not transposed), summed over the experts of each row: `[rows, k]`. Its
-/// inputs are the gradients, the expert indices, and the arrays of the stack, without biases.
+/// The backward pass of [`ExpertProduct`] with respect to its rows. It multiplies gradients `[rows,
+/// per_row, n]` with the matrices (not transposed), and sums over the experts of each row: `[rows,
+/// k]`. The inputs are the gradients, the expert indices, and the arrays of the stack, without
+/// biases.
 pub struct ExpertVjp {
     /// The matrices.
     pub stack: ExpertStack,
@@ -86,7 +87,8 @@ pub(crate) struct StackData<'a> {
 }
 
 impl ExpertStack {
-    /// The stack in the inputs of an operation. A new packing is appended to `packings`.
+    /// The stack in the inputs of an operation. If its packing is not in `packings`, it is
+    /// appended.
     ///
     /// # Safety
     /// The inputs must be the arrays of this stack.
@@ -96,12 +98,12 @@ impl ExpertStack {
         packings: &mut Vec<(u32, usize)>,
     ) -> StackData<'a> {
         let size = self.size;
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that the inputs are the arrays of this stack.
         let data = unsafe {
             self.kind
                 .matrix(size.k, self.stored.as_ref(), inputs, packings)
         };
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that biases are float32 arrays of this stack.
         let floats = |input: Option<&'a Input>| input.map(|i| unsafe { i.as_slice::<f32>() });
         let bias = if self.bias {
             floats(inputs.next())
@@ -111,7 +113,7 @@ impl ExpertStack {
         StackData { data, bias, size }
     }
 
-    /// The description of one expert's matrix, for a product.
+    /// One expert's matrix as a part of a product.
     pub(crate) fn part(&self) -> MatrixPart {
         MatrixPart {
             kind: self.kind,
@@ -143,10 +145,11 @@ impl<'a> StackData<'a> {
     }
 }
 
-/// Matrices of an expert with few rows, and the places of its rows.
+/// The matrices and biases of an expert with few rows, and the places of its rows.
 type FewPairs<'a> = (Vec<(MatrixData<'a>, Option<&'a [f32]>)>, Range<usize>);
 
-/// Products with the same stacks for each expert: the parts of `product`, whose `rows` is ignored.
+/// Multiplication with the same stacks for each expert. `product` has the parts; its `rows` is
+/// ignored.
 pub(crate) struct StackProduct<'a> {
     pub product: Product,
     pub stacks: Vec<StackData<'a>>,
@@ -154,8 +157,8 @@ pub(crate) struct StackProduct<'a> {
 }
 
 impl StackProduct<'_> {
-    /// The products of rows `x`, sorted by expert: those at the places of `groups`, relative to the
-    /// first place.
+    /// Computes the products of rows `x`, which are sorted by expert. `groups` has the places of
+    /// each expert's rows, relative to the first place.
     pub(crate) fn run(&mut self, groups: &[(usize, Range<usize>)], x: &[f32], out: &mut [f32]) {
         let (k, n) = (self.product.k, self.product.n);
         let start = groups.first().map_or(0, |(_, range)| range.start);
@@ -181,7 +184,7 @@ impl StackProduct<'_> {
         self.run_few(&few, x, &SharedOutput::new(out));
     }
 
-    /// Whether an expert has enough rows for a separate pass over all threads.
+    /// Whether an expert has enough rows that all threads should work on it alone.
     fn is_many(&self, rows: usize) -> bool {
         #[cfg(target_arch = "x86_64")]
         if self.product.isa == Isa::Amx && rows >= 4 {
@@ -190,7 +193,7 @@ impl StackProduct<'_> {
         rows >= MIN_GEMM_ROWS || self.product.float_inputs
     }
 
-    /// The products of experts with few rows each, in one pass.
+    /// Computes the products of experts with few rows each, in one pass over the threads.
     fn run_few(&self, few: &[FewPairs<'_>], x: &[f32], out: &SharedOutput) {
         if few.is_empty() {
             return;
@@ -212,7 +215,7 @@ impl StackProduct<'_> {
         let shared = SharedOutput::new(scratches);
         parallel_ranges(few.len(), rows * k * 4, &|from, to| {
             for (i, (_, range)) in few.iter().enumerate().take(to).skip(from) {
-                // SAFETY: only one part uses each.
+                // SAFETY: each scratch memory belongs to only one part.
                 let scratch = &mut unsafe { shared.slice_mut(i, 1) }[0];
                 let inputs = &x[range.start * k..range.end * k];
                 scratch.fill(isa, inputs, None, k, &self.packings);
@@ -234,7 +237,8 @@ impl StackProduct<'_> {
     }
 }
 
-/// Copies rows of `k` elements to places `range` of the sorted order; `row` gives the source.
+/// Copies rows of `k` elements to the places `range` of the sorted order. `row` returns the source
+/// row of a place.
 pub(crate) fn gather(
     from: &[f32],
     k: usize,
@@ -254,7 +258,7 @@ pub(crate) fn gather(
     });
 }
 
-/// The range of places of a batch of experts.
+/// The range of places that these experts' rows occupy.
 pub(crate) fn span(groups: &[(usize, Range<usize>)]) -> Range<usize> {
     match (groups.first(), groups.last()) {
         (Some((_, first)), Some((_, last))) => first.start..last.end,
@@ -273,7 +277,7 @@ impl Work for ExpertProduct {
         };
         let Size { n, k } = self.stack.size;
         let mut packings = Vec::new();
-        // SAFETY: the caller passes arrays of these types, in this order.
+        // SAFETY: the caller passes arrays of the documented types, in the documented order.
         let (x, routes, stack) = unsafe {
             (
                 x.as_slice::<f32>(),
@@ -329,7 +333,7 @@ impl Work for ExpertVjp {
             return;
         };
         let Size { n, k } = self.stack.size;
-        // SAFETY: the caller passes arrays of these types, in this order.
+        // SAFETY: the caller passes arrays of the documented types, in the documented order.
         let (c, routes, stack) = unsafe {
             (
                 c.as_slice::<f32>(),
@@ -366,8 +370,8 @@ impl Work for ExpertVjp {
     }
 }
 
-/// Adds the results of the pairs at places `range` of the sorted order to their output rows, with
-/// their weights. Result rows and output rows have equal lengths.
+/// Adds the weighted results of the pairs at the places `range` to their output rows. Result rows
+/// and output rows have equal lengths.
 pub(crate) fn add_pairs(
     routing: &Routing,
     routes: &Routes,

@@ -1,5 +1,5 @@
-//! Products by index against their definition in double precision, with every instruction set of
-//! this machine.
+//! Compares multiplication with selected matrices with its definition in double precision, on every
+//! instruction set of this machine.
 
 use half::{bf16, f16};
 
@@ -16,7 +16,7 @@ use crate::testing::{exact_gate, noise, with_each};
 
 const EXPERTS: usize = 5;
 
-/// A stack with the memory of its arrays, and its values in order.
+/// A stack with the memory of its arrays, and its dequantized values in order.
 pub(crate) struct Stack {
     kind: MatrixFormat,
     size: Size,
@@ -25,11 +25,11 @@ pub(crate) struct Stack {
     biases: Vec<u32>,
     lens: [usize; 3],
     bias: Vec<f32>,
-    /// `[experts, n, k]`.
+    /// The dequantized values, `[experts, n, k]`.
     numbers: Vec<f32>,
 }
 
-/// The words that contain the bytes of these values.
+/// The bytes of these values, as 32-bit words.
 fn words_of<T: bytemuck::NoUninit>(values: &[T]) -> Vec<u32> {
     let mut bytes = bytemuck::cast_slice::<T, u8>(values).to_vec();
     bytes.resize(bytes.len().next_multiple_of(4), 0);
@@ -116,7 +116,7 @@ impl Stack {
                         (words_of(&bytes), words_of(&supers))
                     }
                     ScaleFormat::SuperAffine => {
-                        // Two values per group, from 0 to 63.
+                        // Two bytes per group, from 0 to 63.
                         let bytes = noise(2 * rows * groups, 21);
                         let bytes: Vec<i8> =
                             bytes.iter().map(|v| (v * 63.9 + 32.0) as i8).collect();
@@ -268,7 +268,7 @@ fn ids(pairs: usize) -> Vec<u32> {
 }
 
 fn ids_input(ids: &[u32]) -> Input {
-    // SAFETY: the elements live as long as the test uses them.
+    // SAFETY: the elements exist while the test uses the input.
     unsafe { Input::from_raw(ids.as_ptr().cast(), ids.len()) }
 }
 
@@ -285,7 +285,7 @@ pub(crate) fn near(got: &[f32], wanted: &[f64], what: &str) {
     }
 }
 
-/// The number of rows, and of experts per row.
+/// The number of rows, and the number of experts per row.
 const SHAPES: &[(usize, usize)] = &[(1, 1), (1, 4), (3, 2), (21, 2), (90, 3), (600, 1)];
 
 #[test]
@@ -331,7 +331,7 @@ fn products_by_index_equal_the_definition() {
                         let first = [Input::from_slice(&x), ids_input(&ids)];
                         let inputs = [&first[..], &made.inputs(bias)].concat();
                         let mut out = vec![f32::NAN; work.outputs()];
-                        // SAFETY: these are the documented inputs of the work.
+                        // SAFETY: the inputs are as the operation documents.
                         unsafe { work.run(&inputs, &mut out) };
                         near(&out, &wanted, &what);
                     }
@@ -343,7 +343,7 @@ fn products_by_index_equal_the_definition() {
                     let first = [Input::from_slice(&c), ids_input(&ids)];
                     let inputs = [&first[..], &made.inputs(false)].concat();
                     let mut out = vec![f32::NAN; work.outputs()];
-                    // SAFETY: as above.
+                    // SAFETY: the inputs are as the operation documents.
                     unsafe { work.run(&inputs, &mut out) };
                     near(&out, &back, &what);
                 });
@@ -377,7 +377,7 @@ fn blocks_equal_the_definition() {
     let formats = formats();
     for (f, kind) in formats.iter().enumerate() {
         let (hidden, width, bias) = (256, 512, f % 2 == 0);
-        // The three stacks differ in format.
+        // The three stacks have different formats.
         let other = formats[(f + 3) % formats.len()];
         let (wide, narrow) = (
             Size {
@@ -430,7 +430,7 @@ fn blocks_equal_the_definition() {
                     .concat();
                 let inputs = [&first[..], &stacks].concat();
                 let mut out = vec![f32::NAN; work.outputs()];
-                // SAFETY: these are the documented inputs of the work.
+                // SAFETY: the inputs are as the operation documents.
                 unsafe { work.run(&inputs, &mut out) };
                 near(&out, &wanted, &format!("{kind:?} {other:?} {rows} {isa:?}"));
             });

@@ -1,10 +1,10 @@
-//! A feed-forward part with selected features. For each row, only the features with the greatest
-//! gates are computed, and only their rows of the up and down matrices are read.
+//! A feed-forward block that computes selected features only. For each row, it selects the features
+//! with the greatest gates, and reads only their rows of the up and down matrices.
 //!
-//! A quantized down matrix cannot be read this way: a feature is one of its columns, and groups of
-//! codes run along rows. So both matrices are float32 or float16, `[features, hidden]`, row-major,
-//! in memory of their owner, such as a mapped file. Float16 rows are converted exactly to float32
-//! when read, a few elements at a time.
+//! A quantized down matrix cannot be read this way: a feature is one of its columns, but groups of
+//! codes run along its rows. So both matrices are float32 or float16, `[features, hidden]`,
+//! row-major. They stay in memory of their owner, such as a mapped file. Float16 rows are converted
+//! exactly to float32 when read, a few elements at a time.
 
 use std::sync::Arc;
 
@@ -41,7 +41,8 @@ impl StoredRows {
 /// The number of float16 elements converted at once, so that they stay in the L1 cache.
 const AT_ONCE: usize = 512;
 
-/// A part of a row as float32: in place, or converted into `wide`. At most [`AT_ONCE`] elements.
+/// A part of a row as float32. A float32 part is returned in place, and a float16 part is converted
+/// into `wide`. The part has at most [`AT_ONCE`] elements.
 fn widened<'a>(isa: Isa, part: DenseView<'a>, wide: &'a mut [f32; AT_ONCE]) -> &'a [f32] {
     match part {
         DenseView::F32(part) => part,
@@ -67,7 +68,7 @@ fn dot(isa: Isa, row: DenseView<'_>, x: &[f32]) -> f32 {
     parts.sum()
 }
 
-/// Adds weighted rows.
+/// Adds weighted rows to an output.
 fn add_scaled<const N: usize>(
     isa: Isa,
     y: &mut [f32],
@@ -85,18 +86,18 @@ fn add_scaled<const N: usize>(
     }
 }
 
-/// Output columns per part of the work, for many rows. The same columns of all down rows then stay
-/// in the L2 cache.
+/// The number of output columns per part of the work, for many rows. It is small, so that these
+/// columns of all down rows stay in the L2 cache.
 const COLUMNS: usize = 128;
 
-/// Rows per part, for many rows.
+/// The number of rows per part of the work, for many rows.
 const ROWS: usize = 32;
 
-/// Products of rows with a matrix in memory of its owner. Its input is `x [rows, k]`, float32.
+/// Products of rows with a matrix in memory of its owner. The input is `x [rows, k]`, float32.
 pub struct HeldProduct {
-    /// Rows of `x`.
+    /// The number of rows of `x`.
     pub rows: usize,
-    /// Elements of a row.
+    /// The number of elements of a row.
     pub k: usize,
     /// The matrix `[n, k]`.
     pub matrix: StoredRows,
@@ -132,7 +133,7 @@ impl Work for HeldProduct {
             let rows = matrix.slice(from * k..to * k);
             for (part, x) in x.chunks(MAX_ROWS).enumerate() {
                 let first = part * MAX_ROWS * n + from;
-                // SAFETY: each part has separate columns.
+                // SAFETY: the parts have disjoint columns.
                 let mut out = unsafe { out.block(first, n, (x.len(), to - from)) };
                 dense_rows::multiply(self.isa, rows, x, &mut out);
                 for i in 0..x.len() {
@@ -148,31 +149,31 @@ impl Work for HeldProduct {
     }
 }
 
-/// The feed-forward part with the `top_k` features of greatest gate magnitude before the
-/// activation, per row; ties select the first ones. A feature `f` adds `a_f * down[f]` with `a_f =
-/// activation(gate_f) * (up[f] . x + up_bias_f)`, or without an up matrix `a_f =
-/// activation(gate_f)`. A row's result does not depend on other rows.
+/// A feed-forward block that computes, for each row, the `top_k` features with the greatest gate
+/// magnitudes before the activation. Of equal magnitudes, the first ones are selected. A feature
+/// `f` adds `a_f * down[f]` with `a_f = activation(gate_f) * (up[f] . x + up_bias_f)`, or without
+/// an up matrix `a_f = activation(gate_f)`. A row's result does not depend on other rows.
 ///
-/// Inputs, float32: `x [rows, hidden]`, gates `[rows, features]`, and if `activation` is `None` the
-/// gates after the activation.
+/// The inputs are float32: `x [rows, hidden]`, and gates `[rows, features]`. If `activation` is
+/// `None`, the gates after the activation follow.
 pub struct FeatureWalk {
-    /// Rows of `x`.
+    /// The number of rows of `x`.
     pub rows: usize,
-    /// Elements of a row.
+    /// The number of elements of a row.
     pub hidden: usize,
-    /// Rows of each matrix.
+    /// The number of rows of each matrix.
     pub features: usize,
     /// The maximum number of features per row.
     pub top_k: usize,
-    /// The activation, if the kernels have it.
+    /// The activation; `None` if the kernels do not support it.
     pub activation: Option<Gate>,
-    /// `[features, hidden]`, if there is also a gate.
+    /// The up matrix `[features, hidden]`; `None` for a block without one.
     pub up: Option<StoredRows>,
-    /// `[features]`.
+    /// The bias of the up matrix, `[features]`.
     pub up_bias: Option<HeldFloats>,
-    /// `[features, hidden]`.
+    /// The down matrix, `[features, hidden]`.
     pub down: StoredRows,
-    /// `[hidden]`.
+    /// The bias of the down matrix, `[hidden]`.
     pub down_bias: Option<HeldFloats>,
     /// The instruction set.
     pub isa: Isa,
@@ -209,7 +210,7 @@ impl FeatureWalk {
         self.top_k.min(self.features)
     }
 
-    /// Multiplications of a pass over one of the matrices.
+    /// The number of multiplications of a pass over one of the matrices.
     fn work(&self) -> usize {
         self.rows * self.features_per_row() * self.hidden
     }
@@ -228,8 +229,8 @@ impl FeatureWalk {
             for row in from..to {
                 keys.clear();
                 let gates = &gates[row * features..(row + 1) * features];
-                // Magnitudes compare like their bits; ties select the first. NaN is the greatest,
-                // so that it reaches the result.
+                // Magnitudes have the same order as their bits. Among equal magnitudes the first is
+                // selected. NaN is the greatest, so it reaches the result.
                 keys.extend((0u32..).zip(gates).map(|(f, gate)| {
                     (u64::from(gate.abs().to_bits()) << 32) | u64::from(u32::MAX - f)
                 }));
@@ -241,7 +242,7 @@ impl FeatureWalk {
                 for (id, key) in ids.iter_mut().zip(&keys) {
                     *id = u32::MAX - (key & u64::from(u32::MAX)) as u32;
                 }
-                // In memory order.
+                // The indices are sorted, so rows are read in memory order.
                 ids.sort_unstable();
             }
         });
@@ -263,7 +264,8 @@ impl FeatureWalk {
         assert!(bias.is_none_or(|bias| bias.len() == features));
         let mut weights = vec![0.0; ids.len()];
         let out = SharedOutput::new(&mut weights);
-        // Parallel over features, so that an up row is read for all rows while it is in the cache.
+        // The loop is parallel over features. So a thread uses an up row for all input rows while
+        // it is in the cache.
         parallel_ranges(features, self.work(), &|from, to| {
             for row in 0..self.rows {
                 let row_ids = &ids[row * k..(row + 1) * k];
@@ -294,14 +296,14 @@ impl FeatureWalk {
         weights
     }
 
-    /// The weighted sum of the selected down rows, and the bias.
+    /// Adds the weighted selected down rows and the bias.
     fn sum(&self, ids: &[u32], weights: &[f32], output: &mut [f32]) {
         let (hidden, k) = (self.hidden, self.features_per_row());
         let down = self.down.view();
         let bias = self.down_bias.as_ref().map(|bias| (**bias).as_ref());
         assert!(down.len() == self.features * hidden && output.len() == self.rows * hidden);
         assert!(bias.is_none_or(|bias| bias.len() == hidden));
-        // With few rows, each thread reads its part of a down row at once.
+        // With few rows, each thread reads its whole part of a down row at once.
         let width = match self.rows {
             0..8 => (hidden.div_ceil(pool::threads()).next_multiple_of(16)).max(64),
             _ => COLUMNS,
@@ -313,7 +315,7 @@ impl FeatureWalk {
                 let (column, group) = (part % columns * width, part / columns * ROWS);
                 let n = width.min(hidden - column);
                 for row in group..(group + ROWS).min(self.rows) {
-                    // SAFETY: each part has separate columns and rows.
+                    // SAFETY: the parts have disjoint rows or columns.
                     let y = unsafe { out.slice_mut(row * hidden + column, n) };
                     match bias {
                         Some(bias) => y.copy_from_slice(&bias[column..column + n]),
@@ -348,7 +350,7 @@ mod tests {
         Arc::new(values.to_vec())
     }
 
-    /// `values` as float16, and the rounded values as float32.
+    /// `values` rounded to float16, and the rounded values as float32.
     fn halves(values: &[f32]) -> (StoredRows, Vec<f32>) {
         let halves: Vec<half::f16> = values.iter().map(|v| half::f16::from_f32(*v)).collect();
         let bits: Vec<u16> = halves.iter().map(|h| h.to_bits()).collect();
@@ -359,12 +361,12 @@ mod tests {
     fn run(work: &impl Work, inputs: &[&[f32]]) -> Vec<f32> {
         let inputs: Vec<Input> = inputs.iter().map(|x| Input::from_slice(x)).collect();
         let mut output = vec![f32::NAN; work.outputs()];
-        // SAFETY: they are float32, and the tests pass the documented inputs.
+        // SAFETY: the inputs are float32 and as the operation documents.
         unsafe { work.run(&inputs, &mut output) };
         output
     }
 
-    /// The definition, in float64, of one row.
+    /// One row of the block by its definition, in float64.
     fn walked(work: &FeatureWalk, x: &[f32], gates: &[f32]) -> Vec<f64> {
         let mut order: Vec<usize> = (0..gates.len()).collect();
         order.sort_by(|a, b| gates[*b].abs().total_cmp(&gates[*a].abs()).then(a.cmp(b)));
@@ -448,7 +450,7 @@ mod tests {
         });
     }
 
-    /// The elements of a float16 row need more than one conversion.
+    /// Rows are longer than [`AT_ONCE`], so each row needs more than one conversion.
     #[test]
     fn float16_gives_what_its_numbers_give_in_float32() {
         let (rows, hidden, features) = (3, 1100, 20);
@@ -501,7 +503,7 @@ mod tests {
             run(&work, &[&[0.0], &[0.0, 1.0, -3.0, 2.0], &ones]),
             [1100.0]
         );
-        // Values given after the activation are used unchanged.
+        // Gates that are passed after the activation are used unchanged.
         assert_eq!(
             run(
                 &work,

@@ -1,5 +1,5 @@
-//! Products with few input rows, as in decode. Each matrix is read once, in packed form. For
-//! prefill, see `packed_gemm.rs`.
+//! Multiplication of few input rows, as in decode. Each matrix is read once, in packed form.
+//! `packed_gemm.rs` handles many rows, as in prefill.
 
 use crate::gemm::activations::PreparedRows;
 use crate::gemm::product::{MatrixData, MatrixPart, Product};
@@ -10,10 +10,10 @@ use crate::simd::portable::vmath::Gate;
 use crate::simd::qgemv;
 use crate::simd::vmath::{gate_apply, gate_mul};
 
-/// Matrix rows that stay in the cache while all input rows are processed.
+/// The number of matrix rows that stay in the cache while all input rows are processed.
 const BLOCK: usize = 32;
 
-/// The maximum elements of a block, unless that leaves too few rows.
+/// The maximum number of elements of a block, unless that leaves too few rows.
 const LONG: usize = 1 << 15;
 
 /// Input rows, their matrices, and the place of their outputs.
@@ -26,9 +26,9 @@ pub(crate) struct FewRows<'a> {
 }
 
 impl Product {
-    /// Products of the inputs from `from` on with row blocks `blocks.0..blocks.1` of a matrix, plus
-    /// its biases. There is one output row per input row. The matrix may end before the last row
-    /// block does; `out` has only its columns.
+    /// Multiplies the inputs from row `from` on with row blocks `blocks.0..blocks.1` of a matrix,
+    /// and adds its biases. There is one output row per input row. The last row block may extend
+    /// beyond the matrix; `out` has only columns of the matrix.
     fn qgemv(
         &self,
         (data, bias): (MatrixData<'_>, Option<&[f32]>),
@@ -98,8 +98,8 @@ impl Product {
         self.run_jobs(std::slice::from_ref(&job), residual, out);
     }
 
-    /// The products of several sets of rows, each with separate matrices of this product's sizes,
-    /// in one pass over the threads.
+    /// Computes the products of several sets of rows in one pass over the threads. Each set has its
+    /// own matrices of this product's sizes.
     pub(crate) fn run_jobs(
         &self,
         jobs: &[FewRows<'_>],
@@ -119,7 +119,7 @@ impl Product {
         });
     }
 
-    /// Row blocks `first..last` of all parts for the rows of one job.
+    /// Computes row blocks `first..last` of all parts for the rows of one job.
     fn run_blocks(
         &self,
         job: &FewRows<'_>,
@@ -128,7 +128,7 @@ impl Product {
         out: &SharedOutput,
     ) {
         let rows = job.rows;
-        // A single row reuses nothing from the cache.
+        // A single row needs no blocking, because it reuses nothing from the cache.
         let block = match rows.count {
             1 => last - first,
             _ => self.blocks_at_once(),

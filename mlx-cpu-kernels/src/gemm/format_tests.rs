@@ -1,5 +1,5 @@
-//! Products with a matrix of every format, with every instruction set, against their definition in
-//! double precision. An instruction set without kernels for a format must fall back.
+//! Compares products with a matrix of every format, on every instruction set, with their definition
+//! in double precision. An instruction set without kernels for a format must use the portable ones.
 
 use crate::gemm::dense::DenseType;
 use crate::gemm::experts::tests::{Stack, double, near};
@@ -19,7 +19,8 @@ const TABLES: [Table; 6] = [
     Table::Q3k,
 ];
 
-/// The widths and group sizes of the table with these scales, and one of two for those of tables.
+/// The widths and group sizes that the format table lists for these scales. Formats with tables of
+/// integers are tested with one of two sizes.
 fn sizes(scales: ScaleFormat) -> Vec<(u32, usize)> {
     let all = (1..=8).flat_map(|bits| scales.groups(bits).iter().map(move |group| (bits, *group)));
     let wanted = match scales {

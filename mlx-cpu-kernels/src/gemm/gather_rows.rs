@@ -4,8 +4,8 @@ use crate::gemm::product::{Size, StoredMatrix};
 use crate::layout::packed::{PackedMatrix, ScaleFormat};
 use crate::work::{Input, Work};
 
-/// Rows of a quantized matrix by index. Its inputs are the 32-bit indices, and the matrix unless it
-/// is stored in the operation. An index out of range selects the nearest row.
+/// Returns rows of a quantized matrix by index. The inputs are the 32-bit indices, and the matrix
+/// unless the operation stores it. An index out of range selects the nearest row.
 pub struct GatherRows {
     /// The number of indices.
     pub count: usize,

@@ -1,5 +1,5 @@
-//! The greatest outputs of each row of a product with many columns, such as the output head,
-//! without all outputs in memory. Tiles are compared while they are in the cache.
+//! Finds the greatest outputs of each row of a product with many columns, such as the output head.
+//! The outputs are never all in memory: tiles are compared while they are in the cache.
 
 use std::cmp::Ordering as Order;
 use std::sync::Mutex;
@@ -12,16 +12,16 @@ use crate::layout::tile::LANES;
 use crate::pool::lock;
 use crate::work::{Input, Work};
 
-/// The `k` greatest outputs of each row of a product, in descending order; ties are sorted by
-/// column. NaN counts as minus infinity. The inputs are those of the product. It has one part, no
-/// gate or residual, and at most [`crate::MAX_ROW_LEN`] columns. The output is `[rows, 2 k]`: `k`
-/// values, then their columns as float32, which is exact.
+/// The `k` greatest outputs of each row of a product, in descending order. Equal outputs are sorted
+/// by column. NaN counts as minus infinity. The inputs are those of the product. It must have one
+/// part, no gate or residual, and at most [`crate::MAX_ROW_LEN`] columns. The output is `[rows, 2
+/// k]`: `k` values, then their columns as float32, which is exact.
 ///
-/// Products are computed in float32, whatever the product's fields say about inputs.
+/// The product is computed in float32. The product's fields about input types are ignored.
 pub struct GreatestOutputs {
     /// The product.
     pub product: Product,
-    /// The number of outputs per row, at most its columns.
+    /// The number of greatest outputs per row, at most the number of columns.
     pub k: usize,
 }
 
@@ -43,7 +43,7 @@ impl Work for GreatestOutputs {
             let tile = tile.as_chunks::<LANES>().0;
             groups[begin / LANES].take(isa, tile, count, block.start + block.from);
         };
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that the inputs are those of the product.
         unsafe {
             self.product
                 .with_task(inputs, |task, _| task.run_into(&sink));
@@ -53,7 +53,7 @@ impl Work for GreatestOutputs {
             let (values, columns) = out.split_at_mut(self.k);
             for ((entry, value), column) in best.iter().zip(values).zip(columns) {
                 *value = entry.0;
-                *column = entry.1 as f32; // below `MAX_ROW_LEN`
+                *column = entry.1 as f32; // below `MAX_ROW_LEN`, so exact
             }
         }
     }
@@ -62,12 +62,12 @@ impl Work for GreatestOutputs {
 /// A value and its column.
 type Found = (f32, u32);
 
-/// Sixteen rows, the lanes of a tile.
+/// The kept outputs of sixteen rows. The rows are the lanes of a tile.
 struct Group {
-    /// For each row, the smallest of the `k` values kept up to now, as the bits of a float32. It
-    /// only increases. Smaller values need no lock.
+    /// For each row, the smallest of the `k` kept values, as the bits of a float32. It only
+    /// increases. Smaller values are skipped without locking `best`.
     least: [AtomicU32; LANES],
-    /// In descending order; ties are sorted by column.
+    /// The kept values of each row, in descending order. Equal values are sorted by column.
     best: Mutex<[Vec<Found>; LANES]>,
     k: usize,
 }
@@ -81,7 +81,8 @@ impl Group {
         }
     }
 
-    /// Merges a tile `[columns][LANES]`, in which `count` lanes are rows, from column `first` on.
+    /// Merges a tile `[columns][LANES]` whose first column is `first`. `count` of its lanes are
+    /// rows.
     fn take(&self, isa: Isa, tile: &[[f32; LANES]], count: usize, first: usize) {
         let mut greatest = [f32::NEG_INFINITY; LANES];
         greatest_of_lanes(isa, tile, &mut greatest);
@@ -96,7 +97,7 @@ impl Group {
         for lane in wanted {
             let heap = &mut best[lane];
             for (values, column) in tile.iter().zip(first..) {
-                // `max` in this order turns NaN into minus infinity.
+                // In this order of arguments, `max` turns NaN into minus infinity.
                 let value = f32::NEG_INFINITY.max(values[lane]);
                 insert(heap, self.k, (value, column as u32));
             }
@@ -111,9 +112,9 @@ impl Group {
     }
 }
 
-/// Descending by value; ties are sorted by column.
+/// Sorts by value, descending, then by column.
 fn order(a: &Found, b: &Found) -> Order {
-    // Adding zero turns -0 into 0, which is equal.
+    // Adding zero turns -0 into 0. `total_cmp` would order -0 before 0, but the two must be equal.
     (b.0 + 0.0).total_cmp(&(a.0 + 0.0)).then(a.1.cmp(&b.1))
 }
 
@@ -143,7 +144,7 @@ fn greatest_of_lanes(isa: Isa, tile: &[[f32; LANES]], greatest: &mut [f32; LANES
             return;
         }
     }
-    // All other processors have vectors of four floats, such as NEON.
+    // All other processors have vectors of four floats, such as NEON, which plain builds use.
     let _ = isa;
     greatest_with(tile, greatest);
 }
@@ -152,7 +153,8 @@ fn greatest_of_lanes(isa: Isa, tile: &[[f32; LANES]], greatest: &mut [f32; LANES
 fn greatest_with(tile: &[[f32; LANES]], greatest: &mut [f32; LANES]) {
     for values in tile {
         for (g, &x) in greatest.iter_mut().zip(values) {
-            // In this form NaN is never the maximum, at no extra cost.
+            // With this comparison NaN never becomes the maximum, and it costs no extra
+            // instruction.
             *g = if x > *g { x } else { *g };
         }
     }
@@ -196,7 +198,7 @@ mod tests {
         GreatestOutputs { product, k }
     }
 
-    /// Values and columns of one row.
+    /// The values of one row, with their columns.
     fn pairs_of(out: &[f32], k: usize) -> Vec<(f32, usize)> {
         let columns = out[k..].iter().map(|&c| c as usize);
         out[..k].iter().copied().zip(columns).collect()
@@ -209,7 +211,7 @@ mod tests {
             group: 32,
             scales: ScaleFormat::F16,
         };
-        // More than one block of columns, and more than one block of rows.
+        // The matrix has more than one block of columns, and the input more than one block of rows.
         const SIZE: Size = Size { n: 1300, k: 64 };
         for kind in [MatrixFormat::Dense(DenseType::F32), quantized] {
             let made = Stack::new(kind, SIZE, 3);

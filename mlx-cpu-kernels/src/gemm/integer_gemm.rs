@@ -1,7 +1,7 @@
-//! Products of many rows of inputs with quantized matrices in 16-bit integers, for AVX-512 with
-//! VNNI: 1.2 (Zen 4) to 1.5 times (Zen 5) as fast as `packed_gemm.rs`, with the same blocks and
-//! outputs. In each row, eight input columns share a scale. With 32, logits of the first model
-//! differ from the reference by up to 3e-3; with 8 by 1.1e-3, in floats by 0.9e-3.
+//! Multiplication of many input rows with quantized matrices in 16-bit integers, for AVX-512 with
+//! VNNI. It is 1.2 (Zen 4) to 1.5 times (Zen 5) as fast as `packed_gemm.rs`, with the same blocks
+//! and outputs. In each row, eight input columns share a scale. With 32 columns, logits of one
+//! model differ from the reference by up to 3e-3; with 8 by 1.1e-3, and in floats by 0.9e-3.
 //!
 //! [`crate::PrefillInputs::Int16`], the default of models, selects it.
 //! [`crate::PrefillInputs::Mixed`] selects it where `byte_gemm.rs` is not supported.
@@ -21,7 +21,7 @@ use crate::partition::{MIN_PARALLEL_WORK, SharedOutput, parallel_ranges};
 use crate::pool;
 use crate::simd::avx512::integer_tile::{self, PANELS};
 
-/// The number of columns per block: those of two panels fit the L1 cache.
+/// The number of columns per block. The columns of two panels fit the L1 cache.
 const BLOCK_K: usize = 512;
 
 /// Input rows, panel by panel; see [`InputColumns`].
@@ -64,7 +64,8 @@ impl Inputs {
 }
 
 impl GemmTask<'_> {
-    /// Whether this product is supported: many rows, and matrices whose codes represent integers.
+    /// Whether 16-bit integers support this product: it has many rows, and codes that represent
+    /// integers.
     pub(crate) fn fits_integers(&self) -> bool {
         matches!(self.product.isa, Isa::Avx512 | Isa::Amx)
             && self.product.rows >= MIN_GEMM_ROWS
@@ -105,7 +106,7 @@ impl GemmTask<'_> {
                 panel.resize(LANES * k);
                 for i in from..to {
                     self.fill_panel((first + i * LANES, last), panel);
-                    // SAFETY: only one part writes each panel. `fits_integers` checked the
+                    // SAFETY: each panel belongs to only one part. `fits_integers` checked the
                     // instruction set.
                     unsafe {
                         let pairs = pairs.slice_mut(i * sizes[0], sizes[0]);
@@ -141,7 +142,7 @@ impl GemmTask<'_> {
         }
     }
 
-    /// Multiplies rows of one matrix, or of both matrices of a gate, with all panels.
+    /// Multiplies a range of rows of one matrix, or of both matrices of a gate, with all panels.
     fn integer_block(
         &self,
         (first, last): (usize, usize),
@@ -252,7 +253,7 @@ mod tests {
         (bits, group): (u32, usize),
         inputs: &'a mut Vec<Input>,
     ) -> PackedMatrix<'a> {
-        // SAFETY: the elements live as long as the inputs are used.
+        // SAFETY: the elements exist while the inputs are used.
         inputs.extend(
             parts
                 .iter()
@@ -262,8 +263,8 @@ mod tests {
         unsafe { PackedMatrix::from_inputs(inputs, (bits, k / group, ScaleFormat::F32)) }
     }
 
-    /// Every width, group size and number of rows, a norm, biases and a gate, with a channel that
-    /// is thousands of times as large as the others.
+    /// Tests every width, group size and number of rows, with a norm, biases and a gate. One
+    /// channel is thousands of times as large as the others.
     #[test]
     fn products_equal_those_in_float64() {
         with_each(|isa| {
@@ -338,7 +339,8 @@ mod tests {
         let mut w = vec![0.0; k];
         for column in 0..n {
             let mut wanted = [vec![0.0f64; rows], vec![0.0f64; rows]];
-            // The squared rounding errors: half a step of the integers and of the sums.
+            // The expected squared rounding errors. An error is at most half a step of the integers
+            // and of the sums.
             let mut errors = vec![0.0f64; rows];
             for (matrix, wanted) in matrices.iter().zip(&mut wanted) {
                 matrix.dequantize_row(column, &mut w);

@@ -1,16 +1,16 @@
-//! Layer norms (Ba et al. 2016, arXiv:1607.06450), which encoders have between products. RMS norms
-//! are fused with the products that read them.
+//! Layer norms (Ba et al. 2016, arXiv:1607.06450), which encoders have between matrix
+//! multiplications. RMS norms are fused with the multiplications that read them.
 
 use crate::isa::Isa;
 use crate::partition::{SharedOutput, parallel_ranges};
 use crate::work::{Input, Work};
 
-/// `(x - mean) / sqrt(variance + eps) * weight + bias`, row by row. Its inputs are float32: the
+/// `(x - mean) / sqrt(variance + eps) * weight + bias`, row by row. The inputs are float32: the
 /// rows `[rows, k]`, the weight `[k]`, and an optional bias `[k]`.
 pub struct LayerNorm {
-    /// Rows of the input.
+    /// The number of rows of the input.
     pub rows: usize,
-    /// Elements of a row.
+    /// The number of elements of a row.
     pub k: usize,
     /// Epsilon, added to the variance.
     pub eps: f32,
@@ -95,7 +95,8 @@ fn normalize_with(x: &[f32], (weight, bias, eps): Parameters<'_>, out: &mut [f32
     }
 }
 
-/// The sum of `f` over the elements, accumulated in lanes so that it is vectorized.
+/// The sum of `f` over the elements. It has one partial sum per lane, so that the loop is
+/// vectorized.
 #[inline(always)]
 fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; 16];
@@ -116,7 +117,8 @@ mod tests {
     #[test]
     fn rows_are_those_of_the_formula_in_float64() {
         for (rows, k) in [(1, 1), (3, 5), (7, 16), (40, 384), (2, 1027)] {
-            // Values far from zero, where a variance from sums of squares would lose digits.
+            // The values are far from zero. There, a variance from sums of squares would lose
+            // digits.
             let x: Vec<f32> = noise(rows * k, 1).iter().map(|v| v * 3.0 + 20.0).collect();
             let (weight, bias) = (noise(k, 2), noise(k, 3));
             with_each(|isa| {

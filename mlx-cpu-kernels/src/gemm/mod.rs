@@ -1,4 +1,4 @@
-//! Products of rows with quantized and dense matrices, from one row to a prompt.
+//! Multiplication of rows with quantized and dense matrices, for one row to whole prompts.
 
 pub(crate) mod activations;
 #[cfg(target_arch = "x86_64")]

@@ -1,6 +1,6 @@
-//! Products with many input rows, as in prefill (GotoBLAS scheme). Inputs are packed into panels of
-//! sixteen rows. Blocks of the matrix are dequantized once for all panels, and the micro-kernel
-//! multiplies them. For few rows, see `few_rows.rs`.
+//! Multiplication of many input rows, as in prefill (GotoBLAS scheme). Inputs are packed into
+//! panels of sixteen rows. Blocks of the matrix are dequantized once for all panels, and the
+//! micro-kernel multiplies them. `few_rows.rs` handles few rows.
 
 use std::cell::RefCell;
 
@@ -18,19 +18,19 @@ use crate::simd::{microkernel, transpose};
 /// The minimum number of input rows for this kernel.
 pub(crate) const MIN_GEMM_ROWS: usize = 16;
 
-/// The number of input rows per block, whose panels take a few MiB at most.
+/// The number of input rows per block. The panels of a block have a few MiB at most.
 pub(crate) const BLOCK_M: usize = 512;
 
-/// The number of matrix rows dequantized at once, a multiple of a tile's and of a row block's. A
-/// large number reads the panels less often; a small one gives each thread enough blocks. The rows
-/// fit the L2 cache.
+/// The number of matrix rows dequantized at once, a multiple of a tile's rows and of a row block's.
+/// With a large number, panels are read less often. With a small one, each thread gets enough
+/// blocks. The rows fit the L2 cache.
 const BLOCK_N_LARGE: usize = 48;
 const BLOCK_N_SMALL: usize = 24;
 
-/// The minimum outputs of a product for blocks of [`BLOCK_N_LARGE`] rows.
+/// The minimum number of outputs for which a product uses blocks of [`BLOCK_N_LARGE`] rows.
 const LARGE_N: usize = 1200;
 
-/// The number of products summed before a tile is stored, so that the elements of a panel fit the
+/// The number of columns that are summed before a tile is stored. These columns of a panel fit the
 /// L1 cache.
 const BLOCK_K: usize = 256;
 
@@ -42,12 +42,12 @@ struct Scratch {
 }
 
 thread_local! {
-    /// The packed inputs.
+    /// The packed input rows.
     static PANELS: RefCell<AlignedVec> = RefCell::default();
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Rows `from..to` of part `part`; the part's outputs begin at column `start`.
+/// Rows `from..to` of the matrix of part `part`. The part's outputs begin at column `start`.
 #[derive(Clone, Copy)]
 pub(crate) struct ColumnBlock {
     pub part: usize,
@@ -65,8 +65,8 @@ pub(crate) struct GemmTask<'a> {
     pub residual: Option<&'a [f32]>,
 }
 
-/// Receives a finished tile `[columns, LANES]`, its first input row and number of rows, and its
-/// columns.
+/// A function that receives a finished tile `[columns, LANES]`, its first input row and number of
+/// rows, and its columns.
 pub(crate) type TileSink<'a> = dyn Fn(&[f32], (usize, usize), ColumnBlock) + Sync + 'a;
 
 impl GemmTask<'_> {
@@ -74,7 +74,7 @@ impl GemmTask<'_> {
         self.run_into(&|tile, rows, block| self.write(tile, rows, block, out));
     }
 
-    /// Like [`Self::run`], for outputs that are not stored.
+    /// Like [`Self::run`], but passes finished tiles to `sink` instead of storing outputs.
     pub(crate) fn run_into(&self, sink: &TileSink<'_>) {
         let blocks = self.blocks();
         PANELS.with_borrow_mut(|panels| {
@@ -86,7 +86,7 @@ impl GemmTask<'_> {
         });
     }
 
-    /// The blocks of matrix rows, the unit of work of a thread.
+    /// The blocks of matrix rows. A block is a thread's unit of work.
     pub(crate) fn blocks(&self) -> Vec<ColumnBlock> {
         let width = if self.product.n >= LARGE_N {
             BLOCK_N_LARGE
@@ -142,7 +142,7 @@ impl GemmTask<'_> {
         transpose::pack_rows(isa, &rows[..n], weight, panel);
     }
 
-    /// The norm's factor for a row, or 1 without a norm.
+    /// The norm's factor for a row; 1 without a norm.
     pub(crate) fn factor(&self, isa: Isa, x: &[f32]) -> f32 {
         self.norm.map_or(1.0, |(_, eps)| {
             1.0 / (vmath::dot(isa, x, x) / x.len() as f32 + eps).sqrt()
@@ -170,7 +170,7 @@ impl GemmTask<'_> {
         }
     }
 
-    /// Multiplies rows of one matrix, or of both matrices of a gate, with all panels.
+    /// Multiplies a range of rows of one matrix, or of both matrices of a gate, with all panels.
     fn block(
         &self,
         (first, last): (usize, usize),
@@ -231,9 +231,9 @@ impl GemmTask<'_> {
                         row_stride: LANES,
                         accumulate: at > 0,
                     };
-                    // SAFETY: `w` has `columns` rows of `k` elements in either layout, `x` has `k`
-                    // times `LANES`, and `sums` has `columns` times `LANES`. The slices above
-                    // ensure it.
+                    // SAFETY: the slices above guarantee the lengths. `w` has `columns` rows of `k`
+                    // elements in either layout, `x` has `k` times `LANES`, and `sums` has
+                    // `columns` times `LANES`.
                     unsafe { microkernel::gemm_tiles(isa, columns, depth, left, right, product) };
                 }
             }
@@ -246,7 +246,8 @@ impl GemmTask<'_> {
         }
     }
 
-    /// Completes a tile and writes it to output rows from `begin` on; see [`Self::complete_tile`].
+    /// Applies the epilogue to a tile and writes it to output rows from `begin` on; see
+    /// [`Self::complete_tile`].
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn finish_tile(
         &self,
@@ -303,7 +304,7 @@ impl GemmTask<'_> {
                 let at = start(lane);
                 let reach = 7 * n + columns;
                 let before = self.residual.map(|r| r[at..at + reach].as_ptr());
-                // SAFETY: only this block writes these columns of these rows; both bounds are
+                // SAFETY: these columns of these rows belong to only this block. Both bounds are
                 // checked.
                 done = unsafe {
                     let to = out.ptr(at, reach);
@@ -313,7 +314,8 @@ impl GemmTask<'_> {
             let sums = sums.as_chunks::<LANES>().0;
             for lane in lane..lane + rows {
                 let at = start(lane);
-                // SAFETY: as above.
+                // SAFETY: these columns of this row belong to only this block. Both bounds are
+                // checked.
                 let place = unsafe { out.slice_mut(at + done, columns - done) };
                 let before = self.residual.map(|r| &r[at + done..at + columns]);
                 for (i, (place, sums)) in place.iter_mut().zip(&sums[done..]).enumerate() {

@@ -1,5 +1,5 @@
 //! Prefetches the first rows of the next product's matrices at the barrier before it. The hardware
-//! prefetcher cannot see across matrices.
+//! prefetcher stops at the end of a matrix.
 
 use std::ops::Range;
 
@@ -8,22 +8,22 @@ use crate::layout::packed::PackedMatrix;
 use crate::pool;
 use crate::simd::prefetch::lines;
 
-/// The maximum rows for which a product is bound by reading its matrices, and attention by reading
-/// keys and values.
+/// The maximum number of rows for which reading the matrices limits the speed of a product.
 const FEW: usize = 16;
 
-/// Row blocks read at the same time: the outputs of two tiles.
+/// The number of row blocks that a thread reads at the same time: the outputs of two tiles.
 const ROW_BLOCKS: usize = 4;
 
-/// Bytes of a row block's words, or of keys; the hardware prefetcher reads ahead from there.
+/// The number of bytes to prefetch of a row block's words. From there on, the hardware prefetcher
+/// reads ahead.
 const BYTES: usize = 4096;
 
 impl Product {
-    /// Prefetches the first words of held matrices that thread `me` of the pool reads.
+    /// Prefetches the first words of stored matrices that thread `me` of the pool reads.
     ///
     /// # Safety
-    /// As [`crate::Work::run`]: each held matrix must have its part's format and size, and `k` must
-    /// be the number of columns.
+    /// Each stored matrix must have its part's format and size, and `k` must be the number of
+    /// columns, as for [`crate::Work::run`].
     pub unsafe fn fetch(&self, me: usize) {
         if self.rows > FEW {
             return;
@@ -43,7 +43,7 @@ impl Product {
                 Some(stored),
             ) = (part.kind, &part.stored)
             {
-                // SAFETY: guaranteed by the caller.
+                // SAFETY: the caller guarantees format and size.
                 let matrix = unsafe {
                     PackedMatrix::from_inputs(stored.inputs(), (bits, self.k / group, scales))
                 };
@@ -52,8 +52,8 @@ impl Product {
         }
     }
 
-    /// The matrices and row blocks that the thread starting at place `first` reads first. With a
-    /// gate they are in both matrices.
+    /// The matrices and row blocks that a thread reads first if it starts at place `first`. With a
+    /// gate, there are row blocks of both matrices.
     fn first_row_blocks(
         &self,
         first: impl Fn(usize) -> usize,
@@ -104,7 +104,7 @@ mod tests {
     use crate::simd::portable::vmath::Gate;
     use crate::work::Input;
 
-    /// A held matrix `[n, 64]` of zeros, of 4 bits in groups of 32.
+    /// A stored matrix `[n, 64]` of zeros, with 4-bit codes in groups of 32.
     fn part(n: usize) -> MatrixPart {
         let matrix = n.div_ceil(INTERLEAVED_ROWS);
         let owner = Arc::new((
@@ -112,7 +112,7 @@ mod tests {
             vec![0.0f32; matrix * 2 * INTERLEAVED_ROWS],
         ));
         let (words, factors) = &*owner;
-        // SAFETY: the owner keeps the elements, and nothing writes them.
+        // SAFETY: `owner` keeps the elements alive, and nothing writes them.
         let stored = unsafe {
             let words = Input::from_raw(words.as_ptr().cast(), words.len());
             let factors = Input::from_raw(factors.as_ptr().cast(), factors.len());
@@ -147,7 +147,8 @@ mod tests {
         }
     }
 
-    /// Threads get 32 outputs at a time, or 16 of each of a gate's matrices.
+    /// A thread begins at a multiple of 32 outputs; with a gate, at a multiple of 16 outputs of
+    /// each matrix.
     #[test]
     fn bands_are_where_a_thread_begins() {
         let work = product(&[64, 40, 9], None);
@@ -155,7 +156,7 @@ mod tests {
             (0, Some((0..1, 0..4))),
             (1, Some((0..1, 4..8))),
             (2, Some((1..2, 0..4))),
-            // The matrix ends here.
+            // The matrix ends within this thread's outputs.
             (3, Some((1..2, 4..5))),
             (4, Some((2..3, 0..2))),
             (5, None),
@@ -169,7 +170,7 @@ mod tests {
         let gate = product(&[40, 40], Some(Gate::Silu));
         assert_eq!(gate.first_row_blocks(|_| 1), Some((0..2, 2..4)));
         assert_eq!(gate.first_row_blocks(|_| 2), Some((0..2, 4..5)));
-        // Not every thread has row blocks.
+        // With this many threads, some threads have no row blocks.
         for work in [&work, &gate] {
             for me in 0..=pool::pool().threads() {
                 // SAFETY: `part` makes matrices of this format with 64 columns.

@@ -1,6 +1,6 @@
-//! A product of rows with matrices, and the operations fused with it in a decoder. Those are a
-//! norm, several matrices on the same input, biases, a gate, or a residual. This file has types;
-//! `run.rs` computes.
+//! A product of rows with matrices, and the decoder operations that are fused with it: a norm,
+//! several matrices on the same input, biases, a gate, or a residual. This file has only types;
+//! `run.rs` has the computation.
 
 use std::any::Any;
 use std::slice::Iter;
@@ -19,13 +19,14 @@ pub const MAX_PARTS: usize = 4;
 /// The sizes of a matrix `[n, k]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Size {
-    /// Outputs.
+    /// The number of outputs.
     pub n: usize,
-    /// Inputs.
+    /// The number of inputs.
     pub k: usize,
 }
 
-/// The arrays of a quantized matrix that an operation holds, instead of getting them as inputs.
+/// The arrays of a quantized matrix that an operation stores, so that they are not among its
+/// inputs.
 #[derive(Clone)]
 pub struct StoredMatrix {
     /// Words, scales and biases.
@@ -34,18 +35,18 @@ pub struct StoredMatrix {
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: callers of `StoredMatrix::new` guarantee that the owner keeps the inputs' memory and
-// nothing writes it.
+// SAFETY: callers of `StoredMatrix::new` guarantee that the owner keeps the inputs' memory alive
+// and that nothing writes to it.
 unsafe impl Send for StoredMatrix {}
 
-// SAFETY: as for Send.
+// SAFETY: see the note for `Send`.
 unsafe impl Sync for StoredMatrix {}
 
 impl StoredMatrix {
-    /// Words, scales and biases in memory of `owner`.
+    /// Stores words, scales and biases in memory of `owner`.
     ///
     /// # Safety
-    /// The elements must exist and must not be written while `owner` lives.
+    /// While `owner` lives, the elements must exist and nothing may write them.
     pub unsafe fn new(inputs: [Input; 3], owner: Arc<dyn Any + Send + Sync>) -> Self {
         Self {
             inputs,
@@ -61,7 +62,7 @@ impl StoredMatrix {
 /// The storage format of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatrixFormat {
-    /// Quantized in affine mode, interleaved in row blocks.
+    /// Quantized in groups, with row blocks interleaved.
     Quantized {
         /// Bits per code: 2, 3, 4, 5, 6 or 8.
         bits: u32,
@@ -75,8 +76,8 @@ pub enum MatrixFormat {
 }
 
 impl MatrixFormat {
-    /// The matrix of `k` columns: `stored`, or the next of `inputs`, which is consumed. A packing
-    /// missing in `packings` is appended.
+    /// The matrix with `k` columns: `stored`, or otherwise the next of `inputs`, which is consumed.
+    /// If its packing is not in `packings`, it is appended.
     ///
     /// # Safety
     /// The inputs must be the arrays of a matrix with this format and `k` columns.
@@ -88,7 +89,7 @@ impl MatrixFormat {
         packings: &mut Vec<(u32, usize)>,
     ) -> MatrixData<'a> {
         let (bits, group, scales) = match self {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees the type.
             MatrixFormat::Dense(number) => unsafe {
                 return MatrixData::Dense(DenseView::new(number, inputs.next()));
             },
@@ -114,7 +115,7 @@ impl MatrixFormat {
             packings.len() - 1
         });
         MatrixData::Quantized {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees the format.
             matrix: unsafe { PackedMatrix::from_inputs(matrix, (bits, k / group, scales)) },
             form,
         }
@@ -134,37 +135,38 @@ pub struct MatrixPart {
 }
 
 impl MatrixPart {
-    /// Row blocks of its matrix.
+    /// The number of row blocks of the matrix.
     pub(crate) fn row_blocks(&self) -> usize {
         self.size.n.div_ceil(INTERLEAVED_ROWS)
     }
 }
 
-/// A product of rows with transposed matrices, with an optional norm before it and biases, a gate
-/// or a residual after it. Its inputs are float32: the rows `[rows, k]`, the weight of the norm
-/// `[k]`, the arrays of each part, and the residual `[rows, n]`. Each part has its matrix and its
-/// bias `[n]`. A dense matrix is one array; a quantized one is words, scales and biases, or nothing
-/// if held.
+/// A product of rows with transposed matrices. An optional norm comes before it, and biases, a gate
+/// or a residual after it. The inputs are float32: the rows `[rows, k]`, the weight of the norm
+/// `[k]`, the arrays of each part, and the residual `[rows, n]`. A part has its matrix, then its
+/// bias `[n]`. A dense matrix is one array. A quantized matrix is three arrays (words, scales and
+/// biases), or none if the operation stores it.
 pub struct Product {
-    /// Matrices with the same inputs.
+    /// The matrices that are multiplied with the same inputs.
     pub parts: Vec<MatrixPart>,
-    /// Rows of the input.
+    /// The number of rows of the input.
     pub rows: usize,
-    /// Columns of the input.
+    /// The number of columns of the input.
     pub k: usize,
-    /// Columns of the output.
+    /// The number of columns of the output.
     pub n: usize,
     /// Epsilon of the norm, if there is one.
     pub eps: Option<f32>,
-    /// The activation of the first of two parts, which is then multiplied with the second.
+    /// The activation of a gate: it is applied to the first of two parts, and the result is
+    /// multiplied with the second part.
     pub gate: Option<Gate>,
-    /// The activation of a single part. It excludes a gate and a residual.
+    /// The activation of a single part. It excludes `gate` and `residual`.
     pub activation: Option<Gate>,
     /// Whether a residual is added.
     pub residual: bool,
-    /// Whether few rows use the same kernel as many.
+    /// Whether inputs stay floats. Any number of rows then uses the kernel of `packed_gemm.rs`.
     pub float_inputs: bool,
-    /// The type of inputs for many rows and quantized matrices.
+    /// The input type for many rows and quantized matrices.
     pub prefill_inputs: PrefillInputs,
     /// The instruction set.
     pub isa: Isa,
@@ -175,7 +177,7 @@ pub struct Product {
 pub(crate) enum MatrixData<'a> {
     Quantized {
         matrix: PackedMatrix<'a>,
-        /// The index of its prepared input.
+        /// The index of the prepared input that suits the matrix's packing.
         form: usize,
     },
     Dense(DenseView<'a>),

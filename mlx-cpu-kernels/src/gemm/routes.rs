@@ -1,5 +1,5 @@
-//! The assignment of rows to experts, sorted so that each expert's matrices are read once. This
-//! file has indices only; `experts.rs` has the products.
+//! The assignment of rows to experts. It is sorted by expert, so that each expert's matrices are
+//! read once. This file has only indices; `experts.rs` has the products.
 
 use std::ops::Range;
 
@@ -8,9 +8,9 @@ use crate::work::Input;
 /// The sizes of a routing, which assigns `per_row` experts to each input row.
 #[derive(Debug, Clone, Copy)]
 pub struct Routing {
-    /// Rows of the input.
+    /// The number of rows of the input.
     pub rows: usize,
-    /// Experts of each row.
+    /// The number of experts of each row.
     pub per_row: usize,
     /// Whether the expert indices are signed.
     pub signed: bool,
@@ -18,26 +18,27 @@ pub struct Routing {
 
 /// Pairs of a row and an expert, sorted by expert. Pair `i` belongs to row `i / per_row`.
 pub(crate) struct Routes {
-    /// Pairs sorted by expert (stable).
+    /// The pairs in the order of their experts. Pairs of an expert stay in order.
     pub pairs: Vec<usize>,
     /// The place of each pair in the sorted order.
     pub places: Vec<usize>,
-    /// The experts that have pairs, with the range of places.
+    /// The experts that have pairs, each with the range of its pairs' places.
     pub groups: Vec<(usize, Range<usize>)>,
 }
 
 impl Routing {
-    /// Pairs of a row and an expert.
+    /// The number of pairs of a row and an expert.
     pub fn pairs(&self) -> usize {
         self.rows * self.per_row
     }
 
-    /// The routes to `experts` experts. An index out of range selects the nearest expert.
+    /// The routes to a stack of `experts` experts. An index out of range selects the nearest
+    /// expert.
     ///
     /// # Safety
     /// The input must consist of 32-bit integers.
     pub(crate) unsafe fn routes(&self, ids: &Input, experts: usize) -> Routes {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees 32-bit integers.
         let ids = unsafe { ids.as_slice::<u32>() };
         assert_eq!(ids.len(), self.pairs());
         let expert = |id: u32| {
@@ -76,7 +77,7 @@ impl Routing {
 }
 
 impl Routes {
-    /// Consecutive groups of experts with at most `most` pairs in all, or of one expert.
+    /// Batches of consecutive experts. A batch has at most `most` pairs, or only one expert.
     pub(crate) fn batches(&self, most: usize) -> Vec<&[(usize, Range<usize>)]> {
         let mut batches = Vec::new();
         let mut first = 0;
@@ -98,14 +99,14 @@ mod tests {
     use super::*;
 
     fn routes(ids: &[u32], per_row: usize, signed: bool, experts: usize) -> Routes {
-        // SAFETY: the elements live during the call.
+        // SAFETY: the elements exist during the call.
         let input = unsafe { Input::from_raw(ids.as_ptr().cast(), ids.len()) };
         let routing = Routing {
             rows: ids.len() / per_row,
             per_row,
             signed,
         };
-        // SAFETY: they have 32 bits.
+        // SAFETY: the indices have 32 bits.
         unsafe { routing.routes(&input, experts) }
     }
 
@@ -118,7 +119,7 @@ mod tests {
             routes_by_expert.groups,
             [(0, 0..2), (1, 2..3), (2, 3..5), (3, 5..6)]
         );
-        // -1 selects the first expert if signed, and the last one if unsigned.
+        // The bits of -1 select the first expert if signed, and the last expert if unsigned.
         assert_eq!(routes(&[u32::MAX], 1, true, 4).groups, [(0, 0..1)]);
         assert_eq!(routes(&[u32::MAX], 1, false, 4).groups, [(3, 0..1)]);
         assert!(routes(&[], 1, false, 4).groups.is_empty());

@@ -25,7 +25,7 @@ impl Work for Product {
     }
 
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees the inputs.
         unsafe {
             self.with_task(inputs, |task, packings| {
                 task.compute(packings, &SharedOutput::new(output));
@@ -35,10 +35,11 @@ impl Work for Product {
 }
 
 impl Product {
-    /// Calls `with` with the product of these inputs and the packings of its quantized matrices.
+    /// Calls `with` with the product of these inputs, and with the packings of its quantized
+    /// matrices.
     ///
     /// # Safety
-    /// As [`Work::run`].
+    /// The obligations of [`Work::run`].
     pub(crate) unsafe fn with_task(
         &self,
         inputs: &[Input],
@@ -46,8 +47,8 @@ impl Product {
     ) {
         let mut inputs = inputs.iter();
         fn floats(input: Option<&Input>) -> &[f32] {
-            // SAFETY: `Projection::plan` and its caller pass arrays of these types, or of words of
-            // the same size, in this order.
+            // SAFETY: `Projection::plan` and its caller pass arrays of float32, or of words of the
+            // same size, in the documented order.
             input.map_or(&[][..], |i| unsafe { i.as_slice::<f32>() })
         }
         let x = floats(inputs.next());
@@ -55,7 +56,7 @@ impl Product {
         let mut packings: Vec<(u32, usize)> = Vec::with_capacity(MAX_PARTS);
         let mut data: Vec<(MatrixData<'_>, Option<&[f32]>)> = Vec::with_capacity(self.parts.len());
         for part in &self.parts {
-            // SAFETY: as for `floats`.
+            // SAFETY: the note for `floats` above applies to these inputs.
             let matrix = unsafe {
                 part.kind
                     .matrix(self.k, part.stored.as_ref(), &mut inputs, &mut packings)
@@ -76,7 +77,8 @@ impl Product {
 }
 
 impl GemmTask<'_> {
-    /// Applies the activation to the outputs, for kernels that do not fuse it.
+    /// Applies the activation to the outputs. Only kernels that do not fuse the activation need
+    /// this pass.
     #[cfg(target_arch = "x86_64")]
     fn activate(&self, out: &SharedOutput) {
         let Product {
@@ -96,8 +98,8 @@ impl GemmTask<'_> {
         });
     }
 
-    /// Computes the product with the suitable kernels. `packings` are the distinct packings of its
-    /// quantized matrices.
+    /// Computes the product with the kernels that suit it. `packings` are the distinct packings of
+    /// its quantized matrices.
     pub(crate) fn compute(&self, packings: &[(u32, usize)], out: &SharedOutput) {
         let product = self.product;
         #[cfg(target_arch = "x86_64")]

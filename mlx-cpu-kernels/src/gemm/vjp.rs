@@ -1,5 +1,5 @@
-//! The backward pass of a product with respect to its rows: gradients times the matrix (not
-//! transposed). Matrices stay packed; a few rows are dequantized at a time. There is no gradient
+//! The backward pass of a product with respect to its input rows: gradients times the matrix (not
+//! transposed). The matrix stays packed; a few rows are dequantized at a time. There is no gradient
 //! with respect to the matrix.
 
 use std::cell::RefCell;
@@ -15,15 +15,16 @@ use crate::simd::dequantize::DequantizeScratch;
 use crate::simd::microkernel;
 use crate::work::{Input, Work};
 
-/// Matrix columns per part; a multiple of every group size.
+/// The number of matrix columns per part; a multiple of every group size.
 const WIDE: usize = 128;
 
-/// The number of matrix rows dequantized at once. With `WIDE` columns they fit the L1 and L2
-/// caches.
+/// The number of matrix rows dequantized at once. Tiles of this many rows and `WIDE` columns fit
+/// the L1 and L2 caches.
 const TILE_K: usize = 64;
 
-/// Products of gradients `[rows, n]` with a matrix `[n, k]`. Its inputs are the gradients, float32,
-/// and the matrix: one array if dense; words, scales and biases if quantized.
+/// Products of gradients `[rows, n]` with a matrix `[n, k]`. The inputs are the gradients, float32,
+/// and the matrix. A dense matrix is one array. A quantized matrix is three arrays: words, scales
+/// and biases.
 pub struct ProductVjp {
     /// The size of the matrix.
     pub size: Size,
@@ -60,7 +61,7 @@ impl Work for ProductVjp {
     }
 
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        // SAFETY: `pulled_back` passes arrays of these types, in this order.
+        // SAFETY: `pulled_back` passes arrays of the documented types, in the documented order.
         let of = |i: usize| unsafe {
             let input = inputs.get(i);
             input.map(|i| i.as_slice::<f32>()).unwrap_or_default()
@@ -68,7 +69,7 @@ impl Work for ProductVjp {
         let c = of(0);
         let stored = match self.kind {
             MatrixFormat::Dense(number) => {
-                // SAFETY: as above.
+                // SAFETY: `pulled_back` passes an array of this type.
                 Stored::Dense(unsafe { DenseView::new(number, inputs.get(1)) })
             }
             MatrixFormat::Quantized {
@@ -78,7 +79,7 @@ impl Work for ProductVjp {
             } => {
                 let groups = self.size.k / group;
                 let matrix = inputs.get(1..).unwrap_or_default();
-                // SAFETY: as above.
+                // SAFETY: `pulled_back` passes the arrays of a matrix in this format.
                 Stored::Quantized(unsafe {
                     PackedMatrix::from_inputs(matrix, (bits, groups, scales))
                 })
@@ -104,7 +105,7 @@ impl ProductVjp {
         });
     }
 
-    /// Columns `from..to` of the output.
+    /// Computes columns `from..to` of the output.
     fn part(
         &self,
         c: &[f32],
@@ -145,8 +146,9 @@ impl ProductVjp {
                     accumulate: first > 0,
                 };
                 // SAFETY: `rows` rows of `c`, whose length is asserted, have `depth` elements from
-                // `first` on. `weights` has as many rows of `width`, a multiple of `LANES`. The
-                // output has these columns in each row, and only this part writes them.
+                // `first` on. `weights` has `depth` rows of `width` elements, a multiple of
+                // `LANES`. The output has these columns in each row, and only this part writes
+                // them.
                 unsafe {
                     microkernel::gemm_tiles(self.isa, self.rows, depth, left, right, product);
                 };
@@ -155,7 +157,7 @@ impl ProductVjp {
         if matches!(stored, Stored::Quantized(matrix) if matrix.bits == 4 && matrix.codes() == Codes::Integers)
         {
             for row in 0..self.rows {
-                // SAFETY: only this part writes these columns, and the tiles are finished.
+                // SAFETY: these columns belong to only this part, and no tile uses them any more.
                 let columns = unsafe { out.slice_mut(row * k + from, width) };
                 columns.as_chunks_mut::<CHUNK>().0.iter_mut().for_each(pair);
             }
@@ -163,7 +165,7 @@ impl ProductVjp {
     }
 }
 
-/// Reorders even elements before odd ones to pairs.
+/// Dequantized chunks have their even elements before the odd ones. This restores the column order.
 fn pair(chunk: &mut [f32; CHUNK]) {
     let deinterleave = *chunk;
     for i in 0..CHUNK / 2 {

@@ -1,5 +1,5 @@
-//! A float32 buffer aligned to cache lines. The allocator guarantees only 16 bytes, with which
-//! every 64-byte vector would span two lines.
+//! A float32 buffer aligned to cache lines. The allocator guarantees an alignment of only 16 bytes,
+//! with which every 64-byte vector could span two cache lines.
 
 use std::ops::{Deref, DerefMut};
 
@@ -11,7 +11,7 @@ struct Line([f32; LINE]);
 /// Floats per cache line.
 const LINE: usize = 16;
 
-/// A float32 buffer aligned to 64 bytes. It grows and never shrinks.
+/// A float32 buffer aligned to 64 bytes. Its memory grows and never shrinks.
 #[derive(Debug, Default)]
 pub(crate) struct AlignedVec {
     lines: Vec<Line>,

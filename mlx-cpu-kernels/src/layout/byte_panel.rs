@@ -1,21 +1,21 @@
-//! Operands of many-row products in 8-bit integers: input rows and matrix rows, in the order in
-//! which kernels read them. Types and index functions only.
+//! Operands of many-row multiplications in 8-bit integers: input rows and matrix rows, in the order
+//! in which kernels read them. This file has only types and index functions.
 
 use std::ops::Range;
 
 /// The number of input columns that share a scale in each row.
 pub(crate) const UNIT: usize = 32;
 
-/// The number of input columns per sum: the smallest group size.
+/// The number of input columns per sum. It equals the smallest group size.
 pub(crate) const HALF: usize = UNIT / 2;
 
-/// The maximum integer of an input.
+/// The maximum magnitude of an input as an integer.
 pub(crate) const MAX_BYTE: f32 = 127.0;
 
 /// Input rows, one per lane of a tile.
 #[derive(Clone, Copy)]
 pub(crate) struct ByteColumns<'a> {
-    /// Four columns per element, `[columns / 4, LANES]`.
+    /// Integers of four columns per element, `[columns / 4, LANES]`.
     pub quads: &'a [i32],
     /// Scales of the integers, `[columns / UNIT, LANES]`.
     pub scales: &'a [f32],
@@ -31,7 +31,7 @@ pub(crate) struct ByteColumnsMut<'a> {
 }
 
 impl ByteColumnsMut<'_> {
-    /// A shorter borrow.
+    /// Reborrows for a shorter lifetime.
     pub fn reborrow(&mut self) -> ByteColumnsMut<'_> {
         ByteColumnsMut {
             quads: self.quads,
@@ -40,7 +40,7 @@ impl ByteColumnsMut<'_> {
         }
     }
 
-    /// A shared borrow.
+    /// Borrows the panel for reading.
     pub fn as_ref(&self) -> ByteColumns<'_> {
         ByteColumns {
             quads: self.quads,
@@ -50,7 +50,7 @@ impl ByteColumnsMut<'_> {
     }
 }
 
-/// The representation of codes as bytes.
+/// How codes are represented as bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CodeBytes {
     /// From 0 to 255.
@@ -59,14 +59,14 @@ pub(crate) enum CodeBytes {
     Signed,
 }
 
-/// Rows of a quantized matrix: `w = scale * byte + bias`, group by group.
+/// Rows of a quantized matrix: `w = scale * byte + bias`, with a scale and bias per group.
 #[derive(Clone, Copy)]
 pub(crate) struct BytePanel<'a> {
     /// Four codes of a row per element, `[columns / 4, rows]`.
     pub quads: &'a [i32],
-    /// `[groups, rows]`.
+    /// The scales, `[groups, rows]`.
     pub scales: &'a [f32],
-    /// `[groups, rows]`.
+    /// The biases, `[groups, rows]`.
     pub biases: &'a [f32],
     /// The number of rows.
     pub rows: usize,

@@ -15,17 +15,17 @@ pub enum DenseType {
     Bf16,
 }
 
-/// Elements in memory.
+/// The elements of a dense matrix, by type.
 #[derive(Clone, Copy)]
 pub(crate) enum DenseView<'a> {
     F32(&'a [f32]),
-    /// float16.
+    /// float16, as raw bits.
     F16(&'a [u16]),
-    /// bfloat16.
+    /// bfloat16, as raw bits.
     Bf16(&'a [u16]),
 }
 
-/// The types as constants of generic functions.
+/// The element types as constants, for generic functions.
 #[cfg(target_arch = "x86_64")]
 impl DenseView<'_> {
     pub(crate) const F32_ID: u32 = 0;
@@ -34,12 +34,13 @@ impl DenseView<'_> {
 }
 
 impl<'a> DenseView<'a> {
-    /// An input's elements.
+    /// The elements of an input; empty without an input.
     ///
     /// # Safety
-    /// They must have that type.
+    /// The elements must have the type `number`.
     pub(crate) unsafe fn new(number: DenseType, input: Option<&'a Input>) -> Self {
-        // SAFETY: guaranteed by the caller; both 16-bit types can be read as raw bits.
+        // SAFETY: the caller guarantees the type. Elements of both 16-bit types can be read as raw
+        // bits.
         unsafe {
             match number {
                 DenseType::F32 => Self::F32(input.map(|i| i.as_slice()).unwrap_or_default()),

@@ -1,31 +1,31 @@
-//! Codes that represent other numbers than themselves: 4- or 8-bit floats (OCP Microscaling Formats
-//! 1.0; NVFP4) and tables of GGUF's types (`table.rs`). Most are mapped to integers by one lookup,
-//! so the integer kernels can multiply them.
+//! Quantized codes that are not plain integers: 4- or 8-bit floats (OCP Microscaling Formats 1.0;
+//! NVFP4), and indices into tables of GGUF's types (`table.rs`). One lookup maps most of these
+//! codes to integers, so the integer kernels can multiply them.
 
 use crate::layout::table::Table;
 
-/// E2M1 codes as non-negative integers: twice the number plus [`FP4_OFFSET`].
+/// E2M1 codes as non-negative integers. Each integer is twice the code's value plus [`FP4_OFFSET`].
 pub(crate) const FP4_CODES: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
-/// The integer of zero in [`FP4_CODES`].
+/// The integer in [`FP4_CODES`] that represents zero.
 const FP4_OFFSET: f32 = 12.0;
 
-/// The factor from integers of [`FP4_CODES`] to numbers, besides the scale.
+/// The factor from integers of [`FP4_CODES`] to values, in addition to the group's scale.
 pub(crate) const FP4_SCALE: f32 = 0.5;
 
-/// The bias of [`FP4_CODES`] relative to the scale.
+/// The bias that removes [`FP4_OFFSET`], in units of the group's scale.
 pub(crate) const FP4_BIAS: f32 = -FP4_OFFSET * FP4_SCALE;
 
-/// The numbers that codes represent, before scales and biases.
+/// The kinds of codes, by the values that they represent before scales and biases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Codes {
-    /// The codes themselves.
+    /// The code itself is the value.
     Integers,
-    /// [`FP4_CODES`].
+    /// 4-bit floats (E2M1), mapped to integers by [`FP4_CODES`].
     E2m1,
-    /// 8-bit floats.
+    /// 8-bit floats (E4M3).
     E4m3,
-    /// Integers of a table. There are no biases.
+    /// Indices into a table of integers. There are no biases.
     Table(Table),
 }
 
@@ -36,7 +36,7 @@ impl Codes {
     pub(crate) const E4M3_ID: u32 = 2;
     pub(crate) const TABLE_ID: u32 = 3;
 
-    /// The number that a code represents.
+    /// The value that a code represents.
     #[inline(always)]
     pub(crate) fn number(self, code: u32) -> f32 {
         match self {
@@ -48,18 +48,18 @@ impl Codes {
     }
 }
 
-/// [`Codes::number`], with the kind as a constant.
+/// [`Codes::number`], with the kind of codes as a constant.
 #[inline(always)]
 pub(crate) fn number<const CODES: u32>(code: u32) -> f32 {
     match CODES {
         Codes::E2M1_ID => f32::from(FP4_CODES[code as usize & 15]),
         Codes::E4M3_ID => E4M3[code as usize & 255],
-        // Signed integers convert to floats faster.
+        // Conversion to float is faster from a signed integer than from an unsigned one.
         _ => code.cast_signed() as f32,
     }
 }
 
-/// The numbers of all 256 bytes.
+/// The values of all 256 E4M3 bytes.
 static E4M3: [f32; 256] = {
     let mut numbers = [0.0; 256];
     let mut byte = 0;
@@ -80,7 +80,7 @@ pub(crate) enum ByteScales {
 }
 
 impl ByteScales {
-    /// The number that a byte represents.
+    /// The scale that a byte represents.
     pub(crate) fn decode(self, byte: u8) -> f32 {
         match self {
             Self::E8m0 => e8m0(byte),
@@ -97,10 +97,10 @@ pub(crate) fn e8m0(byte: u8) -> f32 {
     }
 }
 
-/// E4M3 exponents are offset by eight from those of float16.
+/// The factor from float16 to E4M3: E4M3 exponents have a bias that is smaller by eight.
 pub(crate) const E4M3_OVER_F16: f32 = 256.0;
 
-/// A float with 4 exponent bits and 3 mantissa bits. As in MLX, NaN codes are read as 480.
+/// Decodes a float with 4 exponent bits and 3 mantissa bits. As in MLX, NaN codes are read as 480.
 pub(crate) const fn e4m3(byte: u8) -> f32 {
     let sign = (byte as u16 & 0x80) << 8;
     let half = half::f16::from_bits(sign | (byte as u16 & 0x7f) << 7);

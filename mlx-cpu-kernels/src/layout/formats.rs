@@ -1,17 +1,17 @@
-//! The table of packed formats: the widths and groups of each format of scales, and the specialized
-//! kernels that support them. The portable kernels support all. A new format starts with a row
-//! here.
+//! The table of packed formats. For each format of scales, it lists the widths and group sizes, and
+//! which specialized kernels support them. The portable kernels support all formats. To add a
+//! format, start with a row here.
 
 use crate::layout::packed::{PackedMatrix, ScaleFormat};
 
 /// The specialized kernels of a packed format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Kernels {
-    /// Kernels for x86-64 with inputs quantized to integers: of 16 bits for few rows, of 16 or 8
-    /// bits for many. If false, inputs stay floats.
+    /// Kernels for x86-64 that quantize inputs to integers: 16-bit integers for few rows, 16- or
+    /// 8-bit ones for many rows. If false, inputs stay floats.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "for x86-64"))]
     pub integers: bool,
-    /// NEON kernels for few rows, with float inputs, or with 8-bit inputs and dotprod.
+    /// NEON kernels for few rows. Inputs are floats, or with dotprod 8-bit integers.
     #[cfg_attr(
         not(any(target_arch = "aarch64", test)),
         allow(dead_code, reason = "for aarch64")
@@ -29,14 +29,14 @@ const ALL: Kernels = Kernels {
     amx: true,
 };
 
-/// Kernels for integer codes of other widths, and for codes that stand for integers.
+/// Kernels for integer codes of other widths, and for codes that a table maps to integers.
 const INTEGERS: Kernels = Kernels {
     integers: true,
     neon: false,
     amx: false,
 };
 
-/// Kernels for codes that are floats, which no small integers represent.
+/// Kernels for codes that are floats and that no small integers can represent.
 const FLOATS: Kernels = Kernels {
     integers: false,
     neon: false,
@@ -46,8 +46,8 @@ const FLOATS: Kernels = Kernels {
 /// Group sizes of MLX's affine mode.
 const AFFINE: &[usize] = &[32, 64, 128];
 
-/// Calls a generic function with a matrix, and with the width and the kind of its codes as const
-/// parameters.
+/// Calls a generic function with a matrix. The width and the kind of the matrix's codes become
+/// const parameters of the function.
 macro_rules! with_codes {
     ($function:ident($matrix:expr $(, $argument:expr)*)) => {{
         use $crate::layout::float_codes::Codes;
@@ -66,8 +66,9 @@ macro_rules! with_codes {
 }
 pub(crate) use with_codes;
 
-/// Calls a macro with the rows of the table: constant of the scale format, bits of a code, group
-/// sizes, and kernels. Kernels for rows under `integers` quantize their inputs.
+/// Passes the rows of the table to a macro. A row has the constant of the scale format, the bits of
+/// a code, the group sizes, and the kernels. Few-row kernels of a row with `integers` quantize
+/// their inputs.
 macro_rules! packed_formats {
     ($then:ident) => {
         $then! {
@@ -110,7 +111,7 @@ macro_rules! find_row {
         integers { $($id:ident, $bits:literal, $groups:expr, $kernels:expr;)* }
         floats { $($float_id:ident, $float_bits:literal, $float_groups:expr, $float_kernels:expr;)* }
     ) => {
-        /// Group sizes and kernels of a scale format with codes of `bits` bits.
+        /// The group sizes and kernels of a scale format with codes of `bits` bits.
         const fn row(id: u32, bits: u32) -> Option<(&'static [usize], Kernels)> {
             match (id, bits) {
                 $((ScaleFormat::$id, $bits) => Some(($groups, $kernels)),)*
@@ -139,7 +140,7 @@ impl ScaleFormat {
 }
 
 impl PackedMatrix<'_> {
-    /// The kernels that support the matrix.
+    /// The specialized kernels that support the matrix.
     pub(crate) fn kernels(self) -> Kernels {
         row(self.scales.format_id(), self.bits).map_or(FLOATS, |(_, kernels)| kernels)
     }
@@ -164,7 +165,7 @@ mod tests {
         };
     }
 
-    /// Inputs are prepared for the kernels that read them.
+    /// The prepared inputs have the form that the chosen kernels read. If not, results are wrong.
     #[test]
     fn inputs_have_the_form_that_the_kernels_read() {
         let formats = [

@@ -1,7 +1,7 @@
-//! A few input rows in the form that products with quantized matrices read. This file has only
-//! types and index functions; `simd` fills and reads them.
+//! A few input rows, in the form that kernels for quantized matrices read. This file has only types
+//! and index functions; `simd` fills and reads the panels.
 
-/// Input rows that share one dequantized matrix row.
+/// The maximum number of input rows that are multiplied with a matrix row that is dequantized once.
 pub(crate) const MAX_ROWS: usize = 8;
 
 /// An input row, prepared as floats.
@@ -13,8 +13,8 @@ pub(crate) struct InputRow<'a> {
     pub sums: &'a [f32],
 }
 
-/// At most [`MAX_ROWS`] input rows, prepared as floats or as 16-bit integers with one scale per few
-/// adjacent inputs. The integers are ordered by matrix word, then by row.
+/// At most [`MAX_ROWS`] input rows, prepared as floats or as 16-bit integers. A few adjacent
+/// integers share a scale. The integers are ordered by matrix word, then by row.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
@@ -28,10 +28,12 @@ pub(crate) struct InputPanel<'a> {
     /// 16-bit integers `[words, rows, inputs_per_sum]`, in the order of [`pair_index`] (with
     /// dotprod as bytes, see `neon/qgemv_dotprod.rs`); empty for floats.
     pub quants: &'a [i16],
-    /// Their scales `[words, rows]`, one per few adjacent inputs ([`inputs_per_scale`]).
+    /// The scales of `quants`, `[words, rows]`. A few adjacent inputs share a scale
+    /// (`qgemv::inputs_per_scale`).
     pub scales: &'a [f32],
-    /// The sum of each group, `[rows, groups]`. For integers it is the sum of the rounded inputs. A
-    /// rounding error is then multiplied by the weight, not by the code, which is never negative.
+    /// The sum of each group, `[rows, groups]`. For integers it is the sum of the rounded inputs.
+    /// The effect of a rounding error is then proportional to the weight. With sums of the exact
+    /// inputs it would be proportional to the code, which is never negative.
     pub sums: &'a [f32],
 }
 
@@ -53,17 +55,18 @@ pub(crate) struct InputPanelMut<'a> {
     pub sums: &'a mut [f32],
 }
 
-/// The number of adjacent inputs that share a scale, so that a large input affects few others.
-/// Their products with codes of this width are summed exactly in one lane.
+/// The number of adjacent inputs that share a scale. It is small, so that a large input affects the
+/// precision of few other inputs. The products of these inputs with codes of this width are summed
+/// exactly in one lane.
 pub(crate) const fn inputs_per_sum(bits: u32) -> usize {
     if bits == 8 { 4 } else { 8 }
 }
 
-/// The index of an input among its neighbors. Shifts of a word move pairs of codes that are half a
-/// word apart into 16-bit lanes.
+/// The index of an input among `near` adjacent inputs. A shift of a word moves pairs of codes that
+/// are half a word apart into 16-bit lanes, and inputs have the same order.
 pub(crate) const fn pair_index(i: usize, near: usize) -> usize {
     2 * (i % (near / 2)) + i / (near / 2)
 }
 
-/// The maximum integer of an input.
+/// The maximum magnitude of an input as an integer.
 pub(crate) const MAX_QUANT: f32 = 32_767.0;

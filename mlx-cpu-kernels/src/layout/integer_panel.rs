@@ -1,17 +1,17 @@
-//! Operands of many-row products in 16-bit integers: input rows and matrix rows, in the order in
-//! which the kernel reads them. This file has only types and index functions.
+//! Operands of many-row multiplications in 16-bit integers: input rows and matrix rows, in the
+//! order in which the kernel reads them. This file has only types and index functions.
 
-/// The number of input columns that share a scale in each row, so that a large input affects few
-/// others.
+/// The number of input columns of a row that share a scale. It is small, so that a large input
+/// affects the precision of few other inputs.
 pub(crate) const STEP: usize = 8;
 
-/// The number of input columns per sum: the smallest group size.
+/// The number of input columns per sum. It equals the smallest group size.
 pub(crate) const SUM: usize = 16;
 
 /// Input rows, one per lane of a tile.
 #[derive(Clone, Copy)]
 pub(crate) struct InputColumns<'a> {
-    /// Two columns per element, `[columns / 2, LANES]`.
+    /// Integers of two columns per element, `[columns / 2, LANES]`.
     pub pairs: &'a [i32],
     /// Scales of the integers, `[columns / STEP, LANES]`.
     pub scales: &'a [f32],
@@ -26,14 +26,14 @@ pub(crate) struct InputColumnsMut<'a> {
     pub sums: &'a mut [f32],
 }
 
-/// Rows of a quantized matrix: `w = scale * q + bias`, group by group.
+/// Rows of a quantized matrix: `w = scale * q + bias`, with a scale and bias per group.
 #[derive(Clone, Copy)]
 pub(crate) struct CodePanel<'a> {
     /// Two codes of a row per element, `[columns / 2, rows]`.
     pub pairs: &'a [i32],
-    /// `[groups, rows]`.
+    /// The scales, `[groups, rows]`.
     pub scales: &'a [f32],
-    /// `[groups, rows]`.
+    /// The biases, `[groups, rows]`.
     pub biases: &'a [f32],
     /// The number of rows.
     pub rows: usize,

@@ -1,4 +1,4 @@
-//! Layouts of matrices and inputs in memory. These modules have no arithmetic.
+//! Layouts of matrices and inputs in memory. These modules compute no products.
 
 pub(crate) mod aligned;
 #[cfg(target_arch = "x86_64")]

@@ -1,6 +1,7 @@
-//! Quantized matrices in the kernels' layout. Eight rows are interleaved word by word. So a vector
-//! register holds one word of each row, and its lanes are separate outputs. Products need no sum
-//! across lanes and read memory sequentially. `simd` has products and dequantization.
+//! Quantized matrices in the layout of the kernels. Eight rows are interleaved word by word, so a
+//! vector register contains one word of each row, and its lanes belong to separate outputs.
+//! Multiplications need no sum across lanes and read memory sequentially. `simd` has the
+//! multiplications and the dequantization.
 
 use std::ops::Range;
 
@@ -11,15 +12,15 @@ use half::f16;
 
 use crate::work::Input;
 
-/// The number of elements dequantized at once; every group size is a multiple.
+/// The number of elements dequantized at once. A group may be smaller or larger.
 pub(crate) const CHUNK: usize = 32;
 
-/// Rows of a row block.
+/// The number of rows of a row block.
 pub const INTERLEAVED_ROWS: usize = 8;
 
-/// For a width that does not divide 32, the number of codes after which a code starts at a word
-/// again. It is a multiple of eight, so a chunk has whole words and whole runs of inputs with one
-/// scale.
+/// The number of codes after which a code starts at a word boundary again, for a width that does
+/// not divide 32. It is a multiple of eight. So a chunk has whole words and whole runs of inputs
+/// that share a scale.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const fn codes_per_chunk(bits: u32) -> usize {
     match bits {
@@ -47,53 +48,53 @@ pub(crate) fn code(i: usize, bits: u32, word: impl Fn(usize) -> u32) -> u32 {
     all & (u32::MAX >> (32 - bits))
 }
 
-/// A row of a quantized matrix: `w = scale * q + bias`, group by group.
+/// A row of a quantized matrix: `w = scale * q + bias`, with a scale and bias per group.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PackedRow<'a> {
-    /// Packed codes: two per byte, the lower half first, or one per byte.
+    /// Packed codes: two per byte with the first code in the lower half, or one per byte.
     pub packed: &'a [u8],
     /// The scale of each group.
     pub scales: &'a [f32],
     /// The bias of each group.
     pub biases: &'a [f32],
-    /// The numbers that codes represent.
+    /// The kind of codes.
     pub codes: Codes,
 }
 
-/// The storage of scales and biases of a matrix.
+/// How a matrix stores its scales and biases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScaleFormat {
     /// A float32 scale and bias for each group.
     F32,
     /// A float16 scale and bias for each group.
     F16,
-    /// A float16 scale for each group. The bias is [`symmetric_bias`] times the scale. These are
-    /// GGUF's types with a scale and no minimum, such as Q4_0.
+    /// A float16 scale for each group. The bias is [`symmetric_bias`] times the scale. GGUF's types
+    /// with a scale and no minimum, such as Q4_0, have this format.
     Symmetric,
-    /// A signed byte per group, times a float16 per [`GROUPS_PER_SUPER`] groups. The bias is -32
-    /// times the scale. With 6 bits and groups of 16 this is GGUF's Q6_K.
+    /// A signed byte per group, times a float16 shared by [`GROUPS_PER_SUPER`] groups. The bias is
+    /// -32 times the scale. With 6 bits and groups of 16 this is GGUF's Q6_K.
     Super,
-    /// Two bytes per group, each times a float16 per [`GROUPS_PER_AFFINE_SUPER`] groups: the scale,
-    /// and the magnitude of the bias, which is negative. In a row block, the eight bytes of a
-    /// group's scales precede those of its biases; the float16 are ordered the same way. With 4 or
-    /// 5 bits and groups of 32 this is GGUF's Q4_K and Q5_K.
+    /// Two bytes per group, for the scale and for the magnitude of the bias, which is negative.
+    /// Each byte is multiplied by a float16 that [`GROUPS_PER_AFFINE_SUPER`] groups share. In a row
+    /// block, the eight scale bytes of a group precede the eight bias bytes; the float16 values
+    /// have the same order. With 4 or 5 bits and groups of 32 this is GGUF's Q4_K and Q5_K.
     SuperAffine,
-    /// A byte for each group, a power of two (E8M0). Codes are floats: E2M1 (4 bits) in MXFP4, E4M3
-    /// (8 bits) in MXFP8. There are no biases.
+    /// A byte for each group: the exponent of a power of two (E8M0). Codes are floats: E2M1 (4
+    /// bits) in MXFP4, E4M3 (8 bits) in MXFP8. There are no biases.
     E8m0,
     /// An 8-bit float (E4M3) per group. Codes are 4-bit floats (E2M1), as in NVFP4. There are no
     /// biases.
     E4m3,
-    /// A float16 for each group. 4-bit codes index a table. There are no biases. With groups of 32
-    /// this is GGUF's IQ4_NL.
+    /// A float16 scale for each group. The 4-bit codes index a table. There are no biases. With
+    /// groups of 32 this is GGUF's IQ4_NL.
     Table(Table),
-    /// A signed byte per group, times a float16 per [`TABLE_SUPER_WEIGHTS`] codes. Codes are those
-    /// of [`Self::Table`]. With groups of 32 or 16 this covers GGUF's IQ types and Q3_K.
+    /// A signed byte per group, times a float16 shared by [`TABLE_SUPER_WEIGHTS`] codes. Codes are
+    /// as in [`Self::Table`]. With groups of 32 or 16 this covers GGUF's IQ types and Q3_K.
     TableSuper(Table),
 }
 
 impl ScaleFormat {
-    /// The code width for which inputs of a matrix with codes of `bits` bits are prepared.
+    /// The code width whose input form suits a matrix with codes of `bits` bits.
     pub(crate) fn input_bits(self, bits: u32) -> u32 {
         match (self, bits) {
             (Self::E8m0 | Self::E4m3, 4) | (Self::Table(_) | Self::TableSuper(_), _) => {
@@ -132,7 +133,7 @@ impl ScaleFormat {
         }
     }
 
-    /// The kind of numbers that 4-bit codes represent in a format.
+    /// The kind of the 4-bit codes in a format.
     #[cfg(target_arch = "x86_64")]
     pub(crate) const fn nibbles(format: u32) -> u32 {
         match format {
@@ -143,16 +144,17 @@ impl ScaleFormat {
     }
 }
 
-/// A width with integer inputs if lookup kernels exist, and float inputs if not (NEON).
+/// A width whose inputs are integers if lookup kernels exist, and floats if not (NEON).
 const LOOKUP_INPUTS: u32 = 5;
 
-/// The width that stands for float inputs.
+/// The width that means float inputs.
 pub(crate) const FLOAT_INPUTS: u32 = 32;
 
-/// Groups that share a float16 in [`ScaleFormat::Super`].
+/// The number of groups that share a float16 in [`ScaleFormat::Super`].
 pub const GROUPS_PER_SUPER: usize = 16;
 
-/// The bias of [`ScaleFormat::Symmetric`] relative to its scale: the negative of the code for zero.
+/// The bias of [`ScaleFormat::Symmetric`] in units of the scale: the negative of the code that
+/// represents zero.
 ///
 /// ```
 /// assert_eq!(mlx_cpu_kernels::symmetric_bias(8), -128.0);
@@ -160,22 +162,23 @@ pub const GROUPS_PER_SUPER: usize = 16;
 /// ```
 pub const fn symmetric_bias(bits: u32) -> f32 {
     match bits {
-        // Codes 0, 1 and 2.
+        // The codes are 0, 1 and 2, and 1 represents zero.
         2 => -1.0,
         _ => -((1 << (bits - 1)) as f32),
     }
 }
 
-/// Groups that share the float16 in [`ScaleFormat::SuperAffine`].
+/// The number of groups that share a float16 in [`ScaleFormat::SuperAffine`].
 pub const GROUPS_PER_AFFINE_SUPER: usize = 8;
 
-/// Codes that share a float16 in [`ScaleFormat::TableSuper`].
+/// The number of codes that share a float16 in [`ScaleFormat::TableSuper`].
 pub const TABLE_SUPER_WEIGHTS: usize = 256;
 
-/// The bias of [`ScaleFormat::Super`] relative to its scale: the negative of the code for zero.
+/// The bias of [`ScaleFormat::Super`] in units of the scale: the negative of the code that
+/// represents zero.
 pub(crate) const SUPER_BIAS: f32 = -32.0;
 
-/// Scales or biases of a matrix, as stored.
+/// The scales or the biases of a matrix, as stored.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum GroupParams<'a> {
     /// Scales or biases as float32.
@@ -184,7 +187,7 @@ pub(crate) enum GroupParams<'a> {
     F16(&'a [u16]),
     /// Raw bits of float16, times a factor.
     Symmetric {
-        /// One per group.
+        /// A float16 per group.
         halves: &'a [u16],
         /// 1 for scales, [`symmetric_bias`] for biases.
         factor: f32,
@@ -193,24 +196,24 @@ pub(crate) enum GroupParams<'a> {
     Super {
         /// The byte of each group.
         codes: &'a [i8],
-        /// A float16 per `per` groups, for the whole matrix.
+        /// The float16 values of the whole matrix, one per `per` groups.
         supers: &'a [u16],
-        /// The number of groups per float16.
+        /// The number of groups that share a float16.
         per: usize,
-        /// The group index of the first code in the matrix.
+        /// The index in the whole matrix of the group to which `codes[0]` belongs.
         first: usize,
-        /// 1 for scales, or a table's unit; for biases [`SUPER_BIAS`], or 0 without biases.
+        /// 1 for scales, or a table's unit. For biases [`SUPER_BIAS`], or 0 if there are none.
         factor: f32,
         /// The table that codes index, if any.
         table: Option<Table>,
     },
     /// Bytes times float16 (raw bits), as in [`ScaleFormat::SuperAffine`].
     SuperAffine {
-        /// Two bytes per group, for scale and bias.
+        /// Two bytes per group: for the scale and for the bias.
         codes: &'a [i8],
-        /// The float16 of the whole matrix, in the order of `codes`.
+        /// The float16 values of the whole matrix, in the order of `codes`.
         supers: &'a [u16],
-        /// The group index of the first codes in the matrix.
+        /// The index in the whole matrix of the group to which `codes[0]` belongs.
         first: usize,
         /// Whether these are the biases.
         is_bias: bool,
@@ -219,12 +222,12 @@ pub(crate) enum GroupParams<'a> {
     Table {
         /// A float16 per group.
         halves: &'a [u16],
-        /// The table's unit for scales, 0 for biases.
+        /// The table's unit for scales; 0 for biases.
         factor: f32,
         /// The table that codes index.
         table: Table,
     },
-    /// Bytes that represent floats, times a factor. Codes are floats, too.
+    /// Bytes that represent floats, times a factor. The codes of the matrix are also floats.
     Bytes {
         /// A byte per group.
         codes: &'a [u8],
@@ -236,7 +239,7 @@ pub(crate) enum GroupParams<'a> {
 }
 
 impl<'a> GroupParams<'a> {
-    /// Scales and biases from the two inputs of an operation that hold them.
+    /// Scales and biases from two inputs of an operation.
     ///
     /// # Safety
     /// The elements of both inputs must have the types that `format` stores.
@@ -244,7 +247,7 @@ impl<'a> GroupParams<'a> {
         [one, other]: [&'a Input; 2],
         (format, bits): (ScaleFormat, u32),
     ) -> [Self; 2] {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that the elements have the types that `format` stores.
         unsafe {
             match format {
                 ScaleFormat::F32 => [one, other].map(|input| Self::F32(input.as_slice())),
@@ -335,7 +338,7 @@ impl<'a> GroupParams<'a> {
         }
     }
 
-    /// The address, and the number of bytes.
+    /// The address of the stored values, and the number of their bytes.
     pub(crate) fn raw_bytes(self) -> (*const u8, usize) {
         match self {
             Self::F32(all) => (all.as_ptr().cast(), size_of_val(all)),
@@ -405,7 +408,7 @@ impl<'a> GroupParams<'a> {
         }
     }
 
-    /// One group of each row in a row block.
+    /// The values of one group for each row of a row block.
     pub(crate) fn group(self, group: usize) -> [f32; INTERLEAVED_ROWS] {
         let at = group * INTERLEAVED_ROWS..(group + 1) * INTERLEAVED_ROWS;
         let mut eight = [0.0; INTERLEAVED_ROWS];
@@ -480,11 +483,12 @@ pub(crate) struct PackedMatrix<'a> {
 }
 
 impl<'a> PackedMatrix<'a> {
-    /// From the inputs of an operation: the arrays of a `QuantizedMatrix`, with `groups` groups of
-    /// `bits`-bit codes per row. `None` if inputs are missing.
+    /// A matrix from the inputs of an operation: the arrays of a `QuantizedMatrix`, with `groups`
+    /// groups of `bits`-bit codes per row. `None` if inputs are missing.
     ///
     /// # Safety
-    /// The first must consist of words, the others must have this format.
+    /// The first input must consist of 32-bit words. The other inputs must have the types that the
+    /// format stores.
     pub(crate) unsafe fn from_inputs(
         inputs: &'a [Input],
         (bits, groups, format): (u32, usize, ScaleFormat),
@@ -499,7 +503,7 @@ impl<'a> PackedMatrix<'a> {
                 bits,
             };
         };
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees words, and the types that the format stores.
         let (words, [scales, biases]) = unsafe {
             let params = GroupParams::from_inputs([scales, biases], (format, bits));
             (words.as_slice::<u32>(), params)
@@ -513,7 +517,7 @@ impl<'a> PackedMatrix<'a> {
         }
     }
 
-    /// The numbers that codes represent.
+    /// The kind of the codes.
     pub(crate) fn codes(self) -> Codes {
         match (self.scales, self.bits) {
             (GroupParams::Bytes { .. }, 4) => Codes::E2m1,
@@ -533,12 +537,12 @@ impl<'a> PackedMatrix<'a> {
         self.scales.len() / (self.groups * INTERLEAVED_ROWS).max(1)
     }
 
-    /// Words per group of a row.
+    /// The number of words per group of a row.
     pub(crate) fn words_per_group(self) -> usize {
         self.words.len() / self.scales.len().max(1)
     }
 
-    /// Codes per group of a row.
+    /// The number of codes per group of a row.
     pub(crate) fn group_size(self) -> usize {
         self.words_per_group() * 32 / self.bits as usize
     }
@@ -555,7 +559,7 @@ impl<'a> PackedMatrix<'a> {
         }
     }
 
-    /// Dequantizes a row of the matrix, in order.
+    /// Dequantizes a row of the matrix. The elements are in column order.
     pub(crate) fn dequantize_row(self, row: usize, out: &mut [f32]) {
         let lane = row % INTERLEAVED_ROWS;
         let block = self.block_range(row / INTERLEAVED_ROWS..row / INTERLEAVED_ROWS + 1);

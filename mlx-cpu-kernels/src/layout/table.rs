@@ -1,8 +1,8 @@
-//! Tables that map 4-bit codes to integers: the signed magnitudes of GGUF's IQ types and of Q3_K.
-//! They do not depend on the file format.
+//! Tables that map 4-bit codes to integers, for GGUF's IQ types and Q3_K. The tables do not depend
+//! on the file format.
 
-/// Integer tables for 4-bit codes. A weight is the integer times the scale of its group and the
-/// table's power of two.
+/// Integer tables for 4-bit codes. A weight is the table's integer, times the group's scale, times
+/// a power of two of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Table {
     /// IQ4_NL and IQ4_XS.
@@ -13,9 +13,10 @@ pub enum Table {
     Iq3S,
     /// IQ2_XXS, IQ2_XS and IQ2_S: two bits of magnitude, and a sign in the highest bit.
     Iq2,
-    /// IQ1_S and IQ1_M, in eighths: -1, 0 and 1 plus an eighth; then minus an eighth.
+    /// IQ1_S and IQ1_M, in eighths. The codes are -1, 0 and 1 plus an eighth, then -1, 0 and 1
+    /// minus an eighth.
     Iq1,
-    /// Q3_K: integers from -4.
+    /// Q3_K: consecutive integers from -4 on.
     Q3k,
 }
 
@@ -36,7 +37,7 @@ impl Table {
         }
     }
 
-    /// A power of two that makes all integers non-negative when added.
+    /// A power of two. When it is added, all integers are non-negative.
     pub(crate) const fn offset(self) -> u8 {
         match self {
             Self::Iq4 => 128,
@@ -46,7 +47,7 @@ impl Table {
         }
     }
 
-    /// The factor on every product of an integer and a scale; a power of two.
+    /// The factor on every product of an integer and a group's scale; a power of two.
     pub(crate) const fn unit(self) -> f32 {
         match self {
             Self::Iq4 | Self::Iq3S | Self::Q3k => 1.0,

@@ -1,6 +1,6 @@
-//! Operands of the micro-kernel, as addresses and strides.
+//! Operands of the micro-kernel, as addresses with strides.
 
-/// Columns of a tile, and input rows of a panel.
+/// The number of columns of a tile, and of input rows of a panel.
 pub const LANES: usize = 16;
 
 /// The first operand of a tile: element `(row, i)` is at `data + row * row_stride + i * step`.

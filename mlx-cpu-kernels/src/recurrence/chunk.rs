@@ -1,6 +1,6 @@
 //! Computes a matrix memory in chunks of positions: attention within the chunk, reads of the
-//! earlier memory, and one update of the memory, in register tiles. Panels of sixteen columns of
-//! the memory pass through the L1 cache one after another.
+//! earlier memory, and one update of the memory, in register tiles. One after another, panels of
+//! sixteen columns of the memory pass through the L1 cache.
 
 use std::ops::Range;
 
@@ -15,11 +15,11 @@ use crate::simd::microkernel::{MAX_TILE_ROWS, gemm_tiles};
 use crate::simd::transpose::pack_rows;
 use crate::simd::vmath::dot;
 
-/// Rows of the triangular system that are solved at once.
+/// The number of rows of the triangular system that are solved at once.
 const SOLVED_ROWS: usize = 4;
 
-/// Buffers of a thread, for chunks of `T` positions. `S` is `T` rounded up to whole lanes. `K` is
-/// the key width plus a cache line, so that rows do not map to the same cache set.
+/// The buffers of a thread, for chunks of `T` positions. `S` is `T` rounded up to a multiple of
+/// `LANES`. `K` is the key width plus a cache line, so that rows do not map to the same cache set.
 #[derive(Default)]
 pub(crate) struct Scratch {
     /// Queries, scaled, `[T, K]`.
@@ -52,7 +52,8 @@ pub(crate) struct Scratch {
     n: Vec<f32>,
     m: f32,
     gates: ChunkGates,
-    /// For one position: the written value, its key and query with their factors, and outputs.
+    /// The buffers for a single position: the written value, its key and query with their factors,
+    /// and outputs.
     row: AlignedVec,
     key: Vec<f32>,
     query: Vec<f32>,
@@ -77,7 +78,7 @@ pub(crate) fn run_head(
     let (row, dk) = (part.row, memory.key_dim);
     let heads = || columns_of(memory, part);
     if memory.rule.is_normalized() {
-        // The part has one head.
+        // With such a rule the part has one head.
         let at = row * memory.heads + part.key_head;
         scratch.n.clear();
         scratch.n.extend_from_slice(&buffers.n[at * dk..][..dk]);
@@ -104,7 +105,7 @@ pub(crate) fn run_head(
     }
     if memory.rule.is_normalized() && part.panels.start == 0 {
         let at = row * memory.heads + part.key_head;
-        // SAFETY: only the part with the head's first panel writes these.
+        // SAFETY: these elements belong to the part that has the head's first panel.
         unsafe {
             let n = buffers.new_n.slice_mut(at * dk, dk);
             n.copy_from_slice(&scratch.n);
@@ -128,7 +129,7 @@ fn columns_of(memory: &MatrixMemory, part: &Part) -> impl Iterator<Item = Column
     })
 }
 
-/// The columns of a head's current memory, which the part writes.
+/// The columns of a head's current memory. The part writes them.
 fn block<'a>(
     memory: &MatrixMemory,
     buffers: &'a Buffers<'_>,
@@ -137,11 +138,11 @@ fn block<'a>(
 ) -> OutputBlock<'a> {
     let (dk, dv) = (memory.key_dim, memory.value_dim);
     let first = (row * memory.heads + part.head) * dk * dv + part.columns.start;
-    // SAFETY: only this part has these columns, and it makes one block of them at a time.
+    // SAFETY: these columns belong to only this part, and it creates one block of them at a time.
     unsafe { buffers.new_c.block(first, dv, (dk, part.columns.len())) }
 }
 
-/// The memory before the first position, from the first of these columns on.
+/// The memory before the first position. It begins with the first of these columns.
 fn before<'a>(
     memory: &MatrixMemory,
     buffers: &Buffers<'a>,
@@ -195,7 +196,7 @@ fn one(
     let (keep, share) = match memory.rule {
         MemoryRule::Exponential { eps, .. } => {
             let decayed = f + scratch.m;
-            // `max` would lose NaN.
+            // `max` would lose a NaN.
             let m = if decayed < i { i } else { decayed };
             let (keep, take) = ((decayed - m).exp(), (i - m).exp());
             scratch.m = m;
@@ -226,7 +227,7 @@ fn one(
         _ => advance(isa, &step, initial, value, &mut c, &mut scratch.out),
     }
     let at = (row * memory.length + position) * memory.heads * dv + first;
-    // SAFETY: only this part has these columns of this head.
+    // SAFETY: these columns of this head belong to only this part.
     let y = unsafe { buffers.y.slice_mut(at, width) };
     for (y, out) in y.iter_mut().zip(scratch.out.iter()) {
         *y = out * share;
@@ -238,7 +239,7 @@ fn key_stride(dk: usize) -> usize {
     dk.next_multiple_of(LANES) + LANES
 }
 
-/// Loads queries and keys of a chunk, and computes their products.
+/// Loads queries and keys of a chunk, and computes their dot products.
 fn load(
     isa: Isa,
     memory: &MatrixMemory,
@@ -275,7 +276,8 @@ fn load(
             data: scratch.packed.as_ptr(),
             stride: LANES,
         };
-        // Earlier positions do not see these keys.
+        // Only positions from these keys on are computed, because earlier positions do not see the
+        // keys.
         let product = |left: &[f32], out: &mut [f32]| {
             let out = &mut out[first * stride + first..];
             let left = &left[first * wide..];
@@ -292,8 +294,8 @@ fn load(
                 row_stride: stride,
                 accumulate: false,
             };
-            // SAFETY: by the assertions, `left` has `rows` rows of `dk`, the packed keys are `dk`
-            // times `LANES`, and each row of `out` has `LANES` elements.
+            // SAFETY: by the assertions, `left` has `rows` rows of `dk` elements, the packed keys
+            // have `dk` times `LANES`, and each row of `out` has `LANES`.
             unsafe { gemm_tiles(isa, rows, dk, left, right, product) };
         };
         product(&scratch.q, &mut scratch.scores);
@@ -361,7 +363,7 @@ fn several(
         columns(isa, memory.rule, (len, dk), scratch);
         for (t, at) in positions.clone().enumerate() {
             let place = (row * memory.length + at) * memory.heads * dv + first;
-            // SAFETY: only this part has these columns of this head.
+            // SAFETY: these columns of this head belong to only this part.
             let y = unsafe { buffers.y.slice_mut(place, width) };
             let partial = &scratch.partial[t * LANES..];
             for (y, partial) in y.iter_mut().zip(partial) {
@@ -375,8 +377,8 @@ fn several(
     }
 }
 
-/// The inverse denominators of a normalized rule, and its normalizer and stabilizer after the
-/// chunk.
+/// Computes the inverse denominators of a normalized rule. It updates the normalizer and the
+/// stabilizer to those after the chunk.
 fn normalize(isa: Isa, (len, dk, stride): (usize, usize, usize), eps: f32, scratch: &mut Scratch) {
     let wide = key_stride(dk);
     for t in 0..len {
@@ -396,8 +398,8 @@ fn normalize(isa: Isa, (len, dk, stride): (usize, usize, usize), eps: f32, scrat
     scratch.m = scratch.gates.m[len - 1];
 }
 
-/// Computes sixteen columns of a chunk: from `values` and `panel` to `found` and the updated
-/// `panel`.
+/// Computes sixteen columns of a chunk. It reads `values` and `panel`, writes outputs to
+/// `partial`, and updates `panel`.
 fn columns(isa: Isa, rule: MemoryRule, (len, dk): (usize, usize), scratch: &mut Scratch) {
     let wide = key_stride(dk);
     let stride = len.next_multiple_of(LANES);
@@ -422,8 +424,8 @@ fn columns(isa: Isa, rule: MemoryRule, (len, dk): (usize, usize), scratch: &mut 
     let keep = &scratch.gates.keep;
     if rule == MemoryRule::Delta {
         let predicted = into(&mut scratch.written, false);
-        // SAFETY: `len` rows of `dk` keys, `dk` rows of the panel and `len` rows of the product
-        // exist, by the assertions.
+        // SAFETY: by the assertions, there are `len` rows of `dk` keys, `dk` rows of the panel and
+        // `len` rows of the product.
         unsafe {
             gemm_tiles(
                 isa,
@@ -444,7 +446,7 @@ fn columns(isa: Isa, rule: MemoryRule, (len, dk): (usize, usize), scratch: &mut 
         solve(isa, len, &scratch.system, &mut scratch.values);
     }
     let partial = into(&mut scratch.partial, false);
-    // SAFETY: as above, with `len` rows of queries.
+    // SAFETY: the lengths are those of the call above, with `len` rows of queries.
     unsafe {
         gemm_tiles(
             isa,
@@ -459,7 +461,8 @@ fn columns(isa: Isa, rule: MemoryRule, (len, dk): (usize, usize), scratch: &mut 
     for (partial, keep) in each.zip(keep) {
         partial.iter_mut().for_each(|x| *x *= keep);
     }
-    // A position sees those up to itself; later scores are zero.
+    // A position sees itself and earlier positions. Its scores for later positions are zero, so
+    // they are skipped.
     for t in (0..len).step_by(MAX_TILE_ROWS) {
         let count = MAX_TILE_ROWS.min(len - t);
         let left = TileA {
@@ -468,7 +471,8 @@ fn columns(isa: Isa, rule: MemoryRule, (len, dk): (usize, usize), scratch: &mut 
             stride: 1,
         };
         let partial = into(&mut scratch.partial[t * LANES..], true);
-        // SAFETY: `count` rows from `t` on of the scores and the outputs, `t + count` of values.
+        // SAFETY: scores and outputs have `count` rows from `t` on, and `values` has `t + count`
+        // rows.
         unsafe { gemm_tiles(isa, count, t + count, left, lanes(&scratch.values), partial) };
     }
     let last = keep[len - 1];
@@ -486,7 +490,8 @@ fn columns(isa: Isa, rule: MemoryRule, (len, dk): (usize, usize), scratch: &mut 
         stride: wide,
     };
     let panel = into(&mut scratch.panel, true);
-    // SAFETY: `dk` elements of `len` keys, `len` rows of what is written, `dk` rows of the panel.
+    // SAFETY: there are `len` keys of `dk` elements, `len` rows of written values, and `dk` rows of
+    // the panel.
     unsafe { gemm_tiles(isa, dk, len, left, lanes(&scratch.written), panel) };
 }
 
@@ -511,8 +516,8 @@ fn solve(isa: Isa, len: usize, system: &[f32], values: &mut [f32]) {
             row_stride: LANES,
             accumulate: false,
         };
-        // SAFETY: `count` rows from `first` on of the system, the first `first` rows of values, and
-        // at most `SOLVED_ROWS` rows of the product, which is separate memory.
+        // SAFETY: the system has `count` rows from `first` on, and `values` has `first` rows before
+        // them. The product has at most `SOLVED_ROWS` rows and is separate memory.
         unsafe { gemm_tiles(isa, count, first, left, right, product) };
         for t in first..first + count {
             let (solved, rest) = values.split_at_mut(t * LANES);

@@ -1,16 +1,16 @@
-//! Gates of a matrix memory, as factors for a chunk. Sums of logarithms are float64, because the
-//! difference of two long sums would lose digits in float32.
+//! The gates of a matrix memory, as factors for a chunk. Sums of logarithms are float64. In
+//! float32, the difference of two long sums would lose digits.
 
 use crate::isa::Isa;
 use crate::layout::tile::LANES;
 use crate::simd::portable::vmath;
 
-/// The minimum logarithm of a forget gate. Its exponential is zero, and sums of larger magnitudes
-/// would lose the digits of small ones.
+/// The minimum logarithm of a forget gate. The exponential of anything smaller is zero. Without
+/// this limit, sums with large magnitudes would lose the digits of small logarithms.
 const LEAST_LOG: f64 = -1e6;
 
-/// The minimum stabilizer whose `exp(-m)` is used. Below it, a denominator would overflow, and the
-/// output is nearly zero.
+/// The minimum stabilizer whose `exp(-m)` is used. Below this value a denominator would overflow,
+/// and the output is nearly zero.
 const LEAST_M: f32 = -80.0;
 
 /// `cap * tanh(x / cap)`.
@@ -18,7 +18,7 @@ pub(crate) fn capped(x: f32, cap: Option<f32>) -> f32 {
     cap.map_or(x, |cap| cap * (x / cap).tanh())
 }
 
-/// `-log(1 + exp(-x))`, which stays precise where the sigmoid is near 0 or 1.
+/// `-log(1 + exp(-x))`. It stays precise where the sigmoid is near 0 or 1.
 pub(crate) fn log_sigmoid(x: f32) -> f32 {
     x.min(0.0) - (-x.abs()).exp().ln_1p()
 }
@@ -30,19 +30,19 @@ pub(crate) fn denominator(dot: f32, m: f32, eps: f32) -> f32 {
 
 /// The decay and write factors of a chunk of positions of one head.
 ///
-/// With the running sum `F` of the logarithms of the forget gates and the logarithms `i` of the
-/// input gates, `u = i - F`. A value written at `s` has weight `exp(u_s - M_t)` at `t`, and the
-/// memory before the chunk has weight `exp(m - M_t)`. `M_t` is the maximum of `m` and `u` up to `t`
-/// if input gates are exponential, otherwise `-F_t`.
+/// `F` is the running sum of the logarithms of the forget gates, `i` are the logarithms of the
+/// input gates, and `u = i - F`. A value written at position `s` has the weight `exp(u_s - M_t)` at
+/// `t`. The memory before the chunk has the weight `exp(m - M_t)`. If input gates are exponential,
+/// `M_t` is the maximum of `m` and of `u` up to `t`; otherwise it is `-F_t`.
 #[derive(Debug, Default)]
 pub(crate) struct ChunkGates {
     /// `u` of each position.
     written: Vec<f64>,
     /// `M` of each position.
     reference: Vec<f64>,
-    /// The factor on the memory before the chunk, per position.
+    /// For each position, the factor on the memory before the chunk.
     pub keep: Vec<f32>,
-    /// The stabilizer `F + M` per position; zero without input gates.
+    /// The stabilizer `F + M` of each position; zero without exponential input gates.
     pub m: Vec<f32>,
 }
 
@@ -55,14 +55,14 @@ impl ChunkGates {
         self.m.clear();
     }
 
-    /// Fills the gates from pairs of the logarithms of forget and input gates. `m` is the
+    /// Fills the gates from pairs of logarithms: of a forget gate and of an input gate. `m` is the
     /// stabilizer before the chunk, if input gates are exponential.
     pub(crate) fn fill(&mut self, m: Option<f32>, logs: impl Iterator<Item = (f32, f32)>) {
         self.clear();
         let before = f64::from(m.unwrap_or(0.0));
         let (mut sum, mut greatest) = (0.0f64, before);
         for (f, i) in logs {
-            // `max` would lose NaN.
+            // `max` would lose a NaN.
             let f = f64::from(f);
             sum += if f < LEAST_LOG { LEAST_LOG } else { f };
             let written = f64::from(i) - sum;
@@ -93,7 +93,7 @@ impl ChunkGates {
         self.keep.len()
     }
 
-    /// Writes to `take` the factors of written values in the memory after the chunk.
+    /// Writes to `take` the factors that written values have in the memory after the chunk.
     pub(crate) fn take(&self, take: &mut Vec<f32>) {
         take.clear();
         let last = self.reference.last().copied().unwrap_or(0.0);
@@ -101,8 +101,8 @@ impl ChunkGates {
     }
 
     /// `weighted[t][s] = scores[t][s] * exp(u_s - M_t) * factor(t)` for `s <= t`, or for `s < t` if
-    /// `strict`; zero elsewhere. Both are `[len, stride]`. `scores` above the diagonal are not
-    /// read.
+    /// `strict`; zero for other `s`. Both arrays are `[len, stride]`. The part of `scores` above
+    /// the diagonal is not read.
     pub(crate) fn weigh(
         &mut self,
         isa: Isa,

@@ -1,20 +1,20 @@
-//! A matrix memory per head, over the positions of some rows: its rule, its sizes, and the division
-//! of work. `chunk.rs` and `step.rs` have the arithmetic.
+//! A matrix memory per head, over the positions of some rows: the update rule, the sizes, and the
+//! division of work. `chunk.rs` and `step.rs` have the arithmetic.
 
 use std::ops::Range;
 
 use crate::layout::tile::LANES;
 use crate::partition::SharedOutput;
 
-/// The maximum positions per chunk, which bounds a thread's scratch memory.
+/// The maximum number of positions per chunk. It bounds a thread's scratch memory.
 const MAX_CHUNK: usize = 128;
 
-/// The minimum panels of columns per part, for one position and for several. Each part computes its
-/// own scores, which is worthwhile only for many panels.
+/// The minimum number of column panels per part, for a single position and for several positions.
+/// Each part computes its own scores, which is worthwhile only for many panels.
 const MIN_PANELS: (usize, usize) = (4, 8);
 
-/// The update of a memory `C` of `[key_dim, value_dim]` by a position with query `q`, key `k`,
-/// value `v`, and the logarithm `f` of its forget gate.
+/// The rule that updates a memory `C` of `[key_dim, value_dim]` by a position. The position has the
+/// query `q`, the key `k`, the value `v`, and the logarithm `f` of its forget gate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MemoryRule {
     /// mLSTM (Beck et al. 2024, arXiv:2405.04517, section 2.3): both gates are exponential, and a
@@ -27,9 +27,9 @@ pub enum MemoryRule {
     /// y  = q C' / (max(|q n'|, exp(-m')) + eps)
     /// ```
     Exponential {
-        /// Both gates are capped to `-cap..cap` by a tanh.
+        /// The limit of a tanh that caps both gates to `-cap..cap`.
         gate_cap: Option<f32>,
-        /// Added to the denominator.
+        /// Epsilon, which is added to the denominator.
         eps: f32,
     },
     /// The state space of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060): `C' = exp(f) C + k^T v`,
@@ -52,7 +52,7 @@ impl MemoryRule {
     }
 }
 
-/// A matrix memory over a sequence. Inputs, all float32; first the state, row-contiguous:
+/// A matrix memory over a sequence. All inputs are float32. The state comes first, row-contiguous:
 ///
 /// - `C` `[rows, heads, key_dim, value_dim]`; for a normalized rule also `n` `[rows, heads,
 ///   key_dim]` and `m` `[rows, heads]`;
@@ -60,24 +60,24 @@ impl MemoryRule {
 ///   key_dim]`, values `[rows, length, heads * value_dim]`, forget gates `[rows, length, heads]`,
 ///   and if the rule has a second gate, that gate in the same shape.
 ///
-/// Output: `y` `[rows, length, heads * value_dim]`, then the final state with the same parts as in
-/// the inputs.
+/// The output is `y` `[rows, length, heads * value_dim]`, then the final state with the same parts
+/// as in the inputs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MatrixMemory {
     /// The update rule.
     pub rule: MemoryRule,
     /// The number of sequences.
     pub rows: usize,
-    /// The positions per sequence.
+    /// The number of positions per sequence.
     pub length: usize,
-    /// Value heads, each with a memory.
+    /// The number of value heads. Each has a memory.
     pub heads: usize,
-    /// Query and key heads, which divides `heads`: head `h` uses number `h / (heads / key_heads)`.
-    /// A normalized rule needs as many as `heads`.
+    /// The number of query and key heads. It divides `heads`: value head `h` uses query and key
+    /// head `h / (heads / key_heads)`. With a normalized rule it must equal `heads`.
     pub key_heads: usize,
-    /// Elements of a query and a key.
+    /// The number of elements of a query and of a key.
     pub key_dim: usize,
-    /// Elements of a value.
+    /// The number of elements of a value.
     pub value_dim: usize,
     /// The factor on queries.
     pub scale: f32,
@@ -85,7 +85,7 @@ pub struct MatrixMemory {
     pub chunk: usize,
 }
 
-/// An input `[rows, length, width]`; only the last axis must be contiguous.
+/// An input `[rows, length, width]`. Only its last axis must be contiguous.
 #[derive(Clone, Copy)]
 pub(crate) struct Positions<'a> {
     pub data: &'a [f32],
@@ -102,7 +102,7 @@ impl<'a> Positions<'a> {
     }
 }
 
-/// The inputs, and the places of the outputs.
+/// The inputs, and the destinations of the outputs.
 pub(crate) struct Buffers<'a> {
     pub c: &'a [f32],
     pub n: &'a [f32],
@@ -118,7 +118,7 @@ pub(crate) struct Buffers<'a> {
     pub new_m: SharedOutput,
 }
 
-/// The unit of work: some columns of heads that share queries and keys.
+/// The unit of work: some columns of the heads that share a query and key head.
 pub(crate) struct Part {
     pub row: usize,
     pub key_head: usize,
@@ -127,7 +127,7 @@ pub(crate) struct Part {
 }
 
 impl MatrixMemory {
-    /// The number of elements of `y`, `C`, `n` and `m`.
+    /// The numbers of elements of `y`, `C`, `n` and `m`.
     pub(crate) fn sizes(&self) -> [usize; 4] {
         let heads = self.rows * self.heads;
         let normalized = usize::from(self.rule.is_normalized());
@@ -139,7 +139,7 @@ impl MatrixMemory {
         ]
     }
 
-    /// The number of heads that share queries and keys.
+    /// The number of value heads that share a query and key head.
     pub(crate) fn repeats(&self) -> usize {
         self.heads / self.key_heads.max(1)
     }
@@ -149,7 +149,7 @@ impl MatrixMemory {
         self.value_dim.div_ceil(LANES)
     }
 
-    /// The positions per chunk.
+    /// The number of positions per chunk.
     pub(crate) fn chunk_len(&self) -> usize {
         self.chunk.clamp(1, MAX_CHUNK)
     }

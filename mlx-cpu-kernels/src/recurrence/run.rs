@@ -1,4 +1,4 @@
-//! A matrix memory as an operation: inputs and threads.
+//! Runs a matrix memory as an operation: reads the inputs, and divides the work among threads.
 
 use std::cell::RefCell;
 
@@ -33,7 +33,8 @@ impl Work for MatrixMemory {
                 position: strides[1],
             }
         };
-        // SAFETY: likewise, and row-contiguous.
+        // SAFETY: the caller passes row-contiguous float32 that exists during the call and is not
+        // written.
         let slice_of = |at: usize| unsafe { state[at].as_slice::<f32>() };
         let buffers = Buffers {
             c: slice_of(0),

@@ -1,4 +1,4 @@
-//! Matrix memories against their definitions: float64 loops over positions.
+//! Compares matrix memories with their definitions: float64 loops over positions.
 
 use crate::isa::Isa;
 use crate::recurrence::matrix_memory::{MatrixMemory, MemoryRule};
@@ -14,7 +14,7 @@ const CAPPED: MemoryRule = MemoryRule::Exponential {
     eps: 1e-6,
 };
 
-/// The values of all inputs. Queries, keys and values are adjacent, as from a projection.
+/// The values of all inputs. Queries, keys and values are adjacent, as a projection returns them.
 struct Case {
     memory: MatrixMemory,
     c: Vec<f32>,
@@ -25,8 +25,8 @@ struct Case {
     second: Vec<f32>,
 }
 
-/// Outputs and the final state; for each output also the effect of rounding by one part in a
-/// million, where terms cancel.
+/// Outputs and the final state by the definition. For each output also the effect of rounding by
+/// one part in a million, which is large where terms cancel.
 #[derive(Default)]
 struct Defined {
     y: Vec<f64>,
@@ -37,7 +37,7 @@ struct Defined {
 }
 
 impl Case {
-    /// Random numbers: `gate` and `second` map numbers in -1..1 to forget gates and second gates.
+    /// Random values. `gate` and `second` map values in -1..1 to forget gates and second gates.
     /// Keys have length one, so that the delta rule is stable.
     fn new(memory: MatrixMemory, gate: impl Fn(f32) -> f32, second: impl Fn(f32) -> f32) -> Self {
         let MatrixMemory {
@@ -95,8 +95,7 @@ impl Case {
             inputs.extend([&self.n, &self.m].map(|a| Input::from_slice(a)));
         }
         let mut positions = |data: &[f32], shape: &[i32], strides: &[i64]| {
-            // SAFETY: data, shapes and strides outlive the inputs, and all indices are within the
-            // data.
+            // SAFETY: data, shapes and strides outlive the inputs. All indices are within the data.
             inputs.push(unsafe { Input::strided(data.as_ptr(), data.len(), shape, strides) });
         };
         positions(&self.qkv, &key_shape, &wide);
@@ -107,7 +106,7 @@ impl Case {
             positions(&self.second, &gate_shape, &narrow);
         }
         let mut output = vec![f32::NAN; of.outputs()];
-        // SAFETY: these are the documented inputs of the type.
+        // SAFETY: the inputs are as the type documents.
         unsafe { of.run(&inputs, &mut output) };
         output
     }
@@ -197,7 +196,8 @@ impl Case {
         }
     }
 
-    /// Fails unless outputs are within `within` times the effect of rounding, and states are close.
+    /// Fails unless outputs differ by at most `within` times the effect of rounding, and states are
+    /// close.
     fn check(&self, isa: Isa, within: f64) {
         let actual = self.run();
         let Defined { y, unsure, c, n, m } = self.defined();
@@ -259,7 +259,7 @@ fn chunks_of_any_length_and_steps_are_the_definition() {
     });
 }
 
-/// Gates whose exponentials are zero or beyond float32.
+/// The exponentials of these gates are zero or exceed float32.
 #[test]
 fn extreme_gates_give_numbers_and_those_of_the_definition() {
     let gates = [-200.0f32, 0.0, 200.0];
@@ -290,7 +290,7 @@ fn extreme_gates_give_numbers_and_those_of_the_definition() {
     });
 }
 
-/// Sizes of real models: whole lanes, and parts that divide the columns of a head.
+/// Sizes of real models: rows of whole lanes, and parts that divide the columns of a head.
 #[test]
 fn sizes_of_models_on_several_threads() {
     with_each(|isa| {
@@ -312,7 +312,7 @@ fn sizes_of_models_on_several_threads() {
     });
 }
 
-/// Equal keys that replace everything would make powers of the system overflow.
+/// Equal keys that replace everything. If this fails, powers of the triangular system overflow.
 #[test]
 fn keys_that_are_alike_lose_no_digits() {
     with_each(|isa| {

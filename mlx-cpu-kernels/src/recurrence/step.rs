@@ -3,19 +3,19 @@
 use crate::isa::Isa;
 use crate::partition::OutputBlock;
 
-/// The inputs of one position for a head.
+/// The inputs of one position of one head.
 pub(crate) struct Step<'a> {
-    /// Scaled queries.
+    /// The scaled query.
     pub q: &'a [f32],
-    /// Keys with their gate applied.
+    /// The key, with its gate applied.
     pub k: &'a [f32],
     /// The factor on the memory.
     pub keep: f32,
 }
 
-/// `c = keep * c + k^T value` and `y = q c`, where `value` and `y` are the columns of `c`. `before`
-/// points to these columns of the old memory, with a row stride of `stride`; without it the memory
-/// is in `c`.
+/// Computes `c = keep * c + k^T value` and `y = q c`, where `value` and `y` are the columns of `c`.
+/// `before` is the address of these columns in the old memory, with a row stride of `stride`.
+/// Without `before`, the old memory is in `c`.
 pub(crate) fn advance(
     isa: Isa,
     step: &Step<'_>,
@@ -84,8 +84,8 @@ fn advance_with(
     }
 }
 
-/// `missing = strength * (value - keep * k c)`: the difference to the value already stored for the
-/// key. `before` as in [`advance`].
+/// `missing = strength * (value - keep * k c)`: the difference between the value and the one
+/// already stored for the key. `before` is as in [`advance`].
 pub(crate) fn missing(
     isa: Isa,
     step: &Step<'_>,

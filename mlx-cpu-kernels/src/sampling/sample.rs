@@ -1,9 +1,9 @@
-//! One token for each row of logits, in one operation: penalties, biases and bans, then filters,
-//! then the draw. `softmax_pass.rs`, `top_k.rs` and `top_p.rs` have the passes over rows.
+//! Chooses one token for each row of logits, in one operation: penalties, biases and bans, then
+//! filters, then the draw. `softmax_pass.rs`, `top_k.rs` and `top_p.rs` have the passes over rows.
 //!
 //! As separate operations, these stages would read and write the whole vocabulary, in about sixty
-//! graph nodes per token. Here a row is copied at most once, only penalized tokens are touched, and
-//! filters reduce the row to a short list.
+//! graph nodes per token. This operation copies a row at most once. Penalties touch only penalized
+//! tokens, and filters reduce the row to a short list.
 
 use std::sync::Arc;
 
@@ -25,29 +25,32 @@ pub enum Pick {
     Forced(u32),
     /// The maximum; the first one on ties.
     Greedy,
-    /// A draw.
+    /// A random draw.
     Draw(DrawParams),
 }
 
 /// The filters and parameters of a draw. The order of stages is top-n-sigma, typical-p, top-p,
 /// min-p, XTC, top-k, temperature. With a top-k and no XTC, top-p and min-p process only the `k`
-/// greatest, with probabilities under the whole row. With `temperature_first` the order is
-/// temperature, top-n-sigma, top-k, top-p, min-p, typical-p, XTC, each with the renormalized
-/// probabilities of the previous stage.
+/// most probable tokens, with their probabilities in the whole row. With `temperature_first` the
+/// order is temperature, top-n-sigma, top-k, top-p, min-p, typical-p, XTC. Each of these filters
+/// uses probabilities renormalized after the previous filter.
 #[derive(Debug, Clone)]
 pub struct DrawParams {
     /// Keeps logits at most this number of standard deviations below the maximum; 0 keeps all.
     pub top_n_sigma: f32,
-    /// Keeps the tokens of most typical surprise whose probability reaches this; 1 keeps all.
+    /// Keeps the tokens of most typical surprise whose total probability reaches this value; 1
+    /// keeps all.
     pub typical_p: f32,
-    /// Keeps the smallest set of the most probable whose probability reaches this; 1 keeps all.
+    /// Keeps the smallest set of most probable tokens whose total probability reaches this value; 1
+    /// keeps all.
     pub top_p: f32,
-    /// Keeps tokens at least this many times as probable as the most probable; 0 keeps all.
+    /// Keeps tokens whose probability is at least this fraction of the highest probability; 0 keeps
+    /// all.
     pub min_p: f32,
-    /// Removes all tokens above a probability threshold except the least probable of them and the
-    /// listed tokens.
+    /// XTC: a probability threshold and a list of exempt tokens. Of the tokens above the threshold,
+    /// XTC removes all but the least probable one and the exempt ones.
     pub xtc: Option<(f32, Arc<[u32]>)>,
-    /// Keeps this number of tokens; 0 keeps all.
+    /// Keeps this number of most probable tokens; 0 keeps all.
     pub top_k: usize,
     /// The factor on logits: 1 over the temperature, finite.
     pub scale: f32,
@@ -85,27 +88,29 @@ impl Default for DrawParams {
     }
 }
 
-/// Lowers tokens that occurred: positive logits are divided, negative ones multiplied.
+/// Makes tokens that occurred less probable: divides their positive logits and multiplies their
+/// negative ones.
 #[derive(Debug, Clone, Copy)]
 pub struct RepetitionPenalty {
-    /// The number of last tokens that count.
+    /// Only this number of last tokens counts.
     pub last: usize,
-    /// The divisor of logits.
+    /// The divisor of positive logits, and the factor on negative ones.
     pub penalty: f32,
 }
 
-/// Subtracts `presence` from the logits of tokens that occurred, and `frequency` per occurrence.
+/// Subtracts `presence` from the logits of tokens that occurred, and `frequency` for each
+/// occurrence.
 #[derive(Debug, Clone, Copy)]
 pub struct CountPenalties {
-    /// The number of last tokens that count.
+    /// Only this number of last tokens counts.
     pub last: usize,
-    /// Subtracted once.
+    /// Subtracted once from each token that occurred.
     pub presence: f32,
-    /// Subtracted per occurrence.
+    /// Subtracted for each occurrence of a token.
     pub frequency: f32,
 }
 
-/// The operations on one row of logits, in the order of the fields. Tokens outside the row are
+/// The operations on one row of logits, in the order of the fields. Token IDs outside the row are
 /// ignored.
 #[derive(Debug, Clone)]
 pub struct SampleParams {
@@ -113,13 +118,14 @@ pub struct SampleParams {
     pub repeat: Option<RepetitionPenalty>,
     /// Presence and frequency penalties.
     pub count: Option<CountPenalties>,
-    /// Added to the logits of tokens.
+    /// Token IDs, and the values to add to their logits.
     pub bias: Arc<[(u32, f32)]>,
     /// Forbidden tokens.
     pub banned: Arc<[u32]>,
-    /// Allowed tokens: token `i` is bit `i % 32` of word `i / 32`; missing words count as zero.
+    /// The allowed tokens as bits: token `i` is bit `i % 32` of word `i / 32`. Missing words count
+    /// as zero. `None` allows all tokens.
     pub allowed: Option<Vec<u32>>,
-    /// The choice.
+    /// How the token is chosen.
     pub pick: Pick,
 }
 
@@ -141,15 +147,16 @@ impl SampleParams {
     }
 }
 
-/// Above this many candidates, the filters run on the whole row.
+/// The maximum number of candidates in a list. With more candidates, the filters run on the whole
+/// row.
 pub const MOST_CANDIDATES: usize = 1024;
 
-/// One token per row. Its inputs are the logits, float32 `[rows, n]`, and uint32 arrays of earlier
-/// tokens; its output is `[rows]`.
+/// Chooses one token per row. The first input has the logits, float32 `[rows, n]`. Further inputs
+/// are uint32 arrays of earlier tokens. The output is `[rows]`.
 pub struct Sample {
     /// Elements of a row.
     pub n: usize,
-    /// For each row its operations, and the index of the input with earlier tokens.
+    /// For each row, its operations and the index of the input with its earlier tokens.
     pub rows: Vec<(SampleParams, Option<usize>)>,
 }
 
@@ -158,7 +165,7 @@ impl Work for Sample {
         // SAFETY: `choose` passes float32 logits first.
         let logits: &[f32] = unsafe { inputs[0].as_slice() };
         let seen = |input: Option<usize>| match input.and_then(|i| inputs.get(i)) {
-            // SAFETY: `choose` checked that all others are uint32.
+            // SAFETY: `choose` checked that all inputs after the first are uint32.
             Some(input) => unsafe { input.as_slice::<u32>() },
             None => &[],
         };
@@ -202,7 +209,8 @@ impl SampleParams {
             && self.bias.is_empty()
             && self.banned.is_empty()
             && self.allowed.is_none());
-        // The row is taken out while the rest of the workspace is in use.
+        // The vector is moved out of the workspace, because the filters borrow the rest of the
+        // workspace.
         let mut adjusted = std::mem::take(&mut workspace.row);
         if changes {
             adjusted.clear();
@@ -238,7 +246,8 @@ impl SampleParams {
     fn adjust_logits(&self, logits: &[f32], seen: &[u32], x: &mut [f32], counts: &mut Vec<u32>) {
         if let Some(RepetitionPenalty { last, penalty }) = self.repeat {
             for &id in tail(seen, last) {
-                // Computed from the original value, so that repeated tokens count once.
+                // The penalty applies to the original logit, so a repeated token is penalized only
+                // once.
                 if let (Some(&was), Some(x)) = (logits.get(id as usize), x.get_mut(id as usize)) {
                     *x = if was < 0.0 {
                         was * penalty
@@ -360,7 +369,7 @@ impl DrawParams {
         }
     }
 
-    /// Draws with a top-k: from its candidates, in ascending order of probability.
+    /// Draws with a top-k. The candidates are in ascending order of probability.
     fn draw_from_top_k(&self, isa: Isa, row: &[f32], max: f32, workspace: &mut Workspace) -> u32 {
         let one = Scale { max, by: 1.0 };
         let nucleus_total = (self.top_p < 1.0).then(|| workspace.find_block_sums(isa, row, one));
@@ -375,7 +384,7 @@ impl DrawParams {
                 &mut workspace.values,
                 &mut workspace.weights,
             );
-            // Keeps tokens whose more probable tokens have less than p in sum.
+            // Top-p keeps a token if the more probable tokens have a total probability below p.
             let reach = f64::from(self.top_p) * total;
             let mut before = 0.0;
             first = workspace.candidates.len();
@@ -414,9 +423,10 @@ impl DrawParams {
         max: f32,
         workspace: &mut Workspace,
     ) -> u32 {
-        // The remaining tokens: all, or the candidates, in index order.
+        // Whether the remaining tokens are the candidates, in index order. If not, they are the
+        // whole row.
         let mut candidates = false;
-        // The threshold of min-p; minus infinity without it.
+        // The logit threshold of min-p; minus infinity without min-p.
         let least = max + self.min_p.ln();
         if self.top_p < 1.0 {
             keep_top_p(isa, all.row(), (max, least), self.top_p, workspace);
@@ -455,8 +465,8 @@ impl DrawParams {
         self.draw_from_rest(isa, all.row(), (candidates, self.scale), workspace)
     }
 
-    /// Draws from the filtered row: from its candidates if there are any, otherwise from all of it.
-    /// `by` is the factor on logits.
+    /// Draws from the remaining tokens: the candidates if there are any, otherwise the whole
+    /// filtered row. `by` is the factor on logits.
     pub(super) fn draw_from_rest(
         &self,
         isa: Isa,
@@ -465,7 +475,7 @@ impl DrawParams {
         workspace: &mut Workspace,
     ) -> u32 {
         if !candidates {
-            // The maximum may have been removed.
+            // XTC may have removed the maximum, so it is computed again.
             let max = max_of(&workspace.block_maxima);
             return draw_from(isa, row, Scale { max, by }, self.uniform, workspace) as u32;
         }
@@ -482,8 +492,8 @@ impl DrawParams {
     }
 }
 
-/// The token at which the cumulative weight passes `target`, among candidates from index `first`
-/// on.
+/// The token at which the cumulative weight passes `target`. The search begins at candidate
+/// `first`.
 fn candidate_at(workspace: &Workspace, first: usize, target: f64) -> u32 {
     let weights = workspace.weights.iter().map(|&w| f64::from(w));
     let (place, _) = pass(weights, 0.0, target);
@@ -499,7 +509,7 @@ fn least_above(weights: &[f32], total: f64, threshold: f32) -> f32 {
         .fold(f32::INFINITY, f32::min)
 }
 
-/// XTC on the candidates.
+/// Applies XTC to the candidates.
 pub(super) fn apply_xtc_to_candidates(
     isa: Isa,
     max: f32,
@@ -523,7 +533,7 @@ pub(super) fn apply_xtc_to_candidates(
     });
 }
 
-/// XTC on the whole row.
+/// Applies XTC to the whole row.
 pub(super) fn apply_xtc(
     isa: Isa,
     row: &mut [f32],
@@ -534,7 +544,7 @@ pub(super) fn apply_xtc(
 ) {
     let one = Scale { max, by: 1.0 };
     let total = workspace.find_block_sums(isa, row, one);
-    // All tokens above the threshold are among these, with a margin for rounding.
+    // The search for tokens above the threshold begins slightly lower, as a margin for rounding.
     let from = (f64::from(threshold) * total).ln() - 1e-3;
     let least = if from.is_finite() {
         (f64::from(max) + from) as f32

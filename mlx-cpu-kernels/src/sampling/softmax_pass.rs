@@ -1,8 +1,9 @@
-//! Passes over long rows of logits: block maxima, and sums of exponentials. The other files have
-//! filters and draws.
+//! Passes over long rows of logits: block maxima, and sums of exponentials. The other files of this
+//! folder have the filters and draws.
 //!
-//! The loops work on eight adjacent elements, which compilers vectorize, and use no fused
-//! multiply-add. So every instruction set gives equal bits, and a seed gives the same text.
+//! The loops process eight adjacent elements, which compilers vectorize, and use no fused
+//! multiply-add. So results are bitwise equal for all instruction sets, and a seed produces the
+//! same text on each of them.
 
 use std::ops::Range;
 
@@ -15,8 +16,8 @@ pub(crate) const BLOCK: usize = 32;
 /// Elements of a vector.
 const LANES: usize = 8;
 
-/// Logits that are further below the maximum are ignored, because their total weight is below the
-/// rounding error of the rest.
+/// Logits further below the maximum than this are ignored. Their total weight is below the rounding
+/// error of the other weights' sum.
 pub(crate) const MIN_RELATIVE_LOGIT: f32 = 60.0;
 
 /// The distance of `x` to the maximum: 0 or less. An infinity equal to the maximum has distance 0.
@@ -26,18 +27,21 @@ pub fn relative_logit(x: f32, max: f32) -> f32 {
 }
 
 /// `exp(x)` for `x` from -[`MIN_RELATIVE_LOGIT`] to 0, within two units in the last place. The
-/// power of two is split off. The rest, of magnitude at most half of `ln 2`, goes through a
-/// polynomial (Cephes' `expf`, Moshier 1989).
+/// exponential is a power of two times the exponential of a remainder. The remainder is at most
+/// half of `ln 2` in magnitude, and a polynomial approximates its exponential (Cephes' `expf`,
+/// Moshier 1989).
 #[inline(always)]
 fn exp(x: f32) -> f32 {
-    /// Added to a small number, it leaves the nearest integer in the lowest bits.
+    /// Added to a small float, this constant rounds it to an integer and leaves that integer in the
+    /// lowest bits.
     const ROUND_BIAS: f32 = 12_582_912.0;
-    /// `ln 2` in two parts; the first has few bits, so that its multiples are exact.
+    /// `ln 2` as the sum of two parts. The first part has few bits, so its products with small
+    /// integers are exact.
     const LN_2: [f32; 2] = [355.0 / 512.0, -2.121_944_4e-4];
     let shifted = x * std::f32::consts::LOG2_E + ROUND_BIAS;
     let n = shifted - ROUND_BIAS;
     let r = x - n * LN_2[0] - n * LN_2[1];
-    // Evaluated in pairs, to shorten the chain of dependent additions.
+    // Terms are evaluated in pairs, to shorten the chain of dependent additions.
     let square = r * r;
     let high = 1.987_569_1e-4 * r + 1.398_2e-3;
     let middle = 8.333_452e-3 * r + 4.166_579_6e-2;
@@ -57,7 +61,7 @@ fn weight(x: f32, max: f32, scale: f32) -> f32 {
     keep(exp(below), below > -MIN_RELATIVE_LOGIT)
 }
 
-/// `x`, or 0 if not `wanted`.
+/// Returns `x` if `wanted`, and 0 if not.
 #[inline(always)]
 fn keep(x: f32, wanted: bool) -> f32 {
     f32::from_bits(x.to_bits() & u32::from(wanted).wrapping_neg())
@@ -80,15 +84,17 @@ macro_rules! pass {
                     return;
                 }
             }
-            // All other processors have vectors of four floats, such as NEON.
+            // All other processors have vectors of four floats, such as NEON, which plain builds
+            // use.
             let _ = isa;
             $body($($arg),*);
         }
     };
 }
 
-/// If the row is `alone`, divides it into parts of whole blocks for the threads. `out` has one
-/// element per block, and each part gets its range.
+/// Calls `part` on ranges of whole blocks of the row. If the row is `alone`, the threads share the
+/// blocks; otherwise this thread processes all. `out` has one element per block, and each call
+/// receives the elements of its blocks.
 fn for_blocks<T: Copy + Send + Sync>(
     row: &[f32],
     out: &mut Vec<T>,
@@ -103,7 +109,7 @@ fn for_blocks<T: Copy + Send + Sync>(
     let work = if alone { 2 * row.len() } else { 0 };
     parallel_ranges(blocks, work, &|from, to| {
         let logits = &row[from * BLOCK..row.len().min(to * BLOCK)];
-        // SAFETY: each part has separate blocks.
+        // SAFETY: the parts have disjoint ranges of blocks.
         part(from..to, logits, unsafe { all.slice_mut(from, to - from) });
     });
 }
@@ -123,14 +129,16 @@ pass! {
 
 #[inline(always)]
 fn block_maxima_with(row: &[f32], out: &mut [f32]) {
-    // Plain loops, because code inside library functions would not be compiled for these vectors.
+    // Plain loops: the compiler would not compile code inside library functions for this
+    // instruction set.
     let (blocks, rest) = row.as_chunks::<BLOCK>();
     for (block, out) in blocks.iter().zip(out.iter_mut()) {
         let mut greatest = [f32::NEG_INFINITY; LANES];
         let (vectors, _) = block.as_chunks::<LANES>();
         for vector in vectors {
             for (g, &x) in greatest.iter_mut().zip(vector) {
-                // In this form NaN is never the maximum, at no extra cost.
+                // With this comparison NaN never becomes the maximum, and it costs no extra
+                // instruction.
                 *g = if x > *g { x } else { *g };
             }
         }
@@ -151,17 +159,17 @@ pub(crate) fn max_of(values: &[f32]) -> f32 {
     greatest
 }
 
-/// The scale of a row's weights.
+/// The parameters of a row's weights: `exp((x - max) * by)`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scale {
     /// The row's maximum, above minus infinity.
     pub max: f32,
-    /// The factor on distances to it.
+    /// The factor on distances to the maximum.
     pub by: f32,
 }
 
-/// The sum of weights of each block; `block_maxima` are the blocks' maxima. If the row is `alone`,
-/// threads share it.
+/// Computes the sum of weights of each block, whose maximum is in `block_maxima`. If the row is
+/// `alone`, threads share the blocks.
 pub(crate) fn sums(
     isa: Isa,
     row: &[f32],
@@ -175,7 +183,7 @@ pub(crate) fn sums(
 }
 
 pass! {
-    /// The sum of weights of each block that has any weight.
+    /// Computes the sum of weights of each block that has a non-zero weight.
     block_sums_part = block_sums_with(row: &[f32], block_maxima: &[f32], scale: Scale, out: &mut [f64])
 }
 
@@ -198,7 +206,7 @@ fn block_sums_with(row: &[f32], block_maxima: &[f32], scale: Scale, out: &mut [f
     }
 }
 
-/// Whether a block with this maximum has any weight.
+/// Whether any weight in a block with this maximum is non-zero.
 #[inline(always)]
 fn weighs(max_of: f32, Scale { max, by }: Scale) -> bool {
     relative_logit(max_of, max) * by > -MIN_RELATIVE_LOGIT
@@ -222,7 +230,7 @@ fn sum_of(block: &[f32; BLOCK], Scale { max, by }: Scale) -> f64 {
 }
 
 pass! {
-    /// The weight of each element.
+    /// Computes the weight of each element.
     weights = weights_with(values: &[f32], scale: Scale, out: &mut Vec<f32>)
 }
 
@@ -268,7 +276,7 @@ mod tests {
             (f32::NAN, inf, 0.0),
         ] {
             for scale in [0.0, 1e-3, 1.0, f32::MAX] {
-                // Without a scale, all possible tokens within a finite distance have the same
+                // With scale 0, all tokens with a finite distance to the maximum have the same
                 // probability.
                 if scale == 0.0 && x == -3e38 {
                     continue;
@@ -291,7 +299,7 @@ mod tests {
                 }
             })
             .collect();
-        // Threads share the longest row.
+        // The longest row is long enough that threads share it.
         let row: Vec<f32> = row.iter().cycle().take(40_007).copied().collect();
         for n in [1usize, 7, 8, 31, 32, 33, 64, 100, 1000, 40_007] {
             let row = &row[..n];

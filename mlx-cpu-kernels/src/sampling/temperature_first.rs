@@ -1,6 +1,6 @@
-//! The order of transformers' `generate`: temperature, top-n-sigma, top-k, top-p, min-p, typical-p,
-//! XTC, draw. Each filter uses the renormalized probabilities of the previous one. `sample.rs` has
-//! the other order.
+//! The filters in the order of transformers' `generate`: temperature, top-n-sigma, top-k, top-p,
+//! min-p, typical-p, XTC, draw. Each filter uses probabilities renormalized after the previous
+//! filter. `sample.rs` has the default order.
 
 use crate::isa::Isa;
 use crate::sampling::sample::{DrawParams, apply_xtc, apply_xtc_to_candidates};
@@ -10,7 +10,8 @@ use crate::sampling::top_p::{keep_top_p, keep_top_p_of_candidates};
 use crate::sampling::typical::{keep_typical, mask_atypical, mask_below_deviations};
 
 impl DrawParams {
-    /// The token of a row whose maximum is `max`, above minus infinity. The row is overwritten.
+    /// Chooses a token of a row. `max` is the row's maximum and above minus infinity. The row is
+    /// overwritten.
     pub(super) fn token_after_temperature(
         &self,
         isa: Isa,
@@ -21,7 +22,7 @@ impl DrawParams {
         for x in row.iter_mut() {
             *x = relative_logit(*x, max) * self.scale;
         }
-        // From here on, the maximum of the row is 0.
+        // After the temperature, the maximum of the row is 0.
         let mut max = 0.0;
         if self.top_n_sigma > 0.0 {
             mask_below_deviations(row, max, self.top_n_sigma);

@@ -1,5 +1,6 @@
-//! The greatest elements of long rows, log-probabilities, and draws by weight. MLX sorts whole rows
-//! and draws a random number for each element. Here a single pass over a row finds the candidates.
+//! Finds the greatest elements of long rows, computes log-probabilities, and draws by weight. MLX
+//! sorts whole rows and draws a random number for each element. Here a single pass over a row finds
+//! the candidates.
 
 use std::cell::RefCell;
 use std::cmp::Ordering;
@@ -8,7 +9,7 @@ use crate::isa::Isa;
 use crate::sampling::softmax_pass::{self, BLOCK, Scale, max_of, relative_logit};
 use crate::work::{Input, Work};
 
-/// The maximum row length: results are float32, which represents larger indices inexactly.
+/// The maximum row length. Results are float32, which cannot represent all greater indices exactly.
 pub const MAX_ROW_LEN: usize = 1 << 24;
 
 /// An element and its index.
@@ -25,12 +26,12 @@ pub(crate) struct Workspace {
     pub sums: Vec<f64>,
     /// The candidates.
     pub candidates: Vec<Candidate>,
-    /// The values, and weights.
+    /// The values of the candidates, and their weights.
     pub values: Vec<f32>,
     pub weights: Vec<f32>,
     /// The count of each token; all zero between uses.
     pub counts: Vec<u32>,
-    /// Whether other threads process other rows, so that they cannot help with this one.
+    /// Whether other threads process other rows. If so, this thread processes its row alone.
     pub rows_in_parallel: bool,
 }
 
@@ -40,7 +41,8 @@ impl Workspace {
         softmax_pass::block_maxima(isa, row, &mut self.block_maxima, !self.rows_in_parallel);
     }
 
-    /// Sums the weights of each block of a row, whose block maxima are here. Returns the total.
+    /// Sums the weights of each block of a row. `block_maxima` must already have the row's maxima.
+    /// Returns the total.
     pub(crate) fn find_block_sums(&mut self, isa: Isa, row: &[f32], scale: Scale) -> f64 {
         softmax_pass::sums(
             isa,
@@ -64,13 +66,13 @@ impl Workspace {
     }
 }
 
-/// By value, then by index.
+/// Compares by value, then by index.
 pub fn ascending(a: &Candidate, b: &Candidate) -> Ordering {
-    // Adding zero turns -0 into 0, which is equal.
+    // Adding zero turns -0 into 0. `total_cmp` would order -0 before 0, but the two must be equal.
     (a.0 + 0.0).total_cmp(&(b.0 + 0.0)).then(a.1.cmp(&b.1))
 }
 
-/// All elements of at least `least`, in index order. NaN counts as minus infinity.
+/// All elements that are `least` or greater, in index order. NaN counts as minus infinity.
 pub(crate) fn candidates_above(
     row: &[f32],
     block_maxima: &[f32],
@@ -82,7 +84,8 @@ pub(crate) fn candidates_above(
         if max_of < least {
             continue;
         }
-        // First all comparisons without branches, because their outcome is unpredictable.
+        // All comparisons of a block come first and have no branches, because their outcomes are
+        // unpredictable.
         let mut wanted = 0u32;
         for (i, &x) in block.iter().enumerate() {
             let x = if x.is_nan() { f32::NEG_INFINITY } else { x };
@@ -112,7 +115,8 @@ pub(crate) fn softmax_weights(
     weights.iter().map(|&w| f64::from(w)).sum()
 }
 
-/// Keeps the `k` greatest, unordered; on ties those with greater indices.
+/// Keeps the `k` greatest candidates, unordered. Among equal values, those with greater indices are
+/// kept.
 pub(crate) fn keep_top_k(candidates: &mut Vec<Candidate>, k: usize) {
     if k > 0 && k < candidates.len() {
         candidates.select_nth_unstable_by(k - 1, |a, b| ascending(b, a));
@@ -120,10 +124,11 @@ pub(crate) fn keep_top_k(candidates: &mut Vec<Candidate>, k: usize) {
     }
 }
 
-/// Finds the `k` greatest of a row, whose block maxima are in `workspace`, unordered; on ties those
-/// with greater indices.
+/// Finds the `k` greatest elements of a row, unordered. Among equal values, those with greater
+/// indices are kept. `workspace.block_maxima` must be filled.
 pub(crate) fn select_top_k(row: &[f32], k: usize, workspace: &mut Workspace) {
-    // At least `k` blocks have an element not below the `k`th greatest block maximum.
+    // At least `k` blocks have a maximum of at least the `k`th greatest block maximum. So the `k`
+    // greatest elements are at least as great.
     let mut least = f32::NEG_INFINITY;
     if k > 0 && k <= workspace.block_maxima.len() {
         workspace.values.clear();
@@ -142,8 +147,8 @@ pub(crate) fn select_top_k(row: &[f32], k: usize, workspace: &mut Workspace) {
     keep_top_k(&mut workspace.candidates, k);
 }
 
-/// The greatest elements of a row, as many as `values` holds, ascending. Returns the maximum; the
-/// values are distances to it, with indices.
+/// Writes the greatest elements of a row, ascending: to `values` the distances to the maximum, and
+/// their indices. The length of `values` is the number of elements. Returns the maximum.
 fn rank(
     isa: Isa,
     row: &[f32],
@@ -158,13 +163,13 @@ fn rank(
         workspace.candidates.sort_unstable_by(ascending);
         for ((&(x, i), value), place) in workspace.candidates.iter().zip(values).zip(places) {
             *value = relative_logit(x, max);
-            *place = i as f32; // below `MAX_ROW_LEN`
+            *place = i as f32; // below `MAX_ROW_LEN`, so exact
         }
     }
     max
 }
 
-/// The logarithm of the sum of a row's weights; its block maxima are in `workspace`.
+/// The logarithm of the sum of a row's weights. `workspace.block_maxima` must be filled.
 fn log_total(isa: Isa, row: &[f32], max: f32, workspace: &mut Workspace) -> f32 {
     if max == f32::NEG_INFINITY {
         return max;
@@ -174,12 +179,13 @@ fn log_total(isa: Isa, row: &[f32], max: f32, workspace: &mut Workspace) -> f32 
         .ln() as f32
 }
 
-/// Log-probabilities: of one element per row, and of the `k` greatest with their indices. Its
-/// inputs are float32 `[rows, n]` and uint32 `[rows]`, its output `[rows, 2 k + 1]`.
+/// Log-probabilities of one chosen element per row, and of the row's `k` greatest elements with
+/// their indices. The inputs are float32 `[rows, n]` and uint32 `[rows]`. The output is `[rows, 2 k
+/// + 1]`.
 pub struct LogProbs {
-    /// Rows.
+    /// The number of rows.
     pub rows: usize,
-    /// Elements of a row.
+    /// The number of elements per row.
     pub n: usize,
     /// The number of greatest elements.
     pub k: usize,
@@ -187,7 +193,7 @@ pub struct LogProbs {
 
 impl Work for LogProbs {
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        // SAFETY: `log_probabilities` passes float32 and then uint32.
+        // SAFETY: `log_probabilities` passes float32 logits, then uint32 indices.
         let (logits, chosen): (&[f32], &[u32]) =
             unsafe { (inputs[0].as_slice(), inputs[1].as_slice()) };
         let isa = Isa::detect();
@@ -217,8 +223,8 @@ impl Work for LogProbs {
     }
 }
 
-/// The index at which the cumulative weight passes `uniform` of the total. The row's block maxima
-/// are in `workspace`.
+/// The index at which the cumulative weight passes the fraction `uniform` of the total weight.
+/// `workspace.block_maxima` must be filled.
 pub(crate) fn draw_from(
     isa: Isa,
     row: &[f32],
@@ -230,7 +236,7 @@ pub(crate) fn draw_from(
         return 0;
     }
     let target = uniform * workspace.find_block_sums(isa, row, scale);
-    // First the block, then the index in it.
+    // The block is found first, then the index in it.
     let (block, before) = pass(workspace.sums.iter().copied(), 0.0, target);
     let start = block * BLOCK;
     let Some(block) = row.get(start..row.len().min(start + BLOCK)) else {
@@ -247,7 +253,8 @@ pub(crate) fn draw_from(
 }
 
 /// The index at which the cumulative sum of `weights`, starting at `sum`, passes `target`, and the
-/// sum before it. If rounding prevents that, the last index with a weight.
+/// sum before that index. If rounding keeps the sum below `target`, returns the last index with a
+/// non-zero weight.
 pub(crate) fn pass(weights: impl Iterator<Item = f64>, mut sum: f64, target: f64) -> (usize, f64) {
     let (mut place, mut before) = (0, sum);
     for (i, w) in weights.enumerate() {

@@ -1,11 +1,12 @@
-//! Choices from long rows against a full sort in float64 and the definition of draws.
+//! Compares top-k, log-probabilities and draws on long rows with a full sort in float64 and with
+//! the definition of a draw.
 
 use super::*;
 use crate::testing::with_each;
 
 const NO: f32 = f32::NEG_INFINITY;
 
-/// Coarse numbers, so that there are ties.
+/// Values on a coarse grid, so that some are equal.
 fn numbers(n: usize) -> Vec<f32> {
     let mut state = 3u32;
     (0..n)
@@ -16,7 +17,8 @@ fn numbers(n: usize) -> Vec<f32> {
         .collect()
 }
 
-/// The `k` greatest: distances to the maximum, indices, and the logarithm of the sum of weights.
+/// The `k` greatest elements: their distances to the maximum, their indices, and the logarithm of
+/// the sum of all weights.
 fn greatest(isa: Isa, row: &[f32], k: usize) -> (Vec<f32>, Vec<f32>, f32) {
     let (mut values, mut places, mut total) = (vec![0.0; k], vec![0.0; k], 0.0);
     Workspace::with(|workspace| {
@@ -82,7 +84,8 @@ fn draws_pass_through_the_distribution_in_order() {
     ] {
         assert_eq!(draw(&row, 1.0, uniform), token, "{uniform}");
     }
-    // Cold: only the best token; hot: all possible ones with equal probability.
+    // A huge scale (low temperature) leaves only the best token. Scale 0 makes all possible tokens
+    // equally probable.
     assert_eq!([0.0, 0.99].map(|u| draw(&row, f32::MAX, u)), [3, 3]);
     assert_eq!([0.3, 0.4, 0.7].map(|u| draw(&row, 0.0, u)), [0, 2, 3]);
     assert_eq!(draw(&[NO, NO], 1.0, 0.0), 0);
@@ -100,7 +103,8 @@ fn draws_of_long_rows_pass_where_the_running_sum_does() {
             let total: f64 = row.iter().map(weight).sum();
             let mut before = 0.0;
             for (place, w) in row.iter().map(weight).enumerate() {
-                // In the middle of a token's range, rounding cannot change the result.
+                // `uniform` is in the middle of a token's range, so rounding cannot change the
+                // drawn token.
                 let uniform = (before + w / 2.0) / total;
                 before += w;
                 if w / total < 1e-5 {

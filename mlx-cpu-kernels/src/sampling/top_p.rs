@@ -1,18 +1,19 @@
-//! Top-p without sorting the vocabulary. Candidates near the maximum are binned by value. Sums of
-//! the bins locate the cut, and only the bin of the cut is sorted.
+//! Top-p without sorting the vocabulary. Candidates near the maximum are counted in bins by value.
+//! The sums of the bins' weights locate the cut, and only the bin that contains the cut is sorted.
 
 use crate::isa::Isa;
 use crate::sampling::softmax_pass::{MIN_RELATIVE_LOGIT, Scale, relative_logit};
 use crate::sampling::top_k::{Candidate, Workspace, ascending, candidates_above, softmax_weights};
 
-/// Distances below the maximum that are searched, in turn; the nucleus mostly ends in the first.
+/// Distances below the maximum within which the nucleus is searched, one after another. The first
+/// one mostly suffices.
 const REACHES: [f32; 3] = [8.0, 16.0, MIN_RELATIVE_LOGIT];
 
 const BINS: usize = 1024;
 
 /// Writes the nucleus of a row to `workspace.candidates`, in index order. `max` is the row's
-/// maximum, above minus infinity, and `workspace` has its block maxima. Elements below `least` may
-/// or may not be included.
+/// maximum and above minus infinity. `workspace.block_maxima` must be filled. The result may or may
+/// not include elements below `least`, because the caller removes them.
 pub(crate) fn keep_top_p(
     isa: Isa,
     row: &[f32],
@@ -23,8 +24,9 @@ pub(crate) fn keep_top_p(
     let tail_share = 1.0 - f64::from(p);
     let scale = Scale { max, by: 1.0 };
     let mut total = None;
-    // If the nucleus ends below `least`, it contains everything above. Small distances are skipped,
-    // because the maximum must stay.
+    // The nucleus may extend below `least`. Then it contains all elements above `least`, and the
+    // search can end there. Distances below 1 are not used, because the maximum must stay among the
+    // candidates.
     let distance = max - least;
     let first = (1.0..REACHES[0])
         .contains(&distance)
@@ -43,7 +45,7 @@ pub(crate) fn keep_top_p(
             &mut workspace.values,
             &mut workspace.weights,
         );
-        // Drops the least probable while their sum is within `spare`.
+        // Drops the least probable candidates while the sum of dropped weights is at most `spare`.
         let (spare, gone) = if reach == MIN_RELATIVE_LOGIT {
             (tail_share * mass, 0.0)
         } else {
@@ -84,8 +86,8 @@ pub(crate) fn keep_top_p_of_candidates(isa: Isa, max: f32, p: f32, workspace: &m
     );
 }
 
-/// Drops the least of `candidates`, which are within `reach` of `max`, while their weights plus the
-/// dropped sum `gone` are within `spare`.
+/// Drops the least of `candidates`, which are within `reach` of `max`. It stops before the weights
+/// of dropped elements exceed `spare`; `gone` is the weight of elements dropped earlier.
 fn cut(
     candidates: &mut Vec<Candidate>,
     weights: &[f32],
@@ -95,7 +97,7 @@ fn cut(
 ) {
     let bin = |x: f32| {
         let at = (relative_logit(x, max) + reach) * (BINS as f32 / reach);
-        // Conversion from float saturates, so too distant values fall into bin 0.
+        // Conversion from float to integer saturates, so values beyond the range fall into bin 0.
         (at as usize).min(BINS - 1)
     };
     let mut sums = [0.0f64; BINS];
@@ -107,8 +109,8 @@ fn cut(
         gone += sums[border];
         border += 1;
     }
-    // Bins below the border bin are dropped, bins above are kept; inside it, elements are checked
-    // one by one.
+    // Bins below the border bin are dropped, and bins above it are kept. The elements of the border
+    // bin are checked one by one.
     let mut inside: Vec<(Candidate, f32)> = candidates
         .iter()
         .zip(weights)

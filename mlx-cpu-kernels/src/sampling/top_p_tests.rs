@@ -1,4 +1,4 @@
-//! The nucleus of a row against a full sort in float64.
+//! Compares the nucleus of a row with a full sort in float64.
 
 use super::*;
 use crate::sampling::softmax_pass::max_of;
@@ -6,7 +6,7 @@ use crate::testing::with_each;
 
 const NO: f32 = f32::NEG_INFINITY;
 
-/// Numbers in `[0, 1)`.
+/// Pseudo-random values in `[0, 1)`.
 fn uniform() -> impl FnMut() -> f32 {
     let mut state = 3u32;
     move || {
@@ -15,7 +15,7 @@ fn uniform() -> impl FnMut() -> f32 {
     }
 }
 
-/// The indices kept by the definition, ascending, by a full sort.
+/// The indices that the definition of top-p keeps, ascending, from a full sort.
 fn reference(row: &[f32], p: f32) -> Vec<u32> {
     let mut order: Vec<u32> = (0..row.len() as u32).collect();
     order.sort_by(|&a, &b| row[a as usize].total_cmp(&row[b as usize]));
@@ -35,7 +35,7 @@ fn reference(row: &[f32], p: f32) -> Vec<u32> {
     nucleus
 }
 
-/// The indices kept by the kernel, in its order, with their logits.
+/// The candidates that the kernel keeps, in its order.
 fn kept(isa: Isa, row: &[f32], p: f32) -> Vec<Candidate> {
     let mut candidates = Vec::new();
     Workspace::with(|workspace| {
@@ -72,12 +72,13 @@ fn the_nucleus_is_that_of_a_full_sort() {
 
 #[test]
 fn the_ends() {
-    // Ties at the border: exactly as many as needed, with the greater indices.
+    // With equal values at the border, the nucleus has no more elements than needed, and those with
+    // greater indices.
     assert_eq!(places(&[1.0; 4], 0.5), [2, 3]);
     assert_eq!(places(&[1.0; 4], 1e-9), [3]);
     assert_eq!(places(&[1.0; 4], 1.0), [0, 1, 2, 3]);
     assert_eq!(places(&[NO, 2.0, NO], 0.9), [1]);
-    // An infinite logit is certain.
+    // A token with an infinite logit has all the probability.
     let inf = f32::INFINITY;
     assert_eq!(places(&[inf, 1e38, inf, NO], 0.9), [0, 2]);
     assert_eq!(places(&[0.0, 0.0, 0.0, 9.0], 0.5), [3]);
@@ -88,7 +89,8 @@ fn the_ends() {
 #[test]
 fn what_is_not_wanted_changes_nothing_of_the_rest() {
     let mut next = uniform();
-    // From a few probable tokens to nearly equal ones.
+    // A large spread leaves a few probable tokens; a small one makes all tokens nearly equally
+    // probable.
     for spread in [40.0f32, 12.0, 6.0, 2.0, 0.5] {
         let row: Vec<f32> = (0..5000).map(|_| next() * spread).collect();
         for p in [0.0, 0.05, 0.5, 0.9, 0.99, 1.0] {

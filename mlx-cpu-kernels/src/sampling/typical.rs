@@ -5,7 +5,7 @@ use crate::sampling::softmax_pass::{self, Scale, relative_logit};
 use crate::sampling::top_k::Workspace;
 
 /// Masks logits more than `n` standard deviations below the maximum (top-nσ, Tang et al. 2024). The
-/// deviation is that of all possible tokens' logits; -inf and NaN are excluded.
+/// deviation is over the logits of all possible tokens, without -inf and NaN.
 pub(super) fn mask_below_deviations(row: &mut [f32], max: f32, n: f32) {
     let (mut count, mut sum) = (0u32, 0.0);
     let relative = |x: f32| f64::from(relative_logit(x, max));
@@ -27,7 +27,7 @@ pub(super) fn mask_below_deviations(row: &mut [f32], max: f32, n: f32) {
     }
 }
 
-/// Masks tokens of a row that typical-p removes; see [`find_distances`].
+/// Masks the tokens of a row that typical-p removes; see [`find_distances`].
 pub(super) fn mask_atypical(
     isa: Isa,
     row: &mut [f32],
@@ -45,7 +45,8 @@ pub(super) fn mask_atypical(
     }
 }
 
-/// Removes candidates by typical-p; see [`find_distances`]. Returns the maximum of those kept.
+/// Removes the candidates that typical-p removes; see [`find_distances`]. Returns the maximum of
+/// the kept logits.
 pub(super) fn keep_typical(isa: Isa, max: f32, p: f32, workspace: &mut Workspace) -> f32 {
     workspace.values.clear();
     let logits = workspace.candidates.iter().map(|candidate| candidate.0);
@@ -60,11 +61,13 @@ pub(super) fn keep_typical(isa: Isa, max: f32, p: f32, workspace: &mut Workspace
 }
 
 /// Replaces the logits in `workspace.values` by distances, and returns the greatest distance that
-/// typical-p keeps (locally typical sampling, Meister et al. 2023): sorted by distance, the first
-/// tokens whose total probability reaches `p`, and those with the distance of the last.
+/// typical-p keeps (locally typical sampling, Meister et al. 2023). In ascending order of distance,
+/// typical-p keeps the first tokens whose total probability reaches `p`, and all tokens with the
+/// same distance as the last one.
 ///
-/// The distance is that of a token's surprise `-ln q` from the entropy. Both contain the same
-/// log-sum, so it is also the distance of the logit from the mean logit under `q`.
+/// The distance is the difference between a token's surprise `-ln q` and the entropy. Both contain
+/// the same log-sum. So the distance is also the difference between the logit and the mean logit
+/// under `q`.
 fn find_distances(isa: Isa, max: f32, p: f32, workspace: &mut Workspace) -> f32 {
     let Workspace {
         values, weights, ..
@@ -88,8 +91,8 @@ fn find_distances(isa: Isa, max: f32, p: f32, workspace: &mut Workspace) -> f32 
         };
     }
     let reach = f64::from(p) * total;
-    // Non-negative floats are ordered like their bits: 32 bisection steps find the least sufficient
-    // limit.
+    // Non-negative floats have the same order as their bits. So 32 bisection steps find the least
+    // sufficient limit.
     let (mut low, mut high) = (0, f32::INFINITY.to_bits());
     while low < high {
         let middle = low + (high - low) / 2;
@@ -111,7 +114,8 @@ mod tests {
 
     #[test]
     fn deviations_are_those_of_possible_tokens() {
-        // Mean 1, standard deviation 1 among 0 and 2; half a deviation reaches from 2 to 1.5.
+        // The values 0 and 2 have mean 1 and standard deviation 1. Half a deviation below the
+        // maximum is 1.5.
         let mut row = [0.0, 2.0, NO, f32::NAN];
         mask_below_deviations(&mut row, 2.0, 0.5);
         assert_eq!(row[..3], [NO, 2.0, NO]);
@@ -129,8 +133,9 @@ mod tests {
 
     #[test]
     fn the_most_probable_token_may_be_atypical() {
-        // 0.6 and eight times 0.05: the surprise of 0.6 is 0.51, of the others 3.0, their mean
-        // 1.50. 0.6 is nearest, and the others are tied.
+        // Probabilities 0.6 once and 0.05 eight times. The surprise of 0.6 is 0.51, that of 0.05 is
+        // 3.0, and the entropy is 1.50. So 0.6 is nearest, and the other tokens are equally
+        // distant.
         let of = |p: f32| p.ln();
         let row: Vec<f32> = [0.6].iter().chain(&[0.05; 8]).map(|&p| of(p)).collect();
         Workspace::with(|workspace| {
@@ -139,7 +144,8 @@ mod tests {
                 mask_atypical(Isa::detect(), &mut x, row[0], p, workspace);
                 assert_eq!(x.iter().filter(|x| x.is_finite()).count(), left, "{p}");
             }
-            // 0.35 has the surprise 1.05, five times 0.13 have 2.04; their mean is 1.69.
+            // Probabilities 0.35 once and 0.13 five times. Their surprises are 1.05 and 2.04, and
+            // the entropy is 1.69.
             let row: Vec<f32> = [0.35].iter().chain(&[0.13; 5]).map(|&p| of(p)).collect();
             workspace.candidates = row.iter().copied().zip(0..).collect();
             let max = keep_typical(Isa::detect(), row[0], 0.6, workspace);

@@ -1,5 +1,5 @@
-//! Many-row products in 8-bit integers, and the choice of instructions. `avx2` and `avx512` have
-//! the tiles.
+//! Multiplication of many rows in 8-bit integers, and the choice of instructions. `avx2` and
+//! `avx512` have the tiles.
 
 use crate::isa::Isa;
 use crate::layout::byte_panel::{
@@ -17,7 +17,7 @@ pub(crate) const PANELS: usize = 2;
 /// The instruction that multiplies bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dot {
-    /// `vpmaddubsw` of AVX2: two products in 16 bits.
+    /// `vpmaddubsw` of AVX2, which adds two products in 16 bits.
     Maddubs,
     /// `vpdpbusd` of AVX-VNNI, with 256 bits.
     Vnni256,
@@ -36,8 +36,9 @@ impl Dot {
         }
     }
 
-    /// The representation of codes that it needs. `vpmaddubsw` saturates on pairs of products of
-    /// 255 and 127, so codes beyond 127 are signed there.
+    /// The byte representation of codes that the instruction needs. `vpmaddubsw` saturates on the
+    /// sum of two products of 255 and 127. So with this instruction, codes that can exceed 127 are
+    /// signed.
     pub(crate) fn bytes(self, bits: u32, codes: Codes) -> CodeBytes {
         let wide = match codes {
             Codes::Table(table) => table == Table::Iq4,
@@ -65,18 +66,20 @@ impl Dot {
     }
 }
 
-/// Quantizes columns `[columns, LANES]` with a scale per [`UNIT`] of them.
+/// Quantizes columns `[columns, LANES]`, with a scale per [`UNIT`] columns.
 pub(crate) fn quantize(dot: Dot, columns: &[f32], to: ByteColumnsMut<'_>) {
     match dot {
-        // SAFETY: only `Dot::for_isa` makes these, on processors with avx2 and fma.
+        // SAFETY: only `Dot::for_isa` returns these, on processors with avx2 and fma.
         Dot::Maddubs | Dot::Vnni256 => unsafe { avx2::byte_tile::quantize(columns, to) },
-        // SAFETY: only `Dot::for_isa` makes it, on processors with these parts of AVX-512.
+        // SAFETY: only `Dot::for_isa` returns it, on processors with avx512f, avx512bw and
+        // avx512vnni.
         Dot::Vnni512 => unsafe { avx512::byte_tile::quantize(columns, to) },
     }
 }
 
 /// Quantizes the residuals of `coarse` in units with large inputs, for columns `[columns, LANES]`.
-/// `refined` becomes the list of those units. Only those units of `fine` are written.
+/// Replaces the content of `refined` by the indices of those units. In `fine`, only those units are
+/// written.
 pub(crate) fn refine(
     dot: Dot,
     columns: &[f32],
@@ -85,18 +88,19 @@ pub(crate) fn refine(
     refined: &mut Vec<usize>,
 ) {
     match dot {
-        // SAFETY: only `Dot::for_isa` makes these, on processors with avx2 and fma.
+        // SAFETY: only `Dot::for_isa` returns these, on processors with avx2 and fma.
         Dot::Maddubs | Dot::Vnni256 => unsafe {
             avx2::byte_tile::refine(columns, coarse, fine, refined);
         },
-        // SAFETY: only `Dot::for_isa` makes it, on processors with these parts of AVX-512.
+        // SAFETY: only `Dot::for_isa` returns it, on processors with avx512f, avx512bw and
+        // avx512vnni.
         Dot::Vnni512 => unsafe { avx512::byte_tile::refine(columns, coarse, fine, refined) },
     }
 }
 
-/// `sums[panel][row][lane] (+)= matrix[row] . x[panel][lane]` over some units of columns. The rows
-/// are the first `rows` of the matrix; there are one or two panels, whose sums are `apart` elements
-/// apart. Without `accumulate`, earlier sums are overwritten.
+/// `sums[panel][row][lane] (+)= matrix[row] . x[panel][lane]` over some units of columns. Only the
+/// first `rows` rows of the matrix are used. There are one or two panels, whose sums are `apart`
+/// elements apart. Without `accumulate`, earlier sums are overwritten.
 pub(crate) fn multiply(
     dot: Dot,
     rows: usize,

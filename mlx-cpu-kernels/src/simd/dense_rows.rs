@@ -1,4 +1,5 @@
-//! Products of a few input rows with rows of a dense matrix, by instruction set.
+//! Multiplication of a few input rows with rows of a dense matrix. Chooses the kernel by
+//! instruction set.
 
 use crate::isa::Isa;
 use crate::layout::dense::DenseView;
@@ -8,7 +9,8 @@ use crate::partition::OutputBlock;
 use crate::simd::{avx2, avx512};
 use crate::simd::{portable, vmath};
 
-/// Elements converted to float32 at once, where no kernel reads 16 bits; they stay in the L1 cache.
+/// The number of elements converted to float32 at once, for kernels that cannot read 16-bit
+/// elements. They fit the L1 cache.
 const AT_ONCE: usize = 1024;
 
 /// `out[i][row] = matrix[row] . x[i]`, for at most [`MAX_ROWS`] `x` of equal length.
@@ -93,7 +95,7 @@ mod tests {
                         (half.iter().map(|v| half::f16::from_bits(*v).to_f32())).collect();
                     let brains: Vec<f32> =
                         (brain.iter().map(|v| half::bf16::from_bits(*v).to_f32())).collect();
-                    // Both types are read exactly.
+                    // Float16 and bfloat16 convert exactly to float32, so the results are equal.
                     assert_eq!(of(DenseView::F16(&half)), of(DenseView::F32(&halves)));
                     assert_eq!(of(DenseView::Bf16(&brain)), of(DenseView::F32(&brains)));
                     let actual = of(DenseView::F32(&w));
@@ -108,7 +110,7 @@ mod tests {
                                 "{k} {i} {c}"
                             );
                         }
-                        // A single row gives the same result.
+                        // A row must have the same result alone as among other rows.
                         let mut alone = vec![f32::NAN; columns];
                         let mut to = OutputBlock::contiguous(&mut alone, 1);
                         multiply(isa, DenseView::F32(&w), &[x], &mut to);

@@ -1,4 +1,5 @@
-//! Quantized matrices as float32, by instruction set: some rows, or all rows transposed.
+//! Converts quantized matrices to float32: some rows, or all rows transposed. Chooses the kernel by
+//! instruction set.
 
 use std::ops::Range;
 
@@ -15,7 +16,7 @@ use crate::simd::{portable, vmath};
 /// Scratch memory for the rows of a row block.
 #[derive(Default)]
 pub(crate) struct DequantizeScratch {
-    /// Stored as floats of the same size, without arithmetic.
+    /// Packed words, stored as floats of the same size. They are only moved.
     words: Vec<f32>,
     scales: Vec<f32>,
     biases: Vec<f32>,
@@ -24,9 +25,9 @@ pub(crate) struct DequantizeScratch {
 }
 
 impl PackedMatrix<'_> {
-    /// Some rows of the matrix as floats, row by row, from column `from` on, at which a group
-    /// begins. `out` is `[rows, columns]` with whole groups. For 4-bit integers, the even elements
-    /// of a chunk precede the odd ones.
+    /// Dequantizes some rows of the matrix, row by row. It begins at column `from`, which must be
+    /// the start of a group. `out` is `[rows, columns]` with whole groups. For 4-bit integers, the
+    /// even elements of a chunk precede the odd ones.
     pub(crate) fn dequantize_rows(
         self,
         isa: Isa,
@@ -77,8 +78,8 @@ impl PackedMatrix<'_> {
         }
     }
 
-    /// All rows as pairs of integers, by pairs of columns, and their scales and biases, group by
-    /// group. Codes must represent integers.
+    /// Writes all rows as pairs of integers, by pairs of columns, and their scales and biases,
+    /// group by group. Codes must represent integers.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn integer_pairs(self, isa: Isa, to: CodePanelMut<'_>) {
         assert!(isa.has_avx2());
@@ -86,16 +87,17 @@ impl PackedMatrix<'_> {
         unsafe { avx2::dequantize::integer_pairs(self, to) }
     }
 
-    /// All rows as bytes, by groups of four columns, and their scales and biases, group by group.
-    /// Codes must represent integers.
+    /// Writes all rows as bytes, by groups of four columns, and their scales and biases, group by
+    /// group. Codes must represent integers.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn byte_quads(self, bytes: CodeBytes, to: BytePanelMut<'_>) {
-        // SAFETY: `Dot::for_isa`, which selects the bytes, checked avx2; `detect` accepts only
-        // processors with avx2, fma and f16c together.
+        // SAFETY: `Dot::for_isa`, which determines `bytes`, checked avx2. `detect` accepts only
+        // processors that have avx2, fma and f16c together.
         unsafe { avx2::byte_quads::byte_quads(self, bytes, to) }
     }
 
-    /// All rows as floats, column by column: `[columns, rows]`, without operations across lanes.
+    /// Dequantizes all rows, column by column: `[columns, rows]`. It needs no operations across
+    /// lanes.
     pub(crate) fn dequantize_transposed(self, isa: Isa, out: &mut [f32]) {
         match isa {
             #[cfg(target_arch = "x86_64")]
@@ -108,7 +110,7 @@ impl PackedMatrix<'_> {
     }
 }
 
-/// A row of a matrix as floats. For 4-bit integers, the even elements of a chunk precede the odd
+/// Dequantizes a row of a matrix. For 4-bit integers, the even elements of a chunk precede the odd
 /// ones.
 fn dequantize_packed_row(isa: Isa, row: PackedRow<'_>, bits: u32, out: &mut [f32]) {
     match isa {
@@ -123,7 +125,7 @@ fn dequantize_packed_row(isa: Isa, row: PackedRow<'_>, bits: u32, out: &mut [f32
     }
 }
 
-/// Scales or biases of a row block, row by row.
+/// Converts scales or biases of a row block to float32, row by row.
 fn group_params_by_row(
     isa: Isa,
     block: GroupParams<'_>,

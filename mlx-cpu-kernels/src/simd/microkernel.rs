@@ -1,5 +1,6 @@
-//! The register-tile micro-kernel, by instruction set: a few rows of one matrix times sixteen
-//! columns of another. It is the core of many-row products and of flash attention.
+//! The register-tile micro-kernel: a few rows of one matrix times sixteen columns of another.
+//! Many-row multiplication and flash attention consist mostly of it. Chooses the kernel by
+//! instruction set.
 
 use crate::isa::Isa;
 use crate::layout::tile::{TileA, TileB, TileC};
@@ -11,15 +12,15 @@ use crate::simd::avx512::microkernel::tile as tile_avx512;
 use crate::simd::neon::f32::tile as tile_neon;
 use crate::simd::portable::microkernel::tile as tile_portable;
 
-/// The maximum rows of a tile: with two vectors of eight each, twelve sums fill the registers of
-/// AVX2.
+/// The maximum number of rows of a tile. A row has two vectors of eight sums each, so the twelve
+/// vectors of six rows fill the registers of AVX2.
 pub(crate) const MAX_TILE_ROWS: usize = 6;
 
 /// `product[row][lane] (+)= sum over i < depth of left[row][i] * right[i][lane]`, for `rows` rows.
 ///
 /// # Safety
-/// All elements of the three operands for these rows and `depth` must exist, and no other thread
-/// may use those of the product.
+/// All elements of the three operands for these rows and `depth` must exist. No other thread may
+/// use the elements of the product.
 pub(crate) unsafe fn gemm_tiles(
     isa: Isa,
     rows: usize,
@@ -31,10 +32,10 @@ pub(crate) unsafe fn gemm_tiles(
     let mut rest = rows;
     while rest > 0 {
         let tall = rest.min(MAX_TILE_ROWS);
-        // SAFETY: these are `tall` of the rows that the caller guarantees. `detect` makes
-        // `Isa::Avx2` only on processors with avx2 and fma, `Isa::Avx512` only with avx512f in
-        // addition, `Isa::Neon` and `Isa::Dot` only with neon; tests make those where neon is
-        // emulated.
+        // SAFETY: these `tall` rows are among the rows that the caller guarantees. `detect` returns
+        // `Isa::Avx2` only on processors with avx2 and fma, `Isa::Avx512` and `Isa::Amx` only if
+        // avx512f is also there, and `Isa::Neon` and `Isa::Dot` only with neon. Tests use the last
+        // two where neon is emulated.
         unsafe {
             match (isa, tall) {
                 #[cfg(target_arch = "x86_64")]

@@ -5,11 +5,11 @@ use crate::layout::tile::LANES;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 
-/// Bytes of a cache line.
+/// The number of bytes of a cache line.
 #[cfg(target_arch = "x86_64")]
 const ROW_BYTES: usize = 64;
 
-/// Prefetches elements that are read soon.
+/// Prefetches elements that will be read soon.
 pub(crate) fn read(elements: &[f32]) {
     lines(elements.as_ptr().cast(), size_of_val(elements));
 }
@@ -26,22 +26,23 @@ pub(crate) fn lines(at: *const u8, bytes: usize) {
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn lines(_: *const u8, _: usize) {}
 
-/// Elements to prefetch during other computation. Single queries are memory-bound, and the hardware
-/// prefetcher stops at the end of each page and segment.
+/// The elements to prefetch during other computation. Attention of single queries is memory-bound,
+/// and the hardware prefetcher stops at the end of each page and segment.
 #[derive(Clone, Copy)]
 #[cfg_attr(
     not(target_arch = "x86_64"),
     allow(dead_code, reason = "only the kernels for x86-64 prefetch keys")
 )]
 pub(crate) struct KeyPrefetch {
-    /// The first of adjacent positions, which need not exist; null for none.
+    /// The address of the first of several adjacent positions, which need not exist. Null
+    /// prefetches nothing.
     pub data: *const f32,
     /// The stride between positions, in elements.
     pub position: usize,
 }
 
 impl KeyPrefetch {
-    /// The lanes from `at` on, if they are `wanted`.
+    /// The same positions from lane `at` on if `wanted`; otherwise nothing.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn lanes(self, at: usize, wanted: bool) -> Self {
         let data = if wanted && !self.data.is_null() {
@@ -61,8 +62,8 @@ impl KeyPrefetch {
         }
         for at in (0..n).step_by(LANES) {
             let place = self.data.wrapping_add(i * self.position + at);
-            // SAFETY: an invalid address is not fetched; all processors of this architecture have
-            // sse.
+            // SAFETY: a prefetch of an invalid address has no effect, and all x86-64 processors
+            // have sse.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
         }
     }

@@ -1,5 +1,5 @@
-//! Products of quantized matrices with up to eight input rows, by instruction set. Sums are
-//! float32.
+//! Multiplication of quantized matrices with up to eight input rows. Sums are float32. Chooses the
+//! kernel by instruction set.
 
 use crate::isa::Isa;
 use crate::layout::formats::with_codes;
@@ -35,8 +35,8 @@ pub(crate) fn quantizes_inputs(isa: Isa, bits: u32) -> bool {
     }
 }
 
-/// Prepares rows of `k` inputs in the form that the kernels read, and sums each group. They are
-/// integers if [`quantizes_inputs`].
+/// Prepares rows of `k` inputs in the form that the kernels read, and sums each group. The prepared
+/// inputs are integers if [`quantizes_inputs`] returns true.
 pub(crate) fn prepare_inputs(
     isa: Isa,
     x: &[f32],
@@ -62,7 +62,7 @@ pub(crate) fn prepare_inputs(
     }
 }
 
-/// Products of the rows of row blocks with rows of inputs: `out` is `[inputs, rows of the matrix]`.
+/// Multiplies the rows of row blocks with rows of inputs: `out` is `[inputs, rows of the matrix]`.
 pub(crate) fn qgemv(
     isa: Isa,
     matrix: PackedMatrix<'_>,
@@ -76,7 +76,7 @@ pub(crate) fn qgemv(
             avx2::qgemv_fp8::qgemv(matrix, x, out);
         },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
+        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2, fma and f16c.
         Isa::Avx2 => unsafe { avx2::qgemv::qgemv(matrix, x, out) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: only `detect` makes `Isa::Avx512`, on processors with all of its features.
@@ -113,8 +113,8 @@ fn portable_qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputB
     with_codes!(qgemv(matrix, x, out));
 }
 
-/// Whether the dotprod kernels support this width; [`qgemv`] runs others in portable code, which
-/// reads floats.
+/// Whether the dotprod kernels support this width. For other widths, [`qgemv`] runs portable code,
+/// which reads floats.
 #[cfg(any(target_arch = "aarch64", test))]
 fn dot_has(bits: u32) -> bool {
     matches!(bits, 4 | 8)

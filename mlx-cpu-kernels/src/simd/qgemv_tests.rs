@@ -1,5 +1,5 @@
-//! Products of rows against their definition in double precision, with every instruction set of
-//! this machine and the emulated ones.
+//! Compares [`qgemv`] and dequantization with their definition in double precision. The tests use
+//! every instruction set of this machine, and the emulated ones.
 
 use super::*;
 use crate::layout::float_codes::{ByteScales, Codes, FP4_BIAS, FP4_CODES, FP4_SCALE, e4m3};
@@ -12,7 +12,7 @@ use crate::layout::table::Table;
 use crate::simd::dequantize::DequantizeScratch;
 use crate::testing::{noise, tested};
 
-/// [`prepare_inputs`] by the definition.
+/// [`prepare_inputs`] by its definition.
 fn plain(isa: Isa, x: &[f32], k: usize, packing: (u32, usize), to: InputPanelMut<'_>) {
     match isa {
         #[cfg(any(target_arch = "aarch64", test))]
@@ -21,7 +21,7 @@ fn plain(isa: Isa, x: &[f32], k: usize, packing: (u32, usize), to: InputPanelMut
     }
 }
 
-/// The largest integer.
+/// The maximum magnitude of an input as an integer.
 fn largest(isa: Isa) -> f32 {
     match isa {
         #[cfg(any(target_arch = "aarch64", test))]
@@ -30,7 +30,7 @@ fn largest(isa: Isa) -> f32 {
     }
 }
 
-/// The number of rows of the matrices here.
+/// The number of rows of the tested matrices.
 const ROWS: usize = 3 * INTERLEAVED_ROWS;
 
 #[test]
@@ -77,7 +77,7 @@ fn quantized_rows_equal_the_definition() {
     }
 }
 
-/// Six bits in groups of 16, with scales stored as bytes times float16: Q6_K.
+/// Six bits in groups of 16. Scales are stored as bytes times float16, as in Q6_K.
 #[test]
 fn rows_with_super_scales_equal_the_definition() {
     const GROUP: usize = 16;
@@ -116,7 +116,7 @@ fn rows_with_super_scales_equal_the_definition() {
             f32::from(codes[g]) * half::f16::from_bits(half).to_f32()
         };
         check(matrix, GROUP, |g| (scale(g), -32.0 * scale(g)));
-        // Row blocks in the middle have other scales.
+        // The row blocks in the middle have different scales from the others.
         let x = noise(2 * k, 5);
         for isa in tested() {
             let products = |matrix: PackedMatrix<'_>| {
@@ -134,7 +134,7 @@ fn rows_with_super_scales_equal_the_definition() {
     }
 }
 
-/// A float16 scale per 32 codes, and a code for zero.
+/// A float16 scale per 32 codes. A fixed code represents zero.
 #[test]
 fn symmetric_rows_equal_the_definition() {
     const GROUP: usize = 32;
@@ -166,8 +166,8 @@ fn symmetric_rows_equal_the_definition() {
     }
 }
 
-/// Four and five bits in groups of 32, with scales and biases stored as bytes times float16: Q4_K
-/// and Q5_K.
+/// Four and five bits in groups of 32. Scales and biases are stored as bytes times float16, as in
+/// Q4_K and Q5_K.
 #[test]
 fn rows_with_super_scales_and_biases_equal_the_definition() {
     const GROUP: usize = 32;
@@ -198,7 +198,7 @@ fn rows_with_super_scales_and_biases_equal_the_definition() {
             groups,
             bits,
         };
-        // In a group, eight bytes of scales precede eight of biases.
+        // In a group, eight bytes of scales precede eight bytes of biases.
         let number = |g: usize, is_bias: usize| {
             let (group, lane) = (g / INTERLEAVED_ROWS, g % INTERLEAVED_ROWS);
             let at = |group: usize| (2 * group + is_bias) * INTERLEAVED_ROWS + lane;
@@ -206,7 +206,7 @@ fn rows_with_super_scales_and_biases_equal_the_definition() {
             f32::from(codes[at(group)]) * half.to_f32()
         };
         check(matrix, GROUP, |g| (number(g, 0), -number(g, 1)));
-        // Row blocks in the middle have other scales.
+        // The row blocks in the middle have different scales from the others.
         let x = noise(2 * k, 5);
         for isa in tested() {
             let products = |matrix: PackedMatrix<'_>| {
@@ -224,7 +224,7 @@ fn rows_with_super_scales_and_biases_equal_the_definition() {
     }
 }
 
-/// 4- and 8-bit floats: MXFP4, NVFP4 with groups half as large, and MXFP8.
+/// 4- and 8-bit floats: MXFP4, NVFP4 with groups of half that size, and MXFP8.
 #[test]
 fn rows_of_small_floats_equal_the_definition() {
     for (bits, scales, group) in [
@@ -238,7 +238,8 @@ fn rows_of_small_floats_equal_the_definition() {
                 .iter()
                 .map(|v| v.to_bits().wrapping_mul(2_654_435_761))
                 .collect();
-            // Between a sixteenth and eight, or less for large codes; E4M3 is signed.
+            // The scales are between a sixteenth and eight; with 8-bit codes they are smaller. E4M3
+            // scales are signed.
             let middle = if bits == 8 { 119.0 } else { 127.0 };
             let codes: Vec<u8> = noise(ROWS * groups, 3)
                 .iter()
@@ -271,8 +272,8 @@ fn rows_of_small_floats_equal_the_definition() {
     }
 }
 
-/// Codes that index an integer table, with float16 scales (IQ4_NL), and with bytes times float16
-/// for groups of 32 and 16 (other IQ types and Q3_K).
+/// Codes that index an integer table. Scales are float16 (IQ4_NL), or bytes times float16 with
+/// groups of 32 and 16 (other IQ types and Q3_K).
 #[test]
 fn rows_of_table_codes_equal_the_definition() {
     for (table, group, is_super) in [
@@ -372,8 +373,8 @@ fn with_panel(
     });
 }
 
-/// Dequantization and products of a matrix of [`ROWS`] rows, whose groups have these scales and
-/// biases, against the definition.
+/// Checks dequantization and multiplication of a matrix with [`ROWS`] rows against the definition.
+/// `params` returns the scale and bias of each group.
 fn check(matrix: PackedMatrix<'_>, group: usize, params: impl Fn(usize) -> (f32, f32)) {
     let PackedMatrix {
         words,
@@ -412,7 +413,7 @@ fn check(matrix: PackedMatrix<'_>, group: usize, params: impl Fn(usize) -> (f32,
     for isa in tested() {
         let mut columns = vec![0.0; ROWS * k];
         matrix.dequantize_transposed(isa, &mut columns);
-        // The columns of a middle group, in rows that begin within a block.
+        // Dequantizes the columns from a middle group on, in rows that begin within a row block.
         let (rows, from) = (3..ROWS, k / group / 2 * group);
         let mut some = vec![0.0; rows.len() * (k - from)];
         let buffer = &mut DequantizeScratch::default();
@@ -437,7 +438,7 @@ fn check(matrix: PackedMatrix<'_>, group: usize, params: impl Fn(usize) -> (f32,
             }
         }
     }
-    // The same order as in dequantized rows.
+    // `dequantize_row` returns the elements in column order.
     let mut row = vec![0.0; k];
     for r in 0..ROWS {
         matrix.dequantize_row(r, &mut row);
@@ -462,7 +463,7 @@ fn check(matrix: PackedMatrix<'_>, group: usize, params: impl Fn(usize) -> (f32,
                     let part = |(i, x): (usize, &f32)| at(row, i) * f64::from(*x);
                     let exact: f64 = x.iter().enumerate().map(part).sum();
                     let size: f64 = x.iter().enumerate().map(|one| part(one).abs()).sum();
-                    // Each element is off by at most half an integer step.
+                    // Rounding to integers changes each element by at most half an integer step.
                     let rounding: f64 = (0..k)
                         .filter(|_| quantizes_inputs(isa, bits))
                         .map(|i| {

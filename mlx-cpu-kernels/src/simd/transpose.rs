@@ -1,4 +1,5 @@
-//! Transposes, by instruction set: rows into panels of `LANES` rows, and tiles back into rows.
+//! Transposes rows into panels of `LANES` rows, and tiles back into rows. Chooses the kernel by
+//! instruction set.
 
 use crate::isa::Isa;
 use crate::layout::tile::{LANES, ScaledRow};
@@ -29,7 +30,7 @@ pub(crate) fn pack_rows(
                     avx2::transpose::pack_rows(rows, weight, vectorized, (8 * group, &mut *panel));
                 };
             }
-            // The remaining elements of these rows.
+            // The elements that the vector kernel left over in these rows.
             let done = 8 * eights.len();
             scatter(&rows[..done], weight, (vectorized, 0), panel);
             done
@@ -53,7 +54,7 @@ pub(crate) fn pack_rows(
     scatter(&rows[done..], weight, (0, done), panel);
 }
 
-/// Writes the elements from `from` on of some rows, the first at `lane`.
+/// Writes the elements from `from` on of some rows. The first row is written to `lane`.
 fn scatter(
     rows: &[ScaledRow<'_>],
     weight: Option<&[f32]>,
@@ -69,13 +70,13 @@ fn scatter(
     }
 }
 
-/// Stores lanes `lane..lane + 8` of sums `[columns, LANES]` as rows from `to` on, `step` apart. The
-/// elements of `before` at the same places are added, if given. Returns the number of finished
-/// columns.
+/// Stores lanes `lane..lane + 8` of sums `[columns, LANES]` as rows, which begin at `to` and are
+/// `step` apart. If `before` is given, its elements at the same places are added. Returns the
+/// number of finished columns.
 ///
 /// # Safety
-/// Each of the eight rows must have `columns` elements, which no other thread uses. So must the
-/// rows that are added, if there are any.
+/// Each of the eight rows must have `columns` elements, which no other thread uses. If `before` is
+/// given, its rows must have as many elements.
 pub(crate) unsafe fn store_rows(
     isa: Isa,
     sums: &[f32],

@@ -1,4 +1,4 @@
-//! Element-wise functions and dot products of float32, by instruction set.
+//! Element-wise functions and dot products of float32. Chooses the kernel by instruction set.
 
 use crate::isa::Isa;
 #[cfg(any(target_arch = "aarch64", test))]
@@ -8,7 +8,7 @@ use crate::simd::portable::vmath::Gate;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2, avx512};
 
-/// Converts float16 to float32, up to the shorter length.
+/// Converts float16 to float32. Stops at the end of the shorter slice.
 pub(crate) fn f16_to_f32(isa: Isa, from: &[u16], to: &mut [f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
@@ -22,13 +22,13 @@ pub(crate) fn f16_to_f32(isa: Isa, from: &[u16], to: &mut [f32]) {
     }
 }
 
-/// `row . x` for each `x`; there are as many as `out` has elements.
+/// Computes `row . x` for each `x`. `x` and `out` have equal lengths.
 pub(crate) fn dot_rows(isa: Isa, row: &[f32], x: &[&[f32]], out: &mut [f32]) {
     match isa {
         #[cfg(any(target_arch = "aarch64", test))]
         // SAFETY: the processor has neon, or neon is emulated; see `Isa::Neon`.
         Isa::Neon | Isa::Dot => unsafe { neon::f32::dot_rows(row, x, out) },
-        // Other sets have kernels for this case in `dense_rows.rs`.
+        // Other instruction sets have kernels for this case in `dense_rows.rs`.
         _ => {
             for (out, x) in out.iter_mut().zip(x) {
                 *out = portable::vmath::dot(row, x);
@@ -53,7 +53,7 @@ pub(crate) fn dot(isa: Isa, a: &[f32], b: &[f32]) -> f32 {
     }
 }
 
-/// `y += weights[0] * rows[0] + ...`, where rows are as long as `y` or longer.
+/// `y += weights[0] * rows[0] + ...`. Each row must be at least as long as `y`.
 pub(crate) fn add_scaled<const N: usize>(
     isa: Isa,
     y: &mut [f32],
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
     use crate::testing::{exact_gate, noise, with_each};
 
-    /// The result for a row must not depend on other rows or on how rows are divided.
+    /// The result of an element must not depend on other elements, or on how rows are divided.
     #[test]
     fn an_element_goes_through_a_gate_in_the_same_way_wherever_it_stands() {
         let (gates, ups) = (noise(43, 1), noise(43, 2));

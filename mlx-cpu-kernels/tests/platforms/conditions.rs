@@ -27,7 +27,7 @@ impl fmt::Display for Condition {
     }
 }
 
-/// Whether a condition can be true, given what `known` says is certain.
+/// Whether a condition can be true. `known` returns the parts with a certain value.
 pub fn holds(condition: &Condition, known: &dyn Fn(&str, Option<&str>) -> Option<bool>) -> bool {
     possible(condition, known).0
 }
@@ -60,7 +60,7 @@ fn possible(
     }
 }
 
-/// The conditions of a file, without those in comments.
+/// The conditions of a file, except those in comments.
 pub fn conditions(text: &str) -> Vec<Condition> {
     let code: String = text
         .lines()

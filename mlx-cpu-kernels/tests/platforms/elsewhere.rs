@@ -1,4 +1,4 @@
-//! The table of `platforms.rs`.
+//! The table `ELSEWHERE` of `platforms.rs`.
 
 const MACOS: &str = "nothing: Rust has no standard library for macOS here; docs/building.md has the \
                      first steps on a Mac";
@@ -8,9 +8,9 @@ const NO_WINDOWS: &str = "nothing: MLX is for Linux and macOS, which are both un
 const NO_BIG_ENDIAN: &str = "nothing: no processor that MLX runs on is big-endian";
 const FEATURES: &str = "tools/features.py in .ci/run";
 
-/// A condition, what compiles it, and the files that have it.
+/// For each condition, what compiles the code, and the files that contain the condition.
 pub const ELSEWHERE: &[(&str, &str, &[&str])] = &[
-    // Which instruction sets the processor has; the instructions themselves.
+    // Code that detects instruction sets, and code with the NEON instructions themselves.
     (
         "target_arch = \"aarch64\"",
         AARCH64,
@@ -19,7 +19,7 @@ pub const ELSEWHERE: &[(&str, &str, &[&str])] = &[
             "mlx-cpu-kernels/src/simd/neon/intrinsics.rs",
         ],
     ),
-    // Only attributes: everything below them is compiled here, too.
+    // These files have the condition on attributes only, so a plain build compiles their code.
     (
         "target_arch = \"aarch64\"",
         EMULATED,

@@ -1,5 +1,5 @@
 //! Conversion between arrays and nested Rust values, for `array!`, `From`/`TryFrom` and
-//! `from_nested`. `create.rs` takes flat slices, `managed.rs` owned vectors.
+//! `from_nested`. `create.rs` copies flat slices, and `managed.rs` takes ownership of vectors.
 
 use half::{bf16, f16};
 use num_complex::Complex32;
@@ -19,10 +19,11 @@ pub trait Nested {
     /// The number of nesting levels.
     const DEPTH: usize;
 
-    /// Adds the length of each level, from the outermost; an empty list ends with zeros.
+    /// Appends the length of each level, from the outermost level. An empty list appends zeros for
+    /// its inner levels.
     fn lengths(&self, out: &mut Vec<usize>);
 
-    /// Adds the elements in row-major order.
+    /// Appends the elements in row-major order.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when a list's length differs from `shape` at its level.
@@ -48,7 +49,7 @@ fn list_lengths<N: Nested>(list: &[N], out: &mut Vec<usize>) {
 }
 
 fn list_elements<N: Nested>(list: &[N], shape: &[usize], out: &mut Vec<N::Elem>) -> Result<()> {
-    // `lengths` writes one entry a level, so there is one left here.
+    // `lengths` appends one entry per level, so `shape` has an entry for this level.
     let (&want, rest) = shape.split_first().unwrap_or((&0, &[]));
     if list.len() != want {
         return Err(Error::new(
@@ -96,14 +97,14 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when lists of one level differ in length.
+    /// [`ErrorKind::Shape`] when lists of the same level differ in length.
     pub fn from_nested<N: Nested>(values: &N) -> Result<Self> {
         let (flat, shape) = flatten(values)?;
         Self::from_vec(flat, &shape)
     }
 
-    /// The array of [`array!`](crate::array!): as [`Array::from_nested`], but `f64`, the type of
-    /// Rust's float literals, becomes `float32` unless `dtype` is given.
+    /// Makes the array of [`array!`](crate::array!). Like [`Array::from_nested`], but `f64`, the
+    /// type of Rust's float literals, becomes `float32` unless `dtype` is given.
     ///
     /// # Errors
     /// As [`Array::from_nested`]; MLX's message when the device lacks the type.
@@ -111,7 +112,7 @@ impl Array {
     pub fn from_literal<N: Nested>(values: &N, dtype: Option<Dtype>) -> Result<Self> {
         let (flat, shape) = flatten(values)?;
         if N::Elem::DTYPE == Dtype::Float64 && dtype != Some(Dtype::Float64) {
-            // Rounded on the host, because not every device has the type.
+            // Values are rounded on the host, because not every device supports `f64`.
             let wide = Self::from_vec(flat, &shape)?;
             let narrow: Vec<f32> = wide.data::<f64>()?.iter().map(|&v| v as f32).collect();
             let array = Self::from_vec(narrow, &shape)?;
@@ -185,14 +186,14 @@ fn axes(op: &'static str, array: &Array, want: usize) -> Result<()> {
 
 impl<T: Element> TryFrom<&Array> for Vec<T> {
     type Error = Error;
-    /// The values of an array of one axis; [`Array::to_vec`] takes any number of axes.
+    /// The values of an array with one axis. [`Array::to_vec`] accepts any number of axes.
     fn try_from(array: &Array) -> Result<Self> {
         axes("to Vec", array, 1)?;
         array.to_vec()
     }
 }
 
-/// Splits row-major values into `rows` rows of the last axis; rows may be empty.
+/// Splits row-major values into `rows` rows of `length` values. Rows may be empty.
 fn rows<T: Element>(values: &[T], rows: usize, length: usize) -> Vec<Vec<T>> {
     (0..rows)
         .map(|i| values[i * length..(i + 1) * length].to_vec())
@@ -201,7 +202,7 @@ fn rows<T: Element>(values: &[T], rows: usize, length: usize) -> Vec<Vec<T>> {
 
 impl<T: Element> TryFrom<&Array> for Vec<Vec<T>> {
     type Error = Error;
-    /// The rows of an array of two axes.
+    /// The rows of an array with two axes.
     fn try_from(array: &Array) -> Result<Self> {
         axes("to Vec", array, 2)?;
         let shape = array.shape();
@@ -215,7 +216,7 @@ impl<T: Element> TryFrom<&Array> for Vec<Vec<T>> {
 
 impl<T: Element> TryFrom<&Array> for Vec<Vec<Vec<T>>> {
     type Error = Error;
-    /// The matrices of an array of three axes.
+    /// The matrices of an array with three axes.
     fn try_from(array: &Array) -> Result<Self> {
         axes("to Vec", array, 3)?;
         let shape: Vec<usize> = array.shape().iter().map(|&d| d as usize).collect();
@@ -232,7 +233,7 @@ macro_rules! scalars {
         $(
             impl TryFrom<$t> for Array {
                 type Error = Error;
-                /// An array without axes that holds the value.
+                /// An array without axes, with this value.
                 fn try_from(value: $t) -> Result<Self> {
                     Self::scalar(value)
                 }

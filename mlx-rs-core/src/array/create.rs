@@ -1,4 +1,4 @@
-//! Arrays from host values. Every size is checked here, because MLX trusts the given shape.
+//! Makes arrays from host values. This module checks every size, because MLX does not.
 
 use mlx_sys as sys;
 
@@ -20,7 +20,7 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when a dimension is negative or the shape does not hold exactly
+    /// [`ErrorKind::Shape`] when a dimension is negative, or the shape does not have exactly
     /// `values.len()` elements.
     #[doc(alias = "mlx_array_new_data")]
     pub fn from_slice<T: Element>(values: &[T], shape: &[i32]) -> Result<Self> {
@@ -44,7 +44,7 @@ impl Array {
         })?;
         call::adopt("from_slice", |out| {
             // SAFETY: the shape has `ndim` entries whose product is `values.len()`, so MLX reads
-            // exactly the slice. `T` is the Rust type of the dtype passed. MLX copies the values.
+            // exactly the slice. `T` is the Rust type of the passed dtype. MLX copies the values.
             let raw = unsafe {
                 sys::mlx_array_new_data(
                     values.as_ptr().cast(),
@@ -59,7 +59,7 @@ impl Array {
         })
     }
 
-    /// An array with no axes that holds one value.
+    /// An array without axes, with a single value.
     ///
     /// ```
     /// let a = mlx_rs_core::Array::scalar(2.5f32)?;
@@ -73,7 +73,7 @@ impl Array {
         Self::from_slice(&[value], &[])
     }
 
-    /// A one-axis array.
+    /// An array with one axis.
     ///
     /// ```
     /// let a = mlx_rs_core::Array::vector(&[1i64, 2, 3])?;
@@ -82,7 +82,7 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when there are more values than an axis can count.
+    /// [`ErrorKind::Shape`] when there are more values than `i32::MAX`.
     pub fn vector<T: Element>(values: &[T]) -> Result<Self> {
         let n = i32::try_from(values.len()).map_err(|_| {
             Error::new(

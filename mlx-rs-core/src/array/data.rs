@@ -1,4 +1,5 @@
-//! Reads values back: evaluates, makes row-contiguous, checks the type, then returns the values.
+//! Reads values back. It evaluates the array, makes it row-contiguous, checks the type, then
+//! returns the values.
 
 use std::ops::Deref;
 
@@ -12,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// The evaluated values of an array in row-major order, borrowed from it.
 #[derive(Debug)]
 pub struct Data<'a, T: Element> {
-    /// A contiguous copy if the array itself is a view; it owns the memory of `values`.
+    /// A contiguous copy, if the array itself is a view. The copy owns the memory of `values`.
     _owner: Option<Array>,
     values: &'a [T],
 }
@@ -63,8 +64,8 @@ impl Array {
         Ok(yes)
     }
 
-    /// Whether the values are computed. False during computation, and for the placeholders of a
-    /// trace.
+    /// Whether the values are computed. False during computation, and for arrays without values in
+    /// a trace.
     pub(crate) fn is_computed(&self) -> Result<bool> {
         let mut yes = false;
         call::status("data", || {
@@ -91,7 +92,7 @@ impl Array {
         self.expect_dtype::<T>("data")?;
         let (mut owner, mut pointer, n) = self.row_major("data")?;
         if !pointer.cast::<T>().is_aligned() {
-            // No operation of this crate makes an unaligned array, but one of MLX's may.
+            // No operation of this crate makes an unaligned array, but an operation of MLX may.
             let copy = self.fresh()?;
             (_, pointer, _) = copy.row_major("data")?;
             owner = Some(copy);
@@ -103,8 +104,8 @@ impl Array {
             });
         }
         if T::DTYPE == Dtype::Bool {
-            // SAFETY: `n` bytes exist there (a bool is one byte); their lifetime is discussed
-            // below.
+            // SAFETY: `n` bytes exist at the address (a bool is one byte). The next note explains
+            // their lifetime.
             let bytes = unsafe { std::slice::from_raw_parts(pointer, n) };
             if let Some(at) = bytes.iter().position(|&b| b > 1) {
                 return Err(Error::new(
@@ -122,10 +123,10 @@ impl Array {
             let message = format!("MLX has placed values of {} at an odd address", T::DTYPE);
             return Err(Error::new(ErrorKind::Mlx, "data", message));
         }
-        // SAFETY: `n` elements of `T` are there in row-major order, aligned as checked above. Every
-        // bit pattern is a `T` (for bool checked above). No write happens while a handle exists,
-        // since MLX reuses a buffer only when it has no other user. The handle is `self` (borrowed
-        // for 'a) or `_owner`, which lives beside the slice.
+        // SAFETY: `n` elements of `T` exist at the address in row-major order, aligned as checked
+        // above. Every bit pattern is a valid `T` (for bool checked above). While a handle exists,
+        // nothing writes them, because MLX reuses a buffer only if it has no other user. The handle
+        // is `self`, which is borrowed for 'a, or `_owner`, which is stored with the slice.
         let values = unsafe { std::slice::from_raw_parts(pointer.cast::<T>(), n) };
         Ok(Data {
             _owner: owner,
@@ -133,7 +134,7 @@ impl Array {
         })
     }
 
-    /// Evaluates the array and borrows its values as bytes of this machine's order, row-major.
+    /// Evaluates the array, and borrows its values as row-major bytes in this machine's byte order.
     ///
     /// ```
     /// # fn main() -> mlx_rs_core::Result<()> {
@@ -153,8 +154,8 @@ impl Array {
                 values: &[],
             });
         }
-        // SAFETY: `n` elements of `dtype().size()` bytes lie there row-major; any byte is a `u8`.
-        // As in `data`, they live and stay unwritten while the kept handle exists.
+        // SAFETY: `n` elements of `dtype().size()` bytes exist at the address, row-major. Any byte
+        // is a valid `u8`. As in `data`, nothing frees or writes them while the kept handle exists.
         let values = unsafe { std::slice::from_raw_parts(pointer, n * self.dtype().size()) };
         Ok(Data {
             _owner: owner,
@@ -162,8 +163,9 @@ impl Array {
         })
     }
 
-    /// Evaluates and makes row-contiguous. Returns a copy if one was needed, which then owns the
-    /// values; the address of the first value (not null unless there are none); and their number.
+    /// Evaluates the array and makes it row-contiguous. Returns three values: a copy, if one was
+    /// needed, which then owns the values; the address of the first value, which is null only if
+    /// there are none; and the number of values.
     pub(crate) fn row_major(&self, op: &'static str) -> Result<(Option<Array>, *const u8, usize)> {
         let _guard = call::enter(op)?;
         self.eval()?;
@@ -179,8 +181,8 @@ impl Array {
         if n == 0 {
             return Ok((None, std::ptr::null(), 0));
         }
-        // SAFETY: the handle is live and evaluated; the accessor only returns its data pointer,
-        // independent of the type.
+        // SAFETY: the handle is live and evaluated. The accessor only returns the data pointer,
+        // whatever the type.
         let pointer = unsafe { sys::mlx_array_data_uint8(source.raw()) };
         if pointer.is_null() {
             return Err(Error::new(
@@ -206,7 +208,7 @@ impl Array {
         Ok(self.data::<T>()?.to_vec())
     }
 
-    /// The single value of an array of one element.
+    /// The single value of an array with one element.
     ///
     /// ```
     /// use mlx_rs_core::{All, array};

@@ -1,5 +1,5 @@
-//! Formatting of arrays. `{}` shows the values as MLX does in Python. `{:?}` shows shape and type
-//! only, so a log line or a failed assertion never starts a computation.
+//! Formatting of arrays. `{}` shows the values as MLX does in Python. `{:?}` shows only shape and
+//! type, so a log line or a failed assertion never starts a computation.
 
 use std::fmt::{self, Write};
 
@@ -11,14 +11,15 @@ use crate::dtype::{Dtype, Element};
 use crate::error::Result;
 use crate::ops::concatenate;
 
-/// Values shown at each end of an axis that has more than twice as many.
+/// The number of values shown at each end of a long axis. An axis is long if it has more than twice
+/// this number.
 const EDGE: usize = 3;
 
-/// Significant digits of a float, as a C++ stream prints by default.
+/// The number of significant digits of a float, which is the default of a C++ stream.
 const DIGITS: usize = 6;
 
 impl fmt::Debug for Array {
-    /// Shape and type, without evaluating; `{:#?}` is the same as `{}`.
+    /// Prints shape and type, without evaluating. `{:#?}` prints the same as `{}`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if f.alternate() {
             return fmt::Display::fmt(self, f);
@@ -28,9 +29,9 @@ impl fmt::Debug for Array {
 }
 
 impl fmt::Display for Array {
-    /// The values as MLX prints them, the middle of long axes left out; evaluates the array. When
-    /// evaluation fails, its message is printed instead of the values. A precision (`{:.3}`) sets
-    /// the significant digits of floats, which are 6 by default.
+    /// Evaluates the array, and prints the values as MLX does, without the middle of long axes. If
+    /// evaluation fails, prints the error's message instead. A precision (`{:.3}`) sets the number
+    /// of significant digits of floats, which is 6 by default.
     ///
     /// ```
     /// # fn main() -> mlx_rs_core::Result<()> {
@@ -50,8 +51,8 @@ impl fmt::Display for Array {
 impl Array {
     /// The nested lists of values.
     fn shown(&self, digits: usize) -> Result<String> {
-        // The whole array is evaluated: a view of its corners would evaluate just as much and
-        // discard the result.
+        // The whole array is evaluated. A view of its corners would evaluate the same operations
+        // and then discard their results.
         self.eval()?;
         let corners = self.corners()?;
         let text = match corners.dtype() {
@@ -80,7 +81,7 @@ impl Array {
             let length = self.shape()[axis];
             let edge = EDGE as i32;
             if length > 2 * edge {
-                // An array has far fewer axes than `i32::MAX`.
+                // The number of axes is far below `i32::MAX`.
                 let at = axis as i32;
                 let head = out.slice_axis(at, 0, edge)?;
                 let tail = out.slice_axis(at, length - edge, length)?;
@@ -103,7 +104,7 @@ fn render<T: Shown>(corners: &Array, full: &Array, digits: usize) -> Result<Stri
     Ok(out)
 }
 
-/// One axis: `[a, b, ..., y, z]`, with inner axes indented under their bracket.
+/// Prints one axis: `[a, b, ..., y, z]`. Inner axes are indented under the outer bracket.
 fn lists<'a, T: Shown>(
     shape: &[i32],
     depth: usize,
@@ -117,7 +118,7 @@ fn lists<'a, T: Shown>(
     let between = if last {
         String::from(", ")
     } else {
-        // As wide as `array(` plus the open brackets.
+        // The indentation is as wide as `array(` and the open brackets.
         format!(",\n{}", " ".repeat(7 + depth))
     };
     let cut = length > 2 * EDGE;
@@ -178,8 +179,8 @@ shown! {
     };
 }
 
-/// C's `%g`: the shorter of fixed and scientific notation at `digits` significant digits, without
-/// trailing zeros.
+/// Formats like C's `%g`: fixed or scientific notation, whichever is shorter, with `digits`
+/// significant digits and without trailing zeros.
 fn general(value: f64, digits: usize) -> String {
     if value.is_nan() {
         return String::from("nan");

@@ -1,5 +1,5 @@
-//! Arrays whose values are written by several threads directly into the array's memory. A weight
-//! read from a file then needs no second copy.
+//! Arrays whose values several threads write directly into the array's memory. So a weight that is
+//! read from a file needs no second copy.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -13,20 +13,22 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
 
-/// An array to create with [`fill_arrays`].
+/// The description of an array for [`fill_arrays`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkedArray {
     /// The shape of the array.
     pub shape: Vec<i32>,
     /// The type of the elements: integers of up to 32 bits, or floats of 16 or 32 bits.
     pub dtype: Dtype,
-    /// Bytes per chunk, a multiple of the element size. The last chunk may be shorter.
+    /// The number of bytes per chunk, a multiple of the element size. The last chunk may be
+    /// shorter.
     pub chunk_bytes: usize,
 }
 
-/// Makes evaluated arrays. At most `threads` threads take chunks in turn and call `fill` with their
-/// state from `start`, the chunk's index, and its bytes in each array. The bytes are initially
-/// zero, in native byte order, and row-major. After an error no further chunk begins.
+/// Makes evaluated arrays. At most `threads` threads process the chunks. For each chunk, a thread
+/// calls `fill` with its own state (made by `start`), the chunk's index, and the chunk's bytes in
+/// each array. The bytes are initially zero, in native byte order, and row-major. After an error no
+/// further chunk begins.
 ///
 /// ```
 /// use mlx_rs_core::{ChunkedArray, Dtype, fill_arrays};
@@ -41,8 +43,8 @@ pub struct ChunkedArray {
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] when the arrays differ in their number of chunks; [`ErrorKind::Dtype`] for
-/// other types; [`ErrorKind::OutOfMemory`] beyond the budget. The inner error is that of `fill` for
-/// the first chunk that failed.
+/// unsupported types; [`ErrorKind::OutOfMemory`] beyond the budget. The inner error is that of
+/// `fill` for the first chunk that failed.
 ///
 /// # Panics
 /// When `fill` or `start` panics.
@@ -71,7 +73,7 @@ pub fn fill_arrays<S, E: Send>(
             }
             let mut slices: Vec<&mut [u8]> = regions
                 .iter()
-                // SAFETY: the counter returns each number once, and the buffers outlive `work`.
+                // SAFETY: the counter returns each index only once, and the buffers outlive `work`.
                 .map(|region| unsafe { region.chunk(chunk) })
                 .collect();
             let state = state.get_or_insert_with(&start);
@@ -86,7 +88,7 @@ pub fn fill_arrays<S, E: Send>(
     };
     std::thread::scope(|scope| {
         for _ in 1..threads.min(chunks) {
-            // If a thread cannot be started, the others and the caller do its work.
+            // If a thread cannot be started, the other threads and the caller process its chunks.
             let _ = std::thread::Builder::new().spawn_scoped(scope, work);
         }
         work();
@@ -102,10 +104,11 @@ const OP: &str = "fill_arrays";
 
 /// The memory of an unfinished array.
 enum Memory {
-    /// The array's own memory. Exactly one handle, which is not exposed before the values are
-    /// complete.
+    /// The array's own memory. There is exactly one handle, which is not exposed before the values
+    /// are complete.
     Array(Array),
-    /// Host memory, for a device whose memory the host cannot write. Words, for alignment.
+    /// Host memory, for a device whose memory the host cannot write. It consists of words, so that
+    /// it is aligned.
     Host(Vec<u64>),
 }
 
@@ -157,7 +160,7 @@ impl<'a> Buffer<'a> {
             Memory::Host(vec![0; nbytes.div_ceil(size_of::<u64>())])
         } else {
             Memory::Array(call::adopt(OP, |out| {
-                // SAFETY: `out` is writable; pointer and length describe the shape.
+                // SAFETY: `out` is writable. Pointer and length describe the shape.
                 unsafe {
                     sys::rust_mlx_uninitialized(out, shape.as_ptr(), shape.len(), dtype.raw())
                 }
@@ -176,8 +179,8 @@ impl<'a> Buffer<'a> {
 
     fn region(&mut self) -> Region {
         let first = match &mut self.memory {
-            // SAFETY: the handle is live, and its array has data; the accessor only returns the
-            // address, independent of the type.
+            // SAFETY: the handle is live, and its array has data. The accessor only returns the
+            // address, whatever the type.
             Memory::Array(array) => unsafe { sys::mlx_array_data_uint8(array.raw()) }.cast_mut(),
             Memory::Host(words) => words.as_mut_ptr().cast(),
         };
@@ -198,12 +201,12 @@ impl<'a> Buffer<'a> {
         let ndim = i32::try_from(shape.len())
             .map_err(|_| Error::new(ErrorKind::Shape, OP, "more axes than MLX can count"))?;
         call::adopt(OP, |out| {
-            // SAFETY: the words hold the `nbytes` bytes of the shape, which MLX copies. Every bit
-            // pattern is a value of the type.
+            // SAFETY: the words contain the `nbytes` bytes of the shape, which MLX copies. Every
+            // bit pattern is a valid value of the type.
             let raw = unsafe {
                 sys::mlx_array_new_data(words.as_ptr().cast(), shape.as_ptr(), ndim, dtype.raw())
             };
-            // SAFETY: `out` is writable; ownership of the new handle moves into it.
+            // SAFETY: `out` is writable. Ownership of the new handle moves into it.
             unsafe { *out = raw };
             i32::from(raw.ctx.is_null())
         })
@@ -217,9 +220,9 @@ struct Region {
     chunk_bytes: usize,
 }
 
-// SAFETY: the caller of `Region::chunk` guarantees that each byte has one user.
+// SAFETY: the caller of `Region::chunk` guarantees that only one thread uses each byte.
 unsafe impl Send for Region {}
-// SAFETY: as for Send.
+// SAFETY: see the note for `Send`.
 unsafe impl Sync for Region {}
 
 impl Region {
@@ -234,9 +237,10 @@ impl Region {
     unsafe fn chunk(&self, i: usize) -> &mut [u8] {
         let from = (i * self.chunk_bytes).min(self.nbytes);
         let length = self.chunk_bytes.min(self.nbytes - from);
-        // SAFETY: the buffer has `nbytes` bytes, which `from + length` does not exceed. No other
+        // SAFETY: the buffer has `nbytes` bytes, and `from + length` does not exceed that. No other
         // reference to this chunk exists. Zeros are written before the slice is made, because fresh
-        // memory is uninitialized. They stay in the processor's cache until `fill` overwrites them.
+        // memory is uninitialized. The zeros stay in the processor's cache until `fill` overwrites
+        // them.
         unsafe {
             let first = self.first.add(from);
             first.write_bytes(0, length);
@@ -246,7 +250,8 @@ impl Region {
 }
 
 /// Requests large pages from the system. The first access then maps 2 MiB instead of 4 KiB, and
-/// products with the matrix have fewer TLB misses. All of the memory is written, so none is wasted.
+/// multiplications with the matrix have fewer TLB misses. All of the memory is written, so no large
+/// page is wasted.
 fn advise_huge_pages(first: *mut u8, nbytes: usize) {
     #[cfg(target_os = "linux")]
     {
@@ -257,8 +262,8 @@ fn advise_huge_pages(first: *mut u8, nbytes: usize) {
         }
         let skipped = first.align_offset(PAGE);
         let length = nbytes.saturating_sub(skipped) / PAGE * PAGE;
-        // SAFETY: whole pages inside the buffer's memory. The advice changes no value, and failure
-        // has no effect.
+        // SAFETY: the range consists of whole pages inside the buffer. The advice changes no value,
+        // and failure has no effect.
         unsafe {
             libc::madvise(
                 first.wrapping_add(skipped).cast(),

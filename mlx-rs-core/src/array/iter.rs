@@ -118,7 +118,7 @@ impl Iterator for Iter<'_> {
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        // `front` never passes `back`.
+        // `front` never exceeds `back`.
         let left = (self.back - self.front) as usize;
         (left, Some(left))
     }
@@ -159,7 +159,7 @@ mod tests {
             [5.0, 4.0, 3.0, 2.0]
         );
         assert_eq!((values.next(), values.next_back()), (None, None));
-        // A view whose order differs from the memory's.
+        // The view's logical order differs from its order in memory.
         let turned = a.transpose().unwrap();
         let sum = |x: &Array| x.iter_values::<f32>().unwrap().step_by(2).sum::<f32>();
         assert_eq!((sum(&a), sum(&turned)), (9.0, 1.0 + 2.0 + 3.0));

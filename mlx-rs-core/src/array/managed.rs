@@ -1,5 +1,5 @@
-//! Arrays that take ownership of a Rust vector. MLX uses its memory if the device can, and reports
-//! when it no longer needs it. The vector is freed exactly once, on any thread.
+//! Arrays that take ownership of a Rust vector. MLX uses the vector's memory if the device can, and
+//! reports when it no longer needs the memory. The vector is freed exactly once, on any thread.
 
 use std::sync::OnceLock;
 
@@ -12,10 +12,10 @@ use crate::memory;
 use crate::quirks::Facts;
 
 impl Array {
-    /// An array of `shape` that takes ownership of `values` (row-major). There is no copy if the
-    /// GPU can use host memory: Metal, for vectors that start at a page, as large ones do. Other
-    /// devices copy once. So does macOS up to MLX 0.30.6, which uses the memory of such vectors
-    /// after they are freed.
+    /// Makes an array of `shape` that takes ownership of `values` (row-major). On Metal, vectors
+    /// that start at a page boundary, as large ones do, are not copied, because the GPU uses host
+    /// memory. Other devices copy once. macOS with MLX up to 0.30.6 also copies once, because that
+    /// version uses the memory of such vectors after they are freed.
     ///
     /// ```
     /// # fn main() -> mlx_rs_core::Result<()> {
@@ -25,7 +25,7 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when a dimension is negative or the shape does not hold exactly
+    /// [`ErrorKind::Shape`] when a dimension is negative, or the shape does not have exactly
     /// `values.len()` elements. The vector is then dropped.
     #[doc(alias = "mlx_array_new_data_managed_payload")]
     pub fn from_vec<T: Element>(values: Vec<T>, shape: &[i32]) -> Result<Self> {
@@ -46,16 +46,17 @@ impl Array {
     }
 }
 
-/// Decided once. MLX's allocators for the CPU and for CUDA copy the buffer and then return it.
-/// There a takeover would cost more than a copy.
+/// Whether MLX can use the vector's memory. It is determined once. MLX's allocators for the CPU and
+/// for CUDA copy the buffer and then release it. There, passing ownership would cost more than a
+/// copy.
 fn device_can_take_over() -> bool {
     static METAL: OnceLock<bool> = OnceLock::new();
-    // The lock is always taken first, because its holder may wait for this, too.
+    // The lock is always taken before `METAL`, because the lock's holder may also wait for `METAL`.
     let _guard = call::lock();
     *METAL.get_or_init(|| metal_is_available() && Facts::of_machine().may_take_over())
 }
 
-/// mlx-c 0.4 has no constructor that takes ownership of memory.
+/// mlx-c 0.4 has no constructor that takes ownership of memory, so this copies.
 #[cfg(not(mlx_c_0_5))]
 fn take_over<T: Element>(values: Vec<T>, shape: &[i32]) -> Result<Array> {
     Array::from_slice(&values, shape)
@@ -78,14 +79,15 @@ mod owned {
     use crate::dtype::Element;
     use crate::error::{Error, ErrorKind, Result};
 
-    /// A decomposed vector: MLX may write to its elements, so no reference to them exists.
+    /// A vector split into its parts. MLX may write to its elements, so no reference to them may
+    /// exist.
     struct Payload<T: Element> {
         start: *mut T,
         length: usize,
         capacity: usize,
     }
 
-    // SAFETY: this owns plain values, which any thread may free, and does nothing else with them.
+    // SAFETY: the payload owns plain values, which any thread may free, and only frees them.
     unsafe impl<T: Element> Send for Payload<T> {}
     // SAFETY: a shared payload gives no access to the elements.
     unsafe impl<T: Element> Sync for Payload<T> {}
@@ -103,19 +105,19 @@ mod owned {
 
     impl<T: Element> Drop for Payload<T> {
         fn drop(&mut self) {
-            // SAFETY: the three parts are those of the vector in `new`, which is freed only here.
+            // SAFETY: the three parts are those of the vector in `new`, and only this frees them.
             drop(unsafe { Vec::from_raw_parts(self.start, self.length, self.capacity) });
             #[cfg(test)]
             tests::FREED.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         }
     }
 
-    /// Called once by MLX when it no longer uses the memory, on any thread.
+    /// MLX calls this once, on any thread, when it no longer uses the memory.
     extern "C" fn release<T: Element>(payload: *mut c_void) {
-        // Freeing plain values does not panic; if it did, nothing may cross into C.
+        // Freeing plain values does not panic. If it did, the panic must not cross into C.
         let _ = catch_unwind(AssertUnwindSafe(|| {
-            // SAFETY: `payload` comes from `Arc::into_raw` in `take_over`. MLX calls this once, so
-            // its reference is released once.
+            // SAFETY: `payload` comes from `Arc::into_raw` in `take_over`. MLX calls this function
+            // once, so its reference is released once.
             drop(unsafe { Arc::from_raw(payload.cast::<Payload<T>>()) });
         }));
     }
@@ -124,14 +126,14 @@ mod owned {
         let op = "from_vec";
         let ndim = i32::try_from(shape.len())
             .map_err(|_| Error::new(ErrorKind::Shape, op, "more axes than MLX can count"))?;
-        // Two references, ours and MLX's. After a failure, the count of ours shows whether MLX
-        // released its own.
+        // There are two references, one here and one for MLX. After a failure, the count shows
+        // whether MLX released its reference.
         let ours = Arc::new(Payload::new(values));
         let theirs = Arc::into_raw(Arc::clone(&ours));
         call::adopt(op, |out| {
             // SAFETY: the shape has `ndim` entries whose product is the vector's length, so MLX
             // stays inside the elements. `T` is the Rust type of the dtype. The elements live until
-            // `release` drops MLX's reference and Rust has none.
+            // `release` drops MLX's reference and no reference remains here.
             let raw = unsafe {
                 sys::mlx_array_new_data_managed_payload(
                     ours.start.cast(),
@@ -145,7 +147,8 @@ mod owned {
             // SAFETY: `out` is writable; ownership of the new handle moves into it.
             unsafe { *out = raw };
             if raw.ctx.is_null() && Arc::strong_count(&ours) == 2 {
-                // SAFETY: MLX failed before it took the memory, so it never calls `release`.
+                // SAFETY: MLX failed before it took ownership of the memory, so it never calls
+                // `release`.
                 drop(unsafe { Arc::from_raw(theirs) });
             }
             i32::from(raw.ctx.is_null())

@@ -25,17 +25,18 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// A lazily evaluated, immutable, n-dimensional array.
 ///
-/// Operations return a new array that records how to compute itself; nothing runs until a value is
-/// needed. Dropping the last handle frees the memory.
+/// Operations return a new array that records how to compute itself. Nothing is computed until a
+/// value is needed. Dropping the last handle frees the memory.
 pub struct Array {
     raw: sys::mlx_array,
 }
 
-// SAFETY: MLX's reference counts are atomic. All its other shared state (graph, status, events) is
-// used only by calls that hold the process-wide lock of `call.rs`, on any thread.
+// SAFETY: MLX's reference counts are atomic. Only calls that hold the process-wide lock of
+// `call.rs` use its other shared state (graph, status, events), on any thread.
 unsafe impl Send for Array {}
-// SAFETY: as for Send. Shape and type are read without the lock, but written only at construction.
-// Data is read only after evaluation, when MLX no longer writes it while a handle exists.
+// SAFETY: see the note for `Send`. Shape and type are read without the lock, but written only at
+// construction. Data is read only after evaluation. While a handle exists, MLX no longer writes
+// that data.
 unsafe impl Sync for Array {}
 
 impl Array {
@@ -49,7 +50,7 @@ impl Array {
         self.raw
     }
 
-    /// A raw handle for an optional argument; null means none.
+    /// A raw handle for an optional argument. Null means none.
     pub(crate) fn raw_or_null(array: Option<&Array>) -> sys::mlx_array {
         array.map_or(
             sys::mlx_array {
@@ -72,8 +73,8 @@ impl Array {
         if n == 0 {
             return &[];
         }
-        // SAFETY: the handle is live. The shape is written only when the array is made and has
-        // `ndim` entries. It lives as long as the handle, which `&self` keeps.
+        // SAFETY: the handle is live. The shape has `ndim` entries, and is written only when the
+        // array is made. It lives as long as the handle, which `&self` keeps alive.
         unsafe { std::slice::from_raw_parts(sys::mlx_array_shape(self.raw), n) }
     }
 
@@ -101,7 +102,7 @@ impl Array {
     #[doc(alias = "mlx_array_ndim")]
     #[must_use]
     pub fn ndim(&self) -> usize {
-        // SAFETY: the handle is live; the count is written only when the array is made.
+        // SAFETY: the handle is live. The number is written only when the array is made.
         unsafe { sys::mlx_array_ndim(self.raw) }
     }
 
@@ -118,7 +119,7 @@ impl Array {
         unsafe { sys::mlx_array_size(self.raw) }
     }
 
-    /// The size of its elements in bytes, without gaps.
+    /// The size of the array's elements in bytes, without gaps.
     ///
     /// ```
     /// assert_eq!(mlx_rs_core::array!([1, 2, 3]; u16)?.nbytes(), 6);
@@ -129,7 +130,7 @@ impl Array {
         self.size() * self.dtype().size()
     }
 
-    /// The type of its elements.
+    /// The type of the array's elements.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, array};
@@ -141,7 +142,7 @@ impl Array {
     pub fn dtype(&self) -> Dtype {
         // SAFETY: the handle is live; the type is written only when the array is made.
         let raw = unsafe { sys::mlx_array_dtype(self.raw) };
-        // `Dtype` lists all types of MLX, whose version the build pins.
+        // `Dtype` has all types of MLX, because the build pins MLX's version.
         Dtype::from_raw(raw).unwrap_or(Dtype::Bool)
     }
 
@@ -179,7 +180,7 @@ pub(crate) fn axis_of(op: &'static str, axis: i32, ndim: usize) -> Result<usize>
         i64::from(axis)
     };
     if (0..n).contains(&resolved) {
-        // In range of a usize by the check above.
+        // The check above ensures that the value is in range for `usize`.
         Ok(resolved as usize)
     } else {
         Err(Error::new(
@@ -194,7 +195,7 @@ impl Clone for Array {
     /// Another handle to the same array; no data is copied.
     ///
     /// # Panics
-    /// When the system has no memory left for the handle itself.
+    /// When the system has no memory for the handle itself.
     fn clone(&self) -> Self {
         call::alias("clone", |out| {
             // SAFETY: `out` is a writable null handle, the source handle is live.

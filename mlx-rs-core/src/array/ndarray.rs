@@ -1,5 +1,5 @@
-//! Feature `ndarray`: conversion from and to arrays of the `ndarray` crate. Values are copied,
-//! except from an owned row-major array, and in [`Data::view`], which borrows.
+//! Feature `ndarray`: conversion from and to arrays of the `ndarray` crate. Values are copied, with
+//! two exceptions: an owned row-major array is not copied, and [`Data::view`] borrows.
 
 use ::ndarray::{ArrayBase, ArrayD, ArrayViewD, Data as Storage, Dimension, IxDyn};
 
@@ -53,7 +53,7 @@ impl Array {
         let shape = dims("from_ndarray", array.shape())?;
         match array.as_slice() {
             Some(values) => Self::from_slice(values, &shape),
-            // The iterator runs in logical, that is row-major, order.
+            // The iterator follows the logical order, which is row-major.
             None => Self::from_vec(array.iter().copied().collect(), &shape),
         }
     }
@@ -75,7 +75,7 @@ impl Array {
 }
 
 impl<T: Element> Data<'_, T> {
-    /// These values as an `ndarray` view of `shape`, without a copy.
+    /// Borrows these values as an `ndarray` view of `shape`, without a copy.
     ///
     /// ```
     /// let a = mlx_rs_core::array!([[1, 2], [3, 4]])?;
@@ -85,15 +85,15 @@ impl<T: Element> Data<'_, T> {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when a dimension is negative or the shape does not hold exactly these
-    /// values.
+    /// [`ErrorKind::Shape`] when a dimension is negative, or the shape does not have exactly this
+    /// number of values.
     pub fn view(&self, shape: &[i32]) -> Result<ArrayViewD<'_, T>> {
         let wide = shape
             .iter()
             .map(|&d| usize::try_from(d))
             .collect::<Result<Vec<_>, _>>()
             .map_err(|e| mismatch("view", e))?;
-        // `from_shape` would also accept fewer values.
+        // `from_shape` would also accept a shape with fewer values.
         if memory::checked_bytes(shape, 1) != Some(self.len() as u64) {
             let message = format!(
                 "shape {shape:?} does not hold exactly {} values",
@@ -107,7 +107,7 @@ impl<T: Element> Data<'_, T> {
 
 impl<T: Element, D: Dimension> TryFrom<::ndarray::Array<T, D>> for Array {
     type Error = Error;
-    /// Takes ownership of values that are row-major and fill their vector; otherwise copies.
+    /// Takes ownership of the vector if its values are row-major and fill it; otherwise copies.
     fn try_from(array: ::ndarray::Array<T, D>) -> Result<Self> {
         if !array.is_standard_layout() {
             return Self::from_ndarray(&array);
@@ -118,7 +118,7 @@ impl<T: Element, D: Dimension> TryFrom<::ndarray::Array<T, D>> for Array {
             (values, None | Some(0)) if values.len() == n => Self::from_vec(values, &shape),
             (values, offset) => {
                 let start = offset.unwrap_or(0);
-                // The elements of an owned array are in its vector from the offset on.
+                // The vector of an owned array contains the elements from the offset on.
                 let part = values.get(start..start + n).unwrap_or_default();
                 Self::from_slice(part, &shape)
             }

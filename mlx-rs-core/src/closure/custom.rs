@@ -1,4 +1,4 @@
-//! C closures of custom transforms, and of functions with named arguments.
+//! C closures for custom transforms, and for functions with named arguments.
 
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use crate::array::Array;
 use crate::call::{self, ArrayVec};
 use crate::error::{Error, ErrorKind, Result};
 
-/// `(primals, cotangents, outputs) -> cotangents of the primals`.
+/// A custom backward pass: `(primals, cotangents, outputs) -> cotangents of the primals`.
 pub(crate) type Vjp = Box<dyn Fn(&[Array], &[Array], &[Array]) -> Outcome + Send>;
-/// `(inputs, axes) -> outputs and their axes`; -1 means no axis.
+/// A custom vectorization: `(inputs, axes) -> outputs and their axes`. -1 means no axis.
 pub(crate) type Vmap =
     Box<dyn Fn(&[Array], &[i32]) -> Result<(Vec<Array>, Vec<i32>), Failure> + Send>;
 
@@ -24,14 +24,15 @@ unsafe extern "C" fn call_vjp(
     payload: *mut c_void,
 ) -> c_int {
     finish(|| {
-        // SAFETY: the payload of a closure made by `CustomVjp::new`, alive while it is called.
+        // SAFETY: the pointer is the payload of a closure made by `CustomVjp::new`, which lives
+        // while it is called.
         let payload = unsafe { &*payload.cast::<Payload<Vjp>>() };
         let primals = call::read_vec("closure", primals)?;
         let cotangents = call::read_vec("closure", cotangents)?;
         let outputs = call::read_vec("closure", outputs)?;
         let grads = (payload.body)(&primals, &cotangents, &outputs)?;
         let vec = ArrayVec::new("closure", &grads)?;
-        // SAFETY: `res` is writable and holds no vector yet; C takes over the one written.
+        // SAFETY: `res` is writable and contains no vector yet. C takes ownership of the vector.
         unsafe { *res = vec.into_raw() };
         Ok(())
     })
@@ -45,7 +46,7 @@ unsafe fn integers(data: *const c_int, n: usize) -> Vec<i32> {
     if n == 0 || data.is_null() {
         return Vec::new();
     }
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees `n` integers at `data`.
     unsafe { std::slice::from_raw_parts(data, n) }.to_vec()
 }
 
@@ -58,7 +59,8 @@ unsafe extern "C" fn call_vmap(
     payload: *mut c_void,
 ) -> c_int {
     finish(|| {
-        // SAFETY: the payload of a closure made by `CustomVmap::new`, alive while it is called.
+        // SAFETY: the pointer is the payload of a closure made by `CustomVmap::new`, which lives
+        // while it is called.
         let payload = unsafe { &*payload.cast::<Payload<Vmap>>() };
         let inputs = call::read_vec("closure", inputs)?;
         // SAFETY: mlx-c passes data and length of the same vector.
@@ -72,7 +74,8 @@ unsafe extern "C" fn call_vmap(
                 Error::new(ErrorKind::Mlx, "closure", "MLX could not take the axes").into(),
             );
         }
-        // SAFETY: both are writable and hold no vector yet; C takes over those written.
+        // SAFETY: both destinations are writable and contain no vector yet. C takes ownership of
+        // the vectors.
         unsafe {
             *res = vec.into_raw();
             *res_axes = ints;
@@ -81,7 +84,7 @@ unsafe extern "C" fn call_vmap(
     })
 }
 
-/// A function and the names whose values follow the arguments.
+/// A function, and the names of the arguments that follow the others.
 pub(crate) type KwargsFunction = (Function, Vec<CString>);
 
 unsafe extern "C" fn call_kwargs(
@@ -91,7 +94,8 @@ unsafe extern "C" fn call_kwargs(
     payload: *mut c_void,
 ) -> c_int {
     finish(|| {
-        // SAFETY: the payload of a closure made by `KwargsClosure::new`, alive while it is called.
+        // SAFETY: the pointer is the payload of a closure made by `KwargsClosure::new`, which lives
+        // while it is called.
         let payload = unsafe { &*payload.cast::<Payload<KwargsFunction>>() };
         let (function, keys) = &*payload.body;
         let mut inputs = call::read_vec("closure", args)?;
@@ -103,7 +107,7 @@ unsafe extern "C" fn call_kwargs(
         }
         let outputs = function(&inputs)?;
         let vec = ArrayVec::new("closure", &outputs)?;
-        // SAFETY: `res` is writable and holds no vector yet; C takes over the one written.
+        // SAFETY: `res` is writable and contains no vector yet. C takes ownership of the vector.
         unsafe { *res = vec.into_raw() };
         Ok(())
     })
@@ -118,8 +122,8 @@ macro_rules! custom_closure {
             pub(crate) fn new(body: $body) -> Result<Self> {
                 let _guard = call::enter("closure")?;
                 let raw = Arc::into_raw(Payload::new(body));
-                // SAFETY: trampoline and destructor match the payload, whose ownership moves into
-                // the closure. When MLX fails it calls the destructor itself.
+                // SAFETY: trampoline and destructor match the payload. Ownership of the payload
+                // moves into the closure. If MLX fails, it calls the destructor itself.
                 let cls = unsafe {
                     sys::$new(Some($call), raw.cast_mut().cast(), Some(release::<$body>))
                 };
@@ -162,7 +166,7 @@ custom_closure!(
     mlx_closure_custom_vmap_free, call_vmap
 );
 custom_closure!(
-    /// A C closure of arguments and named arguments.
+    /// A C closure with arguments and named arguments.
     KwargsClosure, KwargsFunction, mlx_closure_kwargs, mlx_closure_kwargs_new_func_payload,
     mlx_closure_kwargs_free, call_kwargs
 );

@@ -1,4 +1,4 @@
-//! The values that a C closure owns. Each is dropped once, on a suitable thread.
+//! The values that C closures own. Each is dropped once, on a suitable thread.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::swap_failure;
 use crate::call;
 
-/// The number of live functions in C or in handles of this module, which shows leaks.
+/// The number of functions that C or handles of this module keep alive. It shows leaks.
 static LIVE: AtomicI64 = AtomicI64::new(0);
 
 pub(crate) fn live() -> i64 {
@@ -23,7 +23,7 @@ pub(crate) fn live() -> i64 {
     LIVE.load(Ordering::Relaxed)
 }
 
-/// The values that a C closure owns.
+/// The value that a C closure owns.
 pub(crate) struct Payload<T: 'static> {
     pub(crate) body: ManuallyDrop<T>,
 }
@@ -46,12 +46,13 @@ impl<T> Drop for Payload<T> {
 }
 
 thread_local! {
-    /// Bodies to drop after the one that this thread is dropping; `None` if it drops none.
+    /// The values to drop after the one that this thread is dropping; `None` if it is dropping
+    /// none.
     static WAITING: RefCell<Option<Vec<Box<dyn Any>>>> = const { RefCell::new(None) };
 }
 
-/// Drops a body. If this happens inside the drop of another body, it is deferred to the end of that
-/// drop. So nested functions need no more stack than a single one.
+/// Drops a value. If this happens during the drop of another value, it is deferred to the end of
+/// that drop. So nested functions need no more stack than a single one.
 fn drop_in_turn(body: Box<dyn Any>) {
     /// Clears the list, even if a drop panics.
     struct End;
@@ -80,7 +81,7 @@ fn drop_in_turn(body: Box<dyn Any>) {
     if matches!(waits, Ok(true)) {
         return;
     }
-    // Without the list, during thread shutdown, drops are nested.
+    // During thread shutdown the list does not exist, and then drops are nested.
     let _end = waits.is_ok().then_some(End);
     while let Some(next) = body.take() {
         drop(next);
@@ -89,15 +90,15 @@ fn drop_in_turn(body: Box<dyn Any>) {
     }
 }
 
-// SAFETY: only the thread that holds the process-wide lock uses `body`, which is what a mutex would
-// give. A second use inside the first is on the same thread. `T: Send` lets it change threads.
+// SAFETY: only the thread that holds the process-wide lock uses `body`, as with a mutex. A use
+// inside another use is on the same thread. `T: Send` permits use on different threads.
 unsafe impl<T: Send> Sync for Payload<T> {}
 
-/// Payloads released by MLX's own threads.
+/// Payloads that MLX's own threads released.
 static ASIDE: Mutex<Vec<Box<dyn Any + Send>>> = Mutex::new(Vec::new());
 static SOME_ASIDE: AtomicBool = AtomicBool::new(false);
 
-/// Drops the payloads set aside. Call with the lock held.
+/// Drops the payloads in [`ASIDE`]. Call with the lock held.
 pub(crate) fn drain() {
     if SOME_ASIDE.swap(false, Ordering::Acquire) {
         let aside = std::mem::take(&mut *ASIDE.lock());
@@ -107,7 +108,7 @@ pub(crate) fn drain() {
     }
 }
 
-/// Drops the payloads set aside, with or without the lock.
+/// Drops the payloads in [`ASIDE`], with or without the lock.
 pub(crate) fn drop_discarded() {
     if SOME_ASIDE.load(Ordering::Acquire) {
         let _guard = call::lock();
@@ -115,7 +116,8 @@ pub(crate) fn drop_discarded() {
     }
 }
 
-/// Drops a payload inside C. A panic must not escape, and a pending failure must not be lost.
+/// Drops a payload inside C. A panic must not escape, and the drop must not replace a pending
+/// failure.
 fn drop_quietly<T>(payload: T) {
     let failure = swap_failure(None);
     if let Err(thrown) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
@@ -128,13 +130,14 @@ fn drop_quietly<T>(payload: T) {
 
 /// The destructor of every payload.
 pub(super) unsafe extern "C" fn release<T: Send + 'static>(payload: *mut c_void) {
-    // SAFETY: the pointer came from `Arc::into_raw` of this type, and C calls this once for it.
+    // SAFETY: the pointer came from `Arc::into_raw` for this type, and C calls this function once
+    // for it.
     let payload = unsafe { Arc::from_raw(payload.cast::<Payload<T>>().cast_const()) };
     discard(payload);
 }
 
-/// Drops a value that C returns: at once if that is safe, otherwise later. MLX's own threads must
-/// not wait for the lock that the drop of an array takes.
+/// Drops a value that C releases: now if that is safe, otherwise later. The drop of an array takes
+/// the lock, and MLX's own threads must not wait for the lock.
 fn discard<T: Send + 'static>(payload: T) {
     if call::is_locked_here() {
         drop_quietly(payload);
@@ -145,19 +148,19 @@ fn discard<T: Send + 'static>(payload: T) {
 }
 
 thread_local! {
-    /// Whether this thread, possibly one of MLX's, is dropping a value returned by C.
+    /// Whether this thread, possibly one of MLX's, is dropping a value that C released.
     static FREEING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Drops a value returned by C; arrays in it go through [`part_with`].
+/// Drops a value that C released. Arrays in the value are dropped by [`part_with`].
 pub(crate) fn free<T>(payload: T) {
     let before = FREEING.replace(true);
     drop(payload);
     FREEING.set(before);
 }
 
-/// Drops arrays, without user values. A thread of MLX's drops them at once if the lock is free;
-/// otherwise the next evaluation or memory query does.
+/// Drops arrays that contain no user values. A thread of MLX drops them now if the lock is free.
+/// Otherwise the next evaluation or memory query drops them.
 pub(crate) fn part_with<T: Send + 'static>(arrays: T) {
     if FREEING.get() {
         match call::try_lock() {

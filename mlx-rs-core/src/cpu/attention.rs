@@ -1,5 +1,5 @@
-//! The heads of an attention layer, and the operations that attend and that store keys and values.
-//! This module checks and plans them; the kernels compute them.
+//! The heads of an attention layer, and the operations that compute attention and that store keys
+//! and values. This module checks and plans the operations; the kernels compute them.
 
 use mlx_cpu_kernels::{
     Around, Attention, AttentionMask, Isa, KvWrite, ProjectKeys, Query, Rotation, TokenPositions,
@@ -11,12 +11,12 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// A norm by the root of the mean square, for each head.
+/// An RMS norm that is applied to each head.
 #[derive(Debug, Clone)]
 pub struct HeadNorm {
     /// The weight, float32 `[head_dim]`.
     pub weight: Array,
-    /// The number added under the root.
+    /// Epsilon, which is added under the root.
     pub eps: f32,
 }
 
@@ -58,44 +58,47 @@ pub struct HeadNorm {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Heads {
-    /// Query heads.
+    /// The number of query heads.
     pub n_heads: i32,
-    /// Key and value heads; their number divides `n_heads`.
+    /// The number of key and value heads. It divides `n_heads`.
     pub n_kv_heads: i32,
-    /// Elements per head.
+    /// The number of elements per head.
     pub head_dim: i32,
     /// The factor on the scores.
     pub scale: f32,
-    /// The cap on scores, applied by a tanh: scores lie in `-cap..cap`.
+    /// The limit of a tanh that caps scores to `-cap..cap`.
     pub softcap: Option<f32>,
     /// The norm of queries, before rotation.
     pub q_norm: Option<HeadNorm>,
     /// The norm of keys, before rotation.
     pub k_norm: Option<HeadNorm>,
-    /// `None` for a layer without positions.
+    /// The rotary embedding; `None` for a layer without positions.
     pub rotation: Option<Rotation>,
-    /// A score for each head that takes a share of the softmax and adds no value, float32
-    /// `[n_heads]`.
+    /// The sinks, float32 `[n_heads]`: for each head a score that enters the softmax but has no
+    /// value.
     pub sinks: Option<Array>,
 }
 
 /// The keys and values of one row of a packed batch.
 #[derive(Debug, Clone)]
 pub struct KvView {
-    /// The number of the row's positions in this pass.
+    /// The number of the row's tokens in this pass.
     pub length: i32,
-    /// The number of positions before them.
+    /// The number of the row's tokens before this pass.
     pub offset: i32,
     /// The keys, float32 `[1, Hkv, n, D]`.
     pub keys: Array,
     /// The values, float32 `[1, Hkv, n, D]`.
     pub values: Array,
-    /// The number of the `n` positions that count, from the first on.
+    /// The number of valid positions, from the first on. The others of the `n` positions are
+    /// ignored.
     pub filled: i32,
-    /// The first `kept` keys are at `0..kept`, the others begin at `start`. `None` means any order,
-    /// and every query attends to all.
+    /// The number of kept keys, and the position of the first other key. Kept key `i` is at
+    /// position `i`. `None` means that the keys are unordered and every query attends to all of
+    /// them.
     pub order: Option<(i32, i32)>,
-    /// A query attends to the kept keys and to this number of last others.
+    /// The size of the sliding window. A query attends to the kept keys, and to this number of last
+    /// keys among the others.
     pub window: Option<i32>,
 }
 
@@ -115,8 +118,7 @@ fn fault(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Shape, "cpu::attention", message)
 }
 
-/// The sum of the lengths of rows with these lengths and offsets. All positions must fit into
-/// `i32`.
+/// The total length of rows with these lengths and offsets. All positions must fit into `i32`.
 pub(super) fn total(rows: impl Iterator<Item = (i32, i32)>) -> Result<i32> {
     let mut total = 0i32;
     for (length, offset) in rows {
@@ -129,8 +131,8 @@ pub(super) fn total(rows: impl Iterator<Item = (i32, i32)>) -> Result<i32> {
 }
 
 impl Heads {
-    /// The number of elements in a packed projection of queries, keys and values; `None` for
-    /// invalid heads.
+    /// The number of elements of a row in a packed projection of queries, keys and values. `None`
+    /// for invalid heads.
     fn width(&self) -> Option<i32> {
         let sane = self.n_heads.min(self.n_kv_heads).min(self.head_dim) > 0
             && self.n_heads % self.n_kv_heads == 0;
@@ -138,7 +140,7 @@ impl Heads {
         heads.checked_mul(self.head_dim).filter(|_| sane)
     }
 
-    /// Returns [`Self::width`].
+    /// Checks the packed projection. Returns [`Self::width`].
     fn check(&self, packed: &Array, total: i32) -> Result<usize> {
         let width = self.check_parts()?;
         let fits = |shape: &[i32]| matches!(*shape, [1, tokens, last] if tokens == total && dim(last) == width);
@@ -177,7 +179,7 @@ impl Heads {
     }
 
     /// The keys after norm and rotation, `[1, Hkv, T, D]`, for rows with these lengths and offsets.
-    /// They come from a packed projection `[1, T, (H + 2 Hkv) * D]`.
+    /// `packed` is a packed projection `[1, T, (H + 2 Hkv) * D]`.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] if shapes or types do not match; MLX's message if the current stream is
@@ -204,12 +206,12 @@ impl Heads {
         host_op::add("cpu::keys", OpKind::Opaque, work, &inputs, &shape)
     }
 
-    /// `cache` `[1, Hkv, n, D]` with the keys of some tokens of a packed projection at their
-    /// positions, after norm and rotation. The cache's memory is reused if nothing else refers to
-    /// it.
+    /// Writes the keys of some tokens of a packed projection into `cache`, `[1, Hkv, n, D]`, at the
+    /// tokens' positions, after norm and rotation. Returns the updated cache. The memory of `cache`
+    /// is reused if nothing else refers to it.
     ///
     /// # Errors
-    /// Those of [`Self::keys`], also if tokens or positions do not exist.
+    /// Those of [`Self::keys`]; also if tokens or positions do not exist.
     pub fn store_keys(&self, cache: &Array, packed: &Array, tokens: TokenRange) -> Result<Array> {
         let mut inputs = vec![cache, packed];
         inputs.extend(self.k_norm.iter().map(|norm| &norm.weight));
@@ -252,7 +254,7 @@ impl Heads {
         self.plan_store(cache, total, tokens, before)
     }
 
-    /// Like [`Self::store_keys`], for values, which have no norm and no rotation.
+    /// [`Self::store_keys`] for values, which have no norm and no rotation.
     ///
     /// # Errors
     /// Those of [`Self::store_keys`].
@@ -263,7 +265,7 @@ impl Heads {
         host_op::add_in_place("cpu::store_values", work, &[cache, packed], cache.shape())
     }
 
-    /// The work that stores the part of a packed row after this number of heads.
+    /// The work that stores a part of each packed row. The part begins after this number of heads.
     fn plan_store(
         &self,
         cache: &[i32],
@@ -304,9 +306,9 @@ impl Heads {
         })
     }
 
-    /// The attention output of the queries of a packed projection over their rows' keys and values,
-    /// after those of this pass were added: `[1, T, H * D]`, or `[1, rows, H * D]` for the last
-    /// query of each row.
+    /// The attention output of the queries of a packed projection: `[1, T, H * D]`, or with `last`
+    /// only that of each row's last query, `[1, rows, H * D]`. The rows' keys and values must
+    /// already include those of this pass.
     ///
     /// # Errors
     /// Those of [`Self::keys`].
@@ -351,7 +353,7 @@ impl Heads {
     }
 
     /// The work of attention over these rows. It reads the packed rows, the norm's weight and the
-    /// sinks, if there are any, and each row's keys and values.
+    /// sinks (each if there are any), and each row's keys and values.
     pub(super) fn plan_attention(
         &self,
         sequences: &[KvViewShape],
@@ -412,8 +414,8 @@ impl Heads {
 
     /// The attention output of the queries of a packed projection `[1, T, (H + 2 Hkv) * D]` over
     /// the keys and values of their own sequence: `[1, T, H * D]`. The sequences have these lengths
-    /// and follow one another, each with positions from 0 on. There is no causal mask: a query
-    /// attends to positions at a distance of at most `reach`, or to all.
+    /// and follow one another. The positions of each sequence begin at 0. There is no causal mask:
+    /// a query attends to positions at a distance of at most `reach`, or to all.
     ///
     /// # Errors
     /// Those of [`Self::keys`].

@@ -1,7 +1,7 @@
 //! Whole decoder blocks as one operation: projections, writes to the KV cache, attention, and the
-//! feed-forward part. It takes one block or a chain of them. There are no graph nodes between the
-//! parts. One node per part took a fifth of a decode step to build and evaluate; one per block
-//! takes a tenth.
+//! feed-forward part. The operation is one block or a chain of blocks. There are no graph nodes
+//! between the parts. With one node per part, building and evaluating nodes took a fifth of a
+//! decode step; with one per block, it takes a tenth.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -26,8 +26,8 @@ pub type Biased<'a> = (&'a Matrix, Option<&'a Array>);
 /// An RMS norm: a float32 weight `[k]`, and the epsilon that is added under the root.
 pub type RowNorm<'a> = Option<(&'a Array, f32)>;
 
-/// A decoder block: attention after a norm, then a gated feed-forward part after a norm. Each is
-/// added to its input.
+/// A decoder block: attention after a norm, then a gated feed-forward part after a norm. The output
+/// of each of these two is added to its input.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream};
 /// use mlx_rs_core::cpu::{Block, DenseMatrix, Gate, Heads, KvBuffer, Matrix, KvSlot};
@@ -72,7 +72,7 @@ pub type RowNorm<'a> = Option<(&'a Array, f32)>;
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Block<'a> {
-    /// The attention's heads.
+    /// The heads of the attention.
     pub heads: &'a Heads,
     /// The norm before attention.
     pub attention_norm: RowNorm<'a>,
@@ -90,20 +90,20 @@ pub struct Block<'a> {
     pub down: Biased<'a>,
 }
 
-/// A row's tokens, and its KV memory with capacity for them.
+/// A row's tokens, and its KV buffer with capacity for them.
 #[derive(Debug)]
 pub struct KvSlot<'a> {
     /// The number of tokens in this step.
     pub length: i32,
     /// The number of earlier tokens.
     pub offset: i32,
-    /// The row's keys and values, and the destination of new ones.
+    /// The row's keys and values. The new ones are written here, too.
     pub memory: &'a mut KvBuffer,
     /// The number of last positions that a query attends to, including its own.
     pub window: Option<i32>,
 }
 
-/// A product, and the number of the operation's inputs that it reads.
+/// A product, and the number of operation inputs that it reads.
 struct Part {
     work: Product,
     inputs: usize,
@@ -124,10 +124,10 @@ impl Part {
         })
     }
 
-    /// Prefetches the first words that thread `me` of the pool reads.
+    /// Prefetches the first matrix words that thread `me` of the pool reads.
     fn fetch(&self, me: usize) {
-        // SAFETY: `Projection::plan` made the product: a held matrix is a `QuantizedMatrix` of the
-        // format and sizes in its part, and never changes.
+        // SAFETY: `Projection::plan` made the product. A stored matrix is a `QuantizedMatrix` with
+        // the format and sizes of its part, and never changes.
         unsafe { self.work.fetch(me) };
     }
 
@@ -140,12 +140,12 @@ impl Part {
         let mut inputs = vec![x];
         inputs.extend(next(rest, self.inputs));
         inputs.extend(add);
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees the inputs.
         unsafe { self.work.run(&inputs, output) };
     }
 }
 
-/// Takes the next `n`.
+/// Returns the next `n` inputs, and removes them from `rest`.
 fn next<'i>(rest: &mut &'i [Input], n: usize) -> &'i [Input] {
     let (first, others) = rest.split_at(n.min(rest.len()));
     *rest = others;
@@ -154,9 +154,9 @@ fn next<'i>(rest: &mut &'i [Input], n: usize) -> &'i [Input] {
 
 impl Block<'_> {
     /// The block's output for `x`, float32 `[1, T, hidden]`, the concatenated tokens of the rows.
-    /// Their keys and values are in the rows' memory once it is evaluated.
+    /// Once the output is evaluated, the tokens' keys and values are in the rows' buffers.
     ///
-    /// The operation runs once. If a transform runs its graph again (`compile` with each call,
+    /// The operation runs only once. If a transform runs its graph again (`compile` with each call,
     /// `checkpoint`), later results are NaN and nothing is written.
     ///
     /// # Errors
@@ -166,11 +166,11 @@ impl Block<'_> {
         Self::steps(x, &mut [(self, slots)])
     }
 
-    /// The output of adjacent blocks as one operation. Each has the same rows, with separate KV
-    /// memory.
+    /// The output of consecutive blocks as one operation. All blocks have the same rows, with
+    /// separate KV buffers.
     ///
     /// # Errors
-    /// As [`Self::step`], also without a block.
+    /// As [`Self::step`]; also if `blocks` is empty.
     /// ```
     /// # use mlx_rs_core::{Array, Device, Stream, cpu::Block};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -191,7 +191,7 @@ impl Block<'_> {
         for (block, slots) in &*blocks {
             steps.push(block.plan(x, slots, &mut inputs)?);
         }
-        // An operation that must run earlier; its elements are not read.
+        // The outputs of operations that must run earlier. Their elements are not read.
         inputs.extend(before.iter().map(|array| &**array));
         let row_major = inputs.len();
         let y = host_op::add_once(OP, BlockChain(steps), &inputs, row_major, x.shape())?;
@@ -204,8 +204,8 @@ impl Block<'_> {
         Ok((*y).clone())
     }
 
-    /// The work of this block on tokens like those of `x`. It reads the arrays that are appended to
-    /// `inputs` here.
+    /// The work of this block on tokens with the shape of `x`. The work reads the arrays that this
+    /// function appends to `inputs`.
     fn plan<'p>(
         &'p self,
         x: &Array,
@@ -295,13 +295,13 @@ impl Block<'_> {
 
 const OP: &str = "cpu::block";
 
-/// The maximum tokens for which intermediate memory is kept for the next blocks. Concurrent
-/// requests have about this number of tokens per pass.
+/// The maximum number of tokens for which intermediate buffers are kept for the next blocks.
+/// Concurrent requests have about this number of tokens per pass.
 const MAX_KEPT_TOKENS: usize = 256;
 
-/// What a block computes.
+/// The computation of a block.
 struct BlockPlan {
-    /// The number of the operation's inputs that it reads.
+    /// The number of operation inputs that the block reads.
     inputs: usize,
     project: Part,
     k_norm: bool,
@@ -309,7 +309,7 @@ struct BlockPlan {
     attention_inputs: usize,
     /// The writes of keys and values, per row.
     stores: Vec<(KvWrite, KvWrite)>,
-    /// The memory that they are written to.
+    /// The KV layers that the keys and values are written to.
     held: Vec<Arc<KvLayer>>,
     attend: Attention,
     output: Part,
@@ -367,18 +367,19 @@ impl Work for BlockChain {
             for (i, step) in self.0.iter().enumerate() {
                 let step_inputs = next(&mut rest, step.inputs);
                 let Some(after) = self.0.get(i + 1) else {
-                    // SAFETY: `steps` planned these inputs for this step, one after another.
+                    // SAFETY: `steps` planned these inputs for this block. The blocks' inputs
+                    // follow one another.
                     unsafe { step.run(x, step_inputs, parts, None, output) };
                     break;
                 };
                 let y = resized(to, step.down.work.outputs());
-                // SAFETY: as above.
+                // SAFETY: the note above applies to this block as well.
                 unsafe { step.run(x, step_inputs, parts, Some(after), y) };
                 x = Input::from_slice(y);
                 std::mem::swap(from, to);
             }
         });
-        // For prefill this is rare, and the memory is large.
+        // A prefill with this many tokens is rare, and its buffers are large, so they are freed.
         if self
             .0
             .iter()
@@ -390,11 +391,12 @@ impl Work for BlockChain {
 }
 
 impl BlockPlan {
-    /// Threads waiting at a barrier prefetch the first elements of the next part. At the end these
-    /// belong to the step `after` this one.
+    /// Runs the block. Threads that wait at a barrier prefetch the first elements of the next part.
+    /// After the last part, these belong to the block `after` this one.
     ///
     /// # Safety
-    /// `inputs` must be those that `Block::plan` appended for this step, and `x` its rows.
+    /// `inputs` must be those that `Block::plan` appended for this block, and `x` must have its
+    /// rows.
     unsafe fn run(
         &self,
         x: Input,
@@ -412,7 +414,7 @@ impl BlockPlan {
         // SAFETY: caches of a `KvBuffer` are float32.
         let prefetch = unsafe { self.attend.prefetch(&caches) };
         with_barrier_hook(&prefetch, || {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees the inputs.
             unsafe { self.project.run(x, &mut &*projection_inputs, None, packed) };
         });
         let heads_output = resized(&mut between.found, self.attend.outputs());
@@ -421,27 +423,27 @@ impl BlockPlan {
         seen.extend(&caches);
         let fresh = NewKv {
             writes: &self.stores,
-            // SAFETY: `Heads::check_parts` checked that it is float32.
+            // SAFETY: `Heads::check_parts` checked that the weight is float32.
             norm: norm.map(|norm| unsafe { norm.as_slice::<f32>() }),
             caches: &caches,
         };
         with_barrier_hook(&|me| self.output.fetch(me), || {
-            // SAFETY: they are float32, as planned, and belong to a `KvBuffer`, which gives its
-            // arrays only to this operation and to those that copy them. Each of these runs after
-            // the earlier ones (`KvBuffer::before`), so none run concurrently. No reference to them
-            // exists here yet.
+            // SAFETY: the caches are float32, as planned. They belong to a `KvBuffer`, which passes
+            // its arrays only to this operation and to operations that copy them. Each of these
+            // operations runs after the earlier ones (`KvBuffer::before`), so none run
+            // concurrently. This function has no reference to the caches yet.
             unsafe { self.attend.run_with_new_kv(&seen, &fresh, heads_output) };
         });
         let attended = resized(&mut between.attended, self.output.work.outputs());
         let heads_output = Input::from_slice(heads_output);
         with_barrier_hook(&|me| self.feed.fetch(me), || {
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees the inputs, and `attended` has the planned rows.
             unsafe { self.output.run(heads_output, &mut rest, Some(x), attended) };
         });
         let attended = Input::from_slice(attended);
         let gated = resized(&mut between.gated, self.feed.work.outputs());
         with_barrier_hook(&|me| self.down.fetch(me), || {
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees the inputs, and `gated` has the planned rows.
             unsafe { self.feed.run(attended, &mut rest, None, gated) };
         });
         let gated = Input::from_slice(gated);
@@ -451,7 +453,7 @@ impl BlockPlan {
             }
         };
         with_barrier_hook(&fetch, || {
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees the inputs, and `output` has the planned rows.
             unsafe { self.down.run(gated, &mut rest, Some(attended), output) };
         });
     }

@@ -1,5 +1,5 @@
-//! Stacks of matrices selected by index, as in mixtures of experts: products, and the whole
-//! feed-forward block of a mixture as one operation.
+//! Stacks of matrices that are selected by index, as in mixtures of experts: matrix
+//! multiplications, and the whole feed-forward block of a mixture as one operation.
 
 use mlx_cpu_kernels::{
     ExpertBlock as BlockWork, ExpertGate, ExpertProduct, ExpertStack, ExpertVjp, INTERLEAVED_ROWS,
@@ -38,11 +38,12 @@ pub struct ExpertMatrix {
 }
 
 impl ExpertMatrix {
-    /// From the rows of all experts, expert by expert: `[experts * n, k]`. Each expert of a
+    /// A stack from the rows of all experts, expert by expert: `[experts * n, k]`. Each expert of a
     /// quantized matrix must have a multiple of 8 rows.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when the rows do not divide evenly.
+    /// [`ErrorKind::Shape`] when the number of rows is not divisible by `experts`, or the rows of a
+    /// quantized expert not by 8.
     pub fn new(matrix: Matrix, experts: i32) -> Result<Self> {
         let rows = matrix.outputs();
         let n = rows.checked_div(experts).unwrap_or(0);
@@ -80,7 +81,7 @@ impl ExpertMatrix {
     /// ```
     #[must_use]
     pub fn experts(&self) -> i32 {
-        // It was an i32 when the stack was made.
+        // The number was an `i32` when the stack was made.
         self.experts as i32
     }
 
@@ -100,7 +101,7 @@ impl ExpertMatrix {
         Self { matrix, ..self }
     }
 
-    /// Whether experts with `n` rows can be quantized: a multiple of 8.
+    /// Whether a quantized stack supports experts with `rows` rows: a multiple of 8.
     /// ```
     /// use mlx_rs_core::cpu::ExpertMatrix;
     /// assert!(ExpertMatrix::fits(768) && !ExpertMatrix::fits(4));
@@ -116,11 +117,11 @@ impl ExpertMatrix {
         &self.matrix
     }
 
-    /// `[experts, n, k]`.
+    /// The shape of the stack, `[experts, n, k]`.
     #[must_use]
     pub fn shape(&self) -> [i32; 3] {
         let Size { n, k } = self.size();
-        // All were i32 in the matrix's shape.
+        // All three were `i32` in the matrix's shape.
         [self.experts as i32, n as i32, k as i32]
     }
 
@@ -144,7 +145,7 @@ impl ExpertMatrix {
         self.product_with(x, ids, false)
     }
 
-    /// [`Self::product`], in floats throughout if `float_inputs`.
+    /// [`Self::product`]. With `float_inputs`, inputs are never quantized.
     fn product_with(&self, x: &Array, ids: &Array, float_inputs: bool) -> Result<Array> {
         let op = "cpu::expert_product";
         let ids = numbers(op, ids, self.experts)?;
@@ -194,7 +195,7 @@ impl ExpertMatrix {
         let product = product.with_vjp(move |inputs, cotangents, _| match (inputs, cotangents) {
             ([_, ids], [cotangent]) => Ok(vec![
                 backward.vjp_of(cotangent, ids)?,
-                // A selection has no gradient.
+                // The selection by index has no gradient, so it is zero.
                 crate::zeros(ids.shape(), ids.dtype())?,
             ]),
             _ => Err(lost("cotangent")),
@@ -203,7 +204,7 @@ impl ExpertMatrix {
         outputs.pop().map(Some).ok_or_else(|| lost("output"))
     }
 
-    /// Gradients `[.., e, n]` times the matrices, summed over the experts: `[.., k]`.
+    /// Multiplies gradients `[.., e, n]` with the matrices, and sums over the experts: `[.., k]`.
     fn vjp_of(&self, c: &Array, ids: &Array) -> Result<Array> {
         let op = "cpu::expert_vjp";
         let Size { n, k } = self.size();
@@ -233,9 +234,9 @@ impl ExpertMatrix {
         host_op::add(op, OpKind::Opaque, work, &inputs, &shape)
     }
 
-    /// The stack for an operation, which reads the arrays appended to `inputs` here. With `holds`,
-    /// the operation holds quantized matrices itself if possible, instead of reading them from the
-    /// inputs.
+    /// The stack for an operation, which reads the arrays that this function appends to `inputs`.
+    /// With `holds`, the operation stores quantized matrices itself if possible. They are then not
+    /// among its inputs.
     fn stack<'a>(
         &'a self,
         op: &'static str,
@@ -290,9 +291,9 @@ impl ExpertMatrix {
 /// The expert indices as 32-bit integers.
 fn numbers(op: &'static str, ids: &Array, experts: usize) -> Result<Array> {
     match ids.dtype() {
-        // The work itself handles indices out of range.
+        // The operation itself handles indices out of range.
         Dtype::Int32 | Dtype::Uint32 => Ok(ids.clone()),
-        // Their count was an i32 in the matrix's shape.
+        // The number of experts was an `i32` in the matrix's shape.
         _ => Array::clamp_indices(op, ids, experts as i32)?.astype(Dtype::Int32),
     }
 }
@@ -302,7 +303,7 @@ fn lost(what: &str) -> Error {
     Error::new(ErrorKind::Mlx, "cpu::expert_product", message)
 }
 
-/// A stack and its biases, float32 `[experts, n]`.
+/// A stack and its optional biases, float32 `[experts, n]`.
 pub type BiasedExperts<'a> = (&'a ExpertMatrix, Option<&'a Array>);
 
 /// The gated feed-forward block of a mixture of experts, as one operation.
@@ -329,19 +330,19 @@ pub type BiasedExperts<'a> = (&'a ExpertMatrix, Option<&'a Array>);
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertBlock<'a> {
-    /// `hidden -> width`, before the gate function.
+    /// The gate matrices, `hidden -> width`.
     pub gate: BiasedExperts<'a>,
-    /// `hidden -> width`.
+    /// The up matrices, `hidden -> width`.
     pub up: BiasedExperts<'a>,
-    /// `width -> hidden`.
+    /// The down matrices, `width -> hidden`.
     pub down: BiasedExperts<'a>,
-    /// The operation between them.
+    /// How gate and up outputs are combined.
     pub activation: ExpertGate,
 }
 
 impl ExpertBlock<'_> {
-    /// The weighted sum of the outputs of experts `ids` `[.., e]` for each row, with `weights` of
-    /// the same shape, on the CPU: float32 `[.., hidden] -> [.., hidden]`.
+    /// For each row, the weighted sum of the outputs of experts `ids`, `[.., e]`, with `weights` of
+    /// the same shape. Computed on the CPU: float32 `[.., hidden] -> [.., hidden]`.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream
@@ -417,7 +418,7 @@ mod tests {
     #[test]
     fn products_and_gradients_are_those_of_mlx() {
         Stream::default_of(Device::cpu()).unwrap().scope(|| {
-            // Without kernels there is nothing to compare.
+            // If the kernels are disabled, there is nothing to compare.
             let Some((experts, q)) = experts(24, 64, 3) else {
                 return;
             };

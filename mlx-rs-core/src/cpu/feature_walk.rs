@@ -1,5 +1,5 @@
-//! A feed-forward part with selected features, from matrices outside MLX's arrays, such as a mapped
-//! file.
+//! A feed-forward block that computes selected features only. Its matrices are outside MLX's
+//! arrays, such as in a mapped file.
 
 use std::sync::Arc;
 
@@ -32,10 +32,10 @@ impl FeatureNumbers {
         }
     }
 
-    /// Checks that their file, if they are mapped, still has all its bytes.
+    /// Checks that the values' file, if they are mapped, still has all its bytes.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] for a file that was truncated.
+    /// [`ErrorKind::Io`] if the file was truncated.
     /// ```
     /// use mlx_rs_core::{cpu::FeatureNumbers, io::Floats};
     /// assert!(FeatureNumbers::from(Floats::from(vec![1.0])).check().is_ok());
@@ -113,10 +113,10 @@ pub struct FeatureMatrix {
 }
 
 impl FeatureMatrix {
-    /// The matrix of this shape, `[features, hidden]`.
+    /// A matrix with the shape `[features, hidden]`.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when it has another number of elements, or none.
+    /// [`ErrorKind::Shape`] when the shape does not match the number of elements, or is empty.
     pub fn new(numbers: impl Into<FeatureNumbers>, shape: [i32; 2]) -> Result<Self> {
         let numbers = numbers.into();
         let count = numbers.count();
@@ -129,7 +129,7 @@ impl FeatureMatrix {
         }
     }
 
-    /// `[features, hidden]`.
+    /// The shape, `[features, hidden]`.
     /// ```
     /// use mlx_rs_core::{cpu::FeatureMatrix, io::Floats};
     /// assert_eq!(FeatureMatrix::new(Floats::from(vec![0.0; 6]), [3, 2])?.shape(), [3, 2]);
@@ -137,7 +137,7 @@ impl FeatureMatrix {
     /// ```
     #[must_use]
     pub fn shape(&self) -> [i32; 2] {
-        // Both were i32 in the matrix's shape.
+        // Both were `i32` in the matrix's shape.
         [self.size.n as i32, self.size.k as i32]
     }
 
@@ -163,7 +163,7 @@ impl FeatureMatrix {
     /// # Errors
     /// [`ErrorKind::Shape`] when shapes or types do not fit; [`ErrorKind::Io`] for a mapped file
     /// that was truncated; MLX's message when the current stream is not on the CPU. If the file is
-    /// truncated before the product is evaluated, that is NaN.
+    /// truncated before the product is evaluated, the result is NaN.
     pub fn product(&self, x: &Array, bias: Option<&Floats>) -> Result<Array> {
         let op = "cpu::FeatureMatrix::product";
         let rows = rows_of(op, x, self.size.k)?;
@@ -180,8 +180,8 @@ impl FeatureMatrix {
     }
 }
 
-/// The feed-forward part with only the features of greatest gate. It reads `top_k` rows of each
-/// matrix per position.
+/// A feed-forward block that computes only the features with the greatest gate magnitudes. It reads
+/// `top_k` rows of each matrix per position.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu::{FeatureMatrix, FeatureWalk, Gate}, io::Floats};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -204,24 +204,24 @@ impl FeatureMatrix {
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct FeatureWalk<'a> {
-    /// Rows of the up matrix, if there is also a gate.
+    /// The rows of the up matrix; `None` for a block without one.
     pub up: Option<&'a FeatureMatrix>,
-    /// `[features]`.
+    /// The bias of the up matrix, `[features]`.
     pub up_bias: Option<&'a Floats>,
-    /// Columns of the down matrix, as rows.
+    /// The columns of the down matrix, stored as rows.
     pub down: &'a FeatureMatrix,
-    /// `[hidden]`.
+    /// The bias of the down matrix, `[hidden]`.
     pub down_bias: Option<&'a Floats>,
-    /// The gate's activation, if the kernels have it.
+    /// The gate's activation; `None` if the kernels do not support it.
     pub activation: Option<Gate>,
-    /// The maximum features per position.
+    /// The maximum number of features per position.
     pub top_k: usize,
 }
 
 impl FeatureWalk<'_> {
-    /// The output, on the CPU: float32 `x [.., hidden]` and gates before the activation `[..,
-    /// features]` to `[.., hidden]`. Without [`Self::activation`] it also needs the activated
-    /// gates.
+    /// Computes the block on the CPU. `x` is float32 `[.., hidden]`, `gates` are the gates before
+    /// the activation, `[.., features]`, and the output is `[.., hidden]`. Without
+    /// [`Self::activation`] it also needs the gates after the activation.
     ///
     /// # Errors
     /// As [`FeatureMatrix::product`].
@@ -259,8 +259,8 @@ impl FeatureWalk<'_> {
     }
 }
 
-/// Work with matrices in files. If a file is truncated before the work is done, the output is NaN,
-/// because the bytes that were read may not be those of the file.
+/// An operation with matrices in files. If a file is truncated before the operation ends, the
+/// output is NaN, because the bytes that were read may not be those of the file.
 struct Checked<W> {
     work: W,
     matrices: [Option<FeatureNumbers>; 2],
@@ -282,7 +282,7 @@ impl<W: Work> Work for Checked<W> {
     }
 
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees the inputs.
         unsafe { self.work.run(inputs, output) };
         let mut matrices = self.matrices.iter().flatten();
         if matrices.any(|matrix| matrix.check().is_err()) {
@@ -311,7 +311,7 @@ fn held_vector(op: &'static str, bias: Option<&Floats>, n: usize) -> Result<Opti
     Ok(Some(Arc::new(bias.clone())))
 }
 
-/// The shape with another last axis.
+/// The shape of `x` with `n` as the length of the last axis.
 fn with_last(x: &Array, n: i32) -> Vec<i32> {
     let mut shape = x.shape().to_vec();
     if let Some(last) = shape.last_mut() {
@@ -329,7 +329,8 @@ mod tests {
         Floats::from((0..n).map(|i| (i % 7) as f32 - 3.0).collect::<Vec<_>>())
     }
 
-    /// Before an operation is made, a truncated file is an error. After that, the result is NaN.
+    /// If a file is truncated before an operation is made, there must be an error. If it is
+    /// truncated later, the result must be NaN.
     #[cfg(unix)]
     #[test]
     fn truncated_files_give_no_numbers() {
@@ -426,7 +427,7 @@ mod tests {
             assert!(given.of(&x, &gates, Some(&gates)).is_ok());
             assert!(down.product(&gates, None).is_err());
             assert!(down.product(&x, Some(&three)).is_err());
-            // Zero rows are allowed.
+            // An input with zero rows is valid.
             let (none, no_gates) = (array(&[0, 3]), array(&[0, 4]));
             assert_eq!(walk.of(&none, &no_gates, None).unwrap().shape(), [0, 3]);
         });

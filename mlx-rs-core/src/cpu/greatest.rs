@@ -1,5 +1,5 @@
-//! The greatest outputs of a product with many columns, as one operation that does not store the
-//! others.
+//! Finds the greatest outputs of a product with many columns, as one operation that does not store
+//! the other outputs.
 
 use mlx_cpu_kernels::{GreatestOutputs, MAX_ROW_LEN};
 
@@ -11,9 +11,9 @@ use crate::error::{Error, ErrorKind, Result};
 
 impl Projection<'_> {
     /// The `k` greatest outputs of each row of `x`, float32 `[.., inputs]`, in descending order,
-    /// and their columns: float32 and uint32 `[rows, k]`. Ties are sorted by column; NaN counts as
-    /// minus infinity. Inputs stay float32 in the product, whatever the matrix's prefill type. On
-    /// the CPU.
+    /// and their columns: float32 and uint32 `[rows, k]`. Equal outputs are sorted by column. NaN
+    /// counts as minus infinity. The product uses float32 inputs, and ignores the matrix's prefill
+    /// type. It runs on the CPU.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when shapes or types do not fit, with more than one matrix, an epilogue
@@ -138,7 +138,7 @@ mod tests {
             ] {
                 assert_eq!(error.unwrap_err().kind(), ErrorKind::Shape);
             }
-            // Zero rows are allowed.
+            // An input with zero rows is valid.
             let none = numbers(&[0, 4], 1);
             assert_eq!(plain.greatest(&none, 3).unwrap().0.shape(), [0, 3]);
         });

@@ -1,4 +1,4 @@
-//! A Rust function as an operation of MLX's graph.
+//! Adds a Rust function to MLX's graph as an operation.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,10 +18,10 @@ use crate::ops::align_of_items;
 pub(super) enum OpKind {
     /// Any other operation, without gradient and `vmap`.
     Opaque,
-    /// Inputs `x [.., k]` and `w [n, k]`: `x w^T`.
+    /// The product `x w^T` of inputs `x [.., k]` and `w [n, k]`.
     DenseProduct,
-    /// Inputs `x [.., k]` and the parts of a matrix `[rows, k]` quantized in affine mode,
-    /// interleaved (`quantized.rs`): the same product.
+    /// The product `x w^T` of an input `x [.., k]` with a matrix `[rows, k]`. The other inputs are
+    /// the parts of the matrix, quantized in affine mode and interleaved (`quantized.rs`).
     QuantizedProduct {
         rows: i32,
         group_size: i32,
@@ -58,10 +58,10 @@ impl OpKind {
     }
 }
 
-/// All elements of an evaluated, row-contiguous array.
+/// A view of all elements of an evaluated, row-contiguous array.
 ///
 /// # Errors
-/// When it cannot be evaluated, or is not row-contiguous.
+/// When the array cannot be evaluated, or is not row-contiguous.
 ///
 /// # Safety
 /// The array must live as long as the input is used.
@@ -75,13 +75,13 @@ pub(super) unsafe fn input_of(array: &Array) -> Result<Input> {
         let message = "the memory of the array is not aligned for its type";
         return Err(Error::new(ErrorKind::Mlx, "cpu::Matrix", message));
     }
-    // SAFETY: the array has this number of elements there, aligned for their type as checked above,
-    // and the caller keeps it.
+    // SAFETY: the array has this number of elements at the address, which is aligned for their
+    // type, as checked above. The caller keeps the array alive.
     Ok(unsafe { Input::from_raw(data.cast(), size) })
 }
 
-/// As [`add`], for work that reads strides. Inputs from index `first` on may have any layout whose
-/// last axis is contiguous.
+/// Like [`add`], for work that reads strides. Inputs from index `first` on may have any layout
+/// whose last axis is contiguous.
 ///
 /// # Errors
 /// As [`add`].
@@ -95,8 +95,8 @@ pub(super) fn add_strided<W: Work>(
     add_with(op, OpKind::Opaque, work, inputs, shape, (first, false))
 }
 
-/// The operation's output: float32 of `shape`. The work gets row-contiguous inputs: others are
-/// copied before it runs.
+/// Adds an operation, and returns its output: float32 of `shape`. The work receives row-contiguous
+/// inputs; other inputs are copied before it runs.
 ///
 /// # Errors
 /// MLX's message when the current stream is not on the CPU.
@@ -110,12 +110,12 @@ pub(super) fn add<W: Work>(
     add_with(op, meaning, work, inputs, shape, (usize::MAX, false))
 }
 
-/// As [`add_strided`], for work that writes to memory other than its output. Transforms may run an
-/// operation of a graph repeatedly, such as `compile` with each call. Such work runs only the first
-/// time; later the output is NaN.
+/// Like [`add_strided`], for work that writes to memory other than its output. Transforms may run
+/// an operation of a graph repeatedly, such as `compile` with each call. Such work runs only the
+/// first time. In later runs, the output is NaN.
 ///
 /// An operation stays on its stream, which runs one operation at a time. A later run does nothing,
-/// but follows the first one. So operations that depend on either run after the work.
+/// but it comes after the first run. So an operation that depends on any run comes after the work.
 ///
 /// # Errors
 /// As [`add`].
@@ -145,7 +145,7 @@ impl<W: Work> Work for RunOnce<W> {
 
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
         if self.once.first() {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees the inputs.
             unsafe { self.work.run(inputs, output) };
         } else {
             output.fill(f32::NAN);
@@ -153,8 +153,9 @@ impl<W: Work> Work for RunOnce<W> {
     }
 }
 
-/// As [`add`], with an output that starts as the first input: in the same memory if nothing else
-/// needs it. The work writes only what changes, and must not read its first input.
+/// Like [`add`], with an output that starts as a copy of the first input. If nothing else needs
+/// that input's memory, the output reuses it. The work writes only what changes, and must not read
+/// its first input.
 ///
 /// # Errors
 /// As [`add`].
@@ -175,7 +176,8 @@ fn add_with<W: Work>(
     shape: &[i32],
     (first_strided, in_place): (usize, bool),
 ) -> Result<Array> {
-    // The work writes the number of elements that it declares, independent of the memory.
+    // The work writes the number of elements that it declares, whatever the size of the memory. So
+    // both must match.
     let size = shape.iter().try_fold(1usize, |size, &n| {
         usize::try_from(n).ok().and_then(|n| size.checked_mul(n))
     });
@@ -187,7 +189,7 @@ fn add_with<W: Work>(
     let payload = Box::into_raw(Box::new(work));
     call::array(op, |out, s| {
         // SAFETY: handles, shape and functions are valid for the call. The payload is a box of `W`
-        // released here, which `free::<W>` reclaims exactly once in every case.
+        // that is released here. `free::<W>` reclaims it exactly once in every case.
         unsafe {
             sys::rust_mlx_host_op(
                 out,
@@ -216,27 +218,28 @@ unsafe extern "C" fn run<W: Work>(
     num_inputs: usize,
     output: *mut c_void,
 ) {
-    // SAFETY: the payload is the box of `W` that `add` released; it lives as long as the operation.
+    // SAFETY: the payload is the box of `W` that `add` released. It lives as long as the operation.
     let work = unsafe { &*payload.cast::<W>() };
     let views = if num_inputs == 0 {
         // The address may be null for an empty list.
         &[]
     } else {
-        // SAFETY: the shim passes this number of views, alive for this call.
+        // SAFETY: the shim passes this number of views, which live during this call.
         unsafe { std::slice::from_raw_parts(inputs, num_inputs) }
     };
     let views: Vec<Input> = (views.iter())
         .map(|v| {
-            // SAFETY: elements and layout are alive for this call.
+            // SAFETY: elements and layout live during this call.
             unsafe { Input::with_layout(v.data, v.size, (v.ndim, v.shape, v.strides)) }
         })
         .collect();
-    // SAFETY: the shim has allocated the output in the shape given to `add`, without another user.
-    // Or it is the input of in-place work, which does not read that input and has no other user.
-    // Its elements are written before anything reads them; f32 has no invalid values.
+    // SAFETY: the shim has allocated the output in the shape given to `add`, and nothing else uses
+    // it. Or the output is the input of in-place work, which does not read that input, and which
+    // nothing else uses. The work writes elements before anything reads them, and every bit pattern
+    // is a valid f32.
     let output = unsafe { std::slice::from_raw_parts_mut(output.cast::<f32>(), work.outputs()) };
-    // A panic must not cross into C++. It leaves NaN, which cannot be mistaken for a result.
-    // SAFETY: the caller of `add` guarantees that the inputs match the work.
+    // A panic must not cross into C++. It leaves NaN in the output, which cannot be mistaken for a
+    // result. SAFETY: the caller of `add` guarantees that the inputs match the work.
     let run = AssertUnwindSafe(|| unsafe { work.run(&views, output) });
     if let Err(payload) = catch_unwind(run) {
         output.fill(f32::NAN);
@@ -245,7 +248,7 @@ unsafe extern "C" fn run<W: Work>(
 }
 
 unsafe extern "C" fn free<W>(payload: *mut c_void) {
-    // SAFETY: the box of `W` that `add` released; the shim calls this once.
+    // SAFETY: this is the box of `W` that `add` released, and the shim calls this function once.
     closure::free(unsafe { Box::from_raw(payload.cast::<W>()) });
 }
 
@@ -306,7 +309,7 @@ mod tests {
         });
     }
 
-    /// No operation of this crate makes such an array; one of MLX's might.
+    /// No operation of this crate makes an unaligned array, but one of MLX's operations might.
     #[test]
     fn inputs_at_odd_addresses_are_copied() {
         Stream::default_of(Device::cpu()).unwrap().scope(|| {
@@ -318,7 +321,7 @@ mod tests {
                 let part = all.slice_axis(0, 1, 13).unwrap();
                 part.viewed(Dtype::Float32).unwrap()
             };
-            // SAFETY: the array lives; it is refused.
+            // SAFETY: the array lives during the call, which must fail.
             assert!(unsafe { input_of(&odd()) }.is_err());
             assert_eq!(odd().to_vec::<f32>().unwrap(), values);
             let work = || Touchy {
@@ -328,7 +331,7 @@ mod tests {
             assert_eq!(plain.to_vec::<f32>().unwrap(), [2.0, 4.0, 6.0]);
             let strided = add_strided("touchy", work(), &[&odd()], 0, &[3]).unwrap();
             assert_eq!(strided.to_vec::<f32>().unwrap(), [2.0, 4.0, 6.0]);
-            // The memory of `x` would be reused for the result, because nothing else has it.
+            // The result would reuse the memory of `x`, because nothing else uses that memory.
             let x = odd().add(&Array::scalar(0.0f32).unwrap()).unwrap();
             let in_place = add_in_place("touchy", Untouched, &[&x], &[3]).unwrap();
             assert_eq!(in_place.to_vec::<f32>().unwrap(), values);
@@ -378,7 +381,7 @@ mod tests {
             assert!(run([0.0, 2.0, 3.0]).iter().all(|y| y.is_nan()));
             assert_eq!(run([4.0, 5.0, 6.0]), [8.0, 10.0, 12.0]);
         });
-        // MLX's threads may hold a node slightly longer than its result.
+        // MLX's threads may keep a node slightly longer than its result.
         for _ in 0..1000 {
             if Arc::strong_count(&alive) == 1 {
                 return;

@@ -1,8 +1,8 @@
 //! The memory of `KvBuffer` (`kv_buffer.rs`): one array for several layers, and the operations that
 //! fill it and copy from it.
 //!
-//! The array exists before any operation that uses it, and each such operation keeps it alive. So
-//! an address never dangles, even if a transform runs an operation again (`host_op::add_once`).
+//! The array exists before any operation that uses it, and each such operation keeps the array
+//! alive. So no address dangles, even if a transform runs an operation again (`host_op::add_once`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,8 @@ use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::{call, closure};
 
-/// The maximum elements of a shared array, which is freed with the last of its layers.
+/// The maximum number of elements of a shared array. A shared array is freed with the last of its
+/// layers.
 const SHARED: usize = 1 << 20;
 
 /// The number of layers with this shape that share an array.
@@ -27,30 +28,32 @@ pub(super) fn layers_per_arena(shape: &[i32; 4]) -> usize {
 
 /// The memory of several layers, `[layers, 2, Hkv, capacity, D]`.
 struct KvArena {
-    // Exactly one array. Never expose it: a clone would observe writes in place.
+    // Exactly one array. Never expose it: a clone would observe in-place writes.
     array: Vec<Array>,
     first: *mut f32,
     elements: usize,
-    /// Set when an operation panics while it writes here; elements may then be undefined.
+    /// Set when an operation panics while it writes to this memory, because elements may then be
+    /// undefined.
     poisoned: AtomicBool,
 }
 
 // SAFETY: `first` points into memory that `array` owns. The dependencies between operations order
-// all accesses to it (`kv_buffer.rs`).
+// all accesses to this memory (`kv_buffer.rs`).
 unsafe impl Send for KvArena {}
-// SAFETY: as for Send.
+// SAFETY: see the note for `Send`.
 unsafe impl Sync for KvArena {}
 
 impl KvArena {
-    /// The elements, valid while `self` lives.
+    /// All elements, valid while `self` lives.
     fn all(&self) -> Input {
-        // SAFETY: `array` has this number of elements; there is no layout to outlive.
+        // SAFETY: `array` has this number of elements. The layout is empty, so it cannot dangle.
         unsafe { Input::strided(self.first, self.elements, &[], &[]) }
     }
 }
 
 impl Drop for KvArena {
-    /// A thread of MLX's may free the last operation that holds this.
+    /// Drops the array through `part_with`, because a thread of MLX may free the last operation
+    /// that keeps the arena.
     fn drop(&mut self) {
         closure::part_with(std::mem::take(&mut self.array));
     }
@@ -65,8 +68,8 @@ pub(super) struct KvLayer {
 }
 
 impl KvLayer {
-    /// Keys and values of layers that share an array, `[1, Hkv, capacity, D]` each. No element is
-    /// initialized.
+    /// Allocates keys and values of layers that share an array, `[1, Hkv, capacity, D]` each. No
+    /// element is initialized.
     ///
     /// # Errors
     /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) beyond the budget; MLX's message
@@ -100,12 +103,12 @@ impl KvLayer {
         Ok((0..layers).map(of).collect())
     }
 
-    /// `[1, Hkv, capacity, D]`.
+    /// The shape of the keys, and of the values: `[1, Hkv, capacity, D]`.
     pub(super) fn shape(&self) -> &[i32; 4] {
         &self.shape
     }
 
-    /// Keys and values, valid while `self` lives.
+    /// Views of the keys and of the values, valid while `self` lives.
     pub(super) fn parts(&self) -> [Input; 2] {
         let n = self.shape.iter().map(|&d| dim(d)).product();
         [0, 1].map(|which| {
@@ -116,8 +119,8 @@ impl KvLayer {
         })
     }
 
-    /// A copy of the first `n` positions of the keys or the values, `[1, Hkv, n, D]`; runs after
-    /// `inputs`.
+    /// A copy of the first `n` positions of the keys or the values, `[1, Hkv, n, D]`. The copy runs
+    /// after `inputs`.
     ///
     /// # Errors
     /// MLX's message when the current stream is not on the CPU.
@@ -140,7 +143,7 @@ pub(super) fn poisoned<'k>(layer: impl IntoIterator<Item = &'k Arc<KvLayer>>) ->
     (layer.into_iter()).any(|layer| layer.arena.poisoned.load(Ordering::Relaxed))
 }
 
-/// Marks memory as poisoned when its writer panics.
+/// Marks layers as poisoned if their writer panics.
 pub(super) struct PoisonOnPanic<'k>(pub &'k [Arc<KvLayer>]);
 
 impl Drop for PoisonOnPanic<'_> {
@@ -153,16 +156,17 @@ impl Drop for PoisonOnPanic<'_> {
     }
 }
 
-/// The source of the first positions of new memory.
+/// The source of a new arena's first positions.
 pub(super) enum From {
-    /// Keys and values, the operation's first two inputs.
+    /// Keys and values as the operation's first two inputs.
     Arrays,
-    /// Other memory with the same number of layers.
+    /// Other layers, as many as the new arena has.
     KvLayer(Vec<Arc<KvLayer>>),
 }
 
-/// Copies the first `filled` positions of `from` to all layers that [`KvLayer::allocate`] made with
-/// `to`. The output, one zero, exists only to order other operations after this one.
+/// Copies the first `filled` positions of `from` to all layers that [`KvLayer::allocate`] made
+/// together with `to`. The output is a single zero. Operations that must run after this one have it
+/// as an input.
 ///
 /// # Errors
 /// MLX's message when the current stream is not on the CPU.
@@ -198,16 +202,18 @@ impl Work for Fill {
         }
         let _writing = PoisonOnPanic(std::slice::from_ref(&self.to));
         let all = self.to.arena.all();
-        // SAFETY: memory is float32 and belongs to this operation alone until it has run. Every
-        // other operation on it depends on the output, and `add_once` runs it once.
+        // SAFETY: the memory is float32, and only this operation uses it until it has run. Every
+        // other operation on the memory depends on the output, and `add_once` runs this operation
+        // once.
         let all = unsafe { all.slice_mut::<f32>(0, self.to.arena.elements) };
-        // SAFETY: `KvBuffer` checked types and shapes; writers of the sources run before or after.
+        // SAFETY: `KvBuffer` checked types and shapes. Writers of the sources run before or after
+        // this operation.
         unsafe { self.plane.copy(&from, all) };
         output.fill(0.0);
     }
 }
 
-/// Copies keys or values.
+/// Copies keys or values to an array.
 struct Take {
     from: Arc<KvLayer>,
     which: usize,
@@ -225,7 +231,7 @@ impl Work for Take {
             return;
         }
         let source = self.from.parts()[self.which];
-        // SAFETY: the memory is float32; writers run before or after.
+        // SAFETY: the memory is float32. Its writers run before or after this operation.
         unsafe { self.plane.copy(&[source], output) };
     }
 }

@@ -1,8 +1,8 @@
-//! Keys and values that a decoder block writes in place. MLX's own arrays are immutable. A cache
-//! made of them is a new array with each token, and an append copies it while an in-flight
-//! operation refers to the old one. Here the memory stays with its owner. Each operation on it
-//! depends on the earlier ones that write what it reads or read what it writes. It runs at most
-//! once.
+//! A KV cache that a decoder block writes in place. MLX's own arrays are immutable. A cache made of
+//! them is a new array with each token, and an append copies the cache while an in-flight operation
+//! refers to the old array. Here the memory stays with its owner. An operation that reads or writes
+//! the memory runs after all earlier operations whose reads or writes conflict with it. Each
+//! operation runs at most once.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::memory;
 ///
 /// Each write happens once. A transform that runs a graph again (`compile`, `checkpoint`,
 /// gradients) does not write again: the result of the repeated step is NaN, and the memory keeps
-/// what the first run wrote.
+/// the values of the first run.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu::KvBuffer};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -33,18 +33,19 @@ use crate::memory;
 /// ```
 pub struct KvBuffer {
     layer: Arc<KvLayer>,
-    /// The number of written positions, from the first on. The others are uninitialized and must
-    /// not be read.
+    /// The number of written positions, from the first on. Other positions are uninitialized and
+    /// must not be read.
     known: i32,
-    /// The output of the last operation that writes here, shared by all memory that it writes.
-    /// Every later reader and writer has it as an input, and so runs after it.
+    /// The output of the last operation that writes to this buffer. All buffers that the operation
+    /// writes share it. Every later reader and writer has it as an input, and so runs after the
+    /// write.
     written: Option<Arc<Array>>,
-    /// Copies taken from here since; the next writer runs after them.
+    /// Copies made since the last write. The next writer runs after them.
     copies: RefCell<Vec<Arc<Array>>>,
 }
 
 impl std::fmt::Debug for KvBuffer {
-    // Elements are not shown, because they may be about to change.
+    // The elements are not printed, because a pending operation may be about to change them.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("KvBuffer")
             .field("shape", &self.shape())
@@ -100,8 +101,8 @@ impl KvBuffer {
         Ok(Self::several(1, heads, capacity)?.remove(0))
     }
 
-    /// The memory of a row in several layers. Small layers share allocations, which are freed once
-    /// all layers in them are dropped or have grown.
+    /// The buffers of a row in several layers. Small layers share allocations. An allocation is
+    /// freed once all its layers are dropped or have grown.
     ///
     /// # Errors
     /// As [`Self::empty`]; the budget applies to all layers together.
@@ -127,11 +128,11 @@ impl KvBuffer {
         Ok(all)
     }
 
-    /// A copy of the first `filled` positions of keys and values, float32 `[1, Hkv, n, D]`, with
-    /// capacity `capacity`.
+    /// A buffer with a copy of the first `filled` positions of keys and values, float32 `[1, Hkv,
+    /// n, D]`, and with capacity `capacity`.
     ///
     /// # Errors
-    /// As [`Self::empty`]. Also when there are fewer positions, or they exceed the capacity.
+    /// As [`Self::empty`]; also when `filled` exceeds `n` or the capacity.
     pub fn holding(keys: &Array, values: &Array, filled: i32, capacity: i32) -> Result<Self> {
         if keys.shape() != values.shape() {
             return Err(fault("keys and values must be of one shape".into()));
@@ -152,7 +153,7 @@ impl KvBuffer {
         Ok(Self::make(1, shape, Some((From::Arrays, filled)), &[keys, values])?.remove(0))
     }
 
-    /// Memory of several layers in one array. Its first positions are copies of `from`; the copy
+    /// Buffers of several layers in one array. The first positions are copies of `from`. The copy
     /// runs after `inputs`.
     fn make(
         layers: usize,
@@ -180,7 +181,7 @@ impl KvBuffer {
     /// Changes the capacity to `capacity` positions, and keeps the first `filled`.
     ///
     /// # Errors
-    /// As [`Self::holding`], also when fewer were written; the memory is then unchanged.
+    /// As [`Self::holding`]; also when fewer positions were written. The buffer is then unchanged.
     /// ```
     /// # use mlx_rs_core::{Device, Stream, cpu::KvBuffer};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -200,7 +201,7 @@ impl KvBuffer {
         Ok(())
     }
 
-    /// The shape with another capacity.
+    /// The shape of the buffer with another capacity.
     fn with(&self, capacity: i32) -> [i32; 4] {
         let [one, heads, _, width] = *self.layer.shape();
         [one, heads, capacity, width]
@@ -209,7 +210,7 @@ impl KvBuffer {
     /// Copies of the first `n` positions as arrays, `[1, Hkv, n, D]`.
     ///
     /// # Errors
-    /// As [`Self::holding`], also when fewer were written.
+    /// As [`Self::holding`]; also when fewer positions were written.
     /// ```
     /// # use mlx_rs_core::{Device, Stream, cpu::KvBuffer};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -231,11 +232,11 @@ impl KvBuffer {
         Ok((keys, values))
     }
 
-    /// Separate memory with a copy of the first `n` positions and capacity `capacity`. Later writes
-    /// here run after the copy.
+    /// A separate buffer with a copy of the first `n` positions and capacity `capacity`. Later
+    /// writes to `self` run after the copy.
     ///
     /// # Errors
-    /// As [`Self::holding`], also when fewer were written.
+    /// As [`Self::holding`]; also when fewer positions were written.
     /// ```
     /// # use mlx_rs_core::{Array, Device, Stream, cpu::KvBuffer};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -253,7 +254,7 @@ impl KvBuffer {
         Ok(Self::fork_all(&[self], n, capacity)?.remove(0))
     }
 
-    /// Forks of a row's memory in several layers. Small layers share operations.
+    /// Forks a row's buffers in several layers. Small layers share operations.
     ///
     /// # Errors
     /// As [`Self::fork`].
@@ -300,7 +301,7 @@ impl KvBuffer {
     /// Checks that the first `n` positions were written.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] if not.
+    /// [`ErrorKind::Shape`] if fewer were written.
     pub(super) fn check(&self, n: i32) -> Result<()> {
         if n <= self.known {
             return Ok(());
@@ -316,7 +317,7 @@ impl KvBuffer {
         self.layer.shape()[2]
     }
 
-    /// `[1, Hkv, capacity, D]`.
+    /// The shape of the keys, and of the values: `[1, Hkv, capacity, D]`.
     /// ```
     /// # use mlx_rs_core::{Device, Stream, cpu::KvBuffer};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -329,8 +330,8 @@ impl KvBuffer {
         self.layer.shape()
     }
 
-    /// The array to evaluate so that everything is written; `None` if nothing was. One operation
-    /// has a single such array for all its writes.
+    /// The array to evaluate so that all writes are done; `None` if nothing was written. An
+    /// operation that writes several buffers has one such array for all of them.
     /// ```
     /// # use mlx_rs_core::{Device, Stream, cpu::KvBuffer};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -343,14 +344,14 @@ impl KvBuffer {
         self.written.as_deref()
     }
 
-    /// Keys and values for an operation that writes them; it must have [`Self::before`] among its
-    /// inputs.
+    /// Keys and values for an operation that writes them. The operation must have [`Self::before`]
+    /// among its inputs.
     pub(super) fn layer(&self) -> Arc<KvLayer> {
         Arc::clone(&self.layer)
     }
 
-    /// The operations that must precede one that writes here, except those in `known`, to which
-    /// they are added.
+    /// Appends to `known` the outputs of operations that must run before a writer of this buffer,
+    /// unless they are already in `known`.
     pub(super) fn before(&self, known: &mut Vec<Arc<Array>>) {
         self.made(known);
         for copy in &*self.copies.borrow() {
@@ -358,16 +359,16 @@ impl KvBuffer {
         }
     }
 
-    /// The operations that must precede one that reads here, except those in `known`, to which they
-    /// are added.
+    /// Appends to `known` the outputs of operations that must run before a reader of this buffer,
+    /// unless they are already in `known`.
     fn made(&self, known: &mut Vec<Arc<Array>>) {
         if let Some(array) = &self.written {
             add(known, array);
         }
     }
 
-    /// Records that the operation of `y`, which follows [`Self::before`], writes here up to
-    /// position `end`.
+    /// Records that the operation with output `y` writes to this buffer up to position `end`. The
+    /// operation must run after [`Self::before`].
     pub(super) fn is_written_with(&mut self, y: &Arc<Array>, end: i32) {
         self.known = self.known.max(end);
         self.written = Some(Arc::clone(y));
@@ -375,14 +376,14 @@ impl KvBuffer {
     }
 }
 
-/// Adds an array unless it is present.
+/// Appends an array unless it is already in the list.
 fn add(known: &mut Vec<Arc<Array>>, array: &Arc<Array>) {
     if !known.iter().any(|k| Arc::ptr_eq(k, array)) {
         known.push(Arc::clone(array));
     }
 }
 
-/// The operations that must precede an operation that reads all buffers in `all`.
+/// The outputs of operations that must run before a reader of all these buffers.
 fn after<'m>(all: impl IntoIterator<Item = &'m KvBuffer>) -> Vec<Arc<Array>> {
     let mut known = Vec::new();
     for memory in all {
@@ -395,7 +396,7 @@ fn arrays(all: &[Arc<Array>]) -> Vec<&Array> {
     all.iter().map(|array| &**array).collect()
 }
 
-/// The shape of a cache with capacity `capacity`.
+/// The shape of a cache, with capacity `capacity` instead of its own.
 fn with_capacity(cache: &Array, capacity: i32) -> Result<[i32; 4]> {
     match *cache.shape() {
         [1, heads, _, width] => Ok([1, heads, capacity, width]),

@@ -1,4 +1,4 @@
-//! Layer norms as one operation. MLX uses about ten operations on one core.
+//! Layer norms as one operation. MLX would need about ten operations, on one core.
 
 use mlx_cpu_kernels::{Isa, LayerNorm, dim};
 

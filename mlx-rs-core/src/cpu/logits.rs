@@ -1,5 +1,5 @@
 //! Log-probabilities of elements of long rows, as an operation of MLX's graph. MLX sorts whole
-//! rows; the kernel makes a single pass.
+//! rows. The kernel makes a single pass over each row.
 
 use mlx_cpu_kernels::{LogProbs, MAX_ROW_LEN};
 
@@ -8,7 +8,8 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The sizes of float32 `[rows, n]`, as the kernels here require.
+/// Checks that `logits` is float32 `[rows, n]` of a size that the kernels support, and returns
+/// `rows` and `n`.
 pub(super) fn size(op: &'static str, logits: &Array) -> Result<(usize, usize)> {
     match *logits.shape() {
         [rows, n] if rows > 0 && n > 0 && logits.dtype() == Dtype::Float32 => {
@@ -27,20 +28,20 @@ pub(super) fn size(op: &'static str, logits: &Array) -> Result<(usize, usize)> {
     .with_inputs(&[logits]))
 }
 
-/// Logarithms of probabilities under the softmax of rows `[rows, n]`.
+/// Log-probabilities under the softmax of rows `[rows, n]`.
 #[derive(Debug, Clone)]
 pub struct LogProbabilities {
-    /// The logarithm of one chosen element per row: float32 `[rows]`.
+    /// The log-probability of the chosen element of each row: float32 `[rows]`.
     pub chosen: Array,
-    /// The greatest logarithms, ascending: float32 `[rows, k]`.
+    /// The greatest log-probabilities of each row, ascending: float32 `[rows, k]`.
     pub values: Array,
     /// Their indices: uint32 `[rows, k]`.
     pub indices: Array,
 }
 
 /// The log-probabilities of the elements `chosen` (uint32 `[rows]`) of float32 `[rows, n]`, and of
-/// the `k` greatest of each row. On ties, greater indices are taken. An index beyond the row has
-/// probability zero. On the CPU.
+/// the `k` greatest elements of each row. Among equal elements, those with greater indices are
+/// returned. An index beyond the row has probability zero. Computed on the CPU.
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] when an array is of another type or shape; [`ErrorKind::Index`] when `k` is

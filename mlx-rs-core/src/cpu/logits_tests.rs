@@ -1,4 +1,4 @@
-//! Log-probabilities against sums in float64.
+//! Compares log-probabilities with sums in float64.
 
 use super::*;
 use crate::{Device, Stream};
@@ -19,7 +19,7 @@ fn numbers(n: usize) -> Vec<f32> {
     (0..n)
         .map(|_| {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            // Rounded to quarters, so that ties occur.
+            // Values are multiples of a quarter, so that some are equal.
             ((state >> 20) as f32 / 100.0).floor() / 4.0 - 3.0
         })
         .collect()

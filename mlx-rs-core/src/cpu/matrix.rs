@@ -1,4 +1,5 @@
-//! Matrices for products by the kernels, checked once. `projection.rs` has the products.
+//! Matrices for the kernels' products. Their shapes and types are checked once, when a matrix is
+//! made. `projection.rs` has the products.
 
 use mlx_cpu_kernels::{DenseType, MatrixFormat, PrefillInputs, Size, dim};
 
@@ -9,7 +10,7 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The sizes of a shape `[n, k]`, both nonzero.
+/// The sizes `n` and `k` of a shape `[n, k]`; `None` if one is zero or the shape is another.
 pub(super) fn size_of(shape: &[i32]) -> Option<Size> {
     match *shape {
         [n, k] if n > 0 && k > 0 => Some(Size {
@@ -20,7 +21,7 @@ pub(super) fn size_of(shape: &[i32]) -> Option<Size> {
     }
 }
 
-/// `None` for a type that the kernels do not support.
+/// The element type for the kernels; `None` for a type that they do not support.
 fn number_of(dtype: Dtype) -> Option<DenseType> {
     match dtype {
         Dtype::Float32 => Some(DenseType::F32),
@@ -30,8 +31,8 @@ fn number_of(dtype: Dtype) -> Option<DenseType> {
     }
 }
 
-/// A matrix of float32, float16 or bfloat16. 16-bit values stay so in memory, and are converted to
-/// float32 in products.
+/// A matrix of float32, float16 or bfloat16. Products convert 16-bit values to float32 when they
+/// read them.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu::DenseMatrix};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -62,7 +63,8 @@ impl DenseMatrix {
         enabled() && number_of(dtype).is_some()
     }
 
-    /// The matrix `[n, k]` for the kernels; `None` if they are disabled or lack its type.
+    /// The matrix `[n, k]` for the kernels; `None` if the kernels are disabled or do not support
+    /// its type.
     ///
     /// # Errors
     /// When memory runs out.
@@ -82,7 +84,7 @@ impl DenseMatrix {
         }))
     }
 
-    /// The values, `[n, k]`.
+    /// The elements, `[n, k]`.
     /// ```
     /// use mlx_rs_core::{Array, cpu::DenseMatrix};
     /// let weight = Array::from_slice(&[1.0f32, 2.0], &[1, 2])?;
@@ -105,7 +107,7 @@ impl DenseMatrix {
     }
 }
 
-/// A matrix of either kind. A clone is another handle to the same memory.
+/// A quantized or dense matrix. A clone is another handle to the same memory.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu::{DenseMatrix, Matrix}};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -136,7 +138,7 @@ impl Matrix {
         self.product_with(x, false)
     }
 
-    /// [`Self::product`], in floats throughout if `float_inputs`.
+    /// [`Self::product`]. With `float_inputs`, inputs are never quantized.
     pub(super) fn product_with(&self, x: &Array, float_inputs: bool) -> Result<Array> {
         let parts = [(self, None)];
         Projection {
@@ -155,9 +157,9 @@ impl Matrix {
         }
     }
 
-    /// Rows of the matrix: outputs.
+    /// The number of rows of the matrix, which is the number of outputs.
     pub fn outputs(&self) -> i32 {
-        // It was an i32 in the matrix's shape.
+        // The number was an `i32` in the matrix's shape.
         self.size().n as i32
     }
 
@@ -180,7 +182,7 @@ impl Matrix {
         }
     }
 
-    /// The arrays, in the kernels' order.
+    /// The arrays of the matrix, in the order in which kernels read them.
     pub(super) fn arrays(&self) -> Vec<&Array> {
         match self {
             Matrix::Quantized(q) => q.inputs(),
@@ -189,7 +191,7 @@ impl Matrix {
     }
 }
 
-/// Row-contiguous copies of the arrays, where necessary.
+/// The arrays, or row-contiguous copies of those that are not row-contiguous.
 fn contiguous<const N: usize>(arrays: [&Array; N]) -> Result<[Array; N]> {
     let all: Vec<Array> = arrays
         .iter()

@@ -1,12 +1,12 @@
-//! The kernels of `mlx-cpu-kernels` as operations of MLX's graph. They are products with quantized
-//! and dense matrices, attention, recurrences, decoder blocks, and sampling from long rows. MLX
-//! computes these on one core and without vector units. Laziness, streams and memory stay MLX's
-//! (through the shim of `mlx-sys`); the arithmetic is in `mlx-cpu-kernels`.
+//! The kernels of `mlx-cpu-kernels` as operations of MLX's graph: multiplication with quantized and
+//! dense matrices, attention, recurrences, decoder blocks, and sampling from long rows. MLX
+//! computes these on one core and without vector units. MLX still handles laziness, streams and
+//! memory (through the shim of `mlx-sys`); the arithmetic is in `mlx-cpu-kernels`.
 //!
-//! For a single product, MLX's own operations compute gradients with respect to the rows (and a
-//! dense matrix), and `vmap` over rows. [`Matrix::product_for_gradients`] is the exception. A
-//! gradient with respect to a quantized matrix or its scales is an error. So is a gradient of a
-//! fused operation.
+//! For a single product, MLX's own operations compute `vmap` over rows, and gradients with respect
+//! to the rows (and to a dense matrix). [`Matrix::product_for_gradients`] has a kernel for the
+//! gradient instead. A gradient with respect to a quantized matrix or its scales is an error. A
+//! gradient of a fused operation is also an error.
 //!
 //! `MLX_CPU_KERNELS=off` disables the kernels. `portable`, `avx2` and `avx512` limit the
 //! instruction set.

@@ -1,4 +1,4 @@
-//! Quantized matrices in formats that are not affine: 4- and 8-bit floats, and GGUF formats that
+//! Quantized matrices in formats other than affine mode: 4- and 8-bit floats, and GGUF formats that
 //! MLX lacks.
 
 use mlx_cpu_kernels::{
@@ -17,16 +17,16 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::ops::QuantMode;
 
 impl QuantizedMatrix {
-    /// A matrix with 6 bits in groups of 16, in GGUF's Q6_K format and size. Scales are signed
-    /// bytes times a float16 per 256 inputs. Codes represent -32 to 31. All arrays are
+    /// A matrix with 6 bits in groups of 16, in the format and size of GGUF's Q6_K. Scales are
+    /// signed bytes times a float16 per 256 inputs. Codes represent -32 to 31. All arrays are
     /// [interleaved](Self::interleaved): packed codes `[n, k / 16 * 3]` in MLX's 6-bit packing,
     /// bytes (int8) `[n, k / 16]` and float16 `[n, k / 256]`. `None` if the kernels are disabled.
     ///
     /// MLX has no such format. So [`Self::to_quantized`], `vmap` over a product and second
-    /// derivatives of it are errors.
+    /// derivatives of a product are errors.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when they do not match; when memory runs out.
+    /// [`ErrorKind::Shape`] when the arrays do not match; when memory runs out.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, cpu::QuantizedMatrix, ones};
@@ -53,17 +53,18 @@ impl QuantizedMatrix {
         Self::of_parts(vec![words, bytes, supers], &widths, (n, k), known, format)
     }
 
-    /// A matrix of `n` rows with 4 or 5 `bits` in groups of 32, in GGUF's Q4_K or Q5_K format and
-    /// nearly their size: `w = d * scale * q - m * min`. All arrays are
+    /// A matrix of `n` rows with 4 or 5 `bits` in groups of 32, in the format of GGUF's Q4_K or
+    /// Q5_K and nearly in their size: `w = d * scale * q - m * min`. All arrays are
     /// [interleaved](Self::interleaved): packed codes `[n, k / 32 * bits]` in MLX's packing, bytes
     /// (int8) `[n, k / 16]` with the scale and the minimum of each group, and float16 `[n, k /
     /// 128]` with `d` and `m` per 256 inputs. `None` if the kernels are disabled.
     ///
     /// [`Self::to_quantized`] multiplies the factors. `vmap` over a product and second derivatives
-    /// of it are errors.
+    /// of a product are errors.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when they do not match, or for other `bits`; when memory runs out.
+    /// [`ErrorKind::Shape`] when the arrays do not match, or for other `bits`; when memory runs
+    /// out.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, cpu::QuantizedMatrix, ones};
@@ -93,8 +94,8 @@ impl QuantizedMatrix {
         Self::of_parts(vec![words, bytes, supers], &widths, (n, k), known, format)
     }
 
-    /// A matrix `[n, k]` of the interleaved `parts`, if they have these types and numbers of
-    /// elements per row, and `known` accepts the sizes. `None` if the kernels are disabled.
+    /// A matrix `[n, k]` of the interleaved `parts`. It requires these types and numbers of
+    /// elements per row, and sizes that `known` accepts. `None` if the kernels are disabled.
     fn of_parts(
         parts: Vec<Array>,
         widths: &[(Dtype, i32)],
@@ -157,15 +158,15 @@ impl QuantizedMatrix {
 
     /// A matrix of `n` rows with 2, 4, 5 or 8 `bits` in groups of 32 with a scale but no bias, in
     /// the format and size of GGUF's Q4_0, Q5_0 and Q8_0 (and TQ2_0): `w = scale * (q - zero)`,
-    /// where the zero is 1, 8, 16 or 128. Both arrays are [interleaved](Self::interleaved): packed
+    /// where `zero` is 1, 8, 16 or 128. Both arrays are [interleaved](Self::interleaved): packed
     /// codes `[n, k / 32 * bits]` in MLX's packing, and float16 `[n, k / 32]`. `None` if the
     /// kernels are disabled.
     ///
-    /// [`Self::to_quantized`] adds the biases. `vmap` over a product and second derivatives of it are
-    /// errors.
+    /// [`Self::to_quantized`] adds the biases. `vmap` over a product and second derivatives of a
+    /// product are errors.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when they do not fit each other, or for other `bits`; when memory runs
+    /// [`ErrorKind::Shape`] when the arrays do not match, or for other `bits`; when memory runs
     /// out.
     ///
     /// ```
@@ -190,7 +191,7 @@ impl QuantizedMatrix {
     /// [interleaved](Self::interleaved). `None` if the kernels are disabled, and for affine mode.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when they do not fit each other; when memory runs out.
+    /// [`ErrorKind::Shape`] when the arrays do not match; when memory runs out.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, cpu::QuantizedMatrix, ones};
@@ -221,15 +222,15 @@ impl QuantizedMatrix {
         Self::of_parts(vec![words, bytes], &widths, (n, k), true, format)
     }
 
-    /// A matrix with 4-bit codes that index `table`, in groups of 16 or 32. `parts` are packed
-    /// codes `[n, k / 8]` in MLX's 4-bit packing, and scales: float16 `[n, k / group]`, or signed
-    /// bytes of this shape and float16 `[n, k / 256]`, which are multiplied. All are
+    /// A matrix with 4-bit codes that index `table`, in groups of 16 or 32. The first of `parts`
+    /// are packed codes `[n, k / 8]` in MLX's 4-bit packing. The scales follow: float16 `[n, k /
+    /// group]`, or the product of signed bytes `[n, k / group]` and float16 `[n, k / 256]`. All are
     /// [interleaved](Self::interleaved). `None` if the kernels are disabled.
     ///
     /// MLX has no such format; see [`Self::from_super_scaled`].
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when they do not fit each other; when memory runs out.
+    /// [`ErrorKind::Shape`] when the arrays do not match; when memory runs out.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, cpu::{QuantizedMatrix, Table}, ones};
@@ -287,7 +288,7 @@ impl PackedFormat {
     }
 }
 
-/// Whether the kernels have codes of `bits` bits in groups of this size with these scales.
+/// Whether the kernels support codes of `bits` bits in groups of this size with these scales.
 pub(super) fn takes(scales: ScaleFormat, bits: i32, group: i32) -> bool {
     let groups = u32::try_from(bits).map_or(&[][..], |bits| scales.groups(bits));
     usize::try_from(group).is_ok_and(|group| groups.contains(&group))
@@ -298,7 +299,7 @@ fn words_of(k: i32, bits: i32) -> i32 {
     (k / 32).saturating_mul(bits)
 }
 
-/// Bits and group size of a mode whose codes are floats.
+/// The bits and group size of a mode whose codes are floats; `None` for affine mode.
 pub(super) fn float_format(mode: QuantMode) -> Option<(i32, i32)> {
     match mode {
         QuantMode::Affine => None,

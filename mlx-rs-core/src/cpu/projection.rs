@@ -1,5 +1,5 @@
-//! Products of rows with matrices, and the operations fused with them in a decoder. Those are a
-//! norm, several matrices on the same input, biases, and an epilogue (gate or residual).
+//! Multiplication of rows with matrices, and the decoder operations that are fused with it: a norm,
+//! several matrices on the same input, biases, and an epilogue (gate or residual).
 
 use mlx_cpu_kernels::{Gate, Isa, MAX_PARTS, MatrixFormat, MatrixPart, Product, ScaleFormat};
 
@@ -9,12 +9,12 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The operation on the outputs of products.
+/// The operation on the outputs of the matrices.
 #[derive(Debug, Clone, Copy)]
 pub enum Epilogue<'a> {
     /// Concatenates the outputs along the last axis.
     None,
-    /// Adds the outputs to this array of the output's shape.
+    /// Adds this array, which must have the output's shape.
     Add(&'a Array),
     /// Applies a gate to the first of two outputs and multiplies it with the second.
     Gate(Gate),
@@ -41,7 +41,7 @@ pub enum Epilogue<'a> {
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Projection<'a> {
-    /// Matrices with equal numbers of inputs, each with an optional float32 bias `[n]`.
+    /// Matrices with the same number of inputs, each with an optional float32 bias `[n]`.
     pub parts: &'a [(&'a Matrix, Option<&'a Array>)],
     /// An RMS norm before the product: a float32 weight `[k]`, and `eps`.
     pub norm: Option<(&'a Array, f32)>,
@@ -60,8 +60,8 @@ impl<'a> Projection<'a> {
         self.with(x, false)
     }
 
-    /// [`Self::of`], in floats throughout if `float_inputs`: a differentiated product must not
-    /// quantize its inputs, however few rows it has.
+    /// [`Self::of`]. With `float_inputs`, inputs are never quantized: a differentiated product must
+    /// use exact inputs, however few rows it has.
     pub(super) fn with(&self, x: &Array, float_inputs: bool) -> Result<Array> {
         let op = "cpu::project";
         let fault = |message: String| Error::new(ErrorKind::Shape, op, message).with_inputs(&[x]);
@@ -78,7 +78,7 @@ impl<'a> Projection<'a> {
         }
         let mut inputs = vec![x];
         let adds = matches!(self.then, Epilogue::Add(_));
-        // Only a plain product has gradients, for which MLX must see its matrix.
+        // MLX differentiates only a plain product, and must then see its matrix among the inputs.
         let alone = matches!(
             (self.parts, self.norm, self.then),
             ([(_, None)], None, Epilogue::None)
@@ -117,8 +117,8 @@ impl<'a> Projection<'a> {
     }
 
     /// The work for `rows` rows. It reads the rows, then the arrays that this function appends to
-    /// `inputs`, then the residual if it `adds`. If it `holds`, matrices are not among the inputs,
-    /// where possible.
+    /// `inputs`, and with `adds` the residual. With `holds`, the operation stores matrices itself
+    /// where possible. They are then not among the inputs.
     pub(super) fn plan(
         &self,
         rows: usize,

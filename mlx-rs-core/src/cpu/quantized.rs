@@ -1,5 +1,5 @@
-//! Quantized matrices for the kernels: conversion from and to MLX's form, slicing, and reading by
-//! row. `packed_formats.rs` makes formats that are not affine.
+//! Quantized matrices for the kernels: conversion from and to MLX's form, slicing, and reading
+//! rows. `packed_formats.rs` makes formats other than affine mode.
 //! `mlx-cpu-kernels/src/layout/packed.rs` documents the layout, and `projection.rs` has the
 //! products.
 
@@ -46,10 +46,10 @@ pub struct QuantizedMatrix {
     pub(super) size: Size,
     pub(super) bits: u32,
     pub(super) group: usize,
-    /// The format of scales and biases: float16 if that is exact, as for GGUF's simple types. This
-    /// reduces the bytes per token by a fifth.
+    /// The format of scales and biases. It is float16 if that is exact, as for GGUF's simple types,
+    /// which reduces the bytes per token by a fifth.
     pub(super) scales: ScaleFormat,
-    /// Whether the matrix was made in a traced function, where arrays may be differentiated.
+    /// Whether the matrix was made in a traced function, where its arrays may be differentiated.
     pub(super) traced: bool,
     /// The type of prefill inputs.
     pub(super) prefill_inputs: PrefillInputs,
@@ -88,8 +88,8 @@ impl QuantizedMatrix {
     /// The number of interleaved rows.
     pub const INTERLEAVED_ROWS: usize = INTERLEAVED_ROWS;
 
-    /// Whether the kernels are enabled and support this mode, width and group size for a model with
-    /// this compute type. Scales and biases of affine mode have it, too.
+    /// Whether the kernels are enabled and support this mode, width and group size. `scales` is the
+    /// model's compute type, which in affine mode is also the type of scales and biases.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, cpu::QuantizedMatrix};
@@ -108,11 +108,11 @@ impl QuantizedMatrix {
         enabled() && known && scales == Dtype::Float32
     }
 
-    /// The matrix for the kernels, in separate memory; `None` if they are disabled or lack its
-    /// format.
+    /// The matrix for the kernels, in separate memory. `None` if the kernels are disabled or lack
+    /// the format.
     ///
     /// # Errors
-    /// When its parts do not match, or memory runs out.
+    /// When the parts of the matrix do not match, or memory runs out.
     pub fn new(matrix: &Quantized) -> Result<Option<Self>> {
         matrix.validate("cpu::QuantizedMatrix")?;
         let Quantized {
@@ -148,11 +148,11 @@ impl QuantizedMatrix {
         Self::from_interleaved(words, factors, (*n, bits, group_size)).map(Some)
     }
 
-    /// Scales or biases `[n, groups]` of float32, [interleaved](Self::interleaved), as float16 if
-    /// that is exact. They are freed as soon as possible.
+    /// Scales or biases `[n, groups]` of float32, [interleaved](Self::interleaved), and as float16
+    /// if that is exact. `rows` is freed as soon as possible.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when they are no rows of float32; when memory runs out.
+    /// [`ErrorKind::Shape`] when `rows` is not float32 of two axes; when memory runs out.
     ///
     /// ```
     /// use mlx_rs_core::{Array, Dtype, cpu::QuantizedMatrix};
@@ -181,12 +181,13 @@ impl QuantizedMatrix {
         Ok(all)
     }
 
-    /// From packed codes in the order of [`Self::interleaved`], scales and biases in the order of
-    /// [`Self::factors`], and `n`, bits and group size.
+    /// A matrix of `n` rows from packed codes in the order of [`Self::interleaved`], and scales and
+    /// biases in the order of [`Self::factors`]. The other arguments are `n`, the bits and the
+    /// group size.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when they do not match, or the kernels lack their format; when memory
-    /// runs out.
+    /// [`ErrorKind::Shape`] when the arrays do not match, or the kernels lack their format; when
+    /// memory runs out.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
@@ -226,7 +227,7 @@ impl QuantizedMatrix {
             let error = Error::new(ErrorKind::Shape, "cpu::QuantizedMatrix", message);
             return Err(error.with_inputs(&[&words, &scales, &biases]));
         };
-        // Both have one type.
+        // Scales and biases must have the same type.
         let half = scales.dtype() == Dtype::Float16 && biases.dtype() == Dtype::Float16;
         let dtype = if half { Dtype::Float16 } else { Dtype::Float32 };
         let (scales, biases) = (scales.astype(dtype)?, biases.astype(dtype)?);
@@ -246,7 +247,7 @@ impl QuantizedMatrix {
         })
     }
 
-    /// The mode of its codes and scales, if [`Self::has_mlx_form`].
+    /// The mode of codes and scales. It is valid only if [`Self::has_mlx_form`].
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
     /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
@@ -266,11 +267,11 @@ impl QuantizedMatrix {
         }
     }
 
-    /// Rows `[n, width]` in packed layout: `[row blocks, width, 8]`, eight rows interleaved.
+    /// Rows `[n, width]` in packed layout: `[row blocks, width, 8]`, with eight rows interleaved.
     /// Missing rows of the last block are zero.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when they are no rows; when memory runs out.
+    /// [`ErrorKind::Shape`] when `rows` does not have two axes; when memory runs out.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, cpu::QuantizedMatrix, ones};
@@ -299,8 +300,8 @@ impl QuantizedMatrix {
             .contiguous()
     }
 
-    /// The matrix in the form of MLX's own operations, with float32 scales, in separate memory once
-    /// computed.
+    /// The matrix in the form of MLX's own operations, with float32 scales. Once computed, it is in
+    /// separate memory.
     ///
     /// # Errors
     /// [`ErrorKind::Value`] unless [`Self::has_mlx_form`]; when memory runs out.
@@ -373,8 +374,8 @@ impl QuantizedMatrix {
         })
     }
 
-    /// Rows `from..to` in the same memory. They must be whole row blocks: both are multiples of 8,
-    /// or `to` is the end. `None` otherwise.
+    /// Rows `from..to` in the same memory. They must be whole row blocks: both bounds are multiples
+    /// of 8, or `to` is the end of the matrix. `None` otherwise.
     ///
     /// # Errors
     /// When memory runs out.
@@ -434,7 +435,7 @@ impl QuantizedMatrix {
         let Some(first) = parts.first() else {
             return Ok(None);
         };
-        // Float16 factors become float32 if others are.
+        // If a part has float32 factors, float16 factors of other parts become float32.
         let scales = |m: &Self| match m.scales {
             ScaleFormat::F16 => ScaleFormat::F32,
             other => other,
@@ -448,7 +449,7 @@ impl QuantizedMatrix {
         let (true, Some(rows)) = (parts.iter().all(fits), rows) else {
             return Ok(None);
         };
-        // If one of them has float32 factors, all get them.
+        // If any part has float32 factors, all parts get float32 factors.
         let wide = parts.iter().find(|m| m.scales == ScaleFormat::F32);
         let scales = wide.unwrap_or(first).scales;
         let all = |i: usize| -> Result<Array> {
@@ -482,10 +483,10 @@ impl QuantizedMatrix {
     }
 
     /// The rows with these `ids`, dequantized: integers `[..]` to float32 `[.., k]`, on the CPU. An
-    /// id out of range selects the nearest row.
+    /// ID out of range selects the nearest row.
     ///
     /// # Errors
-    /// [`ErrorKind::Dtype`] when the ids are not integers; MLX's message when the current stream is
+    /// [`ErrorKind::Dtype`] when the IDs are not integers; MLX's message when the current stream is
     /// not on the CPU.
     ///
     /// ```
@@ -503,7 +504,7 @@ impl QuantizedMatrix {
     /// ```
     pub fn take_rows(&self, ids: &Array) -> Result<Array> {
         let op = "cpu::take_rows";
-        // The work itself handles ids out of range.
+        // The operation itself handles IDs out of range.
         let ids = match ids.dtype() {
             Dtype::Int32 | Dtype::Uint32 => ids.clone(),
             _ => Array::clamp_indices(op, ids, self.outputs())?.astype(Dtype::Int32)?,
@@ -517,7 +518,7 @@ impl QuantizedMatrix {
             scales: self.scales,
             stored: self.stored_matrix(),
         };
-        // It was an i32 in the matrix's shape.
+        // The number was an `i32` in the matrix's shape.
         let shape = [ids.shape(), &[self.size.k as i32]].concat();
         let inputs: Vec<&Array> = match &work.stored {
             Some(_) => vec![&ids],
@@ -526,7 +527,7 @@ impl QuantizedMatrix {
         host_op::add(op, OpKind::Opaque, work, &inputs, &shape)
     }
 
-    /// Whether MLX's own operations support its format. They lack those of
+    /// Whether MLX's own operations support the format. They lack the formats of
     /// [`Self::from_super_scaled`] and [`Self::from_table_codes`].
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
@@ -560,7 +561,7 @@ impl QuantizedMatrix {
         self.group as i32
     }
 
-    /// Bits of a code: 2, 3, 4, 5, 6 or 8.
+    /// The number of bits of a code: 2, 3, 4, 5, 6 or 8.
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
     /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
@@ -575,7 +576,7 @@ impl QuantizedMatrix {
         self.bits as i32
     }
 
-    /// `[n, k]`.
+    /// The shape, `[n, k]`.
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
     /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
@@ -587,11 +588,11 @@ impl QuantizedMatrix {
     /// ```
     #[must_use]
     pub fn shape(&self) -> [i32; 2] {
-        // Both were i32 in the matrix's shape.
+        // Both were `i32` in the matrix's shape.
         [self.size.n as i32, self.size.k as i32]
     }
 
-    /// The arrays that it keeps.
+    /// The arrays of the matrix: packed codes, scales, and biases if there are any.
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
     /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
@@ -606,7 +607,8 @@ impl QuantizedMatrix {
         &self.stored.arrays
     }
 
-    /// The three arrays that operations take. If there are no biases, the scales take their place.
+    /// The three arrays that operations read. If there are no biases, the scales are passed in
+    /// their place.
     pub(super) fn inputs(&self) -> Vec<&Array> {
         let arrays = self.arrays();
         (0..3)
@@ -614,17 +616,17 @@ impl QuantizedMatrix {
             .collect()
     }
 
-    /// The data that an operation without gradients holds, besides its inputs. MLX's evaluation
-    /// handles each input, so fewer inputs cost less. `None` if gradients with respect to the
-    /// arrays must be refused.
+    /// The matrix for an operation without gradients, which then does not have it among its inputs.
+    /// MLX's evaluation handles each input, so fewer inputs cost less. `None` if the matrix must
+    /// stay an input, so that a gradient with respect to it is refused.
     pub(super) fn stored_matrix(&self) -> Option<StoredMatrix> {
         let stored = Arc::clone(&self.stored);
-        // SAFETY: the inputs are elements of arrays that `MatrixArrays` keeps; arrays are
+        // SAFETY: the inputs are elements of arrays that `MatrixArrays` keeps. Arrays are
         // immutable.
         (!self.traced).then(|| unsafe { StoredMatrix::new(self.stored.inputs, stored) })
     }
 
-    /// Bytes in memory.
+    /// The size in memory, in bytes.
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
     /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
@@ -654,7 +656,7 @@ impl QuantizedMatrix {
 }
 
 impl Drop for QuantizedMatrix {
-    /// Also frees deferred values that operations held.
+    /// Also frees deferred values that operations kept.
     fn drop(&mut self) {
         closure::drop_discarded();
     }
@@ -665,14 +667,14 @@ impl Drop for QuantizedMatrix {
 pub(super) struct MatrixArrays {
     /// Packed codes `[row blocks, words, 8]`, scales and optional biases `[row blocks, groups, 8]`.
     arrays: Vec<Array>,
-    /// The addresses of their elements.
+    /// The addresses of the arrays' elements.
     pub inputs: [Input; 3],
 }
 
-// SAFETY: the addresses are those of the arrays' elements. They stay valid as long as the arrays
-// are kept, and nothing writes them.
+// SAFETY: the addresses are those of the arrays' elements. They stay valid while the arrays are
+// kept, and nothing writes the elements.
 unsafe impl Send for MatrixArrays {}
-// SAFETY: as for Send.
+// SAFETY: see the note for `Send`.
 unsafe impl Sync for MatrixArrays {}
 
 impl MatrixArrays {
@@ -682,20 +684,21 @@ impl MatrixArrays {
             [words, scales, biases] => (words, scales, biases),
             _ => return Err(lost()),
         };
-        // SAFETY: the arrays are kept beside the inputs.
+        // SAFETY: `Self` keeps the arrays as long as the inputs.
         let inputs = unsafe { [input_of(words)?, input_of(scales)?, input_of(biases)?] };
         Ok(Arc::new(Self { arrays, inputs }))
     }
 }
 
 impl Drop for MatrixArrays {
-    /// A thread of MLX's may free an operation that held them.
+    /// Drops the arrays through `part_with`, because a thread of MLX may free an operation that
+    /// keeps them.
     fn drop(&mut self) {
         closure::part_with(std::mem::take(&mut self.arrays));
     }
 }
 
-/// Whether all are numbers of float16.
+/// Whether float16 represents all of these values exactly.
 fn fit_in_f16(all: &[f32]) -> bool {
     let mut halves = [f16::ZERO; 256];
     let mut back = [0.0f32; 256];

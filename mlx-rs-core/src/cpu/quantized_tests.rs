@@ -1,4 +1,4 @@
-//! Packed formats of small floats, compared with MLX's.
+//! Compares matrices of small floats (MXFP4, MXFP8, NVFP4) with MLX's.
 
 use super::*;
 use crate::{Device, Stream};
@@ -11,7 +11,7 @@ fn noise(shape: &[i32]) -> Array {
     Array::from_slice(&values, shape).unwrap()
 }
 
-/// Matrices of small floats have MLX's values, in full and by row, and MLX's products.
+/// Such a matrix must have MLX's values, as a whole and by row, and MLX's products.
 #[test]
 fn small_floats_are_those_of_mlx() {
     Stream::default_of(Device::cpu()).unwrap().scope(|| {
@@ -20,7 +20,7 @@ fn small_floats_are_those_of_mlx() {
             // The last row block is incomplete.
             for (n, k) in [(20, 32), (24, 96), (300, 160)] {
                 let packed = Quantized::quantize(&noise(&[n, k]), group, bits, mode).unwrap();
-                // Without kernels there is nothing to compare.
+                // If the kernels are disabled, there is nothing to compare.
                 let Some(matrix) = QuantizedMatrix::new(&packed).unwrap() else {
                     return;
                 };

@@ -45,22 +45,23 @@ const OP: &str = "cpu::Memory::scan";
 pub struct Memory {
     /// The update rule, with its formulas.
     pub rule: MemoryRule,
-    /// Heads of values, each with a memory.
+    /// The number of value heads. Each has a memory.
     pub heads: i32,
-    /// Query and key heads; divides `heads`, and equals it if the rule is normalized.
+    /// The number of query and key heads. It divides `heads`, and equals `heads` if the rule is
+    /// normalized.
     pub key_heads: i32,
-    /// Elements of a query and a key.
+    /// The number of elements of a query and of a key.
     pub key_dim: i32,
-    /// Elements of a value.
+    /// The number of elements of a value.
     pub value_dim: i32,
     /// The factor on queries.
     pub scale: f32,
-    /// The number of positions per chunk; it does not change the result.
+    /// The number of positions per chunk. It affects only the speed.
     pub chunk: i32,
 }
 
-/// Positions of `R` rows, `L` each, all float32. The last axis must be contiguous; otherwise it is
-/// copied.
+/// Positions of `R` rows with `L` positions each, all float32. If the last axis of an array is not
+/// contiguous, the array is copied.
 #[derive(Debug, Clone, Copy)]
 pub struct MemoryInputs<'a> {
     /// Queries, `[R, L, key_heads * key_dim]`.
@@ -69,15 +70,16 @@ pub struct MemoryInputs<'a> {
     pub k: &'a Array,
     /// Values, `[R, L, heads * value_dim]`.
     pub v: &'a Array,
-    /// Forget gates, `[R, L, heads]`: unmodified projections for [`MemoryRule::Exponential`],
-    /// otherwise logarithms.
+    /// Forget gates, `[R, L, heads]`: unmodified outputs of the projection for
+    /// [`MemoryRule::Exponential`], logarithms for other rules.
     pub f: &'a Array,
     /// Input gates, or write strengths, `[R, L, heads]`; `None` for [`MemoryRule::Decay`].
     pub second: Option<&'a Array>,
 }
 
 impl Memory {
-    /// The shapes of a state for `rows` rows: `C`, and for a normalized rule `n` and `m`.
+    /// The shapes of a state for `rows` rows: of `C`, and for a normalized rule also of `n` and
+    /// `m`.
     fn state_shapes(&self, rows: i32) -> Vec<Vec<i32>> {
         let mut shapes = vec![vec![rows, self.heads, self.key_dim, self.value_dim]];
         if self.rule.is_normalized() {
@@ -87,9 +89,9 @@ impl Memory {
         shapes
     }
 
-    /// The outputs `[R, L, heads * value_dim]` and the state after the last position. `state` is
+    /// The outputs `[R, L, heads * value_dim]`, and the state after the last position. `state` is
     /// `C` `[R, heads, key_dim, value_dim]`, and for a normalized rule also `n` `[R, heads,
-    /// key_dim]` and `m` `[R, heads]`. On the CPU.
+    /// key_dim]` and `m` `[R, heads]`. Computed on the CPU.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] for an array of another type or shape, or sizes that do not match;
@@ -160,7 +162,8 @@ impl Memory {
         let y = part(&output_shape)?;
         let after = shapes.iter().map(|shape| {
             let output = part(shape)?;
-            // A view would keep the outputs of all positions in memory.
+            // With several positions the state is copied, because a view would keep the outputs of
+            // all positions in memory.
             if length == 1 {
                 Ok(output)
             } else {
@@ -196,7 +199,7 @@ mod tests {
         Array::from_slice(&mlx_cpu_kernels::testing::noise(n, seed), shape).unwrap()
     }
 
-    /// Views of one projection, and rows of a longer array, give the same result as copies.
+    /// Views of one projection, and rows of a longer array, must have the same results as copies.
     #[test]
     fn views_are_read_where_they_stand() {
         on_cpu(|| {
@@ -235,7 +238,8 @@ mod tests {
         });
     }
 
-    /// Segments of a sequence, with the state passed on, give the same result as the whole.
+    /// Segments of a sequence, each with the state of the previous one, must have the same result
+    /// as the whole sequence.
     #[test]
     fn pieces_are_one_pass() {
         on_cpu(|| {

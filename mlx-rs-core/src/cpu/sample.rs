@@ -9,10 +9,10 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// How one row of logits is sampled.
+/// The sampling of one row of logits.
 #[derive(Debug, Clone)]
 pub struct SampleRow {
-    /// Earlier tokens that penalties apply to, the latest last: uint32, of any shape.
+    /// Earlier tokens that penalties apply to, in order, the latest one last: uint32, of any shape.
     pub seen: Option<Array>,
     /// Penalties, biases, bans, and the choice.
     pub params: SampleParams,
@@ -25,13 +25,13 @@ impl From<SampleParams> for SampleRow {
     }
 }
 
-/// One token per row of float32 `[rows, n]`: uint32 `[rows]`. On the CPU.
+/// Chooses one token per row of float32 `[rows, n]`: uint32 `[rows]`. Computed on the CPU.
 ///
 /// # Errors
-/// [`ErrorKind::Shape`] when `logits` have another type or shape, their rows differ in number from
-/// `rows`, or earlier tokens are not uint32; [`ErrorKind::Index`] for a forced token of
-/// [`MAX_ROW_LEN`](super::MAX_ROW_LEN) or more; MLX's message when the current stream is not on the
-/// CPU.
+/// [`ErrorKind::Shape`] when `logits` have another type or shape, their number of rows differs from
+/// the length of `rows`, or earlier tokens are not uint32; [`ErrorKind::Index`] for a forced token
+/// of [`MAX_ROW_LEN`](super::MAX_ROW_LEN) or more; MLX's message when the current stream is not on
+/// the CPU.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -53,7 +53,7 @@ pub fn sample(logits: &Array, rows: Vec<SampleRow>) -> Result<Array> {
             rows.len()
         ));
     }
-    // The kernel returns tokens as float32, which represents larger ones inexactly.
+    // The kernel returns tokens as float32, which cannot represent all greater tokens exactly.
     let beyond =
         |row: &SampleRow| matches!(row.params.pick, Pick::Forced(id) if id as usize >= MAX_ROW_LEN);
     if let Some(row) = rows.iter().find(|row| beyond(row)) {

@@ -1,4 +1,4 @@
-//! The fused operation against its separate stages, in float64 and with full sorts.
+//! Compares the fused sampling operation with its separate stages, in float64 and with full sorts.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::{Device, Stream};
 
 const NO: f32 = f32::NEG_INFINITY;
 
-/// Distance to a threshold below which rounding may decide.
+/// If a value is this near to a threshold, rounding may decide, and the draw is not checked.
 const MARGIN: f64 = 1e-5;
 
 fn chosen(logits: &[Vec<f32>], rows: &[(SampleParams, Vec<u32>)]) -> Vec<u32> {
@@ -27,7 +27,7 @@ fn chosen(logits: &[Vec<f32>], rows: &[(SampleParams, Vec<u32>)]) -> Vec<u32> {
     })
 }
 
-/// The logits after all changes.
+/// The logits after penalties, biases and bans.
 fn changed(logits: &[f32], seen: &[u32], row: &SampleParams) -> Vec<f32> {
     let mut x = logits.to_vec();
     for (id, x) in x.iter_mut().enumerate() {
@@ -113,7 +113,7 @@ fn typical(order: &mut Vec<(f32, u32)>, p: f32) -> bool {
             break;
         }
     }
-    // Equal logits are kept or removed together.
+    // Tokens with equal logits are kept or removed together.
     let level = |o: &&(f32, u32)| (distance(o.0) - limit).abs() < 1e-5 * (1.0 + limit);
     let mut level: Vec<u32> = order
         .iter()
@@ -126,8 +126,8 @@ fn typical(order: &mut Vec<(f32, u32)>, p: f32) -> bool {
     near
 }
 
-/// The same with the temperature first, then top-n-sigma, top-k, top-p, min-p, typical-p and XTC,
-/// each on the result of the previous one.
+/// [`left`] with the temperature first, then top-n-sigma, top-k, top-p, min-p, typical-p and XTC.
+/// Each filter uses the result of the previous one.
 fn left_after_temperature(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> {
     let mut near = false;
     let max = x.iter().copied().fold(NO, f32::max); // ignores NaN
@@ -173,7 +173,7 @@ fn left_after_temperature(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> 
         let above = order.iter().map(|o| of(o.0)).filter(|p| p > threshold);
         let least = above.fold(f32::INFINITY, f32::min);
         near |= least < MARGIN as f32;
-        // Of equals to float32 not all need be equal.
+        // Values that are equal in float32 may differ in float64.
         let twin = |o: &(f32, u32)| of(o.0) != least && (of(o.0) / least - 1.0).abs() < 1e-5;
         near |= least.is_finite() && order.iter().any(twin);
         order.retain(|o| of(o.0) <= least || spared.contains(&o.1));
@@ -184,7 +184,8 @@ fn left_after_temperature(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> 
     (!near).then_some(left)
 }
 
-/// Weights of the remaining elements, in the order of summation. `None` too close to a threshold.
+/// The weights of the tokens that the filters keep, in the order of summation. `None` if rounding
+/// may decide a filter.
 fn left(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> {
     if f.temperature_first {
         return left_after_temperature(x, f);
@@ -215,7 +216,7 @@ fn left(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> {
         order.drain(..order.len() - f.top_k);
     }
     if f.top_p < 1.0 {
-        // The more probable ones have less than p in sum.
+        // Top-p keeps a token if the more probable tokens have a total probability below p.
         let mut first = order.len();
         let mut before = 0.0;
         while first > 0 && before < f64::from(f.top_p) {
@@ -239,7 +240,7 @@ fn left(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> {
         near |= *threshold > 0.0 && order.iter().any(threshold_near);
         let above = order.iter().map(|o| of(o.0)).filter(|p| p > threshold);
         let least = above.fold(f32::INFINITY, f32::min);
-        // Without a threshold, weights that vanish in float32 decide.
+        // Without a threshold, rounding decides for weights that become zero in float32.
         near |= least < MARGIN as f32;
         order.retain(|o| of(o.0) <= least || spared.contains(&o.1));
     }
@@ -259,7 +260,7 @@ fn left(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> {
     (!near).then_some(left)
 }
 
-/// Checks every draw of `row` that rounding does not decide.
+/// Checks every draw of `row`, except those that rounding may decide.
 fn check(logits: &[f32], seen: &[u32], row: &SampleParams) {
     let x = changed(logits, seen, row);
     let Pick::Draw(filters) = &row.pick else {
@@ -307,7 +308,7 @@ fn draw(f: DrawParams) -> SampleParams {
     SampleParams::new(Pick::Draw(f))
 }
 
-/// Coarse logits, so that values are equal or clearly different.
+/// Logits on a coarse grid, so that values are equal or clearly different.
 fn numbers() -> impl Strategy<Value = Vec<f32>> {
     let number = prop_oneof![
         20 => (-40i32..40).prop_map(|i| i as f32 * 0.25),
@@ -327,7 +328,7 @@ fn numbers() -> impl Strategy<Value = Vec<f32>> {
     )
         .prop_map(|(mut x, odd, spread)| {
             for x in &mut x {
-                // Infinity times zero would be NaN.
+                // Infinity is left unchanged, because infinity times zero is NaN.
                 *x = if x.is_infinite() { *x } else { *x * spread };
             }
             if let Some(odd) = odd {
@@ -425,8 +426,8 @@ fn long_rows_do_as_short_ones() {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (state >> 8) as f32 / (1 << 24) as f32
     };
-    // Flat rows, as from models, and steep ones: the nucleus ends in a different search range for
-    // each.
+    // Flat rows, as from models, and steep rows. The nucleus of each ends in a different search
+    // range.
     for spread in [0.5, 20.0, 60.0, 200.0] {
         let logits: Vec<f32> = (0..5000)
             .map(|_| (next() * spread * 4.0).round() / 4.0)
@@ -509,8 +510,8 @@ fn the_ends() {
         ..filters()
     };
     let last = 1.0 - f64::EPSILON / 2.0;
-    // Ties at the threshold: as many as needed, with greater indices; and the most probable token
-    // for any p.
+    // With equal values at the threshold, no more tokens than needed are kept, those with greater
+    // indices. The most probable token is kept for any p.
     for (f, first) in [
         (p(0.5, 0), 2),
         (p(0.5, 3), 2),
@@ -524,7 +525,8 @@ fn the_ends() {
     }
     let inf = f32::INFINITY;
     for f in [p(1.0, 0), p(0.9, 0), p(0.9, 2), p(1.0, 3)] {
-        // An infinite logit is certain. If all are minus infinity, each is possible.
+        // A token with an infinite logit has all the probability. If all logits are minus infinity,
+        // every token is possible.
         assert_eq!(at(&[inf, 1e38, inf, NO], f.clone(), 0.4), 0, "{f:?}");
         assert_eq!(at(&[inf, 1e38, inf, NO], f.clone(), 0.6), 2, "{f:?}");
         assert_eq!(at(&[NO, NO, -7.0, NO], f.clone(), 0.0), 2, "{f:?}");
@@ -578,7 +580,7 @@ fn rows_are_chosen_each_in_its_own_way() {
         ),
     ];
     assert_eq!(chosen(&logits, &rows), [77, 0, 1, 3, 2]);
-    // Threads share many rows.
+    // With this many rows, threads share the rows.
     let many: Vec<_> = (0..400).map(|i| rows[i % 5].clone()).collect();
     let expected = [77, 0, 1, 3, 2].repeat(80);
     assert_eq!(chosen(&vec![logits[0].clone(); 400], &many), expected);
@@ -600,7 +602,7 @@ fn what_does_not_fit_is_an_error() {
     assert_eq!(kind(sample(&x, vec![row()])), ErrorKind::Shape);
 }
 
-/// Tokens pass through float32, which does not distinguish 2^24 and 2^24 + 1.
+/// Tokens are returned as float32, which does not distinguish 2^24 and 2^24 + 1.
 #[test]
 fn forced_tokens_are_exact_or_refused() {
     let logits = Array::from_slice(&[0.0f32, 1.0], &[1, 2]).unwrap();

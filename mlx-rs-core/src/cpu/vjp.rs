@@ -1,5 +1,5 @@
-//! Products with a kernel for the backward pass: gradients times the matrix (not transposed).
-//! Matrices stay packed.
+//! Products with a kernel for the backward pass, which multiplies gradients with the matrix (not
+//! transposed). Matrices stay packed.
 
 use mlx_cpu_kernels::{Isa, LANES, ProductVjp};
 
@@ -103,7 +103,8 @@ mod tests {
     #[test]
     fn it_is_the_backward_pass_of_mlx() {
         for (n, k) in [(96, 64), (50, 192), (300, 160), (7, 48), (5, 20)] {
-            // 0, 1, 2: dense; 40, 41, 42: floats of four and eight bits.
+            // The values 0, 1, 2 mean dense matrices; 40, 41, 42 mean floats of four and eight
+            // bits.
             for bits in [0, 1, 2, 3, 4, 5, 6, 8, 40, 41, 42] {
                 let weight = noise(&[n, k], 3);
                 let types = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
@@ -127,7 +128,7 @@ mod tests {
                     (matrix.map(Matrix::Quantized), dense)
                 } else if k % 32 == 0 {
                     let packed = Quantized::quantize(&weight, 32, bits, QuantMode::Affine).unwrap();
-                    // The kernels store scales with few digits as float16.
+                    // Scales with few digits, which the kernels store as float16.
                     let packed = if bits == 8 {
                         in_few_digits(packed)
                     } else {
@@ -139,12 +140,12 @@ mod tests {
                 } else {
                     continue;
                 };
-                // Without kernels there is nothing to compare.
+                // If the kernels are disabled, there is nothing to compare.
                 let Some(matrix) = matrix else { continue };
                 for rows in [1, 5, 33] {
                     let (x, c) = (noise(&[1, rows, k], 5), noise(&[1, rows, n], 7));
                     for ours in [true, false] {
-                        // Only the kernels have this backward pass.
+                        // For these formats, only the kernels have a backward pass.
                         let ours = ours || bits >= 40;
                         let run = |x: &[Array]| -> Result<Vec<Array>> {
                             Ok(vec![if ours {
@@ -173,7 +174,7 @@ mod tests {
             let weight = noise(&[7, 20], 3).astype(dtype).unwrap();
             let (x, c) = (noise(&[1, 5, 20], 5), noise(&[1, 5, 7], 7));
             let run = |w: &[Array]| -> Result<Vec<Array>> {
-                // Without kernels there is nothing to compare.
+                // If the kernels are disabled, there is nothing to compare.
                 match DenseMatrix::new(&w[0])? {
                     Some(matrix) => Ok(vec![matrix.product(&x)?]),
                     None => Ok(vec![x.matmul(&w[0].swap_axes(0, 1)?)?]),

@@ -1,5 +1,5 @@
-//! Finds the size from which a GPU multiplies faster than the CPU: times products of a decoder's
-//! shapes on both.
+//! Finds the size from which a GPU multiplies faster than the CPU. It times products with a
+//! decoder's shapes on both.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use super::{LEAST_THRESHOLD, MatMulBackend, Route};
 use crate::{Array, Result};
 
-/// The measured products, `[m, k]` times the transpose of `[n, k]`, by `(m, n, k)`: a head's
-/// scores, keys and values, the attention's projections, and the feed-forward part of a model with
-/// hidden size 2,560, for six positions.
+/// The measured products, as `(m, n, k)`: `[m, k]` times the transpose of `[n, k]`. They are a
+/// head's scores, keys and values, the attention's projections, and the feed-forward part, for six
+/// positions of a model with hidden size 2,560.
 pub const SHAPES: [(i32, i32, i32); 4] = [
     (6, 256, 256),
     (6, 512, 2560),
@@ -17,7 +17,7 @@ pub const SHAPES: [(i32, i32, i32); 4] = [
     (6, 10240, 2560),
 ];
 
-/// Timed runs per product and device, after one warm-up; the median counts.
+/// The number of timed runs per product and device, after one warm-up. The median is used.
 const RUNS: usize = 5;
 
 /// The times of one product.
@@ -27,9 +27,9 @@ pub struct CalibrationPoint {
     pub shape: (i32, i32, i32),
     /// `2 m n k`.
     pub flops: u64,
-    /// On the CPU, the median.
+    /// The median time on the CPU.
     pub cpu: Duration,
-    /// On the GPU, the median.
+    /// The median time on the GPU.
     pub gpu: Duration,
 }
 
@@ -43,7 +43,8 @@ pub struct Calibration {
     pub points: Vec<CalibrationPoint>,
 }
 
-/// Times the products of [`SHAPES`] by `time`, which runs one on a device.
+/// Measures the products of [`SHAPES`] by `time`, which returns the time of one product on a
+/// device.
 ///
 /// ```
 /// use std::time::Duration;
@@ -82,7 +83,8 @@ pub fn calibrate_by(
         });
     }
     points.sort_by_key(|point| point.flops);
-    // A single fast run of a small product does not count: the GPU must win from there on.
+    // A single fast run of a small product does not decide: the GPU must also be faster for all
+    // larger products.
     let wins = points
         .iter()
         .rev()
@@ -94,7 +96,7 @@ pub fn calibrate_by(
     })
 }
 
-/// The matrices of the measured products. Those of a shape are reused for all runs, like a model's
+/// The matrices of the measured products. All runs of a shape use the same matrices, like a model's
 /// weights.
 #[derive(Default)]
 pub(super) struct Products {
@@ -109,7 +111,7 @@ impl Products {
         shape: (i32, i32, i32),
     ) -> Result<Duration> {
         if !self.made.contains_key(&shape) {
-            // Only one shape's matrices are in memory.
+            // Only the matrices of one shape are kept in memory.
             self.made.clear();
             let (m, n, k) = shape;
             let matrix = |rows: i32| -> Result<Array> {

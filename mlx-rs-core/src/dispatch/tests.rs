@@ -1,10 +1,11 @@
-//! Products against float64, routes by size, and calibration on simulated devices.
+//! Tests products against float64, the choice of the device by size, and calibration on simulated
+//! devices.
 
 use std::sync::Mutex;
 
 use super::*;
 
-/// Multiples of an eighth, so that products of a few hundred are exact in float32.
+/// Values are multiples of an eighth, so sums of a few hundred products are exact in float32.
 fn matrix(shape: &[i32], seed: u32) -> (Vec<f32>, Array) {
     let count: i32 = shape.iter().product();
     let mut state = seed.wrapping_mul(2_654_435_761) | 1;
@@ -18,7 +19,7 @@ fn matrix(shape: &[i32], seed: u32) -> (Vec<f32>, Array) {
     (values, array)
 }
 
-/// `[m, k]` times `[k, n]` in float64, from the definition.
+/// `[m, k]` times `[k, n]` in float64, by the definition.
 fn product(a: &[f32], b: &dyn Fn(usize, usize) -> f32, [m, n, k]: [usize; 3]) -> Vec<f64> {
     let mut out = Vec::with_capacity(m * n);
     for row in 0..m {
@@ -39,7 +40,7 @@ fn close(ours: &Array, expected: &[f64]) -> bool {
             .all(|(a, b)| (f64::from(*a) - b).abs() <= 1e-5 * b.abs().max(16.0))
 }
 
-/// The available backends, and a hybrid whose threshold is among the tests' sizes.
+/// The available backends, and a hybrid whose threshold is between the tests' sizes.
 fn backends() -> Vec<Arc<dyn MatMulBackend>> {
     let cpu = || CpuBackend::new().unwrap();
     let mut hybrid = HybridBackend::new(cpu(), cpu()).unwrap();
@@ -53,7 +54,7 @@ fn backends() -> Vec<Arc<dyn MatMulBackend>> {
 
 #[test]
 fn products_are_those_of_float64() {
-    // Square, tall, wide, a row, a column, one number, a decoder's head; and nothing.
+    // Square, tall, wide, a row, a column, a single element, a decoder's head, and empty matrices.
     let shapes = [
         [8, 8, 8],
         [300, 3, 5],
@@ -175,17 +176,19 @@ fn each_product_goes_where_its_size_says() {
     assert_eq!(*hybrid.gpu.1.lock().unwrap(), [1000; 3]);
 }
 
-/// A simulated device with a start time (nanoseconds) and a speed (FLOPs per nanosecond).
+/// The time of a product on a simulated device with a start time (nanoseconds) and a speed (FLOPs
+/// per nanosecond).
 fn device(start: u64, speed: u64, (m, n, k): (i32, i32, i32)) -> std::time::Duration {
     let flops = [2, m, n, k].map(|d| u64::from(d.unsigned_abs()));
     std::time::Duration::from_nanos(start + flops.iter().product::<u64>() / speed)
 }
 
-/// The five products of a model of 2,560 with heads of 256 at six positions, after calibration on
-/// devices of different speed.
+/// The five products of a model with hidden size 2,560 and heads of 256 at six positions. They are
+/// sent to devices after calibration on simulated devices of different speeds.
 #[test]
 fn the_five_products_of_a_decoder_are_routed_by_calibration() {
-    // Scores of a head, values of a head, projection, feed-forward, logits of one position.
+    // Scores of a head, values of a head, a projection, the feed-forward part, and logits of one
+    // position.
     let products = [
         2 * 6 * 6 * 256,
         2 * 6 * 6 * 256,
@@ -198,13 +201,14 @@ fn the_five_products_of_a_decoder_are_routed_by_calibration() {
         [18_432, 18_432, 78_643_200, 314_572_800, 1_342_177_280]
     );
     let (c, g) = (Route::Cpu, Route::Gpu);
-    // The GPU's start and speed relative to a CPU of 1 TFLOPS; the threshold; the routes.
+    // The GPU's start time and speed relative to a CPU of 1 TFLOPS, the expected threshold, and the
+    // expected devices.
     for (start, speed, threshold, routes) in [
         (10_000, 10, 15_728_640, [c, c, g, g, g]),
         (50_000, 10, 78_643_200, [c, c, g, g, g]),
         (200_000, 10, 314_572_800, [c, c, c, g, g]),
         (10_000_000, 10, u64::MAX, [c; 5]),
-        // An always faster GPU: the smallest measured product.
+        // For a GPU that is always faster, the threshold is the smallest measured product.
         (0, 10, 786_432, [c, c, g, g, g]),
     ] {
         let measured = calibrate_by(&mut |route, shape| {
@@ -231,7 +235,7 @@ fn the_five_products_of_a_decoder_are_routed_by_calibration() {
 
 #[test]
 fn calibration_takes_medians_and_no_lucky_run() {
-    // The first run of each is slow, and one of five is an outlier.
+    // The first run of each product is slow, and one of five runs is an outlier.
     let mut runs = std::collections::HashMap::new();
     let measured = calibrate_by(&mut |route, shape| {
         let run = runs.entry((route, shape)).or_insert(0u32);
@@ -240,7 +244,7 @@ fn calibration_takes_medians_and_no_lucky_run() {
         let base = device(1000, 1000, shape);
         Ok(match (route, slow) {
             (_, true) => base * 100,
-            // Faster only for the smallest and the largest.
+            // The GPU is faster only for the smallest and the largest product.
             (Route::Gpu, false) if [SHAPES[0], SHAPES[3]].contains(&shape) => base / 2,
             (Route::Gpu, false) => base * 2,
             (Route::Cpu, false) => base,

@@ -9,8 +9,8 @@ use crate::error::{ErrorKind, Result};
 use crate::operators::Operand;
 use crate::ops::{where_, zeros};
 
-/// A part of an array, to be read or combined with values into a new array; made by
-/// [`Array::at_idx`]. Positions that an index array repeats are combined repeatedly.
+/// A part of an array, made by [`Array::at_idx`]. It can be read, or combined with values into a
+/// new array. If an index array repeats a position, that position is combined repeatedly.
 #[derive(Debug, Clone, Copy)]
 pub struct At<'a> {
     array: &'a Array,
@@ -30,11 +30,12 @@ enum Update {
 }
 
 impl Array {
-    /// The part of this array that `index` selects, as `a[...]` in Python.
-    /// [`indexing`](crate::indexing) says which forms are lazy and which are evaluated.
+    /// The part of this array that `index` selects, like `a[...]` in Python.
+    /// [`indexing`](crate::indexing) lists the forms that are lazy and those that are evaluated.
     ///
-    /// Integers drop their axis and ranges keep it. Index arrays put their (broadcast) shape in
-    /// place of their axes, or first if a range, a new axis or an ellipsis separates them.
+    /// An integer drops its axis, and a range keeps it. Index arrays replace their axes by their
+    /// (broadcast) shape. If a range, a new axis or an ellipsis separates the index arrays, that
+    /// shape comes first.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};
@@ -47,18 +48,17 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] for an index out of range, more indices than axes or a mask of another
+    /// [`ErrorKind::Index`] for an index out of range, more indices than axes, or a mask of another
     /// shape; [`ErrorKind::Shape`] for index arrays that do not broadcast; [`ErrorKind::Dtype`] for
-    /// an index array that is neither of integers nor of booleans; [`ErrorKind::Value`] for a zero
-    /// step.
+    /// an index array of neither integers nor booleans; [`ErrorKind::Value`] for a zero step.
     pub fn get(&self, index: &[Index<'_>]) -> Result<Array> {
         let plan = Plan::new("get", self, index)?;
         plan.read(self)
     }
 
-    /// Assigns `value` to the part that `index` selects, as `a[...] = value` in Python. The value
-    /// broadcasts to the part and is converted to the type of this array. MLX reuses the memory
-    /// when no other handle to this array is left. After an error this array is unchanged.
+    /// Assigns `value` to the part that `index` selects, like `a[...] = value` in Python. The value
+    /// broadcasts to the part, and is converted to the type of this array. MLX reuses the memory if
+    /// no other handle to this array exists. After an error, this array is unchanged.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};
@@ -78,7 +78,8 @@ impl Array {
         Ok(())
     }
 
-    /// The part that `index` selects, for updates that make a new array, as `a.at[...]` in Python.
+    /// The part that `index` selects, for updates that make a new array. This is `a.at[...]` in
+    /// Python.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};
@@ -120,7 +121,7 @@ impl Array {
     }
 
     /// The update by a single mask, if the value does not depend on the number of true positions.
-    /// It is a selection, and lazy.
+    /// It is a selection (`where`), so it stays lazy.
     fn masked(&self, index: &[Index<'_>], value: &Array, update: Update) -> Result<Option<Array>> {
         let Some((entry, before)) = lone_mask(self, index) else {
             return Ok(None);
@@ -174,7 +175,7 @@ fn strip(value: &Array, axes: usize) -> Result<Array> {
 }
 
 impl Plan {
-    /// The array before the gather step.
+    /// The array after all steps before the gather.
     fn view(&self, array: &Array) -> Result<Array> {
         let mut x = self.merge(array)?;
         if self.sliced {
@@ -203,7 +204,8 @@ impl Plan {
         if self.is_empty() {
             return zeros(&self.result, array.dtype());
         }
-        // [indices, view with ones] -> [indices, kept] -> the indices' axes in their final place.
+        // [indices, view with ones] -> [indices, kept], then the axes of the indices move to their
+        // final place.
         let b = self.broadcast.len() as i32;
         let x = raw::gather(&self.view(array)?, &self.gathered)?;
         let ones: Vec<i32> = self.gathered.iter().map(|g| b + g.0).collect();
@@ -251,7 +253,7 @@ impl Plan {
         } else {
             self.scatter(array, &value, update)?
         };
-        // Reverses the steps of the view.
+        // Applies the inverse of the view's steps.
         let new = raw::squeeze(&new, &self.inserted)?;
         let new = raw::expand(&new, &self.dropped)?;
         let new = if self.sliced {
@@ -274,7 +276,8 @@ impl Plan {
 
     fn scatter(&self, array: &Array, value: &Array, update: Update) -> Result<Array> {
         let (b, place) = (self.broadcast.len() as i32, self.place as i32);
-        // First the indices' axes, then the kept ones, with ones at indexed axes.
+        // The order is: the axes of the indices, then the kept axes, with length one at indexed
+        // axes.
         let order: Vec<i32> = (place..place + b)
             .chain(0..place)
             .chain(place + b..self.result.len() as i32)
@@ -312,7 +315,7 @@ macro_rules! updates {
 }
 
 updates! {
-    /// The array with the part replaced by `value`.
+    /// Returns the array with the part replaced by `value`.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};
@@ -320,7 +323,7 @@ updates! {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     set = Set;
-    /// The array with `value` added to the part.
+    /// Returns the array with `value` added to the part.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};
@@ -329,7 +332,7 @@ updates! {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     add = Add;
-    /// The array with `value` subtracted from the part.
+    /// Returns the array with `value` subtracted from the part.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};
@@ -337,7 +340,7 @@ updates! {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     subtract = Subtract;
-    /// The array with the part multiplied by `value`.
+    /// Returns the array with the part multiplied by `value`.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};
@@ -345,7 +348,7 @@ updates! {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     multiply = Multiply;
-    /// The array, of floats, with the part divided by `value`.
+    /// Returns the array, which must be of floats, with the part divided by `value`.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};
@@ -353,7 +356,7 @@ updates! {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     divide = Divide;
-    /// The elementwise maximum of the part and `value`.
+    /// Returns the array with the part replaced by the element-wise maximum of it and `value`.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};
@@ -361,7 +364,7 @@ updates! {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     maximum = Maximum;
-    /// The elementwise minimum of the part and `value`.
+    /// Returns the array with the part replaced by the element-wise minimum of it and `value`.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};
@@ -372,7 +375,7 @@ updates! {
 }
 
 impl At<'_> {
-    /// The part itself.
+    /// Reads the part.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};

@@ -1,7 +1,7 @@
 //! Indexing as NumPy defines it: ranges with steps, ellipsis, new axes, integers, integer arrays
 //! and boolean masks. It reads ([`Array::get`]) and writes ([`Array::set`], [`Array::at_idx`]).
 //!
-//! An index is written with [`idx!`](crate::idx!), whose table has the Python forms.
+//! [`idx!`](crate::idx!) makes an index. Its table lists the Python forms.
 //!
 //! ```
 //! use mlx_rs_core::{array, idx};
@@ -18,17 +18,17 @@
 //!
 //! # Costs
 //!
-//! Ranges, integers, ellipsis and new axes are views: lazy, nothing is copied to read. **Integer
-//! arrays are evaluated and every index is checked on the host**, because MLX reads out of bounds
-//! for an invalid index. A list of Rust integers is checked without the device. [`clamped`] indices
-//! stay lazy: the graph limits them to the axis. **A mask that is read is evaluated**, since the
-//! shape of the result is the number of its true values. Assigning a value that does not depend on
-//! that number stays lazy. Inside `compile` and `vmap`, where nothing can be evaluated, use ranges,
-//! [`clamped`] indices and such assignments.
+//! Ranges, integers, ellipsis and new axes are views: they are lazy, and reading copies nothing.
+//! **Integer arrays are evaluated, and every index is checked on the host**, because MLX reads out
+//! of bounds for an invalid index. A list of Rust integers is checked without the device.
+//! [`clamped`] indices stay lazy, because the graph limits them to the axis. **A mask that is read
+//! is evaluated**, because the shape of the result depends on the number of true values. An
+//! assignment of a value that does not depend on that number stays lazy. Inside `compile` and
+//! `vmap`, where nothing can be evaluated, use ranges, [`clamped`] indices and such assignments.
 //!
-//! Wrapping and errors are those of NumPy. One difference: an index out of range is an error even
-//! if the result has no elements. If one position is assigned several times, the last value wins on
-//! the CPU. On a GPU any of them may win.
+//! Wrapping and errors follow NumPy, with one difference: an index out of range is an error even if
+//! the result has no elements. If one position is assigned several times, the last value remains on
+//! the CPU. On a GPU, any of the values may remain.
 
 mod assign;
 mod plan;
@@ -41,13 +41,13 @@ use crate::operators::Held;
 
 pub use assign::At;
 
-/// One entry of an index; made by `From` (as [`idx!`](crate::idx!) does) from
+/// One entry of an index. `From` (which [`idx!`](crate::idx!) uses) makes it from
 ///
 /// - integers, negative ones counted from the end;
 /// - ranges of integers: `..` for the whole axis; bounds are clamped to the array as in Python;
 /// - [`NewAxis`] and [`Ellipsis`];
 /// - arrays and lists of integers; boolean arrays and lists, whose shape must be that of the axes
-///   they stand for; [`clamped`] arrays;
+///   that they replace; [`clamped`] arrays;
 /// - `true` and `false`, masks without axes.
 #[derive(Debug)]
 pub struct Index<'a>(Entry<'a>);
@@ -73,7 +73,7 @@ pub struct NewAxis;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ellipsis;
 
-/// Where a span ends.
+/// The end of a span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Open,
@@ -91,7 +91,7 @@ pub struct Span {
 
 impl<'a> Index<'a> {
     /// The elements of `range` in steps of `step`. A negative step goes backwards from the start,
-    /// which defaults to the last element. `..; -1` reverses an axis.
+    /// which defaults to the last element. So `..; -1` reverses an axis.
     ///
     /// ```
     /// use mlx_rs_core::{array, indexing::Index};
@@ -106,9 +106,9 @@ impl<'a> Index<'a> {
     }
 }
 
-/// Indices that the graph limits to the axis instead of evaluating and checking them: below zero
-/// becomes 0, beyond the end the last element. For indices that are known to be in range, or where
-/// evaluation is not possible.
+/// Indices that the graph limits to the axis, instead of evaluating and checking them. An index
+/// below zero becomes 0, and one beyond the end becomes the last index. Use it for indices that are
+/// known to be in range, or where evaluation is not possible.
 ///
 /// ```
 /// use mlx_rs_core::{array, idx, indexing::clamped};
@@ -254,7 +254,7 @@ macro_rules! from_integers {
 }
 from_integers!(i32, i64, isize, u32, u64, usize);
 
-/// A value that does not fit is out of range of any axis, like the maximum.
+/// A value that does not fit becomes the maximum, which is out of range for any axis.
 fn wide<T: TryInto<i64>>(value: T) -> i64 {
     value.try_into().unwrap_or(i64::MAX)
 }

@@ -1,13 +1,13 @@
-//! Converts index entries to a plan: slices, axes to drop and to add, axes to gather, and the place
-//! of the gathered axes. Every index is in range when a plan is made.
+//! Converts index entries to a plan: slices, axes to drop and to add, axes to gather, and the
+//! position of the gathered axes. All indices of a finished plan are in range.
 
 use super::{End, Entry, Index, Span};
 use crate::array::Array;
 use crate::dtype::{Dtype, Element};
 use crate::error::{Error, ErrorKind, Result};
 
-/// How to reach the indexed part of an array. The part is made in steps: merge the axes under each
-/// mask, slice every axis, drop the axes of integers, insert new axes, gather.
+/// The steps that lead from an array to its indexed part: merge the axes of each mask, slice every
+/// axis, drop the axes of integers, insert new axes, gather.
 pub(super) struct Plan {
     /// The shape after merging.
     pub merged: Vec<i32>,
@@ -16,15 +16,16 @@ pub(super) struct Plan {
     pub stride: Vec<i32>,
     /// Whether slicing changes anything.
     pub sliced: bool,
-    /// Axes (after slicing) that integers drop.
+    /// The axes (numbered after slicing) that integers drop.
     pub dropped: Vec<i32>,
-    /// Axes (after inserting) that are new.
+    /// The new axes (numbered after inserting).
     pub inserted: Vec<i32>,
     /// The shape after inserting.
     pub view: Vec<i32>,
-    /// The gathered axes of the view with their indices; in range, and `int32` or `uint32`.
+    /// The gathered axes of the view, with their indices. Indices are in range, and `int32` or
+    /// `uint32`.
     pub gathered: Vec<(i32, Array)>,
-    /// The shape of the indices broadcast together.
+    /// The common shape to which the indices broadcast.
     pub broadcast: Vec<i32>,
     /// The position of that shape among the axes that are kept.
     pub place: usize,
@@ -32,13 +33,14 @@ pub(super) struct Plan {
     pub result: Vec<i32>,
 }
 
-/// The effect on an axis, in the order of the index.
+/// What an index entry does with its axis. The entries are in the order of the index.
 enum Column {
     Keep(i32),
     Drop,
     New,
     Gather(Array),
-    /// An ellipsis. It covers its own axes, or none, but separates its neighbors.
+    /// An ellipsis. It covers any number of axes, and separates its neighbors even if it covers
+    /// none.
     Gap,
 }
 
@@ -47,11 +49,11 @@ pub(super) fn error(op: &'static str, kind: ErrorKind, message: String, array: &
 }
 
 impl Entry<'_> {
-    /// A mask's own shape; `None` for others.
+    /// The shape of a mask; `None` for other entries.
     pub(super) fn mask_shape(&self) -> Option<Vec<i32>> {
         match self {
             Entry::Array(a) if a.dtype() == Dtype::Bool => Some(a.shape().to_vec()),
-            // A longer list cannot fit an axis, so the length check fails.
+            // A longer list cannot match an axis, so -1 makes the check of the length fail.
             Entry::Bools(list) => Some(vec![i32::try_from(list.len()).unwrap_or(-1)]),
             Entry::Bool(_) => Some(Vec::new()),
             _ => None,
@@ -67,7 +69,8 @@ impl Entry<'_> {
 }
 
 impl Span {
-    /// Start, number of elements and step on an axis of `length`, as Python's `slice.indices`.
+    /// The start, the number of elements and the step on an axis of `length`, like Python's
+    /// `slice.indices`.
     fn on(self, op: &'static str, length: i32) -> Result<(i32, i32, i32)> {
         if self.step == 0 {
             return Err(Error::new(ErrorKind::Value, op, "a step cannot be zero"));
@@ -83,7 +86,8 @@ impl Span {
         let stop = match self.end {
             End::Open => open,
             End::Before(x) => cut(x),
-            // One further in the direction of the step; here -1 does not wrap around.
+            // The inclusive end plus one in the direction of the step. Here -1 does not wrap
+            // around.
             End::With(x) => {
                 let x = i128::from(x);
                 let x = if x < 0 { x + n } else { x };
@@ -96,8 +100,8 @@ impl Span {
         } else {
             0
         };
-        // All are within the axis, whose length is an i32. A step matters only with at least two
-        // elements, and then it is shorter than the axis.
+        // All values are within the axis, whose length is an i32. A step matters only for two or
+        // more elements, and is then shorter than the axis.
         Ok(match count {
             0 => (0, 0, 1),
             1 => (start as i32, 1, 1),
@@ -106,14 +110,14 @@ impl Span {
     }
 }
 
-/// The stop of a slice for MLX: `-length - 1` is before the first element.
+/// The stop of a slice in MLX's form. `-length - 1` is before the first element.
 fn stop(start: i32, count: i32, step: i32, length: i32) -> i32 {
     if count == 0 {
         return start;
     }
     let stop = i64::from(start) + i64::from(count - 1) * i64::from(step) + i64::from(step.signum());
     if stop < 0 {
-        // -i32::MAX - 1 is i32::MIN.
+        // This cannot overflow: -i32::MAX - 1 is i32::MIN.
         -length - 1
     } else {
         // `stop` is at most `length`.
@@ -121,7 +125,7 @@ fn stop(start: i32, count: i32, step: i32, length: i32) -> i32 {
     }
 }
 
-/// A whole axis, unchanged.
+/// Whether the span is a whole axis, unchanged.
 fn is_whole(span: Span, length: i32) -> bool {
     span.on("index", length)
         .is_ok_and(|(start, count, step)| start == 0 && count == length && step == 1)
@@ -189,7 +193,7 @@ impl Plan {
         build.finish()
     }
 
-    /// The number of axes the part keeps beside the gathered ones.
+    /// The number of axes that the part keeps in addition to the gathered ones.
     pub(super) fn kept(&self) -> usize {
         self.result.len() - self.broadcast.len()
     }
@@ -198,7 +202,7 @@ impl Plan {
 struct Builder<'a> {
     op: &'static str,
     array: &'a Array,
-    /// The next axis of the array.
+    /// The next axis of the array to be indexed.
     axis: usize,
     plan: Plan,
     columns: Vec<Column>,
@@ -209,10 +213,10 @@ impl Builder<'_> {
         (0..n).try_for_each(|_| self.entry(&Entry::Slice(Span::from(..))))
     }
 
-    /// Adds an axis of the merged array with its slice.
+    /// Adds an axis of the merged array, with its slice.
     fn slice(&mut self, length: i32, (start, count, step): (i32, i32, i32)) {
-        // An unused step is set to 1. MLX would drop the step, but not the corresponding end.
-        // Gradients and mapped functions would then take several elements, or none.
+        // An unused step is set to 1. MLX would drop the step, but not the end that belongs to it.
+        // Gradients and mapped functions would then read several elements, or none.
         let step = if count == 1 { 1 } else { step };
         let plan = &mut self.plan;
         plan.merged.push(length);
@@ -237,7 +241,7 @@ impl Builder<'_> {
                 if !(-n..n).contains(at) {
                     return Err(self.outside(*at, length));
                 }
-                // In range of an i32 by the check.
+                // The check above ensures that the value fits an i32.
                 let at = (if *at < 0 { at + n } else { *at }) as i32;
                 self.slice(length, (at, 1, 1));
                 Column::Drop
@@ -270,7 +274,7 @@ impl Builder<'_> {
                 self.slice(length, (0, length, 1));
                 Column::Gather(Array::vector(&list)?)
             }
-            // Handled earlier: masks above, the ellipsis by the caller.
+            // These entries were handled earlier: masks above, and the others by the caller.
             Entry::Bools(_) | Entry::Bool(_) | Entry::NewAxis | Entry::Ellipsis => Column::Gap,
         };
         self.columns.push(column);
@@ -278,7 +282,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// A mask: merges its axes into one, and gathers the true positions.
+    /// Handles a mask: merges its axes into one, and gathers the true positions.
     fn mask(&mut self, entry: &Entry<'_>, mask: &[i32]) -> Result<()> {
         let axes = &self.array.shape()[self.axis..self.axis + mask.len()];
         if axes != mask {
@@ -301,7 +305,7 @@ impl Builder<'_> {
             ));
         };
         let positions = |values: &[bool]| -> Vec<i32> {
-            // There are `length` values, an i32.
+            // There are `length` values, and `length` is an i32.
             (0..length)
                 .zip(values)
                 .filter_map(|(i, &v)| v.then_some(i))
@@ -347,7 +351,7 @@ impl Builder<'_> {
         ))
     }
 
-    /// Evaluates indices and checks each against the axis.
+    /// Evaluates indices, and checks each one against the axis.
     fn checked(&self, indices: &Array, length: i32) -> Result<Array> {
         fn extremes<T: Element + Ord + Into<i128>>(indices: &Array) -> Result<Option<[i128; 2]>> {
             let data = indices.data::<T>()?;
@@ -374,7 +378,7 @@ impl Builder<'_> {
                 return Err(self.outside(at, length));
             }
         }
-        // Every value fits; MLX counts negative ones from the end itself.
+        // Every value fits. MLX itself counts negative values from the end.
         as_index(indices)
     }
 
@@ -389,7 +393,7 @@ impl Builder<'_> {
                 self.array,
             ));
         }
-        // A limit outside the type cannot be exceeded by it.
+        // If the limit does not fit the type, no value of the type can exceed it.
         let high = match indices.scalar_like(length - 1) {
             Ok(limit) => indices.minimum(&limit)?,
             Err(_) => indices.clone(),
@@ -405,8 +409,8 @@ impl Builder<'_> {
             columns,
             ..
         } = self;
-        // The position of the first index array or integer, and whether all are adjacent. NumPy
-        // puts the gathered axes there, or first if anything separates them.
+        // The position of the first index array or integer, and whether all of them are adjacent.
+        // NumPy puts the gathered axes at this position, or first if other entries separate them.
         let advanced = |c: &Column| matches!(c, Column::Drop | Column::Gather(_));
         let first = columns.iter().position(advanced);
         let last = columns.iter().rposition(advanced);
@@ -415,7 +419,7 @@ impl Builder<'_> {
             _ => false,
         };
         let mut entries = Vec::new();
-        // Axis counts are far below i32::MAX.
+        // The number of axes is far below i32::MAX.
         let mut sliced_axis = 0i32;
         for (i, column) in columns.into_iter().enumerate() {
             if together && Some(i) == first {
@@ -473,7 +477,7 @@ fn as_index(indices: &Array) -> Result<Array> {
     }
 }
 
-/// The shape both broadcast to.
+/// The shape to which both shapes broadcast; `None` if they do not.
 pub(super) fn broadcast(a: &[i32], b: &[i32]) -> Option<Vec<i32>> {
     let n = a.len().max(b.len());
     let at = |shape: &[i32], i: usize| (i + shape.len()).checked_sub(n).map_or(1, |at| shape[at]);
@@ -487,7 +491,8 @@ pub(super) fn broadcast(a: &[i32], b: &[i32]) -> Option<Vec<i32>> {
         .collect()
 }
 
-/// The single mask of an index that otherwise takes whole axes, with the number of axes before it.
+/// The single mask of an index whose other entries are whole axes, with the number of axes before
+/// the mask.
 pub(super) fn lone_mask<'i, 'a>(
     array: &Array,
     index: &'i [Index<'a>],

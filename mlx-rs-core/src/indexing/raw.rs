@@ -1,12 +1,12 @@
-//! The C calls of indexing. Callers pass values checked by a `Plan`: existing axes, bounds inside
-//! their axis, indices in range.
+//! The C calls of indexing. The callers' arguments come from a `Plan`, which has checked them: axes
+//! exist, bounds are inside their axis, and indices are in range.
 
 use crate::array::Array;
 use crate::call::{self, ArrayVec};
 use crate::error::Result;
 use crate::mapped;
 
-/// How scattered values combine with existing ones.
+/// How scattered values are combined with existing values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scatter {
     Set,
@@ -63,7 +63,7 @@ pub(super) fn slice_update(
     })
 }
 
-/// Drops the given axes, all of length one.
+/// Removes these axes, which must have length one.
 pub(super) fn squeeze(a: &Array, axes: &[i32]) -> Result<Array> {
     if axes.is_empty() {
         return Ok(a.clone());
@@ -82,8 +82,9 @@ pub(super) fn expand(a: &Array, axes: &[i32]) -> Result<Array> {
     a.expand_dims_axes(axes)
 }
 
-/// For each index, one element of each indexed axis and all elements of the others. The result has
-/// the shape of the indices followed by the array's, in which indexed axes have length one.
+/// For each index, gathers one element of each indexed axis and all elements of the other axes. The
+/// result has the shape of the indices, followed by the shape of the array, in which indexed axes
+/// have length one.
 pub(super) fn gather(a: &Array, gathered: &[(i32, Array)]) -> Result<Array> {
     let axes: Vec<i32> = gathered.iter().map(|g| g.0).collect();
     let mut sizes = a.shape().to_vec();
@@ -95,8 +96,8 @@ pub(super) fn gather(a: &Array, gathered: &[(i32, Array)]) -> Result<Array> {
     let indices = ArrayVec::new("gather", indices.iter().map(|i| &**i))?;
     let a = a.for_blocks(|axis| sizes[axis])?;
     call::array("gather", |out, s| {
-        // SAFETY: one axis per index array, all different, and sizes inside the array. Every index
-        // is in range of its axis; all handles are live.
+        // SAFETY: there is one axis per index array, all axes are distinct, and sizes are inside
+        // the array. Every index is in range for its axis. All handles are live.
         unsafe {
             mlx_sys::mlx_gather(
                 out,
@@ -112,7 +113,7 @@ pub(super) fn gather(a: &Array, gathered: &[(i32, Array)]) -> Result<Array> {
     })
 }
 
-/// The reverse of [`gather`]: `updates` has the shape of its result.
+/// The inverse of [`gather`]. `updates` has the shape of the result of `gather`.
 pub(super) fn scatter(
     a: &Array,
     gathered: &[(i32, Array)],
@@ -142,8 +143,9 @@ pub(super) fn scatter(
         block[axis as usize] = 1;
     }
     call::array("scatter", |out, s| {
-        // SAFETY: one axis per index array, all different, and every index is in range of its axis.
-        // `updates` has the shape of a gather, which MLX checks again; all handles are live.
+        // SAFETY: there is one axis per index array, all axes are distinct, and every index is in
+        // range for its axis. `updates` has the shape of a gather, which MLX checks again. All
+        // handles are live.
         unsafe {
             f(
                 out,

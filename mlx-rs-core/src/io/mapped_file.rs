@@ -1,4 +1,4 @@
-//! Files mapped into memory, read without a copy.
+//! Files that are mapped into memory, so that they are read without a copy.
 
 use std::fmt;
 use std::fs::File;
@@ -15,16 +15,16 @@ use crate::error::{Error, ErrorKind, Result};
 
 const OP: &str = "MappedFile";
 
-/// A memory-mapped file. The system reads a page when it is used, keeps it while there is memory,
-/// and shares it between processes. A clone is another handle.
+/// A memory-mapped file. The system reads a page from disk when it is first used, keeps it while
+/// there is free memory, and shares it between processes. A clone is another handle.
 ///
-/// The file must not change while it is mapped. It may be deleted or replaced by a rename. Reads of
-/// a modified file give other values. Those of a truncated file give zeros, and [`Self::check`]
-/// reports it. So map only files that are written once.
+/// The file must not change while it is mapped. It may be deleted, or replaced by a rename. If it
+/// is modified, reads return other values. If it is truncated, reads of the missing bytes return
+/// zeros, and [`Self::check`] reports it. So map only files that are written once.
 ///
 /// The system signals a read of missing bytes with SIGBUS. The first mapping installs a handler of
-/// this signal for the process, which leaves all other causes to the handler before it. A handler
-/// that is installed later must do the same.
+/// this signal for the process. The handler passes all other causes of the signal to the handler
+/// that was installed before. A handler that is installed later must do the same.
 ///
 /// ```
 /// use mlx_rs_core::io::MappedFile;
@@ -55,8 +55,8 @@ impl MappedFile {
     /// Maps a regular file for reading.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] when it cannot be opened or mapped; [`ErrorKind::Value`] if it is not a
-    /// regular file, or if 1,024 files are mapped.
+    /// [`ErrorKind::Io`] when the file cannot be opened or mapped; [`ErrorKind::Value`] if it is
+    /// not a regular file, or if 1,024 files are already mapped.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_owned();
         let file = File::open(&path).map_err(|e| io_error(OP, &e))?;
@@ -65,12 +65,12 @@ impl MappedFile {
             let message = "only a regular file can be mapped";
             return Err(Error::new(ErrorKind::Value, OP, message));
         }
-        // SAFETY: the mapping is read-only: no code here writes to it. The caller must ensure that
-        // nothing writes to the file, as documented; no type can express that. Reads of a truncated
-        // file give zeros.
+        // SAFETY: the mapping is read-only, and no code here writes to it. As documented, the
+        // caller must ensure that nothing writes to the file; no type can express that. If the file
+        // is truncated, reads return zeros.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| io_error(OP, &e))?;
-        // SAFETY: these are all bytes of the mapping, which is only read. Its fields keep them
-        // together, and the watch ends first.
+        // SAFETY: these are all bytes of the mapping, which is only read. The fields of `Mapping`
+        // keep both together, and the watch ends before the mapping.
         #[cfg(unix)]
         let watch = unsafe { Watch::new(&map) }.ok_or_else(|| {
             let message = format!("{MAX} files are mapped; more are not supported");
@@ -85,23 +85,23 @@ impl MappedFile {
         })))
     }
 
-    /// Whether a read found bytes missing.
+    /// Whether a read found that bytes are missing.
     #[cfg(unix)]
     fn lost(&self) -> bool {
         self.0.watch.lost()
     }
 
-    /// Other systems do not truncate a mapped file.
+    /// Other systems do not allow truncating a mapped file.
     #[cfg(not(unix))]
     fn lost(&self) -> bool {
         false
     }
 
-    /// Checks that the file still has all mapped bytes. Call it after reading: an error means that
-    /// the values that were read are not valid.
+    /// Checks that the file still has all mapped bytes. Call it after reading: on an error, the
+    /// values that were read are not valid.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] for a file that was truncated.
+    /// [`ErrorKind::Io`] if the file was truncated.
     /// ```
     /// # let dir = tempfile::tempdir().unwrap();
     /// let path = dir.path().join("text");
@@ -128,7 +128,7 @@ impl MappedFile {
         Err(Error::new(ErrorKind::Io, OP, message))
     }
 
-    /// All bytes.
+    /// All bytes of the file.
     /// ```
     /// # let dir = tempfile::tempdir().unwrap();
     /// let path = dir.path().join("text");
@@ -141,17 +141,17 @@ impl MappedFile {
         &self.0.map
     }
 
-    /// The little-endian float32 in a range of bytes, without a copy.
+    /// The little-endian float32 values in a range of bytes, without a copy.
     ///
     /// # Errors
-    /// [`ErrorKind::Value`] when the range is not within the file or not aligned to its elements;
+    /// [`ErrorKind::Value`] when the range is not within the file, or not aligned to its elements;
     /// always on big-endian machines.
     pub fn floats(&self, bytes: Range<usize>) -> Result<Floats> {
         self.check_range::<f32>(&bytes, "float32")?;
         Ok(Floats(Source::File(self.clone(), bytes)))
     }
 
-    /// The little-endian float16 in a range of bytes, without a copy.
+    /// The little-endian float16 values in a range of bytes, without a copy.
     ///
     /// # Errors
     /// As [`Self::floats`].
@@ -169,7 +169,7 @@ impl MappedFile {
         Ok(Halves(self.clone(), bytes))
     }
 
-    /// Checks that a range consists of whole elements.
+    /// Checks that a range is within the file and consists of whole, aligned elements.
     fn check_range<T: bytemuck::Pod>(&self, bytes: &Range<usize>, kind: &str) -> Result<()> {
         let fault = |message: String| Error::new(ErrorKind::Value, OP, message);
         if cfg!(target_endian = "big") {
@@ -199,10 +199,10 @@ impl AsRef<[u16]> for Halves {
 }
 
 impl Halves {
-    /// Checks that their file still has all its bytes ([`MappedFile::check`]).
+    /// Checks that the file still has all its bytes ([`MappedFile::check`]).
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] for a file that was truncated.
+    /// [`ErrorKind::Io`] if the file was truncated.
     /// ```
     /// # let dir = tempfile::tempdir().unwrap();
     /// let path = dir.path().join("halves");
@@ -248,11 +248,11 @@ impl AsRef<[f32]> for Floats {
 }
 
 impl Floats {
-    /// Checks that their file, if they are mapped, still has all its bytes
+    /// Checks that the file, if the values are mapped, still has all its bytes
     /// ([`MappedFile::check`]).
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] for a file that was truncated.
+    /// [`ErrorKind::Io`] if the file was truncated.
     /// ```
     /// use mlx_rs_core::io::Floats;
     /// assert!(Floats::from(vec![1.0]).check().is_ok());
@@ -310,13 +310,14 @@ mod tests {
         for wrong in [0..37, 1..5, 36..40, 40..42] {
             assert!(file.halves(wrong).is_err());
         }
-        // The mapping outlives the name.
+        // The mapping must stay valid after the file's name is removed.
         std::fs::remove_file(&path).unwrap();
         drop(file);
         assert_eq!(actual.as_ref(), &values[1..5]);
     }
 
-    /// Reads of missing bytes give zeros, and the check says it. Other files are not affected.
+    /// Reads of missing bytes must return zeros, and the check must report it. Other files must not
+    /// be affected.
     #[cfg(unix)]
     #[test]
     fn a_truncated_file_is_an_error_and_no_signal() {
@@ -333,7 +334,7 @@ mod tests {
         assert_eq!(read(&file, size - 1), 7);
         assert!(file.check().is_ok() && floats.check().is_ok());
         let shrunk = File::options().write(true).open(&path).unwrap();
-        // The system replaces the end of the last page by zeros, without a signal.
+        // For the rest of the last page, the system returns zeros without a signal.
         shrunk.set_len(100).unwrap();
         let error = file.check().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Io);
@@ -342,7 +343,7 @@ mod tests {
             said.contains("shrinks was truncated") && said.contains("has 100"),
             "{said}"
         );
-        // Many threads meet the end of the file at the same time.
+        // Many threads reach the end of the file at the same time.
         std::thread::scope(|scope| {
             for first in 0..8 {
                 let (file, read) = (&file, &read);
@@ -354,13 +355,13 @@ mod tests {
             }
         });
         assert_eq!(read(&file, 99), 7);
-        // The bytes do not come back with the length.
+        // Extending the file again does not restore its bytes.
         shrunk.set_len(size as u64).unwrap();
         assert!(file.check().is_err() && floats.check().is_err());
         assert!(other.check().is_ok());
         assert_eq!(read(&other, size - 1), 7);
         drop((file, floats));
-        // A slot that was used is free again.
+        // The slot of the dropped mapping must be free again.
         let (again, _) = write("again");
         assert!(again.check().is_ok());
     }

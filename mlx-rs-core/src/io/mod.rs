@@ -1,11 +1,11 @@
-//! Arrays in files: NPY ([`load_npy`]), NPZ ([`load_npz`]) and safetensors ([`load_safetensors`]),
-//! read and written by Rust alone.
+//! Arrays in files: NPY ([`load_npy`]), NPZ ([`load_npz`]) and safetensors ([`load_safetensors`]).
+//! Rust code reads and writes them, without MLX.
 //!
-//! MLX's own readers are not used or bound: for a truncated file they return arbitrary data. Here
-//! every size is compared with the file before anything is allocated. All bytes are read before an
-//! array exists. A mismatch is an error that names the file. A file is written beside its
-//! destination, flushed to the disk and then renamed. So a reader finds the old file or the new
-//! one, never a part.
+//! MLX's own readers are not used, because for a truncated file they return arbitrary data. Here
+//! every size is compared with the file before anything is allocated, and all bytes are read before
+//! an array exists. A mismatch is an error that names the file. To write a file, a temporary file
+//! beside the destination is written, flushed to disk, and renamed. So a reader finds the old file
+//! or the new one, never a part.
 //!
 //! ```
 //! use mlx_rs_core::{array, io};
@@ -29,9 +29,9 @@
 //! | `mx.savez`, `mx.savez_compressed` | [`save_npz`], [`save_npz_compressed`] |
 //! | `mx.save_safetensors` | [`save_safetensors`] |
 //!
-//! The content of a file is checked against its size, and every array against
-//! [`memory::budget`](crate::memory::budget). Nothing in a file is ever executed: object arrays of
-//! numpy, which are pickles, are refused.
+//! The content of a file is checked against the file's size, and every array against
+//! [`memory::budget`](crate::memory::budget). Nothing in a file is ever executed: numpy's object
+//! arrays, which are pickles, are refused.
 
 mod mapped_file;
 mod npy;
@@ -54,7 +54,7 @@ pub use self::npy::{load_npy, read_npy, save_npy, write_npy};
 pub use self::npz::{load_npz, save_npz, save_npz_compressed};
 pub use self::safetensors::{Safetensors, SafetensorsFile, load_safetensors, save_safetensors};
 
-/// The error of a failed system call, or of data that is truncated or inconsistent.
+/// The error for a failed system call, or for data that is truncated or inconsistent.
 fn io_error(op: &'static str, e: &std::io::Error) -> Error {
     use std::io::ErrorKind as K;
     match e.kind() {
@@ -68,7 +68,7 @@ fn format_error(op: &'static str, message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Format, op, message)
 }
 
-/// Puts the path in front of the error.
+/// Adds the path to the error's message.
 fn in_file<T>(path: &Path, result: Result<T>) -> Result<T> {
     result.map_err(|e| e.context(path.display()))
 }
@@ -77,14 +77,15 @@ fn open(op: &'static str, path: &Path) -> Result<(File, u64)> {
     let file = File::open(path).map_err(|e| io_error(op, &e))?;
     let facts = file.metadata().map_err(|e| io_error(op, &e))?;
     if !facts.is_file() {
-        // A directory fails on the first read, and a pipe has no size to compare with.
+        // A directory would fail on the first read, and a pipe has no size to compare with.
         return Err(Error::new(ErrorKind::Io, op, "not a regular file"));
     }
     Ok((file, facts.len()))
 }
 
-/// Refuses a destination that is no regular file, such as a device, because a rename would replace
-/// it. If it does not exist or cannot be read, the write itself decides.
+/// Refuses a destination that is not a regular file, such as a device, because a rename would
+/// replace it. A destination that does not exist or cannot be read passes; the write itself then
+/// decides.
 pub(crate) fn check_replaceable(path: &Path) -> std::result::Result<(), &'static str> {
     match path.metadata() {
         Ok(facts) if facts.is_dir() => Err("it is a directory"),

@@ -1,6 +1,6 @@
-//! NPY, numpy's format of one array:
-//! <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>. The headers are those
-//! of `inference_formats::npy`.
+//! NPY, numpy's format for one array:
+//! <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
+//! `inference_formats::npy` parses and writes the headers.
 
 use std::io::{BufReader, Read, Write};
 use std::path::Path;
@@ -13,19 +13,19 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The header before the values.
+/// The information in the header.
 #[derive(Debug)]
 struct Header {
     layout: Layout,
     shape: Vec<i32>,
-    /// Bytes of the header itself.
+    /// The number of bytes of the header.
     length: u64,
 }
 
 /// Loads one array from an NPY file.
 ///
-/// Every type of MLX is read, in either byte order and either layout (a column-major array becomes
-/// a lazy transpose). `V2` is read too, because MLX stores `bfloat16` that way.
+/// All types of MLX are supported, in either byte order and either layout (a column-major array
+/// becomes a lazy transpose). `V2` is read as `bfloat16`, because MLX stores it so.
 ///
 /// ```
 /// use mlx_rs_core::{array, io};
@@ -38,9 +38,9 @@ struct Header {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Io`] when the file cannot be read, [`ErrorKind::Format`] when it is truncated, has
-/// extra bytes or is no NPY file, [`ErrorKind::Unsupported`] for types that MLX lacks (strings,
-/// records, Python objects), [`ErrorKind::OutOfMemory`] beyond the memory budget.
+/// [`ErrorKind::Io`] when the file cannot be read; [`ErrorKind::Format`] when it is truncated, has
+/// extra bytes or is not an NPY file; [`ErrorKind::Unsupported`] for types that MLX lacks (strings,
+/// records, Python objects); [`ErrorKind::OutOfMemory`] beyond the memory budget.
 pub fn load_npy(path: impl AsRef<Path>) -> Result<Array> {
     let (op, path) = ("load_npy", path.as_ref());
     in_file(
@@ -65,7 +65,7 @@ pub fn load_npy(path: impl AsRef<Path>) -> Result<Array> {
     )
 }
 
-/// Reads one array in NPY format from any reader, and no byte more.
+/// Reads one array in NPY format from any reader. It reads no byte beyond the array.
 ///
 /// ```
 /// use mlx_rs_core::{array, io};
@@ -79,7 +79,7 @@ pub fn load_npy(path: impl AsRef<Path>) -> Result<Array> {
 /// ```
 ///
 /// # Errors
-/// As [`load_npy`], but following bytes are left to the caller.
+/// As [`load_npy`], except that extra bytes are not an error.
 pub fn read_npy(mut source: impl Read) -> Result<Array> {
     let op = "read_npy";
     let header = header(op, &mut source)?;
@@ -88,8 +88,8 @@ pub fn read_npy(mut source: impl Read) -> Result<Array> {
 
 /// Saves one array as an NPY file, atomically.
 ///
-/// The bytes are those that numpy writes. `bfloat16`, which numpy lacks, is stored as in MLX, as
-/// the raw type `V2`.
+/// The bytes are those that numpy writes. numpy lacks `bfloat16`, which is stored as the raw type
+/// `V2`, as in MLX.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, io, ones};
@@ -124,7 +124,7 @@ pub fn write_npy(out: impl Write, array: &Array) -> Result<()> {
     write("write_npy", out, array)
 }
 
-/// As `read_npy`, without bytes after the values; `length` is the claimed total size.
+/// Like `read_npy`, but bytes after the values are an error. `length` is the claimed total size.
 pub(super) fn read_whole(op: &'static str, source: &mut impl Read, length: u64) -> Result<Array> {
     let header = header(op, source)?;
     let bytes = values::size(op, &header.shape, header.layout.dtype)?;
@@ -135,13 +135,13 @@ pub(super) fn read_whole(op: &'static str, source: &mut impl Read, length: u64) 
         ));
     }
     let array = values::read(op, header.layout, &header.shape, source, false)?;
-    // Reading to the end also makes an archive reader check its checksum.
+    // Reading to the end also makes an archive reader verify the checksum.
     values::expect_end(op, source)?;
     Ok(array)
 }
 
 pub(super) fn write(op: &'static str, mut out: impl Write, array: &Array) -> Result<()> {
-    // Evaluated before anything is written, so that a failure leaves no file.
+    // The array is evaluated before anything is written, so a failure leaves no file.
     array.eval()?;
     let shape: Vec<usize> = array.shape().iter().map(|&d| d as usize).collect();
     let head = npy::header(descr(array.dtype()), &shape).map_err(|e| header_error(op, e))?;
@@ -150,7 +150,7 @@ pub(super) fn write(op: &'static str, mut out: impl Write, array: &Array) -> Res
     values::write(op, array, &mut out)
 }
 
-/// The size that [`write`] writes, except for the exact header size.
+/// The number of bytes that [`write`] writes. The size of the header is approximate.
 pub(super) fn bytes_about(array: &Array) -> u64 {
     array.nbytes() as u64 + npy::MAX_HEADER as u64
 }
@@ -174,7 +174,7 @@ fn descr(dtype: Dtype) -> &'static str {
     }
 }
 
-/// A type from its name without the byte order.
+/// The type for a name without the byte order.
 fn dtype(op: &'static str, name: &str) -> Result<Dtype> {
     Dtype::ALL
         .into_iter()
@@ -193,7 +193,7 @@ fn dtype(op: &'static str, name: &str) -> Result<Dtype> {
         })
 }
 
-/// Reads a header, and no byte more.
+/// Reads a header. It reads no byte beyond it.
 fn header(op: &'static str, source: &mut impl Read) -> Result<Header> {
     let header = npy::Header::read(source).map_err(|e| header_error(op, e))?;
     let descr = header.descr.as_str();

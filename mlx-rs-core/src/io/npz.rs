@@ -30,7 +30,7 @@ fn zip_error(op: &'static str, e: ZipError) -> Error {
     }
 }
 
-/// Loads all arrays of an NPZ file by name, compressed or not.
+/// Loads all arrays of an NPZ file by name. The file may be compressed.
 ///
 /// Arrays saved by `numpy.savez` or `mx.savez` without a name are `arr_0`, `arr_1` and so on.
 ///
@@ -47,8 +47,8 @@ fn zip_error(op: &'static str, e: ZipError) -> Error {
 ///
 /// # Errors
 /// As [`load_npy`](super::load_npy) for each array, with its name; [`ErrorKind::Format`] when the
-/// archive or a checksum is wrong or a name is repeated; [`ErrorKind::OutOfMemory`] when all arrays
-/// together exceed the memory budget.
+/// archive is invalid, a checksum is wrong, or a name is repeated; [`ErrorKind::OutOfMemory`] when
+/// all arrays together exceed the memory budget.
 pub fn load_npz(path: impl AsRef<Path>) -> Result<BTreeMap<String, Array>> {
     let (op, path) = ("load_npz", path.as_ref());
     in_file(path, read(op, path))

@@ -1,5 +1,5 @@
-//! Safetensors, Hugging Face's format of named tensors: the `safetensors` crate parses headers, and
-//! this file reads the values. Crates above handle sharded models.
+//! Safetensors, Hugging Face's format for named tensors. The `safetensors` crate parses headers,
+//! and this file reads the values. Crates that depend on this one handle sharded models.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -16,13 +16,13 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Bytes of the length before the header.
+/// The number of bytes of the header's length, which precedes the header.
 const LENGTH_BYTES: u64 = 8;
 
 /// The maximum header size.
 const MAX_HEADER: u64 = 64 << 20;
 
-/// Values start at a multiple of this.
+/// Values start at a multiple of this number of bytes.
 const ALIGNMENT: usize = 8;
 
 /// The arrays of a safetensors file and its metadata.
@@ -51,7 +51,7 @@ pub struct Safetensors {
 #[derive(Debug)]
 pub struct SafetensorsFile {
     path: PathBuf,
-    /// All readers share the file position.
+    /// All readers share the file's position, so access is locked.
     file: Mutex<File>,
     /// The start of the values in the file.
     start: u64,
@@ -60,8 +60,8 @@ pub struct SafetensorsFile {
 }
 
 impl SafetensorsFile {
-    /// Opens a file and checks its header. Every tensor must have the bytes of its shape, without
-    /// gaps, and the last one must end at the file's end.
+    /// Opens a file and checks its header. Every tensor must have exactly the bytes of its shape.
+    /// There must be no gaps, and the last tensor must end at the end of the file.
     ///
     /// ```
     /// use mlx_rs_core::{array, io};
@@ -98,7 +98,7 @@ impl SafetensorsFile {
                 ),
             ));
         }
-        // At most MAX_HEADER, which a usize holds.
+        // The size is at most MAX_HEADER, which fits a usize.
         let mut header = vec![0; size as usize];
         file.read_exact(&mut header).map_err(|e| io_error(op, &e))?;
         let header: Metadata = serde_json::from_slice(&header)
@@ -200,8 +200,8 @@ impl SafetensorsFile {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Value`] when it does not exist; [`ErrorKind::Unsupported`] for 8-bit floats and
-    /// smaller, which MLX lacks; [`ErrorKind::OutOfMemory`] beyond the memory budget;
+    /// [`ErrorKind::Value`] when the array does not exist; [`ErrorKind::Unsupported`] for floats of
+    /// 8 bits and fewer, which MLX lacks; [`ErrorKind::OutOfMemory`] beyond the memory budget;
     /// [`ErrorKind::Io`] when reading fails.
     pub fn load(&self, name: &str) -> Result<Array> {
         in_file(&self.path, self.read(name).map_err(|e| e.context(name)))
@@ -256,8 +256,8 @@ pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Safetensors> {
 }
 
 /// Saves named arrays and metadata as a safetensors file, atomically. Arrays are sorted by
-/// decreasing size of their type and then by name. So each is aligned, and equal arrays give equal
-/// bytes. Python MLX (0.30) reads every type but `float64`.
+/// decreasing size of their type, then by name. So each array is aligned, and equal arrays produce
+/// equal files. Python MLX (0.30) can read every type except `float64`.
 ///
 /// ```
 /// use mlx_rs_core::{array, io};
@@ -310,7 +310,7 @@ pub fn save_safetensors<'a, S: AsRef<str>>(
         .map(|&(k, v)| (k.to_owned(), v.to_owned()))
         .collect();
     let free = (!free.is_empty()).then_some(free);
-    // Through a `Value`, so that the order of keys does not depend on a hash map.
+    // The header is built as a `Value`, so that the order of keys does not depend on a hash map.
     let header = Metadata::new(free, infos)
         .map_err(|e| e.to_string())
         .and_then(|m| serde_json::to_value(&m).map_err(|e| e.to_string()))

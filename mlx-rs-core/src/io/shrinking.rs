@@ -1,26 +1,27 @@
-//! Reads of mapped files that shrink meanwhile.
+//! Handles reads of mapped files that shrink while they are mapped.
 //!
-//! A read past the end of a mapped file raises the signal SIGBUS, which ends a process. The handler
-//! here maps zeros from there to the end of the mapping, and marks it. Its owner then reports an
-//! error ([`MappedFile::check`](super::MappedFile::check)). Other causes of the signal go to the
-//! handler that was there before, or end the process.
+//! A read past the end of a mapped file raises the signal SIGBUS, which would end the process. The
+//! handler here maps zeros from the missing byte to the end of the mapping, and marks the mapping.
+//! The owner of the mapping then reports an error
+//! ([`MappedFile::check`](super::MappedFile::check)). Other causes of the signal are passed to the
+//! previously installed handler; without one, they end the process.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Once, OnceLock};
 
-/// What SA_SIGINFO asks for.
+/// The signature of a handler with the flag SA_SIGINFO.
 type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 
 /// The maximum number of files that are mapped at the same time.
 pub(super) const MAX: usize = 1024;
 
-/// A range of addresses. A handler of signals may neither lock nor allocate, so ranges are atomic
-/// numbers in static memory.
+/// A range of addresses. A signal handler may neither lock nor allocate, so ranges are atomic
+/// integers in static memory.
 #[derive(Debug)]
 struct Slot {
     taken: AtomicBool,
-    /// 0 if there is no range.
+    /// The address; 0 if the slot is free.
     start: AtomicUsize,
     end: AtomicUsize,
     lost: AtomicBool,
@@ -38,18 +39,18 @@ impl Slot {
 }
 
 static SLOTS: [Slot; MAX] = [const { Slot::new() }; MAX];
-/// The bytes of a page.
+/// The number of bytes of a page.
 static PAGE: AtomicUsize = AtomicUsize::new(0);
 static INSTALLED: Once = Once::new();
-/// The action for the signal before ours.
+/// The signal's action before this handler was installed.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// A watched mapping. It must be dropped before the mapping is.
+/// A watched mapping. The watch must be dropped before the mapping.
 #[derive(Debug)]
 pub(super) struct Watch(&'static Slot);
 
 impl Watch {
-    /// Watches a mapping. `None` if [`MAX`] others are watched.
+    /// Watches a mapping. `None` if [`MAX`] mappings are already watched.
     ///
     /// # Safety
     /// `bytes` must be a whole private mapping that is only read.
@@ -68,7 +69,7 @@ impl Watch {
         Some(Self(slot))
     }
 
-    /// Whether a read found bytes missing.
+    /// Whether a read found that bytes are missing.
     pub(super) fn lost(&self) -> bool {
         self.0.lost.load(Ordering::Acquire)
     }
@@ -83,9 +84,9 @@ impl Drop for Watch {
 }
 
 fn install() {
-    // SAFETY: `sysconf` reads a constant. The action is complete: zeros are valid for all its
-    // fields, the handler has the signature that SA_SIGINFO asks for, and it only uses functions
-    // and memory that a handler may use.
+    // SAFETY: `sysconf` reads a constant. The action is complete, because zeros are valid for all
+    // its fields. The handler has the signature that SA_SIGINFO requires, and uses only functions
+    // and memory that a signal handler may use.
     unsafe {
         let page = usize::try_from(libc::sysconf(libc::_SC_PAGESIZE)).unwrap_or(0);
         PAGE.store(page, Ordering::Release);
@@ -109,7 +110,8 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *
     }
 }
 
-/// Maps zeros from the page of a missing byte to the end of its mapping. `false` for other bytes.
+/// Maps zeros from the page of a missing byte to the end of its mapping. Returns `false` if the
+/// address is in no watched mapping.
 fn zeros_from(address: usize) -> bool {
     let page = PAGE.load(Ordering::Acquire);
     for slot in &SLOTS {
@@ -120,8 +122,8 @@ fn zeros_from(address: usize) -> bool {
         }
         slot.lost.store(true, Ordering::Release);
         let from = address - address % page;
-        // SAFETY: the pages belong to the watched mapping, which exists, since a thread reads it.
-        // They are private to this process and only read, and their owner sees the mark.
+        // SAFETY: the pages belong to the watched mapping, which exists because a thread is reading
+        // it. They are private to this process and only read, and their owner checks the mark.
         let mapped = unsafe {
             libc::mmap(
                 std::ptr::without_provenance_mut(from),
@@ -137,13 +139,13 @@ fn zeros_from(address: usize) -> bool {
     false
 }
 
-/// Leaves the signal to the handler before this one. Without one, the default is restored: the read
-/// runs again and ends the process.
+/// Passes the signal to the previously installed handler. Without one, the default action is
+/// restored. The read then runs again and ends the process.
 fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let previous = PREVIOUS.get();
     let address = previous.map_or(libc::SIG_DFL, |previous| previous.sa_sigaction);
-    // SAFETY: the address is of a function that `sigaction` gave for this signal, and the flags say
-    // which of the two signatures it has. The default needs no function.
+    // SAFETY: `sigaction` returned the address as that of a function for this signal, and the flags
+    // say which of the two signatures it has. The default action needs no function.
     unsafe {
         match previous {
             Some(previous) if ![libc::SIG_DFL, libc::SIG_IGN].contains(&address) => {

@@ -1,5 +1,5 @@
-//! The values of an array as bytes of a file: exact reads in bounded steps, byte order, and numpy's
-//! column-major layout. The formats handle headers.
+//! The values of an array as the bytes of a file: exact reads in bounded steps, byte order, and
+//! numpy's column-major layout. The modules of the formats handle headers.
 
 use std::io::Read;
 
@@ -13,7 +13,7 @@ use crate::dtype::{Dtype, Element};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
 
-/// Elements per read if the amount of data is only claimed.
+/// The number of elements per read if the claimed size may be wrong.
 const STEP: usize = 1 << 16;
 
 /// The layout of values in a file.
@@ -66,7 +66,8 @@ pub(super) fn size(op: &'static str, shape: &[i32], dtype: Dtype) -> Result<u64>
     }
 }
 
-/// Reads an array of `shape`. `certain` says that the source surely holds this number of bytes.
+/// Reads an array of `shape`. `certain` means that the source is known to have this number of
+/// bytes.
 pub(super) fn read(
     op: &'static str,
     layout: Layout,
@@ -111,7 +112,7 @@ fn pod<T: Element + Pod>(
     )
 }
 
-/// Reads the elements of `shape`; allocates as they arrive unless `certain`.
+/// Reads the elements of `shape`. Unless `certain`, it allocates memory only as elements arrive.
 fn numbers<T: Element + Pod>(
     op: &'static str,
     shape: &[i32],
@@ -139,7 +140,7 @@ fn numbers<T: Element + Pod>(
             .map_err(|e| io_error(op, &e))?;
     }
     if swap {
-        // The two parts of a complex number are swapped separately.
+        // The real and the imaginary part are swapped separately.
         let width = match T::DTYPE {
             Dtype::Complex64 => size_of::<f32>(),
             _ => size_of::<T>(),
@@ -159,7 +160,7 @@ fn array<T: Element>(values: Vec<T>, shape: &[i32], layout: Layout) -> Result<Ar
     Array::from_vec(values, &reversed)?.transpose()
 }
 
-/// Requires that nothing follows the values.
+/// Returns an error if bytes follow the values.
 pub(super) fn expect_end(op: &'static str, source: &mut impl Read) -> Result<()> {
     match source.read(&mut [0]) {
         Ok(0) => Ok(()),

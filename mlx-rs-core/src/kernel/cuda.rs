@@ -54,7 +54,7 @@ pub struct CudaKernel {
 }
 
 impl CudaKernel {
-    /// A kernel with its name, the names of inputs and outputs, and the body of its function.
+    /// A kernel from its name, the names of its inputs and outputs, and the body of its function.
     ///
     /// # Errors
     /// As [`MetalKernel::new`](super::MetalKernel::new).
@@ -65,7 +65,7 @@ impl CudaKernel {
         })
     }
 
-    /// Sets source to put before the function, such as helper functions.
+    /// Sets source code that comes before the function, such as helper functions.
     ///
     /// # Errors
     /// [`ErrorKind::Value`] when it contains a NUL.
@@ -74,19 +74,19 @@ impl CudaKernel {
         Ok(self)
     }
 
-    /// Whether inputs are copied to be row-contiguous (by default: yes). If not, the source must
-    /// use the strides.
+    /// Whether inputs that are not row-contiguous are copied (default: yes). If not, the source
+    /// must use the strides.
     #[must_use]
     pub fn ensure_row_contiguous(mut self, ensure: bool) -> Self {
         self.definition.ensure_row_contiguous = ensure;
         self
     }
 
-    /// Sets the bytes of shared memory per block, beyond those that the source declares (by
-    /// default: 0).
+    /// Sets the number of bytes of shared memory per block, in addition to those that the source
+    /// declares (default: 0).
     ///
     /// # Errors
-    /// [`ErrorKind::Value`] for more than any device has.
+    /// [`ErrorKind::Value`] for more bytes than any device has.
     pub fn shared_memory(mut self, bytes: u32) -> Result<Self> {
         const MOST: u32 = 1 << 20;
         if bytes > MOST {
@@ -102,14 +102,14 @@ impl CudaKernel {
         Ok(self)
     }
 
-    /// Adds a launch to the graph of the current stream; it runs when an output is evaluated.
+    /// Adds a launch to the graph of the current stream. It runs when an output is evaluated.
     ///
     /// # Safety
-    /// As [`MetalKernel::launch`](super::MetalKernel::launch); that includes threads by which the
-    /// blocks exceed the grid.
+    /// The obligations of [`MetalKernel::launch`](super::MetalKernel::launch). They also apply to
+    /// threads of blocks that extend beyond the grid.
     ///
     /// # Errors
-    /// As [`MetalKernel::launch`](super::MetalKernel::launch), with CUDA for Metal.
+    /// As [`MetalKernel::launch`](super::MetalKernel::launch), with CUDA instead of Metal.
     #[doc(alias(
         "mlx_fast_cuda_kernel_config_new",
         "mlx_fast_cuda_kernel_config_free",

@@ -1,5 +1,5 @@
-//! The C handles of kernels, their configurations and lists of names: creation, filling and
-//! freeing. `mod.rs` checks the contents.
+//! Creates, fills and frees the C handles of kernels, their configurations, and lists of names.
+//! `mod.rs` checks the contents.
 
 use std::ffi::{CString, c_char};
 
@@ -46,7 +46,7 @@ impl Drop for Strings {
     }
 }
 
-/// One kind of kernel in mlx-c. The two differ in names only.
+/// A kind of kernel in mlx-c. The functions of the two kinds differ only in their names.
 pub(super) trait Api {
     type Kernel: Copy;
     type Config: Copy;
@@ -54,17 +54,17 @@ pub(super) trait Api {
     /// Whether the handle is null.
     fn is_null(kernel: Self::Kernel) -> bool;
     /// # Safety
-    /// The handle is live and owned by the caller, who must not use it again.
+    /// The handle must be live and owned by the caller, who must not use it again.
     unsafe fn free(kernel: Self::Kernel);
     fn config() -> Self::Config;
     /// # Safety
-    /// The configuration is live.
+    /// The configuration must be live.
     unsafe fn fill(config: Self::Config, launch: &Launch<'_>, names: &[CString]) -> bool;
     /// # Safety
-    /// The configuration is owned by the caller, who must not use it again.
+    /// The configuration must be owned by the caller, who must not use it again.
     unsafe fn free_config(config: Self::Config);
     /// # Safety
-    /// All handles are live, `out` is writable.
+    /// All handles must be live, and `out` must be writable.
     unsafe fn apply(
         out: *mut sys::mlx_vector_array,
         kernel: Self::Kernel,
@@ -91,11 +91,11 @@ macro_rules! api {
                 kernel.ctx.is_null()
             }
             unsafe fn free(kernel: Self::Kernel) {
-                // SAFETY: guaranteed by the caller.
+                // SAFETY: the caller guarantees a live handle that it owns.
                 unsafe { sys::$free(kernel) };
             }
             fn config() -> Self::Config {
-                // SAFETY: takes nothing; a null handle makes every later call fail.
+                // SAFETY: the call has no arguments. A null handle makes every later call fail.
                 unsafe { sys::$new_config() }
             }
             unsafe fn fill(config: Self::Config, launch: &Launch<'_>, names: &[CString]) -> bool {
@@ -125,7 +125,7 @@ macro_rules! api {
                 }
             }
             unsafe fn free_config(config: Self::Config) {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller guarantees that the configuration is owned.
                 unsafe { sys::$free_config(config) };
             }
             unsafe fn apply(
@@ -135,7 +135,7 @@ macro_rules! api {
                 config: Self::Config,
                 stream: sys::mlx_stream,
             ) -> i32 {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller guarantees live handles and a writable result.
                 unsafe { sys::$apply(out, kernel, inputs, config, stream) }
             }
         }
@@ -161,7 +161,7 @@ api!(
     mlx_fast_cuda_kernel_config_add_template_arg_int, mlx_fast_cuda_kernel_config_add_template_arg_bool
 );
 
-/// Makes a kernel with `make` and launches it. MLX keeps its own references in the graph.
+/// Creates a kernel with `make`, and launches it. MLX keeps its own references in the graph.
 pub(super) fn launch<A: Api>(
     op: &'static str,
     launch: &Launch<'_>,
@@ -170,7 +170,7 @@ pub(super) fn launch<A: Api>(
     struct Owned<A: Api>(A::Kernel, A::Config);
     impl<A: Api> Drop for Owned<A> {
         fn drop(&mut self) {
-            // SAFETY: both are owned here; freeing a null handle does nothing.
+            // SAFETY: both handles are owned here, and freeing a null handle has no effect.
             unsafe {
                 A::free(self.0);
                 A::free_config(self.1);
@@ -195,7 +195,7 @@ pub(super) fn launch<A: Api>(
         return Err(Error::new(ErrorKind::Mlx, op, "MLX made no kernel"));
     };
     call::status(op, || {
-        // SAFETY: the configuration was made above; mlx-c reports a null one as an error.
+        // SAFETY: the configuration was created above. If it is null, mlx-c reports an error.
         i32::from(!unsafe { A::fill(owned.1, launch, &names) })
     })?;
     let mut out = ArrayVec::empty();

@@ -12,9 +12,10 @@ const OP: &str = "metal_kernel";
 
 /// A kernel in Metal's C++. Mirrors `mx.fast.metal_kernel`.
 ///
-/// Inputs are `const device T* name` (those without axes `const constant T& name`), outputs
-/// `device T* name`. `name_shape`, `name_strides` and `name_ndim` exist where the source uses them.
-/// So do Metal's attributes such as `thread_position_in_grid`.
+/// Inputs are `const device T* name` (inputs without axes are `const constant T& name`), and
+/// outputs are `device T* name`. `name_shape`, `name_strides` and `name_ndim` exist if the source
+/// uses them. Metal's attributes, such as `thread_position_in_grid`, also exist if the source uses
+/// them.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Dtype, ErrorKind, kernel::{Launch, MetalKernel}, metal_is_available};
@@ -49,10 +50,10 @@ pub struct MetalKernel {
 }
 
 impl MetalKernel {
-    /// A kernel by its name, those of its inputs and outputs, and the body of its function.
+    /// A kernel from its name, the names of its inputs and outputs, and the body of its function.
     ///
     /// # Errors
-    /// [`ErrorKind::Value`](crate::ErrorKind::Value) when a name is no C++ identifier or is
+    /// [`ErrorKind::Value`](crate::ErrorKind::Value) when a name is not a C++ identifier or is
     /// repeated, there is no output, or the source contains a NUL. Metal reports other faults of
     /// the source when the result of a launch is evaluated.
     pub fn new(name: &str, inputs: &[&str], outputs: &[&str], source: &str) -> Result<Self> {
@@ -62,7 +63,7 @@ impl MetalKernel {
         })
     }
 
-    /// Sets source to put before the function, such as helper functions.
+    /// Sets source code that comes before the function, such as helper functions.
     ///
     /// # Errors
     /// [`ErrorKind::Value`](crate::ErrorKind::Value) when it contains a NUL.
@@ -71,27 +72,27 @@ impl MetalKernel {
         Ok(self)
     }
 
-    /// Whether inputs are copied until their elements are row after row (at first: yes). If not,
-    /// the source must use the strides.
+    /// Whether inputs that are not row-contiguous are copied (default: yes). If not, the source
+    /// must use the strides.
     #[must_use]
     pub fn ensure_row_contiguous(mut self, ensure: bool) -> Self {
         self.definition.ensure_row_contiguous = ensure;
         self
     }
 
-    /// Whether outputs are `device atomic<T>*` (by default: no).
+    /// Whether outputs have the type `device atomic<T>*` (default: no).
     #[must_use]
     pub fn atomic_outputs(mut self, atomic: bool) -> Self {
         self.atomic_outputs = atomic;
         self
     }
 
-    /// Adds a launch to the graph of the current stream; it runs when an output is evaluated.
+    /// Adds a launch to the graph of the current stream. It runs when an output is evaluated.
     ///
     /// # Safety
     /// Nothing checks the code. With this launch's arrays, grid and constants, every thread must
     /// read and write only elements that exist, and threads must not race. Output elements that are
-    /// read later must be written (or filled, with [`Launch::init_value`]).
+    /// read later must be written by the kernel, or filled with [`Launch::init_value`].
     ///
     /// # Errors
     /// [`ErrorKind::Value`](crate::ErrorKind::Value) or

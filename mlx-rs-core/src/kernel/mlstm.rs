@@ -1,5 +1,5 @@
-//! The mLSTM recurrence over chunks of positions, as four kernels for a GPU (Beck et al. 2024,
-//! arXiv:2405.04517; chunks as in xLSTM 7B, arXiv:2503.13427). The formulas of a position:
+//! The mLSTM recurrence over chunks of positions, as four GPU kernels (Beck et al. 2024,
+//! arXiv:2405.04517; chunks as in xLSTM 7B, arXiv:2503.13427). The formulas of a position are:
 //!
 //! ```text
 //! m' = max(f + m, i)
@@ -15,8 +15,8 @@
 //! | `memory` | element of `C` and `n` | both at the beginning of each chunk, and at the end |
 //! | `outputs` | element of an output | `h` |
 //!
-//! Threads exchange no data, so no kernel needs a barrier. Metal and CUDA have the same source;
-//! only names differ.
+//! Threads exchange no data, so no kernel needs a barrier. Metal and CUDA have the same source,
+//! except for some names.
 
 use super::{CudaKernel, Launch, MetalKernel};
 use crate::array::Array;
@@ -26,7 +26,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 const OP: &str = "kernel::mlstm";
 
-/// Threads of a group.
+/// The number of threads per group.
 const GROUP: u32 = 256;
 
 /// The language of a kernel.
@@ -67,12 +67,12 @@ impl Dialect {
 pub struct MlstmSource {
     /// The name of the kernel.
     pub name: &'static str,
-    /// Names of its inputs.
+    /// The names of the kernel's inputs.
     pub inputs: &'static [&'static str],
-    /// Names of its outputs.
+    /// The names of the kernel's outputs.
     pub outputs: &'static [&'static str],
-    /// The body of its function. It reads the constants `THREADS`, `L`, `DK`, `DV`, `CHUNK` and
-    /// `CHUNKS`.
+    /// The body of the kernel's function. It reads the constants `THREADS`, `L`, `DK`, `DV`,
+    /// `CHUNK` and `CHUNKS`.
     pub body: String,
 }
 
@@ -104,7 +104,8 @@ int b = id / CHUNK / L;
 int s = t / CHUNK * CHUNK + id % CHUNK;
 float score = 0.0f;
 if (s <= t) {
-    // Each sum starts anew: the difference of two long prefix sums would lose digits.
+    // Each sum is computed separately, because the difference of two long prefix sums would lose
+    // digits.
     float decay = 0.0f;
     for (int u = s + 1; u <= t; ++u) {
         decay += f[b * L + u];
@@ -155,7 +156,7 @@ for (int s = x * CHUNK; s <= t; ++s) {
     found += score * v[(b * L + s) * DV + e];
     dot += score;
 }
-// Beyond, the denominator would overflow, and the output is nothing anyway.
+// Below -80 the denominator would overflow, and the output is nearly zero.
 float m_here = most[b * L + t] > -80.0f ? most[b * L + t] : -80.0f;
 float least = EXP(-m_here);
 float size = dot < 0.0f ? -dot : dot;
@@ -208,10 +209,10 @@ impl MlstmSource {
     }
 }
 
-/// Positions of `B` heads of all rows, float32.
+/// The positions of `B` heads, over all rows. All arrays are float32.
 #[derive(Debug, Clone, Copy)]
 pub struct MlstmInputs<'a> {
-    /// Queries with their scale, `[B, L, DK]`.
+    /// Queries, already scaled, `[B, L, DK]`.
     pub q: &'a Array,
     /// Keys, `[B, L, DK]`.
     pub k: &'a Array,
@@ -223,14 +224,14 @@ pub struct MlstmInputs<'a> {
     pub f: &'a Array,
 }
 
-/// The memory: `C` `[B, DK, DV]`, `n` `[B, DK]`, `m` `[B]`, float32.
+/// The memory, float32: `C` `[B, DK, DV]`, `n` `[B, DK]` and `m` `[B]`.
 #[derive(Debug, Clone)]
 pub struct MlstmMemory {
-    /// Sum of outer products of keys and values.
+    /// The sum of outer products of keys and values, scaled by `exp(-m)`.
     pub c: Array,
-    /// Sum of keys.
+    /// The sum of keys, scaled by `exp(-m)`.
     pub n: Array,
-    /// Logarithm of the factor that both are divided by.
+    /// The logarithm of the factor by which `c` and `n` are divided.
     pub m: Array,
 }
 
@@ -281,7 +282,7 @@ impl Sizes {
             value_dim,
             chunk: chunk.min(length),
         };
-        // Kernels count in 32 bits.
+        // Kernels compute indices in 32 bits.
         let wide = sizes.chunk.max(key_dim).max(value_dim);
         let largest = [
             [heads, length, wide, 1],
@@ -300,7 +301,7 @@ impl Sizes {
         self.length.div_euclid(self.chunk) + i32::from(self.length % self.chunk != 0)
     }
 
-    /// Shapes of the outputs of each kernel.
+    /// The shapes of the outputs of each kernel.
     fn outputs(&self) -> [Vec<Vec<i32>>; 4] {
         let Self {
             heads,
@@ -320,7 +321,7 @@ impl Sizes {
         ]
     }
 
-    /// Threads of each kernel.
+    /// The number of threads of each kernel.
     fn threads(&self) -> [i32; 4] {
         let Self {
             heads,
@@ -358,8 +359,8 @@ impl Kernel {
     }
 }
 
-/// The outputs `[B, L, DV]` of all positions, and the memory after the last. On the GPU that is
-/// there; `chunk` positions at a time, on which the result does not depend.
+/// The outputs `[B, L, DV]` of all positions, and the memory after the last position. Runs on the
+/// machine's GPU, with `chunk` positions at a time. The chunk size does not change the result.
 ///
 /// ```
 /// use mlx_rs_core::kernel::{Dialect, MlstmInputs, MlstmMemory, mlstm};
@@ -379,8 +380,8 @@ impl Kernel {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Shape`] for arrays of other shapes or types, and for sizes beyond what kernels
-/// count; [`ErrorKind::Unsupported`] without a GPU.
+/// [`ErrorKind::Shape`] for arrays of other shapes or types, and for sizes that exceed 32-bit
+/// indices; [`ErrorKind::Unsupported`] without a GPU.
 pub fn mlstm(
     inputs: &MlstmInputs<'_>,
     memory: &MlstmMemory,
@@ -410,10 +411,10 @@ pub fn mlstm(
         for shape in &shapes[at] {
             launch = launch.output(shape, Dtype::Float32);
         }
-        // SAFETY: shapes of all inputs were checked against the constants, and outputs are made
-        // with the shapes that the constants say. A thread writes its own elements alone, reads
-        // within these shapes, and those beyond `THREADS` do nothing. Emulated by
-        // tests/arrays/mlstm_kernels.rs.
+        // SAFETY: the shapes of all inputs were checked against the constants, and outputs have the
+        // shapes that the constants imply. A thread writes only its own elements and reads within
+        // these shapes. Threads beyond `THREADS` do nothing. `tests/arrays/emulated_kernels.rs`
+        // checks this with emulated kernels.
         unsafe {
             match &kernel {
                 Kernel::Metal(kernel) => kernel.launch(&launch),

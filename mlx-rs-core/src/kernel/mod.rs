@@ -1,12 +1,13 @@
-//! Kernels written by the user in Metal's or CUDA's C++, which MLX compiles at their first launch.
-//! [`MetalKernel`] and [`CudaKernel`] are `mx.fast.metal_kernel` and `mx.fast.cuda_kernel`. This
-//! module checks everything around the code; the code itself cannot be checked.
+//! Kernels that the user writes in Metal's or CUDA's C++, and that MLX compiles at their first
+//! launch. [`MetalKernel`] and [`CudaKernel`] correspond to `mx.fast.metal_kernel` and
+//! `mx.fast.cuda_kernel`. This module checks everything except the code itself, which cannot be
+//! checked.
 //!
 //! A kernel is the body of a function. MLX writes the signature from the names of inputs and
-//! outputs and the types of the arrays. The types here exist in every build. A launch without the
-//! device is an error of kind [`Unsupported`](ErrorKind::Unsupported).
+//! outputs, and the types of the arrays. The types of this module exist in every build. A launch
+//! without a suitable device is an error of kind [`Unsupported`](ErrorKind::Unsupported).
 //!
-//! Kernels have no gradient and no batching; define them with
+//! Kernels have no gradient and no rule for `vmap`. Define both with
 //! [`CustomFunction`](crate::transforms::CustomFunction).
 
 mod cuda;
@@ -33,7 +34,7 @@ pub enum TemplateArg {
     Dtype(Dtype),
     /// An integer.
     Int(i32),
-    /// A truth value.
+    /// A boolean.
     Bool(bool),
 }
 
@@ -87,7 +88,7 @@ impl Default for Launch<'_> {
 }
 
 impl<'a> Launch<'a> {
-    /// One thread and no arrays.
+    /// A launch with one thread and no arrays.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -101,14 +102,15 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// Adds an input, in the order of the kernel's names.
+    /// Adds an input. Inputs are in the order of the kernel's input names.
     #[must_use]
     pub fn input(mut self, array: &'a Array) -> Self {
         self.inputs.push(array);
         self
     }
 
-    /// Adds an output by its shape and type, in the order of the kernel's names.
+    /// Adds an output with this shape and type. Outputs are in the order of the kernel's output
+    /// names.
     #[must_use]
     pub fn output(mut self, shape: &[i32], dtype: Dtype) -> Self {
         self.outputs.push((shape.to_vec(), dtype));
@@ -137,8 +139,8 @@ impl<'a> Launch<'a> {
         self
     }
 
-    /// Fills the outputs with a value first. Otherwise elements that the kernel does not write are
-    /// undefined.
+    /// Fills the outputs with a value before the launch. Without this, elements that the kernel
+    /// does not write are undefined.
     #[must_use]
     pub fn init_value(mut self, value: f32) -> Self {
         self.init_value = Some(value);
@@ -153,7 +155,7 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// The fields that [`MetalKernel`] and [`CudaKernel`] share.
+/// The fields that [`MetalKernel`] and [`CudaKernel`] have in common.
 #[derive(Debug)]
 struct Definition {
     op: &'static str,
@@ -201,7 +203,7 @@ impl Definition {
         })
     }
 
-    /// Checks that a launch matches the kernel and the machine.
+    /// Checks that a launch is valid for the kernel, and that the device is available.
     fn check(&self, launch: &Launch<'_>, available: bool, needs: &str) -> Result<()> {
         let bad = |kind, message: String| Err(Error::new(kind, self.op, message));
         let (inputs, outputs) = (self.inputs.len(), self.outputs.len());
@@ -217,7 +219,7 @@ impl Definition {
             );
         }
         for (axis, (&grid, &group)) in launch.grid.iter().zip(&launch.thread_group).enumerate() {
-            // MLX adds and divides them as 32-bit integers.
+            // MLX adds and divides the sizes as 32-bit integers, so they are limited.
             let most = i32::MAX.unsigned_abs() - MAX_THREADS;
             if grid == 0 || grid > most || group == 0 {
                 return bad(
@@ -283,10 +285,10 @@ impl Definition {
         Ok(())
     }
 
-    /// A name that MLX uses as key for compiled code; the CUDA backend does so even on disk. The
-    /// name contains everything that the code depends on.
+    /// A unique name for this code. MLX uses the name as the key of compiled code, and the CUDA
+    /// backend even on disk. So the name depends on everything that the code depends on.
     fn unique_name(&self, launch: &Launch<'_>, more: u64) -> Result<CString> {
-        // FNV-1a: the same in every process and version.
+        // FNV-1a has the same result in every process and version.
         let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
         let mut add = |bytes: &[u8]| {
             for byte in (bytes.len() as u64).to_le_bytes().iter().chain(bytes) {
@@ -315,7 +317,7 @@ impl Definition {
     }
 }
 
-/// The maximum group size of all GPUs of either vendor.
+/// The maximum group size of all supported GPUs.
 const MAX_THREADS: u32 = 1024;
 
 fn text(op: &'static str, text: &str) -> Result<CString> {
@@ -323,7 +325,7 @@ fn text(op: &'static str, text: &str) -> Result<CString> {
         .map_err(|_| Error::new(ErrorKind::Value, op, "the source or a name contains a NUL"))
 }
 
-/// Checks a name, because names become part of the source.
+/// Checks a name, because names become a part of the source.
 fn identifier(op: &'static str, name: &str) -> Result<()> {
     let first = |c: char| c.is_ascii_alphabetic() || c == '_';
     if name.starts_with(first) && name.chars().all(|c| first(c) || c.is_ascii_digit()) {

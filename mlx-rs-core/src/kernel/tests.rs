@@ -1,4 +1,4 @@
-//! Refusals that need no device, and the handles passed to C.
+//! Tests errors that need no device, and the handles that are passed to C.
 
 use super::handle::{self, Api, Cuda, Metal, Strings};
 use super::*;
@@ -58,7 +58,7 @@ fn launches_that_no_device_could_run_are_refused() {
             .output(&[i32::MAX, i32::MAX, i32::MAX], Dtype::Float32),
     ];
     for (i, launch) in table.iter().enumerate() {
-        // SAFETY: the launch is refused.
+        // SAFETY: the launch is refused, so no code runs.
         let e = unsafe { kernel.launch(launch) }.unwrap_err();
         assert!(
             matches!(e.kind(), ErrorKind::Value | ErrorKind::Shape),
@@ -74,12 +74,12 @@ fn a_missing_device_is_said() {
     let metal = define("k", &["a"], &["out"]).unwrap();
     let cuda = CudaKernel::new("k", &["a"], &["out"], "out[0] = a[0];").unwrap();
     Stream::default_of(Device::cpu()).unwrap().scope(|| {
-        // SAFETY: both are refused, at the latest for the stream.
+        // SAFETY: both launches are refused, so no code runs. The last check refuses the stream.
         for e in unsafe { [metal.launch(&launch), cuda.launch(&launch)] } {
             assert_eq!(e.unwrap_err().kind(), ErrorKind::Unsupported);
         }
     });
-    // SAFETY: one thread copies one element.
+    // SAFETY: one thread copies one element, which exists.
     let (metal, cuda) = unsafe { (metal.launch(&launch), cuda.launch(&launch)) };
     for (result, there) in [(metal, metal_is_available()), (cuda, cuda_is_available())] {
         match result {
@@ -96,7 +96,7 @@ fn the_name_holds_all_that_the_code_depends_on() {
     let launch = || Launch::new().input(&x).output(&[1], Dtype::Float32);
     let base = kernel().unique_name(&launch(), 0).unwrap();
     assert!(base.to_str().unwrap().starts_with("k_"));
-    // Shapes and numbers of threads are arguments of the code.
+    // Shapes and numbers of threads are arguments of the code, so they do not change the name.
     let same = Launch::new()
         .input(&x)
         .output(&[7], Dtype::Float32)
@@ -122,7 +122,8 @@ fn the_name_holds_all_that_the_code_depends_on() {
     }
 }
 
-/// Without the device MLX refuses to make a kernel; everything before that is equal.
+/// Without the device, MLX refuses to create a kernel. All steps before that are the same as with a
+/// device.
 #[test]
 fn handles_are_filled_and_freed_and_refusals_are_errors() {
     fn run<A: Api>(launch: &Launch<'_>, make: impl FnOnce() -> A::Kernel) -> Result<Vec<Array>> {
@@ -132,7 +133,7 @@ fn handles_are_filled_and_freed_and_refusals_are_errors() {
             .iter()
             .map(|(n, _)| text("t", n))
             .collect::<Result<_>>()?;
-        // SAFETY: the configuration was made above and is freed once.
+        // SAFETY: the configuration was created above, and is freed only once.
         unsafe {
             assert!(A::fill(config, launch, &names));
             A::free_config(config);
@@ -153,7 +154,7 @@ fn handles_are_filled_and_freed_and_refusals_are_errors() {
     let outputs = Strings::new("t", &[c"b".into(), c"c".into()]).unwrap();
     let (n, o) = (names.raw(), outputs.raw());
     if !metal_is_available() {
-        // SAFETY: strings end in NUL, lists are live.
+        // SAFETY: the strings end in NUL, and the lists are live.
         let make = || unsafe {
             mlx_sys::mlx_fast_metal_kernel_new(
                 c"k".as_ptr(),
@@ -171,7 +172,7 @@ fn handles_are_filled_and_freed_and_refusals_are_errors() {
         );
     }
     if !cuda_is_available() {
-        // SAFETY: strings end in NUL, lists are live.
+        // SAFETY: the strings end in NUL, and the lists are live.
         let make = || unsafe {
             mlx_sys::mlx_fast_cuda_kernel_new(
                 c"k".as_ptr(),

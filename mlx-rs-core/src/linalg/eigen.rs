@@ -1,6 +1,6 @@
 //! Eigenvalues and singular values. LAPACK's iterations fail on values that are not finite, and MLX
-//! then aborts the process. The graph replaces such matrices by the identity and marks the results
-//! as NaN.
+//! then aborts the process. So the graph replaces such matrices by the identity, and sets their
+//! results to NaN.
 
 use mlx_sys as sys;
 
@@ -12,7 +12,8 @@ use crate::call;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The sanitized input, and which matrices were not finite.
+/// The input, in which the identity replaces matrices that are not finite, and a mask of those
+/// matrices.
 struct Sound {
     input: Array,
     bad: Array,
@@ -36,12 +37,13 @@ impl Sound {
         })
     }
 
-    /// A result with one matrix per input matrix.
+    /// A result that has one matrix per input matrix. Matrices that were not finite become NaN.
     fn matrix(&self, a: &Array) -> Result<Array> {
         marked(&self.narrow(a)?, &self.bad)
     }
 
-    /// A result with one vector per input matrix.
+    /// A result that has one vector per input matrix. Vectors of matrices that were not finite
+    /// become NaN.
     fn vector(&self, a: &Array) -> Result<Array> {
         marked(&self.narrow(a)?, &self.bad.squeeze_axis(-1)?)
     }
@@ -64,8 +66,8 @@ impl Triangle {
     }
 }
 
-/// Eigenvalues `[.., n]`, ascending, and eigenvectors `[.., n, n]` in the columns, of symmetric
-/// matrices (or Hermitian, `complex64`). One triangle is read.
+/// Eigenvalues `[.., n]`, ascending, and eigenvectors `[.., n, n]`, in the columns, of symmetric
+/// (or `complex64` Hermitian) matrices. Only one triangle is read.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -85,7 +87,7 @@ pub fn eigh(a: &Array, triangle: Triangle) -> Result<(Array, Array)> {
     on_cpu(|| {
         let sound = Sound::check(a, n, n)?;
         let (values, vectors) = call::pair(op, |values, vectors, s| {
-            // SAFETY: all handles are live; the name is a static string; the matrices are square
+            // SAFETY: all handles are live. The name is a static string. The matrices are square
             // and finite.
             unsafe {
                 sys::mlx_linalg_eigh(
@@ -121,7 +123,8 @@ pub fn eigvalsh(a: &Array, triangle: Triangle) -> Result<Array> {
     on_cpu(|| {
         let sound = Sound::check(a, n, n)?;
         let values = call::array(op, |out, s| {
-            // SAFETY: as in `eigh`.
+            // SAFETY: all handles are live. The name is a static string. The matrices are square
+            // and finite.
             unsafe { sys::mlx_linalg_eigvalsh(out, sound.input.raw(), triangle.name().as_ptr(), s) }
         })?;
         sound.vector(&values)
@@ -129,8 +132,8 @@ pub fn eigvalsh(a: &Array, triangle: Triangle) -> Result<Array> {
     .map_err(|e| e.with_inputs(&[a]))
 }
 
-/// Eigenvalues `[.., n]` and eigenvectors `[.., n, n]` in the columns, both `complex64`, in no
-/// particular order.
+/// Eigenvalues `[.., n]`, and eigenvectors `[.., n, n]` in the columns, both `complex64`. Their
+/// order is unspecified.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, array, linalg};
@@ -183,8 +186,8 @@ pub fn eigvals(a: &Array) -> Result<Array> {
     .map_err(|e| e.with_inputs(&[a]))
 }
 
-/// The singular value decomposition `a = u * diag(s) * vt` of `[.., m, n]`: `u` `[.., m, m]`, `s`
-/// `[.., min(m, n)]` descending, `vt` `[.., n, n]`.
+/// The singular value decomposition `a = u * diag(s) * vt` of `[.., m, n]`. `u` is `[.., m, m]`,
+/// `s` is `[.., min(m, n)]` and descending, and `vt` is `[.., n, n]`.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -236,7 +239,7 @@ fn svd_parts(op: &'static str, a: &Array, vectors: bool) -> Result<(Sound, Vec<A
     on_cpu(|| {
         let sound = Sound::check(a, m, n)?;
         let parts = call::arrays(op, |out: *mut sys::mlx_vector_array, s| {
-            // SAFETY: all handles are live; the matrices are not empty and finite.
+            // SAFETY: all handles are live. The matrices are finite and not empty.
             unsafe { sys::mlx_linalg_svd(out, sound.input.raw(), vectors, s) }
         })?;
         Ok((sound, parts))
@@ -244,8 +247,9 @@ fn svd_parts(op: &'static str, a: &Array, vectors: bool) -> Result<(Sound, Vec<A
     .map_err(|e: Error| e.with_inputs(&[a]))
 }
 
-/// The Moore-Penrose inverse `[.., n, m]` of `[.., m, n]`, from the singular value decomposition.
-/// Singular values below `max(m, n)` times the precision, relative to the greatest, count as zero.
+/// The Moore-Penrose inverse `[.., n, m]` of `[.., m, n]`, by the singular value decomposition.
+/// Singular values count as zero if they are below `max(m, n)` times the precision of the type,
+/// relative to the greatest one.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -263,7 +267,7 @@ pub fn pinv(a: &Array) -> Result<Array> {
     on_cpu(|| {
         let sound = Sound::check(a, m, n)?;
         let inverse = call::array(op, |out, s| {
-            // SAFETY: all handles are live; the matrices are not empty and finite.
+            // SAFETY: all handles are live. The matrices are finite and not empty.
             unsafe { sys::mlx_linalg_pinv(out, sound.input.raw(), s) }
         })?;
         sound.matrix(&inverse)

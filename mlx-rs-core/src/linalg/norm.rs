@@ -11,22 +11,24 @@ use crate::ops::Axes;
 /// The kind of norm for [`norm`].
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Norm {
-    /// The root of the sum of squares: Euclidean of vectors, Frobenius of matrices.
+    /// The square root of the sum of squares: the Euclidean norm of vectors, and the Frobenius norm
+    /// of matrices.
     #[default]
     L2,
-    /// Of a vector: `sum(|x|^p)^(1/p)`. For `p` 0 it is the number of nonzero values, for infinite
-    /// `p` the greatest or least magnitude. Of a matrix: the greatest (or for negative `p` the
-    /// least) sum of magnitudes. The sums are over columns for `p` 1 and -1, and over rows for
-    /// infinite `p`.
+    /// For a vector, `sum(|x|^p)^(1/p)`. For `p` 0 it is the number of nonzero values; for infinite
+    /// `p` it is the greatest or least magnitude. For a matrix, `p` must be 1, 2, infinite, or the
+    /// negative of one of these. With `p` 2 and -2 it is the greatest and the least singular value.
+    /// Otherwise it is the greatest (for negative `p` the least) sum of magnitudes. The sums are over
+    /// columns for `p` 1 and -1, and over rows for infinite `p`.
     P(f64),
     /// Like [`Norm::L2`], for matrices only.
     Frobenius,
-    /// The sum of singular values, for matrices only. Evaluated by [`super::singular_values`].
+    /// The sum of singular values, for matrices only. [`super::singular_values`] computes them.
     Nuclear,
 }
 
-/// The norm over `axes`: one axis of vectors, two axes of matrices. Over all axes, [`Norm::L2`] is
-/// that of the flattened array. Reduced axes are kept with length one when `keepdims`.
+/// The norm over `axes`: one axis for vectors, two axes for matrices. Over all axes, [`Norm::L2`]
+/// is the norm of the flattened array. With `keepdims`, reduced axes are kept with length one.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -38,8 +40,8 @@ pub enum Norm {
 ///
 /// # Errors
 /// [`ErrorKind::Index`] for axes that do not exist or are repeated; [`ErrorKind::Shape`] for
-/// another number of axes; [`ErrorKind::Value`] for a norm that matrices do not have;
-/// [`ErrorKind::Dtype`] for a `p`-norm of values that are no floats.
+/// another number of axes; [`ErrorKind::Value`] for a norm that is not defined for matrices;
+/// [`ErrorKind::Dtype`] for a `p`-norm of values that are not floats.
 #[doc(alias("mlx_linalg_norm", "mlx_linalg_norm_matrix", "mlx_linalg_norm_l2"))]
 pub fn norm<'a>(
     a: &Array,
@@ -60,7 +62,7 @@ pub fn norm<'a>(
                 );
             }
             if axes.len() != 1 && axes.len() != 2 {
-                // Over all axes, or of a single value.
+                // The norm over all axes, or of a single value.
                 let squares = a.abs()?.square()?.sum(&axes[..], keepdims)?;
                 return squares.sqrt();
             }
@@ -124,7 +126,7 @@ pub fn norm<'a>(
     .map_err(|e| e.with_inputs(&[a]))
 }
 
-/// Singular values of the matrices over two `axes`, which MLX's norms do not have.
+/// The singular values of the matrices over two `axes`, for norms that MLX lacks.
 fn of_matrices(a: &Array, axes: &[i32]) -> Result<Array> {
     let mut order: Vec<i32> = (0..a.ndim() as i32).filter(|i| !axes.contains(i)).collect();
     order.extend(axes);
@@ -150,8 +152,9 @@ fn spectral(a: &Array, axes: &[i32], keepdims: bool, greatest: bool) -> Result<A
     restored(&value, axes, keepdims)
 }
 
-/// The cross product `a x b` of vectors of two or three values along `axis`. A missing third value
-/// is zero. If both miss it, the result is its only nonzero value, without the axis.
+/// The cross product `a x b` of vectors with two or three values along `axis`. A missing third
+/// value counts as zero. If both vectors lack it, the result is the third value alone, without the
+/// axis.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -161,8 +164,8 @@ fn spectral(a: &Array, axes: &[i32], keepdims: bool, greatest: bool) -> Result<A
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Index`] when the axis does not exist; [`ErrorKind::Shape`] when it has another
-/// length or the arrays do not broadcast; [`ErrorKind::Dtype`] for booleans.
+/// [`ErrorKind::Index`] when the axis does not exist; [`ErrorKind::Shape`] when the axis has
+/// another length, or the arrays do not broadcast; [`ErrorKind::Dtype`] for booleans.
 #[doc(alias = "mlx_linalg_cross")]
 pub fn cross(a: &Array, b: &Array, axis: i32) -> Result<Array> {
     let op = "cross";
@@ -176,7 +179,7 @@ pub fn cross(a: &Array, b: &Array, axis: i32) -> Result<Array> {
         .with_inputs(&[a, b]));
     }
     if a.ndim() != b.ndim() && axis >= 0 {
-        // MLX would treat different axes of both as the same.
+        // MLX would treat different axes of the two arrays as the same axis.
         return Err(Error::new(
             ErrorKind::Index,
             op,
@@ -191,11 +194,11 @@ pub fn cross(a: &Array, b: &Array, axis: i32) -> Result<Array> {
             "booleans have no cross product",
         ));
     }
-    // MLX splits both; see `Array::split`.
+    // MLX splits both arrays, so they must be contiguous; see `Array::split`.
     let (left, right) = (a.contiguous()?, b.contiguous()?);
     call::array(op, |out, s| {
-        // SAFETY: all handles are live; the axis exists in both and has two or three values; no
-        // axis has a negative stride.
+        // SAFETY: all handles are live. The axis exists in both arrays and has two or three values.
+        // No axis has a negative stride.
         unsafe { sys::mlx_linalg_cross(out, left.raw(), right.raw(), axis, s) }
     })
     .map_err(|e| e.with_inputs(&[a, b]))

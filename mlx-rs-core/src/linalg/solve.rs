@@ -1,8 +1,9 @@
 //! Factorizations, inverses and solutions of linear equations.
 //!
-//! MLX's own inverse and solver abort the process for a singular matrix, so they are not used. Both
-//! go through the QR factorization, which succeeds for every matrix. The diagonals of triangular
-//! inverses are checked first. Gradients flow through a series in the change of the matrix.
+//! MLX's own inverse and solver abort the process for a singular matrix, so they are not used.
+//! Inverses and solutions are computed by the QR factorization, which succeeds for every matrix.
+//! Before a triangular matrix is inverted, its diagonal is checked. Gradients are those of a series
+//! in the change of the matrix.
 
 use mlx_sys as sys;
 
@@ -13,9 +14,9 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::where_;
 
-/// The lower triangular `l` with `l * l^T = a` of symmetric positive definite matrices, or the
-/// upper `u` with `u^T * u = a`. One triangle is read. NaN for a matrix that is not positive
-/// definite.
+/// The Cholesky factor of symmetric positive definite matrices: the lower triangular `l` with `l *
+/// l^T = a`, or with `upper` the `u` with `u^T * u = a`. Only one triangle is read. The result is
+/// NaN for a matrix that is not positive definite.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -36,8 +37,8 @@ pub fn cholesky(a: &Array, upper: bool) -> Result<Array> {
             // SAFETY: all handles are live; the matrices are square and not empty.
             unsafe { sys::mlx_linalg_cholesky(out, a.raw(), upper, s) }
         })?;
-        // LAPACK stops at a diagonal element that would be negative under the root, and leaves it
-        // there.
+        // If a diagonal element under the square root is negative, LAPACK stops and leaves the
+        // element there.
         let diagonal = factor.stop_gradient()?.diagonal(0, -2, -1)?;
         let zero = Array::scalar(0.0f32)?.astype(a.dtype())?;
         let sound = diagonal.greater(&zero)?.all(-1, true)?;
@@ -50,8 +51,8 @@ pub fn cholesky(a: &Array, upper: bool) -> Result<Array> {
     .map_err(|e| e.with_inputs(&[a]))
 }
 
-/// The inverse of a matrix given by its [`cholesky`] factor. NaN where the factor has a zero on the
-/// diagonal.
+/// The inverse of a matrix from its [`cholesky`] factor. The result is NaN where the factor has a
+/// zero on the diagonal.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -71,7 +72,8 @@ pub fn cholesky_inv(factor: &Array, upper: bool) -> Result<Array> {
         let bad = zero_on_diagonal(factor)?;
         let safe = replaced(factor, &bad, &stand_in(factor, n, n)?)?;
         let inverse = call::array(op, |out, s| {
-            // SAFETY: all handles are live; the matrices are square with no zero on the diagonal.
+            // SAFETY: all handles are live. The matrices are square, and no diagonal contains a
+            // zero.
             unsafe { sys::mlx_linalg_cholesky_inv(out, safe.raw(), upper, s) }
         })?;
         marked(&inverse, &bad)
@@ -79,8 +81,8 @@ pub fn cholesky_inv(factor: &Array, upper: bool) -> Result<Array> {
     .map_err(|e| e.with_inputs(&[factor]))
 }
 
-/// The inverse of triangular matrices; the other triangle is not read. NaN for a zero on the
-/// diagonal.
+/// The inverse of triangular matrices. The other triangle is not read. The result is NaN for a
+/// matrix with a zero on the diagonal.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -100,7 +102,8 @@ pub fn tri_inv(a: &Array, upper: bool) -> Result<Array> {
         let triangle = if upper { a.triu(0)? } else { a.tril(0)? };
         let safe = replaced(&triangle, &bad, &stand_in(a, n, n)?)?;
         let inverse = call::array(op, |out, s| {
-            // SAFETY: all handles are live; the matrices are square with no zero on the diagonal.
+            // SAFETY: all handles are live. The matrices are square, and no diagonal contains a
+            // zero.
             unsafe { sys::mlx_linalg_tri_inv(out, safe.raw(), upper, s) }
         })?;
         marked(&inverse, &bad)
@@ -108,8 +111,8 @@ pub fn tri_inv(a: &Array, upper: bool) -> Result<Array> {
     .map_err(|e| e.with_inputs(&[a]))
 }
 
-/// The QR factorization of `[.., m, n]`: `q` `[.., m, k]` with orthonormal columns and `r`
-/// `[.., k, n]` upper triangular, `k = min(m, n)`.
+/// The QR factorization of `[.., m, n]`. `q` `[.., m, k]` has orthonormal columns, and `r` `[.., k,
+/// n]` is upper triangular, with `k = min(m, n)`.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -135,13 +138,13 @@ pub fn qr(a: &Array) -> Result<(Array, Array)> {
     .map_err(|e| e.with_inputs(&[a]))
 }
 
-/// Square matrices factored, with those that are singular replaced by the identity.
+/// Factors of square matrices. Singular matrices are replaced by the identity.
 struct Factored {
-    /// `q^T`, constant for gradients.
+    /// `q^T`, which is constant for gradients.
     qt: Array,
-    /// The inverse of `r`, constant for gradients.
+    /// The inverse of `r`, which is constant for gradients.
     r_inv: Array,
-    /// Zero, with the gradient of the matrix.
+    /// The change of the matrix. Its value is zero, and its gradient is that of the matrix.
     change: Array,
     bad: Array,
 }
@@ -152,7 +155,8 @@ impl Factored {
         let constant = a.stop_gradient()?;
         let unsound = not_finite(a)?;
         let (q, r) = qr(&replaced(&constant, &unsound, &stand_in(a, n, n)?)?)?;
-        // A column that depends on earlier ones leaves nearly zero on the diagonal.
+        // A column that depends linearly on earlier columns leaves a value near zero on the
+        // diagonal.
         let lengths = constant.square()?.sum(-2, false)?.sqrt()?;
         let precision = match a.dtype() {
             Dtype::Float64 => f64::EPSILON,
@@ -173,8 +177,8 @@ impl Factored {
         })
     }
 
-    /// `a^-1 v` to the second order in the change of `a`, which is zero. So the value and its first
-    /// and second derivatives are right.
+    /// `a^-1 v`, to the second order in the change of `a`, which is zero. So the value and its
+    /// first and second derivatives are correct.
     fn apply(&self, v: &Array) -> Result<Array> {
         let inverse = |v: &Array| self.r_inv.matmul(&self.qt.matmul(v)?);
         let first = inverse(v)?;
@@ -184,8 +188,8 @@ impl Factored {
     }
 }
 
-/// The inverse of square matrices. NaN for a matrix that is singular to the precision of its type.
-/// Gradients are right to the second order.
+/// The inverse of square matrices. The result is NaN for a matrix that is singular to the precision
+/// of its type. First and second derivatives are correct; higher ones are not.
 ///
 /// ```
 /// use mlx_rs_core::{All, array, linalg};
@@ -205,7 +209,7 @@ pub fn inv(a: &Array) -> Result<Array> {
     on_cpu(|| Factored::compute(op, a)?.apply(&stand_in(a, n, n)?)).map_err(|e| e.with_inputs(&[a]))
 }
 
-/// Checks `a` `[.., n, n]` against `b`; returns `b` as matrices, and whether it was a vector.
+/// Checks `a` `[.., n, n]` against `b`. Returns `b` as matrices, and whether it was a vector.
 fn right_side(op: &'static str, a: &Array, b: &Array) -> Result<(Array, bool)> {
     let n = square(op, a, false)?;
     let bad = |kind, why: &str| Err(Error::new(kind, op, why).with_inputs(&[a, b]));
@@ -222,8 +226,9 @@ fn right_side(op: &'static str, a: &Array, b: &Array) -> Result<(Array, bool)> {
     }
 }
 
-/// The solution `x` of `a * x = b`, with `a` `[.., n, n]` and `b` `[n]` or `[.., n, k]`. NaN for a
-/// matrix that is singular to the precision of its type. Gradients are right to the second order.
+/// The solution `x` of `a * x = b`, with `a` `[.., n, n]` and `b` `[n]` or `[.., n, k]`. The result
+/// is NaN for a matrix that is singular to the precision of its type. First and second derivatives
+/// are correct; higher ones are not.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -233,7 +238,8 @@ fn right_side(op: &'static str, a: &Array, b: &Array) -> Result<(Array, bool)> {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Shape`] when the sides do not fit; [`ErrorKind::Dtype`] for other types.
+/// [`ErrorKind::Shape`] when the shapes of `a` and `b` do not match; [`ErrorKind::Dtype`] for other
+/// types.
 pub fn solve(a: &Array, b: &Array) -> Result<Array> {
     let op = "solve";
     let (right, vector) = right_side(op, a, b)?;
@@ -244,7 +250,8 @@ pub fn solve(a: &Array, b: &Array) -> Result<Array> {
     .map_err(|e| e.with_inputs(&[a, b]))
 }
 
-/// [`solve`] for triangular `a`, whose other triangle is not read. NaN for a zero on the diagonal.
+/// [`solve`] for a triangular `a`, whose other triangle is not read. The result is NaN for a matrix
+/// with a zero on the diagonal.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -266,7 +273,8 @@ pub fn solve_triangular(a: &Array, b: &Array, upper: bool) -> Result<Array> {
         let triangle = if upper { a.triu(0)? } else { a.tril(0)? };
         let safe = replaced(&triangle, &bad, &stand_in(a, n, n)?)?;
         let x = call::array(op, |out, s| {
-            // SAFETY: all handles are live; the matrices are square with no zero on the diagonal.
+            // SAFETY: all handles are live. The matrices are square, and no diagonal contains a
+            // zero.
             unsafe { sys::mlx_linalg_solve_triangular(out, safe.raw(), right.raw(), upper, s) }
         })?;
         let x = marked(&x, &bad)?;
@@ -275,9 +283,9 @@ pub fn solve_triangular(a: &Array, b: &Array, upper: bool) -> Result<Array> {
     .map_err(|e| e.with_inputs(&[a, b]))
 }
 
-/// The LU factorization with row pivots of `[.., m, n]`: `(rows, l, u)`, with `k = min(m, n)`. `l`
-/// `[.., m, k]` is unit lower triangular, `u` `[.., k, n]` upper triangular.
-/// `a[i] = (l * u)[rows[i]]` for each row; `rows` is `uint32` `[.., m]`. A singular matrix has
+/// The LU factorization of `[.., m, n]` with row pivots: `(rows, l, u)`, with `k = min(m, n)`. `l`
+/// `[.., m, k]` is lower triangular with a unit diagonal, and `u` `[.., k, n]` is upper triangular.
+/// For each row, `a[i] = (l * u)[rows[i]]`; `rows` is `uint32` `[.., m]`. A singular matrix has
 /// zeros on the diagonal of `u`. **Evaluates the matrices**, and has no gradient.
 ///
 /// ```
@@ -296,7 +304,7 @@ pub fn lu(a: &Array) -> Result<(Array, Array, Array)> {
     let k = m.min(n);
     let (packed, pivots) = factor(op, a)?;
     let lead = &a.shape()[..a.ndim() - 2];
-    // The final row order, from the exchanges.
+    // Converts the exchanges of rows to the final order of rows.
     let mut rows = Vec::with_capacity(pivots.len() / k as usize * m as usize);
     for pivots in pivots.chunks_exact(k as usize) {
         let mut order: Vec<u32> = (0..m as u32).collect();
@@ -316,9 +324,10 @@ pub fn lu(a: &Array) -> Result<(Array, Array, Array)> {
     Ok((rows, l, u))
 }
 
-/// The LU factorization as LAPACK packs it. One array like `a` holds `l` without its unit diagonal
-/// below the diagonal, and `u` on and above it. The other holds the row that each step exchanged,
-/// `uint32` `[.., min(m, n)]`. **Evaluates the matrices**, and has no gradient.
+/// The LU factorization as LAPACK packs it. The first array has the shape of `a`. Below the
+/// diagonal it contains `l`, without the unit diagonal; on and above the diagonal it contains `u`.
+/// The second array has the row that each step exchanged, `uint32` `[.., min(m, n)]`. **Evaluates
+/// the matrices**, and has no gradient.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -360,8 +369,8 @@ pub fn det(a: &Array) -> Result<Array> {
 }
 
 /// The signs of the determinants of `[.., n, n]`, and the logarithms of their absolute values, both
-/// `[..]`: zero and minus infinity for a singular matrix. **Evaluates the matrices**, and has no
-/// gradient.
+/// `[..]`. For a singular matrix they are zero and minus infinity. **Evaluates the matrices**, and
+/// has no gradient.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -379,13 +388,14 @@ pub fn slogdet(a: &Array) -> Result<(Array, Array)> {
     Ok((of_matrices(a, &signs)?, of_matrices(a, &logs)?))
 }
 
-/// One value for each matrix of `a`, in its type.
+/// An array with one value for each matrix of `a`, in the type of `a`.
 fn of_matrices(a: &Array, values: &[f64]) -> Result<Array> {
     let lead = &a.shape()[..a.ndim() - 2];
     on_cpu(|| Array::from_slice(values, lead)?.astype(a.dtype()))
 }
 
-/// For each matrix, the sign of its determinant, and `fold` of the absolute values of its factors.
+/// For each matrix, the sign of its determinant, and `fold` over the absolute values of the
+/// determinant's factors.
 fn determinants(
     op: &'static str,
     a: &Array,
@@ -417,8 +427,8 @@ fn determinants(
     Ok(all.map(of).collect())
 }
 
-/// Gaussian elimination with row pivots (Golub and Van Loan, algorithm 3.4.1). MLX's own aborts the
-/// process for a singular matrix. It uses double precision throughout.
+/// Gaussian elimination with row pivots (Golub and Van Loan, algorithm 3.4.1), in double precision.
+/// MLX's own function is not used, because it aborts the process for a singular matrix.
 fn factor(op: &'static str, a: &Array) -> Result<(Array, Vec<u32>)> {
     let (m, n) = matrices(op, a, false)?;
     let (m, n) = (m as usize, n as usize);

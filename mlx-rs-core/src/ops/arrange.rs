@@ -1,5 +1,5 @@
-//! Rearranging: repetition, rolling, grids and moving axes. `pad.rs` has padding, `shape.rs` plain
-//! views and joins.
+//! Rearranges elements: repetition, rolling, grids, and moving axes. `pad.rs` has padding;
+//! `shape.rs` has plain views, joins and splits.
 //!
 //! ```
 //! use mlx_rs_core::Array;
@@ -19,8 +19,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mapped;
 
 impl Array {
-    /// The whole array repeated `reps[i]` times along axis `i`; missing leading counts are one, and
-    /// so are missing axes.
+    /// Repeats the whole array `reps[i]` times along axis `i`. Missing leading counts are one, and
+    /// missing leading axes have length one.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -29,7 +29,7 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Value`] for a negative count or an axis too long to be counted.
+    /// [`ErrorKind::Value`] for a negative count, or an axis longer than `i32::MAX`.
     #[doc(alias = "mlx_tile")]
     pub fn tile(&self, reps: &[i32]) -> Result<Array> {
         let op = "tile";
@@ -48,15 +48,16 @@ impl Array {
             .with_inputs(&[self]));
         }
         call::array(op, |out, s| {
-            // SAFETY: pointer and length describe the slice; every axis of the result can be
-            // counted.
+            // SAFETY: pointer and length describe the slice. Every axis of the result fits an
+            // `i32`.
             unsafe { sys::mlx_tile(out, self.raw(), reps.as_ptr(), reps.len(), s) }
         })
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// Shifts values by `shift` places towards the end; the last ones wrap around to the front.
-    /// They move along one axis, along several, or, with [`super::All`], in the flattened array.
+    /// Shifts elements by `shift` places towards the end. Elements that leave the end wrap around
+    /// to the front. `axes` is one axis, several, or [`super::All`], which shifts in the flattened
+    /// array.
     ///
     /// ```
     /// use mlx_rs_core::{All, array};
@@ -92,7 +93,7 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// [`Array::roll`] with a shift for each of several axes.
+    /// Like [`Array::roll`], with a separate shift for each axis.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -102,8 +103,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when there is not one shift per axis; [`ErrorKind::Index`] for axes
-    /// that do not exist or are named twice.
+    /// [`ErrorKind::Shape`] when the numbers of shifts and axes differ; [`ErrorKind::Index`] for
+    /// axes that do not exist or are named twice.
     #[doc(alias = "mlx_roll_axes")]
     pub fn roll_axes(&self, shifts: &[i32], axes: &[i32]) -> Result<Array> {
         let op = "roll";
@@ -141,7 +142,7 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// Each element of the flattened array `repeats` times in a row.
+    /// Flattens the array, and repeats each element `repeats` times in a row.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -150,7 +151,7 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Value`] for a negative count or more elements than one axis can count.
+    /// [`ErrorKind::Value`] for a negative count, or more elements than `i32::MAX`.
     #[doc(alias = "mlx_repeat")]
     pub fn repeat_flat(&self, repeats: i32) -> Result<Array> {
         let op = "repeat";
@@ -166,12 +167,12 @@ impl Array {
             return super::zeros(&[0], self.dtype());
         }
         call::array(op, |out, s| {
-            // SAFETY: all handles are live; the elements of the result can be counted.
+            // SAFETY: all handles are live. The number of elements of the result fits an `i32`.
             unsafe { sys::mlx_repeat(out, self.raw(), repeats, s) }
         })
     }
 
-    /// Axis `from` moved to position `to` of the result, the others in order.
+    /// Moves axis `from` to position `to` of the result. The other axes keep their order.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, zeros};
@@ -191,7 +192,8 @@ impl Array {
         })
     }
 
-    /// Axis `axis` cut into axes of `shape`, of which one may be -1, to be inferred.
+    /// Splits axis `axis` into axes of the lengths `shape`. One length may be -1, and is then
+    /// inferred.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, zeros};
@@ -200,8 +202,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] when there is no such axis; [`ErrorKind::Shape`] when the lengths do
-    /// not multiply to its.
+    /// [`ErrorKind::Index`] when there is no such axis; [`ErrorKind::Shape`] when the product of
+    /// `shape` differs from the length of the axis.
     #[doc(alias = "mlx_unflatten")]
     pub fn unflatten(&self, axis: i32, shape: &[i32]) -> Result<Array> {
         let op = "unflatten";
@@ -224,13 +226,14 @@ impl Array {
             .with_inputs(&[self]));
         }
         call::array(op, |out, s| {
-            // SAFETY: pointer and length describe the shape, which multiplies to the axis.
+            // SAFETY: pointer and length describe the shape, whose product is the length of the
+            // axis.
             unsafe { sys::mlx_unflatten(out, self.raw(), axis, shape.as_ptr(), shape.len(), s) }
         })
         .and_then(|cut| cut.with_own_flags(self))
     }
 
-    /// With new axes of length one at `axes` of the result.
+    /// Adds axes of length one. `axes` are their positions in the result.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -256,7 +259,8 @@ impl Array {
             }
         }
         if mapped::inside() {
-            // MLX miscounts if the batch axis is among several new ones.
+            // Under `vmap`, MLX miscounts axes if several are added at once, so they are added one
+            // by one.
             let new = (0..total as i32).zip(seen).filter(|(_, seen)| *seen);
             return new
                 .map(|(at, _)| at)
@@ -268,7 +272,7 @@ impl Array {
         })
     }
 
-    /// Without `axes`, which must have length one.
+    /// Removes `axes`, which must have length one.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -278,7 +282,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] for axes that do not exist or are named twice; MLX's message when one
-    /// is longer.
+    /// of them is longer than one.
     #[doc(alias = "mlx_squeeze_axes")]
     pub fn squeeze_axes(&self, axes: &[i32]) -> Result<Array> {
         let axes = self.distinct_axes("squeeze", axes)?;
@@ -289,7 +293,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// Cut along `axis` before each of `positions`, which ascend; `[2, 5]` gives three parts.
+    /// Splits the array along `axis`, before each of `positions`, which must ascend. `[2, 5]`
+    /// results in three parts.
     ///
     /// ```
     /// use mlx_rs_core::{Array, array};
@@ -299,7 +304,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] without the axis, or for positions that do not ascend inside it.
+    /// [`ErrorKind::Index`] when there is no such axis, or for positions that do not ascend within
+    /// it.
     #[doc(alias = "mlx_split_sections")]
     pub fn split_at(&self, positions: &[i32], axis: i32) -> Result<Vec<Array>> {
         let op = "split_at";
@@ -313,11 +319,11 @@ impl Array {
                 format!("positions {positions:?} do not ascend inside an axis of length {length}"),
             ));
         }
-        // See `split`.
+        // `split` explains why this copy is needed.
         let row_major = self.contiguous()?;
         call::arrays(op, |out, s| {
-            // SAFETY: pointer and length describe the positions, which ascend inside the axis; no
-            // axis runs backwards.
+            // SAFETY: pointer and length describe the positions, which ascend within the axis. No
+            // axis has a negative stride.
             unsafe {
                 sys::mlx_split_sections(
                     out,
@@ -332,7 +338,7 @@ impl Array {
     }
 }
 
-/// The flattened arrays one after another.
+/// Flattens the arrays, and concatenates them.
 ///
 /// ```
 /// use mlx_rs_core::{array, concatenate_flat};
@@ -342,8 +348,7 @@ impl Array {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Value`] without arrays; [`ErrorKind::Shape`] for more elements than one axis can
-/// count.
+/// [`ErrorKind::Value`] without arrays; [`ErrorKind::Shape`] for more elements than `i32::MAX`.
 #[doc(alias = "mlx_concatenate")]
 pub fn concatenate_flat(arrays: &[&Array]) -> Result<Array> {
     let op = "concatenate";
@@ -364,12 +369,12 @@ pub fn concatenate_flat(arrays: &[&Array]) -> Result<Array> {
     }
     let vec = ArrayVec::new(op, arrays.iter().copied())?;
     call::array(op, |out, s| {
-        // SAFETY: the vector and the stream are live; the elements can be counted.
+        // SAFETY: the vector and the stream are live. The number of elements fits an `i32`.
         unsafe { sys::mlx_concatenate(out, vec.raw(), s) }
     })
 }
 
-/// All `arrays` broadcast to their common shape.
+/// Broadcasts all `arrays` to their common shape.
 ///
 /// ```
 /// use mlx_rs_core::{array, broadcast_arrays};
@@ -390,8 +395,9 @@ pub fn broadcast_arrays(arrays: &[&Array]) -> Result<Vec<Array>> {
     .map_err(|e| e.with_inputs(arrays))
 }
 
-/// Coordinate grids of one-axis arrays: array `i` varies along axis `i` of every result (`Ij`).
-/// With `Xy` the first two axes are exchanged. `sparse` leaves the other axes at length one.
+/// Coordinate grids of one-axis arrays. With `Ij`, array `i` varies along axis `i` of every result.
+/// With `Xy`, the first two axes are exchanged. With `sparse`, the other axes of each result have
+/// length one.
 ///
 /// ```
 /// use mlx_rs_core::{GridIndexing, array, meshgrid};
@@ -403,7 +409,7 @@ pub fn broadcast_arrays(arrays: &[&Array]) -> Result<Vec<Array>> {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Value`] without arrays; [`ErrorKind::Shape`] for arrays of more than one axis.
+/// [`ErrorKind::Value`] without arrays; [`ErrorKind::Shape`] for arrays with more than one axis.
 #[doc(alias = "mlx_meshgrid")]
 pub fn meshgrid(arrays: &[&Array], sparse: bool, indexing: GridIndexing) -> Result<Vec<Array>> {
     let op = "meshgrid";
@@ -440,7 +446,7 @@ pub enum GridIndexing {
     Ij,
 }
 
-/// The `inputs`, to be computed only after all `dependencies` are.
+/// Returns the `inputs`, which are computed only after all `dependencies` are computed.
 ///
 /// ```
 /// use mlx_rs_core::{array, depends};
@@ -466,7 +472,7 @@ pub fn depends(inputs: &[&Array], dependencies: &[&Array]) -> Result<Vec<Array>>
     })
 }
 
-/// An equivalent shift below the length, because MLX negates and adds shifts, which must not
+/// An equivalent shift that is shorter than the axis. MLX negates and adds shifts, which must not
 /// overflow.
 fn short_shift(shift: i32, length: i32) -> i32 {
     if length == 0 {

@@ -1,4 +1,4 @@
-//! Element-wise functions of two arrays, comparisons and selection. Shapes broadcast as in NumPy
+//! Element-wise functions of two arrays, comparisons, and selection. Shapes broadcast as in NumPy,
 //! and types promote as in MLX.
 //!
 //! ```
@@ -59,8 +59,8 @@ binary_ops! {
     /// ```
     #[doc(alias = "mlx_bitwise_xor")]
     bitwise_xor = mlx_bitwise_xor;
-    /// Bits moved up by `other`, which must be below the number of bits of the type. Beyond it the
-    /// value is unspecified.
+    /// Shifts bits to the left by `other`, which must be below the number of bits of the type.
+    /// Otherwise the value is unspecified.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -69,8 +69,8 @@ binary_ops! {
     /// ```
     #[doc(alias = "mlx_left_shift")]
     left_shift = mlx_left_shift;
-    /// Bits moved down by `other`, which must be below the number of bits of the type. Beyond it
-    /// the value is unspecified.
+    /// Shifts bits to the right by `other`, which must be below the number of bits of the type.
+    /// Otherwise the value is unspecified.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -107,7 +107,7 @@ binary_ops! {
     /// ```
     #[doc(alias = "mlx_multiply")]
     multiply = mlx_multiply;
-    /// Quotient; integers are divided as floats.
+    /// Quotient. Integers are converted to floats first.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -116,7 +116,7 @@ binary_ops! {
     /// ```
     #[doc(alias = "mlx_divide")]
     divide = mlx_divide;
-    /// The greater of both values.
+    /// The greater of the two values.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -125,7 +125,7 @@ binary_ops! {
     /// ```
     #[doc(alias = "mlx_maximum")]
     maximum = mlx_maximum;
-    /// The lesser of both values.
+    /// The lesser of the two values.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -134,7 +134,7 @@ binary_ops! {
     /// ```
     #[doc(alias = "mlx_minimum")]
     minimum = mlx_minimum;
-    /// `log(exp(a) + exp(b))`, stable.
+    /// `log(exp(a) + exp(b))`, computed without overflow.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -221,8 +221,9 @@ binary_ops! {
 }
 
 impl Array {
-    /// Quotient: of floats rounded down, of integers rounded towards zero as MLX does. An integer
-    /// divided by zero gives 0, as in NumPy; the processor would trap.
+    /// Quotient without remainder. The quotient of floats is rounded down. The quotient of integers
+    /// is rounded towards zero, as in MLX. An integer divided by zero is 0, as in NumPy; the
+    /// processor would trap.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -247,7 +248,7 @@ impl Array {
         quotient.zero_where(&zero)
     }
 
-    /// Remainder with the sign of the divisor. Of an integer divided by zero it is 0, as in NumPy.
+    /// Remainder with the sign of the divisor. For an integer divided by zero it is 0, as in NumPy.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -262,12 +263,12 @@ impl Array {
         if self.floats(other) {
             return self.remainder_raw(other);
         }
-        // Division by one instead of minus one also leaves no remainder.
+        // The safe divisor is 1 instead of -1. The remainder is 0 in both cases.
         let divisor = Divisor::new(self, other)?;
         self.remainder_raw(&divisor.safe)?.zero_where(&divisor.zero)
     }
 
-    /// [`Array::floor_divide`] and [`Array::remainder`] at once.
+    /// Both [`Array::floor_divide`] and [`Array::remainder`].
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -280,12 +281,12 @@ impl Array {
     /// # Errors
     /// MLX's message when the shapes do not broadcast or the types do not fit.
     pub fn divmod(&self, other: &Array) -> Result<(Array, Array)> {
-        // MLX's function for both rounds float quotients towards zero.
+        // MLX's own `divmod` rounds float quotients towards zero, so it is not used.
         Ok((self.floor_divide(other)?, self.remainder(other)?))
     }
 
-    /// Replaces an operation on two booleans that MLX's CPU kernels run twice in succession. The
-    /// second run reads results of the first if memory is reused.
+    /// Computes an operation on two booleans that MLX's CPU kernels run twice in succession. If
+    /// memory is reused, the second run reads results of the first. `None` for other operations.
     #[inline]
     pub(crate) fn of_booleans(&self, name: &str, other: &Array) -> Option<Result<Array>> {
         let twice = matches!(name, "bitwise_xor" | "right_shift");
@@ -301,14 +302,14 @@ impl Array {
 
     fn floor_divide_raw(&self, other: &Array) -> Result<Array> {
         let quotient = call::array("floor_divide", |out, s| {
-            // SAFETY: all handles are live; no integer divisor can trap, which the callers ensure.
+            // SAFETY: all handles are live. The callers ensure that no integer divisor traps.
             unsafe { mlx_sys::mlx_floor_divide(out, self.raw(), other.raw(), s) }
         })
         .map_err(|e| e.with_inputs(&[self, other]))?;
         if !mapped::inside() || self.floats(other) {
             return Ok(quotient);
         }
-        // For a batch, MLX divides integers as floats and keeps floats.
+        // Under `vmap`, MLX divides integers as floats, and returns floats.
         if quotient.dtype().size() > 4 || Stream::current()?.device().kind() != DeviceKind::Cpu {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -320,7 +321,7 @@ impl Array {
         }
         let wide = |a: &Array| a.astype(Dtype::Float64);
         let exact = wide(self)?.divide(&wide(other)?)?;
-        // Towards zero, as integers are divided.
+        // Rounds towards zero, as integer division does.
         where_(
             &exact.less(&Array::scalar(0.0f64)?)?,
             &exact.ceil()?,
@@ -331,13 +332,14 @@ impl Array {
 
     fn remainder_raw(&self, other: &Array) -> Result<Array> {
         call::array("remainder", |out, s| {
-            // SAFETY: all handles are live; no integer divisor can trap, which the callers ensure.
+            // SAFETY: all handles are live. The callers ensure that no integer divisor traps.
             unsafe { mlx_sys::mlx_remainder(out, self.raw(), other.raw(), s) }
         })
         .map_err(|e| e.with_inputs(&[self, other]))
     }
 
-    /// Whether the operation on both computes in floats (or is refused as complex).
+    /// Whether an operation on both arrays computes in floats. Complex arrays, which are refused
+    /// later, also return true.
     fn floats(&self, other: &Array) -> bool {
         let inexact = |d: Dtype| d.is_float() || d == Dtype::Complex64;
         inexact(self.dtype()) || inexact(other.dtype())
@@ -350,8 +352,9 @@ impl Array {
         where_(zero, &Array::scalar(false)?.astype(self.dtype())?, self)
     }
 
-    /// `self` to the power `other`. A negative exponent of integers gives the power rounded towards
-    /// zero: 0, except for the bases 1 and -1; 0 also for base 0. MLX would never return for it.
+    /// `self` to the power `other`. A negative exponent of an integer results in the power rounded
+    /// towards zero: 0, except for the bases 1 and -1. For base 0 it is also 0. MLX alone would
+    /// loop forever for a negative exponent.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -369,7 +372,7 @@ impl Array {
         }
         let negative = other.less(&Array::scalar(false)?.astype(other.dtype())?)?;
         let one = Array::scalar(true)?.astype(other.dtype())?;
-        // Only the parity matters where the base is 1 or -1.
+        // For the bases 1 and -1, only the parity of the exponent matters.
         let exponent = where_(&negative, &other.bitwise_and(&one)?, other)?;
         let power = self.power_raw(&exponent)?;
         let unit = self
@@ -380,8 +383,8 @@ impl Array {
 
     fn power_raw(&self, other: &Array) -> Result<Array> {
         call::array("power", |out, s| {
-            // SAFETY: all handles are live; no integer exponent is negative, which the caller
-            // ensures.
+            // SAFETY: all handles are live. The callers ensure that no integer exponent is
+            // negative.
             unsafe { mlx_sys::mlx_power(out, self.raw(), other.raw(), s) }
         })
         .map_err(|e| e.with_inputs(&[self, other]))
@@ -407,7 +410,7 @@ impl Array {
         .item()
     }
 
-    /// Whether all values agree within `atol + rtol * |other|`.
+    /// Whether all values are equal within `atol + rtol * |other|`.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -429,7 +432,8 @@ impl Array {
         .item()
     }
 
-    /// Where the values agree within `atol + rtol * |other|`; NaN agrees with NaN when `equal_nan`.
+    /// For each element, whether the values are equal within `atol + rtol * |other|`. With
+    /// `equal_nan`, NaN equals NaN.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -449,7 +453,7 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, other]))
     }
 
-    /// The values limited to `[min, max]`; either end may be open.
+    /// Limits the values to `[min, max]`. One of the limits may be absent.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -460,7 +464,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Value`] when both ends are open; MLX's message when shapes do not broadcast.
+    /// [`ErrorKind::Value`] when both limits are absent; MLX's message when shapes do not
+    /// broadcast.
     #[doc(alias = "mlx_clip")]
     pub fn clip(&self, min: Option<&Array>, max: Option<&Array>) -> Result<Array> {
         if min.is_none() && max.is_none() {
@@ -471,7 +476,7 @@ impl Array {
             ));
         }
         call::array("clip", |out, s| {
-            // SAFETY: all handles are live; null means an open end.
+            // SAFETY: all handles are live. Null means an absent limit.
             unsafe {
                 mlx_sys::mlx_clip(
                     out,
@@ -485,7 +490,8 @@ impl Array {
     }
 }
 
-/// The values of `yes` where `condition` is true, otherwise those of `no`; all three broadcast.
+/// Selects the values of `yes` where `condition` is true, and those of `no` elsewhere. All three
+/// arrays broadcast.
 ///
 /// ```
 /// use mlx_rs_core::{array, where_};
@@ -506,16 +512,17 @@ pub fn where_(condition: &Array, yes: &Array, no: &Array) -> Result<Array> {
     .map_err(|e| e.with_inputs(&[condition, yes, no]))
 }
 
-/// An integer divisor made safe: 0 and -1 become 1.
+/// An integer divisor in which 0 and -1 are replaced by 1, so that division does not trap.
 struct Divisor {
     safe: Array,
-    /// A mask of the divisors -1, for signed types: the minimum integer divided by -1 traps.
+    /// The positions of the divisors -1, for signed types. The minimum integer divided by -1 would
+    /// trap.
     minus: Option<Array>,
     zero: Array,
 }
 
 impl Divisor {
-    /// The divisor `by` of `a`, in their common type.
+    /// Makes a safe divisor from `by`, in the common type of `a` and `by`.
     fn new(a: &Array, by: &Array) -> Result<Self> {
         let wide = by.add(&Array::scalar(false)?.astype(a.dtype())?)?;
         let constant = |v: i32| Array::scalar(v)?.astype(wide.dtype());

@@ -1,4 +1,5 @@
-//! Operations that MLX has since 0.32, composed of older ones for all versions.
+//! Operations that MLX has only since 0.32. They are composed of older operations, so that all
+//! versions have them.
 
 use super::create::check_shape;
 use super::{Axes, arange, concatenate, full, where_, zeros};
@@ -6,18 +7,18 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Which place [`Array::searchsorted`] returns for values equal to elements of the array.
+/// The position that [`Array::searchsorted`] returns for a value that equals elements of the array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Side {
-    /// Before the first of them.
+    /// Before the first equal element.
     #[default]
     Left,
-    /// After the last of them.
+    /// After the last equal element.
     Right,
 }
 
 impl Array {
-    /// The nearest integer toward zero. Integers stay as they are.
+    /// Rounds toward zero. Integers are unchanged.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -58,7 +59,7 @@ impl Array {
         (self.astype(Dtype::Bool)?).not_equal(&other.astype(Dtype::Bool)?)
     }
 
-    /// The elements in reverse order along some axes.
+    /// Reverses the elements along some axes.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -81,13 +82,14 @@ impl Array {
             })
             .collect()
         };
-        // Bounds below the first element count from the end.
+        // In MLX, a bound of a reversed slice that is before the first element counts from the end.
         let start = of(0, |length| length - 1);
         let stop = of(i32::MAX, |length| -length - 1);
         self.slice(&start, &stop, &strides)
     }
 
-    /// The parts of length one along an axis, without the axis.
+    /// Splits the array into parts of length one along an axis, and removes that axis from the
+    /// parts.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -97,7 +99,7 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] without the axis.
+    /// [`ErrorKind::Index`] when there is no such axis.
     pub fn unstack(&self, axis: i32) -> Result<Vec<Array>> {
         let length = self.shape()[self.axis("unstack", axis)?];
         if length == 0 {
@@ -107,7 +109,7 @@ impl Array {
         parts.iter().map(|part| part.squeeze_axis(axis)).collect()
     }
 
-    /// How many elements along the axes are not zero, as `int32`.
+    /// The number of nonzero elements along the axes, as `int32`.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -122,8 +124,8 @@ impl Array {
         some.sum(axes, keepdims)
     }
 
-    /// The differences of adjacent elements along an axis, taken `times` times. Each time makes the
-    /// axis one shorter. Differences of booleans say which neighbors differ.
+    /// The differences of adjacent elements along an axis, computed `times` times. Each time, the
+    /// axis becomes one shorter. For booleans, the result is true where neighbors differ.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -132,7 +134,7 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] without the axis.
+    /// [`ErrorKind::Index`] when there is no such axis.
     pub fn diff(&self, times: u32, axis: i32) -> Result<Array> {
         let at = self.axis("diff", axis)?;
         let mut out = self.clone();
@@ -150,7 +152,7 @@ impl Array {
         Ok(out)
     }
 
-    /// The sums of products along an axis, which both have; the first factor is conjugated.
+    /// The dot products along an axis that both arrays have. The first factor is conjugated.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -160,8 +162,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] without the axis; [`ErrorKind::Shape`] when the axis has two lengths;
-    /// MLX's message when the shapes do not broadcast.
+    /// [`ErrorKind::Index`] when there is no such axis; [`ErrorKind::Shape`] when the lengths of
+    /// the axis differ; MLX's message when the shapes do not broadcast.
     pub fn vecdot(&self, other: &Array, axis: i32) -> Result<Array> {
         let op = "vecdot";
         let length = |a: &Array| Ok(a.shape()[a.axis(op, axis)?]);
@@ -171,7 +173,7 @@ impl Array {
                     .with_inputs(&[self, other]),
             );
         }
-        // Counted from the end, where shapes are aligned.
+        // The axis is counted from the end, because broadcasting aligns shapes at the end.
         let axis = if axis < 0 {
             axis
         } else {
@@ -182,8 +184,9 @@ impl Array {
         products.sum(axis, false)?.astype(dtype)
     }
 
-    /// For each value its place in this sorted vector: after all smaller elements and, for
-    /// [`Side::Right`], after equal ones. NaNs come last. `uint32`, of the shape of the values.
+    /// For each value, its position in this sorted vector: after all smaller elements, and with
+    /// [`Side::Right`] also after equal elements. NaN counts as greater than all other values. The
+    /// result is `uint32` with the shape of `values`.
     ///
     /// ```
     /// use mlx_rs_core::{Side, array};
@@ -194,7 +197,7 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when this is no vector; [`ErrorKind::Dtype`] for complex values.
+    /// [`ErrorKind::Shape`] when this is not a vector; [`ErrorKind::Dtype`] for complex values.
     pub fn searchsorted(&self, values: &Array, side: Side) -> Result<Array> {
         let op = "searchsorted";
         let fault = |kind, what| Err(Error::new(kind, op, what).with_inputs(&[self, values]));
@@ -209,7 +212,7 @@ impl Array {
         if length == 0 {
             return Ok(place);
         }
-        // The place is found bit by bit, from the highest.
+        // The position is found bit by bit, beginning with the highest bit.
         let last = Array::scalar(length - 1)?;
         let mut step = 1u32 << length.ilog2();
         while step > 0 {
@@ -227,7 +230,7 @@ impl Array {
         Ok(place)
     }
 
-    /// This array with `update` added to the part named by the bounds, as in
+    /// Returns this array with `update` added to a part. Bounds and strides select the part, as in
     /// [`Array::slice_update`].
     ///
     /// ```
@@ -249,7 +252,8 @@ impl Array {
         self.slice_combine(Array::add, update, [start, stop, strides])
     }
 
-    /// This array with the part named by the bounds multiplied by `update`.
+    /// Returns this array with a part multiplied by `update`. The part is selected as in
+    /// [`Array::slice_update`].
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -270,7 +274,8 @@ impl Array {
         self.slice_combine(Array::multiply, update, [start, stop, strides])
     }
 
-    /// This array with the greater of the part named by the bounds and `update` in that part.
+    /// Returns this array with a part replaced by the maximum of it and `update`. The part is
+    /// selected as in [`Array::slice_update`].
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -291,7 +296,8 @@ impl Array {
         self.slice_combine(Array::maximum, update, [start, stop, strides])
     }
 
-    /// This array with the lesser of the part named by the bounds and `update` in that part.
+    /// Returns this array with a part replaced by the minimum of it and `update`. The part is
+    /// selected as in [`Array::slice_update`].
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -324,14 +330,14 @@ impl Array {
     }
 }
 
-/// Whether `a` precedes `b` in sort order, where NaNs are last.
+/// Whether `a` precedes `b` in sort order. NaN is last.
 fn precedes(a: &Array, b: &Array) -> Result<Array> {
     let less = a.less(b)?;
     let last = a.is_nan()?.logical_not()?.logical_and(&b.is_nan()?)?;
     less.logical_or(&last)
 }
 
-/// `a + b cos(2 pi i / (m - 1)) + c cos(4 pi i / (m - 1))` for `i` in `0..m`: a window of cosines.
+/// A window of cosines: `a + b cos(2 pi i / (m - 1)) + c cos(4 pi i / (m - 1))` for `i` in `0..m`.
 fn cosines(points: i32, [a, b, c]: [f64; 3]) -> Result<Array> {
     match points {
         ..=0 => return zeros(&[0], Dtype::Float32),
@@ -348,7 +354,8 @@ fn cosines(points: i32, [a, b, c]: [f64; 3]) -> Result<Array> {
     Array::from_slice(&values, &[points])
 }
 
-/// The Hann window of some points, `float32`: `0.5 - 0.5 cos(2 pi i / (points - 1))`. Empty for none.
+/// The Hann window with this number of points, `float32`: `0.5 - 0.5 cos(2 pi i / (points - 1))`.
+/// It is empty if the number is not positive.
 ///
 /// ```
 /// let window = mlx_rs_core::hanning(3)?;
@@ -362,7 +369,8 @@ pub fn hanning(points: i32) -> Result<Array> {
     cosines(points, [0.5, -0.5, 0.0])
 }
 
-/// The Hamming window of some points, `float32`: `0.54 - 0.46 cos(2 pi i / (points - 1))`.
+/// The Hamming window with this number of points, `float32`: `0.54 - 0.46 cos(2 pi i / (points -
+/// 1))`.
 ///
 /// ```
 /// let window = mlx_rs_core::hamming(3)?.to_vec::<f32>()?;
@@ -376,8 +384,8 @@ pub fn hamming(points: i32) -> Result<Array> {
     cosines(points, [0.54, -0.46, 0.0])
 }
 
-/// The Blackman window of some points, `float32`: `0.42 - 0.5 cos(2 pi i / (points - 1)) + 0.08
-/// cos(4 pi i / (points - 1))`.
+/// The Blackman window with this number of points, `float32`: `0.42 - 0.5 cos(2 pi i / (points -
+/// 1)) + 0.08 cos(4 pi i / (points - 1))`.
 ///
 /// ```
 /// let window = mlx_rs_core::blackman(5)?.to_vec::<f32>()?;
@@ -391,7 +399,7 @@ pub fn blackman(points: i32) -> Result<Array> {
     cosines(points, [0.42, -0.5, 0.08])
 }
 
-/// The Bartlett window of some points, `float32`: a triangle from 0 to 1 and back.
+/// The Bartlett window with this number of points, `float32`: a triangle from 0 to 1 and back.
 ///
 /// ```
 /// let window = mlx_rs_core::bartlett(5)?;
@@ -412,7 +420,7 @@ pub fn bartlett(points: i32) -> Result<Array> {
     Array::from_slice(&values, &[points])
 }
 
-/// `0, 1, .., -2, -1` over `n d`: see [`crate::fft::fftfreq`].
+/// The frequencies `0, 1, .., -2, -1`, divided by `n d`; see [`crate::fft::fftfreq`].
 pub(crate) fn frequencies(n: i32, d: f64, half: bool) -> Result<Array> {
     let op = if half { "rfftfreq" } else { "fftfreq" };
     if n <= 0 {

@@ -1,8 +1,8 @@
 //! Convolutions of channels-last arrays: `[N, .., C]` with weights `[C_out, .., C_in / groups]`, in
-//! one to three spatial axes. Every size is first computed here in 64 bits, because MLX divides by
-//! strides and groups and adds paddings without checks. A geometry that MLX's CPU kernels or
-//! gradients get wrong is computed in an equivalent form: with explicit zeros around the input, or
-//! as a part of a larger result.
+//! one to three spatial axes. This module first computes every size in 64 bits, because MLX divides
+//! by strides and groups and adds paddings without checks. MLX's CPU kernels or gradients compute
+//! some geometries wrongly. Those are computed in an equivalent form: with explicit zeros around
+//! the input, or as a part of a larger result.
 //!
 //! ```
 //! use mlx_rs_core::{Array, Conv};
@@ -24,24 +24,26 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::{mapped, memory};
 
-/// The geometry of a convolution. Lists have one entry per spatial axis, one entry for all of them,
-/// or none for the default.
+/// The geometry of a convolution. Each list has one entry per spatial axis, a single entry for all
+/// axes, or none for the default.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Conv {
-    /// Steps between outputs; 1 unless given.
+    /// The distance between the input positions of adjacent outputs; 1 by default.
     pub stride: Vec<i32>,
-    /// Zeros before and behind each spatial axis; 0 unless given.
+    /// The number of zeros before and after each spatial axis; 0 by default.
     pub padding: Vec<i32>,
-    /// Steps between the taps of the kernel; 1 unless given.
+    /// The distance between adjacent kernel elements; 1 by default.
     pub dilation: Vec<i32>,
-    /// Steps between inputs, with zeros between them; 1 unless given. Transposed convolutions do
-    /// not use it, because their stride takes its role.
+    /// The distance between adjacent inputs, with zeros between them; 1 by default. Transposed
+    /// convolutions ignore it, because their stride has this effect.
     pub input_dilation: Vec<i32>,
-    /// Additional places at the end of each axis of a transposed convolution; 0 unless given.
+    /// The number of additional outputs at the end of each axis of a transposed convolution; 0 by
+    /// default.
     pub output_padding: Vec<i32>,
-    /// The number of groups of channels, convolved separately; 0 and 1 mean one group.
+    /// The number of groups of channels. Each group is convolved separately. 0 and 1 mean one
+    /// group.
     pub groups: i32,
-    /// Whether kernels are flipped, as mathematicians do.
+    /// Whether kernels are flipped, as in the mathematical definition.
     pub flip: bool,
 }
 
@@ -49,42 +51,42 @@ pub struct Conv {
 /// `stride * o + dilation * t == input_dilation * i + low`.
 #[derive(Debug, Clone, Copy)]
 struct Axis {
-    /// Elements of the input.
+    /// The number of input elements.
     length: i64,
-    /// Elements of the kernel.
+    /// The number of kernel elements.
     taps: i64,
     stride: i64,
     dilation: i64,
     input_dilation: i64,
-    /// Zeros in front of the dilated input; negative numbers cut it.
+    /// The number of zeros before the dilated input. A negative number truncates the input.
     low: i64,
-    /// Zeros behind the dilated input; negative numbers cut it.
+    /// The number of zeros after the dilated input. A negative number truncates the input.
     high: i64,
-    /// Elements of the result.
+    /// The number of output elements.
     out: i64,
 }
 
-/// The form in which an [`Axis`] is computed: preparation of the input, the convolution, and the
-/// part of its result.
+/// How an [`Axis`] is computed: the preparation of the input, the convolution, and the part of its
+/// output that is the result.
 #[derive(Debug, Clone, Copy)]
 struct Lowered {
-    /// The input is first dilated by this.
+    /// The dilation that is applied to the input first.
     stuff: i64,
-    /// Zeros around the input; negative values cut the input.
+    /// The numbers of zeros around the input. Negative numbers truncate the input.
     around: (i64, i64),
     /// The convolution that MLX computes.
     axis: Axis,
-    /// The first element of its result that is taken.
+    /// The first element of the convolution's output that belongs to the result.
     from: i64,
 }
 
 impl Axis {
-    /// The elements that the kernel spans.
+    /// The number of elements that the kernel spans.
     fn span(&self) -> i64 {
         1 + self.dilation * (self.taps - 1)
     }
 
-    /// The elements that the input spans once it is dilated.
+    /// The number of elements of the dilated input.
     fn dilated(&self) -> i64 {
         1 + self.input_dilation * (self.length - 1)
     }
@@ -97,18 +99,18 @@ impl Axis {
         }
     }
 
-    /// Whether MLX is right about this axis and about the axes of all gradients. They are
-    /// convolutions, too, of the same three arrays in other roles. Three things go wrong there.
+    /// Whether MLX computes this axis and the axes of all gradients correctly. The gradients are
+    /// also convolutions of the same three arrays, in other roles. MLX has three faults there:
     ///
     /// * The CPU kernel computes and writes `low / stride` results without a bounds check.
     /// * A negative padding truncates a dilated input too much. A gradient with respect to the
     ///   input is truncated twice.
     /// * That gradient assumes that the two paddings are equal.
     ///
-    /// `plain` says that the derivative with respect to the kernel is a matrix product.
+    /// `plain` means that the derivative with respect to the kernel is a matrix product.
     fn is_sound(&self, plain: bool) -> bool {
         let span = self.span();
-        // The convolution from the larger to the smaller side, of which this is one or the
+        // The convolution from the larger to the smaller side. This axis is that convolution or its
         // transpose.
         let (length, stride, pad, out) = if self.input_dilation == 1 {
             (self.length, self.stride, self.low, self.out)
@@ -128,7 +130,7 @@ impl Axis {
             && (pad == 0 || (stride * (out - 1) >= pad && (plain || rest == 0)))
     }
 
-    /// An equivalent computation that MLX does correctly.
+    /// An equivalent computation that MLX performs correctly.
     fn lower(self, plain: bool) -> Lowered {
         let unchanged = Lowered {
             stuff: 1,
@@ -140,8 +142,8 @@ impl Axis {
             return unchanged;
         }
         if self.input_dilation > 1 && self.stride == 1 {
-            // Everything that the input reaches; the result is a part of it. Zeros in front and
-            // behind stand for unreached places.
+            // Computes all outputs that the input reaches; the result is a part of them. For
+            // outputs that the input does not reach, zeros are added before and after.
             let reach = self.span() - 1;
             let step = self.input_dilation;
             let missing = |pad: i64| ((pad - reach).max(0) + step - 1) / step;
@@ -178,7 +180,7 @@ impl Axis {
 /// A [`Conv`] of two arrays: all sizes are positive and below 2^30.
 struct Plan {
     axes: Vec<Lowered>,
-    /// The elements of the result along each spatial axis.
+    /// The number of output elements along each spatial axis.
     out: Vec<i64>,
     groups: i32,
 }
@@ -220,7 +222,7 @@ fn spread(
 }
 
 impl Conv {
-    /// Checks everything against `x` and `w`, and the size of the result.
+    /// Checks the geometry against `x` and `w`, and the size of the result.
     fn plan(&self, op: &'static str, x: &Array, w: &Array, transposed: bool) -> Result<Plan> {
         let (xs, ws) = (x.shape(), w.shape());
         if !(3..=5).contains(&xs.len()) || ws.len() != xs.len() {
@@ -279,14 +281,15 @@ impl Conv {
                 out: 0,
             };
             if transposed {
-                // A plain one of the dilated input, with the missing part of the kernel as padding.
+                // A transposed convolution is a plain convolution of the dilated input. The padding
+                // is the part of the kernel's span that is missing.
                 (axis.stride, axis.input_dilation) = (1, axis.stride);
                 axis.low = axis.span() - 1 - pad;
                 axis.high = axis.low + i64::from(extra[i]);
             }
             let countable = |v: i64| v.unsigned_abs() < (1 << 30);
             let span = axis.span();
-            // Below 2^62 each.
+            // Each is below 2^62.
             let room = axis
                 .dilated()
                 .saturating_add(axis.low.saturating_add(axis.high));
@@ -311,7 +314,7 @@ impl Conv {
 }
 
 impl Plan {
-    /// Also checks the memory of the padded input and the unfolded patches.
+    /// Also checks that the padded input and the unfolded patches fit the budget.
     fn check_memory(&self, op: &'static str, x: &Array, w: &Array) -> Result<()> {
         let wide = |d: &i32| i64::from(*d);
         let bytes = |first: i64, spatial: &mut dyn Iterator<Item = i64>, last: i64| {
@@ -361,7 +364,7 @@ impl Plan {
                     .flatten(at, at + 1)?
                     .slice_axis(at, 0, 1 + step * (length - 1))?;
             }
-            // Truncation comes last, so it may exceed the original size.
+            // Truncation comes last, so it may exceed the size of the original input.
             let (low, high) = (lowered.around.0 as i32, lowered.around.1 as i32);
             if low > 0 || high > 0 {
                 x = x.pad(&[at], &[low.max(0)], &[high.max(0)], Pad::Zero)?;
@@ -390,9 +393,9 @@ impl Plan {
 }
 
 impl Array {
-    /// Convolution (the cross-correlation of machine learning, unless `conv.flip`) of
-    /// `[N, spatial .., C_in]` with `weight` `[C_out, spatial .., C_in / groups]`, giving
-    /// `[N, spatial .., C_out]`.
+    /// Convolution of `[N, spatial .., C_in]` with `weight` `[C_out, spatial .., C_in / groups]`.
+    /// The result is `[N, spatial .., C_out]`. Unless `conv.flip`, it is the cross-correlation that
+    /// machine learning calls convolution.
     ///
     /// ```
     /// use mlx_rs_core::{Conv, array};
@@ -404,14 +407,14 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when arrays, lists or groups do not fit each other;
-    /// [`ErrorKind::Value`] for strides and dilations below one or negative padding;
-    /// [`ErrorKind::OutOfMemory`] beyond the budget; MLX's message for types that are no floats.
-    /// `float64` is computed in `float32`.
+    /// [`ErrorKind::Shape`] when arrays, lists or groups do not match; [`ErrorKind::Value`] for
+    /// strides and dilations below one or negative padding; [`ErrorKind::OutOfMemory`] beyond the
+    /// budget; MLX's message for types that are not floats. `float64` is computed in `float32`.
     ///
-    /// Of the mixed second derivatives, take the one with respect to the input first. For a
-    /// convolution without dilation, groups and flip, MLX cannot derive the kernel's derivative by
-    /// the input. The result is wrong, or an error says that shapes do not broadcast.
+    /// For mixed second derivatives, differentiate with respect to the input first. For a
+    /// convolution without dilation, groups and flip, MLX cannot differentiate the kernel's
+    /// derivative with respect to the input. The result is wrong, or an error says that shapes do
+    /// not broadcast.
     #[doc(alias = "mlx_conv_general")]
     pub fn conv(&self, weight: &Array, conv: &Conv) -> Result<Array> {
         let op = "conv";
@@ -419,10 +422,10 @@ impl Array {
         self.conv_raw(op, weight, &plan, conv.flip)
     }
 
-    /// Transposed convolution: the gradient of [`Array::conv`] with respect to its input, which
-    /// spreads each input over the kernel. `[N, spatial .., C_in]` with `weight`
-    /// `[C_out, spatial .., C_in / groups]` gives axes of
-    /// `(n - 1) * stride - 2 * padding + dilation * (k - 1) + 1 + output_padding`.
+    /// Transposed convolution: the gradient of [`Array::conv`] with respect to its input. It
+    /// spreads each input over the kernel. The arrays are `[N, spatial .., C_in]` and `weight`
+    /// `[C_out, spatial .., C_in / groups]`. Each spatial axis of the result has the length `(n -
+    /// 1) * stride - 2 * padding + dilation * (k - 1) + 1 + output_padding`.
     ///
     /// ```
     /// use mlx_rs_core::{Conv, array};
@@ -442,7 +445,7 @@ impl Array {
         self.conv_raw(op, weight, &plan, !conv.flip)
     }
 
-    /// A kernel with its spatial axes in reverse.
+    /// Reverses the spatial axes of a kernel.
     fn reversed(&self) -> Result<Array> {
         let (mut start, mut stop) = (vec![0; self.ndim()], self.shape().to_vec());
         let mut strides = vec![1; self.ndim()];
@@ -454,23 +457,26 @@ impl Array {
 
     fn conv_raw(&self, op: &'static str, weight: &Array, plan: &Plan, flip: bool) -> Result<Array> {
         if self.dtype() == Dtype::Float64 || weight.dtype() == Dtype::Float64 {
-            // Depending on the geometry, MLX multiplies in single precision or refuses.
+            // For `float64`, MLX multiplies in single precision or refuses, depending on the
+            // geometry.
             let (x, w) = (self.astype(Dtype::Float32)?, weight.astype(Dtype::Float32)?);
             return x.conv_raw(op, &w, plan, flip)?.astype(Dtype::Float64);
         }
         let mut x = plan.input(self)?;
         if plan.groups > 1 && mapped::inside() {
-            // For a batch of kernels only, MLX assigns their channels to wrong groups.
+            // If only the kernels have a batch (`vmap`), MLX assigns their channels to wrong
+            // groups. So the input gets the batch as well.
             let one = weight.flatten(0, -1)?.slice_axis(0, 0, 1)?.reshape(&[])?;
             x = mapped::with_batch_of(&x, &one.astype(x.dtype())?)?;
         }
-        // MLX reverses a gradient, and treats its gradient along an axis of one element as zero.
+        // MLX reverses a gradient along an axis of one element, and then treats its own gradient as
+        // zero.
         let flat = |a: &&Lowered| a.axis.taps == 1;
         let (flip, weight) = match plan.axes.iter().find(flat) {
             Some(_) if flip => (false, &weight.reversed()?),
             _ => (flip, weight),
         };
-        // All below 2^30, which the plan has checked.
+        // The plan has checked that all values are below 2^30.
         let list = |of: fn(&Axis) -> i64| -> Vec<i32> {
             plan.axes.iter().map(|a| of(&a.axis) as i32).collect()
         };
@@ -479,8 +485,8 @@ impl Array {
         let inputs = list(|a| a.input_dilation);
         let n = stride.len();
         call::array(op, |out, s| {
-            // SAFETY: every pointer is to a list of `n` entries, one per spatial axis, and the plan
-            // has checked them against both arrays. `Axis::is_sound` holds for each.
+            // SAFETY: every pointer is to a list of `n` entries, one per spatial axis. The plan has
+            // checked them against both arrays, and `Axis::is_sound` is true for each.
             unsafe {
                 sys::mlx_conv_general(
                     out,

@@ -15,7 +15,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
 
-/// Refuses shapes with negative or uncountable dimensions, and those over the budget.
+/// Refuses shapes with negative dimensions, with too many elements, or beyond the budget.
 pub(super) fn check_shape(op: &'static str, shape: &[i32], dtype: Dtype) -> Result<()> {
     match memory::checked_bytes(shape, dtype.size()) {
         Some(bytes) if bytes <= memory::budget() => Ok(()),
@@ -75,7 +75,8 @@ pub fn ones(shape: &[i32], dtype: Dtype) -> Result<Array> {
     })
 }
 
-/// An array filled with `value`, converted to `dtype`; `value` may be an array that broadcasts.
+/// An array filled with `value`, converted to `dtype`. `value` may be any array that broadcasts to
+/// `shape`.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, array, full};
@@ -87,7 +88,7 @@ pub fn ones(shape: &[i32], dtype: Dtype) -> Result<Array> {
 /// [`ErrorKind::Shape`] or [`ErrorKind::OutOfMemory`] when the shape is not possible.
 pub fn full(shape: &[i32], value: &Array, dtype: Dtype) -> Result<Array> {
     check_shape("full", shape, dtype)?;
-    // MLX's own function multiplies gradients by the value.
+    // MLX's own function is not used, because it multiplies gradients by the value.
     value.astype(dtype)?.broadcast_to(shape)?.contiguous()
 }
 
@@ -100,8 +101,8 @@ pub fn full(shape: &[i32], value: &Array, dtype: Dtype) -> Result<Array> {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Value`] for a zero or non-finite step or bounds that are not finite;
-/// [`ErrorKind::OutOfMemory`] when there would be too many values.
+/// [`ErrorKind::Value`] for a zero step, or for a step or bounds that are not finite;
+/// [`ErrorKind::OutOfMemory`] when there are too many values.
 #[doc(alias = "mlx_arange")]
 pub fn arange(start: f64, stop: f64, step: f64, dtype: Dtype) -> Result<Array> {
     if !(start.is_finite() && stop.is_finite() && step.is_finite() && step != 0.0) {
@@ -124,12 +125,12 @@ pub fn arange(start: f64, stop: f64, step: f64, dtype: Dtype) -> Result<Array> {
         ));
     }
     call::array("arange", |out, s| {
-        // SAFETY: plain numbers; the stream is live.
+        // SAFETY: the arguments are plain numbers, and the stream is live.
         unsafe { mlx_sys::mlx_arange(out, start, stop, step, dtype.raw(), s) }
     })
 }
 
-/// `count` values from `start` to `stop`, both included, evenly apart.
+/// `count` evenly spaced values from `start` to `stop`, both included.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, linspace};
@@ -138,8 +139,8 @@ pub fn arange(start: f64, stop: f64, step: f64, dtype: Dtype) -> Result<Array> {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Value`] for a negative count; [`ErrorKind::OutOfMemory`] when there would be too
-/// many.
+/// [`ErrorKind::Value`] for a negative count; [`ErrorKind::OutOfMemory`] when there are too many
+/// values.
 #[doc(alias = "mlx_linspace")]
 pub fn linspace(start: f64, stop: f64, count: i32, dtype: Dtype) -> Result<Array> {
     if count < 0 {
@@ -155,12 +156,13 @@ pub fn linspace(start: f64, stop: f64, count: i32, dtype: Dtype) -> Result<Array
         return linspace_in_double(start, stop, count);
     }
     call::array("linspace", |out, s| {
-        // SAFETY: plain numbers; the stream is live.
+        // SAFETY: the arguments are plain numbers, and the stream is live.
         unsafe { mlx_sys::mlx_linspace(out, start, stop, count, dtype.raw(), s) }
     })
 }
 
-/// MLX 0.30.1 computes in single precision, whatever the type.
+/// Computes `linspace` in double precision, because MLX 0.30.1 computes every type in single
+/// precision.
 #[cfg(not(mlx_c_0_5))]
 fn linspace_in_double(start: f64, stop: f64, count: i32) -> Result<Array> {
     let last = Array::scalar(f64::from(count - 1))?;
@@ -170,8 +172,8 @@ fn linspace_in_double(start: f64, stop: f64, count: i32) -> Result<Array> {
         .add(&part.multiply(&Array::scalar(stop)?)?)
 }
 
-/// Ones on the `k`-th diagonal (above the main one when positive) of a `rows x columns` matrix,
-/// zeros elsewhere.
+/// A `rows x columns` matrix with ones on the `k`-th diagonal and zeros elsewhere. A positive `k`
+/// is above the main diagonal.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, eye};
@@ -187,15 +189,15 @@ pub fn eye(rows: i32, columns: i32, k: i32, dtype: Dtype) -> Result<Array> {
     if rows == 0 || columns == 0 {
         return zeros(&[rows, columns], dtype);
     }
-    // Beyond the corners every diagonal is empty; MLX negates it.
+    // MLX negates `k`, so it is limited. Beyond the corners, every diagonal is empty.
     let k = k.clamp(-rows, columns);
     call::array("eye", |out, s| {
-        // SAFETY: plain numbers within the matrix; the stream is live.
+        // SAFETY: the numbers are within the matrix, and the stream is live.
         unsafe { mlx_sys::mlx_eye(out, rows, columns, k, dtype.raw(), s) }
     })
 }
 
-/// The identity matrix of `n` rows.
+/// The identity matrix with `n` rows.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, identity};
@@ -212,12 +214,12 @@ pub fn identity(n: i32, dtype: Dtype) -> Result<Array> {
         return zeros(&[0, 0], dtype);
     }
     call::array("identity", |out, s| {
-        // SAFETY: plain numbers; the stream is live.
+        // SAFETY: the argument is a plain number, and the stream is live.
         unsafe { mlx_sys::mlx_identity(out, n, dtype.raw(), s) }
     })
 }
 
-/// Ones on and below the `k`-th diagonal of a `rows x columns` matrix, zeros elsewhere.
+/// A `rows x columns` matrix with ones on and below the `k`-th diagonal, and zeros elsewhere.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, tri};
@@ -232,7 +234,7 @@ pub fn tri(rows: i32, columns: i32, k: i32, dtype: Dtype) -> Result<Array> {
     check_shape("tri", &[rows, columns], dtype)?;
     let k = k.clamp(-rows, columns);
     call::array("tri", |out, s| {
-        // SAFETY: plain numbers whose sums fit an i32; the stream is live.
+        // SAFETY: the sums of the numbers fit an i32, and the stream is live.
         unsafe { mlx_sys::mlx_tri(out, rows, columns, k, dtype.raw(), s) }
     })
 }
@@ -274,7 +276,8 @@ impl Array {
         })
     }
 
-    /// An array of the shape of this one, filled with `value` (which broadcasts to it) as `dtype`.
+    /// An array with the shape of this one, filled with `value` as `dtype`. `value` broadcasts to
+    /// the shape.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, array};

@@ -1,5 +1,5 @@
-//! Products with quantized matrices for cases that MLX's kernels get wrong: the matrices are
-//! dequantized first.
+//! Multiplication with quantized matrices in cases that MLX's kernels compute wrongly. The matrices
+//! are dequantized first.
 
 use super::quantized::{QuantMode, Quantized};
 use crate::array::Array;
@@ -8,15 +8,16 @@ use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::{call, stream};
 
-/// Metal computes this many rows at a time.
+/// The number of rows that Metal's kernel computes at a time.
 const METAL_ROWS: i32 = 8;
 
 impl Quantized {
-    /// Whether MLX's products with this matrix on the current device are wrong without an error.
+    /// Whether MLX multiplies wrongly with this matrix on the current device, without an error.
     ///
     /// - MLX 0.30.1 reads every mode except affine as mxfp4, on all devices.
-    /// - On Metal, matrices with fewer than [`METAL_ROWS`] rows use a separate kernel. It decodes
-    ///   only the scales of affine mode. In MLX 0.30.1 it also writes out of bounds, in all modes.
+    /// - On Metal, matrices with fewer than [`METAL_ROWS`] rows use a separate kernel, which
+    ///   decodes only the scales of affine mode. In MLX 0.30.1 that kernel also writes out of
+    ///   bounds, in all modes.
     pub(super) fn is_miscomputed(&self) -> Result<bool> {
         let old = cfg!(not(mlx_c_0_5));
         if old && matches!(self.mode, QuantMode::Mxfp8 | QuantMode::Nvfp4) {
@@ -30,9 +31,9 @@ impl Quantized {
         Ok(stream::current_id()?.0 == DeviceKind::Gpu)
     }
 
-    /// `x` times the matrix or its transpose.
+    /// Multiplies `x` with the matrix, or with its transpose.
     pub(super) fn dequantized_product(&self, x: &Array, transpose: bool) -> Result<Array> {
-        // Exact for packed floats: their products with scales fit into every type.
+        // For packed floats this is exact, because a float times a scale fits every type.
         let dtype = match self.mode {
             QuantMode::Affine => self.scales.dtype(),
             _ => x.dtype(),
@@ -40,8 +41,8 @@ impl Quantized {
         x.matmul(&self.dequantized(dtype, transpose)?)
     }
 
-    /// As [`Quantized::gather_matmul`], with indices inside their batches. In float32, the one type
-    /// of MLX's gathered products on CPUs.
+    /// Like [`Quantized::gather_matmul`], for indices that are inside their batches. It computes in
+    /// float32, the only type that MLX's gathered products support on CPUs.
     pub(super) fn dequantized_gather(
         &self,
         x: &Array,
@@ -52,7 +53,7 @@ impl Quantized {
     ) -> Result<Array> {
         let wide = x.astype(Dtype::Float32)?;
         let product = match rhs {
-            // If fewer than all are used, dequantizes only those.
+            // If fewer matrices are selected than exist, only the selected ones are dequantized.
             Some(chosen) if (1..self.matrices()).contains(&chosen.size()) => {
                 let dense = self
                     .along_one_axis()?
@@ -65,7 +66,7 @@ impl Quantized {
                 wide.gather_mm(&dense, lhs, rhs, sorted)
             }
         }?;
-        // MLX's promotion of two of the three possible types.
+        // The type to which MLX promotes two of the three possible types.
         let scales = self.scales.dtype();
         if self.mode == QuantMode::Affine && scales != x.dtype() {
             return Ok(product);
@@ -82,7 +83,7 @@ impl Quantized {
         }
     }
 
-    /// How many matrices there are.
+    /// The number of matrices.
     fn matrices(&self) -> usize {
         let shape = self.weight.shape();
         shape[..shape.len() - 2]
@@ -91,7 +92,7 @@ impl Quantized {
             .product()
     }
 
-    /// The matrices of several axes along one.
+    /// The same matrices with a single batch axis.
     fn along_one_axis(&self) -> Result<Self> {
         let flat = |a: &Array| a.flatten(0, -3);
         Ok(Self {
@@ -138,7 +139,7 @@ mod tests {
         Array::vector(values).unwrap()
     }
 
-    /// The rows of `w` one number after the other, by the formats' definitions.
+    /// The elements of `w`, row by row, decoded by the definition of the format.
     fn decoded(q: &Quantized) -> Vec<f64> {
         let words = q.weight.to_vec::<u32>().unwrap();
         let (bits, group) = (q.bits as usize, q.group_size as usize);
@@ -193,7 +194,7 @@ mod tests {
         }
     }
 
-    /// `x [m, k]` times rows `[n, k]`, or times `[k, n]` where they are not to be transposed.
+    /// `x [m, k]` times rows `[n, k]` transposed, or without `transpose` times `[k, n]`.
     fn reference(x: &Array, rows: &[f64], (n, k): (usize, usize), transpose: bool) -> Vec<f64> {
         let x = x.astype(Dtype::Float32).unwrap().to_vec::<f32>().unwrap();
         let (inner, outer) = if transpose { (k, n) } else { (n, k) };
@@ -212,7 +213,7 @@ mod tests {
             let got = q.dequantize(Dtype::Float32).unwrap();
             close(&got, &decoded(&q), 1e-6, &format!("{mode:?} {bits}"));
         }
-        // All codes of elements and of scales except NaN.
+        // All codes of elements and scales, except NaN.
         for (mode, group, bits) in [
             (QuantMode::Mxfp4, 32, 4),
             (QuantMode::Mxfp8, 32, 8),
@@ -269,7 +270,7 @@ mod tests {
                         let got = q.dequantized_product(&x, transpose).unwrap();
                         assert_eq!(got.dtype(), dtype, "{what}");
                         close(&got, &want, tolerance, &what);
-                        // The public functions choose one or the other.
+                        // The public functions choose between MLX's kernels and this code.
                         let got = if transpose {
                             q.matmul_transposed(&x)
                         } else {

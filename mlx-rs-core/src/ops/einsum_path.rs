@@ -1,6 +1,6 @@
-//! Reads Einstein subscripts. Ellipses become letters, the result is written out, and every letter
-//! is checked against the shapes. MLX reads out of bounds when they are inconsistent. MLX computes
-//! the sum.
+//! Parses Einstein subscripts. Ellipses become letters, the result is written out, and every letter
+//! is checked against the shapes, because MLX reads out of bounds if they are inconsistent. MLX
+//! then computes the sum.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -14,7 +14,7 @@ fn bad(kind: ErrorKind, message: impl Into<String>) -> Error {
     Error::new(kind, OP, message)
 }
 
-/// One operand's letters, with an ellipsis as a single `.`.
+/// The letters of one operand. An ellipsis becomes a single `.`.
 fn term(text: &str) -> Result<Vec<char>> {
     let folded = text.replace("...", "\u{1}");
     let letters: Vec<char> = folded
@@ -37,7 +37,7 @@ fn term(text: &str) -> Result<Vec<char>> {
     }
 }
 
-/// The subscripts with letters only and the result spelled out.
+/// The subscripts with letters only, and with an explicit result.
 pub(super) fn explicit(subscripts: &str, shapes: &[&[i32]]) -> Result<CString> {
     let text: String = subscripts.chars().filter(|c| *c != ' ').collect();
     let (left, right) = match text.split_once("->") {
@@ -92,7 +92,7 @@ pub(super) fn explicit(subscripts: &str, shapes: &[&[i32]]) -> Result<CString> {
         t.iter()
             .flat_map(|&c| {
                 if c == ELLIPSIS {
-                    // Aligned at the end, as in broadcasting.
+                    // Letters of ellipses are aligned at the end, as in broadcasting.
                     free[wide - (axes - named)..].to_vec()
                 } else {
                     vec![c]
@@ -109,7 +109,7 @@ pub(super) fn explicit(subscripts: &str, shapes: &[&[i32]]) -> Result<CString> {
     for (letters, shape) in inputs.iter().zip(shapes) {
         let mut operand_sizes: HashMap<char, i32> = HashMap::new();
         for (&c, &d) in letters.iter().zip(*shape) {
-            // Within one operand a letter is a diagonal, which does not broadcast.
+            // A letter that occurs twice in an operand means a diagonal, which does not broadcast.
             if *operand_sizes.entry(c).or_insert(d) != d {
                 return Err(bad(
                     ErrorKind::Shape,
@@ -157,7 +157,7 @@ pub(super) fn explicit(subscripts: &str, shapes: &[&[i32]]) -> Result<CString> {
     spelled.push_str(&last);
     spelled.push_str("->");
     spelled.extend(&output);
-    // Letters, commas and an arrow hold no NUL.
+    // Letters, commas and an arrow contain no NUL.
     CString::new(spelled).map_err(|_| bad(ErrorKind::Value, "the subscripts contain a NUL"))
 }
 

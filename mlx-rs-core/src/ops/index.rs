@@ -1,5 +1,5 @@
-//! Slices, updates and gathers. MLX reads out of bounds for an invalid index. So indices are either
-//! checked here or clamped inside the graph.
+//! Slices, updates and gathers. MLX reads out of bounds for an invalid index, so this module checks
+//! indices, or clamps them inside the graph.
 
 use std::borrow::Cow;
 
@@ -9,8 +9,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mapped;
 use crate::{call, closure};
 
-/// Start and stop of one axis in MLX's form, from Python-like bounds that may be negative or beyond
-/// the end.
+/// The start and stop of one axis in MLX's form. The arguments are Python-like bounds, which may be
+/// negative or beyond the end.
 fn bounds(length: i32, start: i32, stop: i32, stride: i32) -> (i32, i32) {
     let resolve = |x: i32| {
         if x < 0 {
@@ -27,14 +27,16 @@ fn bounds(length: i32, start: i32, stop: i32, stride: i32) -> (i32, i32) {
         let start = resolve(start).clamp(-1, n - 1);
         let stop = resolve(stop).clamp(-1, n - 1);
         if start <= stop {
-            // Empty; MLX would read a start before the first element as the last one.
+            // The slice is empty. MLX would interpret a start before the first element as the last
+            // element.
             (0, 0)
         } else {
-            // MLX writes a stop before the first element as `-n - 1`.
+            // In MLX, a stop before the first element is `-n - 1`.
             (start, if stop < 0 { -n - 1 } else { stop })
         }
     };
-    // All values lie within [-n - 1, n], which an i32 holds for any length but i32::MAX, clamped.
+    // All values are within [-n - 1, n]. This fits an i32 for any length except i32::MAX, so the
+    // stop is clamped.
     (start as i32, stop.max(i64::from(i32::MIN)) as i32)
 }
 
@@ -68,14 +70,14 @@ impl Array {
         }
         let mut lists = [Vec::new(), Vec::new(), Vec::new()];
         for (i, &length) in self.shape().iter().enumerate() {
-            // A stride beyond the length has no further effect.
+            // A stride beyond the length has the same effect as the length.
             let stride = strides[i].clamp(-length.max(1), length.max(1));
             let (mut from, mut to) = bounds(length, start[i], stop[i], stride);
             let mut step = stride;
             let end = if to < 0 { -1 } else { to };
             if end != from && (i64::from(end) - i64::from(from)).abs() <= i64::from(step).abs() {
-                // One element. MLX then drops the stride, but not the stop. Gradients and mapped
-                // functions would take several elements, or none.
+                // The slice has one element. MLX would drop the stride, but not the stop. Gradients
+                // and mapped functions would then read several elements, or none.
                 (from, to, step) = (from, from + 1, 1);
             }
             for (list, value) in lists.iter_mut().zip([from, to, step]) {
@@ -85,8 +87,8 @@ impl Array {
         Ok(lists)
     }
 
-    /// Elements `start` to `stop` of each axis in steps of `strides`. As in Python, negative bounds
-    /// count from the end, and bounds are clamped to the array.
+    /// Elements `start` to `stop` of each axis, in steps of `strides`. As in Python, negative
+    /// bounds count from the end, and bounds are clamped to the array.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -97,13 +99,13 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when there is not one bound per axis; [`ErrorKind::Value`] for a zero
-    /// stride.
+    /// [`ErrorKind::Shape`] when the number of bounds or strides differs from the number of axes;
+    /// [`ErrorKind::Value`] for a zero stride.
     #[doc(alias = "mlx_slice")]
     pub fn slice(&self, start: &[i32], stop: &[i32], strides: &[i32]) -> Result<Array> {
         let [start, stop, strides] = self.slice_args("slice", start, stop, strides)?;
         call::array("slice", |out, s| {
-            // SAFETY: the three lists have one entry per axis and lie within it.
+            // SAFETY: the three lists have one entry per axis, and the bounds are within the axis.
             unsafe {
                 mlx_sys::mlx_slice(
                     out,
@@ -163,7 +165,7 @@ impl Array {
     ) -> Result<Array> {
         let [start, stop, strides] = self.slice_args("slice_update", start, stop, strides)?;
         call::array("slice_update", |out, s| {
-            // SAFETY: the three lists have one entry per axis and lie within it.
+            // SAFETY: the three lists have one entry per axis, and the bounds are within the axis.
             unsafe {
                 mlx_sys::mlx_slice_update(
                     out,
@@ -182,7 +184,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, update]))
     }
 
-    /// [`Array::slice_update`] on elements `start..start + length of update` of one axis.
+    /// [`Array::slice_update`] of one axis. It replaces the elements `start..start + length of
+    /// update`.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, array, zeros};
@@ -192,7 +195,7 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] when the part does not lie inside the axis.
+    /// [`ErrorKind::Index`] when the part is not within the axis.
     pub fn update_axis(&self, update: &Array, axis: i32, start: i32) -> Result<Array> {
         let at = self.axis("update_axis", axis)?;
         let length = self.shape()[at];
@@ -212,7 +215,7 @@ impl Array {
         self.slice_update(update, &starts, &stops, &vec![1; self.ndim()])
     }
 
-    /// Evaluates integer indices and checks them against an axis of `length`.
+    /// Evaluates integer indices, and checks that they are within an axis of `length`.
     pub(crate) fn check_indices(op: &'static str, indices: &Array, length: i32) -> Result<()> {
         Self::index_dtype(op, indices)?;
         if indices.size() == 0 {
@@ -222,7 +225,7 @@ impl Array {
         let (low, high) = (wide.min(super::All, false)?, wide.max(super::All, false)?);
         crate::eval([&low, &high])?;
         let (low, high) = (low.item::<i64>()?, high.item::<i64>()?);
-        // An unsigned 64-bit index above i64::MAX turns negative here; it is out of range as well.
+        // An unsigned 64-bit index above i64::MAX becomes negative here. It is also out of range.
         let unsigned = !indices.dtype().is_signed_integer();
         let n = i64::from(length);
         let lowest = if unsigned { 0 } else { -n };
@@ -247,7 +250,7 @@ impl Array {
         ))
     }
 
-    /// `indices` clamped to `0..=last` inside the graph, without evaluation.
+    /// `indices` clamped to `0..length`, inside the graph, without evaluation.
     pub(crate) fn clamp_indices(op: &'static str, indices: &Array, length: i32) -> Result<Array> {
         Self::index_dtype(op, indices)?;
         if length == 0 {
@@ -269,8 +272,8 @@ impl Array {
         }
     }
 
-    /// `indices` in `0..=last` of an axis of `length`, inside the graph. Negative ones count from
-    /// the end, and others outside go to the nearest place inside.
+    /// Maps `indices` into `0..=last` of an axis of `length`, inside the graph. Negative indices
+    /// count from the end. Other indices out of range become the nearest valid index.
     pub(crate) fn clamp_from_end(
         op: &'static str,
         indices: &Array,
@@ -306,7 +309,7 @@ impl Array {
         wrapped.maximum(zero)?.minimum(last)
     }
 
-    /// The axes that `axes` stands for.
+    /// The axes that `axes` means.
     pub(crate) fn listed(&self, axes: super::Axes<'_>) -> Vec<i32> {
         match axes {
             super::Axes::All => (0..self.ndim()).map(|i| i as i32).collect(),
@@ -315,7 +318,7 @@ impl Array {
         }
     }
 
-    /// `axes` counted from the front; each must exist and be named once.
+    /// `axes`, counted from the front. Each must exist and be named only once.
     pub(crate) fn distinct_axes(&self, op: &'static str, axes: &[i32]) -> Result<Vec<i32>> {
         let mut out = Vec::with_capacity(axes.len());
         for &axis in axes {
@@ -332,7 +335,8 @@ impl Array {
         Ok(out)
     }
 
-    /// The number of elements as one axis can count them; functions that flatten need it.
+    /// The number of elements as an `i32`, which the length of an axis must fit. Functions that
+    /// flatten need it.
     pub(crate) fn count(&self, op: &'static str) -> Result<i32> {
         i32::try_from(self.size()).map_err(|_| {
             Error::new(
@@ -344,26 +348,26 @@ impl Array {
         })
     }
 
-    /// This array, laid out row-major if MLX would otherwise gather blocks of `size(axis)` wrongly.
-    /// MLX copies the blocks of a column-major array in memory order. That is right only if at most
-    /// one axis is longer than one. Reshaping back and forth also fixes forward gradients, because
-    /// the tangent goes through the same operations.
+    /// This array. It is copied to row-major order if MLX would gather blocks of `size(axis)`
+    /// wrongly. MLX copies the blocks of a column-major array in memory order, which is correct
+    /// only if at most one axis is longer than one. The copy is a reshape back and forth. This also
+    /// corrects forward gradients, because the tangent goes through the same operations.
     pub(crate) fn for_blocks(&self, size: impl Fn(usize) -> i32) -> Result<Cow<'_, Array>> {
         if !self.gathers_wrongly(size) {
             return Ok(Cow::Borrowed(self));
         }
         match i32::try_from(self.size()) {
             Ok(count) => self.reshape(&[count])?.reshape(self.shape()),
-            // An axis cannot hold the number of elements.
+            // The number of elements does not fit an axis.
             Err(_) => self.contiguous(),
         }
         .map(Cow::Owned)
     }
 
-    /// Whether blocks of `size(axis)` would come in another order if this array were column-major.
+    /// Whether MLX would reorder blocks of `size(axis)` if this array were column-major.
     pub(crate) fn gathers_wrongly(&self, size: impl Fn(usize) -> i32) -> bool {
         if mapped::inside() && (0..self.ndim()).any(|axis| size(axis) > 1) {
-            // The batch may be another axis of the blocks.
+            // Under `vmap`, the batch may be a further axis of the blocks.
             return true;
         }
         let long = (0..self.ndim()).rfind(|&axis| size(axis) > 1).unwrap_or(0);
@@ -371,8 +375,8 @@ impl Array {
         full_before && (0..long).any(|axis| size(axis) > 1)
     }
 
-    /// This array as indices, detached from gradients. MLX 0.32 refuses the gradient with respect
-    /// to an index, which is zero.
+    /// This array for use as indices, without a gradient. The gradient with respect to an index is
+    /// zero, but MLX 0.32 refuses it.
     pub(crate) fn without_slope(&self) -> Result<Cow<'_, Array>> {
         if cfg!(mlx_c_0_7) && closure::inside() {
             return self.stop_gradient().map(Cow::Owned);
@@ -380,22 +384,22 @@ impl Array {
         Ok(Cow::Borrowed(self))
     }
 
-    /// [`Array::take`] of indices that are known to lie inside the axis.
+    /// [`Array::take`] for indices that are known to be within the axis.
     pub(crate) fn take_raw(&self, op: &'static str, indices: &Array, axis: i32) -> Result<Array> {
         let at = self.axis(op, axis)?;
         let laid_out = self.for_blocks(|i| if i == at { 1 } else { self.shape()[i] })?;
         let indices = &*indices.without_slope()?;
         call::array(op, |out, s| {
-            // SAFETY: all handles are live; the axis exists and every index lies inside it, which
+            // SAFETY: all handles are live. The axis exists, and every index is within it, which
             // the callers check or enforce.
             unsafe { mlx_sys::mlx_take_axis(out, laid_out.raw(), indices.raw(), axis, s) }
         })
         .map_err(|e| e.with_inputs(&[self, indices]))
     }
 
-    /// The elements of `axis` at `indices` (integers; negative count from the end), which take the
-    /// place of the axis. **Evaluates the indices** to check them; [`Array::take_ids`] and
-    /// [`Array::take_clamped`] do not.
+    /// The elements of `axis` at `indices`. In the result, the axes of `indices` replace `axis`.
+    /// Indices are integers; negative ones count from the end. **Evaluates the indices** to check
+    /// them; [`Array::take_ids`] and [`Array::take_clamped`] do not evaluate.
     ///
     /// ```
     /// use mlx_rs_core::{ErrorKind, array};
@@ -415,7 +419,7 @@ impl Array {
         self.take_raw("take", indices, axis)
     }
 
-    /// The elements of the flattened array at `indices`, checked as in [`Array::take`].
+    /// The elements of the flattened array at `indices`. They are checked as in [`Array::take`].
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -424,20 +428,20 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// As [`Array::take`]; [`ErrorKind::Shape`] for more elements than one axis can count.
+    /// As [`Array::take`]; [`ErrorKind::Shape`] for more elements than `i32::MAX`.
     #[doc(alias = "mlx_take")]
     pub fn take_flat(&self, indices: &Array) -> Result<Array> {
         let length = self.count("take")?;
         Self::check_indices("take", indices, length)?;
         let indices = &*indices.without_slope()?;
         call::array("take", |out, s| {
-            // SAFETY: all handles are live; every index lies inside the flattened array.
+            // SAFETY: all handles are live. Every index is within the flattened array.
             unsafe { mlx_sys::mlx_take(out, self.raw(), indices.raw(), s) }
         })
         .map_err(|e| e.with_inputs(&[self, indices]))
     }
 
-    /// The elements of `axis` at indices known on the host, checked there.
+    /// The elements of `axis` at indices that are known on the host, where they are checked.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -461,8 +465,8 @@ impl Array {
         self.take_raw("take_ids", &Array::vector(ids)?, axis)
     }
 
-    /// The elements of `axis` at `indices`, those out of range replaced by the nearest in range. It
-    /// stays lazy, which a decoder needs for a token that is not read back yet.
+    /// The elements of `axis` at `indices`. An index out of range selects the nearest element. The
+    /// operation stays lazy. A decoder needs this for a token that it has not read back yet.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -481,8 +485,9 @@ impl Array {
         self.take_raw("take_clamped", &indices, axis)
     }
 
-    /// For each position, the element of `axis` that `indices` names there; shapes agree but for
-    /// that axis. Indices out of range are clamped, lazily, as in [`Array::take_clamped`].
+    /// For each position, the element of `axis` at the index that `indices` contains at that
+    /// position. The shapes must be equal except for that axis. Indices out of range are clamped,
+    /// lazily, as in [`Array::take_clamped`].
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -500,19 +505,20 @@ impl Array {
         self.take_along_raw(&indices, axis)
     }
 
-    /// [`Array::take_along_axis`] of indices that are known to lie inside the axis.
+    /// [`Array::take_along_axis`] for indices that are known to be within the axis.
     pub(crate) fn take_along_raw(&self, indices: &Array, axis: i32) -> Result<Array> {
         let indices = &*indices.without_slope()?;
         call::array("take_along_axis", |out, s| {
-            // SAFETY: all handles are live; the axis exists and every index lies inside it, which
+            // SAFETY: all handles are live. The axis exists, and every index is within it, which
             // the callers enforce.
             unsafe { mlx_sys::mlx_take_along_axis(out, self.raw(), indices.raw(), axis, s) }
         })
         .map_err(|e| e.with_inputs(&[self, indices]))
     }
 
-    /// A copy with `values` (which broadcast to `indices`) in the element of `axis` that `indices`
-    /// names at each position. Indices out of range are clamped, lazily.
+    /// Returns a copy in which, for each position, the element of `axis` at the index in `indices`
+    /// is replaced by `values`, which broadcast to `indices`. Indices out of range are clamped,
+    /// lazily.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -537,7 +543,7 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, &indices, values]))
     }
 
-    /// One element by its position, as a host value. Evaluates the array.
+    /// Evaluates the array, and returns one element as a host value.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -546,7 +552,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] when the position is not inside; [`ErrorKind::Dtype`] for another type.
+    /// [`ErrorKind::Index`] when the position is out of range; [`ErrorKind::Dtype`] for another
+    /// type.
     pub fn at<T: Element>(&self, position: &[i32]) -> Result<T> {
         let inside = position.len() == self.ndim()
             && position

@@ -16,8 +16,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::{call, compat};
 
 impl Array {
-    /// Matrix product over the last two axes, broadcast over the others:
-    /// `[.., m, k] x [.., k, n] -> [.., m, n]`; zeros where `k` is 0.
+    /// Matrix multiplication over the last two axes, broadcast over the others: `[.., m, k] x [..,
+    /// k, n] -> [.., m, n]`. The result is zeros where `k` is 0.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -38,7 +38,7 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, other]))
     }
 
-    /// Sum of products over the last axes of both.
+    /// The sums of products over the last axis of each array.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -58,9 +58,9 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, other]))
     }
 
-    /// The sums of products; zeros if an operand is empty, a case that MLX must not compute. On the
-    /// CPU MLX copies a matrix with an uncommon layout, and for an empty product it frees the copy
-    /// while its own thread still writes it. For packed matrices it divides by the number of rows.
+    /// Returns `self`, or zeros if an operand is empty. MLX must not compute such a product. On the
+    /// CPU, MLX copies a matrix with an uncommon layout, and for an empty product frees the copy
+    /// while its own thread still writes it. For packed matrices, it divides by the number of rows.
     pub(crate) fn unless_of_nothing(self, operands: &[&Array]) -> Result<Array> {
         if self.size() > 0 && operands.iter().all(|a| a.size() > 0) {
             return Ok(self);
@@ -89,7 +89,7 @@ impl Array {
             if a.size() > 0 && b.size() > 0 {
                 return Ok(sum);
             }
-            // As in `unless_of_nothing`; the addend stays.
+            // Multiplication of empty arrays, as in `unless_of_nothing`. Only the addend remains.
             let beta = Array::scalar(beta)?.astype(sum.dtype())?;
             let scaled = self.astype(sum.dtype())?.multiply(&beta)?;
             scaled.broadcast_to(sum.shape())
@@ -97,7 +97,7 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, a, b]))
     }
 
-    /// The values on and below the `k`-th diagonal of the last two axes, zeros elsewhere.
+    /// The values on and below the `k`-th diagonal of the last two axes. Other values become zero.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -117,7 +117,7 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// The values on and above the `k`-th diagonal of the last two axes, zeros elsewhere.
+    /// The values on and above the `k`-th diagonal of the last two axes. Other values become zero.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -137,8 +137,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// A diagonal at most one beyond the corners, with the same effect, because MLX adds it to
-    /// lengths.
+    /// An equivalent diagonal that is at most one beyond the corners, because MLX adds the number
+    /// to lengths.
     fn short_diagonal(&self, k: i32) -> i32 {
         let mut lengths = self.shape().iter().rev();
         let columns = lengths.next().copied().unwrap_or(0);
@@ -155,13 +155,13 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] for more elements than an axis can count.
+    /// [`ErrorKind::Shape`] for more elements than `i32::MAX`.
     #[doc(alias = "mlx_outer")]
     pub fn outer(&self, other: &Array) -> Result<Array> {
         self.count("outer")?;
         other.count("outer")?;
         call::array("outer", |out, s| {
-            // SAFETY: all handles are live; the elements of each can be counted.
+            // SAFETY: all handles are live. The number of elements of each array fits an `i32`.
             unsafe { mlx_sys::mlx_outer(out, self.raw(), other.raw(), s) }
         })
         .map_err(|e| e.with_inputs(&[self, other]))
@@ -185,7 +185,7 @@ impl Array {
         let op = "diagonal";
         let (axes, offset) = self.check_diagonal(op, offset, axis1, axis2)?;
         if self.ndim() > 2 {
-            // MLX gathers blocks of a view here, which fails if the view is column-major.
+            // MLX gathers blocks of a view here. This fails if the view is column-major.
             let rest = (0..self.ndim() as i32).filter(|axis| !axes.contains(axis));
             let order: Vec<i32> = axes.iter().copied().chain(rest).collect();
             let moved = self.transpose_axes(&order)?;
@@ -200,7 +200,7 @@ impl Array {
             return blocks.squeeze_axes(&[1, 2])?.move_axis(0, -1);
         }
         call::array(op, |out, s| {
-            // SAFETY: all handles are live; the axes exist and the offset lies within them.
+            // SAFETY: all handles are live. The axes exist, and the offset is within them.
             unsafe { mlx_sys::mlx_diagonal(out, self.raw(), offset, axes[0], axes[1], s) }
         })
         .map_err(|e| e.with_inputs(&[self]))
@@ -241,24 +241,25 @@ impl Array {
         let (axes, offset) = self.check_diagonal(op, offset, axis1, axis2)?;
         let diagonal = self.diagonal(offset, axes[0], axes[1])?;
         if diagonal.size() == 0 {
-            // The diagonal is empty, and MLX would not terminate.
+            // The diagonal is empty, and MLX would loop forever.
             let lead = &diagonal.shape()[..diagonal.ndim() - 1];
             return super::zeros(lead, dtype);
         }
         if self.ndim() > 2 {
-            // See `diagonal`.
+            // `diagonal` explains this case.
             return diagonal.astype(dtype)?.sum(-1, false)?.astype(dtype);
         }
         call::array(op, |out, s| {
-            // SAFETY: all handles are live; the axes exist and the offset lies within them.
+            // SAFETY: all handles are live. The axes exist, and the offset is within them.
             unsafe { compat::mlx_trace(out, self.raw(), offset, axes[0], axes[1], dtype.raw(), s) }
         })
         .map_err(|e| e.with_inputs(&[self]))?
-        // MLX sums small integers in 32 bits and leaves them there.
+        // MLX sums small integers in 32 bits, and does not convert the result back.
         .astype(dtype)
     }
 
-    /// Of a vector, the matrix with it on the `k`-th diagonal; of a matrix, its `k`-th diagonal.
+    /// For a vector, the matrix with the vector on the `k`-th diagonal. For a matrix, its `k`-th
+    /// diagonal.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -268,7 +269,7 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] for other arrays, or a matrix that cannot be counted.
+    /// [`ErrorKind::Shape`] for other arrays, or a matrix with more than `i32::MAX` rows.
     #[doc(alias = "mlx_diag")]
     pub fn diag(&self, k: i32) -> Result<Array> {
         let op = "diag";
@@ -287,7 +288,7 @@ impl Array {
                     return super::zeros(&[side, side], self.dtype());
                 }
                 call::array(op, |out, s| {
-                    // SAFETY: all handles are live; the sides of the matrix can be counted.
+                    // SAFETY: all handles are live. The sides of the matrix fit an `i32`.
                     unsafe { mlx_sys::mlx_diag(out, self.raw(), k, s) }
                 })
                 .map_err(|e| e.with_inputs(&[self]))

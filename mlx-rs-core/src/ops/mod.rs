@@ -56,7 +56,7 @@ macro_rules! unary_ops {
     };
 }
 
-/// Declares methods that map two arrays, broadcast against each other, to one.
+/// Declares methods that map two arrays to one array. The two arrays broadcast.
 macro_rules! binary_ops {
     ($($(#[$doc:meta])* $name:ident = $c:ident;)*) => {
         impl $crate::Array {

@@ -6,19 +6,20 @@ use crate::array::Array;
 use crate::call;
 use crate::error::{Error, ErrorKind, Result};
 
-/// What [`Array::pad`] fills new places with.
+/// The values of the elements that [`Array::pad`] adds.
 #[derive(Debug, Clone, Copy)]
 pub enum Pad<'a> {
     /// Zero.
     Zero,
     /// A single value, converted to the type of the array.
     Value(&'a Array),
-    /// The nearest value of the array.
+    /// The nearest element of the array.
     Edge,
 }
 
 impl Array {
-    /// Adds `low` and `high` places before and after each of `axes`, filled by `mode`.
+    /// Adds `low` elements before and `high` elements after each of `axes`. `mode` determines their
+    /// values.
     ///
     /// ```
     /// use mlx_rs_core::{Pad, array};
@@ -30,9 +31,9 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] for axes that do not exist or are named twice; [`ErrorKind::Shape`]
-    /// when the lists differ in length or an axis is empty and has no edge; [`ErrorKind::Value`]
-    /// for negative padding or an axis too long to be counted; MLX's message for a value that is no
-    /// scalar.
+    /// when the lists differ in length, or an axis is empty and has no edge; [`ErrorKind::Value`]
+    /// for negative padding, or a resulting axis longer than `i32::MAX`; MLX's message for a value
+    /// that is not a scalar.
     #[doc(alias = "mlx_pad")]
     pub fn pad(&self, axes: &[i32], low: &[i32], high: &[i32], mode: Pad<'_>) -> Result<Array> {
         let op = "pad";
@@ -63,7 +64,8 @@ impl Array {
             )
             .with_inputs(&[self]));
         }
-        // MLX pads edges by the position in these lists, so they must name every axis in order.
+        // When MLX pads with edges, it uses positions in these lists as axes. So the lists must
+        // name every axis in order.
         let n = self.ndim();
         let mut full = (vec![0; n], vec![0; n]);
         for (i, &axis) in axes.iter().enumerate() {
@@ -76,8 +78,8 @@ impl Array {
         let (value, name) = (Array::scalar(false)?.astype(self.dtype())?, c"edge");
         let all: Vec<i32> = (0..n).map(|i| i as i32).collect();
         call::array(op, |out, s| {
-            // SAFETY: pointers and lengths describe lists of one entry per axis. Every axis of the
-            // result can be counted; the mode is a static string.
+            // SAFETY: pointers and lengths describe lists with one entry per axis. Every axis of
+            // the result fits an `i32`. The mode is a static string.
             unsafe {
                 sys::mlx_pad(
                     out,
@@ -97,7 +99,7 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// [`Array::pad`] by the same `width` on all sides.
+    /// [`Array::pad`] with the same `width` on all sides.
     ///
     /// ```
     /// use mlx_rs_core::{Pad, array};
@@ -130,15 +132,16 @@ impl Array {
         }
         let (value, name) = (Array::scalar(false)?.astype(self.dtype())?, c"edge");
         call::array(op, |out, s| {
-            // SAFETY: all handles are live; every axis of the result can be counted; the mode is a
+            // SAFETY: all handles are live. Every axis of the result fits an `i32`. The mode is a
             // static string.
             unsafe { sys::mlx_pad_symmetric(out, self.raw(), width, value.raw(), name.as_ptr(), s) }
         })
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// With `value`, or zero, in `low[i]` places before and `high[i]` behind axis `i`: an update of
-    /// an array of it. MLX's own padding fails under `vmap`.
+    /// Pads axis `i` with `low[i]` elements before and `high[i]` after it. Their value is `value`,
+    /// or zero. The result is a slice update of a constant array, because MLX's own padding fails
+    /// under `vmap`.
     fn padded(&self, low: &[i32], high: &[i32], value: Option<&Array>) -> Result<Array> {
         let add = |a: &[i32], b: &[i32]| a.iter().zip(b).map(|(a, b)| a + b).collect::<Vec<_>>();
         let stop = add(self.shape(), low);
@@ -153,8 +156,7 @@ impl Array {
         around.slice_update(self, low, &stop, &vec![1; low.len()])
     }
 
-    /// The value to pad with, as a scalar. Without one, padding is zeros; without the option,
-    /// edges.
+    /// The value to pad with, as a scalar. `Some(None)` means zeros, and `None` means edges.
     fn pad_value(&self, op: &'static str, mode: Pad<'_>) -> Result<Option<Option<Array>>> {
         match mode {
             Pad::Zero => Ok(Some(None)),

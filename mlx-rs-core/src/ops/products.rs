@@ -1,5 +1,5 @@
-//! Products beyond the plain matrix product: gathered, masked and segmented ones, tensor
-//! contractions and Einstein sums.
+//! Matrix multiplication beyond the plain one: gathered, masked and segmented products, tensor
+//! contractions, and Einstein sums.
 //!
 //! ```
 //! use mlx_rs_core::{Array, einsum};
@@ -22,16 +22,16 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::stream::Stream;
 
-/// Which matrix of a batch each product takes: an index array, or the batch in order.
+/// Selects the matrices of a batch for a product: by an index array, or the whole batch in order.
 ///
-/// Made from `Option<&Array>`; indices out of range are clamped inside the graph, which costs a
-/// small operation each time. If several products use the same indices, clamp them once with
+/// `From<Option<&Array>>` makes it. Indices out of range are clamped inside the graph, which costs
+/// a small operation each time. If several products use the same indices, clamp them once with
 /// [`MatrixIndices::new`] and pass `&MatrixIndices`.
 #[derive(Debug, Clone, Copy)]
 pub enum IndexArg<'a> {
     /// The matrices of the batch in order.
     InOrder,
-    /// Indices to clamp to the batch.
+    /// Indices that are clamped to the batch.
     Clamp(&'a Array),
     /// Indices that are already clamped.
     Ready(&'a MatrixIndices),
@@ -53,7 +53,7 @@ impl<'a> From<&'a MatrixIndices> for IndexArg<'a> {
     }
 }
 
-/// Indices into a batch of matrices, known to lie inside it.
+/// Indices into a batch of matrices. All are known to be within the batch.
 #[derive(Debug, Clone)]
 pub struct MatrixIndices {
     array: Array,
@@ -61,7 +61,7 @@ pub struct MatrixIndices {
 }
 
 impl MatrixIndices {
-    /// `indices` (integers) with those outside `0..count` moved to the nearest inside, lazily.
+    /// Clamps `indices` (integers) to `0..count`, lazily.
     ///
     /// ```
     /// use mlx_rs_core::{MatrixIndices, array};
@@ -71,8 +71,8 @@ impl MatrixIndices {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] when there is nothing to index; [`ErrorKind::Dtype`] for indices that
-    /// are not integers.
+    /// [`ErrorKind::Index`] when the batch is empty; [`ErrorKind::Dtype`] for indices that are not
+    /// integers.
     pub fn new(indices: &Array, count: i32) -> Result<Self> {
         if count <= 0 {
             return Err(Error::new(
@@ -101,7 +101,8 @@ impl MatrixIndices {
 }
 
 impl IndexArg<'_> {
-    /// The indices, inside the batch of `matrices` (whose last two axes are one matrix).
+    /// The indices, clamped to the batch of `matrices`. The last two axes of `matrices` are one
+    /// matrix.
     pub(crate) fn resolve(self, op: &'static str, matrices: &Array) -> Result<Option<Array>> {
         let shape = matrices.shape();
         let batch = &shape[..shape.len().saturating_sub(2)];
@@ -144,10 +145,10 @@ impl Array {
         Err(Error::new(ErrorKind::Shape, op, "needs at least two axes").with_inputs(&[self]))
     }
 
-    /// Products of selected matrices: `self` `[.., m, k]` at `lhs` times `other` `[.., k, n]` at
-    /// `rhs`. Indices count the matrices of the flattened batch and broadcast against each other:
-    /// `[index shape .., m, n]`. `sorted` says that they ascend, which is faster on a GPU. If they
-    /// do not, the result is unspecified.
+    /// Products of selected matrices: `self` `[.., m, k]` at the indices `lhs`, times `other` `[..,
+    /// k, n]` at the indices `rhs`. Indices refer to the matrices of the flattened batch, and
+    /// broadcast with each other: `[index shape .., m, n]`. `sorted` declares that the indices
+    /// ascend, which is faster on a GPU. If they do not ascend, the result is unspecified.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -174,8 +175,8 @@ impl Array {
         let lhs = lhs.into().resolve(op, self)?;
         let rhs = rhs.into().resolve(op, other)?;
         call::array(op, |out, s| {
-            // SAFETY: all handles are live; every index lies inside its batch; null stands for the
-            // batch in order.
+            // SAFETY: all handles are live. Every index is within its batch. Null means the batch
+            // in order.
             unsafe {
                 sys::mlx_gather_mm(
                     out,
@@ -192,8 +193,9 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, other]))
     }
 
-    /// Matrix product `[.., m, k] x [.., k, n]` that leaves out tiles of `block_size` (32 or 64).
-    /// Masks, boolean or factors, have one entry per tile of the output, of `self` and of `other`.
+    /// Matrix multiplication `[.., m, k] x [.., k, n]` that skips tiles of `block_size` (32 or 64).
+    /// The masks have one entry per tile of the output, of `self`, and of `other`. An entry is a
+    /// boolean or a factor.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, array, ones};
@@ -227,7 +229,7 @@ impl Array {
             ));
         }
         call::array(op, |out, s| {
-            // SAFETY: all handles are live; null stands for no mask.
+            // SAFETY: all handles are live. Null means no mask.
             unsafe {
                 sys::mlx_block_masked_mm(
                     out,
@@ -248,9 +250,9 @@ impl Array {
             if product.ndim() < 3 || !on_cpu || masks.iter().all(Option::is_none) {
                 return Ok(product);
             }
-            // MLX's CPU kernel masks copies of the operands that keep the batches' layout. A
-            // broadcast matrix is masked for all batches, and for reversed batches it writes before
-            // the copy.
+            // MLX's CPU kernel masks copies of the operands that keep the layout of the batches. It
+            // masks a broadcast matrix for all batches at once. For reversed batches it writes
+            // before the start of the copy. So the operands are masked here.
             let lhs = self.masked_blocks(block_size, mask_lhs)?;
             let rhs = other.masked_blocks(block_size, mask_rhs)?;
             lhs.matmul(&rhs)?.masked_blocks(block_size, mask_out)
@@ -258,7 +260,7 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, other]))
     }
 
-    /// Sets tiles excluded by `mask` to zero, or multiplies each with its factor.
+    /// Sets the tiles that `mask` excludes to zero, or multiplies each tile with its factor.
     fn masked_blocks(&self, block_size: i32, mask: Option<&Array>) -> Result<Array> {
         let Some(mask) = mask else {
             return Ok(self.clone());
@@ -276,7 +278,8 @@ impl Array {
     }
 
     /// One product for each segment `[start, end)` of the inner axis: `[m, k] x [k, n]` with
-    /// `segments` `[.., 2]` gives `[.., m, n]`. Ends are clamped to the axis, inside the graph.
+    /// `segments` `[.., 2]` results in `[.., m, n]`. Bounds are clamped to the axis, inside the
+    /// graph.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, array, ones};
@@ -287,8 +290,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when the matrices do not have two axes of fitting lengths or the
-    /// segments are no pairs; [`ErrorKind::Dtype`] for segments that are not integers.
+    /// [`ErrorKind::Shape`] when the matrices do not have two axes with matching lengths, or the
+    /// segments are not pairs; [`ErrorKind::Dtype`] for segments that are not integers.
     #[doc(alias = "mlx_segmented_mm")]
     pub fn segmented_mm(&self, other: &Array, segments: &Array) -> Result<Array> {
         let op = "segmented_mm";
@@ -319,14 +322,14 @@ impl Array {
             }
         }
         call::array(op, |out, s| {
-            // SAFETY: all handles are live; 0 <= start <= end <= k for every segment.
+            // SAFETY: all handles are live. For every segment, 0 <= start <= end <= k.
             unsafe { sys::mlx_segmented_mm(out, self.raw(), other.raw(), safe.raw(), s) }
         })
         .and_then(|products| products.unless_of_nothing(&[self, other]))
         .map_err(|e| e.with_inputs(&[self, other, segments]))
     }
 
-    /// Sum of products over the last `axes` axes of `self` and the first of `other`.
+    /// Sums of products over the last `axes` axes of `self` and the first `axes` axes of `other`.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, ones};
@@ -337,7 +340,7 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] when either has fewer axes; MLX's message when their lengths differ.
+    /// [`ErrorKind::Index`] when an array has fewer axes; MLX's message when the lengths differ.
     pub fn tensordot(&self, other: &Array, axes: i32) -> Result<Array> {
         let op = "tensordot";
         let most = self.ndim().min(other.ndim());
@@ -357,8 +360,8 @@ impl Array {
         self.tensordot_axes(other, &last_axes, &others)
     }
 
-    /// Sum of products over `axes` of `self`, paired with `other_axes` of `other`. The other axes
-    /// of both follow in order.
+    /// Sums of products over `axes` of `self`, paired with `other_axes` of `other`. The result has
+    /// the other axes of `self`, then those of `other`.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -369,7 +372,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] for axes that do not exist or are named twice; [`ErrorKind::Shape`]
-    /// when they cannot be paired.
+    /// when the axes cannot be paired.
     #[doc(alias = "mlx_tensordot")]
     pub fn tensordot_axes(&self, other: &Array, axes: &[i32], other_axes: &[i32]) -> Result<Array> {
         let op = "tensordot";
@@ -419,7 +422,7 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] for empty arrays, or when an axis of the result cannot be counted.
+    /// [`ErrorKind::Shape`] for empty arrays, or when an axis of the result exceeds `i32::MAX`.
     #[doc(alias = "mlx_kron")]
     pub fn kron(&self, other: &Array) -> Result<Array> {
         let op = "kron";
@@ -437,14 +440,15 @@ impl Array {
             .with_inputs(&[self, other]));
         }
         call::array(op, |out, s| {
-            // SAFETY: all handles are live; the axes of the result can be counted.
+            // SAFETY: all handles are live. The axes of the result fit an `i32`.
             unsafe { sys::mlx_kron(out, self.raw(), other.raw(), s) }
         })
         .map_err(|e| e.with_inputs(&[self, other]))
     }
 
-    /// The product of the last axis with the Hadamard matrix of its length, times `scale`. The
-    /// default `1 / sqrt(n)` keeps lengths. The length is `m * 2^k` with `m` 1, 12, 20 or 28.
+    /// Multiplies the last axis with the Hadamard matrix of its length, and with `scale`. The
+    /// default scale, `1 / sqrt(n)`, preserves norms. The length must be `m * 2^k` with `m` 1, 12,
+    /// 20 or 28.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -470,7 +474,7 @@ impl Array {
             .with_inputs(&[self]));
         }
         call::array(op, |out, s| {
-            // SAFETY: all handles are live; the length is one that MLX has.
+            // SAFETY: all handles are live. MLX supports this length.
             unsafe {
                 sys::mlx_hadamard_transform(
                     out,
@@ -487,9 +491,9 @@ impl Array {
     }
 }
 
-/// The Einstein sum of `operands` after `subscripts`, such as `"bij,bjk->bik"`. A letter names an
-/// axis, and `...` the unnamed axes; letters missing in the result are summed over. Without `->`
-/// the result has the letters that occur once, in alphabetical order.
+/// The Einstein sum of `operands` by `subscripts`, such as `"bij,bjk->bik"`. A letter names an
+/// axis, and `...` the unnamed axes. Letters that the result lacks are summed over. Without `->`,
+/// the result has the letters that occur only once, in alphabetical order.
 ///
 /// ```
 /// use mlx_rs_core::{array, einsum};
@@ -500,8 +504,9 @@ impl Array {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Value`] for subscripts that cannot be read; [`ErrorKind::Shape`] when they do not
-/// fit the operands or axes of one letter differ in length (1 broadcasts).
+/// [`ErrorKind::Value`] for subscripts that cannot be parsed; [`ErrorKind::Shape`] when the
+/// subscripts do not match the operands, or axes with the same letter differ in length (1
+/// broadcasts).
 #[doc(alias = "mlx_einsum")]
 pub fn einsum(subscripts: &str, operands: &[&Array]) -> Result<Array> {
     let op = "einsum";
@@ -509,8 +514,8 @@ pub fn einsum(subscripts: &str, operands: &[&Array]) -> Result<Array> {
     let plain = einsum_path::explicit(subscripts, &shapes).map_err(|e| e.with_inputs(operands))?;
     let vec = ArrayVec::new(op, operands.iter().copied())?;
     call::array(op, |out, s| {
-        // SAFETY: the string is NUL-terminated, made of letters, commas and one arrow, and fits the
-        // operands; the vector is live.
+        // SAFETY: the string is NUL-terminated, consists of letters, commas and one arrow, and
+        // matches the operands. The vector is live.
         unsafe { sys::mlx_einsum(out, plain.as_ptr(), vec.raw(), s) }
     })
     .and_then(|sum| sum.unless_of_nothing(operands))

@@ -24,18 +24,18 @@ use crate::quirks::Facts;
 use crate::stream::Stream;
 use crate::{call, compat};
 
-/// How numbers are quantized.
+/// The format of quantized values.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum QuantMode {
     /// `scale * q + bias` with groups of 32, 64 or 128.
     #[default]
     Affine,
-    /// 4-bit floats with a shared power-of-two scale per 32 (OCP microscaling).
+    /// 4-bit floats. Each 32 share a power-of-two scale (OCP microscaling).
     Mxfp4,
-    /// 8-bit floats with a shared power-of-two scale per 32 (OCP microscaling).
+    /// 8-bit floats. Each 32 share a power-of-two scale (OCP microscaling).
     Mxfp8,
-    /// 4-bit floats with an 8-bit float scale per 16 (NVIDIA).
+    /// 4-bit floats. Each 16 share an 8-bit float scale (NVIDIA).
     Nvfp4,
 }
 
@@ -49,7 +49,7 @@ impl QuantMode {
         }
     }
 
-    /// The mode that MLX calls `name`, as checkpoints write it.
+    /// The mode for MLX's name of it, which checkpoints contain.
     ///
     /// ```
     /// use mlx_rs_core::QuantMode;
@@ -70,20 +70,20 @@ impl QuantMode {
     }
 }
 
-/// A quantized matrix: `weight` packs `32 / bits` numbers into each 32-bit word.
+/// A quantized matrix. Each 32-bit word of `weight` packs `32 / bits` values.
 #[derive(Debug, Clone)]
 pub struct Quantized {
-    /// Packed numbers, `uint32 [.., n, k * bits / 32]`.
+    /// Packed values, `uint32 [.., n, k * bits / 32]`.
     pub weight: Array,
     /// One scale per group, `[.., n, k / group_size]`.
     pub scales: Array,
     /// One bias per group in affine mode, `[.., n, k / group_size]`.
     pub biases: Option<Array>,
-    /// Consecutive elements that share a scale.
+    /// The number of consecutive elements that share a scale.
     pub group_size: i32,
-    /// Bits per number.
+    /// The number of bits per value.
     pub bits: i32,
-    /// How numbers are quantized.
+    /// The format of the values.
     pub mode: QuantMode,
 }
 
@@ -106,8 +106,8 @@ impl Quantized {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Value`] for bits or groups that the mode does not have; MLX's message when the
-    /// last axis does not divide into groups.
+    /// [`ErrorKind::Value`] for bits or groups that the mode does not support; MLX's message when
+    /// the last axis is not divisible into groups.
     #[doc(alias = "mlx_quantize")]
     pub fn quantize(weight: &Array, group_size: i32, bits: i32, mode: QuantMode) -> Result<Self> {
         check_format("quantize", group_size, bits, mode)?;
@@ -156,7 +156,7 @@ impl Quantized {
         }
     }
 
-    /// Checks that the parts belong together. Every use of them does so first.
+    /// Checks that the parts match. Every use of them calls this first.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, ErrorKind, QuantMode, Quantized, ones};
@@ -168,8 +168,8 @@ impl Quantized {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`], [`ErrorKind::Dtype`] or [`ErrorKind::Value`] with the part that does
-    /// not fit.
+    /// [`ErrorKind::Shape`], [`ErrorKind::Dtype`] or [`ErrorKind::Value`], with the part that does
+    /// not match.
     pub fn validate(&self, op: &'static str) -> Result<()> {
         check_format(op, self.group_size, self.bits, self.mode)?;
         let bad = |kind, message: String| {
@@ -201,7 +201,7 @@ impl Quantized {
             || w.len() != s.len()
             || w[..w.len() - 1] != s[..s.len() - 1]
             || k != groups
-            // MLX counts bits in an i32.
+            // MLX counts bits in an i32, so the number of words is limited.
             || w.last().is_some_and(|&words| words > i32::MAX / 32)
         {
             return bad(
@@ -238,7 +238,7 @@ impl Quantized {
         Ok(())
     }
 
-    /// The numbers as `dtype`: `[.., n, k]`.
+    /// Converts the values to `dtype`: `[.., n, k]`.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, ones};
@@ -249,13 +249,13 @@ impl Quantized {
     /// ```
     ///
     /// # Errors
-    /// When the parts do not fit each other.
+    /// When the parts do not match.
     #[doc(alias = "mlx_dequantize")]
     pub fn dequantize(&self, dtype: Dtype) -> Result<Array> {
         self.validate("dequantize")?;
         single_or_half("dequantize", dtype)?;
         call::array("dequantize", |out, s| {
-            // SAFETY: all handles are live and checked to fit; the mode is a static string.
+            // SAFETY: all handles are live and checked to match. The mode is a static string.
             unsafe {
                 compat::mlx_dequantize(
                     out,
@@ -275,7 +275,7 @@ impl Quantized {
         })
     }
 
-    /// `x` times the transposed matrix: `[.., m, k] x [n, k]^T -> [.., m, n]`.
+    /// Multiplies `x` with the transposed matrix: `[.., m, k] x [n, k]^T -> [.., m, n]`.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, ones};
@@ -286,13 +286,13 @@ impl Quantized {
     /// ```
     ///
     /// # Errors
-    /// When the parts do not fit each other or `x`.
+    /// When the parts do not match each other or `x`.
     #[doc(alias = "mlx_quantized_matmul")]
     pub fn matmul_transposed(&self, x: &Array) -> Result<Array> {
         self.matmul_as(x, true)
     }
 
-    /// `x` times the matrix: `[.., m, n] x [n, k] -> [.., m, k]`.
+    /// Multiplies `x` with the matrix: `[.., m, n] x [n, k] -> [.., m, k]`.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, ones};
@@ -303,7 +303,7 @@ impl Quantized {
     /// ```
     ///
     /// # Errors
-    /// When the parts do not fit each other or `x`.
+    /// When the parts do not match each other or `x`.
     #[doc(alias = "mlx_quantized_matmul")]
     pub fn matmul(&self, x: &Array) -> Result<Array> {
         self.matmul_as(x, false)
@@ -312,7 +312,7 @@ impl Quantized {
     fn matmul_as(&self, x: &Array, transpose: bool) -> Result<Array> {
         self.validate("quantized_matmul")?;
         single_or_half("quantized_matmul", x.dtype())?;
-        // MLX broadcasts batches only when both have one.
+        // MLX broadcasts batches only if both operands have a batch.
         if x.ndim() < 1 || (self.weight.ndim() > 2 && x.ndim() <= 2) {
             return Err(Error::new(
                 ErrorKind::Shape,
@@ -327,7 +327,7 @@ impl Quantized {
                 .map_err(|e| e.with_inputs(&[x, &self.weight, &self.scales]));
         }
         call::array("quantized_matmul", |out, s| {
-            // SAFETY: all handles are live and checked to fit; the mode is a static string.
+            // SAFETY: all handles are live and checked to match. The mode is a static string.
             unsafe {
                 sys::mlx_quantized_matmul(
                     out,
@@ -347,10 +347,11 @@ impl Quantized {
         .map_err(|e| e.with_inputs(&[x, &self.weight, &self.scales]))
     }
 
-    /// Products with selected matrices, for mixtures of experts. `x` `[.., m, k]` at `lhs` is
-    /// multiplied by the matrix `[.., n, k]` at `rhs`, transposed unless `transpose` is false.
-    /// Indices count the matrices of the flattened batch and broadcast against each other: `[index
-    /// shape .., m, n]`. `sorted` says that they ascend, which is faster on a GPU.
+    /// Multiplies with selected matrices, for mixtures of experts. `x` `[.., m, k]` at the indices
+    /// `lhs` is multiplied with the matrix `[.., n, k]` at the indices `rhs`. The matrix is
+    /// transposed unless `transpose` is false. Indices refer to the matrices of the flattened
+    /// batch, and broadcast with each other: `[index shape .., m, n]`. `sorted` declares that the
+    /// indices ascend, which is faster on a GPU.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, array, concatenate, ones, zeros};
@@ -366,9 +367,9 @@ impl Quantized {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] for an `x` of fewer than two axes or an empty batch;
-    /// [`ErrorKind::Dtype`] for indices that are not integers; when the parts do not fit each other
-    /// or `x`.
+    /// [`ErrorKind::Shape`] for an `x` with fewer than two axes, or an empty batch;
+    /// [`ErrorKind::Dtype`] for indices that are not integers; when the parts do not match each
+    /// other or `x`.
     #[doc(alias = "mlx_gather_qmm")]
     pub fn gather_matmul<'a>(
         &self,
@@ -397,8 +398,8 @@ impl Quantized {
                 .map_err(|e| e.with_inputs(&[x, &self.weight, &self.scales]));
         }
         call::array(op, |out, s| {
-            // SAFETY: all handles are live and checked to fit. Every index lies inside its batch;
-            // the mode is a static string; null stands for no array.
+            // SAFETY: all handles are live and checked to match. Every index is within its batch.
+            // The mode is a static string. Null means no array.
             unsafe {
                 sys::mlx_gather_qmm(
                     out,
@@ -421,9 +422,9 @@ impl Quantized {
         .map_err(|e| e.with_inputs(&[x, &self.weight, &self.scales]))
     }
 
-    /// `x` times the transposed matrix, with `x` quantized to the same mode first. So the product
-    /// computes with narrow floats: `[m, k] x [n, k]^T -> [m, n]`. It needs a mode of
-    /// [`QuantMode::Nvfp4`] or [`QuantMode::Mxfp8`] and a CUDA device with such products.
+    /// Quantizes `x` to the same mode, then multiplies it with the transposed matrix, so that the
+    /// GPU computes with narrow floats: `[m, k] x [n, k]^T -> [m, n]`. It requires the mode
+    /// [`QuantMode::Nvfp4`] or [`QuantMode::Mxfp8`], and a CUDA device that supports such products.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, ErrorKind, QuantMode, Quantized, ones};
@@ -436,8 +437,9 @@ impl Quantized {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] without CUDA; [`ErrorKind::Shape`] when either has more than two
-    /// axes; [`ErrorKind::Value`] for other modes; when the parts do not fit each other or `x`.
+    /// [`ErrorKind::Unsupported`] without CUDA; [`ErrorKind::Shape`] when an operand has more than
+    /// two axes; [`ErrorKind::Value`] for other modes; when the parts do not match each other or
+    /// `x`.
     #[doc(alias = "mlx_qqmm")]
     pub fn matmul_quantized(&self, x: &Array) -> Result<Array> {
         let op = "qqmm";
@@ -463,7 +465,7 @@ impl Quantized {
             ));
         }
         call::array(op, |out, s| {
-            // SAFETY: all handles are live and checked to fit; the mode is a static string.
+            // SAFETY: all handles are live and checked to match. The mode is a static string.
             unsafe {
                 compat::mlx_qqmm(
                     out,
@@ -481,7 +483,7 @@ impl Quantized {
         .map_err(|e| e.with_inputs(&[x, &self.weight, &self.scales]))
     }
 
-    /// Rows of the matrix by index, still quantized; indices out of range are clamped, lazily.
+    /// Rows of the matrix by index, still quantized. Indices out of range are clamped, lazily.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, array, ones};
@@ -506,7 +508,7 @@ impl Quantized {
         })
     }
 
-    /// Bytes of all parts.
+    /// The size of all parts in bytes.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, ones};
@@ -520,7 +522,8 @@ impl Quantized {
     }
 }
 
-/// MLX's quantized kernels are for these types; for others it ends the process when it computes.
+/// Checks that MLX's quantized kernels support this type. For other types, MLX ends the process
+/// during evaluation.
 fn single_or_half(op: &'static str, dtype: Dtype) -> Result<()> {
     if dtype.is_float() && dtype != Dtype::Float64 {
         return Ok(());

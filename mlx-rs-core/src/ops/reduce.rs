@@ -1,4 +1,4 @@
-//! Reductions over axes, and softmax. Running ones are in `scan.rs`.
+//! Reductions over axes, and softmax. `scan.rs` has running reductions.
 //!
 //! ```
 //! use mlx_rs_core::{All, Array};
@@ -14,7 +14,7 @@ use crate::array::Array;
 use crate::call;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Which axes a reduction covers: one (`-1`), several (`&[0, 1]`), or [`All`].
+/// The axes of a reduction: one (`-1`), several (`&[0, 1]`), or [`All`].
 #[derive(Debug, Clone, Copy)]
 pub enum Axes<'a> {
     /// Every axis.
@@ -56,18 +56,19 @@ macro_rules! reductions {
             $(
                 $(#[$doc])*
                 ///
-                /// Reduced axes are dropped, or kept with length one when `keepdims`.
+                /// Reduced axes are dropped. With `keepdims`, they are kept with length one.
                 ///
                 $(#[$example])*
                 ///
                 /// # Errors
                 /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when the
-                /// type does not fit or nothing is left to reduce.
+                /// type is not supported, or there are no elements to reduce.
                 pub fn $name<'a>(&self, axes: impl Into<Axes<'a>>, keepdims: bool) -> Result<Array> {
                     let op = stringify!($name);
                     let mut input = std::borrow::Cow::Borrowed(self);
                     if matches!(stringify!($name), "all" | "any") && self.dtype().is_float() {
-                        // MLX checks the bits, and minus zero has one set.
+                        // MLX checks bits, and minus zero has a bit that is set, so the values are
+                        // converted first.
                         input = std::borrow::Cow::Owned(input.astype(crate::Dtype::Bool)?);
                     }
                     match axes.into() {
@@ -112,7 +113,7 @@ reductions! {
     /// ```
     #[doc(alias("mlx_all_axes", "mlx_all_axis", "mlx_all"))]
     all = mlx_all, mlx_all_axis, mlx_all_axes;
-    /// Whether some value is true.
+    /// Whether any value is true.
     example:
     /// ```
     /// use mlx_rs_core::array;
@@ -173,10 +174,11 @@ reductions! {
 }
 
 impl Array {
-    /// `log(sum(exp(x)))` over `axes`, stable. Integers and booleans are converted to `float32`
-    /// first. MLX finds the maximum in their own type, where differences wrap.
+    /// `log(sum(exp(x)))` over `axes`, computed without overflow. Integers and booleans are
+    /// converted to `float32` first. MLX alone would compute their maximum and differences in their
+    /// own type, where differences wrap around.
     ///
-    /// Reduced axes are dropped, or kept with length one when `keepdims`.
+    /// Reduced axes are dropped. With `keepdims`, they are kept with length one.
     ///
     /// ```
     /// use mlx_rs_core::{All, array};
@@ -186,8 +188,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when nothing is left
-    /// to reduce.
+    /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when there are no
+    /// elements to reduce.
     #[doc(alias("mlx_logsumexp_axes", "mlx_logsumexp"))]
     pub fn logsumexp<'a>(&self, axes: impl Into<Axes<'a>>, keepdims: bool) -> Result<Array> {
         let op = "logsumexp";
@@ -203,14 +205,14 @@ impl Array {
         call::array(op, |out, s| match axes {
             // SAFETY: all handles are live for the length of the call.
             Axes::All => unsafe { mlx_sys::mlx_logsumexp(out, inexact.raw(), keepdims, s) },
-            // SAFETY: as above; pointer and length describe the list, whose axes exist.
+            // SAFETY: all handles are live. Pointer and length describe the list, whose axes exist.
             Axes::One(_) | Axes::Many(_) => unsafe {
                 let (axes, n) = (listed.as_ptr(), listed.len());
                 mlx_sys::mlx_logsumexp_axes(out, inexact.raw(), axes, n, keepdims, s)
             },
         })
         .and_then(|sum| {
-            // For several axes of one element, MLX keeps all but one.
+            // For several axes of one element, MLX keeps all but one of them.
             if keepdims || sum.ndim() + listed.len() == self.ndim() {
                 return Ok(sum);
             }
@@ -226,7 +228,7 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// This array, integers and booleans as `float32`.
+    /// This array. Integers and booleans are converted to `float32`.
     pub(super) fn inexact(&self) -> Result<std::borrow::Cow<'_, Array>> {
         if self.dtype().is_float() || self.dtype() == crate::Dtype::Complex64 {
             return Ok(std::borrow::Cow::Borrowed(self));
@@ -234,7 +236,8 @@ impl Array {
         Ok(std::borrow::Cow::Owned(self.astype(crate::Dtype::Float32)?))
     }
 
-    /// The index of the greatest value along `axis` (the first of equals), as `uint32`.
+    /// The index of the greatest value along `axis`, as `uint32`. Of equal values, the first one
+    /// counts.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -243,7 +246,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when it is empty.
+    /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when the axis is
+    /// empty.
     #[doc(alias = "mlx_argmax_axis")]
     pub fn argmax(&self, axis: i32, keepdims: bool) -> Result<Array> {
         self.axis("argmax", axis)?;
@@ -254,7 +258,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// The index of the least value along `axis` (the first of equals), as `uint32`.
+    /// The index of the least value along `axis`, as `uint32`. Of equal values, the first one
+    /// counts.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -263,7 +268,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when it is empty.
+    /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when the axis is
+    /// empty.
     #[doc(alias = "mlx_argmin_axis")]
     pub fn argmin(&self, axis: i32, keepdims: bool) -> Result<Array> {
         self.axis("argmin", axis)?;
@@ -283,13 +289,14 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Shape`] for more elements than can be counted; MLX's message for none.
+    /// [`crate::ErrorKind::Shape`] for more elements than `i32::MAX`; MLX's message for an empty
+    /// array.
     #[doc(alias = "mlx_argmax")]
     pub fn argmax_flat(&self, keepdims: bool) -> Result<Array> {
         self.count("argmax")?;
         let keepdims = keepdims && self.ndim() > 0;
         call::array("argmax", |out, s| {
-            // SAFETY: all handles are live; the elements can be counted.
+            // SAFETY: all handles are live. The number of elements fits an `i32`.
             unsafe { mlx_sys::mlx_argmax(out, self.raw(), keepdims, s) }
         })
         .map_err(|e| e.with_inputs(&[self]))
@@ -304,20 +311,22 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Shape`] for more elements than can be counted; MLX's message for none.
+    /// [`crate::ErrorKind::Shape`] for more elements than `i32::MAX`; MLX's message for an empty
+    /// array.
     #[doc(alias = "mlx_argmin")]
     pub fn argmin_flat(&self, keepdims: bool) -> Result<Array> {
         self.count("argmin")?;
         let keepdims = keepdims && self.ndim() > 0;
         call::array("argmin", |out, s| {
-            // SAFETY: all handles are live; the elements can be counted.
+            // SAFETY: all handles are live. The number of elements fits an `i32`.
             unsafe { mlx_sys::mlx_argmin(out, self.raw(), keepdims, s) }
         })
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// `exp(x) / sum(exp(x))` over `axes`, stable; `precise` accumulates in float32. Integers and
-    /// booleans are converted to `float32` first (MLX would cut some results to integers).
+    /// `exp(x) / sum(exp(x))` over `axes`, computed without overflow. `precise` accumulates in
+    /// float32. Integers and booleans are converted to `float32` first, because MLX alone would
+    /// convert some results to integers.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -364,7 +373,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// The median over `axes`; for an even number the mean of the two middle values.
+    /// The median over `axes`. For an even number of values, it is the mean of the two middle
+    /// values.
     ///
     /// ```
     /// use mlx_rs_core::{All, array};
@@ -375,7 +385,7 @@ impl Array {
     ///
     /// # Errors
     /// [`crate::ErrorKind::Index`] when there is no such axis; [`crate::ErrorKind::Shape`] when
-    /// there is nothing to take the median of.
+    /// there are no values.
     pub fn median<'a>(&self, axes: impl Into<Axes<'a>>, keepdims: bool) -> Result<Array> {
         let op = "median";
         self.count(op)?;
@@ -387,10 +397,10 @@ impl Array {
             );
         }
         if axes.is_empty() {
-            // Each value is its own median; MLX would look for an axis to flatten.
+            // Without axes, each value is its own median. MLX would search for an axis to flatten.
             return self.mean(&[] as &[i32], keepdims);
         }
-        // As in MLX, but with a sort whose gradient is right.
+        // This is MLX's algorithm, but with a sort whose gradient is correct.
         let mut order: Vec<i32> = (0..self.ndim() as i32).collect();
         order.retain(|axis| !axes.contains(axis));
         let first = order.len() as i32;
@@ -421,8 +431,9 @@ impl Array {
         }
     }
 
-    /// The number of elements along `axes` as a scalar of `dtype`, or one divided by it when
-    /// `inverted`. In a graph compiled without shapes it is computed when it runs.
+    /// The number of elements along `axes`, as a scalar of `dtype`. With `inverted`, it is one
+    /// divided by this number. In a graph that is compiled without shapes, the number is computed
+    /// when the graph runs.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, zeros};
@@ -434,7 +445,7 @@ impl Array {
     ///
     /// # Errors
     /// [`crate::ErrorKind::Index`] when there is no such axis; [`crate::ErrorKind::Value`] when
-    /// nothing would be inverted.
+    /// zero would be inverted.
     #[doc(alias = "mlx_number_of_elements")]
     pub fn number_of_elements(
         &self,
@@ -474,8 +485,8 @@ macro_rules! spreads {
         impl Array {
             $(
                 $(#[$doc])*
-                /// Over `axes`, kept with length one when `keepdims`, with `ddof` degrees of
-                /// freedom taken off the count.
+                /// It is computed over `axes`. With `keepdims`, these are kept with length one. The
+                /// divisor is the number of values minus `ddof`, the degrees of freedom.
                 ///
                 $(#[$example])*
                 ///

@@ -24,7 +24,8 @@ enum Start {
 }
 
 impl Start {
-    /// As a scalar of `dtype`. Complex numbers are not ordered; MLX starts from zero there.
+    /// The value as a scalar of `dtype`. Complex numbers have no order; for them, MLX starts from
+    /// zero.
     fn of(self, dtype: Dtype) -> Result<Array> {
         let least = matches!(self, Start::Least);
         macro_rules! bound {
@@ -60,8 +61,8 @@ macro_rules! scans {
         impl Array {
             $(
                 $(#[$doc])*
-                /// Along `axis`, from the end if `reverse`, excluding the element itself unless
-                /// `inclusive`.
+                /// It runs along `axis`, from the end if `reverse`. Unless `inclusive`, the element
+                /// itself is excluded.
                 ///
                 $(#[$example])*
                 ///
@@ -72,9 +73,9 @@ macro_rules! scans {
                     let at = self.axis(stringify!($name), axis)?;
                     let scan = |x: &Array| {
                         call::array(stringify!($name), |out, s| {
-                            // SAFETY: all handles are live. The axis exists, and its result is not
-                            // computed when the axis has one element. Gradients look only at
-                            // numbers: see `without_nan`.
+                            // SAFETY: all handles are live, and the axis exists. If the axis has
+                            // one element, the result is not computed. Gradients see no NaN; see
+                            // `without_nan`.
                             unsafe { compat::$c(out, x.raw(), axis, reverse, inclusive, s) }
                         })
                         .and_then(|scan| x.unless_single(scan, at, inclusive, Start::$start))
@@ -130,9 +131,9 @@ scans! {
 }
 
 impl Array {
-    /// Running `log(sum(exp(x)))`, stable, along `axis`, from the end when `reverse`, without the
-    /// value itself unless `inclusive`. Integers and booleans are converted to `float32` first (MLX
-    /// would cut the results to integers).
+    /// Running `log(sum(exp(x)))` along `axis`, from the end if `reverse`, computed without
+    /// overflow. Unless `inclusive`, the element itself is excluded. Integers and booleans are
+    /// converted to `float32` first, because MLX alone would convert the results to integers.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -149,22 +150,23 @@ impl Array {
         let at = self.axis("logcumsumexp", axis)?;
         let inexact = self.inexact()?;
         call::array("logcumsumexp", |out, s| {
-            // SAFETY: all handles are live. The axis exists, and its result is not computed when
-            // the axis has one element.
+            // SAFETY: all handles are live, and the axis exists. If the axis has one element, the
+            // result is not computed.
             unsafe { compat::mlx_logcumsumexp(out, inexact.raw(), axis, reverse, inclusive, s) }
         })
         .and_then(|scan| inexact.unless_single(scan, at, inclusive, Start::Least))
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// `scan` of this array. Where MLX treats NaN wrongly, NaN is removed before a running extreme
-    /// is computed, and put back where `after` says that one came before.
+    /// `scan` of this array, a running extreme. Where MLX treats NaN wrongly, NaN is removed first.
+    /// After the scan, the result becomes NaN where `after` is true, which means that a NaN came
+    /// before.
     ///
-    /// - MLX 0.32 gives a gradient to the element that equals the extreme. NaN equals nothing: if
-    ///   no element is found, MLX writes outside of the gradient's memory. Earlier versions have
-    ///   no such gradient.
-    /// - With 16-bit types, and before MLX 0.32 with all types, a number after a NaN replaces it
-    ///   in the result. Here the result stays NaN, as in NumPy.
+    /// - MLX 0.32 gives the gradient to the element that equals the extreme. NaN equals nothing. If
+    ///   no element is found, MLX writes outside of the gradient's memory. Earlier versions have no
+    ///   such gradient.
+    /// - With 16-bit types, and before MLX 0.32 with all types, a value after a NaN replaces the
+    ///   NaN in the result. Here the result stays NaN, as in NumPy.
     fn without_nan(
         &self,
         start: Start,
@@ -192,8 +194,8 @@ impl Array {
         where_(&after(&nan)?, &undefined, &scan(&numbers)?)
     }
 
-    /// `scan`, not computed where `axis` has one element. MLX's CPU kernel divides by the stride of
-    /// the axis. It is zero for a broadcast axis and negative for a reversed one.
+    /// `scan`, except where `axis` has one element. MLX's CPU kernel divides by the stride of the
+    /// axis, which is zero for a broadcast axis and negative for a reversed one.
     fn unless_single(
         &self,
         scan: Array,

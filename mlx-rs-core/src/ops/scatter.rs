@@ -1,11 +1,10 @@
-//! The primitives under indexing: gathers and scatters with several index arrays, updates along one
-//! axis, and slices with an array as start. `indexing/` implements Python's `a[...]`; this file
+//! The primitives of indexing: gathers and scatters with several index arrays, updates along one
+//! axis, and slices whose start is an array. `indexing/` implements Python's `a[...]`. This file
 //! only ensures that no index is out of bounds.
 //!
-//! MLX reads and writes wherever an index points. Here the graph brings every index into range.
-//! Negative ones count from the end, and others out of range are moved to the nearest valid
-//! position. Nothing is evaluated. [`Array::take`] is the checked form, which returns an error
-//! instead.
+//! MLX reads and writes wherever an index points. Here the graph moves every index into range, and
+//! nothing is evaluated. Negative indices count from the end. Other indices out of range become the
+//! nearest valid index. [`Array::take`] is the checked form, which returns an error instead.
 
 use crate::array::Array;
 use crate::call::{self, ArrayVec};
@@ -15,24 +14,24 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mapped;
 use crate::stream::Stream;
 
-/// How a scatter combines an update with the value in its place.
+/// How a scatter combines an update with the existing value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ScatterMode {
-    /// The update replaces the value; of several updates to one place, any may win.
+    /// The update replaces the value. Of several updates to one place, any may be the last.
     #[default]
     Replace,
-    /// The sum.
+    /// The sum of value and update.
     Add,
-    /// The product.
+    /// The product of value and update.
     Prod,
-    /// The maximum.
+    /// The maximum of value and update.
     Max,
-    /// The minimum.
+    /// The minimum of value and update.
     Min,
 }
 
-/// Checks that there is one index array for each of `axes`, which exist and are all different.
-/// Returns them counted from the front.
+/// Checks that there is one index array for each of `axes`, and that the axes exist and are
+/// distinct. Returns the axes counted from the front.
 fn index_axes(op: &'static str, a: &Array, indices: &[&Array], axes: &[i32]) -> Result<Vec<i32>> {
     if indices.len() != axes.len() {
         return Err(Error::new(
@@ -48,21 +47,21 @@ fn index_axes(op: &'static str, a: &Array, indices: &[&Array], axes: &[i32]) -> 
     a.distinct_axes(op, axes)
 }
 
-/// Blocks that are longer than one along indexed axes, as elements with an index each. In
-/// gradients, MLX treats their updates as single elements.
+/// Blocks that are longer than one along indexed axes, converted to single elements with an index
+/// each. In gradients, MLX treats the updates of such blocks as single elements.
 struct Elements {
     /// The indices, followed by one axis for each indexed axis of a block.
     indices: Vec<Array>,
-    /// Blocks of one element along indexed axes.
+    /// The sizes of blocks that have one element along indexed axes.
     sizes: Vec<i32>,
-    /// The axes of the blocks, after the indices: first those along indexed axes, then all others.
+    /// The axes of the blocks, after those of the indices: first the indexed axes, then all others.
     order: Vec<i32>,
-    /// The number of axes of the indices that were given.
+    /// The number of axes of the original indices.
     lead: i32,
 }
 
 impl Elements {
-    /// None for blocks that are single elements along `axes`, or nothing.
+    /// `None` for blocks that are single elements along `axes`, or empty.
     fn from_indices(indices: &[Array], axes: &[i32], block: &[i32]) -> Result<Option<Self>> {
         let long = axes.iter().any(|&axis| block[axis as usize] > 1);
         if !long || block.contains(&0) {
@@ -89,7 +88,7 @@ impl Elements {
         }))
     }
 
-    /// From `[indices .., indexed axes .., block with ones there]` to `[indices .., block]`.
+    /// Reorders `[indices .., indexed axes .., block with ones there]` to `[indices .., block]`.
     fn to_blocks(&self, elements: &Array, block: &[i32]) -> Result<Array> {
         let shape = elements.shape()[..self.lead as usize].to_vec();
         let parts = self.order.iter().map(|&axis| block[axis as usize]);
@@ -104,7 +103,7 @@ impl Elements {
         split.transpose_axes(&all.collect::<Vec<_>>())
     }
 
-    /// The reverse of [`Self::to_blocks`].
+    /// The inverse of [`Self::to_blocks`].
     fn of_blocks(&self, updates: &Array) -> Result<Array> {
         let all = (0..self.lead).chain(self.order.iter().map(|&axis| self.lead + axis));
         let moved = updates.transpose_axes(&all.collect::<Vec<_>>())?;
@@ -114,8 +113,8 @@ impl Elements {
 }
 
 impl Array {
-    /// The result of a scatter of such blocks. Its derivatives gather in blocks; see
-    /// [`Array::for_blocks`]. A reshape and back lays it out row-major.
+    /// The result of a scatter of such blocks. Its derivatives gather in blocks, so the result must
+    /// be row-major; see [`Array::for_blocks`]. A reshape back and forth makes it so.
     pub(crate) fn with_laid_out_cotangent(self, block: &[i32]) -> Result<Array> {
         if !self.gathers_wrongly(|axis| block[axis]) {
             return Ok(self);
@@ -125,7 +124,7 @@ impl Array {
     }
 }
 
-/// The places in a vector of them, one array each.
+/// The elements of a vector, each as a separate array.
 fn starts(start: &Array) -> Result<Vec<Array>> {
     let each = 0..start.size() as i32; // at most the number of axes of an array
     each.map(|i| start.slice_axis(0, i, i + 1)?.reshape(&[]))
@@ -133,11 +132,11 @@ fn starts(start: &Array) -> Result<Vec<Array>> {
 }
 
 impl Array {
-    /// The block of `slice_sizes` at every position of the `indices` (integers, broadcast against
-    /// each other). Index array `i` belongs to axis `axes[i]`; other axes start at 0. The result
-    /// has the shape of the broadcast indices followed by `slice_sizes`. Negative indices count
-    /// from the end. Those still out of range are moved to the nearest position where the whole
-    /// block fits.
+    /// For every position of the `indices` (integers, which broadcast with each other), the block
+    /// of `slice_sizes` that starts there. Index array `i` belongs to axis `axes[i]`; other axes
+    /// start at 0. The result has the shape of the broadcast indices, followed by `slice_sizes`.
+    /// Negative indices count from the end. An index out of range becomes the nearest index at
+    /// which the whole block fits.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -149,9 +148,10 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when there is not one index array per axis and one size per axis of the
-    /// array, or a size is not within its axis; [`ErrorKind::Index`] for axes that do not exist,
-    /// are named twice, or are empty; [`ErrorKind::Dtype`] for indices that are not integers.
+    /// [`ErrorKind::Shape`] when the number of index arrays differs from the number of `axes`, the
+    /// number of sizes from the number of the array's axes, or a size is not within its axis;
+    /// [`ErrorKind::Index`] for axes that do not exist, are named twice, or are empty;
+    /// [`ErrorKind::Dtype`] for indices that are not integers.
     #[doc(alias = "mlx_gather")]
     pub fn gather(&self, indices: &[&Array], axes: &[i32], slice_sizes: &[i32]) -> Result<Array> {
         let op = "gather";
@@ -191,8 +191,8 @@ impl Array {
         let vec = ArrayVec::new(op, safe.iter().map(|i| &**i))?;
         let laid_out = self.for_blocks(|axis| slice_sizes[axis])?;
         call::array(op, |out, s| {
-            // SAFETY: pointers and lengths describe live slices of one entry per index or axis. The
-            // indices are clamped so that every block lies inside the array.
+            // SAFETY: pointers and lengths describe live slices with one entry per index or axis.
+            // The indices are clamped, so every block is inside the array.
             unsafe {
                 mlx_sys::mlx_gather(
                     out,
@@ -224,10 +224,10 @@ impl Array {
         self.gather(&[indices], &[axis], slice_sizes)
     }
 
-    /// A copy in which blocks are combined with `updates`, at the places where the `indices` point.
-    /// `updates` has the shape of the broadcast indices followed by one block size per axis of this
-    /// array. It is converted to the array's type. Negative indices count from the end. Those still
-    /// out of range are moved to the nearest position where the whole block fits.
+    /// Returns a copy in which blocks at the `indices` are combined with `updates`. `updates` has
+    /// the shape of the broadcast indices, followed by one block size per axis of this array, and
+    /// is converted to the array's type. Negative indices count from the end. An index out of range
+    /// becomes the nearest index at which the whole block fits.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, ScatterMode, array, zeros};
@@ -238,10 +238,10 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when the numbers of indices and axes differ, or the updates do not fit;
-    /// [`ErrorKind::Index`] for axes that do not exist, are named twice, or are empty;
-    /// [`ErrorKind::Dtype`] for indices that are not integers; MLX's message for types the device
-    /// cannot scatter (64-bit ones on a GPU).
+    /// [`ErrorKind::Shape`] when the numbers of indices and axes differ, or the updates do not
+    /// match; [`ErrorKind::Index`] for axes that do not exist, are named twice, or are empty;
+    /// [`ErrorKind::Dtype`] for indices that are not integers; MLX's message for types that the
+    /// device cannot scatter (64-bit ones on a GPU).
     #[doc(alias(
         "mlx_scatter",
         "mlx_scatter_add",
@@ -313,8 +313,8 @@ impl Array {
         call::array(op, |out, s| {
             let (a, i, u) = (target.raw(), vec.raw(), updates.raw());
             let (at, n) = (axes.as_ptr(), axes.len());
-            // SAFETY: pointer and length describe the axes, which exist. The indices are clamped so
-            // that every block of the updates lies inside the array.
+            // SAFETY: pointer and length describe the axes, which exist. The indices are clamped,
+            // so every block of the updates is inside the array.
             unsafe {
                 match mode {
                     ScatterMode::Replace => mlx_sys::mlx_scatter(out, a, i, u, at, n, s),
@@ -329,8 +329,9 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, updates]))
     }
 
-    /// One block at the first place of every axis. For a batch, MLX would number the examples in
-    /// the type of the updates. It aborts the process for indices that are no integers.
+    /// Combines a single block at the first position of every axis. Under `vmap`, MLX would number
+    /// the examples in the type of the updates, and abort the process if that type is not an
+    /// integer.
     fn combine(&self, op: &'static str, updates: &Array, mode: ScatterMode) -> Result<Array> {
         if updates.ndim() != self.ndim() {
             let why = "without indices there is one update, with the axes of the array";
@@ -372,7 +373,8 @@ impl Array {
         self.scatter(&[indices], updates, &[axis], mode)
     }
 
-    /// As [`Array::put_along_axis`], with the values added to the elements. Repeated places add up.
+    /// Like [`Array::put_along_axis`], but the values are added to the elements. If a place occurs
+    /// several times, all its values are added.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, array, zeros};
@@ -389,8 +391,8 @@ impl Array {
         let length = self.shape()[self.axis(op, axis)?];
         let indices = Self::clamp_indices(op, indices, length)?;
         call::array(op, |out, s| {
-            // SAFETY: all handles are live; the axis exists, indices are clamped to it, and the
-            // shapes agree but for it.
+            // SAFETY: all handles are live, and the axis exists. Indices are clamped to the axis,
+            // and the shapes are equal except for that axis.
             unsafe {
                 mlx_sys::mlx_scatter_add_axis(out, self.raw(), indices.raw(), values.raw(), axis, s)
             }
@@ -409,8 +411,9 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when sizes or starts do not fit; [`ErrorKind::Index`] for axes that do
-    /// not exist or are named twice; [`ErrorKind::Dtype`] for a start that is not integers.
+    /// [`ErrorKind::Shape`] when sizes or starts do not match; [`ErrorKind::Index`] for axes that
+    /// do not exist or are named twice; [`ErrorKind::Dtype`] for a start that is not an integer
+    /// array.
     #[doc(alias = "mlx_slice_dynamic")]
     pub fn slice_at(&self, start: &Array, axes: &[i32], sizes: &[i32]) -> Result<Array> {
         let op = "slice_at";
@@ -434,8 +437,8 @@ impl Array {
             return self.gather(&at.iter().collect::<Vec<_>>(), &axes, sizes);
         }
         call::array(op, |out, s| {
-            // SAFETY: pointers and lengths describe the slices; the start is clamped so that the
-            // block lies inside the array.
+            // SAFETY: pointers and lengths describe the slices. The start is clamped, so the block
+            // is inside the array.
             unsafe {
                 mlx_sys::mlx_slice_dynamic(
                     out,
@@ -452,8 +455,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, &start]))
     }
 
-    /// A copy in which `update` replaces the block at `start` (as in [`Array::slice_at`]). `update`
-    /// has as many axes as this array. The start is moved so that the update fits.
+    /// Returns a copy in which `update` replaces the block at `start`, as in [`Array::slice_at`].
+    /// `update` has as many axes as this array. The start is moved so that the update fits.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, array, zeros};
@@ -483,14 +486,14 @@ impl Array {
         }
         let start = self.clamp_start(op, start, &axes, update.shape())?;
         if self.needs_indices()? {
-            // The derivative would be such a slice.
+            // The derivative of this update would be a slice with the same fault.
             let at = starts(&start)?;
             let at: Vec<&Array> = at.iter().collect();
             return self.scatter(&at, update, &axes, ScatterMode::Replace);
         }
         call::array(op, |out, s| {
-            // SAFETY: pointer and length describe the axes; the start is clamped so that the update
-            // lies inside the array.
+            // SAFETY: pointer and length describe the axes. The start is clamped, so the update is
+            // inside the array.
             unsafe {
                 mlx_sys::mlx_slice_update_dynamic(
                     out,
@@ -506,10 +509,10 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, update, &start]))
     }
 
-    /// A copy in which the rows of `values` replace the elements where `mask` is true, one after
-    /// another in row-major order. `mask` has the shape of the leading axes of this array. `values`
-    /// has the shape `[n, trailing axes ..]`, or broadcasts to the trailing axes and is used for
-    /// every place. When there are more places than values, the last value is repeated.
+    /// Returns a copy in which the rows of `values` replace the elements where `mask` is true, one
+    /// after another in row-major order. `mask` has the shape of the leading axes of this array.
+    /// `values` has the shape `[n, trailing axes ..]`; or it broadcasts to the trailing axes, and
+    /// is used for every place. If there are more places than values, the last value is repeated.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -519,8 +522,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Dtype`] for a mask that is not boolean; [`ErrorKind::Shape`] when it is not the
-    /// beginning of this array's shape, or the values do not fit.
+    /// [`ErrorKind::Dtype`] for a mask that is not boolean; [`ErrorKind::Shape`] when the mask's
+    /// shape is not the beginning of this array's shape, or the values do not match.
     pub fn masked_scatter(&self, mask: &Array, values: &Array) -> Result<Array> {
         let op = "masked_scatter";
         if mask.dtype() != Dtype::Bool {
@@ -553,9 +556,9 @@ impl Array {
             let mut row_shape = vec![values.shape()[0]];
             row_shape.extend_from_slice(trailing);
             let rows = values.broadcast_to(&row_shape)?;
-            // MLX's own kernel reads past the values when the mask has more places than they have
-            // rows. This is the same function from parts that cannot: the running count of places
-            // numbers the rows, clamped.
+            // MLX's own kernel reads beyond the values if the mask has more places than the values
+            // have rows. This computes the same function from safe operations: the running count of
+            // places, clamped, is the index of the row.
             let count = mask.count("masked_scatter")?;
             let number = mask
                 .reshape(&[count])?
@@ -567,15 +570,16 @@ impl Array {
         super::where_(&wide_mask, &chosen, self)?.broadcast_to(self.shape())
     }
 
-    /// Whether a block at a computed position must be gathered by indices here. MLX's CPU kernel
-    /// for slices copies as many blocks as the array can hold, and so writes beyond the result. For
-    /// a batch, updates of all examples with the same block change only the first one.
+    /// Whether a block at a computed position must be gathered by indices. MLX's CPU kernel for
+    /// slices copies as many blocks as the array has space for, and so writes beyond the result.
+    /// Under `vmap`, updates of all examples with the same block change only the first example.
     fn needs_indices(&self) -> Result<bool> {
         let on_cpu = || Ok(Stream::current()?.device().kind() == DeviceKind::Cpu);
         Ok(mapped::inside() || (self.ndim() > 2 && on_cpu()?))
     }
 
-    /// `indices` brought into `0..=length - block` of their axes, negative ones from the end.
+    /// Moves `indices` into `0..=length - block` of their axes. Negative indices count from the
+    /// end.
     fn bring_into_range(
         &self,
         op: &'static str,
@@ -593,7 +597,7 @@ impl Array {
             .collect()
     }
 
-    /// `start` with each value in `0..=length - size` of its axis.
+    /// Clamps each value of `start` to `0..=length - size` of its axis.
     fn clamp_start(
         &self,
         op: &'static str,

@@ -1,5 +1,5 @@
-//! Changing shape and layout: views, joins and splits. Every view is checked to stay inside its
-//! array.
+//! Changes shape and layout: views, joins and splits. This module checks that every view stays
+//! inside its array.
 
 use super::unary_ops;
 use crate::array::{Array, axis_of};
@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
 
 unary_ops! {
-    /// The axes in reverse order.
+    /// Reverses the order of the axes.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -18,7 +18,7 @@ unary_ops! {
     /// ```
     #[doc(alias = "mlx_transpose")]
     transpose = mlx_transpose;
-    /// Without the axes of length one.
+    /// Removes all axes of length one.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -27,7 +27,7 @@ unary_ops! {
     /// ```
     #[doc(alias = "mlx_squeeze")]
     squeeze = mlx_squeeze;
-    /// A copy that shares no memory.
+    /// A copy of the array. The two share no memory.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -38,9 +38,9 @@ unary_ops! {
     copy = mlx_copy;
 }
 
-/// Whether two indices of a view may have the same place in memory. Axes with a stride of zero do
-/// not count. It may also return true for a view without overlaps, because it uses the usual
-/// sufficient condition: each stride must exceed the extent of the smaller ones.
+/// Whether two indices of a view may refer to the same place in memory. Axes with a stride of zero
+/// are ignored. It may also return true for a view without overlaps, because it checks the usual
+/// sufficient condition: each stride must exceed the extent of the smaller strides.
 fn overlaps(shape: &[i32], strides: &[i64]) -> bool {
     let axes = shape.iter().zip(strides);
     let mut axes: Vec<(u64, u64)> = axes
@@ -59,7 +59,8 @@ fn overlaps(shape: &[i32], strides: &[i64]) -> bool {
 }
 
 impl Array {
-    /// The same values in another shape of equal size; one dimension may be -1, to be inferred.
+    /// The same values in another shape with the same number of elements. One dimension may be -1,
+    /// and is then inferred.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -87,9 +88,9 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// This array, a view of `source` in another shape. When axes are split, MLX keeps the
-    /// column-major flag of `source` on a view that is not column-major. It adds such arrays in
-    /// memory order. A transposition recomputes the flags.
+    /// Corrects the flags of this array, which is a view of `source` in another shape. When axes
+    /// are split, MLX keeps the column-major flag of `source` on a view that is not column-major.
+    /// It then adds such arrays in memory order. A transposition recomputes the flags.
     pub(crate) fn with_own_flags(self, source: &Array) -> Result<Array> {
         if !cuts_axes(source.shape(), self.shape()) {
             return Ok(self);
@@ -97,7 +98,7 @@ impl Array {
         self.swap_axes(0, -1)?.swap_axes(0, -1)
     }
 
-    /// The axes in the order given.
+    /// Reorders the axes: axis `i` of the result is axis `axes[i]` of this array.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, zeros};
@@ -119,7 +120,7 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// Two axes exchanged.
+    /// Exchanges two axes.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, zeros};
@@ -139,7 +140,7 @@ impl Array {
         })
     }
 
-    /// With a new axis of length one at `axis` of the result.
+    /// Adds an axis of length one. `axis` is its position in the result.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -159,7 +160,7 @@ impl Array {
         })
     }
 
-    /// Without axis `axis`, which must have length one.
+    /// Removes axis `axis`, which must have length one.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -168,7 +169,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] when there is no such axis; MLX's message when it is longer.
+    /// [`ErrorKind::Index`] when there is no such axis; MLX's message when the axis is longer than
+    /// one.
     #[doc(alias = "mlx_squeeze_axis")]
     pub fn squeeze_axis(&self, axis: i32) -> Result<Array> {
         self.axis("squeeze_axis", axis)?;
@@ -179,7 +181,7 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// Axes `start` to `end`, both included, joined into one.
+    /// Joins the axes `start` to `end`, both included, into one axis.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, zeros};
@@ -190,12 +192,13 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when the joined axis cannot be counted; MLX's message when there are no
-    /// such axes.
+    /// [`ErrorKind::Shape`] when the joined axis exceeds `i32::MAX`; MLX's message when there are
+    /// no such axes.
     #[doc(alias = "mlx_flatten")]
     pub fn flatten(&self, start: i32, end: i32) -> Result<Array> {
         if self.count("flatten").is_err() {
-            // Rare, so it may take longer: the product of the joined axes must fit.
+            // The product of the joined axes must fit. This check is rarely needed, so it may be
+            // slow.
             let at = |axis: i32| {
                 let n = self.ndim() as i64;
                 let axis = i64::from(axis) + if axis < 0 { n } else { 0 };
@@ -221,7 +224,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// Repeated along missing or length-one axes up to `shape`, without copying.
+    /// Repeats the array along missing axes and axes of length one, up to `shape`. Nothing is
+    /// copied.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -230,8 +234,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// MLX's message when the shapes do not broadcast; [`ErrorKind::Shape`] for a shape that
-    /// cannot be counted.
+    /// MLX's message when the shapes do not broadcast; [`ErrorKind::Shape`] for a shape with too
+    /// many elements.
     #[doc(alias = "mlx_broadcast_to")]
     pub fn broadcast_to(&self, shape: &[i32]) -> Result<Array> {
         if memory::checked_bytes(shape, 1).is_none() {
@@ -248,7 +252,7 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// The values laid out row-major: the same array when it already is.
+    /// The values in row-major layout. If the array already has this layout, it is returned.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -257,7 +261,7 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// When MLX cannot allocate the copy.
+    /// When MLX cannot allocate memory for the copy.
     #[doc(alias = "mlx_contiguous")]
     pub fn contiguous(&self) -> Result<Array> {
         call::array("contiguous", |out, s| {
@@ -266,8 +270,9 @@ impl Array {
         })
     }
 
-    /// A view of the row-major elements with explicit `strides` and `offset`, counted in elements.
-    /// It is a copy when elements of different indices share a place, except by a stride of zero.
+    /// A view of the row-major elements, with explicit `strides` and `offset` in elements. If
+    /// elements of different indices share a place, other than by a stride of zero, the result is a
+    /// copy.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -299,7 +304,7 @@ impl Array {
                 "a dimension is negative or there are too many elements",
             ));
         }
-        // The lowest and highest element the view can touch, in wide arithmetic.
+        // The lowest and the highest element that the view can reach, in 128-bit arithmetic.
         let (mut low, mut high) = (offset as i128, offset as i128);
         for (&d, &stride) in shape.iter().zip(strides) {
             let reach = i128::from(d.max(1) - 1) * i128::from(stride);
@@ -322,7 +327,7 @@ impl Array {
             )
             .with_inputs(&[self]));
         }
-        // MLX fails for a vector with gaps.
+        // MLX fails for a vector with gaps, so the array is made contiguous first.
         let row_major = self.contiguous()?;
         let view = call::array(op, |out, s| {
             // SAFETY: both slices have the same length; every element lies inside the array.
@@ -339,15 +344,15 @@ impl Array {
                 )
             }
         })?;
-        // MLX 0.30.6 sums such a view in blocks of the stride, which exceed the result, and writes
-        // beyond it.
+        // MLX 0.30.6 would sum such a view in blocks of the stride, which exceed the result, and
+        // write beyond it. So the view is copied.
         if overlaps(shape, strides) {
             return view.contiguous();
         }
         Ok(view)
     }
 
-    /// Cut into `parts` of equal length along `axis`.
+    /// Splits the array into `parts` of equal length along `axis`.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -357,12 +362,13 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when the length is not divisible; [`ErrorKind::Index`] without the
-    /// axis.
+    /// [`ErrorKind::Shape`] when the length is not divisible by `parts`; [`ErrorKind::Index`] when
+    /// there is no such axis.
     #[doc(alias = "mlx_split")]
     pub fn split(&self, parts: i32, axis: i32) -> Result<Vec<Array>> {
         let length = self.shape()[self.axis("split", axis)?];
-        // An empty axis can have any number of parts, limited by the memory of the handles.
+        // An empty axis can be split into any number of parts. The memory of the handles limits the
+        // number.
         if parts <= 0 || length % parts != 0 || parts > length.max(1 << 16) {
             return Err(Error::new(
                 ErrorKind::Shape,
@@ -373,12 +379,13 @@ impl Array {
         // MLX would treat parts of a reversed array as scalars, and read out of bounds.
         let row_major = self.contiguous()?;
         call::arrays("split", |out, s| {
-            // SAFETY: all handles are live; the axis exists and divides; no axis runs backwards.
+            // SAFETY: all handles are live. The axis exists and is divisible, and no axis has a
+            // negative stride.
             unsafe { mlx_sys::mlx_split(out, row_major.raw(), parts, axis, s) }
         })
     }
 
-    /// Each element `repeats` times in a row along `axis`.
+    /// Repeats each element `repeats` times in a row along `axis`.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -387,7 +394,7 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Value`] for a negative count; [`ErrorKind::Index`] without the axis.
+    /// [`ErrorKind::Value`] for a negative count; [`ErrorKind::Index`] when there is no such axis.
     #[doc(alias = "mlx_repeat_axis")]
     pub fn repeat(&self, repeats: i32, axis: i32) -> Result<Array> {
         let length = self.shape()[self.axis("repeat", axis)?];
@@ -399,17 +406,17 @@ impl Array {
             ));
         }
         if repeats == 0 {
-            // MLX would drop the other axes.
+            // With zero repeats, MLX would drop the other axes.
             return self.slice_axis(axis, 0, 0);
         }
         call::array("repeat", |out, s| {
-            // SAFETY: all handles are live; axis and count are valid.
+            // SAFETY: all handles are live. The axis exists, and the count is valid.
             unsafe { mlx_sys::mlx_repeat_axis(out, self.raw(), repeats, axis, s) }
         })
     }
 }
 
-/// The arrays one after another along an existing axis.
+/// Concatenates the arrays along an existing axis.
 ///
 /// ```
 /// use mlx_rs_core::{array, concatenate};
@@ -431,7 +438,7 @@ pub fn concatenate(arrays: &[&Array], axis: i32) -> Result<Array> {
         ));
     };
     let at = first.axis("concatenate", axis)?;
-    // MLX adds the lengths in an i32.
+    // MLX adds the lengths in an i32, so the sum is checked here.
     let length: i64 = arrays
         .iter()
         .filter_map(|a| a.shape().get(at))
@@ -453,7 +460,7 @@ pub fn concatenate(arrays: &[&Array], axis: i32) -> Result<Array> {
     .map_err(|e| e.with_inputs(arrays))
 }
 
-/// The arrays, of equal shape, along a new axis.
+/// Joins arrays of equal shape along a new axis.
 ///
 /// ```
 /// use mlx_rs_core::{array, stack};
@@ -483,9 +490,9 @@ pub fn stack(arrays: &[&Array], axis: i32) -> Result<Array> {
     .map_err(|e| e.with_inputs(arrays))
 }
 
-/// Whether a reshape between these shapes may give a view. Its axes would be those of the source,
-/// in order, with some split into several. There must be at least two axes; other views come only
-/// from row-major arrays.
+/// Whether a reshape between these shapes may result in a view. In such a view, the axes are those
+/// of the source, in order, and some are split into several. There must be at least two axes. Other
+/// views result only from row-major arrays.
 fn cuts_axes(from: &[i32], to: &[i32]) -> bool {
     let long = |shape: &[i32]| shape.iter().filter(|&&d| d != 1).count();
     if long(from) < 2 || long(to) <= long(from) || from.contains(&0) {

@@ -19,7 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mapped;
 
 impl Array {
-    /// Values in ascending order along `axis`.
+    /// Sorts the values in ascending order along `axis`.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -31,17 +31,18 @@ impl Array {
     /// [`ErrorKind::Index`] when there is no such axis.
     #[doc(alias = "mlx_sort_axis")]
     pub fn sort(&self, axis: i32) -> Result<Array> {
-        let axis = self.axis("sort", axis)? as i32; // an axis number is at most i32::MAX
+        let axis = self.axis("sort", axis)? as i32; // below i32::MAX
         if self.dim(axis)? == 0 {
-            // MLX divides by the length.
+            // MLX would divide by the length, which is zero.
             return Ok(self.clone());
         }
         if self.dtype().is_float() {
-            // MLX confuses the gradient of the order with that of its inverse.
+            // MLX's gradient confuses the sort order with its inverse, so the values are gathered
+            // instead.
             return self.take_along_raw(&self.argsort(axis)?, axis);
         }
         call::array("sort", |out, s| {
-            // SAFETY: all handles are live; the axis exists and is not empty.
+            // SAFETY: all handles are live. The axis exists and is not empty.
             unsafe { mlx_sys::mlx_sort_axis(out, self.raw(), axis, s) }
         })
     }
@@ -58,21 +59,21 @@ impl Array {
     /// [`ErrorKind::Index`] when there is no such axis.
     #[doc(alias = "mlx_argsort_axis")]
     pub fn argsort(&self, axis: i32) -> Result<Array> {
-        // MLX stores an axis counted from the end, and confuses it in a batch.
+        // MLX stores an axis that is counted from the end, and confuses it under `vmap`.
         let axis = self.axis("argsort", axis)? as i32; // an axis number is at most i32::MAX
         if self.dim(axis)? == 0 {
-            // MLX divides by the length.
+            // MLX would divide by the length, which is zero.
             return super::zeros(self.shape(), Dtype::Uint32);
         }
         let ordered = self.ordered()?;
         call::array("argsort", |out, s| {
-            // SAFETY: all handles are live; the axis exists and is not empty.
+            // SAFETY: all handles are live. The axis exists and is not empty.
             unsafe { mlx_sys::mlx_argsort_axis(out, ordered.raw(), axis, s) }
         })
     }
 
-    /// The values in a type that MLX orders correctly. In half precision its indices are unordered
-    /// if there are NaNs.
+    /// The values in a type that MLX orders correctly. In half precision with NaNs, MLX's indices
+    /// are not sorted.
     fn ordered(&self) -> Result<Cow<'_, Array>> {
         match self.dtype() {
             Dtype::Float16 | Dtype::Bfloat16 => self.astype(Dtype::Float32).map(Cow::Owned),
@@ -92,8 +93,8 @@ impl Array {
         ))
     }
 
-    /// Values arranged so that the one at `rank` is where sorting would put it: lesser ones before
-    /// it, greater ones behind.
+    /// Rearranges values so that the one at `rank` is at its sorted position. Lesser values come
+    /// before it, and greater values after it.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -105,11 +106,11 @@ impl Array {
     /// [`ErrorKind::Index`] when the axis or the rank does not exist.
     pub fn partition(&self, rank: i32, axis: i32) -> Result<Array> {
         self.check_rank("partition", rank, axis)?;
-        // MLX's own gradient belongs to another arrangement.
+        // MLX's own gradient is that of another arrangement, so the values are gathered.
         self.take_along_raw(&self.argpartition(rank, axis)?, axis)
     }
 
-    /// The indices (`uint32`) that [`Array::partition`] arranges by.
+    /// The indices (`uint32`) of the values in the order of [`Array::partition`].
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -124,12 +125,12 @@ impl Array {
         self.check_rank("argpartition", rank, axis)?;
         let axis = self.axis("argpartition", axis)? as i32; // an axis number is at most i32::MAX
         if mapped::inside() {
-            // MLX would drop the axis and use it as the rank.
+            // For this rank, MLX would drop the axis and use it as the rank.
             return self.argsort(axis);
         }
         let ordered = self.ordered()?;
         call::array("argpartition", |out, s| {
-            // SAFETY: all handles are live; axis and rank exist.
+            // SAFETY: all handles are live. The axis and the rank exist.
             unsafe { mlx_sys::mlx_argpartition_axis(out, ordered.raw(), rank, axis, s) }
         })
     }
@@ -144,7 +145,7 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] when the axis does not exist or has fewer values.
+    /// [`ErrorKind::Index`] when the axis does not exist or has fewer than `k` values.
     pub fn topk(&self, k: i32, axis: i32) -> Result<Array> {
         self.check_rank("topk", k.saturating_sub(1), axis)?;
         let length = self.dim(axis)?;
@@ -161,7 +162,7 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] for more elements than one axis can count.
+    /// [`ErrorKind::Shape`] for more elements than `i32::MAX`.
     pub fn sort_flat(&self) -> Result<Array> {
         self.flat("sort")?.sort(0)
     }
@@ -175,7 +176,7 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] for more elements than one axis can count.
+    /// [`ErrorKind::Shape`] for more elements than `i32::MAX`.
     pub fn argsort_flat(&self) -> Result<Array> {
         self.flat("argsort")?.argsort(0)
     }
@@ -221,8 +222,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] unless `k` is from 1 to the number of elements. [`ErrorKind::Shape`]
-    /// for more elements than one axis can count.
+    /// [`ErrorKind::Index`] unless `k` is from 1 to the number of elements; [`ErrorKind::Shape`]
+    /// for more elements than `i32::MAX`.
     pub fn topk_flat(&self, k: i32) -> Result<Array> {
         self.flat("topk")?.topk(k, 0)
     }

@@ -1,4 +1,5 @@
-//! Conversion of an array to another type: by value, to and from 8-bit floats, and by its bytes.
+//! Converts an array to another type: by value, to and from 8-bit floats, or by reinterpreting its
+//! bytes.
 //!
 //! ```
 //! use mlx_rs_core::{Dtype, array};
@@ -16,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mapped;
 
 impl Array {
-    /// The values converted to `dtype`; the same array when it already has that type.
+    /// Converts the values to `dtype`. If the array already has this type, it is returned.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, array};
@@ -35,7 +36,7 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// The values as 8-bit floats (E4M3) in `uint8`.
+    /// Converts the values to 8-bit floats (E4M3), stored as `uint8`.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, array};
@@ -46,10 +47,10 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// When MLX refuses the type.
+    /// When MLX does not accept the type.
     #[doc(alias = "mlx_to_fp8")]
     pub fn to_fp8(&self) -> Result<Array> {
-        // MLX 0.30.6 reads doubles as if they were float32.
+        // MLX 0.30.6 reads doubles as if they were float32, so doubles are converted first.
         let narrow = (self.dtype() == Dtype::Float64).then(|| self.astype(Dtype::Float32));
         let narrow = narrow.transpose()?;
         let input = narrow.as_ref().unwrap_or(self);
@@ -60,7 +61,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// Converts 8-bit floats (E4M3) in `uint8` to `dtype`; the codes `0x7f` and `0xff` are NaN.
+    /// Converts 8-bit floats (E4M3), stored as `uint8`, to `dtype`. The codes `0x7f` and `0xff` are
+    /// NaN.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, array};
@@ -70,7 +72,7 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Dtype`] when this is not `uint8` or `dtype` is no float.
+    /// [`ErrorKind::Dtype`] when this is not `uint8`, or `dtype` is not a float.
     #[doc(alias = "mlx_from_fp8")]
     pub fn from_fp8(&self, dtype: Dtype) -> Result<Array> {
         if self.dtype() != Dtype::Uint8 || !dtype.is_float() {
@@ -87,17 +89,17 @@ impl Array {
             // SAFETY: all handles are live for the length of the call.
             unsafe { mlx_sys::mlx_from_fp8(out, self.raw(), dtype.raw(), s) }
         })?;
-        // MLX 0.30.6 reads the two NaN codes as -480 and 480.
+        // MLX 0.30.6 reads the two NaN codes as -480 and 480, so they are replaced.
         let size = self.bitwise_and(&Array::scalar(0x7f_u8)?)?;
         let no_number = Array::scalar(f32::NAN)?.astype(dtype)?;
         super::where_(&size.equal(&Array::scalar(0x7f_u8)?)?, &no_number, &numbers)
     }
 
-    /// The bytes of the array read as another type; when its size differs the last axis grows or
-    /// shrinks.
+    /// Reinterprets the bytes of the array as another type. If its size differs, the last axis
+    /// becomes longer or shorter.
     ///
-    /// A view as a wider type is a copy, unless the values are there already and begin at an address
-    /// that the wider type can have.
+    /// A view as a wider type is a copy, unless the values are already computed and begin at an
+    /// address that is aligned for that type.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, array};
@@ -107,8 +109,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Dtype`] for a view as `bool`, which not every byte is; [`ErrorKind::Shape`]
-    /// when the last axis is missing, too long, or does not divide.
+    /// [`ErrorKind::Dtype`] for a view as `bool`, because not every byte is a valid `bool`;
+    /// [`ErrorKind::Shape`] when the last axis is missing, too long, or not divisible.
     #[doc(alias = "mlx_view")]
     pub fn view(&self, dtype: Dtype) -> Result<Array> {
         let op = "view";
@@ -145,9 +147,10 @@ impl Array {
         self.view_aligned(dtype)
     }
 
-    /// Whether the values are computed, in order, at an aligned address. They stay there as long as
-    /// a graph refers to them. For values computed later this is unknown: a slice may begin
-    /// anywhere, and an operation may write to the memory of its donated argument.
+    /// Whether the values are already computed, contiguous, and at an address that is a multiple of
+    /// `bytes`. They stay there as long as a graph refers to them. For values that are computed
+    /// later, the address is unknown: a slice may begin anywhere, and an operation may reuse the
+    /// memory of its argument.
     fn begins_at_multiple_of(&self, bytes: usize) -> Result<bool> {
         if mapped::inside() || !self.is_computed()? {
             return Ok(false);
@@ -156,18 +159,18 @@ impl Array {
         Ok(owner.is_none() && first.addr().is_multiple_of(bytes))
     }
 
-    /// A copy in new memory, at the start of MLX's allocation. A gather is the only copy that never
-    /// writes to its argument's memory. The layout is arbitrary.
+    /// A copy in new memory, at the start of an MLX allocation. It is a gather, the only copy that
+    /// never reuses its argument's memory. The layout is arbitrary.
     pub(crate) fn fresh(&self) -> Result<Array> {
         let all = self.expand_dims(0)?;
         all.take_raw("view", &Array::from_slice(&[0u32], &[])?, 0)
     }
 
-    /// [`Array::view`] of values that begin where the type can.
+    /// [`Array::view`] for values that are aligned for the type.
     fn view_aligned(&self, dtype: Dtype) -> Result<Array> {
         let (from, to) = (self.dtype().size(), dtype.size());
         if from < to && mapped::inside() {
-            // MLX would take the last axis of the batch. A reshape puts the batch first.
+            // MLX would use the last axis of the batch. A reshape moves the batch to the front.
             let (mut shape, parts) = (self.shape().to_vec(), (to / from) as i32);
             if let Some(last) = shape.last_mut() {
                 *last /= parts;
@@ -176,9 +179,9 @@ impl Array {
             return self.reshape(&shape)?.viewed(dtype)?.squeeze_axis(-1);
         }
         if from > to && (self.shape().last() == Some(&1) || mapped::inside()) {
-            // An axis of one element may have any stride, and MLX uses it to step through the
-            // bytes. A reshape gives the new last axis a stride of one, or one for which MLX
-            // copies.
+            // An axis of one element may have any stride, and MLX uses that stride to step through
+            // the bytes. After a reshape, the new last axis has a stride of one, or one for which
+            // MLX copies.
             let mut shape = self.shape().to_vec();
             shape.push(1);
             return self.reshape(&shape)?.viewed(dtype)?.flatten(-2, -1);
@@ -186,10 +189,10 @@ impl Array {
         self.viewed(dtype)
     }
 
-    /// MLX's view, of which the last axis divides and the memory is aligned.
+    /// MLX's own view. The last axis must be divisible, and the memory aligned.
     pub(crate) fn viewed(&self, dtype: Dtype) -> Result<Array> {
         call::array("view", |out, s| {
-            // SAFETY: all handles are live; `view` has checked that the last axis divides.
+            // SAFETY: all handles are live. `view` has checked that the last axis is divisible.
             unsafe { mlx_sys::mlx_view(out, self.raw(), dtype.raw(), s) }
         })
     }
@@ -198,7 +201,7 @@ impl Array {
 /// The alignment of an element in memory.
 pub(crate) fn align_of_items(dtype: Dtype) -> usize {
     match dtype {
-        // Two float32.
+        // The type consists of two float32.
         Dtype::Complex64 => 4,
         _ => dtype.size(),
     }

@@ -1,6 +1,6 @@
 //! Element-wise functions of one array. Conversion between types is in `types.rs`.
 //!
-//! Integers and booleans are converted to `float32` if the function does not support them; floats
+//! Integers and booleans are converted to `float32` if the function does not support them. Floats
 //! keep their type.
 //!
 //! ```
@@ -76,7 +76,7 @@ unary_ops! {
     /// ```
     #[doc(alias = "mlx_arctanh")]
     arctanh = mlx_arctanh;
-    /// Every bit flipped; booleans are negated.
+    /// Flips every bit. Booleans are negated.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -85,7 +85,7 @@ unary_ops! {
     /// ```
     #[doc(alias = "mlx_bitwise_invert")]
     bitwise_invert = mlx_bitwise_invert;
-    /// The complex conjugate; real values stay.
+    /// The complex conjugate. Real values are unchanged.
     ///
     /// ```
     /// use mlx_rs_core::{Array, Complex32};
@@ -104,7 +104,7 @@ unary_ops! {
     /// ```
     #[doc(alias = "mlx_cosh")]
     cosh = mlx_cosh;
-    /// Radians to degrees.
+    /// Converts radians to degrees.
     ///
     /// ```
     /// use std::f32::consts::PI;
@@ -172,7 +172,7 @@ unary_ops! {
     /// ```
     #[doc(alias = "mlx_log2")]
     log2 = mlx_log2;
-    /// Degrees to radians.
+    /// Converts degrees to radians.
     ///
     /// ```
     /// use std::f32::consts::PI;
@@ -211,7 +211,7 @@ unary_ops! {
     /// ```
     #[doc(alias = "mlx_tan")]
     tan = mlx_tan;
-    /// With at least one axis.
+    /// Adds axes until there is at least one.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -220,7 +220,7 @@ unary_ops! {
     /// ```
     #[doc(alias = "mlx_atleast_1d")]
     at_least_1d = mlx_atleast_1d;
-    /// With at least two axes, added at the front.
+    /// Adds axes at the front until there are at least two.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -229,7 +229,8 @@ unary_ops! {
     /// ```
     #[doc(alias = "mlx_atleast_2d")]
     at_least_2d = mlx_atleast_2d;
-    /// With at least three axes: `[n]` becomes `[1, n, 1]`, `[m, n]` becomes `[m, n, 1]`.
+    /// Adds axes until there are at least three: `[n]` becomes `[1, n, 1]`, and `[m, n]` becomes
+    /// `[m, n, 1]`.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -247,7 +248,7 @@ unary_ops! {
     /// ```
     #[doc(alias = "mlx_abs")]
     abs = mlx_abs;
-    /// Smallest integer not below the value.
+    /// The smallest integer that is not below the value.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -275,7 +276,7 @@ unary_ops! {
     /// ```
     #[doc(alias = "mlx_exp")]
     exp = mlx_exp;
-    /// `exp(x) - 1`, exact near zero.
+    /// `exp(x) - 1`, precise near zero.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -285,7 +286,7 @@ unary_ops! {
     /// ```
     #[doc(alias = "mlx_expm1")]
     expm1 = mlx_expm1;
-    /// Largest integer not above the value.
+    /// The largest integer that is not above the value.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -323,7 +324,7 @@ unary_ops! {
     /// ```
     #[doc(alias = "mlx_log")]
     log = mlx_log;
-    /// `log(1 + x)`, exact near zero.
+    /// `log(1 + x)`, precise near zero.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -342,7 +343,7 @@ unary_ops! {
     /// ```
     #[doc(alias = "mlx_logical_not")]
     logical_not = mlx_logical_not;
-    /// Sign change.
+    /// The value with the opposite sign.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -378,7 +379,7 @@ unary_ops! {
     /// ```
     #[doc(alias = "mlx_sigmoid")]
     sigmoid = mlx_sigmoid;
-    /// -1, 0 or 1 by the sign.
+    /// The sign of the value: -1, 0 or 1.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -424,7 +425,7 @@ unary_ops! {
     /// ```
     #[doc(alias = "mlx_tanh")]
     tanh = mlx_tanh;
-    /// The same values with no gradient flowing through.
+    /// The same values. Gradients do not pass through.
     ///
     /// ```
     /// use mlx_rs_core::{Array, array};
@@ -438,8 +439,8 @@ unary_ops! {
     stop_gradient = mlx_stop_gradient;
 }
 
-/// Functions that MLX supports for real types only; for complex ones it aborts the process on
-/// evaluation.
+/// Declares functions that MLX supports only for real types. For complex types, MLX aborts the
+/// process during evaluation.
 macro_rules! real_ops {
     ($($(#[$doc:meta])* $name:ident = $c:ident;)*) => {
         impl Array {
@@ -457,7 +458,7 @@ macro_rules! real_ops {
                         ));
                     }
                     call::array(stringify!($name), |out, s| {
-                        // SAFETY: all handles are live; the type is a real one.
+                        // SAFETY: all handles are live, and the type is real.
                         unsafe { mlx_sys::$c(out, self.raw(), s) }
                     })
                     .map_err(|e| e.with_inputs(&[self]))
@@ -503,7 +504,8 @@ impl Array {
         self.multiply(&self.sigmoid()?)
     }
 
-    /// The nearest value with `decimals` digits after the point; halves go to the even one.
+    /// Rounds to the nearest value with `decimals` digits after the decimal point. Halves are
+    /// rounded to even.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -517,7 +519,8 @@ impl Array {
     #[doc(alias = "mlx_round")]
     pub fn round(&self, decimals: i32) -> Result<Array> {
         if decimals >= 0 && (self.dtype().is_integer() || self.dtype() == crate::Dtype::Bool) {
-            // MLX converts to floats, which do not represent every integer.
+            // Integers are returned unchanged, because MLX would convert them to floats, which do
+            // not represent every integer.
             return Ok(self.clone());
         }
         call::array("round", |out, s| {
@@ -527,8 +530,9 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// NaN replaced by `nan`. Infinities are replaced by the values given, or by the greatest and
-    /// least finite values of the type. Types without them are unchanged.
+    /// Replaces NaN by `nan`. Infinities are replaced by `posinf` and `neginf`, or by default by
+    /// the greatest and least finite values of the type. Types without NaN and infinities are
+    /// unchanged.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -541,7 +545,7 @@ impl Array {
     /// MLX's message for `float64` and complex types.
     #[doc(alias = "mlx_nan_to_num")]
     pub fn nan_to_num(&self, nan: f32, posinf: Option<f32>, neginf: Option<f32>) -> Result<Array> {
-        // MLX takes 0 for the greatest value of half types.
+        // MLX's default for the greatest value of half types is 0, so the value is passed.
         let greatest = match self.dtype() {
             Dtype::Float16 => Some(half::f16::MAX.to_f32()),
             Dtype::Bfloat16 => Some(half::bf16::MAX.to_f32()),

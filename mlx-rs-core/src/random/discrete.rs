@@ -1,4 +1,4 @@
-//! Bits, integers, choices and permutations.
+//! Random bits, integers, choices, and permutations.
 
 use mlx_sys as sys;
 
@@ -8,7 +8,7 @@ use crate::call;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Random bits: unsigned integers of `width` bytes (1, 2 or 4).
+/// Random bits, as unsigned integers of `width` bytes (1, 2 or 4).
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, random};
@@ -42,8 +42,8 @@ fn apart(key: &Array, _width: i32) -> Result<&Array> {
     Ok(key)
 }
 
-/// A different array of the same key for each width. When MLX 0.30.1 compiles a function, it treats
-/// bits with equal shape and key as the same, regardless of width.
+/// Makes the key array distinct for each width. When MLX 0.30.1 compiles a function, it treats
+/// draws of bits with equal shapes and keys as equal, even if their widths differ.
 #[cfg(not(mlx_c_0_5))]
 fn apart(key: &Array, width: i32) -> Result<Array> {
     let zero = Array::scalar(0u32)?;
@@ -54,13 +54,14 @@ fn apart(key: &Array, width: i32) -> Result<Array> {
     }
 }
 
-/// MLX's floats represent every integer up to here.
+/// MLX's floats represent every integer up to this value.
 const EXACT: i64 = 1 << 24;
 
-/// Integers of `dtype` in `low..high`. From 0 to 2^24 the numbers equal MLX's, except `high`
-/// itself, to which MLX's floats sometimes round. MLX also truncates negative ones towards zero and
-/// misses most large ones. So outside those bounds this function multiplies 32 random bits (64 for
-/// wider intervals) by the width of the interval. The bias is at most its share of 2^32 or 2^64.
+/// Random integers of `dtype` in `low..high`. If the interval is between 0 and 2^24, the values
+/// equal MLX's, except that `high` itself never occurs; MLX's floats sometimes round to it. For
+/// negative integers, MLX rounds towards zero, and it never returns most large integers. So for
+/// other intervals, this function multiplies 32 random bits (64 for wide intervals) by the width of
+/// the interval. The bias is at most the ratio of that width to 2^32 or 2^64.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, random};
@@ -70,8 +71,8 @@ const EXACT: i64 = 1 << 24;
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Value`] for an empty interval, or bounds that `dtype` cannot hold;
-/// [`ErrorKind::Dtype`] for a type that is no integer; for an impossible shape.
+/// [`ErrorKind::Value`] for an empty interval, or bounds that do not fit `dtype`;
+/// [`ErrorKind::Dtype`] for a type that is not an integer; also for an impossible shape.
 #[doc(alias = "mlx_random_randint")]
 pub fn randint(low: i64, high: i64, shape: &[i32], dtype: Dtype, key: &Key) -> Result<Array> {
     let op = "random_randint";
@@ -116,10 +117,10 @@ pub fn randint(low: i64, high: i64, shape: &[i32], dtype: Dtype, key: &Key) -> R
         })?;
         return drawn.minimum(&greatest);
     }
-    // At least one, since the interval is not empty; below 2^64.
+    // The width is at least one, because the interval is not empty, and below 2^64.
     let width = high.wrapping_sub(low) as u64;
     let offset = match u32::try_from(width) {
-        // The upper half of a 64-bit product: `draw * width / 2^32`.
+        // The upper half of a 64-bit product is `draw * width / 2^32`.
         Ok(width) => super::bits(shape, 4, key)?
             .astype(Dtype::Uint64)?
             .multiply(&Array::scalar(u64::from(width))?)?
@@ -133,7 +134,7 @@ pub fn randint(low: i64, high: i64, shape: &[i32], dtype: Dtype, key: &Key) -> R
             word.remainder(&Array::scalar(width)?)?
         }
     };
-    // Integers wrap, so that a negative start comes out right in the type asked for.
+    // Integers wrap around, so a negative start is correct after conversion to the requested type.
     let drawn = offset.add(&Array::scalar(low as u64)?)?;
     if dtype == Dtype::Int64 {
         return drawn.view(Dtype::Int64);
@@ -141,7 +142,8 @@ pub fn randint(low: i64, high: i64, shape: &[i32], dtype: Dtype, key: &Key) -> R
     drawn.astype(dtype)
 }
 
-/// Booleans of `shape`, true with probability `p`, a float array that broadcasts to it.
+/// Random booleans of `shape`. Each is true with probability `p`, a float array that broadcasts to
+/// `shape`.
 ///
 /// ```
 /// use mlx_rs_core::{array, random};
@@ -151,7 +153,7 @@ pub fn randint(low: i64, high: i64, shape: &[i32], dtype: Dtype, key: &Key) -> R
 /// ```
 ///
 /// # Errors
-/// For an impossible shape; MLX's message when `p` is no float or does not broadcast.
+/// For an impossible shape; MLX's message when `p` is not a float array or does not broadcast.
 #[doc(alias = "mlx_random_bernoulli")]
 pub fn bernoulli(p: &Array, shape: &[i32], key: &Key) -> Result<Array> {
     let op = "random_bernoulli";
@@ -165,7 +167,7 @@ pub fn bernoulli(p: &Array, shape: &[i32], key: &Key) -> Result<Array> {
     .map_err(|e| e.with_inputs(&[p]))
 }
 
-/// Checks that there is something to draw along `axis`; the axis counted from the front.
+/// Checks that `axis` exists and is not empty. Returns the axis counted from the front.
 fn choices(logits: &Array, axis: i32) -> Result<usize> {
     let op = "categorical";
     let at = logits.axis(op, axis)?;
@@ -180,7 +182,7 @@ fn choices(logits: &Array, axis: i32) -> Result<usize> {
     Ok(at)
 }
 
-/// One index (`uint32`) along `axis`, drawn with probabilities `softmax(logits)`.
+/// Draws one index (`uint32`) along `axis`, with the probabilities `softmax(logits)`.
 ///
 /// ```
 /// use mlx_rs_core::{array, random};
@@ -201,7 +203,7 @@ pub fn categorical(logits: &Array, axis: i32, key: &Key) -> Result<Array> {
     .map_err(|e| e.with_inputs(&[logits]))
 }
 
-/// [`categorical`], `samples` times: a last axis of `samples` independent draws.
+/// [`categorical`] with `samples` independent draws, which are a new last axis.
 ///
 /// ```
 /// use mlx_rs_core::{array, random};
@@ -211,12 +213,12 @@ pub fn categorical(logits: &Array, axis: i32, key: &Key) -> Result<Array> {
 /// ```
 ///
 /// # Errors
-/// As [`categorical`]; [`ErrorKind::Shape`] for a negative number or more than the budget.
+/// As [`categorical`]; [`ErrorKind::Shape`] for a negative number, or one beyond the budget.
 #[doc(alias = "mlx_random_categorical_num_samples")]
 pub fn categorical_samples(logits: &Array, axis: i32, samples: i32, key: &Key) -> Result<Array> {
     let op = "categorical";
     choices(logits, axis)?;
-    // One number is drawn for each logit and sample.
+    // MLX draws one number for each logit and sample.
     countable(op, &[logits.shape(), &[samples]].concat())?;
     call::array(op, |out, s| {
         // SAFETY: all handles are live; the axis exists and the number is not negative.
@@ -234,7 +236,7 @@ pub fn categorical_samples(logits: &Array, axis: i32, samples: i32, key: &Key) -
     .map_err(|e| e.with_inputs(&[logits]))
 }
 
-/// [`categorical`] in a result of `shape`, to which the other axes of `logits` broadcast.
+/// [`categorical`] with a result of `shape`, to which the other axes of `logits` broadcast.
 ///
 /// ```
 /// use mlx_rs_core::{array, random};
@@ -267,7 +269,7 @@ pub fn categorical_shaped(logits: &Array, axis: i32, shape: &[i32], key: &Key) -
     .map_err(|e| e.with_inputs(&[logits]))
 }
 
-/// The elements of `axis` in random order.
+/// The elements of `axis`, in random order.
 ///
 /// ```
 /// use mlx_rs_core::{array, random};
@@ -283,12 +285,12 @@ pub fn permutation(a: &Array, axis: i32, key: &Key) -> Result<Array> {
     if a.shape()[a.axis(op, axis)?] == 0 {
         return Ok(a.clone());
     }
-    // As MLX does, but for arrays that its own gather gets wrong.
+    // This is MLX's algorithm, but its own gather computes some arrays wrongly.
     let order = permutation_of(a.dim(axis)?, key)?;
     a.take_raw(op, &order, axis)
 }
 
-/// The numbers `0..count` (`uint32`) in random order.
+/// The integers `0..count` (`uint32`), in random order.
 ///
 /// ```
 /// use mlx_rs_core::random;
@@ -298,13 +300,13 @@ pub fn permutation(a: &Array, axis: i32, key: &Key) -> Result<Array> {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Shape`] for a negative count or more than the budget.
+/// [`ErrorKind::Shape`] for a negative count, or one beyond the budget.
 #[doc(alias = "mlx_random_permutation_arange")]
 pub fn permutation_of(count: i32, key: &Key) -> Result<Array> {
     let op = "random_permutation";
     countable(op, &[count])?;
     if count == 0 {
-        // MLX sorts, which divides by the length.
+        // MLX would sort and divide by the length, which is zero.
         return crate::zeros(&[0], Dtype::Uint32);
     }
     call::array(op, |out, s| {

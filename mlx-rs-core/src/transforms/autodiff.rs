@@ -9,10 +9,10 @@ use crate::closure::{self, ClosureError, Outcome};
 use crate::error::{Error, ErrorKind, Result};
 use crate::stack;
 
-/// The outputs of `f` at `primals`, and the products of `cotangents` with its Jacobian: one per
-/// primal, in its shape.
+/// The outputs of `f` at `primals`, and the products of `cotangents` with the Jacobian of `f`: one
+/// product per primal, in the primal's shape.
 ///
-/// There is one cotangent per output, with its shape. Mirrors `mx.vjp`.
+/// There must be one cotangent per output, with the output's shape. Mirrors `mx.vjp`.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::vjp};
@@ -83,10 +83,10 @@ fn vjp_raw(
     })
 }
 
-/// The outputs of `f` at `primals`, and the products of its Jacobian with `tangents`. There is one
-/// per output, in its shape (zeros for outputs that are not floating-point).
+/// The outputs of `f` at `primals`, and the products of the Jacobian of `f` with `tangents`: one
+/// product per output, in the output's shape (zeros for outputs that are not floating-point).
 ///
-/// There is one tangent per primal, with its shape. Mirrors `mx.jvp`.
+/// There must be one tangent per primal, with the primal's shape. Mirrors `mx.jvp`.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::jvp};
@@ -98,10 +98,10 @@ fn vjp_raw(
 /// # Ok(()) }
 /// ```
 ///
-/// MLX's own forward mode is not used. In 0.30 it reads out of bounds at a `where` and is wrong for
-/// `power` and `logsumexp`. Products with the transposed Jacobian are linear in the cotangents. So
-/// their own transpose is the required product: [`vjp`] of [`vjp`]. `f` therefore runs twice, first
-/// for the shapes of its outputs.
+/// MLX's own forward mode is not used, because in 0.30 it reads out of bounds at a `where` and is
+/// wrong for `power` and `logsumexp`. Instead, this is [`vjp`] of [`vjp`]: a product with the
+/// transposed Jacobian is linear in the cotangents, so transposing it once more results in the
+/// product with the Jacobian. `f` therefore runs twice, first for the shapes of its outputs.
 ///
 /// # Errors
 /// As [`vjp`]; [`ErrorKind::Shape`] when the tangents do not match the primals;
@@ -120,7 +120,8 @@ where
         differentiable(OP, "primal", i, primal)?;
     }
     same_shapes(OP, "tangent", tangents, "primal", primals)?;
-    // Tangents of another type would change the type of the products.
+    // Tangents are converted to the primals' types, because another type would change the type of
+    // the products.
     let tangents = primals
         .iter()
         .zip(tangents)
@@ -168,7 +169,8 @@ where
     Ok((outputs, all))
 }
 
-/// Products with the transposed Jacobian, inside a callback. Failures pass through unchanged.
+/// Computes products with the transposed Jacobian, inside a callback. Failures are returned
+/// unchanged.
 pub(super) fn transpose(
     op: &'static str,
     f: &mut dyn FnMut(&[Array]) -> Outcome,

@@ -1,5 +1,4 @@
-//! Gradient checkpointing: intermediate results are recomputed in the backward pass, which saves
-//! memory.
+//! Gradient checkpointing. The backward pass recomputes intermediate results, which saves memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,9 +12,9 @@ use crate::stack;
 
 use mlx_sys as sys;
 
-/// A function that computes the same as `f`, but keeps no intermediate results for the gradient.
-/// The backward pass runs `f` again (Chen et al. 2016, "Training Deep Nets with Sublinear Memory
-/// Cost").
+/// Returns a function that computes the same as `f`, but keeps no intermediate results for the
+/// gradient. The backward pass runs `f` again (Chen et al. 2016, "Training Deep Nets with Sublinear
+/// Memory Cost").
 ///
 /// Only arguments have gradients; an array that `f` captures is a constant. Mirrors
 /// `mx.checkpoint`.
@@ -30,9 +29,9 @@ use mlx_sys as sys;
 /// ```
 ///
 /// # Errors
-/// From the returned function: errors of `f`, also from the backward pass, where the running
-/// transform returns them; [`ErrorKind::Value`](crate::ErrorKind::Value) when `f` returns no
-/// arrays.
+/// From the returned function: errors of `f`, which may also occur in the backward pass, and are
+/// then returned by the transform that runs it; [`ErrorKind::Value`](crate::ErrorKind::Value) when
+/// `f` returns no arrays.
 #[doc(alias = "mlx_checkpoint")]
 pub fn checkpoint<F, E>(f: F) -> impl Fn(&[Array]) -> Result<Vec<Array>, E> + Send + Sync + 'static
 where
@@ -48,7 +47,7 @@ where
     let payload = Payload::new(function);
     move |args| {
         closure::run_here(OP, || {
-            // The backward pass runs the function again, for the requested gradient.
+            // The backward pass runs the function again, for the requested kind of gradient.
             let (payload, direction) = (Arc::clone(&payload), Direction::current());
             let forward = AtomicBool::new(true);
             let function: Function = Box::new(move |x| {
@@ -70,12 +69,12 @@ where
     }
 }
 
-/// As [`checkpoint`], for a function of parameters in a [`Tree`] and further arguments, such as a
-/// layer and its input. Both have gradients.
+/// [`checkpoint`] for a function of parameters in a [`Tree`] and further arguments, such as a layer
+/// and its input. Both have gradients.
 ///
-/// Pass it only the trained parameters. Let `f` capture the frozen ones. A quantized matrix among
-/// the parameters would be differentiated, which is an error. The parameters stay in the graph
-/// until the backward pass is over, like any argument.
+/// Pass only the trained parameters, and let `f` capture the frozen ones. A quantized matrix among
+/// the parameters would be differentiated, which is an error. Like any argument, the parameters
+/// stay in the graph until the backward pass is over.
 ///
 /// ```
 /// use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! Compiled functions: traced once per argument signature, then replayed. This file decides where
-//! MLX may generate native code.
+//! Compiled functions: they are traced once per argument signature, then replayed. This file also
+//! decides where MLX may generate native code.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -20,17 +20,17 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::stack;
 use crate::stream;
 
-/// How much [`compile`] does.
+/// The steps that [`compile`] performs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CompileMode {
-    /// Nothing: compiled functions run as usual.
+    /// None: compiled functions run as if they were not compiled.
     Disabled,
     /// The graph is cached and fused, but not simplified.
     NoSimplify,
     /// The graph is cached and simplified, but not fused. On the CPU this is the effect of all
     /// modes except `Disabled`, unless [`allow_cpu_jit`] was called.
     NoFuse,
-    /// The graph is cached, simplified, and element-wise operations become one kernel.
+    /// The graph is cached and simplified, and element-wise operations are fused into one kernel.
     Enabled,
 }
 
@@ -57,11 +57,11 @@ const UNSET: u8 = u8::MAX;
 /// The index in `CompileMode::ALL` of the requested mode.
 static MODE: AtomicU8 = AtomicU8::new(UNSET);
 static CPU_JIT: AtomicBool = AtomicBool::new(false);
-/// The number of traces in progress. Changed with the lock held.
+/// The number of traces in progress. It is changed only with the lock held.
 static TRACING: AtomicUsize = AtomicUsize::new(0);
 
-/// The requested mode. Initially [`CompileMode::Enabled`], or [`CompileMode::Disabled`] if the
-/// environment variable `MLX_DISABLE_COMPILE` is set, as in MLX.
+/// The requested mode. It is initially [`CompileMode::Enabled`], or [`CompileMode::Disabled`] if
+/// the environment variable `MLX_DISABLE_COMPILE` is set, as in MLX.
 ///
 /// ```
 /// use mlx_rs_core::transforms::{CompileMode, compile_mode, set_compile_mode};
@@ -124,7 +124,8 @@ pub fn enable_compile() {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Value`] inside a function that is being traced, because its entry would be dropped.
+/// [`ErrorKind::Value`] inside a function that is being traced, because the trace in progress would
+/// be dropped.
 #[doc(alias = "mlx_detail_compile_clear_cache")]
 pub fn compile_clear_cache() -> Result<()> {
     const OP: &str = "compile_clear_cache";
@@ -136,17 +137,17 @@ pub fn compile_clear_cache() -> Result<()> {
                 "a function is being traced; clear the cache outside of compiled functions",
             ));
         }
-        // No trace in progress uses an entry.
+        // No trace is in progress, so no entry is in use.
         compile_caches::clear()
     })
 }
 
-/// Allows compiled functions to use native code on the CPU too, for the rest of the process.
+/// Allows compiled functions to use native code on the CPU, for the rest of the process.
 ///
 /// MLX does this by writing C++ into `mlx/<version>/cpu` below the directory for temporary files.
-/// It runs the system's C++ compiler and loads the library, or loads an existing library. In a
-/// directory that others can write to, that would run their code as you. So this crate does it only
-/// on request, and requires a private directory. Start the program with one:
+/// It runs the system's C++ compiler and loads the resulting library, or loads an existing library.
+/// If others can write to that directory, this would run their code with your permissions. So this
+/// crate does it only on request, and requires a private directory. Start the program with one:
 ///
 /// ```text
 /// TMPDIR=$(mktemp -d) program
@@ -181,7 +182,7 @@ pub fn allow_cpu_jit() -> Result<()> {
     Ok(())
 }
 
-/// The temporary directory, searched in the order of C++'s `temp_directory_path`.
+/// The temporary directory. Variables are searched in the order of C++'s `temp_directory_path`.
 fn temporary_directory() -> PathBuf {
     ["TMPDIR", "TMP", "TEMP", "TEMPDIR"]
         .into_iter()
@@ -226,13 +227,13 @@ fn private(dir: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The owner of files created by this process.
+/// The ID of the user who owns files created by this process.
 #[cfg(unix)]
 fn own_uid(dir: &Path) -> std::io::Result<u32> {
     use std::os::unix::fs::MetadataExt;
 
     let path = dir.join(format!(".rust-mlx-{}", std::process::id()));
-    // `create_new` follows no link.
+    // `create_new` does not follow links.
     let file = std::fs::File::create_new(&path)?;
     let uid = file.metadata().map(|m| m.uid());
     std::fs::remove_file(&path)?;
@@ -246,13 +247,14 @@ fn private(_dir: &Path) -> Result<(), String> {
     ))
 }
 
-/// Whether fusing is disabled. MLX fuses by stream, so one CPU stream anywhere in the process is
-/// enough: its operations may be part of any graph.
+/// Whether fusing is disabled. MLX decides about fusing by stream. So one CPU stream anywhere in
+/// the process disables it, because its operations may be part of any graph.
 fn hold_back() -> bool {
     stream::cpu_in_use() && !CPU_JIT.load(Ordering::Relaxed)
 }
 
-/// The mode in use: the requested one, but without native code for the CPU. `NoSimplify` fuses too.
+/// The mode in use: the requested one, but without native code for the CPU. `NoSimplify` would
+/// fuse, too.
 fn effective_mode() -> CompileMode {
     match compile_mode() {
         CompileMode::Disabled => CompileMode::Disabled,
@@ -263,7 +265,7 @@ fn effective_mode() -> CompileMode {
 
 /// Sets the mode in MLX. Call with the lock held.
 fn set_raw_mode(mode: CompileMode) -> Result<()> {
-    // SAFETY: takes a number of the enumeration.
+    // SAFETY: the argument is a number of the enumeration.
     call::status(OP, || unsafe { sys::mlx_set_compile_mode(mode.raw()) })
 }
 
@@ -275,13 +277,14 @@ const OP: &str = "compile";
 pub struct Compiled<E> {
     function: Arc<Payload<Function>>,
     shapeless: bool,
-    /// One trace per stream, because traced operations name their stream.
+    /// One trace per stream, because traced operations contain their stream.
     traces: Mutex<Vec<Arc<Trace>>>,
     error: PhantomData<fn() -> E>,
 }
 
 thread_local! {
-    /// Set during a call on the current stack: whether MLX needs to trace, which takes more stack.
+    /// Whether MLX needs to trace, which needs more stack. It is set during a call on the current
+    /// stack.
     static NEEDS_STACK: Cell<Option<bool>> = const { Cell::new(None) };
 }
 
@@ -296,7 +299,7 @@ fn keep_constants(outputs: &mut [Array]) -> Result<()> {
     Ok(())
 }
 
-/// The compiled closure of one stream. Its address is its key in MLX's cache.
+/// The compiled closure of one stream. The address of this value is its key in MLX's cache.
 struct Trace {
     stream: (DeviceKind, i32),
     busy: AtomicBool,
@@ -305,7 +308,7 @@ struct Trace {
 
 // SAFETY: the closure handle is only used and freed with the lock held.
 unsafe impl Send for Trace {}
-// SAFETY: as for Send.
+// SAFETY: see the note for `Send`.
 unsafe impl Sync for Trace {}
 
 impl Trace {
@@ -318,13 +321,14 @@ impl Trace {
         self.closure.apply(OP, args)
     }
 
-    /// Replays on the current stack, or traces on a stack of sufficient size.
+    /// Replays on the current stack, or traces on a stack that is large enough.
     fn apply(&self, args: &[Array]) -> Result<Vec<Array>> {
         let before = NEEDS_STACK.replace(Some(false));
         let mut result = self.call(args);
         if NEEDS_STACK.replace(before) == Some(true) {
             closure::forget_failure();
-            // MLX keeps an incomplete entry without arguments, which only such a call would find.
+            // After a failure, MLX keeps an incomplete entry without arguments. Only a call without
+            // arguments would find it.
             if args.is_empty() {
                 self.erase();
             }
@@ -336,19 +340,19 @@ impl Trace {
             });
         }
         if result.is_err() {
-            // MLX keeps the incomplete entry and would use it.
+            // MLX keeps the incomplete entry and would use it, so it is erased.
             self.erase();
         }
         result
     }
 
-    /// Removes the entries in MLX's cache.
+    /// Removes this trace's entries from MLX's cache.
     fn erase(&self) {
         let Some(_guard) = call::lock_to_free() else {
             return;
         };
-        // A failure leaves an entry that is never used. A trace in progress borrows this, and does
-        // not erase itself.
+        // If this fails, the entry remains but is never used. A trace in progress borrows `self`,
+        // so it is not erased here.
         let _ = compile_caches::erase(self.id());
     }
 }
@@ -359,7 +363,7 @@ impl Drop for Trace {
     }
 }
 
-/// Marks a call that may trace.
+/// Marks a call that may trace. The mark ends with this value.
 struct Tracing<'a>(&'a AtomicBool);
 
 impl<'a> Tracing<'a> {
@@ -393,7 +397,8 @@ impl<E: ClosureError> Compiled<E> {
                 keep_constants(&mut outputs)?;
                 stack::check(OP, &outputs, x)?;
             }
-            // The function may have used the CPU for the first time, and MLX will fuse next.
+            // The function may have been the first to use the CPU. MLX fuses after this point, so
+            // the mode is checked again.
             if TRACING.load(Ordering::Relaxed) > 0 && hold_back() {
                 set_raw_mode(CompileMode::NoFuse)?;
             }
@@ -423,7 +428,7 @@ impl<E: ClosureError> Compiled<E> {
     /// error the trace is dropped, and the next call traces again.
     pub fn call(&self, args: &[Array]) -> Result<Vec<Array>, E> {
         closure::run_here(OP, || {
-            // Called first, because it may create the default stream.
+            // This comes first, because it may create the default stream.
             let stream = stream::current_id()?;
             let mode = effective_mode();
             if mode == CompileMode::Disabled {
@@ -431,8 +436,8 @@ impl<E: ClosureError> Compiled<E> {
             }
             let trace = self.trace(stream)?;
             if trace.busy.load(Ordering::Relaxed) {
-                // Inside its own trace, MLX would grow a list while it refers to one of its
-                // entries.
+                // Inside its own trace, the function runs directly. MLX would otherwise grow a list
+                // while it refers to one of the list's entries.
                 return self.plainly(args);
             }
             let _tracing = Tracing::start(&trace.busy);
@@ -441,7 +446,7 @@ impl<E: ClosureError> Compiled<E> {
         })
     }
 
-    /// Runs the function itself.
+    /// Runs the function itself, without a trace.
     fn plainly(&self, args: &[Array]) -> Result<Vec<Array>> {
         let _inside = deadlock::inside();
         (self.function.body)(args).map_err(closure::fail)
@@ -460,11 +465,11 @@ impl<E: ClosureError> Compiled<E> {
             closure: Closure::empty(),
         });
         let id = trace.id();
-        // Each call decides whether anything is compiled; here MLX must not skip it.
+        // Each call decides the mode. Here MLX must not skip compilation.
         set_raw_mode(CompileMode::NoFuse)?;
         if let Some(trace) = Arc::get_mut(&mut trace) {
             call::status(OP, || {
-                // SAFETY: the result is writable and null, the closure is live, there are no
+                // SAFETY: the result is writable and null, the closure is live, and there are no
                 // constants. `id` is the address of a value that lives as long as the compiled
                 // closure.
                 unsafe {
@@ -484,18 +489,18 @@ impl<E: ClosureError> Compiled<E> {
     }
 }
 
-/// A function that records the operations of `f` at its first call. Further calls with arguments of
-/// equal shapes and types replay them, without running `f`.
+/// Returns a function that records the operations of `f` at its first call. Further calls with
+/// arguments of equal shapes and types replay the operations, without running `f`.
 ///
-/// `f` must be pure. It runs once per argument signature (and stream): only then does it print or
-/// count, and its captures become constants of the graph. Its arguments are placeholders during the
-/// trace, so it cannot read values. Each new signature adds a trace, kept until the compiled
-/// function is dropped or [`compile_clear_cache`]. Mirrors `mx.compile`.
+/// `f` must be pure. It runs once per argument signature (and stream), so it prints or counts only
+/// then, and its captures become constants of the graph. During the trace, the arguments have no
+/// values, so `f` cannot read them. Each new signature adds a trace, which is kept until the
+/// compiled function is dropped or [`compile_clear_cache`] is called. Mirrors `mx.compile`.
 ///
-/// On a GPU, element-wise operations become one kernel. On the CPU that would write, compile and
-/// load C++ code in the directory for temporary files. So there the graph is cached and simplified,
-/// but not fused, unless [`allow_cpu_jit`] was called. A process that used any CPU
-/// [`Stream`](crate::Stream) counts as one on the CPU.
+/// On a GPU, element-wise operations are fused into one kernel. On the CPU, fusing would write,
+/// compile and load C++ code in the directory for temporary files. So on the CPU the graph is
+/// cached and simplified, but not fused, unless [`allow_cpu_jit`] was called. If a process ever
+/// used a CPU [`Stream`](crate::Stream), these rules of the CPU apply to it.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::compile};
@@ -518,15 +523,16 @@ where
     Compiled::new(f, false)
 }
 
-/// As [`compile`], but one trace serves all shapes with the same number of axes. Mirrors
+/// [`compile`] with one trace for all shapes that have the same number of axes. Mirrors
 /// `mx.compile(..., shapeless=True)`.
 ///
 /// # Safety
-/// A replay checks nothing. The operations run on the new shapes, with the sizes that the trace
-/// wrote into them. Every later call must have shapes for which `f` itself would succeed and record
-/// equal operations with equal numbers. Otherwise, for example with a matrix product whose inner
-/// lengths differ, or a gather clamped to a length that is now shorter, it reads out of bounds. A
-/// matrix product that is empty now, but was not when traced, writes out of bounds.
+/// A replay checks nothing. The recorded operations run on the new shapes, with the sizes that the
+/// trace contains. Every later call must have shapes for which `f` itself would succeed and record
+/// the same operations with the same numbers. Otherwise the replay reads out of bounds: for
+/// example, a matrix product whose inner lengths differ, or a gather that was clamped to a length
+/// that is now shorter. A matrix product that is empty now, but was not when traced, writes out of
+/// bounds.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::compile_shapeless};
@@ -569,13 +575,13 @@ mod tests {
             assert_eq!(private(&dir).is_ok(), private_then, "{bits:o}");
         }
         mode(&dir, 0o700);
-        // A user who can rename the directory can replace it.
+        // A user who can rename the parent directory can replace this one.
         mode(root.path(), 0o777);
         assert!(private(&dir).unwrap_err().contains("others can change"));
         mode(root.path(), 0o1777);
         assert_eq!(private(&dir), Ok(()));
         mode(root.path(), 0o700);
-        // The target of a link counts, not the link.
+        // The target of the link is checked, not the link.
         let link = root.path().join("l");
         symlink(&dir, &link).unwrap();
         assert_eq!(private(&link), Ok(()));
@@ -585,7 +591,7 @@ mod tests {
         std::fs::write(&file, "").unwrap();
         assert!(private(&file).is_err());
         assert!(private(&root.path().join("none")).is_err());
-        // The check leaves no file.
+        // The check must leave no file.
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
     }
 }

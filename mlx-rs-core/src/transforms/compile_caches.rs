@@ -1,5 +1,5 @@
-//! Where MLX keeps what it compiled: one cache for the process, or, from mlx-c 0.7 on, one for each
-//! thread. Removals must apply to all caches.
+//! MLX's caches of compiled functions: one for the process, or from mlx-c 0.7 on, one for each
+//! thread. A removal must apply to all caches.
 
 use mlx_sys as sys;
 
@@ -8,10 +8,10 @@ use crate::error::Result;
 
 const OP: &str = "compile";
 
-/// Removes the entry of a compiled function by its id. Call with the lock held.
+/// Removes the entry of a compiled function by its ID. Call with the lock held.
 pub(super) fn erase(id: usize) -> Result<()> {
     #[cfg(not(mlx_c_0_7))]
-    // SAFETY: takes a number; an unknown one is ignored.
+    // SAFETY: the argument is a number, and an unknown one is ignored.
     return call::status(OP, || unsafe { sys::mlx_detail_compile_erase(id) });
     #[cfg(mlx_c_0_7)]
     threads::each(|cache| {
@@ -23,7 +23,7 @@ pub(super) fn erase(id: usize) -> Result<()> {
 /// Removes all entries. Call with the lock held.
 pub(super) fn clear() -> Result<()> {
     #[cfg(not(mlx_c_0_7))]
-    // SAFETY: takes nothing; the caller holds the lock.
+    // SAFETY: the call has no arguments. The caller holds the lock.
     return call::status(OP, || unsafe { sys::mlx_detail_compile_clear_cache() });
     #[cfg(mlx_c_0_7)]
     threads::each(|cache| {
@@ -54,7 +54,7 @@ mod threads {
     /// A weak reference to the cache of a thread.
     struct Cache(sys::mlx_compile_cache);
 
-    // SAFETY: the handle is a heap copy of a weak pointer that counts atomically; only the holder of
+    // SAFETY: the handle is a heap copy of a weak pointer whose count is atomic. Only the holder of
     // the process-wide lock uses it.
     unsafe impl Send for Cache {}
 
@@ -78,7 +78,7 @@ mod threads {
             let mut all = ALL.lock();
             let place = all.iter().position(|(thread, _)| *thread == self.0);
             let gone = place.map(|place| all.swap_remove(place));
-            // It takes another lock.
+            // Dropping the cache takes another lock, so this lock is released first.
             drop(all);
             drop(gone);
         }
@@ -92,7 +92,7 @@ mod threads {
         if !matches!(HERE.try_with(|here| here.get().is_some()), Ok(false)) {
             return Ok(());
         }
-        // SAFETY: makes an empty handle.
+        // SAFETY: the call creates an empty handle.
         let mut cache = Cache(unsafe { sys::mlx_compile_cache_new() });
         call::status(OP, || {
             // SAFETY: the result is writable.
@@ -100,14 +100,15 @@ mod threads {
         })?;
         let thread = std::thread::current().id();
         ALL.lock().push((thread, cache));
-        // Skipped in a thread that is ending, whose cache MLX is about to drop.
+        // A thread that is ending skips this, because MLX is about to drop its cache.
         let _ = HERE.try_with(|here| here.set(Registered(thread)));
         Ok(())
     }
 
-    /// Calls `f` for every cache; the first failure is the result.
+    /// Calls `f` for every cache. Returns the first failure.
     pub(super) fn each(f: impl Fn(sys::mlx_compile_cache) -> Result<()>) -> Result<()> {
-        // Erased entries may own functions whose drop erases more.
+        // The list is copied first. Erased entries may own functions whose drop erases more
+        // entries.
         let handles: Vec<_> = ALL.lock().iter().map(|(_, cache)| cache.0).collect();
         handles.into_iter().map(f).fold(Ok(()), Result::and)
     }

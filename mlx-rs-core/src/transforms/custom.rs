@@ -17,12 +17,12 @@ use crate::error::{Error, ErrorKind, Result};
 
 const OP: &str = "custom_function";
 
-/// A function whose gradients or vectorization are given rather than derived. Anything not given is
-/// derived from the function as usual.
+/// A function whose gradients or vectorization the user defines. What is not defined is derived
+/// from the function as usual.
 ///
-/// The graph of every result keeps the functions and runs them when a transform reaches it. So they
-/// must be `Fn + Send + 'static`. Only arguments have gradients: captured arrays are constants.
-/// Mirrors `mx.custom_function`.
+/// The graph of every result keeps the functions, and runs them when a transform reaches it. So
+/// they must be `Fn + Send + 'static`. Only arguments have gradients; captured arrays are
+/// constants. Mirrors `mx.custom_function`.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::{CustomFunction, grad}};
@@ -54,7 +54,7 @@ type UserJvp = Box<dyn Fn(&[Array], &[Array]) -> Result<Vec<Array>, Failure> + S
 type UserVmap =
     Box<dyn Fn(&[Array], &[Option<i32>]) -> Result<(Vec<Array>, Vec<Option<i32>>), Failure> + Send>;
 
-/// The output shapes of one call, known to the transforms of its graph.
+/// The output shapes of one call. The transforms of the call's graph read them.
 type Form = Arc<OnceLock<Vec<Vec<i32>>>>;
 
 impl<E: ClosureError> CustomFunction<E> {
@@ -85,8 +85,8 @@ impl<E: ClosureError> CustomFunction<E> {
         }
     }
 
-    /// Sets the backward pass: a function of the arguments, the output cotangents and the outputs
-    /// that returns the argument cotangents. There is one per argument, with its shape and type.
+    /// Sets the backward pass. It is a function of the arguments, the output cotangents and the
+    /// outputs. It returns one cotangent per argument, with the argument's shape and type.
     ///
     /// ```
     /// use mlx_rs_core::{Array, array};
@@ -108,7 +108,7 @@ impl<E: ClosureError> CustomFunction<E> {
     {
         let vjp: Vjp = Box::new(move |primals, cotangents, outputs| {
             let given = closure::guarded(|| vjp(primals, cotangents, outputs))?;
-            // MLX indexes these without checks.
+            // MLX indexes the cotangents without checks, so they are checked here.
             same_shapes(OP, "returned cotangent", &given, "argument", primals)?;
             for (i, (g, p)) in given.iter().zip(primals).enumerate() {
                 if g.dtype() != p.dtype() {
@@ -130,9 +130,9 @@ impl<E: ClosureError> CustomFunction<E> {
         self
     }
 
-    /// Sets the forward gradient for [`jvp`](super::jvp): a function of the arguments and their
-    /// tangents that returns the output tangents. There is one per output, with its shape. It must
-    /// be linear in the tangents and compute rather than read them, since it is transposed.
+    /// Sets the forward gradient for [`jvp`](super::jvp). It is a function of the arguments and
+    /// their tangents. It returns one tangent per output, with the output's shape. Because it is
+    /// transposed, it must be linear in the tangents, and must not read their values.
     ///
     /// ```
     /// use mlx_rs_core::{Array, array};
@@ -156,8 +156,8 @@ impl<E: ClosureError> CustomFunction<E> {
         self
     }
 
-    /// Sets the vectorization. It maps batched arguments and each one's batch axis (`None`: no
-    /// batch) to batched outputs and their batch axes.
+    /// Sets the vectorization. It is a function of the arguments and the batch axis of each
+    /// argument (`None` means no batch). It returns the outputs and their batch axes.
     ///
     /// ```
     /// use mlx_rs_core::{Array, array};
@@ -191,8 +191,8 @@ impl<E: ClosureError> CustomFunction<E> {
     /// ```
     ///
     /// # Errors
-    /// Errors of the function; [`ErrorKind::Value`] when it returns no arrays. Errors of the custom
-    /// gradients appear in the transform that runs them: their own error values, and
+    /// Errors of the function; [`ErrorKind::Value`] when it returns no arrays. The transform that
+    /// runs a custom gradient returns that gradient's errors: its own error values, and
     /// [`ErrorKind::Shape`] or [`ErrorKind::Dtype`] for unsuitable results.
     pub fn call(&self, args: &[Array]) -> Result<Vec<Array>, E> {
         closure::run_here(OP, || {
@@ -225,7 +225,7 @@ impl<E: ClosureError> CustomFunction<E> {
         })
     }
 
-    /// The function, recording the shapes of its outputs.
+    /// The function, which also records the shapes of its outputs.
     fn recording(&self, form: &Form) -> Result<Closure> {
         let (function, form) = (Arc::clone(&self.function), Arc::clone(form));
         let direction = Direction::current();
@@ -242,13 +242,13 @@ fn shared_vjp(vjp: &Arc<Payload<Vjp>>) -> Result<CustomVjp> {
     CustomVjp::new(Box::new(move |p, c, o| (vjp.body)(p, c, o)))
 }
 
-/// The backward pass obtained by transposing the forward gradient. The forward gradient is linear
-/// in the tangents, so the point of transposition does not matter.
+/// The backward pass, by transposing the forward gradient. The forward gradient is linear in the
+/// tangents, so it may be transposed at any point.
 fn transposed(jvp: &Arc<Payload<UserJvp>>) -> Result<CustomVjp> {
     let jvp = Arc::clone(jvp);
     CustomVjp::new(Box::new(move |primals, cotangents, outputs| {
         let zeros = |a: &Array| crate::zeros(a.shape(), a.dtype());
-        // An output that is not floating-point has no tangent.
+        // Arguments that are not floating-point have no tangent.
         let smooth: Vec<usize> = (0..primals.len())
             .filter(|&i| differentiable(OP, "argument", i, &primals[i]).is_ok())
             .collect();
@@ -348,7 +348,7 @@ fn checked_vmap(vmap: &Arc<Payload<UserVmap>>, form: &Form) -> Result<CustomVmap
                     places.push(axis as i32);
                     batched.push(output);
                 }
-                // MLX would move axes of an output without a batch, so it gets one.
+                // MLX would move axes of an output without a batch, so such an output gets a batch.
                 None => {
                     rest.push(output.shape().to_vec());
                     let shape: Vec<i32> = std::iter::once(n)

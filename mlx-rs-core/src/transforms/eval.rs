@@ -12,12 +12,13 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::stream::Stream;
 
-/// Whether an asynchronous evaluation has failed in this process. Then some arrays may wait for
-/// results that never come. They are not all known, so the flag is never reset. Every later
-/// evaluation checks its graph first, and waits for unfinished work.
+/// Whether an asynchronous evaluation has failed in this process. If so, some arrays may wait for
+/// results that never come. Not all of them are known, so the flag is never reset. Every later
+/// evaluation checks its graph first, and waits for unfinished operations.
 static STALLED: AtomicBool = AtomicBool::new(false);
 
-/// Ends the waiting of all arrays that `vec` depends on. Call with the lock held.
+/// Marks all arrays that `vec` depends on so that no reader waits for them. Call with the lock
+/// held.
 fn release(vec: &ArrayVec) -> Result<()> {
     if !STALLED.load(Ordering::Relaxed) {
         return Ok(());
@@ -28,7 +29,8 @@ fn release(vec: &ArrayVec) -> Result<()> {
     })
 }
 
-/// Arrays that must be evaluated before an array is evaluated or awaited. Call with the lock held.
+/// Prepares arrays that are about to be evaluated or awaited, if [`STALLED`]. Call with the lock
+/// held.
 pub(crate) fn before_waiting<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     if STALLED.load(Ordering::Relaxed) {
         release(&ArrayVec::new("eval", arrays)?)?;
@@ -36,7 +38,8 @@ pub(crate) fn before_waiting<'a>(arrays: impl IntoIterator<Item = &'a Array>) ->
     Ok(())
 }
 
-/// Without immediate repetitions: caches written by one operation give the same array.
+/// Removes immediate repetitions, because KV buffers that one operation writes return the same
+/// array.
 fn once<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> impl Iterator<Item = &'a Array> {
     let mut last: *const Array = ptr::null();
     (arrays.into_iter()).filter(move |&array| !ptr::eq(mem::replace(&mut last, array), array))
@@ -67,8 +70,8 @@ pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     result
 }
 
-/// Starts computing all `arrays` and returns at once; a later access waits for the result.
-/// Mirrors `mx.async_eval`.
+/// Starts computing all `arrays` and returns at once. A later access to a value waits for the
+/// result. Mirrors `mx.async_eval`.
 ///
 /// ```
 /// use mlx_rs_core::{Array, async_eval};
@@ -80,9 +83,9 @@ pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
 /// ```
 ///
 /// # Errors
-/// MLX's own message when an operation cannot be started. Work started earlier is then complete and
-/// can be read. After such an error each evaluation of the process first waits for the earlier ones
-/// it depends on. So they no longer overlap.
+/// MLX's own message when an operation cannot be started. Operations that were started earlier are
+/// then complete, and their results can be read. After such an error, each evaluation of the
+/// process first waits for the earlier ones that it depends on, so they no longer overlap.
 #[doc(alias = "mlx_async_eval")]
 pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     let _guard = call::enter("async_eval")?;
@@ -91,15 +94,16 @@ pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()>
     // SAFETY: the vector handle is live for the length of the call; MLX keeps its own references.
     let result = call::evaluation("async_eval", || unsafe { sys::mlx_async_eval(vec.raw()) });
     if result.is_err() {
-        // MLX does not mark started arrays as available, so readers would wait forever.
+        // MLX does not mark started arrays as available, so their readers would wait forever.
         STALLED.store(true, Ordering::Relaxed);
     }
-    // Also drained here, because generation may never call another function that does.
+    // Payloads are also dropped here, because token generation may never call another function that
+    // does it.
     closure::drain();
     result
 }
 
-/// Waits for all work on the default device's default stream. Mirrors `mx.synchronize`.
+/// Waits for all operations on the default device's default stream. Mirrors `mx.synchronize`.
 ///
 /// ```
 /// mlx_rs_core::synchronize()?;
@@ -107,7 +111,7 @@ pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()>
 /// ```
 ///
 /// # Errors
-/// When that work failed.
+/// When one of these operations failed.
 pub fn synchronize() -> Result<()> {
     Stream::default_of(Device::default_device())?.synchronize()
 }
@@ -116,7 +120,7 @@ impl Array {
     /// The same values, evaluated, without graph and gradient.
     ///
     /// [`stop_gradient`](Array::stop_gradient) is the lazy counterpart: gradients end there, but
-    /// the graph is kept until evaluation. Detach arrays that live across steps, such as a running
+    /// the graph is kept until evaluation. Detach arrays that exist across steps, such as a running
     /// mean, so that their graphs do not grow.
     ///
     /// ```
@@ -129,8 +133,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// MLX's own message when an operation of the graph fails, or the array is a placeholder
-    /// (inside `vmap`, `compile` and export), which has no values.
+    /// MLX's own message when an operation of the graph fails, or when the array has no values
+    /// because it is traced (inside `vmap`, `compile` and export).
     pub fn detach(&self) -> Result<Array> {
         let value = self.stop_gradient()?;
         eval([&value])?;

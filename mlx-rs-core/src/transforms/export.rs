@@ -1,4 +1,4 @@
-//! Functions as files: export by tracing, import at the caller's risk.
+//! Functions in files: export by tracing, and import at the caller's risk.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -24,12 +24,12 @@ pub type Kwargs = BTreeMap<String, Array>;
 const EXPORT: &str = "export_function";
 const IMPORT: &str = "import_function";
 
-/// Writes the operations of `f`, traced with arguments of the shapes and types of `args`, to a
-/// file. [`ImportedFunction`] (or Python's `mx.import_function`) reads it. What `f` captures is
-/// written as constants. The file is written atomically.
+/// Writes the operations of `f` to a file. `f` is traced with arguments of the shapes and types of
+/// `args`. Arrays that `f` captures are written as constants. [`ImportedFunction`] (or Python's
+/// `mx.import_function`) reads the file. The file is written atomically.
 ///
-/// With `shapeless` the file supports all shapes with the same number of axes. The caller must then
-/// use only shapes that `f` accepts. Mirrors `mx.export_function`.
+/// With `shapeless`, the file supports all shapes with the same number of axes. The caller must
+/// then use only shapes for which `f` would succeed. Mirrors `mx.export_function`.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::{ImportedFunction, export_function}};
@@ -83,7 +83,7 @@ where
     Ok(file.keep()?)
 }
 
-/// As [`export_function`], for a function that takes named arguments too.
+/// [`export_function`] for a function that also has named arguments.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::{ImportedFunction, Kwargs, export_function_kwargs}};
@@ -149,7 +149,7 @@ where
     Ok(file.keep()?)
 }
 
-/// Outputs whose graph MLX can walk.
+/// Returns the outputs if MLX can walk their graph; otherwise an error.
 fn checked(x: &[Array], outputs: Outcome) -> Outcome {
     let outputs = outputs?;
     stack::check(EXPORT, &outputs, x)?;
@@ -189,7 +189,7 @@ fn called_twice() -> Error {
     "mlx_function_exporter_apply"
 ))]
 pub struct FunctionExporter<E> {
-    /// Null once it is closed. Declared before `file`, because its drop writes there.
+    /// Null once it is closed. It is declared before `file`, because its drop writes to that file.
     raw: Exporter,
     file: Partial,
     failed: bool,
@@ -198,7 +198,8 @@ pub struct FunctionExporter<E> {
 
 struct Exporter(sys::mlx_function_exporter);
 
-// SAFETY: the handle is only used and freed with the lock held; the function it owns is `Send`.
+// SAFETY: the handle is only used and freed with the lock held. The function that it owns is
+// `Send`.
 unsafe impl Send for Exporter {}
 
 impl Exporter {
@@ -208,7 +209,7 @@ impl Exporter {
             let Some(_guard) = call::lock_to_free() else {
                 return;
             };
-            // SAFETY: the handle is owned here and forgotten at once.
+            // SAFETY: the handle is owned here, and set to null at once.
             unsafe { sys::mlx_function_exporter_free(self.0) };
             self.0.ctx = std::ptr::null_mut();
         }
@@ -222,7 +223,7 @@ impl Drop for Exporter {
 }
 
 impl<E: ClosureError> FunctionExporter<E> {
-    /// An exporter of `f` to a new file at `path`, which exists after [`finish`](Self::finish).
+    /// An exporter of `f` to a new file at `path`. The file exists after [`finish`](Self::finish).
     ///
     /// # Errors
     /// [`ErrorKind::Value`] when the file cannot be written.
@@ -238,7 +239,7 @@ impl<E: ClosureError> FunctionExporter<E> {
             ctx: std::ptr::null_mut(),
         };
         call::status(EXPORT, || {
-            // SAFETY: the path ends in NUL, the closure is live; MLX copies both.
+            // SAFETY: the path ends in NUL, and the closure is live. MLX copies both.
             raw = unsafe {
                 sys::mlx_function_exporter_new(file.c_path.as_ptr(), function.raw(), shapeless)
             };
@@ -255,8 +256,8 @@ impl<E: ClosureError> FunctionExporter<E> {
     /// Traces the function for arguments with the shapes and types of `args`, and writes the trace.
     ///
     /// # Errors
-    /// As [`export_function`]. The file is then unusable: further calls are errors, including
-    /// `finish`.
+    /// As [`export_function`]. The file is then unusable, and further calls, including `finish`,
+    /// return errors.
     pub fn export(&mut self, args: &[Array]) -> Result<(), E> {
         self.check()?;
         let result = closure::run::<_, E>(EXPORT, || {
@@ -312,25 +313,26 @@ pub struct ImportedFunction(sys::mlx_imported_function);
 
 // SAFETY: the handle is only used and freed with the lock held.
 unsafe impl Send for ImportedFunction {}
-// SAFETY: as for Send.
+// SAFETY: see the note for `Send`.
 unsafe impl Sync for ImportedFunction {}
 
 impl ImportedFunction {
     /// Reads a file that an export of the same version of MLX wrote. Mirrors `mx.import_function`.
     ///
     /// # Safety
-    /// MLX trusts the file: types, shapes, axes, stream numbers and sizes in it become operations
+    /// MLX trusts the file: it turns types, shapes, axes, stream numbers and sizes into operations
     /// without checks. So a damaged or forged file causes reads and writes out of bounds when it is
-    /// opened or called. The file must be unchanged from [`export_function`], [`FunctionExporter`]
-    /// or Python's counterpart, of this version of MLX, for devices that this machine has. If it
-    /// was exported as shapeless, every call must have shapes that the exported function takes. MLX
-    /// does not check that either. A product of matrices that is empty only at such a call writes
-    /// to freed memory. There is no safe variant. It would have to validate the state of about a
-    /// hundred kinds of operations, in a format without a specification.
+    /// opened or called. The file must be unchanged, and must come from [`export_function`],
+    /// [`FunctionExporter`] or Python's counterpart, of this version of MLX, for devices that this
+    /// machine has. If it was exported as shapeless, every call must have shapes for which the
+    /// exported function would succeed. MLX does not check that either. A matrix product that is
+    /// empty only in such a call writes to freed memory. There is no safe variant of this function.
+    /// It would have to validate the state of about a hundred kinds of operations, in a format
+    /// without a specification.
     ///
     /// # Errors
-    /// [`ErrorKind::Value`] when the file cannot be read, is no exported function, or has another
-    /// version of MLX; MLX's message when the rest cannot be read.
+    /// [`ErrorKind::Value`] when the file cannot be read, is not an exported function, or is from
+    /// another version of MLX; MLX's message when the rest cannot be read.
     pub unsafe fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         check_header(path)?;
@@ -403,7 +405,8 @@ impl Drop for ImportedFunction {
     }
 }
 
-/// Checks that the file begins with this version: its length as 64 bits, then its text.
+/// Checks that the file begins with this version of MLX: the length of its text as 64 bits, then
+/// the text.
 fn check_header(path: &Path) -> Result<()> {
     let bad = |why: String| {
         Error::new(
@@ -466,14 +469,14 @@ fn c_keys(op: &'static str, kwargs: &Kwargs) -> Result<Vec<CString>> {
         .collect()
 }
 
-/// Named arrays for C, freed on drop. It is always filled in the order of names. MLX appends the
-/// values in the order of a hash map, which depends on its history.
+/// Named arrays for C, freed on drop. They are always inserted in the order of names. MLX appends
+/// the values in the order of a hash map, which depends on the order of insertions.
 struct Map(sys::mlx_map_string_to_array);
 
 impl Map {
     fn new(op: &'static str, keys: &[CString], kwargs: &Kwargs) -> Result<Self> {
         let _guard = call::enter(op)?;
-        // SAFETY: takes nothing; null is checked.
+        // SAFETY: the call has no arguments. Null is checked.
         let map = Self(unsafe { sys::mlx_map_string_to_array_new() });
         if map.0.ctx.is_null() {
             return Err(Error::new(ErrorKind::Mlx, op, "MLX could not make a map"));
@@ -498,7 +501,7 @@ impl Drop for Map {
     }
 }
 
-/// A file that is written beside its destination and moved there when complete.
+/// A file that is written beside its destination, and moved there when it is complete.
 struct Partial {
     temporary: PathBuf,
     path: PathBuf,
@@ -527,7 +530,8 @@ impl Partial {
         ));
         let temporary = path.with_file_name(hidden);
         let c_path = c_path(EXPORT, &temporary)?;
-        // Reports a problem with the directory before MLX does, and reserves the name.
+        // Creating the file reports a problem with the directory before MLX does, and reserves the
+        // name.
         File::create_new(&temporary).map_err(|e| bad(&e))?;
         Ok(Self {
             temporary,
@@ -556,7 +560,7 @@ impl Partial {
 impl Drop for Partial {
     fn drop(&mut self) {
         if !self.kept {
-            // An error cannot be reported, and nothing depends on it.
+            // A drop cannot report an error, and nothing depends on the removal.
             let _ = std::fs::remove_file(&self.temporary);
         }
     }

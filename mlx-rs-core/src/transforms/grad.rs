@@ -1,4 +1,4 @@
-//! Gradients of scalar functions, with respect to numbered arguments or trees of parameters.
+//! Gradients of scalar functions, with respect to arguments by index, or to trees of parameters.
 
 use mlx_sys as sys;
 
@@ -10,12 +10,12 @@ use crate::closure::{self, ClosureError, Outcome};
 use crate::error::{Error, ErrorKind, Result};
 use crate::stack;
 
-/// A function that computes the value of `f` and its gradients with respect to the arguments
-/// `argnums`.
+/// Returns a function that computes the value of `f`, and its gradients with respect to the
+/// arguments with the indices `argnums`.
 ///
 /// The first output of `f` is the value: a floating-point array of shape `[]`. Further outputs are
-/// passed through and have no gradient. The result is the outputs and one gradient per entry of
-/// `argnums`, in that order. Each has the shape and type of its argument.
+/// returned unchanged and have no gradient. The result is the outputs, and one gradient per entry
+/// of `argnums`, in that order. Each gradient has the shape and type of its argument.
 ///
 /// Mirrors `mx.value_and_grad`.
 ///
@@ -56,8 +56,8 @@ where
     move |inputs| differentiate("value_and_grad", &mut f, inputs, &argnums)
 }
 
-/// A function that computes the gradients of `f` with respect to the arguments `argnums`; as
-/// [`value_and_grad`] without the values.
+/// Returns a function that computes the gradients of `f` with respect to the arguments with the
+/// indices `argnums`, as [`value_and_grad`] does, but without the values.
 ///
 /// Mirrors `mx.grad`.
 ///
@@ -88,10 +88,10 @@ where
 /// The value of `f` at `params`, its further results, and its gradients as a tree with the
 /// structure of `params`.
 ///
-/// For training: `params` is any [`Tree`], such as a map from names to arrays. `f` returns the loss
-/// (a floating-point array of shape `[]`) and a tree of further results without gradients. `()`
-/// means none. Every leaf of `params` is differentiated. `f` should capture everything that stays
-/// fixed.
+/// This is for training. `params` is any [`Tree`], such as a map from names to arrays. `f` returns
+/// the loss (a floating-point array of shape `[]`) and a tree of further results without gradients;
+/// use `()` for none. Every leaf of `params` is differentiated, so `f` should capture arrays that
+/// stay fixed.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -153,7 +153,7 @@ where
     Ok((value, aux, params.with_leaves(OP, grads)?))
 }
 
-/// The common implementation.
+/// The common implementation of [`value_and_grad`] and [`value_and_grad_tree`].
 fn differentiate<E: ClosureError>(
     op: &'static str,
     mut f: impl FnMut(&[Array]) -> Result<Vec<Array>, E>,
@@ -161,7 +161,7 @@ fn differentiate<E: ClosureError>(
     argnums: &[usize],
 ) -> Result<(Vec<Array>, Vec<Array>), E> {
     let order = check_argnums(op, inputs, argnums)?;
-    // MLX requires them sorted, and returns gradients in that order.
+    // MLX requires sorted indices, and returns gradients in that order.
     let sorted: Vec<i32> = order.iter().map(|&i| argnums[i] as i32).collect();
     let mut body = |x: &[Array]| -> Outcome {
         let outputs = closure::guarded(|| Direction::Reverse.during(|| f(x)))?;
@@ -202,7 +202,8 @@ fn differentiate<E: ClosureError>(
     })
 }
 
-/// The order that sorts `argnums`, which must exist, be differentiable and be distinct.
+/// Checks that `argnums` exist, are differentiable and are distinct. Returns the order that sorts
+/// them.
 fn check_argnums(op: &'static str, inputs: &[Array], argnums: &[usize]) -> Result<Vec<usize>> {
     if argnums.is_empty() {
         return Err(Error::new(

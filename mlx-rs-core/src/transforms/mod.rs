@@ -1,9 +1,9 @@
 //! Transforms of functions: gradients, vectorization, checkpoints, custom gradients, compilation
 //! and export; and evaluation of lazy arrays.
 //!
-//! A transform takes a Rust function from arrays to arrays,
-//! `Fn(&[Array]) -> Result<Vec<Array>, E>`, and returns another one. So transforms nest: a gradient
-//! of a gradient, a `vmap` of a gradient.
+//! A transform accepts a Rust function from arrays to arrays, `Fn(&[Array]) -> Result<Vec<Array>,
+//! E>`, and returns another such function. So transforms can be nested: a gradient of a gradient,
+//! or a `vmap` of a gradient.
 //!
 //! ```
 //! use mlx_rs_core::{Array, Result, transforms::grad};
@@ -20,28 +20,28 @@
 //! # Errors and panics
 //!
 //! `E` is any [`ClosureError`]: the crate's own error, `anyhow::Error`, or your own enum. The
-//! transform returns the function's own error value, not a copy of its text. If a function with
-//! another error type runs inside (a custom gradient), the error is of kind
-//! [`Callback`](crate::ErrorKind::Callback) and has the value as its source. A panic inside the
+//! transform returns the function's own error value, not a copy of its text. A function with
+//! another error type may run inside (a custom gradient). Its error is then of kind
+//! [`Callback`](crate::ErrorKind::Callback), and has the value as its source. A panic inside the
 //! function resumes in the caller of the transform, after MLX has returned.
 //!
 //! # Requirements on functions
 //!
-//! Functions that run during the call may borrow and mutate. Some functions must be `Fn + Send +
-//! 'static`, because MLX keeps them. A lazy graph may call them later ([`checkpoint`],
-//! [`custom_vjp`], [`CustomFunction`]), or their graph is cached ([`compile`]). They should be
-//! pure, because they may run more or less often than written.
+//! Functions that run only during the call may borrow and mutate. Other functions must be `Fn +
+//! Send + 'static`, because MLX keeps them: a lazy graph may call them later ([`checkpoint`],
+//! [`custom_vjp`], [`CustomFunction`]), or their graph is cached ([`compile`]). Functions should be
+//! pure, because they may run more or less often than the code suggests.
 //!
-//! While a function runs, its thread holds the lock of this crate. It must not wait for another
-//! thread that uses MLX. That thread gets an error of kind [`Deadlock`](crate::ErrorKind::Deadlock)
-//! after a while ([`set_deadlock_timeout`]).
+//! While a function runs, its thread holds the lock of this crate. So it must not wait for another
+//! thread that uses MLX. That other thread gets an error of kind
+//! [`Deadlock`](crate::ErrorKind::Deadlock) after some time ([`set_deadlock_timeout`]).
 //!
 //! # Tracers
 //!
 //! Inside a gradient the arguments have values, so reading them
-//! ([`Array::item`](crate::Array::item)) works. Inside [`vmap`], [`compile`] and export they are
-//! placeholders, and reading them is an error. So is an operation that reads values, such as
-//! [`Array::take`](crate::Array::take) with traced indices (use
+//! ([`Array::item`](crate::Array::item)) works. Inside [`vmap`], [`compile`] and export they have
+//! no values, and reading them is an error. An operation that reads values is also an error, such
+//! as [`Array::take`](crate::Array::take) with traced indices (use
 //! [`Array::take_clamped`](crate::Array::take_clamped)).
 
 mod autodiff;
@@ -73,8 +73,8 @@ pub use grad::{grad, value_and_grad, value_and_grad_tree};
 pub use tree::Tree;
 pub use vmap::{VmapAxes, vmap};
 
-/// The number of functions that MLX or handles of this module hold. Like
-/// [`memory::live_arrays`](crate::memory::live_arrays), a growing number indicates a leak.
+/// The number of functions that MLX or handles of this module keep alive. Like
+/// [`memory::live_arrays`](crate::memory::live_arrays), it indicates a leak if it grows.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms};
@@ -95,7 +95,7 @@ use crate::array::Array;
 use crate::error::{Error, ErrorKind, Result};
 
 /// The kind of gradient that the innermost surrounding transform needs from a function with custom
-/// gradients. MLX is asked for reverse products in both cases (see [`jvp`]).
+/// gradients. MLX computes reverse products in both cases (see [`jvp`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     Reverse,
@@ -111,7 +111,7 @@ impl Direction {
         DIRECTION.get()
     }
 
-    /// Runs `f` with this one; the previous one is restored afterwards, also when `f` panics.
+    /// Runs `f` with this direction. The previous one is restored afterwards, also if `f` panics.
     pub(crate) fn during<R>(self, f: impl FnOnce() -> R) -> R {
         struct Restore(Direction);
         impl Drop for Restore {
@@ -175,7 +175,7 @@ pub(crate) fn same_shapes(
     Ok(())
 }
 
-/// Checks that a function returned an array, which MLX assumes.
+/// Checks that a function returned at least one array, because MLX assumes it.
 pub(crate) fn some_output(op: &'static str, outputs: &[Array]) -> Result<()> {
     if outputs.is_empty() {
         return Err(Error::new(
@@ -187,8 +187,9 @@ pub(crate) fn some_output(op: &'static str, outputs: &[Array]) -> Result<()> {
     Ok(())
 }
 
-/// The outputs as separate nodes. MLX matches cotangents with those outputs that are not directly a
-/// `stop_gradient`. One such output would shift the match; a copy prevents that.
+/// Returns the outputs as separate graph nodes. MLX assigns cotangents only to outputs that are not
+/// directly a `stop_gradient`. Such an output would shift the cotangents of the others; a copy
+/// prevents that.
 pub(crate) fn own_nodes(outputs: Vec<Array>) -> Result<Vec<Array>> {
     outputs
         .iter()

@@ -1,5 +1,5 @@
-//! Trees of arrays: a structure of parameters is flattened to a list and rebuilt from it. Nothing
-//! is computed here.
+//! Trees of arrays: a structure of parameters is flattened to a list of arrays, and rebuilt from
+//! such a list. This file computes nothing.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// A value made of arrays (its leaves) in a fixed order, such as the named parameters of a model.
 ///
 /// Implemented for [`Array`], `()`, `Vec`, arrays `[T; N]`, `Option`, `Box`, tuples of up to four,
-/// and [`BTreeMap`] in the order of its keys. For a structure of your own, list the leaves in one
-/// order and rebuild in the same:
+/// and [`BTreeMap`] in the order of its keys. For your own structure, list the leaves in a fixed
+/// order, and rebuild the structure in the same order:
 ///
 /// ```
 /// use mlx_rs_core::{Array, transforms::Tree};
@@ -35,8 +35,8 @@ pub trait Tree: Sized {
     /// Appends the leaves, in order.
     fn visit<'a>(&'a self, leaves: &mut Vec<&'a Array>);
 
-    /// The same structure with other leaves, from the iterator in the order of
-    /// [`visit`](Tree::visit). `None` when there are too few.
+    /// The same structure with other leaves, which the iterator returns in the order of
+    /// [`visit`](Tree::visit). `None` if there are too few.
     fn rebuild(&self, leaves: &mut dyn Iterator<Item = Array>) -> Option<Self>;
 
     /// The leaves, in order.
@@ -81,8 +81,8 @@ pub trait Tree: Sized {
         self.with_leaves("map_leaves", leaves)
     }
 
-    /// A tree of the same structure with `f` applied to each leaf and the corresponding leaf of
-    /// `other`. An example is a parameter and its gradient.
+    /// A tree of the same structure, with `f` applied to each leaf and the leaf at the same place
+    /// in `other`. An example is a parameter and its gradient.
     ///
     /// ```
     /// use mlx_rs_core::{Array, transforms::Tree};

@@ -1,4 +1,4 @@
-//! Vectorization: a function of single examples becomes one of batches.
+//! Vectorization: a function of single examples becomes a function of batches.
 
 use mlx_sys as sys;
 
@@ -9,13 +9,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mapped::Recording;
 use crate::stack;
 
-/// Which axis of each argument or output is the batch.
+/// The axis of each argument or output that is the batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VmapAxes {
-    /// The same axis of every one; negative counts from the last.
+    /// The same axis for all of them. A negative axis counts from the last.
     All(i32),
-    /// One entry each. `None` means no batch: an argument or an output that is equal for all
-    /// examples.
+    /// One entry for each of them. `None` means no batch: an argument or output that is equal for
+    /// all examples.
     Each(Vec<Option<i32>>),
 }
 
@@ -41,7 +41,7 @@ impl<const N: usize> From<[Option<i32>; N]> for VmapAxes {
 }
 
 impl VmapAxes {
-    /// One entry for each of `n`, or an error.
+    /// Expands to one entry for each of `n` arrays, or returns an error.
     fn spread(&self, op: &'static str, what: &str, n: usize) -> Result<Vec<Option<i32>>> {
         match self {
             VmapAxes::All(axis) => Ok(vec![Some(*axis); n]),
@@ -55,14 +55,14 @@ impl VmapAxes {
     }
 }
 
-/// A function that applies `f` to every example of a batch at once.
+/// Returns a function that applies `f` to every example of a batch at once.
 ///
-/// `in_axes` gives the batch axis of each argument, and `out_axes` that of each output. `0` for all
-/// is usual. Inside `f` the batch axis does not exist. An output that depends on no batched
-/// argument is repeated for each example, unless its axis is `None`.
+/// `in_axes` is the batch axis of each argument, and `out_axes` the batch axis of each output. Both
+/// are usually `0` for all. Inside `f` the batch axis does not exist. An output that depends on no
+/// batched argument is repeated for each example, unless its axis is `None`.
 ///
-/// If MLX vectorizes an operation wrongly, it is computed per example, for at most 4,096 examples.
-/// An empty batch has empty results.
+/// If MLX vectorizes an operation wrongly, this crate computes it for each example separately, for
+/// at most 4,096 examples. An empty batch has empty results.
 ///
 /// Mirrors `mx.vmap`.
 ///
@@ -96,7 +96,7 @@ where
     move |inputs| {
         let mut body = |x: &[Array]| -> Outcome {
             let outputs = closure::guarded(|| f(x).and_then(apart))?;
-            // MLX also walks what leads to arguments without a batch.
+            // MLX also walks the graphs of arguments without a batch.
             stack::check("vmap", &outputs, &[])?;
             Ok(outputs)
         };
@@ -104,7 +104,8 @@ where
     }
 }
 
-/// The outputs as distinct arrays, because MLX would move the batch axis of a repeated one twice.
+/// Makes repeated outputs distinct arrays, because MLX would move the batch axis of a repeated one
+/// twice.
 fn apart<E: ClosureError>(outputs: Vec<Array>) -> Result<Vec<Array>, E> {
     if outputs.len() < 2 {
         return Ok(outputs);
@@ -171,7 +172,7 @@ fn vectorize<E: ClosureError>(
             }
         })
         .map_err(|e| match wanted.iter().position(Option::is_none) {
-            // MLX's message about -1, our value for no axis.
+            // This is MLX's message about -1, which means no axis here.
             Some(i) if e.message().contains("Axis -1 invalid for output") => Error::new(
                 ErrorKind::Value,
                 op,
@@ -179,13 +180,13 @@ fn vectorize<E: ClosureError>(
             ),
             _ => e,
         })?;
-        // An empty batch may have made operations empty that were not when they were checked. Such
-        // results are not computed; see `call::array`.
+        // With an empty batch, operations may be empty that were not empty when they were checked.
+        // Such results are not computed; see `call::array`.
         out.to_arrays(op)
     })
 }
 
-/// The axes in MLX's form: not negative, -1 for none. MLX's own checks are insufficient.
+/// The axes in MLX's form: not negative, and -1 for no axis. MLX's own checks are insufficient.
 fn check_inputs(op: &'static str, inputs: &[Array], axes: &VmapAxes) -> Result<Vec<i32>> {
     let axes = axes.spread(op, "argument", inputs.len())?;
     let mut batch: Option<(usize, i32)> = None;

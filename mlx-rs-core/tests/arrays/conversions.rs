@@ -1,5 +1,5 @@
-//! Rust values into arrays and back: nested lists, scalars, vectors taken over, iteration,
-//! `ndarray`.
+//! Converts Rust values to arrays and back: nested lists, scalars, vectors whose memory an array
+//! keeps, iteration, and `ndarray`.
 
 use mlx_rs_core::{Array, Complex32, Dtype, Element, ErrorKind, array, bf16, f16, zeros};
 use proptest::prelude::*;
@@ -17,7 +17,7 @@ fn literals_have_the_types_python_gives_them() {
     assert_eq!(dtype(array!([1.5f32; 3])), Dtype::Float32);
     assert_eq!(dtype(array!([1u8, 2])), Dtype::Uint8);
     assert_eq!(dtype(array!([Complex32::new(1.0, 2.0)])), Dtype::Complex64);
-    // A double keeps its digits on request.
+    // A double keeps its precision if `f64` is requested.
     let third = array!(1.0 / 3.0; f64).unwrap();
     assert_eq!(third.item::<f64>().unwrap(), 1.0 / 3.0);
     let third = array!(1.0 / 3.0).unwrap();
@@ -122,8 +122,8 @@ fn a_vector_taken_over_must_fit_its_shape() {
         Array::from_vec(Vec::<f32>::new(), &[0, 3]).unwrap().shape(),
         [0, 3]
     );
-    // The memory outlives its array while anything computed from it needs it. No visible write
-    // happens to it.
+    // The memory of the vector outlives its array while a value computed from it needs the memory.
+    // No write to it becomes visible.
     let a = Array::from_vec((0..10_000).collect::<Vec<i32>>(), &[100, 100]).unwrap();
     let b = a.add(&array!(1).unwrap()).unwrap();
     let view = a.transpose().unwrap();
@@ -215,7 +215,8 @@ mod ndarray_arrays {
             let owned = Array::try_from(view.to_owned()).unwrap();
             assert_eq!(owned.to_ndarray::<f32>().unwrap(), view.into_dyn());
         }
-        // Owned, row-major, but with an offset into its vector.
+        // The array owns its data and is row-major, but its elements begin at an offset in its
+        // vector.
         let part = n.clone().slice_move(s![1.., ..]);
         let a = Array::try_from(part.clone()).unwrap();
         assert_eq!(ndarray::Array::<f32, Ix2>::try_from(&a).unwrap(), part);
@@ -240,7 +241,8 @@ mod ndarray_arrays {
         assert_eq!(data.view(&[3]).unwrap_err().kind(), ErrorKind::Shape);
         assert_eq!(data.view(&[-4]).unwrap_err().kind(), ErrorKind::Shape);
         assert_eq!(data.view(&[4]).unwrap().len(), 4);
-        // A broadcast array needs no memory, so its axis can be longer than an `i32` counts.
+        // A broadcast array needs no memory for its length, so its axis can be longer than
+        // `i32::MAX`.
         let one = Array1::from_vec(vec![0u8]);
         let long = one.broadcast(1 << 31).unwrap();
         assert_eq!(

@@ -1,5 +1,5 @@
-//! Convolutions of every geometry, with their first and second derivatives, against direct sums.
-//! Numbers are small integers, so that every sum is exact.
+//! Compares convolutions of many geometries, and their first and second derivatives, with direct
+//! sums. The values are small integers, so every sum is exact.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +7,8 @@ use mlx_rs_core::transforms::{grad, vmap};
 use mlx_rs_core::{All, Array, Conv, Dtype, Result};
 use proptest::prelude::*;
 
-/// `y[n, o, c] += x[n, i, d] * w[c, t, d]` where `stride * o + dilation * t == input_dilation * i +
-/// low` along each axis.
+/// A convolution as a direct sum: `y[n, o, c] += x[n, i, d] * w[c, t, d]` where `stride * o +
+/// dilation * t == input_dilation * i + low` along each axis.
 #[derive(Debug, Clone)]
 struct Direct {
     x: Vec<i32>,
@@ -27,7 +27,7 @@ fn size(shape: &[i32]) -> usize {
 }
 
 impl Direct {
-    /// Calls `f` with the places of each product in `x`, `w` and `y`.
+    /// Calls `f` with the indices of each product's factors in `x` and `w`, and of its sum in `y`.
     fn each(&self, mut f: impl FnMut(usize, usize, usize)) {
         let axes = self.stride.len();
         let place = |shape: &[i32], first: i32, spatial: &[i32], last: i32| {
@@ -127,7 +127,7 @@ impl Case {
         }
     }
 
-    /// The direct sum, unless the result would be empty.
+    /// The direct sum; `None` if the result would be empty.
     fn direct(&self) -> Option<Direct> {
         let axes = self.x.len() - 2;
         let at = |list: &[i32], i: usize, default| list.get(i).copied().unwrap_or(default);
@@ -171,7 +171,7 @@ impl Case {
         Some(direct)
     }
 
-    /// Without dilations, groups and reversed kernels, when it comes to MLX.
+    /// Whether MLX runs the convolution without dilations, groups and reversed kernels.
     fn is_plain(&self) -> bool {
         let axes = self.x.len() - 2;
         let one = |list: &[i32], i: usize| list.get(i).is_none_or(|&v| v == 1);
@@ -202,8 +202,8 @@ impl Case {
         };
         same("values", &y, &direct.y(&xs, &ws));
 
-        // The sum of products of `c`, `x` and `w` has one of three convolutions as its gradient
-        // with respect to each. The gradients of those are again among them.
+        // The gradient of `sum(c * conv(x, w))` with respect to each of `c`, `x` and `w` is one of
+        // three convolutions. The gradients of those are again among the three.
         let cs = numbers(&direct.y, 3);
         let c = Array::from_slice(&cs, &direct.y).unwrap();
         let all = [x.clone(), w.clone(), c];
@@ -220,7 +220,8 @@ impl Case {
         same("d/dx", &first[0], &direct.x(&ws, &cs));
         same("d/dw", &first[1], &direct.w(&xs, &cs));
 
-        // Those of a derivative times an array like it, which replaces the differentiated argument.
+        // Second derivatives: the gradient of a first derivative times `v`. In the direct sum, `v`
+        // replaces the argument of the first derivative.
         let vs = [numbers(&self.x, 4), numbers(&self.w, 5)];
         for by in 0..2usize {
             let v = Array::from_slice(&vs[by], all[by].shape()).unwrap();
@@ -236,8 +237,9 @@ impl Case {
             } else {
                 (&xs, &vs[1])
             };
-            // MLX computes the gradient of a plain convolution with respect to the kernel from
-            // parts. The gradient of one of them, a padding, is wrong.
+            // For a plain convolution, MLX computes the gradient with respect to the kernel from
+            // several operations. The gradient of one of them, a padding, is wrong, so this case is
+            // skipped.
             if by == 0 || !self.is_plain() {
                 let got = grad(second.clone(), &[other])(&more).unwrap();
                 let expected = if other == 0 {
@@ -255,7 +257,8 @@ impl Case {
             );
         }
 
-        // Batched over the input, the kernel, and both, which makes groups of them.
+        // Batches over the input, over the kernel, and over both. MLX computes the last one with
+        // groups.
         let twice = |a: &Array| mlx_rs_core::stack(&[a, &a.multiply(&Array::scalar(2.0f32)?)?], 0);
         let (xx, ww) = (twice(&x).unwrap(), twice(&w).unwrap());
         let case = self.clone();
@@ -265,7 +268,7 @@ impl Case {
             ([None, Some(0)], 2.0, [x, ww.clone()]),
             ([Some(0), Some(0)], 4.0, [xx, ww]),
         ] {
-            // MLX has no groups of three spatial axes.
+            // MLX supports no groups with three spatial axes.
             if self.x.len() == 5 && axes == [Some(0), Some(0)] {
                 assert!(vmap(f.clone(), axes, 0)(&inputs).is_err());
                 continue;
@@ -352,7 +355,7 @@ proptest! {
     }
 }
 
-/// Padding beyond the kernel's extent: here MLX would write beyond the result.
+/// The padding exceeds the kernel's extent. MLX alone would write beyond the result.
 #[test]
 fn more_padding_than_results_is_safe() {
     for _ in 0..100 {
@@ -370,7 +373,7 @@ fn more_padding_than_results_is_safe() {
     }
 }
 
-/// Geometries of common networks, with sizes that need no rearrangement.
+/// Geometries of common networks. Their sizes need no rearrangement before MLX.
 #[test]
 fn ordinary_geometries_are_right() {
     for stride in 1..3 {

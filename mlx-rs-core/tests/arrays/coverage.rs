@@ -1,8 +1,8 @@
-//! Every function of mlx-c is an alias (`#[doc(alias)]`) of the wrapper that calls it, or stands in
-//! `docs/coverage.md` under a reason. This test reads the bindings, the sources and the page, and
-//! fails where they disagree.
+//! Every function of mlx-c must be an alias (`#[doc(alias)]`) of the wrapper that calls it, or be
+//! listed in `docs/coverage.md` with a reason. This test reads the bindings, the sources and the
+//! page, and fails where they disagree.
 //!
-//! It relies on the layout of rustfmt: an item ends at the first `}` with the indentation of its
+//! The test relies on rustfmt's layout: an item ends at the first `}` with the indentation of its
 //! first line.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,7 +63,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
         .filter(|w| !w.is_empty())
 }
 
-/// Each word with the text between it and the word before, and the text after it.
+/// Each word, with the text between the previous word and it, and the text after it.
 fn tokens(text: &str) -> impl Iterator<Item = (&str, &str, &str)> {
     let in_word = |c: char| c.is_alphanumeric() || c == '_';
     let mut at = 0;
@@ -93,7 +93,7 @@ enum Kind {
     Type,
     Impl,
     Module,
-    /// Of a macro's table, or of an import that renames.
+    /// A row of a macro's table, or an import that renames a function.
     Row,
 }
 
@@ -104,7 +104,7 @@ struct Item {
     names: Vec<String>,
     kind: Kind,
     public: bool,
-    /// Without comments and attributes.
+    /// The item's text without comments and attributes.
     text: String,
 }
 
@@ -123,7 +123,8 @@ fn head(line: &str) -> Option<(String, Kind, bool)> {
             rest.split_once(' ').map_or(rest, |(_, rest)| rest)
         });
     if let Some(implementation) = rest.strip_prefix("impl") {
-        // `impl<T: Bound> Trait<X> for Name<T> {`: the last name outside of angle brackets.
+        // For `impl<T: Bound> Trait<X> for Name<T> {`, the name is the last one outside of angle
+        // brackets.
         let mut depth = 0_i32;
         let plain: String = implementation
             .split(" where ")
@@ -155,7 +156,7 @@ fn head(line: &str) -> Option<(String, Kind, bool)> {
     Some((name.to_owned(), kind, public))
 }
 
-/// Lines `from..to` without comments and attributes, so that an alias is not taken for a call.
+/// Lines `from..to` without comments and attributes. Otherwise an alias would look like a call.
 fn code(lines: &[String], from: usize, to: usize) -> String {
     let mut text = String::new();
     let mut inside = false;
@@ -186,7 +187,7 @@ fn end_of(lines: &[String], start: usize) -> usize {
         .map_or(lines.len(), |i| i + 1)
 }
 
-/// The rows between a macro's brackets, each with the names that stand before `=`, `:` or `(`.
+/// The rows between a macro's brackets, each with the names before `=`, `:` or `(`.
 fn rows(lines: &[String], source: usize, start: usize, end: usize, items: &mut Vec<Item>) {
     let mut first = None;
     for line in start + 1..end {
@@ -230,7 +231,7 @@ fn items(sources: &[Source]) -> Vec<Item> {
             {
                 rows(lines, source, line, end_of(lines, line), &mut items);
             }
-            // `mlx_one_axis as mlx_one` in an import.
+            // Handles `mlx_one_axis as mlx_one` in an import.
             let parts: Vec<&str> = words(text).collect();
             for alias in parts.windows(3).filter(|w| w[1] == "as") {
                 items.push(Item {
@@ -247,7 +248,7 @@ fn items(sources: &[Source]) -> Vec<Item> {
     items
 }
 
-/// The aliases of the sources: the function, and the index of the item that bears it.
+/// The aliases in the sources: the mlx-c function, and the index of the item with the attribute.
 fn aliases(sources: &[Source], items: &[Item], faults: &mut Vec<String>) -> Vec<(String, usize)> {
     let mut aliases = Vec::new();
     for (source, Source { lines, module }) in sources.iter().enumerate() {
@@ -260,7 +261,7 @@ fn aliases(sources: &[Source], items: &[Item], faults: &mut Vec<String>) -> Vec<
                 names.extend(text.split('"').skip(1).step_by(2).map(str::to_owned));
                 inside = !text.ends_with(")]");
             } else if !text.starts_with("#[") && !is_comment(text) && !names.is_empty() {
-                // One row makes several functions, each with its own example.
+                // One row defines several functions, each with its own example.
                 if text == "example:" {
                     continue;
                 }
@@ -285,13 +286,14 @@ fn aliases(sources: &[Source], items: &[Item], faults: &mut Vec<String>) -> Vec<
 struct Calls<'a> {
     sources: &'a [Source],
     items: &'a [Item],
-    /// The private items of each name. Public ones have aliases of their own.
+    /// The private items of each name. Public items have aliases of their own, so calls are not
+    /// followed into them.
     helpers: BTreeMap<&'a str, Vec<usize>>,
-    /// The helpers that each item uses.
+    /// For each item, the helpers that it uses.
     used: Vec<BTreeSet<usize>>,
 }
 
-/// A wrapper reaches its call through at most this number of helpers.
+/// The maximum number of helpers between a wrapper and its call of mlx-c.
 const DEPTH: usize = 2;
 
 impl<'a> Calls<'a> {
@@ -321,9 +323,10 @@ impl<'a> Calls<'a> {
         calls
     }
 
-    /// The private items that `item` uses. `name(..)` means a function of the same file or the only
-    /// one of that name, `.name(..)` and `Type::name(..)` one of the same file, `module::name` one
-    /// of that module. A type means its implementations.
+    /// The private items that `item` uses. `name(..)` is a function of the same file, or the only
+    /// function of that name. `.name(..)` and `Type::name(..)` are functions of the same file.
+    /// `module::name` is a function of that module. The name of a type includes its
+    /// implementations.
     fn used(&self, item: &Item) -> BTreeSet<usize> {
         let mut used = BTreeSet::new();
         let mut before = ("", "");
@@ -353,7 +356,7 @@ impl<'a> Calls<'a> {
         used
     }
 
-    /// Whether the item calls `function`, itself or through at most [`DEPTH`] helpers.
+    /// Whether the item calls `function` directly, or through at most [`DEPTH`] helpers.
     fn made(&self, start: usize, function: &str) -> bool {
         let first = &self.items[start];
         let mut level = BTreeSet::from([start]);
@@ -388,7 +391,7 @@ struct Entry {
     text: String,
 }
 
-/// The entries of the page, and the headings and paragraphs that give their reasons.
+/// The entries of the page, and the headings and paragraphs with their reasons.
 fn page() -> (Vec<Entry>, Vec<(String, String)>) {
     let text = fs::read_to_string(root().join("docs/coverage.md")).unwrap();
     let (mut entries, mut reasons) = (Vec::new(), Vec::new());
@@ -435,7 +438,7 @@ fn every_function_of_mlx_c_is_accounted_for() {
         }
         wrapped.insert(function.clone());
     }
-    // rustdoc refuses an alias that is the name itself.
+    // rustdoc rejects an alias that equals the item's name.
     for (i, item) in items.iter().enumerate().filter(|(_, item)| item.public) {
         if declared.contains(&item.names[0]) && calls.made(i, &item.names[0]) {
             wrapped.insert(item.names[0].clone());

@@ -1,4 +1,4 @@
-//! Properties of devices and streams, and errors for missing ones.
+//! Tests the properties of devices and streams, and the errors for devices that do not exist.
 
 use mlx_rs_core::{Device, DeviceInfo, ErrorKind, Stream, metal, metal_is_available};
 

@@ -1,5 +1,5 @@
-//! Printing, against what Python MLX prints (tools/golden/display.py), and that a log line never
-//! computes anything.
+//! Compares printed arrays with the output of Python MLX (tools/golden/display.py). Also, printing
+//! for a log must not evaluate an array.
 
 use mlx_rs_core::{Array, Complex32, Dtype, array, idx, memory, ones};
 use serde_json::Value;
@@ -71,10 +71,10 @@ fn debug_shows_shape_and_type_without_computing_alone() {
     let a = ones(&[2, 3], Dtype::Float16).unwrap();
     assert_eq!(format!("{a:?}"), "Array([2, 3], float16)");
     let before = memory::active().unwrap();
-    // A gigabyte that is never computed.
+    // An array of a gigabyte, which is never computed.
     let huge = ones(&[1 << 14, 1 << 14], Dtype::Float32).unwrap();
     assert_eq!(format!("{huge:?}"), "Array([16384, 16384], float32)");
-    // Other tests of this process may free theirs meanwhile.
+    // The limit has a margin, because other tests of this process change memory at the same time.
     assert!(memory::active().unwrap() < before + (1 << 20));
     assert_eq!(format!("{a:#?}"), a.to_string());
 }

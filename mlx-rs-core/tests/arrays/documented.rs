@@ -1,8 +1,8 @@
 //! Every public function has an example and documents its errors. Every operation is compared with
-//! numpy and gets hostile arguments. This reads the sources and the tests. It fails on a function
-//! without an example, on one that returns a `Result` without a section `# Errors`, and on an
-//! operation that no test of its kind names. The tests themselves must show that examples and tests
-//! are right.
+//! numpy and gets hostile arguments. This test reads the sources and the tests. It fails on a
+//! function without an example, on a function that returns a `Result` without a section `# Errors`,
+//! and on an operation that no test of its kind names. Whether examples and tests are correct, they
+//! must show themselves.
 
 #[path = "../support/sources.rs"]
 mod sources;
@@ -13,15 +13,15 @@ use std::path::Path;
 
 use sources::{Function, all, functions};
 
-/// Files whose functions need no separate example, with the reason.
+/// Functions that need no separate example, with the reason.
 const WITHOUT_EXAMPLES: [(&str, &str); 1] = [(
     "src/array/convert.rs: from_literal",
     "hidden: `array!` is its face",
 )];
 
 impl Function {
-    /// Whether an example of the function or of its type shows it. Names with `$` are patterns of
-    /// macros, whose rows have the examples.
+    /// Whether the function's documentation, or that of its type, has an example that calls it.
+    /// Names with `$` are patterns of macros, whose rows have the examples.
     fn shown(&self) -> bool {
         let calls = [format!(".{}(", self.name), format!("::{}(", self.name)];
         self.docs.contains("```")
@@ -105,7 +105,7 @@ made! {
     assert_eq!(told, [true, false, true, true, true]);
 }
 
-/// The files with operations.
+/// The files that define operations.
 const OPERATIONS: [&str; 6] = [
     "src/ops/",
     "src/fast.rs",
@@ -115,7 +115,7 @@ const OPERATIONS: [&str; 6] = [
     "src/indexing/",
 ];
 
-/// Operations without a numpy golden, with the test that checks their values instead.
+/// Operations without golden values from numpy, with the test that checks their values instead.
 const WITHOUT_GOLDEN: [(&[&str], &str); 5] = [
     (
         &["eigh", "eig", "eigvals", "svd", "qr"],
@@ -163,7 +163,7 @@ const WITHOUT_GOLDEN: [(&[&str], &str); 5] = [
     ),
 ];
 
-/// Operations without arguments that could be invalid.
+/// Operations whose arguments cannot be invalid.
 const HARMLESS: [&str; 3] = ["array", "nbytes", "from_name"];
 
 fn words(files: &[&str]) -> BTreeSet<String> {
@@ -180,7 +180,7 @@ fn words(files: &[&str]) -> BTreeSet<String> {
     words
 }
 
-/// The operations that none of `files` names.
+/// The operations that none of `files` contains as a word.
 fn unnamed(files: &[&str]) -> Vec<String> {
     let known = words(files);
     let mut missing: Vec<String> = all()

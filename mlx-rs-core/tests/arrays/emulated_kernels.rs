@@ -1,6 +1,6 @@
-//! GPU kernels run on the CPU: their code in both languages is compiled as C++, with replacements
-//! for GPU functions. What it computes is compared with sums in float64. This shows the arithmetic
-//! of indices and numbers, not that a GPU takes the code.
+//! Runs GPU kernels on the CPU. The kernels' code in both languages is compiled as C++, with
+//! replacements for GPU functions, and the results are compared with sums in float64. This tests
+//! the arithmetic, not whether a GPU's compiler accepts the code.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,8 +13,8 @@ use crate::examples::tiled_product;
 
 const DIALECTS: [Dialect; 2] = [Dialect::Metal, Dialect::Cuda];
 
-/// A GPU's functions in C++: groups run sequentially, and the threads of a group in parallel if
-/// they have barriers.
+/// The GPU functions in C++. Groups run sequentially. The threads of a group run in parallel if the
+/// kernel has barriers.
 const PRELUDE: &str = r#"
 #include <cmath>
 #include <cstdio>
@@ -53,13 +53,13 @@ struct Kernel<'a> {
     inputs: Vec<(&'a str, &'a [f32])>,
     outputs: Vec<(&'a str, usize)>,
     constants: Vec<(&'a str, usize)>,
-    /// Groups, and threads of a group, along two axes.
+    /// The number of groups, and of threads per group, along two axes.
     groups: [usize; 2],
     group: [usize; 2],
     waits: bool,
 }
 
-/// The outputs of a kernel.
+/// Runs a kernel and returns its outputs.
 fn run(kernel: &Kernel<'_>) -> Vec<Vec<f32>> {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).display().to_string();
@@ -84,7 +84,7 @@ fn run(kernel: &Kernel<'_>) -> Vec<Vec<f32>> {
     }
     for (name, count) in &kernel.outputs {
         writeln!(code, "static float* {name};").unwrap();
-        // Elements that no thread writes stay NaN.
+        // Outputs start as NaN, so elements that no thread writes are noticed.
         writeln!(
             made,
             "std::vector<float> out_{name}({count}, NAN); {name} = out_{name}.data();"
@@ -136,7 +136,8 @@ fn run(kernel: &Kernel<'_>) -> Vec<Vec<f32>> {
         "-Wall",
         "-Werror=return-type",
     ];
-    // Sanitizers check the indices. A thousand threads with barriers take a minute with them.
+    // Sanitizers check the indices. Kernels with barriers run without sanitizers, with which their
+    // thousand threads take a minute.
     let more: &[&str] = match kernel.waits {
         true => &[],
         false => &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
@@ -163,7 +164,7 @@ fn succeed(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {said}");
 }
 
-/// Numbers from -1 to 1.
+/// Values from -1 to 1.
 fn noise(count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
@@ -202,10 +203,10 @@ fn a_product_in_tiles_is_the_product() {
     }
 }
 
-/// Sizes of heads: all, positions, elements of keys and of values.
+/// Sizes of a case: all heads, positions, elements of a key, and elements of a value.
 type Sizes = (usize, usize, usize, usize);
 
-/// Inputs and memory with their names in the kernels.
+/// Inputs and memory, with their names in the kernels.
 struct Case {
     sizes: Sizes,
     arrays: Vec<(&'static str, Vec<f32>)>,
@@ -223,7 +224,7 @@ impl Case {
             ("k", noise(b * l * dk, 2)),
             ("v", noise(b * l * dv, 3)),
             ("i", scaled(b * l, 4, gate)),
-            // Logarithms of the forget gates, at most 0.
+            // The logarithms of the forget gates, which are at most 0.
             ("f", forget.map(|x| (x - 1.0) * gate / 2.0).collect()),
             ("c", noise(b * dk * dv, 6)),
             ("n", noise(b * dk, 7)),
@@ -242,7 +243,8 @@ impl Case {
             .1
     }
 
-    /// Position by position, in float64: outputs, `C` with `n` as the last column, and `m`.
+    /// The definition, position by position in float64: outputs, `C` with `n` as the last column,
+    /// and `m`.
     fn exact(&self) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
         let (b, l, dk, dv) = self.sizes;
         let wide =
@@ -250,7 +252,7 @@ impl Case {
         let [q, k, v, i, f, c, n, m] = ["q", "k", "v", "i", "f", "c", "n", "m"].map(wide);
         let (mut outputs, mut after, mut most) = (Vec::new(), Vec::new(), Vec::new());
         for head in 0..b {
-            // [DK, DV + 1]
+            // The memory has the shape [DK, DV + 1].
             let mut memory: Vec<f64> = (0..dk)
                 .flat_map(|d| {
                     let row = c[(head * dk + d) * dv..][..dv].to_vec();
@@ -287,7 +289,7 @@ impl Case {
         (outputs, after, most)
     }
 
-    /// The four kernels one after another.
+    /// Runs the four kernels one after another.
     fn emulated(mut self, dialect: Dialect, chunk: usize) -> Self {
         let (b, l, dk, dv) = self.sizes;
         let chunks = l.div_ceil(chunk);
@@ -321,7 +323,8 @@ impl Case {
                     ("CHUNK", chunk),
                     ("CHUNKS", chunks),
                 ],
-                // One group more than the kernel needs: its threads must do nothing.
+                // There is one group more than the kernel needs. The threads of that group must do
+                // nothing.
                 groups: [threads.div_ceil(64) + 1, 1],
                 group: [64, 1],
                 waits: false,
@@ -338,7 +341,7 @@ fn mlstm_over_chunks_is_position_by_position() {
     for (sizes, chunk, gate, bound) in [
         ((3, 11, 4, 5), 4, 2.0, 1e-4),
         ((2, 5, 3, 2), 5, 2.0, 1e-4),
-        // Gates that overflow unless they are limited to 0.
+        // The exponentials of these gates overflow unless the exponents are limited to 0.
         ((1, 70, 3, 4), 64, 200.0, 1e-3),
     ] {
         let (outputs, after, most) = Case::new(sizes, gate).exact();

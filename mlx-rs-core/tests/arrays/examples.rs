@@ -1,5 +1,6 @@
-//! The examples run, and each ends with a check. The one with a kernel runs it where there is a
-//! GPU. Elsewhere it compares a function with its custom gradient, and says so.
+//! Runs the examples, each of which ends with a check. The example with a kernel runs the kernel
+//! only on a GPU. On other machines it compares a function with its custom gradient, and prints
+//! that.
 
 #[path = "../../examples/attention_demo.rs"]
 mod attention_demo;
@@ -50,11 +51,11 @@ fn attention_in_blocks_is_that_of_all_scores() {
     attention_demo::main().unwrap();
 }
 
-/// The benches of products and of attention, with small sizes.
+/// Runs the benches of matrix multiplication and of attention with small sizes.
 #[test]
 fn the_benches_run() {
     bench_backend::run(&[(6, 6, 256), (1, 300, 64)], 2).unwrap();
-    // The longest of the seed's sizes, against sums in float64.
+    // Results for the longest sizes are compared with sums in float64.
     let error = bench_attention::run(&[(1, 32), (6, 128)], &[6, 40, 2048], 2).unwrap();
     assert!(error > 0.0 && error < 2e-6, "{error}");
 }

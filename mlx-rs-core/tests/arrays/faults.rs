@@ -1,6 +1,6 @@
-//! One table per class of mlx-c: how each of its calls can fail (a status, a null handle, a missing
-//! object). The failure is an error of the right kind that names the fault, and the same class
-//! works afterwards.
+//! Tests one table for each class of mlx-c: how each of its calls can fail (a status, a null
+//! handle, a missing object). The failure must be an error of the right kind that names the fault.
+//! The same class must work afterwards.
 
 use std::slice::from_ref;
 
@@ -19,7 +19,7 @@ use mlx_rs_core::{
     memory, meshgrid, metal, ones, stack, where_, zeros,
 };
 
-/// The action, the kind of error, a part of its text, and the result.
+/// The action, the expected kind of error, a part of the expected text, and the result.
 type Row = (&'static str, ErrorKind, &'static str, Result<()>);
 
 fn row<T>(what: &'static str, kind: ErrorKind, text: &'static str, result: Result<T>) -> Row {
@@ -40,8 +40,8 @@ fn all_fail(class: &str, rows: Vec<Row>) {
             "{class}, {what}: {e}"
         );
         assert!(!e.op().is_empty(), "{class}, {what}");
-        // A failure has no lasting effect: the next call is right, and the next failure has its own
-        // message.
+        // A failure must have no lasting effect: the next call succeeds, and the next failure has
+        // its own message.
         let sum = ones(&[3], Dtype::Float32).and_then(|a| a.sum(All, false)?.item::<f32>());
         assert_eq!(sum.unwrap(), 3.0, "{class}, {what}");
     }

@@ -1,4 +1,4 @@
-//! Invalid calls that crash or corrupt MLX must be errors in the safe API. One section per hazard,
+//! Calls that crash or corrupt MLX must be errors in the safe API. There is one section per hazard,
 //! named as in docs/safety.md.
 
 use mlx_rs_core::{
@@ -156,10 +156,10 @@ fn every_kind_of_view_reads_in_row_major_order() {
         read(Array::scalar(7.0f32).unwrap().broadcast_to(&[3]).unwrap()),
         [7.0, 7.0, 7.0]
     );
-    // Unevaluated, twice, and through a clone.
+    // Reads an unevaluated array twice: through a clone, and directly.
     let lazy = a.add(&a).unwrap();
     assert_eq!(read(lazy.clone()), read(lazy));
-    // A borrowed view keeps its data alive after the array it was made from is gone.
+    // A borrowed view of the data keeps it alive after the source array is dropped.
     let t = { iota(&[2, 2]).transpose().unwrap() };
     let data = t.data::<f32>().unwrap();
     assert_eq!(&data[..], [0.0, 2.0, 1.0, 3.0]);
@@ -232,8 +232,8 @@ fn items_are_never_reinterpreted_for_all_pairs_of_types() {
 #[test]
 fn integer_division_cannot_trap() {
     let a = Array::vector(&[i32::MIN, 7]).unwrap();
-    // As in NumPy: 0 for a division by zero, and the minimum integer is unchanged where its
-    // negation overflows.
+    // As in NumPy, an integer division by zero is 0. The minimum integer divided by -1 stays the
+    // minimum, because its negation overflows.
     for (by, quotients) in [(0i32, [0, 0]), (-1, [i32::MIN, -7])] {
         let b = Array::scalar(by).unwrap();
         let (q, r) = a.divmod(&b).unwrap();
@@ -429,7 +429,7 @@ fn a_panic_in_a_scope_restores_the_stream_and_the_lock() {
     }));
     assert!(caught.is_err());
     drop(stream);
-    // The dropped stream is no longer current, and the lock is free.
+    // The dropped stream must no longer be current, and the lock must be free.
     assert_eq!(
         iota(&[2]).sum(All, false).unwrap().item::<f32>().unwrap(),
         1.0

@@ -1,5 +1,5 @@
-//! Indexing against numpy: the golden cases of tools/golden/indexing.py, properties against plain
-//! loops, and refusals.
+//! Tests indexing with the golden cases of numpy (tools/golden/indexing.py), with properties
+//! against plain loops, and with indices that must be errors.
 
 use mlx_rs_core::indexing::{Ellipsis, Index, NewAxis, Span, clamped};
 use mlx_rs_core::{Array, Dtype, Element, ErrorKind, array, bf16, f16, idx, zeros};
@@ -21,7 +21,7 @@ fn shaped<T: Element>(value: &Value, f: impl Fn(i32) -> T) -> Array {
     Array::from_vec(values, &ints(&value[0])).unwrap()
 }
 
-/// An index of the fixture; `n` varies the Rust type it is written in.
+/// An index from the fixture. `n` varies the Rust type in which it is written.
 fn entry(value: &Value, n: usize) -> Index<'static> {
     if value.is_null() {
         return NewAxis.into();
@@ -107,7 +107,7 @@ fn reads_updates_and_refusals_agree_with_numpy() {
             let got = got.unwrap_or_else(|e| panic!("{case}: {e}"));
             assert_eq!(got.shape(), a.shape(), "{case}");
             assert_eq!(got.to_vec::<i32>().unwrap(), ints(&case["after"]), "{case}");
-            // The array updated from is untouched.
+            // The update must not change the array that it was made from.
             let before: Vec<i32> = (0..a.size() as i32).collect();
             assert_eq!(a.to_vec::<i32>().unwrap(), before, "{case}");
         } else {
@@ -171,11 +171,11 @@ fn what_cannot_be_indexed_says_why() {
         e.message().contains("index 3") && e.message().contains("axis 1 of length 3"),
         "{e}"
     );
-    // An index of an empty axis, even when nothing would be read.
+    // An index into an empty axis is an error, even if no element would be read.
     let empty = zeros(&[0, 2], Dtype::Float32).unwrap();
     assert!(empty.get(idx![[0]]).is_err());
     assert!(empty.get(idx![clamped(&array!([0]).unwrap())]).is_err());
-    // A failing update leaves the array as it was.
+    // A failed update must not change the array.
     let mut b = a.clone();
     assert_eq!(
         b.set(idx![0], iota(&[4])).unwrap_err().kind(),
@@ -283,7 +283,7 @@ proptest! {
         start in -8i64..8,
         step in prop_oneof![-3i64..0, 1i64..4],
     ) {
-        // a[ids, start::step] by two loops.
+        // Computes `a[ids, start::step]` with two loops.
         let a = iota(&[rows, cols]);
         let ids: Vec<i32> = ids.iter().map(|i| i.index(rows as usize) as i32).collect();
         let mut columns = Vec::new();
@@ -326,7 +326,7 @@ proptest! {
         shape in prop::collection::vec(0i32..4, 0..4),
         entries in prop::collection::vec((0usize..8, any::<i64>(), any::<i64>(), -3i64..4), 0..5),
     ) {
-        // Any index may be refused; others must evaluate to values of the array.
+        // An index may be an error. Otherwise every result must consist of values of the array.
         let a = iota(&shape);
         let index: Vec<Index<'_>> = entries
             .iter()

@@ -1,5 +1,5 @@
-//! Files of arrays: those of numpy and Python MLX (tools/golden/io.py), our own bytes against
-//! numpy's, round trips, and every kind of damage.
+//! Tests files of arrays: reading the files of numpy and Python MLX (tools/golden/io.py), comparing
+//! written bytes with numpy's, round trips, and many kinds of damage.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ fn fixture(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// What tools/golden/io.py stores under the name of a type.
+/// The array that tools/golden/io.py stores for a type.
 fn expected(dtype: Dtype) -> Array {
     let base = array!([[0, 1, 2], [3, 4, 5]]).unwrap();
     match dtype {
@@ -52,7 +52,7 @@ fn files_of_numpy_and_mlx_are_read() {
     let loaded = io::load_safetensors(fixture("mlx.safetensors")).unwrap();
     assert_types(&loaded.arrays, &[Dtype::Float64]);
     assert_eq!(loaded.metadata["format"], "mlx");
-    // MLX writes null for no metadata.
+    // MLX writes null if there is no metadata.
     let loaded = io::load_safetensors(fixture("mlx_no_metadata.safetensors")).unwrap();
     assert_same(&loaded.arrays["a"], &expected(Dtype::Int32), "a");
     assert!(loaded.metadata.is_empty());
@@ -79,7 +79,7 @@ fn our_npy_is_byte_for_byte_numpy_s() {
         io::write_npy(&mut ours, &io::load_npy(fixture(name)).unwrap()).unwrap();
         assert_eq!(ours, theirs, "{name}");
     }
-    // A view is written as its visible elements.
+    // Writing a view writes its visible elements only.
     let mut ours = Vec::new();
     io::write_npy(&mut ours, &io::load_npy(fixture("columns.npy")).unwrap()).unwrap();
     assert_eq!(ours, std::fs::read(fixture("rows.npy")).unwrap());
@@ -155,11 +155,11 @@ fn every_type_and_layout_comes_back_from_every_format() {
         io::save_npy(path("d.npy"), array).unwrap();
         assert_same(&io::load_npy(path("d.npy")).unwrap(), array, name);
     }
-    // The same arrays give the same bytes.
+    // Saving the same arrays again must write the same bytes.
     io::save_safetensors(path("e.safetensors"), &arrays, &metadata).unwrap();
     let read = |name: &str| std::fs::read(path(name)).unwrap();
     assert_eq!(read("c.safetensors"), read("e.safetensors"));
-    // Nothing temporary is left, and a new file has the rights of any other.
+    // No temporary file may remain, and a new file must have ordinary permissions.
     let mut names: Vec<_> = std::fs::read_dir(dir.path())
         .unwrap()
         .map(|e| e.unwrap().file_name().into_string().unwrap())
@@ -190,7 +190,7 @@ fn a_failed_save_leaves_the_old_file() {
     assert!(io::save_npz(&path, [("", &a)]).is_err());
     assert!(io::save_safetensors(&path, [("__metadata__", &a)], &[]).is_err());
     assert_eq!(std::fs::read(&path).unwrap(), before);
-    // A directory cannot be replaced by a file, nor can a file be made in one that is missing.
+    // A file cannot replace a directory, and cannot be created in a directory that does not exist.
     assert_eq!(
         io::save_npy(dir.path(), &a).unwrap_err().kind(),
         ErrorKind::Io
@@ -233,7 +233,7 @@ fn cut_at_every_byte_nothing_loads() {
         "mlx_no_metadata.safetensors",
     ] {
         let bytes = std::fs::read(fixture(name)).unwrap();
-        // Each length of the small ones, a sample of the larger.
+        // Truncates small files at each length, and larger files at a sample of lengths.
         let step = 1 + bytes.len() / 400;
         for length in (0..bytes.len()).step_by(step) {
             std::fs::write(&path, &bytes[..length]).unwrap();
@@ -250,11 +250,11 @@ fn cut_at_every_byte_nothing_loads() {
         std::fs::write(&path, longer).unwrap();
         match name.rsplit_once('.').unwrap().1 {
             "npy" => assert!(io::load_npy(&path).is_err()),
-            "npz" => {} // the ZIP format allows data around it
+            "npz" => {} // the ZIP format allows data around the archive
             _ => assert!(io::load_safetensors(&path).is_err()),
         }
     }
-    // A stream may go on after the array.
+    // A stream may have more data after the array.
     let mut two = std::fs::read(fixture("rows.npy")).unwrap();
     two.extend(std::fs::read(fixture("vector.npy")).unwrap());
     let mut source = &two[..];
@@ -290,7 +290,7 @@ fn headers_that_lie_allocate_nothing() {
         let e = io::load_npy(&path).unwrap_err();
         assert_eq!(e.kind(), kind, "{shape}: {e}");
     }
-    // The same from a stream, which cannot be measured first.
+    // A stream's length is unknown in advance, so the error must come from reading.
     let text = "{'descr': '|u1', 'fortran_order': True, 'shape': (1000000000, 2), }\n";
     let e = io::read_npy(&npy(text, &[0; 8])[..]).unwrap_err();
     assert!(matches!(e.kind(), ErrorKind::Format), "{e}");
@@ -308,7 +308,8 @@ fn headers_that_lie_allocate_nothing() {
     );
 
     for (header, data) in [
-        // Overlapping, with a gap, another size than the shape's, beyond the end, overflowing.
+        // Byte ranges that overlap, leave a gap, differ in size from the shape, exceed the file, or
+        // overflow.
         (
             r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}"#,
             3,
@@ -385,7 +386,7 @@ fn one_open_file_serves_many_threads() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever bytes change, the result is an error or an array that can be read.
+    /// Whatever bytes change, the result must be an error or an array that can be read.
     #[test]
     fn damaged_files_never_crash(
         which in 0usize..4,

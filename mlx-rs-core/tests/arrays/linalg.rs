@@ -1,4 +1,5 @@
-//! Linear algebra: the product of the factors is the input, and no matrix aborts the process.
+//! Tests linear algebra. The product of the factors must be the input, and no matrix may abort the
+//! process.
 
 use mlx_rs_core::linalg::{self, Norm, Triangle};
 use mlx_rs_core::{All, Array, Dtype, ErrorKind, eye, ones, zeros};
@@ -25,7 +26,7 @@ fn none_nan(a: &Array) -> bool {
         .unwrap()
 }
 
-/// A batch whose first matrix is `bad` and whose second is sound.
+/// A batch of two matrices: `bad`, and then a regular one.
 fn beside_sound(bad: &[f32; 4]) -> Array {
     let mut values = bad.to_vec();
     values.extend([4.0, 1.0, 1.0, 3.0]);
@@ -55,7 +56,7 @@ fn a_bad_matrix_is_nan_and_harms_no_other() {
             assert!(none_nan(&part(&x, 1)), "{bad:?}");
         }
     }
-    // Triangular: only zero or NaN on the diagonal is singular.
+    // A triangular matrix is singular only if its diagonal contains zero or NaN.
     let a = beside_sound(&[0.0, 5.0, 5.0, 1.0]);
     for upper in [false, true] {
         for x in [
@@ -67,14 +68,14 @@ fn a_bad_matrix_is_nan_and_harms_no_other() {
             assert!(all_nan(&part(&x, 0)) && none_nan(&part(&x, 1)));
         }
     }
-    // Not positive definite.
+    // These matrices are not positive definite.
     for bad in [[1.0, 2.0, 2.0, 1.0], [-1.0, 0.0, 0.0, 1.0], [nan; 4]] {
         for upper in [false, true] {
             let x = linalg::cholesky(&beside_sound(&bad), upper).unwrap();
             assert!(all_nan(&part(&x, 0)) && none_nan(&part(&x, 1)));
         }
     }
-    // Iterations that would not converge.
+    // The iterations of these calls would not converge.
     for bad in [[nan, 0.0, 0.0, 1.0], [0.0, inf, inf, 0.0], [-inf; 4]] {
         let a = beside_sound(&bad);
         let (values, vectors) = linalg::eigh(&a, Triangle::Lower).unwrap();
@@ -88,7 +89,7 @@ fn a_bad_matrix_is_nan_and_harms_no_other() {
         for x in results {
             assert!(all_nan(&part(&x, 0)) && none_nan(&part(&x, 1)), "{bad:?}");
         }
-        // These compute with available values.
+        // These calls succeed, because they compute with the given values.
         linalg::qr(&a).unwrap().1.eval().unwrap();
         linalg::lu(&a).unwrap().2.eval().unwrap();
     }
@@ -211,7 +212,7 @@ proptest! {
 
     #[test]
     fn factors_multiply_back((b, m, n, values) in matrices()) {
-        // Small integers: many of these are singular.
+        // Many matrices of small integers are singular.
         let a = matrix(&values, &[b, m, n]);
         let (q, r) = linalg::qr(&a).unwrap();
         prop_assert!(close(&q.matmul(&r).unwrap(), &a));

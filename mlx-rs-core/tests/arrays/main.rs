@@ -1,4 +1,4 @@
-//! Arrays and operations: values against numpy, refusals, files.
+//! Tests of arrays and operations: values against numpy, refused arguments, and files.
 
 #[path = "../../../tests/common/alone.rs"]
 mod alone;

@@ -1,5 +1,5 @@
-//! Internal differences between mlx-c 0.4, 0.5 and 0.7 (cfgs `mlx_c_*`) are invisible outside: the
-//! same assertions hold for all. `tools/mlx_versions.sh` runs them with each.
+//! mlx-c 0.4, 0.5 and 0.7 differ inside this crate (cfgs `mlx_c_*`), but the public behavior must
+//! be equal. `tools/mlx_versions.sh` runs these tests with each version.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use mlx_rs_core::{
     distributed, fft, linspace, metal_is_available, random,
 };
 
-/// The files with the cfg, the number of uses, and the test here that covers them.
+/// The files with such a cfg, the number of its uses, and the test in this file that covers them.
 const PATHS: [(&str, usize, &str); 11] = [
     ("array/managed.rs", 3, "vectors_become_arrays"),
     ("compat.rs", 4, "functions_of_other_forms_compute_the_same"),
@@ -96,7 +96,7 @@ fn devices_are_counted_and_described() {
 
 #[test]
 fn the_last_query_meets_the_last_key() {
-    // [B, H, L, D]: as many queries as keys, more, and fewer.
+    // [B, H, L, D]: cases with as many queries as keys, with more queries, and with fewer.
     for (queries, keys) in [(4, 4), (6, 4), (2, 5)] {
         let numbers = |n: i32, seed: i32| {
             let values: Vec<f32> = (0..n * 8).map(|i| ((i * seed) % 11) as f32 * 0.1).collect();
@@ -107,10 +107,10 @@ fn the_last_query_meets_the_last_key() {
         let (q, k, v) = [&q, &k, &v].map(|a| a.to_vec::<f32>().unwrap()).into();
         let row = |a: &[f32], i: i32| a[i as usize * 8..][..8].to_vec();
         for at in 0..queries {
-            // The keys up to the query's own, counted from the ends.
+            // The last query and the last key are aligned. So query `at` sees this number of keys.
             let seen = keys - queries + at + 1;
             if seen < 1 {
-                // A query that sees no key has no defined result.
+                // The result of a query that sees no key is undefined.
                 continue;
             }
             let query = row(&q, at);
@@ -167,8 +167,8 @@ fn packed_floats_multiply_as_they_are_dequantized() {
 
 #[test]
 fn bits_of_one_key_keep_their_widths() {
-    // MLX 0.30.1 takes them for one when it compiles them. It merges no outputs, so they become
-    // something else.
+    // When MLX 0.30.1 compiles these calls, it takes equal operations with different widths for
+    // one. It never merges outputs, so each call is followed by another operation.
     let draw = |key: &[Array]| -> Result<Vec<Array>, Error> {
         let key = random::Key::from_array(key[0].clone())?;
         let one = |width| random::bits(&[64], width, &key)?.astype(Dtype::Uint32);
@@ -196,7 +196,7 @@ fn functions_of_other_forms_compute_the_same() {
     let log = numbers(a.logcumsumexp(1, false, false));
     assert_eq!(log, [f32::NEG_INFINITY, 1.0, f32::NEG_INFINITY, 3.0]);
     assert_eq!(numbers(a.trace(0, 0, 1, Dtype::Float32)), [5.0]);
-    // The inverse divides, the transform itself does not.
+    // The inverse transform divides by the length. The forward transform does not.
     let ones = Array::vector(&[1.0f32; 4]).unwrap();
     let forth = fft::fft(&ones, None, -1).unwrap();
     assert_eq!(numbers(forth.abs()), [4.0, 0.0, 0.0, 0.0]);
@@ -211,7 +211,7 @@ fn functions_of_other_forms_compute_the_same() {
 
 #[test]
 fn indices_have_no_slope() {
-    // The indices depend on what is differentiated.
+    // The indices depend on the differentiated argument.
     let sum = |x: &[Array]| -> Result<Vec<Array>, Error> {
         let sorted = x[0].take_along_axis(&x[0].argsort(0)?, 0)?;
         let scaled = sorted.multiply(&Array::vector(&[1.0f32, 10.0, 100.0])?)?;
@@ -232,7 +232,7 @@ fn extremes_of_nan_have_no_slope() {
         ([f32::NAN, 3.0, 2.0], [0.0; 3]),
         ([1.0, f32::NAN, 2.0], [1.0, 0.0, 0.0]),
     ] {
-        // MLX before 0.32 has no such gradient.
+        // MLX before 0.32 does not support this gradient.
         match grad(sum, &[0])(&[Array::vector(&values).unwrap()]) {
             Ok(slope) => assert_eq!(slope[0].to_vec::<f32>().unwrap(), slopes, "{values:?}"),
             Err(e) => assert!(e.to_string().contains("VJP is not implemented"), "{e}"),
@@ -249,7 +249,7 @@ fn a_stream_serves_all_threads() {
         made.clone(),
         Array::vector(&[3.0f32]).unwrap().exp().unwrap(),
     ];
-    // Neither the stream nor what was recorded for it belongs to the thread that made it.
+    // Another thread can use the stream, and evaluate operations recorded for it.
     let there = std::thread::spawn(move || {
         assert_eq!(Stream::default_of(Device::cpu()).unwrap(), default);
         let more = stream.scope(|| made.add(&made)).unwrap();
@@ -272,7 +272,7 @@ fn what_was_compiled_leaves_every_thread() {
     let x = Array::vector(&[1.0f32, 2.0]).unwrap();
     let (to, calls) = std::sync::mpsc::channel::<Box<dyn FnOnce() + Send>>();
     let thread = std::thread::spawn(move || calls.into_iter().for_each(|call| call()));
-    // New functions take the places of dropped ones, in both threads.
+    // In both threads, new functions reuse the addresses of dropped ones.
     for factor in [2.0f32, 3.0, 5.0, 7.0] {
         let compiled = std::sync::Arc::new(function(factor));
         let (other, y, (done, wait)) = (compiled.clone(), x.clone(), std::sync::mpsc::channel());

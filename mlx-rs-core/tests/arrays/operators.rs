@@ -1,5 +1,5 @@
-//! Operators: their results, and how scalars take the type of the array beside them. They panic
-//! with the message of the method where that returns an error.
+//! Tests the results of operators, and how a scalar's type follows the array's. An operator panics
+//! with the message of the error that the method returns.
 
 use std::panic::catch_unwind;
 
@@ -17,7 +17,7 @@ fn every_operator_computes_what_its_method_does() {
     assert_eq!(vec(&a - &b), [5, -10, 5]);
     assert_eq!(vec(&a * &b), [14, -21, 36]);
     assert_eq!((&a / &b).to_vec::<f32>().unwrap(), [3.5, -7.0 / 3.0, 2.25]);
-    // The sign of the divisor, as in Python.
+    // The remainder has the sign of the divisor, as in Python.
     assert_eq!(vec(&a % &b), [1, 2, 1]);
     assert_eq!(vec(-&a), [-7, 7, -9]);
     assert_eq!(vec(&a & &b), [7 & 2, -7 & 3, 9 & 4]);
@@ -26,7 +26,7 @@ fn every_operator_computes_what_its_method_does() {
     assert_eq!(vec(!&a), [!7, !-7, !9]);
     assert_eq!(vec(&a << &b), [28, -56, 144]);
     assert_eq!(vec(&a >> &b), [1, -1, 0]);
-    // By value, mixed, and with scalars on either side.
+    // Operands by value, by reference, and mixed, with scalars on either side.
     assert_eq!(vec(a.clone() + b.clone()), vec(&a + b.clone()));
     assert_eq!(vec(a.clone() + &b), [9, -4, 13]);
     assert_eq!(vec(10 - &a), [3, 17, 1]);
@@ -69,7 +69,8 @@ fn assigning_operators_leave_other_handles_alone() {
 
 #[test]
 fn scalars_take_the_type_of_the_array_as_in_python() {
-    // Rows and expectations from Python mlx 0.30.6: array of a type with 1, 1.5, True and 1j.
+    // Rows and expected values from Python mlx 0.30.6. Each row combines an array of a type with 1,
+    // 1.5, True and 1j.
     use Dtype::*;
     for (dtype, int, float) in [
         (Bool, Int32, Float32),
@@ -136,15 +137,15 @@ fn what_a_method_refuses_panics_with_its_message() {
         assert!(message.contains(part), "{message} lacks {part}");
         assert!(message.contains("operators panic"), "{message}");
     }
-    // A division by zero is none: integers give 0, as in NumPy.
+    // An integer division by zero is not an error. It returns 0, as in NumPy.
     assert_eq!((&three % 0).to_vec::<i32>().unwrap(), [0; 3]);
-    // The same through methods is an error.
+    // The same conversion through a method returns an error.
     assert_eq!(bytes.scalar_like(300).unwrap_err().kind(), ErrorKind::Value);
 }
 
 proptest! {
-    /// Counts beyond the width leave no bits, as in numpy. The machine's own shift takes them
-    /// modulo the width; the check prevents its use.
+    /// As in numpy, a shift by the width or more leaves no bits. The processor's own shift would
+    /// reduce the count modulo the width, so a check prevents it.
     #[test]
     fn shifts_have_a_meaning_for_every_count(values in prop::collection::vec(any::<i16>(), 4), counts in prop::collection::vec(prop_oneof![-20i16..40, any::<i16>()], 4)) {
         let (a, b) = (Array::vector(&values).unwrap(), Array::vector(&counts).unwrap());

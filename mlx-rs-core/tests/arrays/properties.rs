@@ -1,4 +1,4 @@
-//! Properties over shapes, slices and types: results equal numpy's.
+//! Property tests over shapes, slices and types. Results must equal numpy's.
 
 use mlx_rs_core::{Array, Dtype, zeros};
 use proptest::prelude::*;

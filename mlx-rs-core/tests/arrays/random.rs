@@ -1,5 +1,5 @@
-//! Random numbers: the same as Python's for the same key (values from `mlx` 0.30.6 on a CPU),
-//! within their limits. An empty interval is refused.
+//! Random numbers must equal Python's for the same key (values from `mlx` 0.30.6 on a CPU) and stay
+//! within their limits. An empty interval must be an error.
 
 use mlx_rs_core::random::{self, Key, Keys};
 use mlx_rs_core::{All, Array, Dtype, ErrorKind, zeros};
@@ -129,7 +129,7 @@ fn what_cannot_be_drawn_is_refused() {
         );
         assert!(random::laplace(0.0, 1.0, &[1], dtype, &k).is_err());
     }
-    // MLX has no bits for it.
+    // MLX cannot draw doubles.
     assert!(random::uniform(0.0, 1.0, &[1], Dtype::Float64, &k).is_err());
     for width in [0, 3, 8, -1, i32::MAX] {
         assert!(random::bits(&[2], width, &k).is_err());

@@ -1,4 +1,5 @@
-//! Gathers, scatters and gathered products: right values, and no access out of bounds.
+//! Gathers, scatters and gathered matrix multiplications must return correct values, and must never
+//! access memory out of bounds.
 
 use mlx_rs_core::fast::{self, Mask, RopeBase};
 use mlx_rs_core::{
@@ -15,7 +16,7 @@ fn read(a: Array) -> Vec<f32> {
     a.to_vec::<f32>().unwrap()
 }
 
-/// Index arrays of every integer type with values far out of range.
+/// Index arrays of every integer type, with values far out of range.
 fn wild() -> Vec<Array> {
     vec![
         Array::vector(&[u8::MAX]).unwrap(),
@@ -351,7 +352,7 @@ fn the_last_query_sees_every_key_whichever_are_more() {
     };
     let causal = attend(&q, Mask::Causal);
     let part = |a: &Array, axis, from, to| a.slice_axis(axis, from, to).unwrap();
-    // Of five queries the first two see none of three keys, the third sees one.
+    // With five queries and three keys, the first two queries see no key, and the third sees one.
     assert!(
         part(&causal, 2, 2, 3)
             .all_close(&part(&v, 2, 0, 1), 1e-5, 1e-5)

@@ -1,6 +1,6 @@
-//! Arrays with uncommon layouts: reversed, column-major, broadcast, or with an arbitrary stride of
-//! an axis of one element. MLX's CPU kernels access the wrong memory for these, abort the process,
-//! or order the elements wrongly.
+//! Tests arrays with uncommon layouts: reversed, column-major, broadcast, or with an arbitrary
+//! stride on an axis of one element. With these, MLX's CPU kernels access the wrong memory, abort
+//! the process, or reorder elements.
 
 use mlx_rs_core::cpu::DenseMatrix;
 use mlx_rs_core::transforms::{compile, grad, vmap};
@@ -23,7 +23,7 @@ fn reversed(a: &Array) -> Array {
         .unwrap()
 }
 
-/// The same values in memory of their own, row-major.
+/// A copy with the same values, row-major.
 fn copied(a: &Array) -> Array {
     Array::from_slice(&a.to_vec::<f32>().unwrap(), a.shape()).unwrap()
 }
@@ -42,7 +42,7 @@ fn is(got: Result<Array>, expected: &[f32]) {
 
 type Scan = fn(&Array, i32, bool, bool) -> Result<Array>;
 
-/// MLX divides by the stride of the axis, which is zero here.
+/// MLX divides by the stride of the axis, which is zero in these arrays.
 #[test]
 fn scans_of_one_element() {
     let scans: [(Scan, f32); 5] = [
@@ -99,7 +99,7 @@ fn scans_of_one_element_of_every_type() {
         let one = two.slice_axis(0, 0, 1).unwrap();
         for scan in [Array::cumsum, Array::cumprod, Array::cummax, Array::cummin] {
             for inclusive in [false, true] {
-                // What a longer axis begins with.
+                // The result must equal the first element of a scan over a longer axis.
                 let expected = scan(&two, 0, false, inclusive).unwrap();
                 let got = scan(&one, 0, false, inclusive).unwrap();
                 assert_eq!(got.dtype(), expected.dtype());
@@ -110,7 +110,7 @@ fn scans_of_one_element_of_every_type() {
     }
 }
 
-/// MLX treats a part whose axes are all reversed as a scalar, and reads one element of it.
+/// If all axes of a part are reversed, MLX treats the part as a scalar and reads one element.
 #[test]
 fn parts_of_reversed_arrays() {
     for shape in [&[8][..], &[4, 6], &[2, 4, 6]] {
@@ -138,7 +138,7 @@ fn parts_of_reversed_arrays() {
     same(&crossed, &linalg::cross(&copied(&a), &b, -1).unwrap());
 }
 
-/// MLX writes as many blocks as the array can hold.
+/// MLX alone writes as many blocks as the array has space for, instead of one.
 #[test]
 fn slices_at_computed_places_write_nowhere_else() {
     for shape in [
@@ -169,7 +169,8 @@ fn slices_at_computed_places_write_nowhere_else() {
                 .unwrap(),
             &zeros(&vec![1; shape.len()], Dtype::Float32).unwrap(),
         );
-        // MLX computes the gradient of an update by a slice, and that of a slice by an update.
+        // In MLX, the gradient of a slice update uses a slice, and the gradient of a slice uses an
+        // update.
         let weights = count(shape);
         let (factors, at, names, lengths) =
             (weights.clone(), start.clone(), axes.clone(), sizes.clone());
@@ -192,7 +193,7 @@ fn slices_at_computed_places_write_nowhere_else() {
     }
 }
 
-/// An axis of one element may have any stride, and MLX uses it to step through the bytes.
+/// An axis of one element may have any stride. MLX uses that stride to step through the bytes.
 #[test]
 fn views_as_smaller_types() {
     let bytes = |a: &Array| a.view(Dtype::Uint8).unwrap();
@@ -216,7 +217,7 @@ fn views_as_smaller_types() {
     }
 }
 
-/// Blocks of a column-major array come in memory order.
+/// MLX returns the blocks of a column-major array in memory order.
 #[test]
 fn blocks_of_column_major_arrays() {
     let a = count(&[5, 2, 3]).transpose().unwrap();
@@ -260,7 +261,8 @@ fn blocks_of_column_major_arrays() {
     );
 }
 
-/// A column-major array keeps its flag when its axes are split.
+/// MLX keeps the column-major flag of an array after its axes are split, which makes the flag
+/// wrong.
 #[test]
 fn column_major_arrays_with_cut_axes() {
     let a = count(&[3, 4]).transpose().unwrap();
@@ -292,12 +294,13 @@ fn windows_of_vectors_with_gaps() {
     );
 }
 
-/// MLX masks the single copy shared by broadcast batches, and writes before that of reversed ones.
-/// MLX 0.30.6 sums blocks of the stride, which exceed the result, and wrote beyond it.
+/// MLX masks the one copy that broadcast batches share. For reversed batches it writes before the
+/// copy. MLX 0.30.6 also sums blocks with the length of the stride, which exceeds the result, and
+/// writes beyond it.
 #[test]
 fn sums_of_overlapping_windows() {
     let a = count(&[9]);
-    // Shape, strides, axis.
+    // The shape, the strides and the axis.
     type Window<'a> = (&'a [i32], &'a [i64], i32);
     let windows: [Window<'_>; 6] = [
         (&[2, 3], &[2, 1], 0),
@@ -323,7 +326,8 @@ fn sums_of_overlapping_windows() {
                 |a, axis| a.cumsum(axis, false, true),
             ];
             for reduce in all {
-                // Repeated, because memory beyond the result must not be the heap's own by chance.
+                // The test is repeated, because memory beyond the result may belong to the heap by
+                // chance.
                 for _ in 0..20 {
                     let got = reduce(&view().unwrap(), axis).unwrap();
                     got.eval().unwrap();
@@ -338,7 +342,7 @@ fn sums_of_overlapping_windows() {
     }
 }
 
-/// MLX 0.30.6 read them as if they were float32.
+/// MLX 0.30.6 reads doubles as if they were float32.
 #[test]
 fn doubles_as_eight_bit_floats() {
     let a = count(&[33])
@@ -405,7 +409,7 @@ fn masked_products_of_batches() {
     }
 }
 
-/// MLX drops an unused step, but not the corresponding end.
+/// MLX drops an unused step, but not the end that belongs to it.
 #[test]
 fn derivatives_of_slices_of_one_element() {
     let x = count(&[5]);
@@ -442,7 +446,7 @@ fn derivatives_of_slices_of_one_element() {
     }
 }
 
-/// MLX's padding fails under `vmap`.
+/// MLX's own padding fails under `vmap`.
 #[test]
 fn paddings_can_be_mapped_and_derived() {
     let x = count(&[2, 3]);
@@ -516,8 +520,8 @@ fn derivatives_of_scattered_blocks() {
     is(Ok(grad(total, &[0])(&[seven]).unwrap().remove(0)), &[6.0]);
 }
 
-/// Runs `work`, and ends the process when it takes longer than a minute: at an ordinary exit we
-/// wait for what MLX computes.
+/// Runs `work`, and ends the process if it takes longer than a minute. An ordinary exit would wait
+/// for MLX's computation.
 fn ends(work: impl FnOnce() + Send + 'static) {
     let (done, ended) = std::sync::mpsc::channel();
     let work = std::thread::spawn(move || {
@@ -532,7 +536,7 @@ fn ends(work: impl FnOnce() + Send + 'static) {
     work.join().unwrap();
 }
 
-/// MLX counts the elements of some empty views down from zero.
+/// For some empty views, MLX counts elements down from zero and does not end.
 #[test]
 fn empty_views_come_to_an_end() {
     ends(|| {
@@ -561,7 +565,7 @@ fn empty_views_come_to_an_end() {
     });
 }
 
-/// MLX's reductions of some empty views read lengths from the stack, left by an earlier reduction.
+/// For some empty views, MLX's reductions read lengths from uninitialized stack memory.
 #[test]
 fn empty_views_add_up_to_nothing() {
     ends(|| {
@@ -584,7 +588,7 @@ fn empty_views_add_up_to_nothing() {
                 assert!(a.array_equal(&a.negative().unwrap()).unwrap());
                 large.sum(axes, false).unwrap().eval().unwrap();
                 assert!(a.all_close(&x, 0.0, 0.0).unwrap());
-                // Gradients of a broadcast are summed.
+                // The gradient of a broadcast is a sum.
                 for wide in [
                     |x: &Array| x.broadcast_to(&[0, 2]),
                     |x: &Array| x.add(&zeros(&[0, 2], Dtype::Float32)?),
@@ -605,7 +609,7 @@ fn empty_views_add_up_to_nothing() {
     });
 }
 
-/// Empty arguments, gradients and batches keep their shapes.
+/// Empty arguments, their gradients and their batches keep their shapes.
 #[test]
 fn shapes_of_nothing() {
     let x = zeros(&[3, 0], Dtype::Float16).unwrap().transpose().unwrap();
@@ -640,8 +644,8 @@ fn shapes_of_nothing() {
     );
 }
 
-/// Bytes from every offset, viewed as every wider type, in several forms: typed slices are aligned,
-/// and values are right.
+/// Views bytes at every offset as every wider type. Typed slices must be aligned and have the right
+/// values.
 #[test]
 fn views_as_wider_types_begin_where_the_type_can() -> Result<()> {
     fn check<T: Element>(bytes: &[u8], a: &Array) -> Result<()> {
@@ -654,7 +658,8 @@ fn views_as_wider_types_begin_where_the_type_can() -> Result<()> {
     for from in 0..9 {
         let part = &bytes[from as usize..from as usize + 32];
         let views = [
-            // Computed, not computed, computed here, a slice of a slice, a donated buffer.
+            // In order: a lazy slice of data, a lazy slice of a computation, an evaluated slice, a
+            // slice of a slice, a donated buffer, and a slice of a Rust vector.
             bytes_array.slice_axis(0, from, from + 32)?,
             bytes_array
                 .maximum(&bytes_array)?
@@ -678,14 +683,14 @@ fn views_as_wider_types_begin_where_the_type_can() -> Result<()> {
             check::<u64>(part, &a.view(Dtype::Uint64)?)?;
             check::<f64>(part, &a.view(Dtype::Float64)?)?;
             check::<u64>(part, &a.view(Dtype::Complex64)?.view(Dtype::Uint64)?)?;
-            // Rows of two, transposed and back, flattened, split.
+            // Two rows: contiguous, transposed and back, flattened, and split.
             let rows = a.reshape(&[2, 16])?.view(Dtype::Uint32)?;
             check::<u32>(part, &rows.contiguous()?)?;
             check::<u32>(part, &rows.transpose()?.transpose()?)?;
             check::<u32>(part, &rows.flatten(0, -1)?)?;
             let halves = rows.split(2, 0)?;
             check::<u32>(&part[16..], &halves[1])?;
-            // A view as wider items, and its values computed with.
+            // Values computed from a view of wider elements.
             let sum = rows.add(&rows)?.to_vec::<u32>()?;
             let words = part
                 .chunks(4)
@@ -693,7 +698,7 @@ fn views_as_wider_types_begin_where_the_type_can() -> Result<()> {
             assert_eq!(sum, words.map(|w| w.wrapping_add(w)).collect::<Vec<_>>());
         }
     }
-    // Mapped over a batch of rows that begin anywhere.
+    // `vmap` over rows that begin at unaligned addresses.
     let rows = bytes_array.as_strided(&[3, 8], &[9, 1], 1)?;
     let got = vmap(|x: &[Array]| Ok(vec![x[0].view(Dtype::Uint32)?]), 0, 0)(&[rows])?;
     let expected: Vec<u8> = [1, 10, 19]
@@ -701,7 +706,7 @@ fn views_as_wider_types_begin_where_the_type_can() -> Result<()> {
         .flat_map(|&i| bytes[i..i + 8].to_vec())
         .collect();
     check::<u32>(&expected, &got[0])?;
-    // Traced: the place of an argument is not known.
+    // In a traced function, the address of an argument is unknown.
     let compiled = compile(|x: &[Array]| Ok(vec![x[0].view(Dtype::Uint32)?]));
     for from in 0..4 {
         let part = bytes_array.slice_axis(0, from, from + 8)?;
@@ -711,7 +716,7 @@ fn views_as_wider_types_begin_where_the_type_can() -> Result<()> {
     Ok(())
 }
 
-/// The kernels read such views as MLX's own operations do.
+/// This crate's kernels must read unaligned views like MLX's own operations.
 #[test]
 fn kernels_read_views_that_begin_anywhere() -> Result<()> {
     Stream::default_of(Device::cpu())?.scope(|| {

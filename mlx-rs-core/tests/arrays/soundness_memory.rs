@@ -1,5 +1,5 @@
 //! Tests `cpu::KvBuffer`, which writes keys and values in place: in compiled functions, which run
-//! operations again, in long unevaluated chains, and with sizes beyond any memory.
+//! operations again; in long unevaluated chains; and with sizes beyond any machine's memory.
 
 use mlx_rs_core::cpu::{Block, DenseMatrix, Gate, Heads, KvBuffer, KvSlot, Matrix};
 use mlx_rs_core::transforms::compile;
@@ -17,7 +17,7 @@ fn keys(values: &[f32]) -> Array {
     Array::from_slice(&all, &[1, 1, positions, D]).unwrap()
 }
 
-/// The first element of each of the first `n` values in memory.
+/// The first element of each of the first `n` values in the buffer.
 fn firsts(memory: &KvBuffer, n: i32) -> Vec<f32> {
     let values = memory.copy(n).unwrap().1.to_vec::<f32>().unwrap();
     values.chunks(D as usize).map(|v| v[0]).collect()
@@ -27,8 +27,8 @@ fn is_nan(values: &[f32]) -> bool {
     values.iter().all(|v| v.is_nan())
 }
 
-/// A block with identity matrices, so that a token's key and value equal the token. `None` if our
-/// kernels are disabled.
+/// A decoder block with identity matrices, so that a token's key and value equal the token. `new`
+/// returns `None` if this crate's kernels are disabled.
 struct Identity {
     heads: Heads,
     matrix: Matrix,
@@ -98,7 +98,7 @@ fn memory_made_inside_a_compiled_function_is_written_once() {
             } else {
                 assert!(is_nan(&values), "call {call}: {values:?}");
             }
-            // What another owner puts where memory was freed.
+            // New data takes the place of freed memory, so reads of freed memory return 7.
             arrays.push(Array::from_slice(&[7.0f32; 4096], &[4096]).unwrap());
         }
     });
@@ -135,7 +135,8 @@ fn a_step_inside_a_compiled_function_rewrites_no_token() {
             block.step(&token(1.0), &mut memory, 0).unwrap()
         };
         before.eval().unwrap();
-        // Reads what replays leave behind, without their order: the step inside is not its input.
+        // The witness reads the buffer after the replays. It does not depend on the step inside the
+        // compiled function, so their order is not fixed.
         let witness = memory.lock().unwrap().fork(1, 4).unwrap();
         let inside = std::sync::Arc::clone(&memory);
         let stepped = compile(move |x: &[Array]| -> Result<Vec<Array>> {
@@ -154,7 +155,8 @@ fn a_step_inside_a_compiled_function_rewrites_no_token() {
             ));
         }
         assert_eq!(firsts(&witness, 1), [1.0]);
-        // The memory itself depends on the trace, which has no values: an error, not a wrong token.
+        // The buffer now depends on a traced operation, which has no values. Reading it must be an
+        // error, not a wrong token.
         let e = memory.lock().unwrap().copy(1).unwrap().0.eval();
         assert!(e.is_err(), "{e:?}");
     });
@@ -179,11 +181,11 @@ fn a_captured_step_runs_once() {
                 &added.call(&zero).unwrap()[0].to_vec::<f32>().unwrap()
             ));
         }
-        // Outside it has not run, and no longer may.
+        // The captured step did not run outside the compiled function, and it no longer may.
         assert!(is_nan(&y.to_vec::<f32>().unwrap()));
         drop(added);
 
-        // Evaluated before it is captured, it is a value like any other.
+        // A step that is evaluated before it is captured is an ordinary value.
         let mut memory = KvBuffer::empty((1, D), 4).unwrap();
         let y = block.step(&token(1.0), &mut memory, 0).unwrap();
         let expected = y.to_vec::<f32>().unwrap();
@@ -212,7 +214,7 @@ fn sizes_that_no_machine_has_are_errors() {
     });
 }
 
-/// On a stack of 256 KiB, less than any thread has by default.
+/// The stack has 256 KiB, less than the default of any platform's threads.
 #[test]
 fn a_long_chain_of_unevaluated_growth_is_dropped() {
     let small = std::thread::Builder::new().stack_size(256 << 10);

@@ -1,14 +1,14 @@
-//! How the cases of `main.rs` are checked; the cases themselves are there.
+//! Checks derivatives against finite differences. `main.rs` has the cases.
 
 use mlx_rs_core::transforms::{VmapAxes, jvp, vjp, vmap};
 use mlx_rs_core::{Array, Dtype, Result, random, stack};
 
-/// Distance of the points, a power of two so that nothing is rounded on the way.
+/// The distance of the points. It is a power of two, so that computing the points does not round.
 const H: f32 = 1.0 / 64.0;
 const TOLERANCE: f64 = 2e-3;
 
-/// Cases that MLX refuses in batches, fully or partly. The gradient of a quantized kernel is a
-/// quantized product, and a matrix of the dense kernel is evaluated.
+/// Cases that MLX refuses in some or all batches. The gradient of a quantized kernel is a quantized
+/// matrix multiplication. The dense kernel evaluates its matrix.
 const NO_BATCHES: [&str; 7] = [
     "quantized_matmul",
     "gather_qmm",
@@ -19,7 +19,7 @@ const NO_BATCHES: [&str; 7] = [
     "dense kernel, matrix",
 ];
 
-/// Numbers without pattern between `low` and `high`, the same every time.
+/// Pseudo-random values between `low` and `high`, which depend only on the seed.
 pub fn numbers(seed: u64, shape: &[i32], low: f32, high: f32) -> Array {
     random::uniform(
         low,
@@ -45,7 +45,7 @@ pub fn ids(v: &[i32]) -> Array {
 
 type Function<'a> = &'a dyn Fn(&[Array]) -> Result<Array>;
 
-/// The sum over the outputs of `f`, each times its weight.
+/// The weighted sum of the outputs of `f`.
 fn weighted(f: Function<'_>, args: &[Array], weights: &[f32]) -> f64 {
     let values = f(args).unwrap().to_vec::<f32>().unwrap();
     values
@@ -55,7 +55,7 @@ fn weighted(f: Function<'_>, args: &[Array], weights: &[f32]) -> f64 {
         .sum()
 }
 
-/// `args` with `step` added to element `i` of argument `n`.
+/// `args`, with `step` added to element `i` of argument `n`.
 fn moved(args: &[Array], n: usize, i: usize, step: f32) -> Vec<Array> {
     let mut args = args.to_vec();
     let mut values = args[n].to_vec::<f32>().unwrap();
@@ -71,7 +71,7 @@ fn near(name: &str, how: &str, n: usize, i: usize, given: f64, expected: f64) {
     );
 }
 
-/// Compares the derivatives in both modes with differences.
+/// Compares reverse-mode and forward-mode derivatives with finite differences.
 fn compare(name: &str, args: &[Array], f: Function<'_>) {
     let value = f(args).unwrap();
     assert_eq!(value.dtype(), Dtype::Float32, "{name}");
@@ -117,7 +117,8 @@ fn compare(name: &str, args: &[Array], f: Function<'_>) {
     near(name, "forward", 0, 0, given, slopes.iter().sum());
 }
 
-/// Compares with two examples at once, each argument alone in a batch and all together.
+/// Compares batches of two examples with single examples: each argument alone in a batch, then all
+/// arguments.
 fn batches(name: &str, args: &[Array], f: Function<'_>) {
     let others: Vec<Array> = args
         .iter()

@@ -1,9 +1,10 @@
-//! Gradients against finite differences, for every differentiable operation that models use.
-//! `transforms.rs` tests the transforms themselves.
+//! Compares gradients with finite differences, for every differentiable operation that models use.
+//! The tests in `transforms/` cover the transforms themselves.
 //!
-//! Each case is a function of a few small arrays, differentiated in reverse (`vjp`) and forward
-//! (`jvp`). Both are compared with differences over five points (error of order h^4), computed in
-//! float32 and summed in float64. Each is also computed in batches (`vmap`) and one by one.
+//! Each case is a function of a few small arrays. It is differentiated in reverse mode (`vjp`) and
+//! forward mode (`jvp`). Both are compared with five-point differences (error of order h^4),
+//! computed in float32 and summed in float64. Each is also computed in batches (`vmap`) and
+//! compared with single examples.
 
 #![expect(
     clippy::cloned_ref_to_slice_refs,
@@ -27,7 +28,8 @@ use operations::{Slope, of_one, of_two};
 
 #[test]
 fn functions_of_one_array() {
-    // No element is within two steps of zero, where abs has a corner, and no two are equal.
+    // No element is within two steps of zero, where `abs` has a corner, and no two elements are
+    // equal.
     let x = Array::from_slice(&[-1.4f32, -0.8, -0.3, 0.2, 0.7, 1.3], &[2, 3]).unwrap();
     let mut compared = 0;
     for (operation, f) in of_one() {
@@ -57,12 +59,12 @@ fn functions_of_one_array() {
 
 #[test]
 fn functions_of_two_arrays_with_broadcasting() {
-    // Far enough apart for the corner of maximum.
+    // The elements are far enough apart to avoid the corner of `maximum`.
     let a = Array::from_slice(&[0.6f32, 1.1, 1.9, 1.4, 0.9, 1.7], &[2, 3]).unwrap();
     let shapes: [&[i32]; 4] = [&[2, 3], &[3], &[2, 1], &[]];
     let mut compared = 0;
     for (operation, f) in of_two() {
-        // Products of matrices ask for other shapes; their tests are below.
+        // Matrix multiplications need other shapes. Their tests are below.
         let product = ["inner", "kron", "matmul", "outer"].contains(&operation.name);
         if operation.slope == Slope::None || product {
             continue;
@@ -244,7 +246,7 @@ fn choices() {
     check("where", &[x.clone(), y], |x| {
         where_(&condition, &x[0].square()?, &x[1])
     });
-    // Rows taken twice get both gradients: the embedding.
+    // Rows that are selected twice receive both gradients, as in an embedding.
     check("take", &[x.clone()], |x| {
         x[0].take(&ids(&[2, 0, 2]), 0)?.square()
     });
@@ -364,13 +366,14 @@ fn kernels_of_this_crate() {
             let kernel = cpu::QuantizedMatrix::new(&q)
                 .unwrap()
                 .expect("a format of the kernels");
-            // With few rows it rounds its inputs, so that differences are those of steps.
+            // With few rows the kernel rounds its inputs, so differences would be those of a step
+            // function.
             check(
                 &format!("quantized kernel, {bits} bits"),
                 &[numbers(29, &[16, 64], -0.5, 0.5)],
                 |x| kernel.product(&x[0]),
             );
-            // An operation without a gradient returns an error.
+            // The gradient of an operation without one is an error.
             let scales = |x: &[Array]| -> Result<Vec<Array>> {
                 let q = Quantized {
                     scales: x[0].clone(),
@@ -385,7 +388,7 @@ fn kernels_of_this_crate() {
             };
             let e = grad(scales, &[0])(&[q.scales.clone()]).unwrap_err();
             assert!(e.message().contains("with respect to the matrix"), "{e}");
-            // Over a batch, and a gradient of a gradient.
+            // Checks a batch, and the gradient of a gradient.
             let f = |x: &[Array]| -> Result<Vec<Array>> { Ok(vec![kernel.product(&x[0])?]) };
             for axis in [0, 1] {
                 let batched = vmap(f, axis, axis)(&[x.clone()]).unwrap();
@@ -502,7 +505,7 @@ fn attention() {
 
 // ---- together
 
-/// A whole transformer block. The tests above cover each operation alone, this one the combination.
+/// A whole transformer block. The tests above cover single operations, this one their combination.
 fn block(x: &[Array]) -> Result<Array> {
     let [x, norm, qkv, out, gate, up, down] = x else {
         unreachable!("seven arguments")
@@ -546,7 +549,7 @@ fn a_transformer_block_plain_and_checkpointed() {
     check("checkpointed block", &args, |x| Ok(saved(x)?.remove(0)));
 }
 
-/// Training runs in half precision; its gradients are those of float32, but coarser.
+/// Gradients in half precision must equal those of float32 within the precision of the type.
 #[test]
 fn gradients_in_half_precision_are_those_of_float32() {
     let loss =

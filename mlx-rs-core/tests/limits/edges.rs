@@ -1,6 +1,6 @@
-//! The rest of what `soundness_ops.rs` begins: operations, memory and devices with numbers at their
-//! limits. No argument ends the process or hangs. The answer, a result or an error, is evaluated
-//! and has its declared shape and type.
+//! Calls operations, memory functions and devices with numbers at their limits; `soundness_ops.rs`
+//! has the other operations. No argument may end the process or hang. The answer is a result or an
+//! error. A result is evaluated and must have its declared shape and type.
 
 use mlx_rs_core::random::{self, Key};
 use mlx_rs_core::{
@@ -21,7 +21,7 @@ fn array(shape: &[i32], dtype: Dtype) -> Array {
         .unwrap()
 }
 
-/// Keeps results small: a few of the numbers ask for gigabytes.
+/// Limits memory, because some of the numbers lead to results of gigabytes.
 fn limited() {
     memory::set_budget(1 << 22);
 }
@@ -37,7 +37,7 @@ fn settle(name: &str, results: impl IntoIterator<Item = Result<Array>>) {
 
 #[test]
 fn spacing_is_as_exact_as_its_type() {
-    // Doubles are for CPUs only.
+    // MLX supports doubles only on CPUs.
     let stream = Stream::default_of(Device::cpu()).unwrap();
     let got = stream.scope(|| linspace(-0.1, 1.0, 7, Dtype::Float64).unwrap());
     for (i, got) in got.to_vec::<f64>().unwrap().iter().enumerate() {
@@ -198,7 +198,8 @@ fn quantized_matrices_of_any_form() {
     }
 }
 
-/// Arguments that no program should pass: limits that MLX takes, or an error.
+/// Arguments at the limits that MLX accepts, and beyond them. Each call must succeed or return an
+/// error.
 #[test]
 fn memory_and_devices_at_their_limits() {
     crate::alone::alone(
@@ -234,7 +235,7 @@ fn memory_and_devices_at_their_limits_alone() {
         assert!((0..1000).contains(&count), "{device}: {count}");
         assert_eq!(device.info().is_ok(), device.is_available(), "{device}");
     }
-    // More streams than anybody needs are still streams.
+    // Creates far more streams than a program needs; all must work.
     let streams: Vec<Stream> = (0..40)
         .map(|_| Stream::new(Device::cpu()).unwrap())
         .collect();

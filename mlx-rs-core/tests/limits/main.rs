@@ -1,5 +1,5 @@
-//! Numbers, shapes and types at their limits, under a small memory budget, which belongs to the
-//! process.
+//! Tests numbers, shapes and types at their limits. The tests run under a small memory budget, so
+//! they have a process of their own.
 
 #[path = "../../../tests/common/alone.rs"]
 mod alone;

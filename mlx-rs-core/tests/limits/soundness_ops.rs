@@ -1,6 +1,6 @@
-//! No argument ends the process. Every operation is called on every type, on empty and odd shapes,
-//! with axes and numbers at their limits. The answer, a result or an error, does not matter here.
-//! Results are evaluated, and must have the shape and type that they declared before.
+//! Calls every operation on every type, on empty and odd shapes, and with axes and numbers at their
+//! limits. No argument may end the process. Whether the answer is a result or an error does not
+//! matter. Results are evaluated, and must have the shape and type that they declared before.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -27,7 +27,7 @@ const SHAPES: [&[i32]; 9] = [
     &[1, 2, 0],
     &[2, 1, 3],
 ];
-/// Numbers that axes, shifts, ranks, counts and diagonals are given.
+/// The values for axes, shifts, ranks, counts and diagonals.
 const NUMBERS: [i32; 8] = [0, 1, -1, 2, -3, i32::MAX, i32::MIN, i32::MIN + 1];
 
 fn array(shape: &[i32], dtype: Dtype) -> Array {
@@ -39,7 +39,7 @@ fn array(shape: &[i32], dtype: Dtype) -> Array {
         .unwrap()
 }
 
-/// Keeps results small: a few of the numbers ask for gigabytes.
+/// Limits memory, because some of the numbers lead to results of gigabytes.
 fn limited() {
     memory::set_budget(1 << 22);
 }
@@ -60,7 +60,7 @@ fn settle(name: &str, result: Result<Vec<Array>>) {
     }
 }
 
-/// [`settle`] of many: together, or one by one when one of them fails.
+/// Applies [`settle`] to many results: together, or one by one if any of them fails.
 fn settle_all(name: &str, results: Vec<Array>) {
     if eval(&results).is_ok() {
         return settle(name, Ok(results));
@@ -82,7 +82,7 @@ fn two(pair: Result<(Array, Array)>) -> Result<Vec<Array>> {
 type Unary = Box<dyn Fn(&Array) -> Result<Array>>;
 type Numbered = Box<dyn Fn(&Array, i32, i32) -> Result<Vec<Array>>>;
 
-/// The functions of one array: those of the table, and those with fixed further arguments.
+/// The functions of one array: those of the table, and others with fixed further arguments.
 fn unary() -> Vec<(&'static str, Unary)> {
     let mut all: Vec<(&str, Unary)> = Vec::new();
     for operation in OPERATIONS {
@@ -144,7 +144,7 @@ fn unary() -> Vec<(&'static str, Unary)> {
     all
 }
 
-/// The functions of an array and numbers.
+/// The functions of an array and integers.
 fn numbered() -> Vec<(&'static str, Numbered)> {
     let mut all: Vec<(&str, Numbered)> = Vec::new();
     for operation in OPERATIONS {
@@ -173,7 +173,7 @@ fn numbered() -> Vec<(&'static str, Numbered)> {
     all
 }
 
-/// Functions with number arguments in other forms than the table above has.
+/// Functions of integers whose argument lists differ from those of the table above.
 fn with_numbers() -> Vec<(&'static str, Numbered)> {
     type Call = fn(&Array, i32, i32) -> Result<Vec<Array>>;
     let all: [(&str, Call); 39] = [
@@ -279,7 +279,7 @@ fn functions_of_two_arrays() {
             Ok(mlx_rs_core::depends(&[a], &[b])?.remove(0))
         }),
     ];
-    // One type of each kind, and the widest of each.
+    // One type of each kind, and the widest type of each kind.
     let types = [
         Dtype::Bool,
         Dtype::Uint8,
@@ -293,7 +293,7 @@ fn functions_of_two_arrays() {
     let all = of_two().map(|(o, f)| (o.name, f));
     for (name, f) in all.chain(with_arguments) {
         for a in SHAPES {
-            // Half of the types for each shape; the others come with the next.
+            // Each shape is tested with half of the types. The next shape has the other half.
             for (i, d) in types.iter().enumerate().skip(a.len() % 2).step_by(2) {
                 let mut results = Vec::new();
                 for b in SHAPES {
@@ -312,8 +312,8 @@ fn functions_of_two_arrays() {
 fn functions_with_numbers() {
     limited();
     let all = numbered();
-    // Every operation meets every shape, every type and every pair of numbers, but not all at once.
-    // That would take many minutes on a small machine.
+    // Every operation meets every shape, every type and every pair of numbers, but not all
+    // combinations. All combinations would take many minutes on a small machine.
     let types = [Dtype::Float32, Dtype::Int8, Dtype::Complex64];
     for (i, (name, f)) in all.into_iter().enumerate() {
         for (j, shape) in SHAPES.into_iter().enumerate() {
@@ -448,8 +448,9 @@ proptest! {
     }
 }
 
-/// MLX frees what a failed evaluation had started to write, while it is being written. On a CPU
-/// gathered products are for `float32` only, which MLX says when it comes to them.
+/// After a failed evaluation, MLX frees arrays while their operations still write them. On a CPU,
+/// gathered matrix multiplications support only `float32`, and MLX reports this only during
+/// evaluation.
 #[test]
 fn a_failed_evaluation_frees_nothing_that_is_in_use() {
     limited();

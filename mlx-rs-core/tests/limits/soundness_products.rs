@@ -1,5 +1,6 @@
-//! Products of empty arrays, which MLX must not compute on a CPU. Nothing is written out of bounds,
-//! nothing ends the process, and the values are those of empty sums.
+//! Tests matrix multiplications of empty arrays, which MLX's CPU code computes wrongly. Nothing may
+//! be written out of bounds, nothing may end the process, and the values must be those of empty
+//! sums.
 
 use mlx_rs_core::fast::{self, Mask};
 use mlx_rs_core::random::{self, Key};
@@ -18,14 +19,15 @@ fn settle(name: &str, result: Result<Array>) {
 }
 
 /// MLX copies a matrix with an uncommon layout before it multiplies. For an empty product it frees
-/// the copy at once, while its thread still writes it.
+/// the copy at once, while its thread still writes the copy.
 #[test]
 fn empty_products_write_nowhere() {
     memory::set_budget(1 << 22);
     let slow =
         random::normal(0.0, 1.0, &[200, 200], Dtype::Float32, &Key::new(1).unwrap()).unwrap();
     type Product = fn(&Array, &Array) -> Result<Array>;
-    // Of an empty array of this shape, and one of that shape whose axis of length 1 is broadcast.
+    // The operands: an empty array of the first shape, and an array of the second shape whose axis
+    // of length 1 is broadcast.
     let products: [(&str, [i32; 3], [i32; 3], Product); 12] = [
         ("matmul", [3, 0, 2], [1, 2, 1], Array::matmul),
         ("matmul, second", [3, 2, 0], [1, 1, 2], |a, b| b.matmul(a)),
@@ -84,7 +86,7 @@ fn empty_products_write_nowhere() {
     for (name, empty, other, product) in products {
         let empty = zeros(&empty, Dtype::Float32).unwrap();
         for _ in 0..20 {
-            // So that the copy waits, and the next allocation takes its place.
+            // A slow operation delays the copy, so that the next allocation gets the copy's memory.
             let late = slow.sort(-1).unwrap().sum(All, true).unwrap();
             let other = ones(&other, Dtype::Float32).unwrap().add(&late).unwrap();
             let result = product(&empty, &other).unwrap();

@@ -1,5 +1,5 @@
-//! Operations that are another one in a different form, or the same one in another type. They are
-//! compared with that one, which has golden values, in every type.
+//! Tests operations that equal another operation in a different form or type. Each is compared, in
+//! every type, with that operation, which has golden values.
 
 use mlx_rs_core::random::Key;
 use mlx_rs_core::{
@@ -15,7 +15,7 @@ fn values(shape: &[i32], dtype: Dtype) -> Array {
         .unwrap()
 }
 
-/// Pairs of operations that must be the same.
+/// Pairs of results that must be equal.
 fn pairs(dtype: Dtype) -> Result<Vec<(&'static str, Array, Array)>> {
     let a = values(&[3, 4], dtype);
     let ids = Array::vector(&[2u32, 0])?;
@@ -104,8 +104,8 @@ fn one(a: Result<Array>) -> Result<Vec<Array>> {
     Ok(vec![a?])
 }
 
-/// Operations that move values and do not look at them; their goldens are of `int32`. For
-/// `[2, 3, 1]`.
+/// Operations that move values without reading them, for an array `[2, 3, 1]`. Their golden values
+/// are `int32`.
 fn moves() -> Vec<Moves> {
     vec![
         ("swap_axes", |a| one(a.swap_axes(0, 1))),
@@ -201,7 +201,8 @@ fn order_is_the_same_in_every_real_type() {
     }
 }
 
-/// `f` in another type is `f` in `float32`, to the precision of the type. A difference is a fault.
+/// Compares `f` in other types with `f` in `float32`, to the precision of the type. A difference
+/// fails the test.
 fn as_in_float32(name: &str, types: &[Dtype], f: impl Fn(&Array) -> Result<Array>) {
     for &dtype in types {
         let a = values(&[1, 4, 4], dtype);

@@ -1,4 +1,4 @@
-//! The calls that the golden file names, by the names of this crate's functions.
+//! Maps the calls of the golden file to the functions of this crate.
 
 use mlx_rs_core::fast::{self, Mask, RopeBase};
 use mlx_rs_core::linalg::{self, Norm, Triangle};
@@ -12,7 +12,7 @@ use mlx_rs_core::{
 use super::operations::{self, Call};
 use super::{Case, one};
 
-/// Makes the call of a case.
+/// Runs the call of a case.
 pub(crate) fn make(c: &Case<'_>) -> Result<Vec<Array>> {
     for group in [
         of_table, composed, elements, reductions, shapes, choices, made, products, algebra, fused,
@@ -30,10 +30,10 @@ pub(crate) fn make(c: &Case<'_>) -> Result<Vec<Array>> {
 
 type Made = Option<Result<Vec<Array>>>;
 
-/// What the table of operations calls.
+/// Runs a call of the shared table of operations.
 fn of_table(c: &Case<'_>) -> Made {
     let list = c.ints("axes");
-    // One axis, several and all go to different functions of MLX.
+    // A single axis, several axes and all axes call different functions of MLX.
     let axes = || match &list[..] {
         _ if c.is_null("axes") => Axes::All,
         [one] => Axes::One(*one),
@@ -51,7 +51,7 @@ fn of_table(c: &Case<'_>) -> Made {
         Call::FourierN(f) => f(c.a(), lengths.as_deref(), Axes::Many(&list)),
         Call::Shift(f) if c.is_null("axes") => f(c.a(), Axes::All),
         Call::Shift(f) => f(c.a(), Axes::Many(&list)),
-        // Their numbers have a name each in the golden file.
+        // In the golden file, these calls have a name for each number.
         Call::Numbers(_) => return None,
     }))
 }
@@ -93,7 +93,7 @@ fn composed(c: &Case<'_>) -> Made {
     }))
 }
 
-/// An update of a part: start, stop and strides.
+/// Updates a part of an array: the array, the update, start, stop and strides.
 type Combine = fn(&Array, &Array, &[i32], &[i32], &[i32]) -> Result<Array>;
 
 fn elements(c: &Case<'_>) -> Made {
@@ -117,7 +117,7 @@ fn elements(c: &Case<'_>) -> Made {
 
 fn reductions(c: &Case<'_>) -> Made {
     let list = c.ints("axes");
-    // One axis, several and all go to different functions of MLX.
+    // A single axis, several axes and all axes call different functions of MLX.
     let axes = || match &list[..] {
         _ if c.is_null("axes") => Axes::All,
         [one] => Axes::One(*one),
@@ -194,7 +194,7 @@ fn shapes(c: &Case<'_>) -> Made {
     }))
 }
 
-/// Sorts what a partition leaves in no particular order, on both sides of its rank.
+/// Sorts both sides of a partition, whose order MLX does not define.
 fn settled(a: &Array, rank: i32) -> Result<Array> {
     let n = a.dim(-1)?;
     let part = |from, to| a.slice_axis(-1, from, to)?.sort(-1);
@@ -233,7 +233,7 @@ fn choices(c: &Case<'_>) -> Made {
         "slice_update_at" => c.a().slice_update_at(c.b(), c.c(), &c.ints("axes")),
         "partition" => {
             let rank = c.int("rank");
-            // The indices that partition must give the same.
+            // Gathering by the indices of `argpartition` must have the same result.
             let indices = c.a().argpartition(rank, c.int("axis"));
             let by_index = indices.and_then(|i| c.a().take_along_axis(&i, c.int("axis")));
             let direct = c
@@ -383,7 +383,7 @@ fn fused(c: &Case<'_>) -> Made {
             let base = RopeBase::Theta(c.number("base") as f32);
             let (traditional, offset) = (c.flag("traditional"), c.int("offset"));
             let at = Array::scalar(offset);
-            // Both ways to give the position must agree.
+            // Both forms of the position argument must have the same result.
             let dynamic =
                 at.and_then(|at| fast::rope_at(c.a(), dims, traditional, base, scale, &at));
             let plain = fast::rope(c.a(), dims, traditional, base, scale, offset);

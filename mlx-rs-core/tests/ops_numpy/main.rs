@@ -1,6 +1,6 @@
-//! Every operation against numpy. `fixtures/ops.json` holds small calls and their results, made by
-//! `tools/golden/ops.py`. This reads it, makes the calls (`calls.rs`) and compares types, shapes
-//! and values.
+//! Compares every operation with numpy. `fixtures/ops.json` contains small calls and their results,
+//! made by `tools/golden/ops.py`. This test makes the calls (`calls.rs`), and compares types,
+//! shapes and values.
 
 mod aliases;
 mod calls;
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use mlx_rs_core::{Array, Complex32, Dtype, Element, Result, bf16, eval, f16};
 use serde_json::Value;
 
-/// One call: its name, its arrays, and its other arguments.
+/// One call: its name, its array arguments, and its other arguments.
 pub(crate) struct Case<'a> {
     pub(crate) op: &'a str,
     pub(crate) inputs: Vec<Array>,
@@ -89,7 +89,7 @@ where
     Array::from_slice(&values, shape).unwrap()
 }
 
-/// `[type, shape, values]` as the script writes it.
+/// An array from `[type, shape, values]`, as the script writes it.
 fn array(v: &Value) -> Array {
     let shape: Vec<i32> = v[1]
         .as_array()
@@ -136,7 +136,7 @@ fn array(v: &Value) -> Array {
     }
 }
 
-/// Values in double precision, complex ones as two.
+/// Values in double precision. A complex value becomes two numbers.
 fn wide(a: &Array) -> Vec<f64> {
     if a.dtype() == Dtype::Complex64 {
         let values = a.to_vec::<Complex32>().unwrap();
@@ -148,13 +148,13 @@ fn wide(a: &Array) -> Vec<f64> {
     a.astype(Dtype::Float64).unwrap().to_vec().unwrap()
 }
 
-/// How far results of a type may be off, relative to the greater of 1 and the value.
+/// The allowed error of a type, relative to the greater of 1 and the value.
 fn tolerance(d: Dtype) -> f64 {
     match d {
         Dtype::Float16 => 4e-3,
         Dtype::Bfloat16 => 3e-2,
         Dtype::Float32 | Dtype::Complex64 => 2e-5,
-        // Some of MLX's functions compute in single precision inside.
+        // Some of MLX's functions compute in single precision internally.
         Dtype::Float64 => 1e-6,
         _ => 0.0,
     }
@@ -165,7 +165,7 @@ fn compare(got: &Array, expected: &Array, tolerance: f64) -> std::result::Result
         return Err(format!("{got:?}, not {expected:?}"));
     }
     if got.dtype().is_integer() {
-        // 64-bit ones do not all fit a float.
+        // A float cannot represent all 64-bit integers, so these are compared exactly.
         return if got.array_equal(expected).unwrap() {
             Ok(())
         } else {
@@ -237,7 +237,7 @@ fn every_operation_agrees_with_numpy() {
     );
 }
 
-/// A comparison that says yes to everything would pass the test above.
+/// Without this test, a comparison that always succeeds would go unnoticed.
 #[test]
 fn the_comparison_can_fail() {
     let one = Array::vector(&[1.0f32]).unwrap();
@@ -253,7 +253,7 @@ fn the_comparison_can_fail() {
     assert!(compare(&big(i64::MAX), &big(i64::MAX - 1), 0.0).is_err());
 }
 
-/// What the calls return: one array or several.
+/// Wraps a single result as a list, because some calls return several arrays.
 pub(crate) fn one(a: Result<Array>) -> Result<Vec<Array>> {
     Ok(vec![a?])
 }

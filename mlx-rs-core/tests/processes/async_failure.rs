@@ -1,13 +1,13 @@
-//! A failing asynchronous evaluation. Work started before it can be read afterwards, and so can
-//! arrays built on that work. MLX alone would leave the reader waiting forever (hazard 17), so a
-//! watchdog aborts the process if this test hangs.
+//! Tests a failing asynchronous evaluation. Arrays whose work started before the failure must stay
+//! readable, and so must arrays built on them. MLX alone would leave the reader waiting forever
+//! (hazard 17), so a watchdog aborts the process if this test hangs.
 
 use std::sync::Once;
 use std::time::Duration;
 
 use mlx_rs_core::{Array, Device, Dtype, Result, Stream, async_eval, eval};
 
-/// Ends the process when the tests, which take less than a second, have not ended.
+/// Ends the process if the tests hang. They normally take less than a second.
 fn watchdog() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -59,11 +59,11 @@ fn what_was_started_can_be_read_alone() {
                 );
                 check(&started, 0.5f32.exp());
                 check(&between, 1.0f32.exp());
-                // Again, each way: it fails again, and nothing waits.
+                // Evaluating again must fail again, in both ways, and nothing may wait.
                 assert!(async_eval([&bad]).is_err());
                 assert!(eval([&bad]).is_err());
                 assert!(bad.eval().is_err());
-                // Arrays built on it work, at once and later.
+                // Arrays built on the started work must be readable, at once and later.
                 let next = between.add(&started)?;
                 async_eval([&next])?;
                 check(&next, 1.0f32.exp() + 0.5f32.exp());
@@ -88,12 +88,12 @@ fn across_streams_as_well_alone() {
         Stream::new(Device::cpu()).unwrap(),
     );
     for _ in 0..20 {
-        // The failure is on one stream, and work started on the other is not an input of it.
+        // The failure is on one stream. Work on the other stream does not depend on it.
         let first = a.scope(|| x().exp()).unwrap();
         let second = b.scope(|| first.square()).unwrap();
         let bad = b.scope(|| refused(&second)).unwrap();
         assert!(async_eval([&bad]).is_err());
-        // Nothing reads `first` before, because a read would wait for the other stream.
+        // `first` is not read before this point, because a read would wait for the other stream.
         let next = b.scope(|| first.add(&first)).unwrap();
         async_eval([&next]).unwrap();
         check(&next, 2.0 * 0.5f32.exp());

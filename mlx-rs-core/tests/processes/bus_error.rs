@@ -1,5 +1,5 @@
-//! The handler for mapped files that shrink (`io::MappedFile`) is for its own files only: another
-//! cause of SIGBUS ends the process, as it would without the handler.
+//! The handler for mapped files that shrink (`io::MappedFile`) must handle only its own files. Any
+//! other cause of SIGBUS must end the process, as it would without the handler.
 #![cfg(unix)]
 
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use mlx_rs_core::io::MappedFile;
 
-/// The directory of the child's files.
+/// The variable with the directory of the child's files.
 const DIR: &str = "RUST_MLX_TEST_BUS_ERROR";
 
 #[test]

@@ -1,6 +1,6 @@
-//! Functions and arrays passed to MLX are released, also when a function panics or fails.
+//! Functions and arrays passed to MLX must be released, also if a function panics or fails.
 //!
-//! It runs in a separate process, because the counters also count concurrent tests.
+//! The test runs in a separate process, because the counters would also count concurrent tests.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -28,7 +28,7 @@ fn body(fate: Fate, x: &[Array]) -> Arrays {
     }
 }
 
-/// Everything once. Results are dropped, so nothing may be left of any of it.
+/// Uses every kind of function once. Results are dropped, so nothing may remain.
 fn everything(fate: Fate, dir: &std::path::Path) -> Vec<Arrays> {
     let x = Array::scalar(0.5f32).unwrap();
     let one = || [x.clone()];
@@ -78,7 +78,8 @@ fn everything(fate: Fate, dir: &std::path::Path) -> Vec<Arrays> {
             .with_vmap(move |x, axes| Ok((body(fate, x)?, vec![axes[0]])));
         vmap(|x: &[Array]| custom.call(x), 0, 0)(&batch)
     }));
-    // Kept by a graph that is evaluated after the function is gone, in the stream's thread.
+    // The graph keeps the function. It is evaluated in the stream's thread, after the function's
+    // owner is dropped.
     all.push(caught(&mut || {
         let y = checkpoint(f)(&one())?;
         eval(&y)?;
@@ -98,7 +99,7 @@ fn functions_arrays_and_bytes_are_given_back() {
 fn functions_arrays_and_bytes_are_given_back_alone() {
     std::panic::set_hook(Box::new(|_| {}));
     let dir = tempfile::tempdir().unwrap();
-    // Objects made once and kept, such as the default stream.
+    // The first run creates objects that MLX keeps, such as the default stream.
     everything(Fate::Work, dir.path());
     compile_clear_cache().unwrap();
     let bytes = || {

@@ -1,6 +1,6 @@
-//! A function given to a transform that waits for a thread that uses MLX. That thread gets an
-//! error, and everything continues. Only idle waiting counts. It runs in a separate process,
-//! because the timeout applies to the whole process.
+//! Tests a function given to a transform that waits for a thread that uses MLX. That thread must
+//! get an error, and both must continue. Only time in which the function is idle counts. The test
+//! runs in a separate process, because the timeout applies to the whole process.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ fn compute() -> Result<f32> {
     x.exp()?.sum(All, false)?.item()
 }
 
-/// What a thread gets that computes while its parent waits for it.
+/// The error that a thread gets if it computes while its parent waits for it.
 fn waited_for() -> Error {
     std::thread::spawn(|| compute().unwrap_err())
         .join()
@@ -49,7 +49,7 @@ fn a_thread_that_is_waited_for_gets_an_error_alone() {
     let before = set_deadlock_timeout(Duration::from_millis(300));
     let shared = Array::scalar(3.0f32).unwrap();
     let f = |x: &[Array]| -> Arrays {
-        // It also drops arrays, which must not wait either.
+        // The thread also drops arrays, which must not wait either.
         let mine = (shared.clone(), x[0].clone());
         let e = std::thread::scope(|s| {
             let thread = s.spawn(move || {
@@ -64,7 +64,7 @@ fn a_thread_that_is_waited_for_gets_an_error_alone() {
     };
     let g = grad(f, &[0])(&[Array::scalar(3.0f32).unwrap()]).unwrap();
     assert_eq!(g[0].item::<f32>().unwrap(), 6.0);
-    // The lock is free again, and nothing is remembered of this.
+    // After the error the lock is free again, and the error has no lasting effect.
     let sum = std::thread::spawn(compute).join().unwrap().unwrap();
     assert!((sum - 10.107_338).abs() < 1e-4);
 

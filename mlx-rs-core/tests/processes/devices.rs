@@ -1,5 +1,5 @@
-//! Devices and streams: the default, scopes, and what a device that is missing says. A binary of
-//! its own: the default device belongs to the whole process.
+//! Tests devices and streams: the default device, scopes, and the error for a device that does not
+//! exist. It runs in a separate process, because the default device applies to the whole process.
 
 use mlx_rs_core::{Device, Error, ErrorKind, Stream, array, eval};
 
@@ -29,7 +29,7 @@ fn the_default_is_settable_and_scopes_go_before_it_alone() {
         assert_eq!(e.kind(), ErrorKind::Unsupported);
     }
 
-    // Scopes nest, end, and belong to their thread.
+    // Scopes can be nested, end with their closure, and apply only to their thread.
     let (a, b) = (
         Stream::new(Device::cpu()).unwrap(),
         Stream::new(Device::cpu()).unwrap(),
@@ -48,7 +48,7 @@ fn the_default_is_settable_and_scopes_go_before_it_alone() {
         std::thread::scope(|s| {
             s.spawn(|| assert_eq!(Stream::current().unwrap(), default));
         });
-        // Handed on, a stream is current elsewhere too.
+        // A stream that is passed to another thread can become current there.
         let here = Stream::current().unwrap();
         std::thread::spawn(move || here.scope(Stream::current).unwrap())
             .join()
@@ -57,7 +57,7 @@ fn the_default_is_settable_and_scopes_go_before_it_alone() {
     });
     assert_eq!(Stream::current().unwrap(), default);
 
-    // Work on one stream waits for its inputs from another.
+    // Work on a stream waits for inputs that another stream computes.
     let x = array!([1.0, 2.0]).unwrap();
     let y = a.scope(|| x.exp()).unwrap();
     let z = b.scope(|| y.log()).unwrap();

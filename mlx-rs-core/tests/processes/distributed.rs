@@ -1,5 +1,6 @@
-//! Groups of processes: one alone, and two on a ring of this machine. One test, since a process
-//! joins a group once; it starts itself again as the two members.
+//! Tests groups of processes: a single process, and two processes in a ring on this machine. There
+//! is only one test, because a process can join a group only once. The test starts itself again as
+//! the two members.
 
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
@@ -106,6 +107,6 @@ fn member() {
     }
     assert!(group.recv(&[-1], Dtype::Float32, other).is_err());
     assert!(group.recv(&[i32::MAX; 4], Dtype::Float32, other).is_err());
-    // No kind of ring can be split, and that is an error like any other.
+    // A ring cannot be split, and the attempt must be an ordinary error.
     assert!(group.split(rank, 0).is_err());
 }

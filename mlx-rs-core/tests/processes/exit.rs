@@ -1,5 +1,5 @@
-//! Processes that end while other threads compute, by `main` returning or by `exit`. They end with
-//! the intended exit code, not by a signal. Each runs in a separate process.
+//! Ends processes while other threads compute, by returning from `main` or by `exit`. They must end
+//! with the intended exit code, not by a signal. Each runs in a separate process.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -9,10 +9,10 @@ use mlx_rs_core::{All, Array, Device, Dtype, Result, Stream, fft, random};
 
 type Arrays = Result<Vec<Array>>;
 
-/// How the child ends, and after how many microseconds.
+/// The variable with the child's way to end, and the delay in microseconds.
 const HOW: &str = "RUST_MLX_TEST_EXIT";
 
-/// One of many things that use MLX's static objects.
+/// Performs one of many operations that use MLX's static objects.
 fn work(i: usize) -> Result<()> {
     let key = random::Key::new(i as u64)?;
     let x = random::normal(0.0, 1.0, &[64, 64], Dtype::Float32, &key)?;
@@ -39,8 +39,8 @@ fn work(i: usize) -> Result<()> {
 fn child() {
     let how = std::env::var(HOW).unwrap();
     let (how, after) = how.split_once(' ').unwrap();
-    // A process that ends while the library runs its constructors may crash: see `exit.rs` in
-    // `src`.
+    // Loads the library first. A process that ends while the library's constructors run may crash;
+    // see `src/exit.rs`.
     Array::from_slice(&[1.0f32], &[1]).unwrap();
     for first in 0..3 {
         std::thread::spawn(move || {
@@ -53,7 +53,7 @@ fn child() {
     if how == "exit" {
         std::process::exit(7);
     }
-    // Else the harness's `main` returns, with the threads at work.
+    // Otherwise the test harness's `main` returns while the threads work.
 }
 
 #[test]
@@ -78,7 +78,8 @@ fn processes_end_while_threads_compute() {
     }
 }
 
-/// A destructor of a thread may fail in MLX after the slot for messages would be gone.
+/// The destructor of a thread-local value may fail in MLX after the thread's message slot is
+/// destroyed.
 #[test]
 fn destructors_of_threads_may_fail_in_mlx() {
     struct Late;

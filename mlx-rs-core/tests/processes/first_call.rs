@@ -1,6 +1,6 @@
-//! mlx-c's default error handler prints and exits the process. The handler of this crate must be
-//! installed before the first call, also when that call fails. Therefore the test runs in a
-//! separate process.
+//! mlx-c's default error handler prints and exits the process. This crate must install its own
+//! handler before the first call, also if that call fails. The test runs in a separate process, so
+//! that its call is the first one.
 
 #[test]
 fn the_first_call_of_a_process_may_fail() {

@@ -1,6 +1,6 @@
-//! Every handle and byte is released, also after errors.
+//! Every handle and byte must be released, also after errors.
 //!
-//! It runs in a separate process, because the counters also count concurrent tests.
+//! The test runs in a separate process, because the counters would also count concurrent tests.
 
 use mlx_rs_core::{Dtype, memory, ones};
 

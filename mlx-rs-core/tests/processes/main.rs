@@ -1,5 +1,5 @@
-//! Properties of a process: its exit, its counters, its default device. Each test runs in a
-//! separate process.
+//! Tests properties of a process: its exit, its counters, and its default device. Each test runs in
+//! a separate process.
 
 #[path = "../../../tests/common/alone.rs"]
 mod alone;

@@ -1,5 +1,5 @@
-//! As many streams as a program asks for: few threads where they are dropped, an error where they
-//! are kept. The tests share the streams of the process, so there is one.
+//! Creates many streams. If they are dropped, few threads must exist. If they are kept, there must
+//! be an error at the limit. There is only one test, because tests of a process share its streams.
 
 use mlx_rs_core::{Array, Device, ErrorKind, Stream};
 
@@ -25,7 +25,7 @@ fn streams_are_used_again_and_have_a_most_alone() {
     }
     assert_eq!(indices.len(), 1, "each dropped stream is used again");
 
-    // Another handle keeps a stream in use.
+    // A stream stays in use while another handle of it exists.
     let stream = Stream::new(Device::cpu()).unwrap();
     let same = stream.scope(|| Stream::current().unwrap());
     let index = stream.index();

@@ -1,9 +1,9 @@
-//! Eight threads that do everything at once: build, index, assign, evaluate, read, print, convert
-//! and save. They use separate streams and shared arrays. Each thread's results must be those
-//! of the same work done alone.
+//! Eight threads build, index, assign, evaluate, read, print, convert and save at the same time.
+//! They use separate streams and shared arrays. Each thread's results must equal those of the same
+//! work in a single thread.
 //!
-//! `RUST_MLX_STRESS_ROUNDS` sets the rounds of each thread (12); `tools/valgrind.sh` runs a few
-//! under memcheck.
+//! `RUST_MLX_STRESS_ROUNDS` sets the number of rounds of each thread (default 12).
+//! `tools/valgrind.sh` runs a few rounds under memcheck.
 
 use std::sync::Barrier;
 
@@ -19,15 +19,15 @@ fn rounds() -> u64 {
     wanted.unwrap_or(12)
 }
 
-/// One round of work that depends on nothing but its arguments.
+/// One round of work. The results depend only on the arguments.
 fn work(seed: u64, shared: &Array, stream: &Stream, dir: &std::path::Path) -> Result<Vec<f32>> {
     let key = Key::new(seed)?;
     let x = random::normal(0.0, 1.0, &[16, 24], Dtype::Float32, &key)?;
-    // Builds here, computes there.
+    // This thread builds the graph, and the stream's thread computes it.
     let y = stream.scope(|| x.matmul(shared)?.tanh())?;
     async_eval([&y])?;
     let mut z = y.add(&x.get(idx![.., ..8])?)?;
-    // Checked indices evaluate in the middle of other threads' building.
+    // Checked indices evaluate arrays while other threads build graphs.
     let ids = array!([3, -1, 0])?;
     z.set(idx![&ids, ..; 2], 0.5)?;
     z = z.at_idx(idx![[1, 1, 2]]).add(&z.get(idx![0])?)?;
@@ -36,14 +36,14 @@ fn work(seed: u64, shared: &Array, stream: &Stream, dir: &std::path::Path) -> Re
     z += 1.0;
     assert_eq!(format!("{z:?}"), "Array([16, 8], float32)");
     assert!(z.to_string().starts_with("array([["));
-    // Errors are made and dropped beside everything else, and belong to their thread.
+    // Errors belong to their thread, even if other threads make and drop errors at the same time.
     let e = z.matmul(&x).unwrap_err();
     assert_eq!(e.shapes(), [vec![16, 8], vec![16, 24]]);
     assert!(z.get(idx![seed as i64 + 16]).is_err());
     for row in z.iter().take(3) {
         row?.sum(All, false)?.item::<f32>()?;
     }
-    // Through memory that MLX takes over, and through a file.
+    // Round trips through memory that MLX keeps, and through a file.
     let back = Array::from_vec(z.to_vec::<f32>()?, z.shape())?;
     let path = dir.join(format!("{seed}.safetensors"));
     io::save_safetensors(&path, [("back", &back), ("clone", &clone)], &[])?;
@@ -67,7 +67,7 @@ fn eight_threads_do_everything_at_once_as_if_alone() {
 
 fn eight_threads_do_everything_at_once_as_if_alone_alone() {
     let dir = tempfile::tempdir().unwrap();
-    // Shared before it is evaluated: the first thread that needs it computes it.
+    // Threads share the array before it is evaluated. The first thread that needs it computes it.
     let shared = random::normal(0.0, 1.0, &[24, 8], Dtype::Float32, &Key::new(99).unwrap())
         .and_then(|a| a.multiply(&array!(0.5)?))
         .unwrap();

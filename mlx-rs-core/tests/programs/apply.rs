@@ -1,4 +1,4 @@
-//! What each step of a program does.
+//! Runs the steps of random programs.
 
 use mlx_rs_core::fast::{self, Mask, RopeBase};
 use mlx_rs_core::linalg::Triangle;
@@ -10,7 +10,7 @@ use mlx_rs_core::{
 
 use crate::table::{self, Call};
 
-/// One operation: its name, the values it takes, and its numbers.
+/// One operation: its name, the indices of its argument values, and its numeric arguments.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     pub name: &'static str,
@@ -39,7 +39,7 @@ fn quantized(step: &Step, weight: &Array) -> Result<Quantized> {
     Quantized::quantize(weight, step.p[0][0], step.p[0][1], QuantMode::Affine)
 }
 
-/// A symmetric matrix with a dominant diagonal, made of any square one.
+/// A symmetric matrix with a dominant diagonal, made from any square matrix.
 fn definite(a: &Array) -> Result<Array> {
     let n = a.dim(-1)?;
     let unit = mlx_rs_core::identity(n, a.dtype())?;
@@ -48,7 +48,7 @@ fn definite(a: &Array) -> Result<Array> {
     product.add(&unit.multiply(&many)?)
 }
 
-/// Whether a step makes a definite matrix of its first argument, which the operation needs.
+/// Whether the operation needs a definite matrix. The step then makes one from its first argument.
 fn definite_first(name: &str) -> bool {
     ["inv", "solve"].contains(&name)
 }
@@ -59,7 +59,7 @@ pub fn apply(step: &Step, args: &[Array]) -> Result<Vec<Array>> {
     let (p, x) = (&step.p, &args[0]);
     let axis = || p[0][0];
     let y = || &args[1];
-    // Complex numbers that are not numbers have no order.
+    // Complex values with NaN have no defined order.
     let ordered = [
         "sort",
         "argsort",
@@ -84,7 +84,7 @@ pub fn apply(step: &Step, args: &[Array]) -> Result<Vec<Array>> {
     }
     match table::named(step.name).map(|o| o.call) {
         Some(Call::One(f)) if !definite_first(step.name) => return one(f(x)),
-        // The result of a shift beyond the width is undefined.
+        // The result of a shift beyond the width is undefined, so the count is limited.
         Some(Call::Two(f)) if step.name.ends_with("_shift") => {
             let seven = Array::scalar(7i32)?.astype(y().dtype())?;
             return one(f(x, &y().bitwise_and(&seven)?));
@@ -92,7 +92,7 @@ pub fn apply(step: &Step, args: &[Array]) -> Result<Vec<Array>> {
         Some(Call::Two(f)) if !definite_first(step.name) => return one(f(x, y())),
         Some(Call::Scan(f)) => return one(f(x, axis(), p[0][1] != 0, p[0][2] != 0)),
         Some(Call::Axis(f)) => return one(f(x, axis())),
-        // All axes for an empty list.
+        // An empty list of axes means all axes.
         Some(Call::Reduce(f)) => {
             let axes = if p[0].is_empty() {
                 Axes::All
@@ -104,7 +104,7 @@ pub fn apply(step: &Step, args: &[Array]) -> Result<Vec<Array>> {
         Some(Call::Fourier(f)) => return one(f(x, None, axis())),
         Some(Call::FourierN(f)) => return one(f(x, None, Axes::Many(&p[0]))),
         Some(Call::Shift(f)) => return one(f(x, Axes::Many(&p[0]))),
-        // The numbers of each have another order.
+        // Each of these operations has its numbers in another order.
         _ => {}
     }
     match step.name {
@@ -149,7 +149,8 @@ pub fn apply(step: &Step, args: &[Array]) -> Result<Vec<Array>> {
         }),
         "argmax" => one(x.argmax(axis(), p[0][1] != 0)),
         "argmin" => one(x.argmin(axis(), p[0][1] != 0)),
-        // Sorted, because MLX does not define the order on either side of the element.
+        // The result is sorted, because MLX does not define the order on either side of the
+        // partition.
         "partition" => one(x.partition(p[0][1], axis())?.sort(axis())),
         "argpartition" => {
             let order = x.argpartition(p[0][1], axis())?;
@@ -206,7 +207,7 @@ pub fn apply(step: &Step, args: &[Array]) -> Result<Vec<Array>> {
         "triu" => one(x.triu(axis())),
         "conv" => one(x.conv(y(), &conv_of(p))),
         "conv_transpose" => one(x.conv_transpose(y(), &conv_of(p))),
-        // Signs are not told; their product is.
+        // The signs of the factors are arbitrary, so their product is compared.
         "qr" => linalg::qr(x).and_then(|(q, r)| one(q.matmul(&r))),
         "inv" => one(linalg::inv(&definite(x)?)),
         "solve" => one(linalg::solve(&definite(x)?, y())),

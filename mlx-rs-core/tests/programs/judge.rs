@@ -1,5 +1,5 @@
-//! Runs a program and compares each step with itself: on the same values in other layouts, mapped
-//! over a batch, derived, and compiled.
+//! Runs a program and compares each step with the same step on values in other layouts, under
+//! `vmap`, differentiated, and compiled.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -12,16 +12,16 @@ use crate::make::{Program, input};
 use crate::operations::{Kind, RANDOM, is_smooth, kind};
 use crate::value::{Random, Value};
 
-/// The report of a run.
+/// Receives the progress and the findings of a run.
 pub trait Report {
-    /// Before anything that could end the process.
+    /// Called before anything that could end the process.
     fn at(&mut self, step: usize, phase: &str);
     fn found(&mut self, step: usize, phase: &str, text: &str);
-    /// What MLX says it cannot do.
+    /// Called if MLX refuses an operation.
     fn refused(&mut self, phase: &str, name: &str);
 }
 
-/// The part of a program that a step depends on, itself included.
+/// The steps that a step depends on, including the step itself.
 pub fn needed(program: &Program, step: usize) -> BTreeSet<usize> {
     let mut reached = BTreeSet::from([step]);
     let mut open = vec![step];
@@ -45,7 +45,7 @@ fn values(arrays: &[Array]) -> Result<Vec<Value>> {
     arrays.iter().map(Value::read).collect()
 }
 
-/// How far results may be apart, and the size of the numbers that this is relative to.
+/// The allowed difference of results, and the magnitude that it is relative to.
 fn room(step: &Step, args: &[Value]) -> (f64, f64) {
     let greatest = |v: &Value| {
         let finite = v.numbers().into_iter().filter(|v| v.is_finite());
@@ -54,7 +54,7 @@ fn room(step: &Step, args: &[Value]) -> (f64, f64) {
     let length = args
         .first()
         .map_or(1.0, |a| a.numbers().len().max(1) as f64);
-    // Elementary functions of double precision are of single precision in MLX.
+    // MLX computes elementary functions of doubles in single precision.
     let single = matches!(
         step.name,
         "softmax"
@@ -89,7 +89,7 @@ fn room(step: &Step, args: &[Value]) -> (f64, f64) {
     }
 }
 
-/// The first difference between two lists of results.
+/// Describes the first difference between two lists of results.
 fn apart(a: &[Value], b: &[Value], (tolerance, scale): (f64, f64)) -> Option<String> {
     if a.len() != b.len() {
         return Some(format!("{} results against {}", a.len(), b.len()));
@@ -103,7 +103,8 @@ fn is_random(step: &Step) -> bool {
     RANDOM.contains(&step.name)
 }
 
-/// Runs `program`, or only what `only` depends on, with the values of `cuts` as row-major inputs.
+/// Runs `program`, or only the steps that `only` depends on. The values in `cuts` become row-major
+/// inputs.
 pub struct Judge<'a> {
     pub program: &'a Program,
     pub seed: u64,
@@ -166,7 +167,7 @@ impl Judge<'_> {
             return actual;
         }
         let given = values(args)?;
-        // Floats that an integer type does not hold become any number.
+        // The conversion of a float that an integer type cannot represent is undefined.
         let cut =
             step.name == "astype" && given[0].numbers().iter().any(|v| !(0.0..100.0).contains(v));
         if cut && given[0].dtype.is_float() && step.dtype.is_integer() {
@@ -208,7 +209,7 @@ impl Judge<'_> {
                 report.refused("grad", &format!("{} {e:?}", step.name));
             }
         }
-        // Which of equal numbers are among the greatest is not told.
+        // Which of several equal elements `topk` selects is undefined.
         if phases[3] && smooth && step.name != "topk" {
             report.at(k, "slopes");
             if let Err(e) = mapped_slopes(step, &given, &mut random, k, report) {
@@ -231,7 +232,7 @@ impl Judge<'_> {
         Ok(actual)
     }
 
-    /// One line for other implementations to check.
+    /// Writes a line that other implementations can check.
     fn tell(&mut self, step: &Step, args: &[Value], results: &[Value]) {
         let Some(out) = &mut self.json else { return };
         let list = |values: &[Value]| {
@@ -241,7 +242,7 @@ impl Judge<'_> {
             });
             each.collect::<Vec<_>>().join(",")
         };
-        // A reader that is gone is no fault of the program.
+        // A reader that has ended is not a failure of the program.
         let _ = writeln!(
             out,
             "{{\"seed\":{},\"name\":\"{}\",\"p\":{:?},\"dtype\":\"{}\",\"args\":[{}],\"out\":[{}]}}",
@@ -254,8 +255,9 @@ impl Judge<'_> {
         );
     }
 
-    /// The derivative of the part `wanted` of the program, with the value `target`, by its inputs,
-    /// over a batch of two. Only that it ends, and the shapes: rounding may change an order.
+    /// Differentiates the steps `wanted` of the program, with the value `target`, by the inputs,
+    /// over a batch of two. It checks only shapes, and that no crash occurs, because rounding may
+    /// change an order.
     fn slopes(
         &self,
         wanted: &BTreeSet<usize>,
@@ -308,7 +310,8 @@ impl Judge<'_> {
         Ok(())
     }
 
-    /// Some of the values again, in one evaluation each, with unneeded ones dropped.
+    /// Evaluates some of the values again, each in one evaluation. Values that are not needed are
+    /// dropped first.
     fn whole(&self, all: &BTreeMap<usize, Array>, report: &mut dyn Report) {
         let program = self.program;
         let mut random = Random(self.seed ^ 0xface);
@@ -359,7 +362,7 @@ impl Judge<'_> {
     }
 }
 
-/// The step over a batch of two against the step on each.
+/// Compares the step over a batch of two with the step on each example.
 fn mapped(
     step: &Step,
     given: &[Value],
@@ -386,7 +389,8 @@ fn mapped(
     Ok(())
 }
 
-/// The sum of all outputs times numbers, which come in another layout than they are used in.
+/// The sum of all outputs times weights. The weights are in a different layout from the one in
+/// which they are used.
 fn total_of(step: &Step, seed: u64) -> impl Fn(&[Array]) -> Result<Vec<Array>> + Clone + use<> {
     let step = step.clone();
     move |args: &[Array]| -> Result<Vec<Array>> {
@@ -394,7 +398,7 @@ fn total_of(step: &Step, seed: u64) -> impl Fn(&[Array]) -> Result<Vec<Array>> +
     }
 }
 
-/// The sum of the floats among `results` times numbers, as `dtype`.
+/// The weighted sum of the floats among `results`, as `dtype`.
 fn weighed(results: Vec<Array>, seed: u64, dtype: Dtype) -> Result<Vec<Array>> {
     let mut sum = Array::scalar(0.0f32)?.astype(dtype)?;
     for result in results {
@@ -415,8 +419,8 @@ fn weighed(results: Vec<Array>, seed: u64, dtype: Dtype) -> Result<Vec<Array>> {
     Ok(vec![sum])
 }
 
-/// A batch of two, of which the second has the elements of the first in reverse, and each of both.
-/// `mapped` says which of the values have the batch.
+/// A batch of two examples, and each example. The second example has the elements of the first in
+/// reverse. `mapped` says which of the values have the batch axis.
 type Batch = (Vec<Option<i32>>, Vec<Array>, [Vec<Array>; 2]);
 
 fn batch_of(given: &[Value], mapped: &[bool], random: &mut Random) -> Result<Batch> {
@@ -444,7 +448,7 @@ fn batch_of(given: &[Value], mapped: &[bool], random: &mut Random) -> Result<Bat
     Ok((axes, batch, single))
 }
 
-/// The derivative of the step over a batch of two against that on each.
+/// Compares the derivative of the step over a batch of two with the derivative on each example.
 fn mapped_slopes(
     step: &Step,
     given: &[Value],
@@ -474,7 +478,7 @@ fn mapped_slopes(
     )
 }
 
-/// `f` over a batch of two against `f` on each.
+/// Compares `f` over a batch of two with `f` on each example.
 fn mapped_against_each(
     f: &dyn Fn(&[Array]) -> Result<Vec<Array>>,
     axes: Vec<Option<i32>>,
@@ -500,7 +504,7 @@ fn mapped_against_each(
     Ok(())
 }
 
-/// The derivative on views against that on copies, and against differences.
+/// Compares the derivative on views with the derivative on copies, and with finite differences.
 fn derived(
     step: &Step,
     args: &[Array],
@@ -550,7 +554,8 @@ fn derived(
             report.found(k, "checkpoint", &format!("{} {text}", step.name));
         }
     }
-    // Single precision is too coarse for differences, and some operations have nothing else.
+    // Single precision is too coarse for finite differences, and some operations support no other
+    // precision.
     if matches!(
         step.name,
         "block_masked_mm" | "gather_mm" | "hadamard" | "attention"
@@ -564,7 +569,7 @@ fn derived(
             point.push(value.array()?);
             continue;
         }
-        // Off the places where order and sign change.
+        // Moves values away from places where order or sign changes.
         let (mut numbers, mut at) = (value.numbers(), 1009 * i as i32);
         for v in &mut numbers {
             at = (at + 7919) % 10007;
@@ -574,9 +579,9 @@ fn derived(
     }
     let slopes = grad(total.clone(), &by)(&point)?;
     let (mut expected, mut size) = (0.0, 1.0f64);
-    // A function with corners is linear beside them. MLX computes elementary functions of double
-    // precision in single precision, so the step is large elsewhere. A smaller one counts where
-    // curvature is large, such as that of a norm near zero.
+    // A function with corners is linear beside them, so a small step suffices. For other functions
+    // the step is large, because MLX computes elementary functions of doubles in single precision.
+    // Where curvature is large, as for a norm near zero, a smaller step decides.
     let corners = [
         "sort",
         "topk",
@@ -630,9 +635,9 @@ fn derived(
         let got = (high - low) / (2.0 * h);
         let noise =
             (middle.abs().max(1.0) + greatest * size) * 1e-6 / if h < 1e-5 { 1e-3 } else { h };
-        // One-sided slopes that differ are those of a corner.
+        // At a corner, the slopes on both sides differ.
         let corner = ((high - middle) - (middle - low)).abs() / h > 1e-2 * size;
-        // Not so where the slope is not a number: that of a deviation of zero.
+        // A slope that is not finite is ignored, such as that of a standard deviation of zero.
         let apart = (got - expected).abs() > 2e-3 * size + noise;
         if !apart || corner || !got.is_finite() || size >= 1e6 {
             return Ok(());
@@ -646,7 +651,7 @@ fn derived(
     Ok(())
 }
 
-/// The first argument that is of floats.
+/// The index of the first floating-point argument.
 fn by_first(args: &[Array]) -> usize {
     let of = |a: &Array| a.dtype().is_float() && a.dtype() != Dtype::Complex64;
     args.iter().position(of).unwrap_or(0)

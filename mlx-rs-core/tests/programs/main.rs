@@ -1,7 +1,7 @@
-//! Random programs over arrays in every layout, type and size. Each step must give the same on
-//! views as on fresh row-major copies, mapped over a batch as on each example, and compiled.
-//! Gradients must match finite differences. Programs run in separate processes, so that a crash is
-//! reported like any other failure.
+//! Runs random programs over arrays in many layouts, types and sizes. Each step must have the same
+//! result on views as on row-major copies, under `vmap` as on each example, and compiled. Gradients
+//! must match finite differences. Programs run in separate processes, so that a crash is reported
+//! like any other failure.
 //!
 //! `MLX_PROGRAMS_SECONDS=3600 MLX_PROGRAMS_SEED=1` runs other programs for an hour.
 //! `MLX_PROGRAMS_JSON=file` writes each step for `tools/programs.py`, which computes it with NumPy.
@@ -23,13 +23,13 @@ use std::time::{Duration, Instant};
 use judge::{Judge, Report, needed};
 use make::{Maker, Program};
 
-/// A child that says nothing for as long has no end.
+/// A child process that writes nothing for this long hangs.
 const SILENCE: Duration = Duration::from_secs(90);
 
-/// Steps of a program.
+/// The number of steps of a program.
 const STEPS: usize = 24;
 
-/// Tells the parent by lines.
+/// Reports to the parent process, a line per event.
 struct Lines {
     seed: u64,
     refused: BTreeMap<String, usize>,
@@ -50,7 +50,8 @@ impl Report for Lines {
     }
 }
 
-/// What a child does: `seed count only cut,cut,..`, with `-` for none.
+/// Runs as the child process, with the arguments `seed count only cut,cut,..`, where `-` means
+/// none.
 fn child(what: &str) {
     let words: Vec<&str> = what.split(' ').collect();
     let number = |i: usize| words[i].parse::<u64>().expect("a number");
@@ -100,7 +101,8 @@ struct Totals {
     refused: BTreeMap<String, usize>,
 }
 
-/// Runs programs in a child; a child that ends early is a finding of the step it was at.
+/// Runs programs in a child process. If the child ends early, that is a finding at its current
+/// step.
 fn run(
     seed: u64,
     count: u64,
@@ -127,7 +129,7 @@ fn run(
             "1",
         ])
         .env("MLX_PROGRAMS_CHILD", &what)
-        // The C library checks each block of the heap that is freed, on Linux, where it has that.
+        // On Linux, the C library checks each heap block that is freed, if it has that feature.
         .env("LD_PRELOAD", "libc_malloc_debug.so.0")
         .env("MALLOC_CHECK_", "3")
         .env("MALLOC_PERTURB_", "165")
@@ -157,7 +159,7 @@ fn run(
             Ok(line) => line,
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
-                // Its end is a finding, as that of a crash is.
+                // A child that hangs is a finding, like one that crashes.
                 child.kill().expect("the child can be ended");
                 break;
             }
@@ -214,7 +216,7 @@ fn run(
     findings
 }
 
-/// The steps of a finding, as few as still show it.
+/// The smallest set of steps that still shows the finding.
 fn smallest(finding: &Finding) -> String {
     let program = Maker::program(finding.seed, STEPS);
     let mut unused = Totals::default();
@@ -254,7 +256,7 @@ fn smallest(finding: &Finding) -> String {
     text
 }
 
-/// As [`needed`], but not beyond a cut.
+/// Like [`needed`], but not beyond a cut.
 fn needed_only(program: &Program, step: usize, cuts: &BTreeSet<usize>) -> BTreeSet<usize> {
     let mut cut = program.clone();
     for &k in cuts {
@@ -279,7 +281,8 @@ fn programs_of_every_layout() {
     let more = |seed: u64| end.map_or(seed < first + 120, |end| Instant::now() < end);
     while more(seed) {
         for finding in run(seed, 60, None, &BTreeSet::new(), &mut totals) {
-            // The same operation fails for one reason, mostly.
+            // Findings of the same operation mostly have the same cause, so they are counted by
+            // operation.
             let name = Maker::program(finding.seed, STEPS).steps[finding.step].name;
             let seen = kinds
                 .entry(format!("{} {name}", finding.phase))

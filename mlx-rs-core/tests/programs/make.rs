@@ -1,4 +1,4 @@
-//! Random programs: arrays in all kinds of layouts, and operations on them.
+//! Makes random programs: arrays in many layouts, and operations on them.
 
 mod other;
 mod products;
@@ -10,20 +10,20 @@ use crate::apply::{Step, apply};
 use crate::operations::{AXIS, BINARY, OTHER, RANDOM, REDUCE, UNARY, VIEWS};
 use crate::value::{Random, Value};
 
-/// Steps, each of which makes one or more values that later ones take by number.
+/// A list of steps. Each makes one or more values, which later steps refer to by index.
 #[derive(Clone, Default)]
 pub struct Program {
     pub steps: Vec<Step>,
-    /// The number of the first value of each step.
+    /// The index of the first value of each step.
     pub first: Vec<usize>,
 }
 
 const NORMAL: i32 = 0;
 const POSITIVE: i32 = 1;
-/// Between minus a number and that number, without it.
+/// Values in `-limit..limit`.
 const INDEX: i32 = 2;
 const SPECIAL: i32 = 3;
-/// Between zero and a number, without it.
+/// Values in `0..limit`.
 const COUNT: i32 = 4;
 
 /// The values of an `input` step.
@@ -61,7 +61,7 @@ pub fn input(step: &Step) -> Result<Value> {
 pub struct Maker {
     pub random: Random,
     pub program: Program,
-    /// Not evaluated: only their shapes and types are looked at.
+    /// The values are not evaluated: only their shapes and types are read.
     values: Vec<Array>,
 }
 
@@ -109,7 +109,7 @@ impl Maker {
             .pick(&[0, 1, 1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 16, 17, 33])
     }
 
-    /// A shape of up to `axes` axes that is not large.
+    /// A small shape with at most `axes` axes.
     fn shape(&mut self, axes: usize) -> Vec<i32> {
         let n = self.random.below(axes + 2).min(axes);
         let mut shape: Vec<i32> = (0..n).map(|_| self.length()).collect();
@@ -120,7 +120,7 @@ impl Maker {
         shape
     }
 
-    /// Adds a step, if it can be done, and gives the number of its first value.
+    /// Adds a step if it is valid, and returns the index of its first value.
     fn push(
         &mut self,
         name: &'static str,
@@ -136,7 +136,7 @@ impl Maker {
         };
         let made = if name == "input" {
             let size: i32 = step.p[0].iter().product();
-            // Only its shape counts here.
+            // An input needs only its shape here.
             vec![
                 mlx_rs_core::zeros(&step.p[0], dtype)
                     .ok()
@@ -162,12 +162,12 @@ impl Maker {
             .expect("inputs can always be made")
     }
 
-    /// New numbers of this shape, which lie in memory in one of many ways.
+    /// Adds an input with new values of this shape, in one of many memory layouts.
     fn fresh(&mut self, shape: &[i32], dtype: Dtype, kind: i32, limit: i32) -> usize {
         let n = shape.len();
         let strides = vec![1; n];
         let made = match self.random.below(if n == 0 { 1 } else { 9 }) {
-            // Column-major, or any order of axes.
+            // Column-major, or with axes in any order.
             1 | 2 => {
                 let order = if self.random.once_in(2) {
                     (0..n as i32).rev().collect()
@@ -194,7 +194,7 @@ impl Maker {
                 let step: Vec<i32> = (0..n).map(|i| if back(i) { -1 } else { 1 }).collect();
                 self.push("slice", &[base], &[&start, &stop, &step], dtype)
             }
-            // With gaps.
+            // With gaps between elements.
             5 => {
                 let at = self.random.below(n);
                 let (step, skip) = (self.random.between(2, 3), self.random.between(0, 1));
@@ -219,7 +219,7 @@ impl Maker {
                 let base = self.plain(&large, dtype, kind, limit);
                 self.push("slice", &[base], &[&start, &stop, &strides], dtype)
             }
-            // Broadcast.
+            // Broadcast along an axis.
             7 => {
                 let keep = self.random.bits();
                 let small: Vec<i32> = (0..n)
@@ -240,13 +240,13 @@ impl Maker {
     }
 
     fn any(&mut self) -> usize {
-        // Rather one of the last.
+        // Recent values are more probable than old ones.
         let n = self.values.len();
         let a = self.random.below(n);
         a.max(self.random.below(n))
     }
 
-    /// A value that is there and fits, or a new one.
+    /// The index of an existing value that fits, or of a new one.
     fn like(&mut self, fits: impl Fn(&Array) -> bool, shape: &[i32], dtype: Dtype) -> usize {
         for _ in 0..4 {
             let at = self.any();
@@ -295,7 +295,7 @@ impl Maker {
         }
     }
 
-    /// A value whose shape goes with `shape`.
+    /// The index of a value whose shape broadcasts with `shape`.
     fn partner(&mut self, shape: &[i32], dtype: Dtype) -> usize {
         let mut other = shape.to_vec();
         if self.random.once_in(3) {
@@ -329,7 +329,7 @@ impl Maker {
         self.push(name, &[a, b], &[], dtype).map(drop)
     }
 
-    /// Some axes of an array of `n`, in order.
+    /// Some axes of an array with `n` axes, in order.
     fn axes(&mut self, n: usize) -> Vec<i32> {
         let bits = self.random.bits();
         (0..n)

@@ -1,4 +1,4 @@
-//! The operations of random programs by name and kind.
+//! Lists the operations of random programs, by name and kind.
 
 use std::sync::LazyLock;
 
@@ -27,8 +27,8 @@ pub const VIEWS: [&str; 20] = [
     "squeeze_axis",
     "slice_axis",
 ];
-/// Operations of one array that programs do not make: they ask for a square matrix, of which
-/// [`OTHER`] makes a definite one first.
+/// Operations of one array that are not in [`UNARY`]. They need a definite matrix, which [`OTHER`]
+/// makes from a square one first.
 const NOT_ALONE: [&str; 2] = ["inv", "pinv"];
 
 /// The functions of one array.
@@ -42,7 +42,7 @@ pub static UNARY: LazyLock<Vec<&str>> = LazyLock::new(|| {
 
 /// The functions of two arrays with shapes that broadcast.
 pub static BINARY: LazyLock<Vec<&str>> = LazyLock::new(|| {
-    // Their shapes do not broadcast; `OTHER` has them.
+    // The shapes of these operations do not broadcast, so they are in `OTHER`.
     let products = ["inner", "matmul", "outer", "solve"];
     let further = ["is_close", "divmod"];
     let all = of_two().map(|(o, _)| o.name);
@@ -150,7 +150,7 @@ pub fn kind(name: &str) -> Kind {
     }
 }
 
-/// Operations that are smooth wherever they are defined.
+/// Whether an operation is differentiable wherever it is defined.
 pub fn is_smooth(name: &str) -> bool {
     if let Some(operation) = table::named(name) {
         return operation.slope == Slope::Everywhere;

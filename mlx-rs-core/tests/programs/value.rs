@@ -1,8 +1,8 @@
-//! Values of arrays outside MLX: bytes in row-major order.
+//! Values of arrays outside MLX, as bytes in row-major order.
 
 use mlx_rs_core::{Array, Complex32, Dtype, Element, Result, bf16, f16};
 
-/// Numbers that look random and are the same every time.
+/// A pseudo-random number generator. A seed always produces the same numbers.
 #[derive(Clone)]
 pub struct Random(pub u64);
 
@@ -19,7 +19,7 @@ impl Random {
         (self.bits() % n.max(1) as u64) as usize
     }
 
-    /// From `low` to `high`, both among them.
+    /// An integer from `low` to `high`, both included.
     pub fn between(&mut self, low: i32, high: i32) -> i32 {
         low + self.below((high - low).max(0) as usize + 1) as i32
     }
@@ -60,7 +60,7 @@ fn array_of<T: Element + bytemuck::Pod>(value: &Value) -> Result<Array> {
 }
 
 impl Value {
-    /// What `array` holds, which evaluates it.
+    /// Evaluates `array` and reads its values.
     pub fn read(array: &Array) -> Result<Self> {
         Ok(Self {
             dtype: array.dtype(),
@@ -69,7 +69,7 @@ impl Value {
         })
     }
 
-    /// A separate row-major array.
+    /// Makes a row-major array of the values.
     pub fn array(&self) -> Result<Array> {
         match self.dtype {
             Dtype::Bool => {
@@ -116,7 +116,7 @@ impl Value {
         }
     }
 
-    /// Every number; complex ones as two.
+    /// All values as doubles. A complex value becomes two numbers.
     pub fn numbers(&self) -> Vec<f64> {
         fn all<T: bytemuck::AnyBitPattern>(bytes: &[u8], f: impl Fn(T) -> f64) -> Vec<f64> {
             let items: Vec<T> = items_of(bytes);
@@ -139,7 +139,7 @@ impl Value {
         }
     }
 
-    /// These numbers, row-major, as `dtype`.
+    /// Converts numbers, in row-major order, to `dtype`.
     pub fn from_numbers(numbers: &[f64], shape: &[i32], dtype: Dtype) -> Result<Self> {
         if dtype == Dtype::Complex64 {
             let items: Vec<Complex32> = numbers
@@ -151,7 +151,7 @@ impl Value {
         Self::read(&Array::from_slice(numbers, shape)?.astype(dtype)?)
     }
 
-    /// The spacing of numbers of this type near one; zero for integers.
+    /// The spacing of values of this type near one; zero for integers.
     pub fn epsilon(dtype: Dtype) -> f64 {
         match dtype {
             Dtype::Float16 => 9.8e-4,
@@ -162,8 +162,8 @@ impl Value {
         }
     }
 
-    /// Where `self` and `other` differ by more than `tolerance` times the distance of adjacent
-    /// numbers of the type near `scale`.
+    /// Describes where `self` and `other` differ by more than `tolerance` times the spacing of
+    /// values of the type near `scale`.
     pub fn difference(&self, other: &Self, tolerance: f64, scale: f64) -> Option<String> {
         if (self.dtype, &self.shape) != (other.dtype, &other.shape) {
             return Some(format!(
@@ -184,7 +184,8 @@ impl Value {
         };
         let far = |x: f64, y: f64| {
             let same = x == y || (x.is_nan() && y.is_nan()) || (x - y).abs() <= room;
-            // At the edge of the numbers one order of a sum overflows and the other does not.
+            // Near the largest float, a sum may overflow in one order of additions and not in
+            // another.
             let lost = self.dtype == Dtype::Complex64 && !x.is_finite() && !y.is_finite();
             let edge =
                 tolerance > 0.0 && (lost || (x.abs() > 0.9 * limit && y.abs() > 0.9 * limit));

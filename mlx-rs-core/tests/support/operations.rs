@@ -1,7 +1,7 @@
-//! The operations that many tests call, each once: its name, how it is called, how exact it is and
-//! where it has a slope. Tests with hostile arguments, goldens, gradients and random programs take
-//! their rows from here, so a row added here meets all of them. Operations whose arguments differ
-//! from test to test (slices, products, positions) stay in those tests.
+//! The table of operations that many tests call. A row has the operation's name, its call, its
+//! precision, and where it has a slope. Tests with hostile arguments, goldens, gradients and random
+//! programs all read this table, so a new row is tested by all of them. Operations whose arguments
+//! differ between tests (slices, matrix multiplications, positions) are in those tests.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -11,50 +11,50 @@ pub type One = fn(&Array) -> Result<Array>;
 pub type Two = fn(&Array, &Array) -> Result<Array>;
 pub type Fourier2 = fn(&Array, Option<[i32; 2]>, [i32; 2]) -> Result<Array>;
 
-/// The arguments of an operation.
+/// The function of an operation, by the form of its arguments.
 #[derive(Clone, Copy)]
 pub enum Call {
     One(One),
     Two(Two),
-    /// Axes, and whether they are kept.
+    /// Reduces axes. The `bool` keeps the axes with length one.
     Reduce(for<'a> fn(&Array, Axes<'a>, bool) -> Result<Array>),
-    /// Axis, reverse, inclusive.
+    /// Scans along an axis; the flags are reverse and inclusive.
     Scan(fn(&Array, i32, bool, bool) -> Result<Array>),
-    /// An axis.
+    /// Needs an axis.
     Axis(fn(&Array, i32) -> Result<Array>),
-    /// Two numbers, of which one is an axis.
+    /// Needs two integers, one of which is an axis.
     Numbers(fn(&Array, i32, i32) -> Result<Array>),
-    /// A Fourier transform: length and axis.
+    /// A Fourier transform with a length and an axis.
     Fourier(fn(&Array, Option<i32>, i32) -> Result<Array>),
-    /// A Fourier transform: two lengths and two axes.
+    /// A Fourier transform with two lengths and two axes.
     Fourier2(Fourier2),
-    /// A Fourier transform: lengths and axes.
+    /// A Fourier transform with lengths and axes.
     FourierN(for<'a> fn(&Array, Option<&'a [i32]>, Axes<'a>) -> Result<Array>),
     /// A shift of a spectrum along axes.
     Shift(for<'a> fn(&Array, Axes<'a>) -> Result<Array>),
 }
 
-/// How results on the same values in another layout may differ.
+/// By what results may differ if the same values are in another layout.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Rounding {
-    /// Not at all.
+    /// Results are equal.
     Exact,
-    /// By the rounding of each element.
+    /// The rounding of each element.
     Element,
-    /// By the order of sums over elements.
+    /// The order of additions in a sum over elements.
     Sum,
-    /// By the rounding of an algorithm.
+    /// The rounding of a longer algorithm.
     Long,
 }
 
-/// The inputs at which finite differences can be compared with a gradient.
+/// The inputs at which a gradient can be compared with finite differences.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Slope {
-    /// None: integers, step functions, or no gradient in MLX.
+    /// No inputs: the results are integers or steps, or MLX has no gradient.
     None,
-    /// At all numbers but corners.
+    /// All inputs except corners.
     Everywhere,
-    /// At numbers above zero, and far enough from it.
+    /// Inputs that are positive and not near zero.
     Positive,
 }
 
@@ -66,12 +66,12 @@ pub struct Operation {
     pub slope: Slope,
 }
 
-/// The operation of this name.
+/// The operation with this name.
 pub fn named(name: &str) -> Option<&'static Operation> {
     OPERATIONS.iter().find(|o| o.name == name)
 }
 
-/// The functions of one array, by name.
+/// The operations of one array, with their functions.
 pub fn of_one() -> impl Iterator<Item = (&'static Operation, One)> {
     OPERATIONS.iter().filter_map(|o| match o.call {
         Call::One(f) => Some((o, f)),
@@ -79,7 +79,7 @@ pub fn of_one() -> impl Iterator<Item = (&'static Operation, One)> {
     })
 }
 
-/// The functions of two arrays, by name.
+/// The operations of two arrays, with their functions.
 pub fn of_two() -> impl Iterator<Item = (&'static Operation, Two)> {
     OPERATIONS.iter().filter_map(|o| match o.call {
         Call::Two(f) => Some((o, f)),

@@ -1,5 +1,5 @@
-//! Reads the sources of this crate for tests that ask something of every public function. It knows
-//! Rust by the look of its lines, as rustfmt leaves them; it is no parser.
+//! Reads the sources of this crate, for tests that check every public function. It is no parser: it
+//! recognizes Rust by the layout of lines that rustfmt produces.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub(crate) fn all() -> Vec<Function> {
         .collect()
 }
 
-/// One public function, or one row of a table that a macro makes functions from.
+/// One public function, or one row of a macro's table that defines functions.
 pub(crate) struct Function {
     /// The file, from the crate's root.
     pub(crate) place: String,
@@ -27,9 +27,9 @@ pub(crate) struct Function {
     pub(crate) docs: String,
     /// The text from its name up to the body.
     pub(crate) signature: String,
-    /// The example of the type that it is a method of.
+    /// The documentation of the type, if the function is a method.
     pub(crate) of_type: String,
-    /// Made by a macro, which documents how it fails.
+    /// Whether a macro defines the function. The macro then documents its errors.
     pub(crate) row: bool,
 }
 
@@ -51,7 +51,7 @@ fn name_after(line: &str, prefixes: &[&str]) -> Option<String> {
     Some(rest[..end.unwrap_or(rest.len())].to_owned())
 }
 
-/// The type that `impl<..> Name<..> {` or `impl Trait for Name {` is of.
+/// The name of the type in `impl<..> Name<..> {` or `impl Trait for Name {`.
 fn implemented(line: &str) -> Option<String> {
     let mut rest = line.strip_prefix("impl")?;
     if rest.starts_with('<') {
@@ -70,8 +70,8 @@ fn implemented(line: &str) -> Option<String> {
     name_after(rest, &[""]).filter(|n| !n.is_empty())
 }
 
-/// The names of a macro's row: `one, two = mlx_one, ...` or `set = Set;`. `x = None;` is an
-/// assignment.
+/// The names of a macro's row: `one, two = mlx_one, ...` or `set = Set;`. Assignments, such as `x =
+/// None;`, are not rows.
 fn row(line: &str) -> Vec<String> {
     let word = |w: &str| {
         !w.is_empty()

@@ -1,5 +1,5 @@
-//! Failures of a function given to MLX, in every kind of callback. A panic resumes here, and an
-//! error is the returned value. `closure_leaks.rs` counts.
+//! Tests failures of functions given to MLX, in every kind of callback. A panic must resume in the
+//! caller, and an error must be returned. `closure_leaks.rs` checks that nothing leaks.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,7 +10,7 @@ use mlx_rs_core::transforms::{
 };
 use mlx_rs_core::{Array, Device, Error, ErrorKind, Result, Stream, eval, io};
 
-/// An error of a program, with something in it that no text could carry.
+/// A program's error type, with a value that a message could not carry.
 #[derive(Debug)]
 enum Mine {
     Mlx(Error),
@@ -33,12 +33,12 @@ impl From<Error> for Mine {
 
 const CODE: u64 = 0xdead_beef_cafe;
 
-/// What a function under test does.
+/// How a function under test ends.
 #[derive(Clone, Copy, PartialEq)]
 enum Fate {
     Panic,
     Fail,
-    /// MLX itself refuses.
+    /// The function calls MLX so that MLX refuses.
     Refuse,
 }
 
@@ -75,7 +75,7 @@ fn all_fates(what: &str, f: impl Fn(Fate) -> Result<(), Mine>) {
             }
             other => panic!("{what}: {other:?}"),
         }
-        // Nothing is left behind.
+        // After each failure, another transform must succeed.
         let g = grad(
             |x: &[Array]| -> Result<_> { Ok(vec![x[0].square()?]) },
             &[0],
@@ -173,7 +173,7 @@ fn compiled_functions() {
         let f = compile(move |x: &[Array]| meet(fate, x));
         grad(|x: &[Array]| f.call(x), &[0])(&[one()]).map(drop)
     });
-    // The same function may be called again after it failed.
+    // A compiled function may be called again after it failed.
     let fails = std::sync::atomic::AtomicBool::new(true);
     let f = compile(move |x: &[Array]| -> Result<Vec<Array>, Mine> {
         if fails.swap(false, std::sync::atomic::Ordering::Relaxed) {
@@ -201,7 +201,7 @@ fn exported_functions() {
         let mut e = FunctionExporter::new(&path, move |x: &[Array]| meet(fate, x), false)?;
         e.export(&[one()])
     });
-    // No file, whole or half, is left of any of these.
+    // None of the failures may leave a file, complete or partial.
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
@@ -251,13 +251,13 @@ fn a_panic_in_a_value_dropped_by_c_does_not_abort() {
             Ok(vec![x[0].square()?])
         });
         block(&[one()]).unwrap()
-        // Rust drops its share of the function here, the graph the last one.
+        // Rust drops its reference to the function here, and the graph drops the last one.
     };
     drop(y);
     eval([&one()]).unwrap();
 }
 
-/// The panic carries a value whose destructor panics as well.
+/// A panic whose payload panics again when it is dropped must not abort.
 #[test]
 fn a_panic_in_what_a_panic_carries_does_not_abort() {
     struct Relentless;
@@ -279,13 +279,13 @@ fn a_panic_in_what_a_panic_carries_does_not_abort() {
             Ok(vec![x[0].square()?])
         });
         block(&[one()]).unwrap()
-        // As above, the graph drops the last share of the function.
+        // Rust drops its reference to the function here, and the graph drops the last one.
     };
     drop(y);
     eval([&one()]).unwrap();
 }
 
-/// A reader or writer of the user's that panics, or fails, after this many bytes.
+/// A user's reader or writer that panics or fails after this many bytes.
 struct Broken {
     left: usize,
     bytes: std::io::Cursor<Vec<u8>>,
@@ -302,7 +302,7 @@ impl Broken {
         }
     }
 
-    /// How many of `n` bytes are still to be had.
+    /// The number of bytes, at most `n`, before the failure.
     fn some(&mut self, n: usize) -> std::io::Result<usize> {
         if self.left == 0 && self.panics {
             std::panic::panic_any(CODE);
@@ -351,7 +351,7 @@ fn readers_and_writers() {
         let e = io::write_npy(Broken::new(left, &[], false), &batch()).unwrap_err();
         assert!(e.message().contains("code %n%s"), "{left}: {e}");
     }
-    // The lock is free and nothing is lost: another thread can work, and so can this one.
+    // The lock must be free: another thread can work, and so can this thread.
     let sum = std::thread::spawn(|| batch().sum(0, false).unwrap().item::<f32>().unwrap());
     assert_eq!(sum.join().unwrap(), 3.0);
     let back = io::read_npy(&good[..]).unwrap();

@@ -1,7 +1,8 @@
-//! Compiled functions: when they trace, what they replay, and how they mix with other transforms.
-//! On the CPU no native code is written or loaded unasked (hazard 5 of `docs/safety.md`).
+//! Tests compiled functions: when they trace, which results they replay, and how they combine with
+//! other transforms. On the CPU, no native code may be written or loaded unless it is requested
+//! (hazard 5 of `docs/safety.md`).
 //!
-//! Modes and the cache belong to the process, so tests that touch them take turns.
+//! Modes and the cache belong to the process, so tests that change them do not run concurrently.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,7 +30,7 @@ fn vector(v: &[f32]) -> Array {
     Array::vector(v).unwrap()
 }
 
-/// `sum(sin(x) * exp(x))` and how often it ran.
+/// `sum(sin(x) * exp(x))`, and a counter of its runs.
 fn counted() -> (
     Arc<AtomicUsize>,
     impl Fn(&[Array]) -> Arrays + Send + 'static,
@@ -57,7 +58,8 @@ fn random_bits_of_one_key_keep_their_widths() {
     let _turn = turn();
     let draw = |k: &[Array]| -> Arrays {
         let key = Key::from_array(k[0].clone())?;
-        // MLX merges no outputs, so bits have to be something else.
+        // MLX never merges outputs. So the bits pass through another operation before they are
+        // returned.
         let one = |width| random::bits(&[4], width, &key)?.astype(Dtype::Uint32);
         Ok(vec![one(1)?, one(2)?, one(4)?.add(&Array::scalar(1u32)?)?])
     };
@@ -97,7 +99,7 @@ fn one_trace_for_each_form_of_the_arguments() {
 fn a_shapeless_trace_serves_all_lengths() {
     let _turn = turn();
     let (runs, f) = counted();
-    // SAFETY: element-wise functions and a sum over everything take every shape.
+    // SAFETY: element-wise functions and a sum over all axes are valid for every shape.
     let f = unsafe { compile_shapeless(f) };
     for x in [&[0.1f32, 0.2][..], &[1.0], &[0.1, 0.2, 0.3]] {
         close(value(&f, x), expected(x));
@@ -161,7 +163,7 @@ fn inside_and_around_other_transforms() {
         .to_vec::<f32>()
         .unwrap();
     close(y[1], expected(&[0.3, 0.4]));
-    // A compiled gradient, of a compiled function.
+    // Compiles the gradient of a compiled function.
     let inner = Arc::clone(&f);
     let outer = compile(move |x: &[Array]| {
         let inner = Arc::clone(&inner);
@@ -181,7 +183,7 @@ fn inside_and_around_other_transforms() {
 fn a_compiled_function_may_call_itself() {
     let _turn = turn();
     static SELF: std::sync::OnceLock<Compiled<Error>> = std::sync::OnceLock::new();
-    // x * 2^ndim, by dropping one axis at each level.
+    // Computes x * 2^ndim, dropping one axis at each level of recursion.
     let f = SELF.get_or_init(|| {
         compile(|x: &[Array]| -> Arrays {
             if x[0].ndim() == 0 {
@@ -263,7 +265,7 @@ fn eight_threads_call_one_compiled_function() {
 
 // ---- native code on the CPU
 
-/// Run by the test below in a separate process.
+/// Runs in a separate process that the next test starts.
 #[test]
 #[ignore = "a process of its own, started by native_code_is_written_only_when_it_was_allowed"]
 fn child() {
@@ -314,7 +316,7 @@ fn native_code_is_written_only_when_it_was_allowed() {
     assert!(!ok && !wrote, "others can enter this directory");
 }
 
-/// MLX merges equal scalars of a graph, and loses those that are outputs.
+/// MLX merges equal scalars of a graph, and then loses those that are outputs.
 #[test]
 fn outputs_may_be_arguments_and_constants() {
     let _turn = turn();

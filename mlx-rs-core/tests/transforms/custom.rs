@@ -1,4 +1,4 @@
-//! Checkpoints and custom derivatives: results and refusals.
+//! Tests results and errors of checkpoints and custom derivatives.
 
 #![expect(
     clippy::cloned_ref_to_slice_refs,
@@ -64,7 +64,7 @@ fn checkpoints_nest_and_outlive_their_function() {
     let outer = checkpoint(move |x: &[Array]| inner(&[x[0].square()?]));
     let g = grad(|x: &[Array]| outer(x), &[0])(&[scalar(2.0)]).unwrap();
     assert_eq!(g[0].item::<f32>().unwrap(), 32.0);
-    // The graph keeps the needed parts of a dropped function.
+    // The function is dropped, but the graph keeps the parts that it needs.
     let y = {
         let block = checkpoint(|x: &[Array]| -> Arrays { Ok(vec![x[0].exp()?]) });
         block(&[scalar(0.0)]).unwrap()
@@ -112,7 +112,8 @@ fn a_checkpointed_layer_has_gradients_for_parameters_and_inputs() {
 
 #[test]
 fn arguments_without_a_gradient_in_a_checkpoint() {
-    // Ids have no gradient; a quantized matrix returns an error rather than a wrong gradient.
+    // Indices have no gradient. For a quantized matrix, there must be an error instead of a wrong
+    // gradient.
     let weight = mlx_rs_core::ones(&[8, 32], Dtype::Float32).unwrap();
     let q = Quantized::quantize(&weight, 32, 4, QuantMode::Affine).unwrap();
     let embed = checkpoint(|x: &[Array]| -> Arrays { Ok(vec![x[0].take_clamped(&x[1], 0)?]) });
@@ -177,7 +178,7 @@ fn custom_derivatives_replace_the_true_ones() {
     );
     let (_, slopes) = jvp(|x: &[Array]| g(x), &at, &[scalar(1.0), scalar(10.0)]).unwrap();
     assert_eq!(slopes[0].item::<f32>().unwrap(), 11.0);
-    // With respect to one argument only; the other has no tangent.
+    // Only one argument is differentiated, so the other has no tangent.
     let (_, slopes) = jvp(
         |x: &[Array]| g(&[x[0].clone(), scalar(3.0)]),
         &at[..1],
@@ -185,7 +186,7 @@ fn custom_derivatives_replace_the_true_ones() {
     )
     .unwrap();
     assert_eq!(slopes[0].item::<f32>().unwrap(), 1.0);
-    // The same holds in a checkpoint, which runs the function again in the backward pass.
+    // The same must hold in a checkpoint, which runs the function again in the backward pass.
     let saved = checkpoint(g);
     let (_, slopes) = jvp(|x: &[Array]| saved(x), &at, &[scalar(1.0), scalar(10.0)]).unwrap();
     assert_eq!(slopes[0].item::<f32>().unwrap(), 11.0);

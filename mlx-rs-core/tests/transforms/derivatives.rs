@@ -1,6 +1,6 @@
-//! Gradients over arguments and trees, Jacobian products, vectorization, checkpoints and custom
-//! derivatives: results and refusals. Not the numbers of single operations (`gradients/`), nor what
-//! happens when a function fails (`callbacks.rs`).
+//! Tests results and errors of gradients over arguments and trees, Jacobian products, `vmap`,
+//! checkpoints and custom derivatives. `gradients/` tests the values of single operations, and
+//! `callbacks.rs` functions that fail.
 
 #![expect(
     clippy::cloned_ref_to_slice_refs,
@@ -39,7 +39,7 @@ fn sum_of_squares(x: &[Array]) -> Arrays {
 #[test]
 fn gradients_come_in_the_order_they_were_asked_for() {
     let f = |x: &[Array]| -> Arrays {
-        // a + 10 b + 100 c
+        // The function is a + 10 b + 100 c.
         let b = x[1].multiply(&scalar(10.0))?;
         let c = x[2].multiply(&scalar(100.0))?;
         Ok(vec![x[0].add(&b)?.add(&c)?])
@@ -141,7 +141,8 @@ fn values_can_be_read_inside_a_gradient_and_borrowed_state_written() {
 
 #[test]
 fn transforms_nest() {
-    // f(x) = sum(x^3): gradient 3x^2; its sum's gradient 6x; over a batch too.
+    // f(x) = sum(x^3) has the gradient 3x^2. The gradient of its sum is 6x. Both are also computed
+    // over a batch.
     let cubes =
         |x: &[Array]| -> Arrays { Ok(vec![x[0].square()?.multiply(&x[0])?.sum(All, false)?]) };
     let mut first = grad(cubes, &[0]);
@@ -163,7 +164,7 @@ fn stop_gradient_and_detach_end_the_gradient() {
             .unwrap(),
         9.0
     );
-    // An output that is nothing but a stop does not shift the others' cotangents.
+    // An output that is only a `stop_gradient` must not shift the cotangents of the others.
     let g = |x: &[Array]| -> Arrays { Ok(vec![x[0].stop_gradient()?, x[0].square()?]) };
     let (_, products) = vjp(g, &[scalar(3.0)], &[scalar(1000.0), scalar(1.0)]).unwrap();
     assert_eq!(products[0].item::<f32>().unwrap(), 6.0);
@@ -184,7 +185,8 @@ fn values_that_are_arguments_or_constants() {
     assert_eq!(slope(|x| Ok(vec![x[0].clone()])), (3.0, 1.0, None));
     assert_eq!(slope(|_| Ok(vec![scalar(5.0)])), (5.0, 0.0, None));
     assert_eq!(slope(|x| Ok(vec![x[0].stop_gradient()?])), (3.0, 0.0, None));
-    // A passed-through value may be an argument, a stop, an integer, or the value again.
+    // An output that is passed through may be an argument, a `stop_gradient`, an integer, or the
+    // differentiated value itself.
     assert_eq!(
         slope(|x| Ok(vec![x[0].square()?, x[0].clone()])),
         (9.0, 6.0, Some(vec![3.0]))
@@ -208,7 +210,7 @@ fn values_that_are_arguments_or_constants() {
     let (values, grads) = value_and_grad(ints, &[0])(&x).unwrap();
     assert_eq!(values[1].item::<u32>().unwrap(), 1);
     assert_eq!(grads[0].item::<f32>().unwrap(), 6.0);
-    // The same with vjp, for each of the places.
+    // The same with `vjp`, for each position of the output.
     let (_, products) = vjp(|x: &[Array]| -> Arrays { Ok(x.to_vec()) }, &x, &x).unwrap();
     assert_eq!(products[1].to_vec::<f32>().unwrap(), [1.0, 2.0]);
 }
@@ -240,7 +242,7 @@ fn named_trees_of_parameters() {
     assert_eq!(grads["l10"]["b"].item::<f32>().unwrap(), 3.0);
     assert_eq!(grads["l2"]["w"].to_vec::<f32>().unwrap(), [2.5]);
     assert_eq!(grads["l2"]["b"].item::<f32>().unwrap(), 30.0);
-    // One step of gradient descent, leaf by leaf.
+    // One step of gradient descent, for each leaf.
     let next = params
         .zip_leaves(&grads, |p, g| p.subtract(&g.multiply(&scalar(0.1))?))
         .unwrap();
@@ -263,7 +265,7 @@ fn trees_refuse_what_has_no_gradient() {
 
 #[test]
 fn vjp_and_jvp_of_several_inputs_and_outputs() {
-    // (a, b) -> (a * b, a + b)
+    // The function is (a, b) -> (a * b, a + b).
     let f = |x: &[Array]| -> Arrays { Ok(vec![x[0].multiply(&x[1])?, x[0].add(&x[1])?]) };
     let at = [scalar(2.0), scalar(5.0)];
     let (values, products) = vjp(f, &at, &[scalar(1.0), scalar(10.0)]).unwrap();
@@ -277,7 +279,7 @@ fn vjp_and_jvp_of_several_inputs_and_outputs() {
 
 #[test]
 fn the_forward_mode_is_safe_and_right_where_that_of_mlx_is_not() {
-    // In MLX 0.30 `where` with a tangent for one side only reads foreign memory.
+    // MLX 0.30 reads memory of others in `where`, if only one side has a tangent.
     let chosen = |x: &[Array]| -> Arrays {
         let negative = x[0].less(&scalar(0.0))?;
         Ok(vec![
@@ -289,12 +291,12 @@ fn the_forward_mode_is_safe_and_right_where_that_of_mlx_is_not() {
     let (values, slopes) = jvp(chosen, &x, &[vector(&[1.0, 1.0])]).unwrap();
     assert_eq!(values[0].to_vec::<f32>().unwrap(), [5.0, 9.0]);
     assert_eq!(slopes[0].to_vec::<f32>().unwrap(), [0.0, 6.0]);
-    // An output without a derivative has zeros of its type.
+    // The tangent of an output without a derivative is zeros of the output's type.
     assert_eq!(
         (slopes[1].dtype(), slopes[1].item::<u32>().unwrap()),
         (Dtype::Uint32, 0)
     );
-    // Outputs that depend on nothing, and no outputs at all.
+    // A function whose outputs do not depend on its inputs, and one without outputs.
     let constant = |_: &[Array]| -> Arrays { Ok(vec![scalar(3.0)]) };
     assert_eq!(
         jvp(constant, &x, &x).unwrap().1[0].item::<f32>().unwrap(),
@@ -302,7 +304,7 @@ fn the_forward_mode_is_safe_and_right_where_that_of_mlx_is_not() {
     );
     let nothing = |_: &[Array]| -> Arrays { Ok(vec![]) };
     assert!(jvp(nothing, &x, &x).unwrap().1.is_empty());
-    // A function that is not the same twice.
+    // This function differs between its first and second run.
     let mut runs = 0;
     let changing = |x: &[Array]| -> Arrays {
         runs += 1;
@@ -338,7 +340,7 @@ fn products_check_their_vectors() {
     let ints = [Array::vector(&[1i32]).unwrap()];
     assert_eq!(kind(vjp(f, &ints, &ints)).0, ErrorKind::Dtype);
     assert_eq!(kind(jvp(f, &ints, &ints)).0, ErrorKind::Dtype);
-    // A tangent of another float type takes the primal's.
+    // A tangent of another float type is converted to the primal's type.
     let half = vector(&[1.0, 1.0]).astype(Dtype::Float16).unwrap();
     let (_, slopes) = jvp(f, &x, &[half]).unwrap();
     assert_eq!(slopes[0].dtype(), Dtype::Float32);
@@ -395,7 +397,7 @@ fn vmap_refuses_what_does_not_fit() {
     assert_eq!(e(all(0), each(&[None]), &[x.clone()]), ErrorKind::Value);
     assert_eq!(e(all(0), each(&[]), &[x.clone()]), ErrorKind::Value);
     assert_eq!(e(all(0), all(0), &[]), ErrorKind::Value);
-    // Placeholders have no values.
+    // Reading a value must fail, because the arrays that `vmap` passes have no values.
     let reads = |x: &[Array]| -> Arrays { Ok(vec![scalar(x[0].sum(All, false)?.item::<f32>()?)]) };
     assert_eq!(kind(vmap(reads, 0, 0)(&[x])).0, ErrorKind::Mlx);
 }
@@ -432,7 +434,7 @@ fn vmap_keeps_indices_inside_whatever_the_batch() {
             }
             let given = match vmap(f, axes, 0)(&args) {
                 Ok(mut given) => given.remove(0),
-                // MLX may not know how, which is no harm.
+                // MLX may not support this operation under `vmap`; an error is correct.
                 Err(e) => {
                     assert_eq!(e.kind(), ErrorKind::Mlx, "{e}");
                     continue;
@@ -447,14 +449,15 @@ fn vmap_keeps_indices_inside_whatever_the_batch() {
             );
         }
     }
-    // Checked indices look at values, which a placeholder has none of; strides see one example.
+    // Checked indices read values, which arrays under `vmap` do not have. Strides apply to a single
+    // example.
     let checked = |x: &[Array]| -> Arrays { Ok(vec![x[0].take(&x[1], 0)?]) };
     assert!(vmap(checked, 0, 0)(&[table.clone(), wild]).is_err());
     let strided = |x: &[Array]| -> Arrays { Ok(vec![x[0].as_strided(&[2], &[2], 0)?]) };
     if let Ok(y) = vmap(strided, 0, 0)(&[table.clone()]) {
         assert_eq!(y[0].to_vec::<f32>().unwrap(), [1.0, 3.0, 4.0, 6.0]);
     }
-    // No examples at all.
+    // The batch is empty.
     let empty = mlx_rs_core::zeros(&[0, 3], Dtype::Float32).unwrap();
     if let Ok(y) = vmap(|x: &[Array]| -> Arrays { Ok(vec![x[0].exp()?]) }, 0, 0)(&[empty]) {
         assert_eq!(y[0].shape(), [0, 3]);
@@ -489,8 +492,9 @@ fn eight_threads_differentiate_at_once() {
     }
 }
 
-/// The gradient of the sum of a running extreme: each result counts for the element that it is, the
-/// latest of equal ones. A result that is NaN, or before the first element, counts for none.
+/// The gradient of the sum of a running extreme. Each result counts for the element that it equals,
+/// the latest one if several are equal. A result that is NaN, or precedes the first element, counts
+/// for none.
 fn slopes_of_extreme(row: &[f32], greatest: bool, reverse: bool, inclusive: bool) -> Vec<f32> {
     let mut slopes = vec![0.0; row.len()];
     let order: Vec<usize> = match reverse {
@@ -517,14 +521,14 @@ fn slopes_of_extreme(row: &[f32], greatest: bool, reverse: bool, inclusive: bool
     slopes
 }
 
-/// MLX 0.32 looks for the element that equals the extreme. NaN equals nothing, so that it wrote
+/// MLX 0.32 searches for the element that equals the extreme. NaN equals nothing, so MLX writes
 /// outside of the gradient's memory. Earlier versions have no such gradient.
 #[test]
 fn gradients_of_running_extremes_stay_inside_their_memory() {
     let (rows, width) = (40, 33);
     let mut values: Vec<f32> = (0..rows * width).map(|i| (i * 7919 % 13) as f32).collect();
     for row in 0..rows {
-        // NaN first, last, in the middle, everywhere, and nowhere.
+        // NaN is first, last, in the middle, everywhere, or absent.
         match row % 5 {
             0 => values[row * width] = f32::NAN,
             1 => values[row * width + width - 1] = f32::NAN,
@@ -555,7 +559,7 @@ fn gradients_of_running_extremes_stay_inside_their_memory() {
                 "{greatest} {reverse} {inclusive}: {e}"
             ),
         }
-        // The values are those outside of gradients, and those of 16-bit types.
+        // The values must equal those without a gradient, also in 16-bit types.
         let plain = extreme(&x).unwrap().to_vec::<f32>().unwrap();
         for dtype in [Dtype::Float16, Dtype::Bfloat16] {
             let narrow = extreme(&x.astype(dtype).unwrap()).unwrap();

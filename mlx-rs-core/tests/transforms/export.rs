@@ -1,4 +1,4 @@
-//! Functions as files: round trips, and refusals before MLX reads a byte.
+//! Tests functions as files: round trips, and errors for files that MLX must not read.
 
 #![expect(
     clippy::cloned_ref_to_slice_refs,
@@ -22,14 +22,14 @@ fn model(x: &[Array]) -> Arrays {
 }
 /// Opens a file that the test has just written.
 fn open(path: &std::path::Path) -> Result<ImportedFunction> {
-    // SAFETY: written by this version of MLX just now, or refused for its header.
+    // SAFETY: this version of MLX has just written the file, or its header is refused.
     unsafe { ImportedFunction::open(path) }
 }
 
 #[test]
 fn a_function_comes_back_with_its_constants() {
     let dir = tempfile::tempdir().unwrap();
-    // A name that would be a format to printf.
+    // The name would be a format string for printf.
     let path = dir.path().join("%n%s%p model.mlxfn");
     let x = vector(&[1.0, 1.0]);
     export_function(&path, model, &[x.clone()], false).unwrap();
@@ -41,7 +41,7 @@ fn a_function_comes_back_with_its_constants() {
             assert!(g.array_equal(e).unwrap());
         }
     }
-    // Other forms than the traced one are errors.
+    // Inputs of another form than the traced one must be errors.
     for bad in [
         vec![],
         vec![vector(&[1.0])],
@@ -50,7 +50,7 @@ fn a_function_comes_back_with_its_constants() {
     ] {
         assert_eq!(f.call(&bad).unwrap_err().kind(), ErrorKind::Mlx);
     }
-    // Nothing is beside it.
+    // No other file may be in the directory.
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
@@ -79,7 +79,7 @@ fn shapeless_named_compiled_and_several() {
     let y = open(&at("compiled")).unwrap().call(&[one.clone()]).unwrap();
     assert_eq!(y[0].to_vec::<f32>().unwrap(), [4.0]);
 
-    // Many names, so that an order by hash would show.
+    // Many names, so that a hash order would be noticed.
     let named: Kwargs = (0..9)
         .map(|i| (format!("n{i}"), vector(&[i as f32])))
         .collect();
@@ -191,7 +191,7 @@ fn files_that_are_no_export_of_this_version_are_refused() {
     }
 }
 
-/// As for `/dev/full`, which a rename would replace by a file.
+/// A file such as `/dev/full` is not regular, and a rename would replace it.
 #[cfg(unix)]
 #[test]
 fn what_is_no_regular_file_is_not_replaced() {

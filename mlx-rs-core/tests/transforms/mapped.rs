@@ -1,5 +1,6 @@
-//! Operations that MLX maps over a batch, derives, or computes wrongly, found by random programs
-//! (see `programs/`). Each is a sum of small cases against the operation on each example.
+//! Tests operations that MLX computes wrongly, under `vmap`, in derivatives or alone. Random
+//! programs (see `programs/`) found them. Small cases are compared with the operation on each
+//! example.
 
 use mlx_rs_core::fast::{self, RopeBase};
 use mlx_rs_core::random::{self, Key};
@@ -25,8 +26,8 @@ fn numbers(a: &Array) -> Vec<f32> {
 
 type Function<'a> = dyn Fn(&[Array]) -> Result<Vec<Array>> + 'a;
 
-/// `f` mapped over every choice of axes against `f` on each of two examples. The second has the
-/// elements of the first in reverse.
+/// Compares `f`, mapped over every choice of axes, with `f` on each of two examples. The second
+/// example has the elements of the first in reverse.
 fn maps(what: &str, f: &Function<'_>, args: &[Array]) {
     let choices: Vec<Vec<Option<i32>>> = args.iter().fold(vec![vec![]], |lists, a| {
         let each = [None].into_iter().chain((0..=a.ndim() as i32).map(Some));
@@ -267,7 +268,8 @@ fn groups_in_batches() {
     maps("conv", &|a| one(a[0].conv(&a[1], &conv)), &[x, w]);
 }
 
-/// The derivative of the sum of `f` times `0, 1, 2, ..`, which come column-major.
+/// The derivative of the sum of `f` times weights `0, 1, 2, ..`, where the weights are
+/// column-major.
 fn slope(
     f: &'static (dyn Fn(&[Array]) -> Result<Array> + Sync),
     args: &[Array],
@@ -313,7 +315,7 @@ fn slopes() {
         std::slice::from_ref(&x),
         0,
     );
-    // The first position is not turned.
+    // The first position is not rotated.
     assert_eq!(turned[..4], [0., 1., 2., 3.]);
     assert!((turned[4] - (4.0 * 1f32.cos() + 5.0 * 1f32.sin())).abs() < 1e-5);
     let (a, i) = (count(&[1, 2, 3], Dtype::Float32), array!(0).unwrap());
@@ -328,7 +330,7 @@ fn slopes() {
 
 #[test]
 fn values() {
-    // Twice, one after the other, when memory is used again.
+    // Draws twice, one draw after the other, so that memory is reused.
     let flags =
         |seed| random::bernoulli(&array!(0.5).unwrap(), &[64], &Key::new(seed).unwrap()).unwrap();
     let (a, b) = (flags(1), flags(2));
@@ -349,7 +351,7 @@ fn values() {
         (numbers(&q), numbers(&r)),
         (vec![-2., -2.], vec![0.5, -0.5])
     );
-    // Column-major arrays.
+    // These arrays are column-major.
     let a = count(&[2, 3, 4], Dtype::Float32);
     let columns = count(&[4, 3, 2], Dtype::Float32).transpose().unwrap();
     let copy = Array::from_slice(&numbers(&columns), &[2, 3, 4]).unwrap();

@@ -1,16 +1,16 @@
-//! Graphs of hundreds of thousands of operations, in threads with little stack. A transform gives
-//! its result or an error, and nothing overflows the stack.
+//! Builds graphs of hundreds of thousands of operations, in threads with small stacks. A transform
+//! must return a result or an error. The stack must not overflow.
 
 use mlx_rs_core::transforms::{
     checkpoint, compile, custom_vjp, export_function, grad, jvp, value_and_grad, vjp, vmap,
 };
 use mlx_rs_core::{Array, Device, ErrorKind, Result, Stream};
 
-/// Fills a stack of 8 MiB several times over.
+/// A depth that would overflow a stack of 8 MiB several times.
 const DEEP: usize = 400_000;
-/// Fills the stack of these tests.
+/// A depth that would overflow the stack of these tests.
 const MEDIUM: usize = 50_000;
-/// More than the stack of a transform holds.
+/// A depth that exceeds the stack of a transform.
 const TOO_DEEP: usize = 540_000;
 
 type Arrays = Result<Vec<Array>>;

@@ -1,6 +1,6 @@
-//! Derivatives mapped over a batch, and mapped functions derived. MLX's own rules wrote outside of
-//! memory there. Each result is held against the function on each example, and a child process
-//! repeats some of them with a checked heap.
+//! Tests derivatives under `vmap`, and derivatives of mapped functions. MLX's own rules write
+//! outside of memory there. Each result is compared with the function on each example. A child
+//! process repeats some of the tests with a checked heap.
 
 #![allow(
     clippy::cloned_ref_to_slice_refs,
@@ -32,7 +32,7 @@ fn close(what: &str, a: &Array, b: &Array) -> Result<()> {
 
 type Function = fn(&Array) -> Result<Array>;
 
-/// Functions of `[n, m]` with derivatives that scatter, each for `n, m >= 2`.
+/// Functions of `[n, m]` whose derivatives scatter, each valid for `n, m >= 2`.
 const FUNCTIONS: &[(&str, Function)] = &[
     ("take", |x| {
         let rows = x.take(&array!([0, -1])?, 0)?.sigmoid()?;
@@ -141,7 +141,7 @@ fn sum(f: Function) -> impl Fn(&[Array]) -> Result<Vec<Array>> + Clone {
     move |x: &[Array]| Ok(vec![f(&x[0])?.sum(All, false)?])
 }
 
-/// `slope` is that of `f` at `x` along `tangent`, by differences.
+/// Asserts that `slope` is the derivative of `f` at `x` along `tangent`, by finite differences.
 fn assert_slope(what: &str, f: Function, x: &Array, tangent: &Array, slope: &Array) -> Result<()> {
     let h = array!(1.0f32 / 256.0)?;
     let step = tangent.multiply(&h)?;
@@ -158,7 +158,7 @@ fn assert_slope(what: &str, f: Function, x: &Array, tangent: &Array, slope: &Arr
     Ok(())
 }
 
-/// `each` of every example along `axis`, stacked.
+/// Applies `each` to every example along `axis`, and stacks the results.
 fn one_by_one(
     x: &Array,
     axis: i32,
@@ -212,7 +212,7 @@ fn second_derivatives_and_forward_ones_as_well() -> Result<()> {
             let slope = move |x: &[Array]| -> Result<Vec<Array>> {
                 Ok(vec![grad(sum(*f), &[0])(x)?[0].square()?.sum(All, false)?])
             };
-            // Some have no second derivative in MLX, alone as well.
+            // Some functions have no second derivative in MLX, even without a batch.
             let alone = one_by_one(&x, axis, |x| Ok(grad(slope, &[0])(&[x.clone()])?.remove(0)));
             let got = vmap(grad(slope, &[0]), axis, 0)(&[x.clone()]);
             if let (Ok(alone), Ok(got)) = (&alone, &got) {
@@ -245,7 +245,7 @@ fn second_derivatives_and_forward_ones_as_well() -> Result<()> {
     Ok(())
 }
 
-/// The tangents are column-major, and blocks have two axes: MLX takes those in the order of memory.
+/// The tangents are column-major, and blocks have two axes. MLX reads such blocks in memory order.
 #[test]
 fn forward_derivatives_of_blocks() -> Result<()> {
     let functions: &[(&str, Function)] = &[
@@ -306,7 +306,7 @@ fn batches_of_batches_as_well() -> Result<()> {
     for (name, f) in FUNCTIONS {
         let x = count(&[2, 3, 2, 2])?;
         let mut inner = vmap(grad(sum(*f), &[0]), 1, 0);
-        // The outer batch is the axis in the middle.
+        // The outer batch is the middle axis.
         let got = vmap(|x: &[Array]| inner(x), 1, 0)(&[x.clone()])?;
         let expected = one_by_one(&x, 1, |x| {
             one_by_one(x, 1, |x| Ok(grad(sum(*f), &[0])(&[x.clone()])?.remove(0)))
@@ -316,7 +316,7 @@ fn batches_of_batches_as_well() -> Result<()> {
     Ok(())
 }
 
-/// Indices differ between the examples, the array does not, or the other way round.
+/// Either the indices or the array differ between examples.
 #[test]
 fn indices_may_have_the_batch() -> Result<()> {
     let x = count(&[2, 2, 3])?;
@@ -365,7 +365,7 @@ fn indices_may_have_the_batch() -> Result<()> {
     Ok(())
 }
 
-/// An empty batch runs no rule of MLX's. One of them read axes that are not there.
+/// For an empty batch, no rule of MLX may run. One of them reads axes that do not exist.
 #[test]
 fn empty_batches_have_empty_results() -> Result<()> {
     let diagonal: Function = |x| {
@@ -394,11 +394,11 @@ fn empty_batches_have_empty_results() -> Result<()> {
     Ok(())
 }
 
-/// Results that MLX's rules got right by luck, in memory that was there by luck, end the process
-/// here: the heap is checked, and freed memory has other contents.
+/// Runs the tests with a checked heap, where freed memory is overwritten. Results that are right
+/// only by luck, because the wrong memory is readable, end the process.
 ///
-/// valgrind sees more. With `RUST_MIN_STACK=300000000` these tests take it a minute, since no
-/// transform then needs a separate stack, whose 256 MiB valgrind would mark each time.
+/// valgrind finds more errors. With `RUST_MIN_STACK=300000000` these tests take a minute under
+/// valgrind. No transform then needs a separate stack, whose 256 MiB valgrind would mark each time.
 #[test]
 fn a_checked_heap_stays_whole() {
     if std::env::var_os("SOUNDNESS_VMAP_CHILD").is_some() {
@@ -420,7 +420,8 @@ fn a_checked_heap_stays_whole() {
             "--nocapture",
         ])
         .env("SOUNDNESS_VMAP_CHILD", "1")
-        // The C library has its checks apart since 2.34; without, it tells, and goes on.
+        // The C library has its heap checks in a separate library since 2.34. Without that library
+        // the loader prints a warning and continues.
         .env("LD_PRELOAD", "libc_malloc_debug.so.0")
         .env("MALLOC_CHECK_", "3")
         .env("MALLOC_PERTURB_", "165")

@@ -1,5 +1,5 @@
-//! Input rows as tiles of bfloat16 pairs: the nearest bfloat16 of each element, and the nearest
-//! bfloat16 of the remainder.
+//! Stores input rows as tiles of bfloat16 pairs. A pair has the nearest bfloat16 of an element, and
+//! the nearest bfloat16 of the remainder.
 
 use std::arch::x86_64::{
     __m512, __m512i, _CMP_ORD_Q, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512,
@@ -16,9 +16,9 @@ use crate::layout::input_panel::pair_index;
 /// Padding before the first sums, which the first additions read.
 pub(crate) const SUMS_LEAD: usize = large_m_asm::PIPELINE_DEPTH * TILE_ROWS;
 
-/// Rows of inputs in tiles of sixteen rows. Each tile is a pair: high parts, and remainders. For at
-/// most eight rows, both are in one tile. A chunk is at most [`TILES_PER_CHUNK`] tiles that are
-/// multiplied together: `[chunks, blocks of inputs, tiles]`.
+/// Input rows in tiles of sixteen rows. Each tile is a pair of tiles: high parts, and remainders.
+/// With at most eight rows, both parts are in one tile. Tiles of a chunk, at most
+/// [`TILES_PER_CHUNK`], are multiplied together. The order is `[chunks, blocks of inputs, tiles]`.
 #[derive(Default)]
 pub(crate) struct InputTiles {
     rows: usize,
@@ -27,12 +27,12 @@ pub(crate) struct InputTiles {
     group: usize,
     tall: usize,
     count: usize,
-    /// Tiles per chunk; the last one may have fewer.
+    /// The number of tiles per chunk; the last chunk may have fewer.
     wide: usize,
     tiles: Vec<TileRow>,
-    /// The sums of groups, `[chunks, groups, rows]`, after padding that is read but not used. They
-    /// sum the pairs' values, so that rounding errors are multiplied by the weight, not by the
-    /// code.
+    /// The sums of groups, `[chunks, groups, rows]`, after padding whose values do not matter. They
+    /// are sums of the rounded values in the pairs. So the effect of a rounding error is
+    /// proportional to the weight, not to the code.
     sums: Vec<f32>,
 }
 
@@ -48,8 +48,8 @@ impl InputTiles {
         // Chunks have nearly equal sizes.
         self.wide = self.count.div_ceil(self.count.div_ceil(TILES_PER_CHUNK));
         let lines = self.pair() * self.count();
-        // Old content is overwritten before it is read. Shrinking is avoided, because growing again
-        // would fill with zeros.
+        // Old content is overwritten before it is read. The buffers never shrink, because growing
+        // again would fill them with zeros.
         let (lines, sums) = (lines * self.blocks(), SUMS_LEAD + k / group * self.padded());
         self.tiles
             .resize(lines.max(self.tiles.len()), TileRow([0; TILE_K]));
@@ -61,7 +61,7 @@ impl InputTiles {
         self.tall < TILE_ROWS
     }
 
-    /// The number of lines of both parts.
+    /// The number of lines that both parts of a tile occupy.
     fn pair(&self) -> usize {
         if self.is_stacked() {
             TILE_ROWS
@@ -70,7 +70,7 @@ impl InputTiles {
         }
     }
 
-    /// The number of adjacent tiles.
+    /// The number of tiles that are next to each other.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
@@ -85,12 +85,12 @@ impl InputTiles {
         self.count() * self.tall
     }
 
-    /// Inputs of a row.
+    /// The number of inputs of a row.
     pub(crate) fn inputs(&self) -> usize {
         self.k
     }
 
-    /// Groups per row, and bits.
+    /// The number of groups per row, and the number of bits per code.
     pub(crate) fn packing(&self) -> (usize, u32) {
         (self.k / self.group, self.bits)
     }
@@ -127,17 +127,17 @@ impl InputTiles {
         SUMS_LEAD + self.tall * (before * (self.k / self.group) + group * wide + at)
     }
 
-    /// A tile's pair for a block of inputs; later tiles of its chunk follow.
+    /// A tile's pair for a block of inputs. The later tiles of its chunk follow in the slice.
     pub(super) fn tile(&self, tile: usize, block: usize) -> &[TileRow] {
         &self.tiles[self.place(tile, block)..]
     }
 
-    /// The sums of a group of a tile's rows. Later tiles of its chunk follow; padding precedes.
+    /// The sums of a group of a tile's rows. The sums of later tiles of its chunk follow.
     pub(crate) fn sums(&self, tile: usize, group: usize) -> &[f32] {
         &self.sums[self.sums_place(tile, group)..]
     }
 
-    /// All tiles.
+    /// The address of all tiles.
     pub(super) fn tiles(&self) -> *const TileRow {
         self.tiles.as_ptr()
     }
@@ -147,7 +147,7 @@ impl InputTiles {
         self.sums[self.sums_place(tile, 0) - SUMS_LEAD..].as_ptr()
     }
 
-    /// A writer of rows; each row must be written by one thread.
+    /// A writer of rows. Only one thread may write each row.
     pub(crate) fn writer(&mut self) -> InputTilesWriter<'_> {
         InputTilesWriter {
             sums: self.sums.as_mut_ptr(),
@@ -157,22 +157,22 @@ impl InputTiles {
     }
 }
 
-/// [`InputTiles`] during writing.
+/// [`InputTiles`] while threads write rows.
 pub(crate) struct InputTilesWriter<'a> {
     to: &'a InputTiles,
     sums: *mut f32,
     tiles: *mut TileRow,
 }
 
-// SAFETY: each row has separate places, and `row` requires that one thread writes a row.
+// SAFETY: each row has separate places, and `row` requires that only one thread writes a row.
 unsafe impl Sync for InputTilesWriter<'_> {}
 
 impl InputTilesWriter<'_> {
-    /// Writes row `row`: each element times the factor and, if given, its weight; zeros without
-    /// elements.
+    /// Writes row `row`: each element times the factor and, if given, its weight. Without elements
+    /// it writes zeros.
     ///
     /// # Safety
-    /// The processor must have avx512f and avx512bw, and no other thread may write this row.
+    /// The processor must have avx512f and avx512bw. No other thread may write this row.
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
     pub(crate) unsafe fn row(
         &self,
@@ -205,7 +205,8 @@ impl InputTilesWriter<'_> {
             let mut sum = 0.0;
             for block in g * deep..(g + 1) * deep {
                 // SAFETY: this row has a line per part, and `resize` allocated all blocks. `x` and
-                // the weights have `TILE_K` elements from here on; the caller guarantees the rest.
+                // the weights have `TILE_K` elements from here on. The caller guarantees the
+                // features and exclusive use.
                 unsafe {
                     let high = self.tiles.add(first + block * step);
                     let low = high.add(second);
@@ -219,18 +220,19 @@ impl InputTilesWriter<'_> {
                     }
                 }
             }
-            // SAFETY: one of the row's sums; see above.
+            // SAFETY: this is the place of one of the row's sums, which `resize` allocated.
             unsafe { *self.sums.add(first_sum + g * next_sum) = sum };
         }
     }
 }
 
-/// Inputs in natural order; see [`code_order`].
+/// The order of inputs for codes that need no reordering; see [`code_order`].
 pub(crate) fn natural_order() -> [u16; TILE_K] {
     std::array::from_fn(|i| 2 * i as u16 + 1)
 }
 
-/// For each place in a tile's row, the index of the upper half of its input in the block.
+/// For each place in a tile's row, the input of the block that is stored there. The entry is the
+/// index of the upper 16-bit half of that input.
 fn code_order(bits: u32) -> &'static [u16; TILE_K] {
     const FOUR: [u16; TILE_K] = code_order_for(8);
     const EIGHT: [u16; TILE_K] = code_order_for(4);
@@ -248,9 +250,9 @@ const fn code_order_for(near: usize) -> [u16; TILE_K] {
     code_order
 }
 
-/// The nearest bfloat16 in the upper halves of the bits, with arbitrary bits below; its value; and
-/// the remainder. A NaN may be marked in the lower half only, so it is not taken from memory
-/// unchanged.
+/// Returns three vectors: the nearest bfloat16 in the upper halves of the bits, with arbitrary bits
+/// below; the value of that bfloat16; and the remainder. Cutting off the lower half of a NaN could
+/// turn it into infinity. So it is not copied unchanged.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
 pub(crate) fn round_to_bf16(v: __m512) -> (__m512i, __m512, __m512) {
@@ -262,10 +264,10 @@ pub(crate) fn round_to_bf16(v: __m512) -> (__m512i, __m512, __m512) {
     (bits, near, _mm512_sub_ps(v, near))
 }
 
-/// Writes a block of inputs as a pair; returns the sum of the pair's values.
+/// Writes a block of inputs as pairs. Returns the sum of the pairs' values.
 ///
 /// # Safety
-/// The processor must have avx512f and avx512bw; `TILE_K` elements, weights and places must exist.
+/// The processor must have avx512f and avx512bw. `TILE_K` elements, weights and places must exist.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
 pub(crate) unsafe fn split(
@@ -276,7 +278,7 @@ pub(crate) unsafe fn split(
 ) -> f32 {
     let mut sum = _mm512_setzero_ps();
     let (mut highs, mut lows) = ([_mm512_set1_epi32(0); 2], [_mm512_set1_epi32(0); 2]);
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the features, and `TILE_K` elements, weights and places.
     unsafe {
         for i in 0..2 {
             let mut v = _mm512_mul_ps(_mm512_loadu_ps(x.add(16 * i)), _mm512_set1_ps(factor));
@@ -307,12 +309,12 @@ mod tests {
         f32::from_bits(u32::from(line.0[at]) << 16)
     }
 
-    /// Pairs are within a relative 2^-17 of the inputs, at every position. Sums are those of the
-    /// pairs; padding rows are zeros.
+    /// At every position, a pair differs from its input by a relative error of at most 2^-17. Sums
+    /// are those of the pairs' values. Padding rows are zeros.
     #[test]
     fn pairs_are_sixteen_bits_of_their_inputs() {
         with_each(|isa| {
-            // Writing needs only AVX-512.
+            // Writing tiles needs AVX-512, but not AMX.
             if !matches!(isa, Isa::Avx512 | Isa::Amx) {
                 return;
             }

@@ -1,8 +1,8 @@
 //! Assembly that `small_m_asm.rs` and `large_m_asm.rs` share. It decodes packed words of two row
-//! blocks (at `a` to `d`) into tiles at `to`. `zmm24` to `zmm27` hold the constants of
-//! `encoding.rs`.
+//! blocks (at registers `a` to `d`) into tiles at `to`. The registers `zmm24` to `zmm27` contain
+//! the constants of `encoding.rs`.
 
-/// A word of each of two row blocks, as one line.
+/// Loads a word of each row of two row blocks into one vector.
 macro_rules! both {
     ($low:literal, $high:literal, $at:literal) => {
         concat!(
@@ -20,7 +20,7 @@ macro_rules! both {
     };
 }
 
-/// A word of each of two row blocks, decoded to lines of a tile (`encoding.rs`).
+/// Decodes a word of each row of two row blocks to lines of a tile (`encoding.rs`).
 macro_rules! word {
     ($low:literal, $high:literal, $at:literal, [$a:literal, $b:literal, $c:literal, $d:literal]) => {
         concat!(
@@ -66,7 +66,7 @@ macro_rules! word {
     };
 }
 
-/// Two words in one cache line, and a prefetch.
+/// Decodes two words that are in one cache line, and prefetches later words.
 macro_rules! words {
     ($low:literal, $high:literal, $at:literal, $next:literal, $one:tt, $other:tt) => {
         concat!(
@@ -154,7 +154,7 @@ macro_rules! quarter {
     };
 }
 
-/// Advances to the words of the next block.
+/// Advances the addresses to the words of the next block.
 macro_rules! next_words {
     (4) => {
         "add {a}, 128\nadd {b}, 128\nadd {c}, 128\nadd {d}, 128\n"
@@ -178,9 +178,9 @@ macro_rules! unpack {
     };
 }
 
-/// Assembly lines with the registers that [`unpack`] needs and their operands; `n` is an arbitrary
-/// operand. All vector registers may be clobbered. At the end their upper parts are cleared,
-/// because narrow instructions of later code would otherwise stall.
+/// An `asm!` block with these lines, and with the registers and operands that [`unpack`] needs. `n`
+/// is an operand of the caller's choice. All vector registers may be clobbered. At the end their
+/// upper parts are cleared, because narrow instructions of later code would otherwise stall.
 macro_rules! asm_with_codes {
     ([$($line:expr),* $(,)?], $($operands:tt)*) => {
         ::std::arch::asm!(

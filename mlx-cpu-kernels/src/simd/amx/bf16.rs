@@ -1,28 +1,28 @@
-//! bfloat16 matrices on AMX: tiles are loaded directly from the matrix in memory. Inputs are the
-//! operand stored in pairs, so sums are `[outputs, input rows]`.
+//! bfloat16 matrices on AMX. Tiles are loaded directly from the matrix in memory. Inputs are the
+//! operand that AMX reads in pairs, so sums are `[outputs, input rows]`.
 
 use std::arch::asm;
 
 use super::activations::{natural_order, split};
 use super::tiles::{OutputRow, ROW_BYTES, TILE_K, TILE_ROWS, TileRegisters, TileRow};
 
-/// Output tiles that are multiplied together: each has a register for its sums.
+/// The number of output tiles that are multiplied together. Each has a register for its sums.
 pub(crate) const TILES_TOGETHER: usize = 4;
 
-/// Up to [`TILE_ROWS`] input rows in tiles. Each block of inputs has the high parts, one line per
-/// two inputs, and the remainders.
+/// Up to [`TILE_ROWS`] input rows in tiles. For each block of inputs, it has the high parts, with
+/// one line per two inputs, and then the remainders.
 #[derive(Default)]
 pub(crate) struct Bf16Panel {
     lines: Vec<TileRow>,
 }
 
 impl Bf16Panel {
-    /// Whether rows consist of whole blocks.
+    /// Whether a row of `k` inputs consists of whole blocks.
     pub(crate) fn fits(k: usize) -> bool {
         k > 0 && k.is_multiple_of(TILE_K)
     }
 
-    /// Resizes for rows of `k` inputs, all zero.
+    /// Resizes for rows of `k` inputs, and sets all to zero.
     pub(crate) fn clear(&mut self, k: usize) {
         assert!(Self::fits(k));
         self.lines.clear();
@@ -49,7 +49,7 @@ impl Bf16Panel {
             let mut parts = [TileRow([0; TILE_K]); 2];
             let [high, low] = &mut parts;
             let weight = weight.map(|w| w[block * TILE_K..].as_ptr());
-            // SAFETY: `TILE_K` elements and weights follow, as asserted; the caller guarantees the
+            // SAFETY: `TILE_K` elements and weights follow, as asserted. The caller guarantees the
             // features.
             unsafe {
                 split(
@@ -69,22 +69,22 @@ impl Bf16Panel {
 }
 
 impl TileRegisters {
-    /// The tile configuration for [`products`].
+    /// Configures the tile registers for [`products`].
     ///
     /// # Safety
-    /// The system must let the process use AMX, as for `Isa::Amx`.
+    /// The system must permit the process to use AMX, as for `Isa::Amx`.
     pub(crate) unsafe fn full() -> Self {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that the process may use AMX.
         unsafe { Self::with([TILE_ROWS; 8]) }
     }
 }
 
-/// Products of up to [`TILES_TOGETHER`] output tiles with a panel: `[tiles, TILE_ROWS outputs,
-/// TILE_ROWS input rows]`. A tile is [`TILE_ROWS`] adjacent rows of a matrix. The hardware
-/// prefetcher suffices; explicit prefetches were slower.
+/// Multiplies up to [`TILES_TOGETHER`] output tiles with a panel: `[tiles, TILE_ROWS outputs,
+/// TILE_ROWS input rows]`. A tile is [`TILE_ROWS`] adjacent rows of a matrix. Explicit prefetches
+/// are slower than the hardware prefetcher alone.
 ///
 /// # Panics
-/// If their sizes do not match.
+/// If the sizes of tiles, panel and output do not match.
 pub(crate) fn products(
     tiles: &[&[u16]],
     panel: &Bf16Panel,
@@ -95,8 +95,8 @@ pub(crate) fn products(
     let k = blocks * TILE_K;
     assert!((1..=TILES_TOGETHER).contains(&tiles.len()) && out.len() == tiles.len() * TILE_ROWS);
     assert!(tiles.iter().all(|tile| tile.len() == TILE_ROWS * k));
-    // SAFETY: the type guarantees configured registers. Blocks are those of tiles and panel, and
-    // `out` has space for all tiles.
+    // SAFETY: the registers are configured, as their type guarantees. The number of blocks is that
+    // of tiles and panel, and `out` has space for all tiles.
     unsafe {
         zero();
         let (panel, tile) = (panel.lines.as_ptr(), |i: usize| tiles[i].as_ptr());
@@ -110,13 +110,13 @@ pub(crate) fn products(
     }
 }
 
-/// Clears the sums.
+/// Sets the sums to zero.
 ///
 /// # Safety
 /// The registers must be configured.
 #[inline]
 unsafe fn zero() {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees configured registers.
     unsafe {
         asm!(
             "tilezero tmm0",
@@ -129,7 +129,7 @@ unsafe fn zero() {
 }
 
 /// Multiplies the first `T` of `tiles` by the input tiles in `panel`, for `blocks` blocks of
-/// columns, and adds the products to the sums. Rows of the matrix are `k` elements apart.
+/// columns. The products are added to the sums. Rows of the matrix are `k` elements apart.
 ///
 /// # Safety
 /// The registers must be configured. `tiles` and `panel` must be readable for all blocks.
@@ -188,7 +188,7 @@ unsafe fn multiply<const T: usize>(
             )
         };
     }
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees configured registers, and readable tiles and panel.
     unsafe {
         match T {
             1 => for_blocks!(tile!("tmm0", "tmm6", "a")),
@@ -226,7 +226,7 @@ unsafe fn store(tiles: usize, to: *mut OutputRow) {
             }
         };
     }
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees configured registers, and that the destination exists.
     unsafe {
         one!(0, "tmm0");
         one!(1, "tmm1");

@@ -1,17 +1,18 @@
-//! Conversion of packed codes to bfloat16 in tiles without a table. `asm_macros.rs` implements it.
+//! Converts packed codes to bfloat16 in tiles without a table. `asm_macros.rs` has the
+//! instructions.
 
-/// The bfloat16 of 16, in which the mantissa's upper four bits count ones. So codes below 16 become
-/// bfloat16 with an offset of 16, without a table.
+/// The bfloat16 of 16. There, a unit of the mantissa's upper four bits is worth 1. So a 4-bit code
+/// in these bits becomes the bfloat16 of the code plus 16, without a table.
 pub(crate) const BF16_SIXTEEN: i16 = 0x4180;
 pub(crate) const MANTISSA_NIBBLE: i16 = 0x0078;
 
 /// The mask of an 8-bit code in 16 bits, and the bits that turn a float16 into a bfloat16. The last
-/// three mantissa bits are dropped; such codes do not use them. The exponent gets three more bits,
-/// and an offset of 16. Zero becomes 2, a 2^15th of what one becomes.
+/// three mantissa bits are dropped, because such codes do not use them. The exponent becomes three
+/// bits wider and gets an offset of 16. Zero becomes 2, which is 2^-15 times the encoding of one.
 pub(crate) const LOW_BYTE: i16 = 0x00ff;
 pub(crate) const BF16_EXPONENT_FILL: i16 = 2;
 
-/// The offset of codes with this bit width in tiles, and the factor of their products.
+/// The offset that codes of this bit width have in tiles, and the factor of their products.
 pub(crate) fn code_offset_and_scale(bits: u32) -> (f32, f32) {
     if bits == 4 {
         (16.0, 1.0)

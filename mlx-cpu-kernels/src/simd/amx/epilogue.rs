@@ -1,5 +1,5 @@
-//! The epilogue of a pair of output tiles: biases, gate, residual, and the store to rows of the
-//! output.
+//! The epilogue of a pair of output tiles: adds biases, applies a gate, adds a residual, and stores
+//! rows of the output.
 
 use std::arch::x86_64::{
     __m512, _mm512_add_ps, _mm512_loadu_ps, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps,
@@ -12,15 +12,17 @@ use crate::simd::portable::vmath::Gate;
 
 /// The epilogue of a product.
 pub(crate) struct Epilogue<'a> {
-    /// The biases of both tiles; the last one may be shorter.
+    /// The biases of both tiles. At the end of a matrix they may be shorter than a tile.
     pub biases: [Option<&'a [f32]>; 2],
-    /// The activation of the first tile's products, which are then multiplied with the second's.
+    /// The activation of the first tile's outputs, which are then multiplied with the second tile's
+    /// outputs.
     pub gate: Option<Gate>,
     /// The residual, with the row stride of the output.
     pub residual: Option<&'a [f32]>,
 }
 
-/// Writes `sums`, `[2, padded rows]`, to the existing columns; with a gate, to those of one tile.
+/// Writes `sums`, `[2, padded rows]`, to the columns that exist. With a gate, the output has the
+/// columns of one tile.
 ///
 /// # Panics
 /// If there are fewer sums than rows, or an operand is shorter than the output.
@@ -43,7 +45,7 @@ pub(crate) unsafe fn store_outputs(
     let lanes = [lane_mask(width), lane_mask(width.saturating_sub(TILE_ROWS))];
     let tiles = width.div_ceil(TILE_ROWS);
     let bias = epilogue.biases.map(|bias| {
-        // SAFETY: each lane has an element.
+        // SAFETY: `values` has an element for each lane of the mask.
         bias.map(|values| unsafe {
             _mm512_maskz_loadu_ps(lane_mask(values.len()), values.as_ptr())
         })
@@ -60,8 +62,8 @@ pub(crate) unsafe fn store_outputs(
         }
         for (i, output) in both.into_iter().take(tiles).enumerate() {
             let at = row * step + i * TILE_ROWS;
-            // SAFETY: by the assertions, the columns of this row exist, also in the residual. No
-            // further lanes are written.
+            // SAFETY: by the assertions, the columns of this row exist, also in the residual. Lanes
+            // beyond the mask are not written.
             unsafe {
                 let output = match epilogue.residual {
                     Some(residual) => {

@@ -1,5 +1,5 @@
-//! More than eight input rows with a packed matrix, group by group. Each group's codes are decoded
-//! once for all input tiles of a chunk. The inner loop is in `large_m_asm.rs`.
+//! Multiplies more than eight input rows with a packed matrix, group by group. Each group's codes
+//! are decoded once for all input tiles of a chunk. The inner loop is in `large_m_asm.rs`.
 
 use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_storeu_ps};
 
@@ -11,7 +11,7 @@ use super::tiles::{OutputRow, TILE_K, TILE_ROWS, TilePair, TileRegisters, TileRo
 /// See [`super::products`].
 ///
 /// # Safety
-/// As [`super::products`], with its assertions.
+/// The obligations of [`super::products`], after its assertions.
 pub(crate) unsafe fn run<const BITS: u32>(
     two: TilePair<'_>,
     x: &InputTiles,
@@ -25,10 +25,10 @@ pub(crate) unsafe fn run<const BITS: u32>(
     assert!(x.tall() == TILE_ROWS && out.len() == 2 * plane);
     // The number of input blocks per group.
     let deep = x.blocks() / groups;
-    // Padding lines precede the first group.
+    // Padding lines come before the first group, because the pipeline reads them.
     factors.resize(4 * (groups + 1), TileRow([0; TILE_K]));
     out.fill(OutputRow::default());
-    // SAFETY: all operands have this number of groups; the caller guarantees the features.
+    // SAFETY: all operands have this number of groups. The caller guarantees the features.
     unsafe {
         prepare::<BITS>(&from, groups, factors.as_mut_ptr().add(4));
         for (first, count) in x.chunks() {
@@ -44,7 +44,7 @@ pub(crate) unsafe fn run<const BITS: u32>(
                 sizes: (groups, deep, count),
             };
             run_groups::<BITS>(scratch, piece);
-            // The sums of the last products, which the assembly leaves unfinished.
+            // The assembly does not add the sums of the last products, so this loop does.
             let all = groups * count;
             for n in all.saturating_sub(PIPELINE_DEPTH)..all {
                 let (group, tile) = (n / count, n % count);
@@ -58,11 +58,11 @@ pub(crate) unsafe fn run<const BITS: u32>(
     }
 }
 
-/// Multiplies the sums of a group by its scales, and those of the inputs by its biases. They are
-/// added to rows of both tiles' outputs, `plane` rows apart.
+/// Multiplies the sums of a group by its scales, and the input sums by its biases. The results are
+/// added to rows of both tiles' outputs, which are `plane` rows apart.
 ///
 /// # Safety
-/// The processor must have avx512f; all operands must exist.
+/// The processor must have avx512f. All operands must exist.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 unsafe fn add(
     products: *const TileRow,
@@ -73,7 +73,7 @@ unsafe fn add(
     for (row, inputs) in inputs.iter().enumerate() {
         let inputs = _mm512_set1_ps(*inputs);
         for i in 0..2 {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees avx512f, and that all operands exist.
             unsafe {
                 let factor = |at: usize| _mm512_loadu_ps(factors.add(at).cast());
                 let products = _mm512_loadu_ps(products.add(i * TILE_ROWS + row).cast());

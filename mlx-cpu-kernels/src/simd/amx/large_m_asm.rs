@@ -1,25 +1,25 @@
-//! The inner loop for tiles of sixteen rows, as one piece of assembly. It is software-pipelined.
-//! While one tile is multiplied, the sums of the previous tile are stored. Those of the tile before
-//! are scaled and added to totals in memory. The next group's codes are decoded between two groups.
-//! `small_m_asm.rs` explains why it is one piece.
+//! The inner loop for tiles of sixteen rows, as one piece of assembly. It is software-pipelined:
+//! while one tile is multiplied, the sums of the previous tile are stored, and the sums of the tile
+//! before that are scaled and added to totals in memory. Between two groups, the next group's codes
+//! are decoded. `small_m_asm.rs` explains why the loop is one piece.
 
 use std::mem::offset_of;
 
 use super::small_m_asm::{GROUP_ROWS, MAX_BLOCKS_PER_GROUP};
 use super::tiles::{OutputRow, ROW_BYTES, TILE_K, TILE_ROWS, TILES_PER_CHUNK, TileRow};
 
-/// The number of tiles between multiplication and addition of sums.
+/// The number of tiles between a multiplication and the addition of its sums to totals.
 pub(crate) const PIPELINE_DEPTH: usize = 2;
 
 /// Scratch memory of the assembly.
 #[repr(C, align(4096))]
 pub(crate) struct LargeMScratch {
-    /// Tiles of sums: two each of two products.
+    /// Tiles of sums of two products. Each product has two tiles.
     pub found: [[TileRow; 2 * TILE_ROWS]; 2],
-    /// Dummy totals of both tiles for the first additions.
+    /// Unused totals of both tiles, to which the first steps add.
     nothing: [OutputRow; 2 * PIPELINE_DEPTH * TILE_ROWS],
     at: LoopState,
-    /// Decoded codes of two groups: two tiles per block.
+    /// Decoded codes of two groups. Each block of inputs has two tiles.
     matrix: [[TileRow; GROUP_ROWS]; 2],
 }
 
@@ -38,66 +38,69 @@ impl Default for LargeMScratch {
 #[derive(Default)]
 #[repr(C)]
 struct LoopState {
-    /// The codes of this group, and of the next one.
+    /// The addresses of the decoded codes of this group, and of the next one.
     now: usize,
     next: usize,
-    /// Input blocks per group, and adjacent tiles.
+    /// The number of input blocks per group, and of adjacent tiles.
     deep: usize,
     tiles: usize,
-    /// Remaining groups.
+    /// The number of remaining groups.
     groups: usize,
-    /// Bytes of inputs between blocks. Also from a tile's last block to the adjacent tile's first,
-    /// and from the last tile to the next group.
+    /// Distances in bytes between inputs: from a block to the next block (`across`), and from a
+    /// tile's last block to the first block of the adjacent tile (`beside`). `rest` is the distance
+    /// from a tile's first block to its last block.
     across: usize,
     beside: isize,
     rest: usize,
-    /// The current end of totals, and their start and end.
+    /// The end of the totals in use, and the start and end of all totals.
     end: usize,
     first: usize,
     last: usize,
-    /// Bytes between the two tiles' outputs: currently, and in totals.
+    /// The distance in bytes between the two tiles' outputs: the one in use, and the one in the
+    /// totals.
     plane: usize,
     whole: usize,
-    /// The factors of the group being added.
+    /// The address of the factors of the group that is being added.
     factors: usize,
     /// Whether the next product uses the second pair of registers.
     odd: usize,
 }
 
-/// The operands.
+/// The operands of [`run_groups`].
 pub(crate) struct LargeMArgs<'a> {
-    /// Words of both tiles' two row blocks.
+    /// Addresses of the words of both tiles' two row blocks.
     pub words: [[*const u32; 2]; 2],
     /// The prefetch distance in bytes.
     pub ahead: usize,
     /// Input tiles, `[blocks, tiles]`.
     pub inputs: *const TileRow,
-    /// Their sums, `[groups, tiles, TILE_ROWS]`, after padding of [`PIPELINE_DEPTH`] tiles.
+    /// The input sums, `[groups, tiles, TILE_ROWS]`, after padding of [`PIPELINE_DEPTH`] tiles.
     pub sums: *const f32,
-    /// Four padding lines, then those of each group.
+    /// Four padding lines, then four lines for each group.
     pub factors: *const TileRow,
-    /// `[tiles, TILE_ROWS]`, and `plane` rows later the same for the other tile.
+    /// The totals of one tile, `[tiles, TILE_ROWS]`, and `plane` rows later those of the other
+    /// tile.
     pub totals: &'a mut [OutputRow],
     pub plane: usize,
     /// The number of groups, of input blocks per group, and of tiles.
     pub sizes: (usize, usize, usize),
 }
 
-/// Loads inputs, sums or matrix codes as a tile.
+/// Loads a tile of inputs, sums or matrix codes.
 macro_rules! load {
     ($tile:literal, $at:literal) => {
         concat!("tileloadd ", $tile, ", [", $at, "]\n")
     };
 }
 
-/// Multiplies two tiles.
+/// Multiplies two tiles and adds to a third.
 macro_rules! product {
     ($sums:literal, $inputs:literal, $matrix:literal) => {
         concat!("tdpbf16ps ", $sums, ", ", $inputs, ", ", $matrix, "\n")
     };
 }
 
-/// Multiplies both parts of an input block with its matrix tiles into two tiles of sums.
+/// Multiplies both parts of an input block with its matrix tiles, and adds to two tiles of sums.
 macro_rules! multiply_both {
     ($one:literal, $other:literal) => {
         concat!(
@@ -170,7 +173,7 @@ macro_rules! add_row {
     };
 }
 
-/// Adds two rows of sixteen, starting at the given one.
+/// Adds the sums of two adjacent rows to totals. The number is the first row.
 macro_rules! add_rows {
     ($found:literal, 0) => {
         concat!(
@@ -222,7 +225,8 @@ macro_rules! add_rows {
     };
 }
 
-/// Loads the tiles of a group's last block to `tmm6` and `tmm7`, unless they are there.
+/// Loads the tiles of a group's last block to `tmm6` and `tmm7`, unless these registers already
+/// contain them.
 macro_rules! matrix {
     (comes, $tile:literal, $at:literal) => {
         load!($tile, $at)
@@ -232,8 +236,9 @@ macro_rules! matrix {
     };
 }
 
-/// One pipeline step: the product of a tile, storing the previous sums, and adding those before to
-/// totals. The instructions are interleaved, so that no unit waits long.
+/// One pipeline step. It multiplies a tile, stores the sums of the previous tile, and adds the sums
+/// of the tile before that to totals. The instructions are interleaved, so that no execution unit
+/// waits long.
 macro_rules! tile {
     ($matrix:tt, [$one:literal, $other:literal], [$out:literal, $too:literal], $found:literal, $before:literal, $odd:literal) => {
         concat!(
@@ -297,7 +302,7 @@ macro_rules! tile {
     };
 }
 
-/// All blocks of a group except the last, if there are any.
+/// Multiplies all blocks of a group except the last, if there are any.
 macro_rules! blocks_before {
     (comes, $one:literal, $other:literal) => {
         concat!(
@@ -317,8 +322,8 @@ macro_rules! blocks_before {
     };
 }
 
-/// Runs all groups. The sums of the last [`PIPELINE_DEPTH`] products (each a tile and a group) are
-/// not added. Those of product `n` are in `scratch.found[(n + 1) % 2]`.
+/// Runs all groups. The last [`PIPELINE_DEPTH`] products (each of a tile and a group) are not added
+/// to the totals. The sums of product `n` are in `scratch.found[(n + 1) % 2]`.
 ///
 /// # Safety
 /// The tile registers must be configured, and the processor must have avx512f and avx512bw. All
@@ -380,7 +385,8 @@ pub(crate) unsafe fn run_groups<const BITS: u32>(
                 "mov {count}, [{scratch} + {tiles}]",
                 "cmp qword ptr [{scratch} + {deep}], 1",
                 "jne 3f",
-                // With a single block, its tiles stay where they are.
+                // With a single block per group, its tiles are loaded once per group and stay in
+                // the registers.
                 "mov {to}, [{scratch} + {now}]",
                 load!("tmm6", "{to} + {line}*1"),
                 load!("tmm7", "{to} + {line}*1 + 1024"),
@@ -451,8 +457,8 @@ pub(crate) unsafe fn run_groups<const BITS: u32>(
             )
         };
     }
-    // SAFETY: guaranteed by the caller. `LargeMScratch` has space for the largest group, and for
-    // the operands of the first additions.
+    // SAFETY: the caller guarantees configured registers, the features, and the operands.
+    // `LargeMScratch` has space for the largest group, and for the operands of the first additions.
     unsafe {
         match BITS {
             4 => all!(4),

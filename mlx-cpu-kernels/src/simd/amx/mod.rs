@@ -1,13 +1,13 @@
-//! Products for x86-64 with AMX. Tile registers multiply sixteen input rows with sixteen matrix
-//! rows, pairs of bfloat16 at a time, and sum in float32. Each input is the sum of two bfloat16,
-//! which keeps sixteen of its bits (`activations.rs`). Subnormal numbers count as zero. Packed
-//! codes of quantized matrices are multiplied directly, because they are exact in bfloat16
-//! (`encoding.rs`). Scales multiply the sums of a group (`small_m.rs` up to eight rows,
+//! Matrix multiplication for x86-64 with AMX. Tile registers multiply sixteen input rows with
+//! sixteen matrix rows, pairs of bfloat16 at a time, and sum in float32. Each input is the sum of
+//! two bfloat16, which keeps sixteen of its bits (`activations.rs`). Subnormal floats count as
+//! zero. Packed codes of quantized matrices are multiplied directly, because they are exact in
+//! bfloat16 (`encoding.rs`). Scales multiply the sums of a group (`small_m.rs` up to eight rows,
 //! `large_m.rs` for more). bfloat16 matrices have no scales (`bf16.rs`). `gemm/amx_qgemm.rs` and
-//! `gemm/amx_gemm_bf16.rs` do scheduling and packing.
+//! `gemm/amx_gemm_bf16.rs` divide the work and pack the inputs.
 //!
 //! The instructions are written as assembly, because the standard library does not have them yet.
-//! The compiler itself never uses tile registers. So they keep their content between two pieces of
+//! The compiler itself never uses tile registers, so they keep their content between two pieces of
 //! assembly.
 
 #[macro_use]
@@ -34,20 +34,20 @@ pub(crate) use tiles::{OutputRow, TILE_ROWS, TilePair, TileRegisters};
 /// Scratch memory of a thread for [`products`].
 #[derive(Default)]
 pub(crate) struct Scratch {
-    /// Products for the outputs of two tiles.
+    /// Output sums of two tiles.
     sums: Vec<OutputRow>,
-    /// Scratch memory of the few-row kernel.
+    /// Scratch memory of the kernel for at most eight rows, and of the kernel for more rows.
     small_m: Box<small_m_asm::SmallMScratch>,
     large_m: Box<large_m_asm::LargeMScratch>,
     /// Scales and biases of the two tiles.
     factors: Vec<TileRow>,
 }
 
-/// The products of all inputs with the two output tiles of each of `places`, which `source`
-/// provides; `done` receives them, `[2, padded rows]`.
+/// Multiplies all inputs with the two output tiles of each of `places`. `source` returns the tiles,
+/// and `done` receives the outputs, `[2, padded rows]`.
 ///
 /// # Panics
-/// If the outputs do not match the inputs.
+/// If the tiles do not match the inputs.
 ///
 /// # Safety
 /// The processor must have avx512f, avx512bw and f16c.
@@ -73,8 +73,8 @@ pub(crate) unsafe fn products<'a>(
         assert!(two.0.into_iter().all(fits));
         two
     };
-    // SAFETY: the lengths are asserted; the caller guarantees the features; the registers are
-    // configured.
+    // SAFETY: the lengths are asserted, and the registers are configured. The caller guarantees the
+    // features.
     unsafe {
         if x.is_stacked() {
             let scratch = (&mut *memory.small_m, &mut memory.factors);

@@ -1,4 +1,4 @@
-//! Scales and biases of a pair of output tiles, converted before its groups are multiplied.
+//! Converts scales and biases of a pair of output tiles, before the tiles are multiplied.
 
 use std::arch::x86_64::{
     __m512, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_castps_pd, _mm256_castsi128_si256,
@@ -12,12 +12,13 @@ use super::tiles::{ROW_BYTES, TileRow, TileSources};
 use crate::layout::packed::{GROUPS_PER_AFFINE_SUPER, GroupParams, INTERLEAVED_ROWS};
 use crate::simd::avx2::float_codes::super_affine;
 
-/// The scales and biases of both tiles' outputs, one line each, group by group. Biases compensate
-/// the offset of codes in tiles, scales their factor ([`code_offset_and_scale`]).
+/// Writes the scales and biases of both tiles' outputs, one line each, group by group. Codes in
+/// tiles have an offset and a factor ([`code_offset_and_scale`]). The written biases compensate for
+/// the offset, and the written scales for the factor.
 ///
 /// # Safety
-/// The processor must have avx512f and f16c; both tiles must have this number of groups, and each
-/// group four lines.
+/// The processor must have avx512f and f16c. Both tiles must have this number of groups. `to` must
+/// have four lines for each group.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 pub(crate) unsafe fn prepare<const BITS: u32>(
     from: &TileSources<'_>,
@@ -26,7 +27,8 @@ pub(crate) unsafe fn prepare<const BITS: u32>(
 ) {
     for i in 0..2 {
         let second = from.second[i];
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees the features, the groups of both tiles, and the lines at
+        // `to`.
         unsafe {
             let to = to.add(i);
             match (from.scales[i], from.biases[i]) {
@@ -72,14 +74,14 @@ pub(crate) unsafe fn prepare<const BITS: u32>(
     }
 }
 
-/// Eight float16 of one row block and eight of another, `second` elements later.
+/// Converts eight float16 of one row block, and eight of another row block `second` elements later.
 ///
 /// # Safety
-/// The processor must have avx512f; both must exist.
+/// The processor must have avx512f. The sixteen float16 must exist.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
 unsafe fn sixteen_halves(at: *const u16, second: usize) -> __m512 {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees avx512f and the sixteen float16.
     unsafe {
         let low = _mm_loadu_si128(at.cast());
         let high = _mm_loadu_si128(at.add(second).cast());
@@ -88,12 +90,13 @@ unsafe fn sixteen_halves(at: *const u16, second: usize) -> __m512 {
     }
 }
 
-/// The scales and biases of each group of two row blocks, joined by `sixteen`. The second row block
-/// is `second` elements after the first. Later ones are prefetched.
+/// Converts the scales and biases of each group of two row blocks. `sixteen` loads the values of
+/// both row blocks; the second one is `second` elements after the first. Later values are
+/// prefetched.
 ///
 /// # Safety
 /// The processor must have avx512f. `sixteen` must be valid for each group, and `to` must have
-/// lines for them.
+/// lines for all groups.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
 unsafe fn convert<const BITS: u32, T>(
@@ -103,7 +106,7 @@ unsafe fn convert<const BITS: u32, T>(
     to: *mut TileRow,
     sixteen: impl Fn([*const T; 2]) -> [__m512; 2],
 ) {
-    // The prefetch distance is two tiles of two row blocks, as for words.
+    // The prefetch distance is two tiles of two row blocks each, as for words.
     let ahead = 4 * groups * INTERLEAVED_ROWS;
     for group in 0..groups {
         let pointers = all.map(|all| all.wrapping_add(group * INTERLEAVED_ROWS));
@@ -114,7 +117,7 @@ unsafe fn convert<const BITS: u32, T>(
                 _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(second).cast());
             }
         }
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees a valid `sixteen` for each group, and lines at `to`.
         unsafe { store::<BITS>(sixteen(pointers), to.add(4 * group)) };
     }
 }
@@ -123,8 +126,8 @@ unsafe fn convert<const BITS: u32, T>(
 /// `second` scales after the first.
 ///
 /// # Safety
-/// The processor must have avx512f. Both row blocks must have this number of groups, and `to` lines
-/// for them.
+/// The processor must have avx512f. Both row blocks must have this number of groups, and `to` must
+/// have lines for all groups.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
 unsafe fn convert_super_affine<const BITS: u32>(
@@ -173,7 +176,7 @@ unsafe fn store<const BITS: u32>([scales, biases]: [__m512; 2], to: *mut TileRow
     let (more, measure) = (_mm512_set1_ps(more / measure), _mm512_set1_ps(measure));
     let scales = _mm512_mul_ps(scales, measure);
     let biases = _mm512_fnmadd_ps(more, scales, biases);
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees avx512f and three lines from `to` on.
     unsafe {
         _mm512_storeu_ps(to.cast(), scales);
         _mm512_storeu_ps(to.add(2).cast(), biases);

@@ -1,6 +1,7 @@
-//! At most eight input rows with a packed matrix. Both bfloat16 parts of the inputs are in one
-//! tile. The pipeline of `small_m_asm.rs` continues across the output tiles of a thread. The last
-//! sums of one are finished while the first groups of the next are decoded.
+//! Multiplies at most eight input rows with a packed matrix. Both bfloat16 parts of the inputs are
+//! in one tile. The pipeline of `small_m_asm.rs` continues from one output tile of a thread to the
+//! next: while the first groups of the next tile are decoded, the last sums of the previous tile
+//! are finished.
 
 use super::activations::InputTiles;
 use super::scales::prepare;
@@ -11,11 +12,12 @@ use super::tiles::{
     OutputRow, ROW_BYTES, TILE_K, TILE_ROWS, TilePair, TileRegisters, TileRow, TileSources,
 };
 
-/// Computes the outputs `places`, each with two tiles from `source`, and passes them to `done`; see
-/// [`super::products`].
+/// Computes the outputs of `places` and passes them to `done`; see [`super::products`]. `source`
+/// returns the two tiles of each place.
 ///
 /// # Safety
-/// As [`super::products`]; the result of `source` must match `x`, which is stacked.
+/// The obligations of [`super::products`]. The tiles from `source` must match `x`, which must be
+/// stacked.
 pub(crate) unsafe fn run<'a, const BITS: u32>(
     places: &mut dyn Iterator<Item = usize>,
     source: &dyn Fn(usize) -> TilePair<'a>,
@@ -27,8 +29,8 @@ pub(crate) unsafe fn run<'a, const BITS: u32>(
     let (groups, _) = x.packing();
     let deep = x.blocks() / groups;
     assert!(deep <= MAX_BLOCKS_PER_GROUP && groups >= PIPELINE_DEPTH && x.padded() == SMALL_ROWS);
-    // Factors of the outputs being decoded, and of the previous ones, whose last sums are added
-    // meanwhile.
+    // The factors of the place that is being decoded, and of the previous place, whose last sums
+    // are added at the same time.
     factors.resize(2 * 4 * groups, TileRow([0; TILE_K]));
     let factors = factors.as_mut_ptr();
     let inputs = x.tiles();
@@ -37,8 +39,8 @@ pub(crate) unsafe fn run<'a, const BITS: u32>(
     let mut before = None;
     for (turn, place) in places.enumerate() {
         let from = TileSources::from_pair(source(place));
-        // SAFETY: each group of two places has four lines of factors; blocks and sums have this
-        // number of groups. The first iterations finish dummy sums, which are not read.
+        // SAFETY: each group of two places has four lines of factors, and blocks and sums have this
+        // number of groups. The first iterations finish sums of no place, which are never read.
         unsafe {
             let group_factors = factors.add(turn % 2 * 4 * groups);
             let last = factors.add((turn + 1) % 2 * 4 * groups);
@@ -65,8 +67,8 @@ pub(crate) unsafe fn run<'a, const BITS: u32>(
         }
     }
     if let Some(before) = before {
-        // SAFETY: as above; the first groups of the last place are decoded again while its last
-        // ones are finished.
+        // SAFETY: addresses and lengths are those of the last place, as in the loop above. The
+        // first groups of the last place are decoded again while its last groups are finished.
         unsafe {
             scratch.at.factors = scratch.at.first_factors.add(4 * (groups - PIPELINE_DEPTH));
             scratch.at.left = 0;

@@ -1,38 +1,39 @@
 //! The inner loop for at most eight rows, as one piece of assembly. It is software-pipelined over
-//! groups. One group is decoded, the previous one is multiplied, the sums of the one before are
-//! stored, and those of a third are scaled. It is one piece because compilers would spill the
-//! totals between pieces, which takes half as long again.
+//! groups: one group is decoded, the previous group is multiplied, the sums of the group before
+//! that are stored, and the sums of a fourth group are scaled. The loop is one piece because
+//! compilers would spill the totals to memory between pieces, which costs half the loop's time in
+//! addition.
 
 use std::mem::offset_of;
 use std::ptr;
 
 use super::tiles::{OutputRow, ROW_BYTES, TILE_K, TILE_ROWS, TileRow};
 
-/// Input rows of a tile, including padding.
+/// The number of input rows of a tile, including padding.
 pub(crate) const SMALL_ROWS: usize = TILE_ROWS / 2;
 
 /// The number of input blocks in the largest group.
 pub(crate) const MAX_BLOCKS_PER_GROUP: usize = 4;
 
-/// Lines for the codes of a group. One tile is added to the largest group. Otherwise two groups
-/// would map to the same sets of the L1 cache.
+/// The number of lines for the codes of a group. It is one tile more than the largest group needs.
+/// Otherwise two groups would map to the same sets of the L1 cache.
 pub(crate) const GROUP_ROWS: usize = (2 * MAX_BLOCKS_PER_GROUP + 1) * TILE_ROWS;
 
-/// The number of groups between decoding and addition of sums.
+/// The number of groups between decoding a group and adding its sums.
 pub(crate) const PIPELINE_DEPTH: usize = 3;
 
 /// Scratch memory of the assembly.
 #[repr(C, align(4096))]
 pub(crate) struct SmallMScratch {
-    /// Tiles of sums: two each of two groups.
+    /// Tiles of sums of two groups. Each group has two tiles.
     found: [[TileRow; 2 * TILE_ROWS]; 2],
     /// The finished outputs of both tiles.
     pub totals: [OutputRow; 2 * SMALL_ROWS],
-    /// The sums not yet added.
+    /// Sums that are not yet added to totals.
     kept: [OutputRow; 2 * SMALL_ROWS],
     /// The state of the loop.
     pub at: LoopState,
-    /// Decoded codes of two groups: two tiles per block.
+    /// Decoded codes of two groups. Each block of inputs has two tiles.
     matrix: [[TileRow; GROUP_ROWS]; 2],
 }
 
@@ -48,27 +49,27 @@ impl Default for SmallMScratch {
     }
 }
 
-/// The state of the loop, across calls.
+/// The state of the loop. It persists across calls.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct LoopState {
-    /// Words of both tiles' two row blocks.
+    /// Addresses of the words of both tiles' two row blocks.
     pub words: [[*const u32; 2]; 2],
     /// The prefetch distance in bytes.
     pub ahead: usize,
-    /// The inputs of the group before the first to decode.
+    /// The inputs of the group before the first group to decode.
     pub inputs: *const TileRow,
-    /// The start and end of inputs.
+    /// The start and the end of all inputs.
     pub all_inputs: [*const TileRow; 2],
-    /// The input sums of the group [`PIPELINE_DEPTH`] earlier, and its factors.
+    /// The input sums and the factors of the group that is [`PIPELINE_DEPTH`] earlier.
     pub sums: *const f32,
     pub factors: *const TileRow,
-    /// The sums of the first group.
+    /// The input sums and the factors of the first group.
     pub first_sums: *const f32,
     pub first_factors: *const TileRow,
-    /// The number of remaining groups at which totals are finished.
+    /// The number of remaining groups at which the totals of a place are finished.
     pub left: usize,
-    /// Input blocks per group, and bytes of tiles before those of the last one.
+    /// The number of input blocks per group, and of bytes of tiles before the last block.
     pub deep: usize,
     pub rest: usize,
     /// Whether the next group uses the second buffers.
@@ -94,7 +95,7 @@ impl Default for LoopState {
     }
 }
 
-/// Adds a row's sums of both tiles, at this byte offset, to its totals.
+/// Adds a row's sums of both tiles, at this byte offset, to the row's totals.
 macro_rules! add {
     ($found:literal, $row:literal, $sum:literal, $one:literal, $other:literal) => {
         concat!(
@@ -119,8 +120,8 @@ macro_rules! add {
     };
 }
 
-/// A row's sums of a tile, of both input parts. Beside tile instructions, a multiplication costs as
-/// much as two additions.
+/// The sums of a row in one tile, from both input parts. While tile instructions run, a
+/// multiplication costs as much as two additions.
 macro_rules! both_parts {
     ($found:literal, $row:literal, $high:literal, $low:literal) => {
         concat!(
@@ -175,8 +176,8 @@ macro_rules! found {
     };
 }
 
-/// One pipeline step, for an even or an odd group. Only the last block of a group is interleaved
-/// with the rest.
+/// One pipeline step, for an even or an odd group. Only the multiplication of a group's last block
+/// is interleaved with other instructions.
 macro_rules! step {
     ($bits:tt, $to:literal, $from:literal, [$one:literal, $other:literal], [$out:literal, $too:literal], $found:literal, $before:literal) => {
         concat!(
@@ -317,7 +318,8 @@ macro_rules! keep {
 ///
 /// # Safety
 /// The tile registers must be configured, and the processor must have avx512f and avx512bw. Each
-/// address must have the data of this number of groups. Prefetched addresses need not be valid.
+/// address in `scratch` must have the data of this number of groups. Prefetched addresses need not
+/// be valid.
 pub(crate) unsafe fn run_groups<const BITS: u32>(scratch: &mut SmallMScratch, count: usize) {
     const { assert!(BITS == 4 || BITS == 8) };
     let at = scratch.at;
@@ -364,7 +366,8 @@ pub(crate) unsafe fn run_groups<const BITS: u32>(scratch: &mut SmallMScratch, co
             )
         };
     }
-    // SAFETY: guaranteed by the caller; `SmallMScratch` has space for the largest group.
+    // SAFETY: the caller guarantees configured registers, the features, and the data at each
+    // address. `SmallMScratch` has space for the largest group.
     unsafe {
         match BITS {
             4 => all!(4),

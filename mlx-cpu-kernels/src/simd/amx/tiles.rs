@@ -5,14 +5,14 @@ use std::marker::PhantomData;
 
 use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS, PackedMatrix};
 
-/// The maximum rows of a tile, and outputs per tile.
+/// The maximum number of rows of a tile, and of outputs per tile.
 pub(crate) const TILE_ROWS: usize = 16;
 
-/// Inputs per row in a tile.
+/// The number of inputs per row of a tile.
 pub(crate) const TILE_K: usize = 32;
 
-/// The maximum input tiles multiplied with a group's codes before the next group. They and their
-/// totals must stay in the L1 cache.
+/// The maximum number of input tiles that are multiplied with a group's codes before the next
+/// group. These tiles and their totals must stay in the L1 cache.
 pub(crate) const TILES_PER_CHUNK: usize = 6;
 
 /// A row of a tile.
@@ -28,42 +28,44 @@ pub(crate) struct OutputRow(pub [f32; TILE_ROWS]);
 /// The row stride of tiles in memory, in bytes.
 pub(crate) const ROW_BYTES: usize = size_of::<TileRow>();
 
-/// The outputs of two tiles: sixteen matrix rows each, eight where the matrix ends, or the same
-/// rows twice.
+/// The matrix rows of two output tiles. Each tile has sixteen rows, or eight where the matrix ends.
+/// Both may be the same rows.
 #[derive(Clone, Copy)]
 pub(crate) struct TilePair<'a>(pub [PackedMatrix<'a>; 2]);
 
 /// Tile registers, configured for this thread.
 pub(crate) struct TileRegisters {
-    /// The registers belong to this thread.
+    /// Prevents moving the value to another thread, because the registers are configured for this
+    /// thread.
     marker: PhantomData<*const ()>,
 }
 
 impl TileRegisters {
-    /// A configuration for full tiles.
+    /// Configures the registers as full tiles.
     ///
     /// # Safety
-    /// The system must let the process use AMX, as for `Isa::Amx`.
+    /// The system must permit the process to use AMX, as for `Isa::Amx`.
     pub(crate) unsafe fn new() -> Self {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that the process may use AMX.
         unsafe { Self::with([TILE_ROWS; 8]) }
     }
 
-    /// Registers with `rows` rows, at most [`TILE_ROWS`] each, of the maximum width.
+    /// Configures registers with `rows` rows, at most [`TILE_ROWS`] each, of the maximum width.
     ///
     /// # Safety
-    /// As [`Self::new`].
+    /// The obligations of [`Self::new`].
     pub(crate) unsafe fn with(rows: [usize; 8]) -> Self {
         #[repr(C, align(64))]
         struct Setting([u8; 64]);
         let mut setting = Setting([0; 64]);
-        // The only palette; then bytes per row, two each, from 16 on; rows from 48 on.
+        // Byte 0 is the palette; there is only one. From byte 16 on are the bytes per row of each
+        // register, two bytes each. From byte 48 on are the numbers of rows.
         setting.0[0] = 1;
         for (register, rows) in rows.into_iter().enumerate() {
             setting.0[16 + 2 * register] = ROW_BYTES as u8;
             setting.0[48 + register] = rows as u8;
         }
-        // SAFETY: it reads 64 bytes; the caller guarantees that the registers exist.
+        // SAFETY: the instruction reads 64 bytes. The caller guarantees that the registers exist.
         unsafe { asm!("ldtilecfg [{}]", in(reg) setting.0.as_ptr(), options(nostack)) };
         Self {
             marker: PhantomData,
@@ -78,8 +80,9 @@ impl Drop for TileRegisters {
     }
 }
 
-/// The matrix rows of two tiles: two row blocks each, or the same twice. Also the probable distance
-/// of the next call's rows, adjacent ones of one matrix or of two.
+/// The matrix rows of two output tiles, two row blocks each, or the same row blocks twice. The next
+/// call's rows are probably the following rows of the same one or two matrices; `ahead` is their
+/// distance.
 #[derive(Clone, Copy)]
 pub(crate) struct TileSources<'a> {
     pub words: [[*const u32; 2]; 2],

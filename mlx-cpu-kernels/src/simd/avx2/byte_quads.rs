@@ -13,7 +13,8 @@ use crate::layout::formats::with_codes;
 use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix};
 use crate::simd::avx2::dequantize::{code_at, codes_of_whole_words, group_params};
 
-/// The offset on table integers for unsigned bytes, or on codes for signed ones.
+/// The offset that is added to integers: a positive one for table integers in unsigned bytes, -128
+/// for codes in signed bytes.
 fn offset(codes: Codes, bits: u32, bytes: CodeBytes) -> i8 {
     match (codes, bytes) {
         (Codes::Table(table), CodeBytes::Unsigned) => table.offset().cast_signed(),
@@ -28,7 +29,7 @@ fn offset(codes: Codes, bits: u32, bytes: CodeBytes) -> i8 {
 /// The processor must have avx2, fma and f16c.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn byte_quads(matrix: PackedMatrix<'_>, bytes: CodeBytes, to: BytePanelMut<'_>) {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees avx2, fma and f16c.
     unsafe { with_codes!(byte_quads_bits(matrix, bytes, to)) }
 }
 
@@ -61,7 +62,8 @@ unsafe fn byte_quads_bits<const BITS: u32, const CODES: u32>(
     };
     // SAFETY: sixteen bytes exist.
     let table = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(table.as_ptr().cast()) });
-    // An offset of -128 adds 128 to the value of unsigned bytes, and subtracts it for signed ones.
+    // An offset of -128 adds 128 to the value of unsigned bytes, and subtracts 128 from signed
+    // ones.
     let back = match bytes {
         CodeBytes::Unsigned => -f32::from(offset.cast_unsigned()),
         CodeBytes::Signed => -f32::from(offset),
@@ -71,8 +73,8 @@ unsafe fn byte_quads_bits<const BITS: u32, const CODES: u32>(
     let mask = _mm256_set1_epi32((u32::MAX >> (32 - BITS)).cast_signed());
     for i in 0..count {
         for g in 0..groups {
-            // SAFETY: group `g` of row block `i` with its words from `g * per` on, and their
-            // columns, are within the asserted bounds.
+            // SAFETY: group `g` of row block `i` has its words from `g * per` on. The words and
+            // their columns are within the asserted bounds.
             unsafe {
                 let at = i * groups + g;
                 let place = g * width + i * INTERLEAVED_ROWS;
@@ -104,7 +106,7 @@ unsafe fn byte_quads_bits<const BITS: u32, const CODES: u32>(
     }
 }
 
-/// Codes `j` to `j + 3` of a chunk in the bytes of each lane.
+/// Codes `j` to `j + 3` of a chunk, as the four bytes of each lane.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn quad<const BITS: u32>(q: &[__m256i; 5], j: usize, mask: __m256i) -> __m256i {

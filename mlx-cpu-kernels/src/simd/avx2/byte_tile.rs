@@ -1,4 +1,4 @@
-//! Tiles of products in 8-bit integers with AVX2: `vpmaddubsw`, or `vpdpbusd` of AVX-VNNI.
+//! Tiles of multiplication in 8-bit integers with AVX2: `vpmaddubsw`, or `vpdpbusd` of AVX-VNNI.
 
 use std::arch::x86_64::{
     __m256, __m256i, _mm256_abs_epi8, _mm256_add_epi16, _mm256_add_epi32, _mm256_add_ps,
@@ -14,17 +14,19 @@ use crate::layout::tile::LANES;
 use crate::simd::portable::quantize_bytes::quantize_lanes;
 use crate::simd::portable::refine_bytes::refine_lanes;
 
-/// Matrix rows per tile: with the two vectors of a panel, integers and totals fill the registers.
+/// The number of matrix rows per tile. With the two vectors of a panel, integer sums and totals
+/// fill the registers.
 const TILE_ROWS: usize = 3;
 
-/// Vectors per panel.
+/// The number of vectors per panel.
 const VECTORS: usize = LANES / 8;
 
-/// Adds products of four bytes: (sums, bytes of the matrix, bytes of the inputs).
+/// A function that adds products of four bytes. Its arguments are sums, bytes of the matrix, and
+/// bytes of the inputs.
 trait Add: Fn(__m256i, __m256i, __m256i) -> __m256i + Copy {}
 impl<F: Fn(__m256i, __m256i, __m256i) -> __m256i + Copy> Add for F {}
 
-/// Widens the sums of a lane, in 16 or 32 bits, and adds them to 32-bit sums.
+/// A function that widens the sums of a lane (from 16 or 32 bits) and adds them to 32-bit sums.
 trait Widen: Fn(__m256i, __m256i) -> __m256i + Copy {}
 impl<F: Fn(__m256i, __m256i) -> __m256i + Copy> Widen for F {}
 
@@ -51,11 +53,11 @@ pub(crate) unsafe fn refine(
     refine_lanes(columns, coarse, fine, refined);
 }
 
-/// See [`crate::simd::byte_tile::multiply`]; adds to the sums.
+/// See [`crate::simd::byte_tile::multiply`]. This function adds to the sums.
 ///
 /// # Safety
-/// The processor must have avx2 and fma. The matrix, the panels and the sums must have the rows
-/// and units of the task.
+/// The processor must have avx2 and fma. The matrix, the panels and the sums must have the rows and
+/// units of the task.
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn multiply(
     rows: usize,
@@ -64,16 +66,16 @@ pub(crate) unsafe fn multiply(
     x: &[ByteColumns<'_>],
     sums: (&mut [f32], usize),
 ) {
-    // A closure inherits the instruction set of its function.
+    // A closure is compiled for the instruction set of its function.
     let unsigned = |sum, codes, x| _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x));
     let signed = |sum, codes, x| {
         let two = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
         _mm256_add_epi16(sum, two)
     };
     let wide = |total, sum| _mm256_add_epi32(total, _mm256_madd_epi16(sum, _mm256_set1_epi16(1)));
-    // Each lane gets two products per quad. With these numbers of quads, no sum overflows 16 bits.
+    // A quad adds two products to each lane. With this number of quads, no sum overflows 16 bits.
     let quads = i32::from(i16::MAX) / (2 * MAX_BYTE as i32 * i32::from(matrix.largest));
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the features, and the rows and units of the task.
     unsafe {
         match (matrix.bytes, quads) {
             (CodeBytes::Signed, _) => tiles::<1>(rows, task, matrix, x, sums, (signed, wide)),
@@ -100,15 +102,15 @@ pub(crate) unsafe fn multiply_vnni(
     assert!(matrix.bytes == CodeBytes::Unsigned);
     let add = |sum, codes, x| _mm256_dpbusd_avx_epi32(sum, codes, x);
     let wide = |total, sum| _mm256_add_epi32(total, sum);
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the features, and the rows and units of the task.
     unsafe { tiles::<8>(rows, task, matrix, x, sums, (add, wide)) };
 }
 
-/// Computes all tiles. `add` adds products of four bytes to the sums of a lane. After `QUADS`
-/// quads, or a span, `wide` adds these sums to the exact 32-bit ones.
+/// Computes all tiles. `add` adds products of four bytes to the sums of a lane. After at most
+/// `QUADS` quads or at the end of a span, `wide` adds these sums to the exact 32-bit sums.
 ///
 /// # Safety
-/// As [`multiply`].
+/// The obligations of [`multiply`].
 #[inline(always)]
 unsafe fn tiles<const QUADS: usize>(
     rows: usize,
@@ -120,7 +122,7 @@ unsafe fn tiles<const QUADS: usize>(
 ) {
     for (p, x) in x.iter().enumerate() {
         for row in (0..rows).step_by(TILE_ROWS) {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees the features, and the rows and units of the task.
             unsafe {
                 let to = sums.as_mut_ptr().add(p * apart + row * LANES);
                 let of = (matrix, row);
@@ -137,10 +139,11 @@ unsafe fn tiles<const QUADS: usize>(
     }
 }
 
-/// Multiplies `M` matrix rows with a panel, and adds to the sums. Sums of `SPAN` columns are exact.
+/// Multiplies `M` matrix rows with a panel, and adds to the sums. Sums over `SPAN` columns are
+/// exact.
 ///
 /// # Safety
-/// As [`multiply`].
+/// The obligations of [`multiply`].
 #[inline(always)]
 unsafe fn tile<const M: usize, const SPAN: usize, const QUADS: usize>(
     task: &TileTask,
@@ -151,7 +154,7 @@ unsafe fn tile<const M: usize, const SPAN: usize, const QUADS: usize>(
 ) {
     let step = const { if QUADS > SPAN / 4 { SPAN / 4 } else { QUADS } };
     let stride = task.stride;
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the features, and the rows and units of the task.
     unsafe {
         let codes = matrix.quads.as_ptr().add(row);
         let (scales, biases) = (

@@ -1,4 +1,4 @@
-//! Attention of single queries for AVX2: scores, softmax and weighted sums.
+//! Attention of single queries with AVX2: scores, softmax and weighted sums.
 
 use crate::simd::avx2::vmath::{exp, horizontal_sum};
 use crate::simd::portable::softmax::{max_score, softmax_base};
@@ -11,11 +11,13 @@ use std::arch::x86_64::{
     _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps, _mm256_sub_ps,
 };
 
-/// Lanes that heads sum at once: with three heads, twelve sums fill the registers.
+/// The number of lanes whose sums are computed at once. With three heads, twelve vectors of sums
+/// fill the registers.
 pub(crate) const VALUE_LANES: usize = 32;
 
 /// Adds `VALUE_LANES` lanes of `n` weighted values, for `R` heads. Each of the three operands is an
-/// address and a row stride in elements. Shares and sums have one row per head, values have `n`.
+/// address and a row stride in elements. Shares and sums have one row per head, and values have `n`
+/// rows.
 ///
 /// # Safety
 /// The processor must have avx2 and fma. All these elements must exist, and no other thread may use
@@ -28,7 +30,7 @@ pub(crate) unsafe fn accumulate_values<const R: usize>(
     (sums, row): (*mut f32, usize),
     next: KeyPrefetch,
 ) {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the features, and that all elements of the operands exist.
     unsafe {
         let mut totals = [[_mm256_setzero_ps(); VALUE_LANES / 8]; R];
         for i in 0..n {
@@ -56,7 +58,7 @@ pub(crate) unsafe fn accumulate_values<const R: usize>(
 
 /// # Safety
 /// The processor must have avx2 and fma. There must be `R` queries of `d` elements, a multiple of
-/// 8, and `n` keys with this stride. The output must have space for `n` results per query with its
+/// 8, and `n` keys at the given stride. The output must have space for `n` results per query at its
 /// stride.
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn scores<const R: usize>(
@@ -96,10 +98,10 @@ pub(crate) unsafe fn scores<const R: usize>(
     }
 }
 
-/// Products of `R` queries with `K` keys, with eight partial sums each.
+/// Computes the dot products of `R` queries with `K` keys, with eight partial sums each.
 ///
 /// # Safety
-/// As [`scores`].
+/// The obligations of [`scores`].
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn scores_block<const R: usize, const K: usize>(
@@ -141,7 +143,8 @@ pub(crate) unsafe fn softmax(cap: Option<f32>, scores: &mut [f32]) -> (f32, f32)
     let (lanes, rest) = scores.as_chunks_mut::<8>();
     let mut most = _mm256_set1_ps(f32::NEG_INFINITY);
     for scores in &*lanes {
-        // SAFETY: eight elements exist. NaN never compares greater.
+        // SAFETY: eight elements exist. The instruction returns its second operand if one is NaN,
+        // so a NaN score is ignored.
         most = unsafe { _mm256_max_ps(_mm256_loadu_ps(scores.as_ptr()), most) };
     }
     let mut eight = [0.0; 8];

@@ -1,5 +1,5 @@
-//! Products of a few input rows with a dense matrix, for AVX2. Several matrix rows are processed
-//! together, so that each input vector is loaded once for all of them.
+//! Multiplication of a few input rows with a dense matrix, for AVX2. Several matrix rows are
+//! processed together, so that each input vector is loaded once for all of them.
 
 use std::arch::x86_64::{
     __m256, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_castsi256_ps, _mm256_cvtepu16_epi32,
@@ -11,22 +11,24 @@ use crate::partition::OutputBlock;
 use crate::simd::avx2::vmath::horizontal_sum;
 
 /// Generates the functions `multiply`, `rows` and `tile` for `$features`, with vectors of `$lanes`
-/// elements. The functions `load`, `load_some` and `sum` beside them depend on the instruction set.
-/// `$tall` gives the number of matrix rows that fit the registers beside `M` inputs.
+/// elements. The invoking module defines `load`, `load_some` and `sum` for its instruction set.
+/// `$tall` is the number of matrix rows that fit the registers beside `M` inputs.
 macro_rules! dense_rows_for {
     ($features:literal, $lanes:literal, $zero:path, $fma:path, $(($m:literal, $tall:literal)),*) => {
         /// See [`crate::simd::dense_rows::multiply`].
         ///
         /// # Safety
-        /// The processor must have the features of this instance. The matrix must have one row of
-        /// an `x`'s length per column of `out`, and `out` one row for each of at most eight `x`.
+        /// The processor must have the features of this instance. The matrix must have one row per
+        /// column of `out`, as long as an `x`. `out` must have one row for each `x`, and there may
+        /// be at most eight.
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn multiply(
             matrix: DenseView<'_>,
             x: &[&[f32]],
             out: &mut OutputBlock<'_>,
         ) {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees the features, and the lengths of the matrix and of
+            // `out`.
             unsafe {
                 match matrix {
                     DenseView::F32(all) => {
@@ -54,7 +56,7 @@ macro_rules! dense_rows_for {
         ) {
             let (columns, k) = (out.dims().1, x.first().map_or(0, |x| x.len()));
             let step = k * size::<TYPE>();
-            // SAFETY: the caller guarantees matrix rows below `columns`.
+            // SAFETY: the caller guarantees that all matrix rows below `columns` exist.
             unsafe {
                 match x.len() {
                     $($m => {
@@ -74,7 +76,8 @@ macro_rules! dense_rows_for {
         /// Multiplies `R` matrix rows with `M` input rows. The outputs begin at `column`.
         ///
         /// # Safety
-        /// As [`multiply`]; there must be `R` rows and columns, and `M` inputs.
+        /// The obligations of [`multiply`]. There must also be `R` rows and columns, and `M`
+        /// inputs.
         #[inline]
         #[target_feature(enable = $features)]
         unsafe fn tile<const M: usize, const R: usize, const TYPE: u32>(
@@ -96,7 +99,7 @@ macro_rules! dense_rows_for {
                     let from = matrix.add(at * size::<TYPE>());
                     let w: [_; R] = std::array::from_fn(|r| load::<TYPE>(from.add(r * step)));
                     for r in 0..R {
-                        // The rows of the next tile.
+                        // Prefetches the rows of the next tile.
                         let next = from.wrapping_add((R + r) * step);
                         _mm_prefetch::<_MM_HINT_T0>(next.cast());
                     }
@@ -148,14 +151,14 @@ dense_rows_for!(
     (8, 1)
 );
 
-/// Eight elements as float32.
+/// Loads eight elements as float32.
 ///
 /// # Safety
 /// The elements must exist.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn load<const TYPE: u32>(from: *const u8) -> __m256 {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees that the elements exist.
     unsafe {
         match TYPE {
             DenseView::F32_ID => _mm256_loadu_ps(from.cast()),
@@ -168,7 +171,7 @@ unsafe fn load<const TYPE: u32>(from: *const u8) -> __m256 {
     }
 }
 
-/// The first `n` elements, at most eight; the rest is zero.
+/// Loads the first `n` elements, at most eight, as float32. The other lanes are zero.
 ///
 /// # Safety
 /// The elements must exist.
@@ -176,14 +179,15 @@ unsafe fn load<const TYPE: u32>(from: *const u8) -> __m256 {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn load_some<const TYPE: u32>(from: *const u8, n: usize) -> __m256 {
     let mut all = [0u8; 32];
-    // SAFETY: guaranteed by the caller; `all` has space for eight of the largest elements.
+    // SAFETY: the caller guarantees the elements. `all` has space for eight of the largest
+    // elements.
     unsafe {
         from.copy_to_nonoverlapping(all.as_mut_ptr(), n.min(8) * size::<TYPE>());
         load::<TYPE>(all.as_ptr())
     }
 }
 
-/// The sum of the elements.
+/// The sum of all lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn sum(all: __m256) -> f32 {

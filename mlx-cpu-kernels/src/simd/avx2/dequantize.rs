@@ -1,4 +1,4 @@
-//! Dequantization for AVX2.
+//! Dequantization with AVX2.
 
 use crate::layout::float_codes::Codes;
 use crate::layout::formats::with_codes;
@@ -32,7 +32,7 @@ pub(crate) unsafe fn dequantize_row(row: PackedRow<'_>, bits: u32, out: &mut [f3
 /// The processor must have avx2, fma and f16c.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn dequantize_transposed(matrix: PackedMatrix<'_>, out: &mut [f32]) {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees avx2, fma and f16c.
     unsafe { with_codes!(dequantize_transposed_bits(matrix, out)) }
 }
 
@@ -58,8 +58,8 @@ unsafe fn dequantize_transposed_bits<const BITS: u32, const CODES: u32>(
     let mask = _mm256_set1_epi32((u32::MAX >> (32 - BITS)).cast_signed());
     for i in 0..count {
         for g in 0..groups {
-            // SAFETY: group `g` of row block `i` with its words from `g * per` on, and their
-            // columns, are within the asserted bounds.
+            // SAFETY: group `g` of row block `i` has its words from `g * per` on. The words and
+            // their columns are within the asserted bounds.
             unsafe {
                 let at = i * groups + g;
                 let (scale, bias) = (
@@ -93,7 +93,7 @@ unsafe fn dequantize_transposed_bits<const BITS: u32, const CODES: u32>(
     }
 }
 
-/// The number of codes of this width after which a code starts at a word again.
+/// The number of codes of this width after which a code starts at a word boundary again.
 pub(super) const fn codes_of_whole_words(bits: u32) -> usize {
     if 32 % bits == 0 {
         32 / bits as usize
@@ -114,7 +114,7 @@ fn integer<const BITS: u32, const CODES: u32>(
     let n = _mm256_and_si256(code_at::<BITS>(q, j), mask);
     match CODES {
         Codes::E2M1_ID => {
-            // The lookup also maps the zero bytes between.
+            // The lookup also maps the zero bytes between the codes, so these are cleared.
             let n = _mm256_shuffle_epi8(fp4_codes(), n);
             _mm256_and_si256(n, _mm256_set1_epi32(255))
         }
@@ -132,7 +132,7 @@ fn integer<const BITS: u32, const CODES: u32>(
 /// The processor must have avx2, fma and f16c.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn integer_pairs(matrix: PackedMatrix<'_>, to: CodePanelMut<'_>) {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees avx2, fma and f16c.
     unsafe { with_codes!(integer_pairs_bits(matrix, to)) }
 }
 
@@ -160,8 +160,8 @@ unsafe fn integer_pairs_bits<const BITS: u32, const CODES: u32>(
     let low = _mm256_set1_epi32(0xffff);
     for i in 0..count {
         for g in 0..groups {
-            // SAFETY: group `g` of row block `i` with its words from `g * per` on, and their pairs
-            // of columns, are within the asserted bounds.
+            // SAFETY: group `g` of row block `i` has its words from `g * per` on. The words and
+            // their pairs of columns are within the asserted bounds.
             unsafe {
                 let at = i * groups + g;
                 let place = g * width + i * INTERLEAVED_ROWS;
@@ -200,7 +200,7 @@ pub(super) fn code_at<const BITS: u32>(q: &[__m256i; 5], j: usize) -> __m256i {
     let (word, bit) = code_position(j, BITS);
     let low = _mm256_srl_epi32(q[word], _mm_cvtsi32_si128(bit.cast_signed()));
     if bit + BITS > 32 {
-        // The code continues in the next word.
+        // The code continues in the next word, so both parts are combined.
         let count = _mm_cvtsi32_si128((32 - bit).cast_signed());
         _mm256_or_si256(low, _mm256_sll_epi32(q[word + 1], count))
     } else {
@@ -211,11 +211,11 @@ pub(super) fn code_at<const BITS: u32>(q: &[__m256i; 5], j: usize) -> __m256i {
 /// The scales or biases of a group of a row block.
 ///
 /// # Safety
-/// The processor must have avx2 and f16c; the group must exist.
+/// The processor must have avx2 and f16c. The group must exist.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn group_params(factors: GroupParams<'_>, group: usize) -> __m256 {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees avx2 and f16c, and that the group exists.
     unsafe {
         match factors {
             GroupParams::F32(all) => _mm256_loadu_ps(all.as_ptr().add(group * INTERLEAVED_ROWS)),

@@ -1,9 +1,9 @@
-//! Codes of quantized words as pairs of 16-bit integers, for vectors of any width. `qgemv.rs` of
-//! AVX2 and of AVX-512 multiply these pairs with the inputs.
+//! Unpacks codes of quantized words to pairs of 16-bit integers, for vectors of any width.
+//! `qgemv.rs` of AVX2 and of AVX-512 multiply these pairs with the inputs.
 
 /// Generates functions for the processor features `$features`. They call `add_pairs`, which the
-/// module must have. `and` and `or` are operations of bits, shuffles of bytes, and the other
-/// intrinsics of lanes of 16 or 32 bits.
+/// invoking module defines. In the arguments, `and` and `or` are bitwise operations, shuffles are
+/// of bytes, and the other intrinsics operate on lanes of 16 or 32 bits.
 macro_rules! integer_codes {
     (
         $features:literal, $int:ident, $float:ident,
@@ -19,21 +19,22 @@ macro_rules! integer_codes {
         left_32: $left_32:ident,
         right_32: $right_32:ident,
     ) => {
-        /// Two inputs in each lane.
+        /// Loads two adjacent inputs into each lane.
         ///
         /// # Safety
-        /// The processor must have the features of this instance; two inputs must exist.
+        /// The processor must have the features of this instance. The two inputs must exist.
         #[inline]
         #[target_feature(enable = $features)]
         unsafe fn broadcast_pair(at: *const i16) -> $int {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees that the two inputs exist.
             $set_32(unsafe { at.cast::<i32>().read_unaligned() })
         }
 
-        /// Adds the products of a word of eight codes. A lane sums eight products below 16 * 2^15.
+        /// Adds the products of a word of eight 4-bit codes. A lane sums eight products below 16 *
+        /// 2^15.
         ///
         /// # Safety
-        /// The processor must have the features of this instance; the word must be within the
+        /// The processor must have the features of this instance. The word must be within the
         /// inputs.
         #[inline]
         #[target_feature(enable = $features)]
@@ -50,7 +51,7 @@ macro_rules! integer_codes {
                 $and($right_16::<8>(q), mask),
                 $right_16::<12>(q),
             ];
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees the features, and that the word is within the inputs.
             unsafe { add_pairs(sums, n, x, word) };
         }
 
@@ -58,7 +59,7 @@ macro_rules! integer_codes {
         /// below 128 * 2^15.
         ///
         /// # Safety
-        /// As of [`add_4bit`].
+        /// The obligations of [`add_4bit`].
         #[inline]
         #[target_feature(enable = $features)]
         unsafe fn add_looked_up<const M: usize, const CODES: u32>(
@@ -69,11 +70,12 @@ macro_rules! integer_codes {
             word: usize,
         ) {
             let nibbles = $set_8(15);
-            // Codes 0, 2, 4, 6 of a word in its bytes; then codes 1, 3, 5, 7.
+            // The bytes of `even` are codes 0, 2, 4, 6 of a word; those of `odd` are codes 1, 3, 5,
+            // 7.
             let even = $shuffle(table, $and(q, nibbles));
             let odd = $shuffle(table, $and($right_16::<4>(q), nibbles));
             let n = if CODES == Codes::TABLE_ID {
-                // They are signed.
+                // The integers are signed, so the shifts to the right extend the sign.
                 [
                     $signed_right_16::<8>($left_16::<8>(even)),
                     $signed_right_16::<8>($left_16::<8>(odd)),
@@ -89,15 +91,16 @@ macro_rules! integer_codes {
                     $right_16::<8>(odd),
                 ]
             };
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees the features, and that the word is within the inputs.
             unsafe { add_pairs(sums, n, x, word) };
         }
 
-        /// Adds the products of run `RUN` of eight codes of a chunk with run `run` of the inputs.
-        /// `q` has the codes' words. A lane sums eight products below 64 * 2^15.
+        /// Adds the products of eight codes of a chunk with eight inputs. `RUN` is the index of the
+        /// codes in units of eight, and `run` that of the inputs. `q` has the words of the codes. A
+        /// lane sums eight products below 64 * 2^15.
         ///
         /// # Safety
-        /// As of [`add_4bit`], for the run.
+        /// The obligations of [`add_4bit`], for run `run` instead of a word.
         #[inline]
         #[target_feature(enable = $features)]
         unsafe fn add_run<const M: usize, const BITS: u32, const RUN: usize>(
@@ -107,14 +110,14 @@ macro_rules! integer_codes {
             run: usize,
         ) {
             let first = 8 * RUN;
-            // Inputs have the order of `pair_index`: a code, and the one four later.
+            // Inputs have the order of `pair_index`: each pair is a code and the code four later.
             let n = [
                 code_pair::<BITS>(q, first, first + 4),
                 code_pair::<BITS>(q, first + 1, first + 5),
                 code_pair::<BITS>(q, first + 2, first + 6),
                 code_pair::<BITS>(q, first + 3, first + 7),
             ];
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees the features, and that the run is within the inputs.
             unsafe { add_pairs(sums, n, x, run) };
         }
 
@@ -132,13 +135,13 @@ macro_rules! integer_codes {
         #[inline]
         #[target_feature(enable = $features)]
         fn code_at<const BITS: u32>(q: &[$int; 5], i: usize, to: u32) -> $int {
-            // All positions are constants once this is inlined.
+            // After inlining, all positions are constants.
             let count = |n: u32| std::arch::x86_64::_mm_cvtsi32_si128(n.cast_signed());
             let right = |v, n: u32| $right_32(v, count(n));
             let left = |v, n: u32| $left_32(v, count(n));
             let (word, bit) = crate::layout::packed::code_position(i, BITS);
             if bit + BITS > 32 {
-                // The code continues in the next word.
+                // The code continues in the next word, so both parts are combined.
                 $or(right(q[word], bit - to), left(q[word + 1], 32 - bit + to))
             } else if bit >= to {
                 right(q[word], bit - to)

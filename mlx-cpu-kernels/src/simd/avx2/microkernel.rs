@@ -11,7 +11,7 @@ use std::arch::x86_64::{
 /// As [`crate::simd::microkernel::gemm_tiles`], and the processor must have avx2 and fma.
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: TileB, product: TileC) {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees avx2 and fma, and the elements of the three operands.
     unsafe {
         let mut sums = [[_mm256_setzero_ps(); 2]; M];
         let (mut a, mut b) = (left.data, right.data);

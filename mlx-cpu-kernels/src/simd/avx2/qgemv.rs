@@ -1,7 +1,7 @@
-//! Products of quantized matrices with few input rows, for AVX2. Inputs are 16-bit integers with a
-//! scale per word's inputs (`quantize_inputs.rs`). So sums of products are exact integers until
-//! they are scaled. `avx512/qgemv.rs` reads the same inputs. For many rows, see
-//! `gemm/packed_gemm.rs`.
+//! Multiplication of quantized matrices with few input rows, for AVX2. Inputs are 16-bit integers;
+//! the inputs of a word share a scale (`quantize_inputs.rs`). So sums of products are exact
+//! integers until they are scaled. `avx512/qgemv.rs` reads the same inputs. `gemm/packed_gemm.rs`
+//! handles many rows.
 
 use std::arch::x86_64::{
     __m256, __m256i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch, _mm256_add_epi32,
@@ -22,8 +22,8 @@ use crate::partition::OutputBlock;
 use crate::simd::avx2::float_codes::{e4m3, e8m0, integers, super_affine};
 use crate::simd::avx2::integer_codes::integer_codes;
 
-/// The prefetch distance of words, in bytes. The hardware prefetcher stops at page boundaries, and
-/// where another thread's part begins.
+/// The prefetch distance of words, in bytes. Explicit prefetches are needed because the hardware
+/// prefetcher stops at page boundaries and where another thread's part begins.
 pub(crate) const PREFETCH_BYTES: usize = 4096;
 
 /// Addresses of input rows.
@@ -44,32 +44,32 @@ impl InputPtrs {
     }
 }
 
-/// Addresses of a row block. Scales and biases have a [`ScaleFormat`]; for `Super`, scales are the
-/// bytes and biases the float16.
+/// Addresses of a row block. Scales and biases have a [`ScaleFormat`]. For `Super`, `scales` are
+/// the bytes and `biases` the float16 values.
 #[derive(Clone, Copy)]
 pub(crate) struct RowBlock {
     pub words: *const u32,
     pub scales: *const u8,
     pub biases: *const u8,
-    /// Groups per row.
+    /// The number of groups per row.
     pub groups: usize,
-    /// Words per group.
+    /// The number of words per group.
     pub per: usize,
     /// The number of groups per float16, if scales are bytes times float16.
     pub per_super: usize,
-    /// The numbers that 4-bit codes represent.
+    /// The kind of the codes.
     pub codes: Codes,
-    /// The factor on scales, if codes index a table.
+    /// The table's factor on scales, if codes index a table.
     pub unit: f32,
 }
 
 impl RowBlock {
-    /// The first row block of `matrix`, and the format of its scales. Asserts that all row blocks,
-    /// inputs and output match. So reads and writes for each row block, group, word and input row
-    /// are in bounds.
+    /// Returns the first row block of `matrix`. Asserts that the lengths of all row blocks, inputs
+    /// and output match. So reads and writes for each row block, group, word and input row are in
+    /// bounds.
     ///
     /// # Panics
-    /// If they do not match.
+    /// If the lengths do not match.
     pub(crate) fn first(
         matrix: PackedMatrix<'_>,
         x: InputPanel<'_>,
@@ -81,7 +81,7 @@ impl RowBlock {
         assert!(matrix.scales.len() == count * groups * INTERLEAVED_ROWS);
         assert!(matrix.biases.len() == count * groups * INTERLEAVED_ROWS);
         assert!(matrix.group_size() * matrix.bits as usize == 32 * per);
-        // Words of 4-bit codes are read one by one.
+        // Words of 4-bit codes are read one at a time, so a chunk is one word.
         let chunk = match matrix.bits {
             4 => 8,
             bits => codes_per_chunk(bits),
@@ -175,7 +175,7 @@ impl RowBlock {
     /// The row block `i` places later.
     ///
     /// # Safety
-    /// It must exist, with scales in this format.
+    /// That row block must exist, with scales in this format.
     #[inline]
     pub(crate) unsafe fn after<const SCALES: u32>(self, i: usize) -> Self {
         let factors = i * self.groups * INTERLEAVED_ROWS;
@@ -188,7 +188,7 @@ impl RowBlock {
             ScaleFormat::SUPER_AFFINE_ID => (2 * factors, 4 * factors / self.per_super),
             _ => (factors, 2 * factors / self.per_super),
         };
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that the row block exists in this format.
         unsafe {
             Self {
                 words: self
@@ -202,8 +202,8 @@ impl RowBlock {
     }
 }
 
-/// Generates `qgemv` for `$features`. It passes bits, the type of factors and the number of input
-/// rows as constants to the function `row_blocks` beside it.
+/// Generates `qgemv` for `$features`. The generated function calls `row_blocks` of the invoking
+/// module. It passes the bits, the scale format and the number of input rows as constants.
 macro_rules! qgemv_for_constants {
     // `$d` is a dollar sign, for the macro inside.
     ($features:literal, $d:tt) => {
@@ -219,7 +219,7 @@ macro_rules! qgemv_for_constants {
         ) {
             let count = matrix.row_blocks();
             let (first, format) = RowBlock::first(matrix, x, out);
-            /// One arm for each row of the table with kernels in integers.
+            /// One match arm for each row of the format table that has integer kernels.
             macro_rules! arms {
                 (
                     integers { $d($d id:ident, $d bits:literal, $d groups:expr, $d kernels:expr;)* }
@@ -233,7 +233,7 @@ macro_rules! qgemv_for_constants {
                     }
                 };
             }
-            // SAFETY: the caller guarantees the features; `RowBlock::first` asserted the lengths.
+            // SAFETY: the caller guarantees the features. `RowBlock::first` asserted the lengths.
             unsafe { crate::layout::formats::packed_formats!(arms) }
         }
 
@@ -249,7 +249,8 @@ macro_rules! qgemv_for_constants {
             x: InputPanel<'_>,
             out: &mut OutputBlock<'_>,
         ) {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the caller guarantees the features, and the lengths that `RowBlock::first`
+            // asserts.
             unsafe {
                 match x.rows {
                     1 => row_blocks::<1, BITS, SCALES>(first, count, x, out),
@@ -300,8 +301,8 @@ unsafe fn row_blocks<const M: usize, const BITS: u32, const SCALES: u32>(
     let x = InputPtrs::new(x);
     let (to, step) = out.raw_parts();
     for i in 0..count {
-        // SAFETY: row block `i` is below `count`, and has a place in each row of the output.
-        // `RowBlock::first` asserted that they exist.
+        // SAFETY: row block `i` is below `count` and has a place in each row of the output.
+        // `RowBlock::first` asserted that both exist.
         unsafe {
             let block = first.after::<SCALES>(i);
             let sums = tile::<M, BITS, SCALES>(block, x);
@@ -449,10 +450,10 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
     totals
 }
 
-/// Adds the products of four pairs of numbers with those of run `run` of the inputs.
+/// Adds the products of four pairs of integers with the pairs of run `run` of the inputs.
 ///
 /// # Safety
-/// The processor must have avx2 and fma; the run must be within the inputs.
+/// The processor must have avx2 and fma. The run must be within the inputs.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn add_pairs<const M: usize>(
@@ -479,7 +480,7 @@ unsafe fn add_pairs<const M: usize>(
 /// Adds the products of a word of four codes. A lane sums four products below 2^23.
 ///
 /// # Safety
-/// As of [`add_pairs`], for the word.
+/// The obligations of [`add_pairs`], for word `word` instead of a run.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn add_8bit<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: InputPtrs, word: usize) {

@@ -1,6 +1,6 @@
-//! Products of matrices with 8-bit float codes (MXFP8) and few input rows, for AVX2. Inputs are
-//! floats. Two adjacent codes of a row become float16 in the halves of a lane, then float32 in two
-//! lanes, whose sums are added at the end.
+//! Multiplication of matrices with 8-bit float codes (MXFP8) and few input rows, for AVX2. Inputs
+//! are floats. Two adjacent codes of a row become float16 in the halves of a lane. Then they become
+//! float32 in two lanes, whose sums are added at the end.
 
 use std::arch::x86_64::{
     __m256, __m256i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_ps, _mm_prefetch, _mm256_broadcast_ps,
@@ -17,8 +17,8 @@ use crate::partition::OutputBlock;
 use crate::simd::avx2::float_codes::{e4m3_halves, e8m0};
 use crate::simd::avx2::qgemv::{PREFETCH_BYTES, RowBlock};
 
-/// Generates `qgemv` for `$features`. It passes the number of input rows as a constant to the
-/// function `row_blocks` beside it.
+/// Generates `qgemv` for `$features`. The generated function calls `row_blocks` of the invoking
+/// module, and passes the number of input rows as a constant.
 macro_rules! qgemv_fp8_for_rows {
     ($features:literal) => {
         /// Multiplies row blocks with each of the inputs; see [`crate::simd::qgemv::qgemv`].
@@ -34,7 +34,7 @@ macro_rules! qgemv_fp8_for_rows {
             assert!(matrix.codes() == Codes::E4m3);
             let (first, format) = RowBlock::first(matrix, x, out);
             assert!(format == ScaleFormat::E8m0);
-            // SAFETY: the caller guarantees the features; `RowBlock::first` asserted the lengths.
+            // SAFETY: the caller guarantees the features. `RowBlock::first` asserted the lengths.
             unsafe {
                 match x.rows {
                     1 => row_blocks::<1>(first, matrix.row_blocks(), x, out),
@@ -69,7 +69,7 @@ unsafe fn row_blocks<const M: usize>(
 ) {
     let (to, step) = out.raw_parts();
     for i in 0..count {
-        // SAFETY: row block `i` is below `count`, and has a place in each row of the output.
+        // SAFETY: row block `i` is below `count` and has a place in each row of the output.
         unsafe {
             let block = first.after::<{ ScaleFormat::E8M0_ID }>(i);
             for (m, sums) in tile::<M>(block, x.values.as_ptr()).into_iter().enumerate() {
@@ -82,7 +82,7 @@ unsafe fn row_blocks<const M: usize>(
 /// Multiplies a row block with `M` consecutive input rows.
 ///
 /// # Safety
-/// The processor must have avx2, fma and f16c; `block` and `x` must have the groups and words that
+/// The processor must have avx2, fma and f16c. `block` and `x` must have the groups and words that
 /// `block` states.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -90,7 +90,7 @@ unsafe fn tile<const M: usize>(block: RowBlock, x: *const f32) -> [__m256; M] {
     let k = block.groups * block.per * 4;
     let mut totals = [_mm256_setzero_ps(); M];
     for g in 0..block.groups {
-        // Two lanes per row: rows 0 to 3, and rows 4 to 7.
+        // Each row has two lanes. The first vector has rows 0 to 3, and the second has rows 4 to 7.
         let mut sums = [[_mm256_setzero_ps(); 2]; M];
         // SAFETY: offsets are below the words, groups and inputs that the caller guarantees;
         // prefetched addresses need not be valid.
@@ -101,7 +101,7 @@ unsafe fn tile<const M: usize>(block: RowBlock, x: *const f32) -> [__m256; M] {
                     _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(PREFETCH_BYTES));
                 }
                 let q = _mm256_loadu_si256(at.cast());
-                // Codes 0 and 2 of the word; then codes 1 and 3.
+                // `even` are codes 0 and 2 of the word; `odd` are codes 1 and 3.
                 let even = halves(e4m3_halves(_mm256_slli_epi16::<8>(q)));
                 let odd = halves(e4m3_halves(q));
                 for (m, sum) in sums.iter_mut().enumerate() {
@@ -120,7 +120,7 @@ unsafe fn tile<const M: usize>(block: RowBlock, x: *const f32) -> [__m256; M] {
             let codes = _mm_loadl_epi64(block.scales.add(g * INTERLEAVED_ROWS).cast());
             let scale = _mm256_mul_ps(e8m0(codes), _mm256_set1_ps(E4M3_OVER_F16));
             for (total, [low, high]) in totals.iter_mut().zip(sums) {
-                // Rows 0, 1, 4, 5, 2, 3, 6, 7.
+                // The sums are in the order of rows 0, 1, 4, 5, 2, 3, 6, 7.
                 let sum = _mm256_castps_pd(_mm256_hadd_ps(low, high));
                 let sum = _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(sum));
                 *total = _mm256_fmadd_ps(scale, sum, *total);
@@ -130,7 +130,8 @@ unsafe fn tile<const M: usize>(block: RowBlock, x: *const f32) -> [__m256; M] {
     totals
 }
 
-/// Two float16 in each lane as float32: those of the first four lanes, and of the others.
+/// Converts two float16 in each lane to float32. The first vector has those of the first four
+/// lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn halves(q: __m256i) -> [__m256; 2] {

@@ -1,5 +1,5 @@
-//! Quantizes input rows to 16-bit integers with a scale per word of a matrix, for AVX2. `qgemv.rs`
-//! here and in `avx512` multiplies them.
+//! Quantizes input rows to 16-bit integers with AVX2. The inputs of a matrix word share a scale.
+//! `qgemv.rs` of AVX2 and of AVX-512 multiply them.
 
 use std::arch::x86_64::{
     __m256, __m256i, _CMP_GT_OQ, _mm_blend_epi16, _mm_cvtss_f32, _mm_packs_epi32, _mm_setr_epi8,
@@ -33,8 +33,8 @@ pub(crate) unsafe fn prepare_inputs(
         for (g, x) in x.chunks_exact(group).enumerate() {
             let (mut sum, mut rest) = (_mm256_setzero_ps(), _mm256_setzero_ps());
             for (i, x) in (g * group / 8..).zip(x.as_chunks::<8>().0) {
-                // SAFETY: the caller guarantees the features; a row has `k / 8` such vectors, each
-                // with a place.
+                // SAFETY: the caller guarantees the features. A row has `k / 8` vectors, each with
+                // a place.
                 unsafe {
                     let v = _mm256_loadu_ps(x.as_ptr());
                     sum = _mm256_add_ps(sum, v);
@@ -54,11 +54,11 @@ pub(crate) unsafe fn prepare_inputs(
     }
 }
 
-/// The maximum of each four adjacent elements, in all of them.
+/// The maximum magnitude of each four adjacent elements, in all four lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn max_of_4(v: __m256) -> __m256 {
-    // NaN never compares greater.
+    // A comparison with NaN is false, so NaN is ignored.
     let size = _mm256_max_ps(
         _mm256_andnot_ps(_mm256_set1_ps(-0.0), v),
         _mm256_setzero_ps(),
@@ -67,7 +67,7 @@ fn max_of_4(v: __m256) -> __m256 {
     _mm256_max_ps(two, _mm256_permute_ps::<0b01_00_11_10>(two))
 }
 
-/// Integers for elements with known block maxima, their scales, and the rounding errors.
+/// Returns integers for elements with these block maxima, the scales, and the rounding errors.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn quantize(v: __m256, most: __m256) -> (__m256i, __m256, __m256) {
@@ -81,10 +81,10 @@ fn quantize(v: __m256, most: __m256) -> (__m256i, __m256, __m256) {
 }
 
 /// Quantizes eight elements that share a scale, in the order of
-/// [`crate::layout::input_panel::pair_index`]; returns the rounding errors.
+/// [`crate::layout::input_panel::pair_index`]. Returns the rounding errors.
 ///
 /// # Safety
-/// The processor must have avx2 and fma; eight places and one scale must exist.
+/// The processor must have avx2 and fma. Eight places and one scale must exist.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn quantize_8(v: __m256, to: *mut i16, scales: *mut f32) -> __m256 {
@@ -95,9 +95,9 @@ unsafe fn quantize_8(v: __m256, to: *mut i16, scales: *mut f32) -> __m256 {
         _mm256_castsi256_si128(quants),
         _mm256_extracti128_si256::<1>(quants),
     );
-    // An element, and the one four later.
+    // A pair is an element and the element four later.
     let pairs = _mm_blend_epi16::<0b1010_1010>(low, _mm_slli_epi32::<16>(high));
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees eight places and one scale.
     unsafe {
         _mm_storeu_si128(to.cast(), pairs);
         *scales = _mm_cvtss_f32(_mm256_castps256_ps128(scale));
@@ -105,11 +105,11 @@ unsafe fn quantize_8(v: __m256, to: *mut i16, scales: *mut f32) -> __m256 {
     error
 }
 
-/// Quantizes two groups of four elements, each with a scale, the second `rows` words after the
-/// first; otherwise as [`quantize_8`].
+/// Quantizes two groups of four elements. Each group has a scale, and the second is written `rows`
+/// words after the first. Otherwise it is like [`quantize_8`].
 ///
 /// # Safety
-/// The processor must have avx2 and fma; four places and a scale must exist for each group.
+/// The processor must have avx2 and fma. Four places and a scale must exist for each group.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn quantize_2x4(v: __m256, rows: usize, to: *mut i16, scales: *mut f32) -> __m256 {
@@ -118,10 +118,10 @@ unsafe fn quantize_2x4(v: __m256, rows: usize, to: *mut i16, scales: *mut f32) -
         _mm256_castsi256_si128(quants),
         _mm256_extracti128_si256::<1>(quants),
     );
-    // An element, and the one two later.
+    // A pair is an element and the element two later.
     let order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
     let mut two = [0u64; 2];
-    // SAFETY: sixteen bytes exist; the caller guarantees the places.
+    // SAFETY: sixteen bytes exist. The caller guarantees the places.
     unsafe {
         _mm_storeu_si128(two.as_mut_ptr().cast(), _mm_shuffle_epi8(all, order));
         to.cast::<u64>().write_unaligned(two[0]);

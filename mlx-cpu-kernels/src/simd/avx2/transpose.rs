@@ -7,7 +7,8 @@ use std::arch::x86_64::{
     _mm256_setzero_ps, _mm256_shuffle_ps, _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
 };
 
-/// Packs the first `whole` elements of eight rows to `lane` and the next seven lanes.
+/// Packs the first `whole` elements of eight rows. The rows become `lane` and the next seven lanes
+/// of the panel.
 ///
 /// # Safety
 /// The processor must have avx2 and fma.
@@ -22,8 +23,8 @@ pub(crate) unsafe fn pack_rows(
     assert!(rows.iter().all(|(row, _)| row.len() >= vectorized));
     assert!(weight.is_none_or(|w| w.len() >= vectorized));
     for at in (0..vectorized).step_by(8) {
-        // SAFETY: eight elements from `at` on are below `whole`, which rows, weight and panel have;
-        // the caller guarantees the features.
+        // SAFETY: eight elements from `at` on are below `whole`, so rows, weight and panel have
+        // them. The caller guarantees the features.
         unsafe {
             let mut block = [_mm256_setzero_ps(); 8];
             for (block, (row, factor)) in block.iter_mut().zip(rows) {
@@ -42,7 +43,8 @@ pub(crate) unsafe fn pack_rows(
 }
 
 /// # Safety
-/// As [`crate::simd::transpose::store_rows`], and the processor must have avx2 and fma.
+/// The obligations of [`crate::simd::transpose::store_rows`]. The processor must also have avx2 and
+/// fma.
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn store_rows(
     sums: &[f32],
@@ -75,13 +77,14 @@ pub(crate) unsafe fn store_rows(
 /// elements of `n`.
 ///
 /// # Safety
-/// The processor must have avx2 and fma; both must be of the same length.
+/// The processor must have avx2 and fma. Both slices must have the same length.
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn transpose_8(from: &[f32], to: &mut [f32]) -> usize {
     let n = from.len() / 8;
     let vectorized = n / 8 * 8;
     for at in (0..vectorized).step_by(8) {
-        // SAFETY: eight vectors from `at` on exist, and eight rows of `n` have their places.
+        // SAFETY: eight vectors from `at` on exist, and the eight rows of `n` elements have a place
+        // for each.
         unsafe {
             let mut block = [_mm256_setzero_ps(); 8];
             for (i, block) in block.iter_mut().enumerate() {
@@ -95,7 +98,7 @@ pub(crate) unsafe fn transpose_8(from: &[f32], to: &mut [f32]) -> usize {
     vectorized
 }
 
-/// Rows as columns.
+/// Transposes eight rows.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn transposed(r: [__m256; 8]) -> [__m256; 8] {

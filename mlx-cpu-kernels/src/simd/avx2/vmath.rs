@@ -1,4 +1,4 @@
-//! Element-wise functions and dot products for AVX2: eight float32 at a time.
+//! Element-wise functions and dot products with AVX2: eight float32 at a time.
 
 use crate::simd::portable::vmath::{
     self, EXP_MAX, EXP_MIN, EXP_POLY, GELU_CUBIC, Gate, LN_2, NORMAL_MAX, NORMAL_POLY, NORMAL_TAIL,
@@ -14,7 +14,7 @@ use std::arch::x86_64::{
     _mm256_setzero_ps, _mm256_slli_epi32, _mm256_storeu_ps, _mm256_sub_ps, _mm256_xor_ps,
 };
 
-/// Converts float16 to float32, up to the shorter length.
+/// Converts float16 to float32. Stops at the end of the shorter slice.
 ///
 /// # Safety
 /// The processor must have avx2, fma and f16c.
@@ -24,7 +24,7 @@ pub(crate) unsafe fn f16_to_f32(from: &[u16], to: &mut [f32]) {
     let (from, from_rest) = from[..n].as_chunks::<8>();
     let (to, to_rest) = to[..n].as_chunks_mut::<8>();
     for (from, to) in from.iter().zip(to) {
-        // SAFETY: eight elements each exist.
+        // SAFETY: both slices have eight elements.
         unsafe {
             let eight = _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast()));
             _mm256_storeu_ps(to.as_mut_ptr(), eight);
@@ -33,7 +33,7 @@ pub(crate) unsafe fn f16_to_f32(from: &[u16], to: &mut [f32]) {
     let mut last = [0u16; 8];
     last[..from_rest.len()].copy_from_slice(from_rest);
     let mut wide = [0.0f32; 8];
-    // SAFETY: eight elements each exist.
+    // SAFETY: both slices have eight elements.
     unsafe {
         let eight = _mm256_cvtph_ps(_mm_loadu_si128(last.as_ptr().cast()));
         _mm256_storeu_ps(wide.as_mut_ptr(), eight);
@@ -47,7 +47,7 @@ pub(crate) unsafe fn f16_to_f32(from: &[u16], to: &mut [f32]) {
 pub(crate) fn exp(x: __m256) -> __m256 {
     let all = _mm256_set1_ps;
     let least = all(EXP_MIN);
-    // If one operand is NaN, the second is the result.
+    // The instructions return the second operand if either is NaN, so NaN is kept.
     let bounded = _mm256_max_ps(least, _mm256_min_ps(all(EXP_MAX), x));
     let shifted = _mm256_fmadd_ps(bounded, all(std::f32::consts::LOG2_E), all(ROUND_BIAS));
     let n = _mm256_sub_ps(shifted, all(ROUND_BIAS));
@@ -61,7 +61,7 @@ pub(crate) fn exp(x: __m256) -> __m256 {
     let power = _mm256_slli_epi32::<23>(_mm256_castps_si256(shifted));
     let power = _mm256_add_epi32(power, _mm256_castps_si256(all(1.0)));
     let power = _mm256_mul_ps(value, _mm256_castsi256_ps(power));
-    // Below the minimum it is zero.
+    // Below the minimum, the result is zero.
     let below = _mm256_cmp_ps::<_CMP_LT_OQ>(x, least);
     _mm256_andnot_ps(below, power)
 }
@@ -72,7 +72,7 @@ pub(crate) fn exp(x: __m256) -> __m256 {
 pub(crate) fn gate_mul(gate: Gate, gates: &mut [f32], ups: &[f32]) {
     assert!(gates.len() == ups.len());
     let eight = |gates: &mut [f32; 8], ups: &[f32; 8]| {
-        // SAFETY: eight elements each exist.
+        // SAFETY: both slices have eight elements.
         unsafe {
             let values = apply_gate(gate, _mm256_loadu_ps(gates.as_ptr()));
             let values = _mm256_mul_ps(values, _mm256_loadu_ps(ups.as_ptr()));
@@ -101,7 +101,7 @@ fn apply_gate(gate: Gate, x: __m256) -> __m256 {
         Gate::Silu => _mm256_div_ps(x, _mm256_add_ps(all(1.0), exp(negative(x)))),
         Gate::Gelu => {
             let a = _mm256_andnot_ps(all(-0.0), x);
-            // If one operand is NaN, the second is the result.
+            // The instruction returns the second operand if either is NaN, so NaN is kept.
             let a = _mm256_min_ps(all(NORMAL_MAX), a);
             let t = _mm256_div_ps(all(1.0), _mm256_fmadd_ps(all(NORMAL_TAIL), a, all(1.0)));
             let mut p = all(NORMAL_POLY[0]);
@@ -117,11 +117,11 @@ fn apply_gate(gate: Gate, x: __m256) -> __m256 {
         Gate::GeluTanh => {
             let cube = _mm256_mul_ps(_mm256_mul_ps(x, x), x);
             let inner = _mm256_fmadd_ps(all(GELU_CUBIC), cube, x);
-            // `2 * inner`, and half of `1 + tanh(inner)`.
+            // With `z = SQRT_2_OVER_PI * inner`, `(1 + tanh(z)) / 2` is `1 / (1 + exp(-2 z))`.
             let power = exp(negative(_mm256_mul_ps(all(2.0 * SQRT_2_OVER_PI), inner)));
             _mm256_div_ps(x, _mm256_add_ps(all(1.0), power))
         }
-        // NaN never compares less.
+        // A comparison with NaN is false, so NaN is kept.
         Gate::Relu => _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(x, all(0.0)), x),
     }
 }
@@ -138,7 +138,7 @@ pub(crate) fn horizontal_sum(v: __m256) -> f32 {
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn dot_ptr(a: *const f32, b: *const f32, n: usize) -> f32 {
-    // SAFETY: the caller guarantees `n` elements in both.
+    // SAFETY: the caller guarantees `n` elements at both addresses.
     unsafe {
         let mut sum = _mm256_setzero_ps();
         let vectorized = n / 8 * 8;
@@ -168,6 +168,6 @@ pub(crate) fn add_scaled<const N: usize>(y: &mut [f32], rows: [&[f32]; N], weigh
 /// The processor must have avx2 and fma.
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn dot(a: &[f32], b: &[f32]) -> f32 {
-    // SAFETY: the shorter length is used; the caller guarantees the features.
+    // SAFETY: the length is that of the shorter slice. The caller guarantees the features.
     unsafe { dot_ptr(a.as_ptr(), b.as_ptr(), a.len().min(b.len())) }
 }

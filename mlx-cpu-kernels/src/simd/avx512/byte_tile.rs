@@ -1,5 +1,5 @@
-//! Tiles of products in 8-bit integers with AVX-512 VNNI. One instruction multiplies and adds four
-//! columns of sixteen rows, four times as many as with floats.
+//! Tiles of multiplication in 8-bit integers with AVX-512 VNNI. One instruction multiplies and adds
+//! four columns of sixteen rows, four times as many as with floats.
 
 use std::arch::x86_64::{
     __m512, _mm512_add_ps, _mm512_cvtepi32_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps,
@@ -12,7 +12,7 @@ use crate::layout::tile::LANES;
 use crate::simd::portable::quantize_bytes::quantize_lanes;
 use crate::simd::portable::refine_bytes::refine_lanes;
 
-/// Matrix rows per tile: with two panels, integers and totals fill the registers.
+/// The number of matrix rows per tile. With two panels, integer sums and totals fill the registers.
 const TILE_ROWS: usize = 6;
 
 /// See [`crate::simd::byte_tile::quantize`].
@@ -38,7 +38,7 @@ pub(crate) unsafe fn refine(
     refine_lanes(columns, coarse, fine, refined);
 }
 
-/// See [`crate::simd::byte_tile::multiply`]; adds to the sums.
+/// See [`crate::simd::byte_tile::multiply`]. This function adds to the sums.
 ///
 /// # Safety
 /// The processor must have avx512f, avx512bw and avx512vnni. The matrix, the panels and the sums
@@ -52,7 +52,7 @@ pub(crate) unsafe fn multiply(
     (sums, apart): (&mut [f32], usize),
 ) {
     for row in (0..rows).step_by(TILE_ROWS) {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees the features, and the rows and units of the task.
         unsafe {
             let to = sums.as_mut_ptr().add(row * LANES);
             match *x {
@@ -67,10 +67,10 @@ pub(crate) unsafe fn multiply(
     }
 }
 
-/// [`tile`] of `rows` rows, at most [`TILE_ROWS`].
+/// Calls [`tile`] for `rows` rows, at most [`TILE_ROWS`].
 ///
 /// # Safety
-/// As [`tile`].
+/// The obligations of [`tile`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn tile_of<const P: usize>(
     rows: usize,
@@ -79,7 +79,7 @@ unsafe fn tile_of<const P: usize>(
     x: [ByteColumns<'_>; P],
     to: [*mut f32; P],
 ) {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the obligations of `tile` for these rows.
     unsafe {
         match (rows, task.group == HALF) {
             (1, false) => tile::<1, P, UNIT>(task, matrix, x, to),
@@ -98,11 +98,11 @@ unsafe fn tile_of<const P: usize>(
     }
 }
 
-/// `M` rows of the matrix, from a row of it on, with `P` panels, added to the sums. Sums of `SPAN`
+/// Multiplies `M` adjacent rows of the matrix with `P` panels, and adds to the sums. Sums of `SPAN`
 /// columns are exact: at most 32 products below 2^8 * 2^7.
 ///
 /// # Safety
-/// As of [`multiply`].
+/// The obligations of [`multiply`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn tile<const M: usize, const P: usize, const SPAN: usize>(
@@ -112,7 +112,7 @@ unsafe fn tile<const M: usize, const P: usize, const SPAN: usize>(
     to: [*mut f32; P],
 ) {
     let stride = task.stride;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the rows and units exist.
     unsafe {
         let codes = matrix.quads.as_ptr().add(row);
         let (scales, biases) = (

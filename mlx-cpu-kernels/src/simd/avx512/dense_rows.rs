@@ -1,4 +1,5 @@
-//! The products of `avx2/dense_rows.rs` for AVX-512.
+//! Multiplication of a few input rows with a dense matrix, for AVX-512. `avx2/dense_rows.rs`
+//! generates the functions.
 
 use std::arch::x86_64::{
     __m512, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm512_castsi512_ps,
@@ -25,14 +26,14 @@ dense_rows_for!(
     (8, 3)
 );
 
-/// Sixteen elements as float32.
+/// Loads sixteen elements as float32.
 ///
 /// # Safety
 /// The elements must exist.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
 unsafe fn load<const TYPE: u32>(from: *const u8) -> __m512 {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees that the elements exist.
     unsafe {
         match TYPE {
             DenseView::F32_ID => _mm512_loadu_ps(from.cast()),
@@ -45,7 +46,7 @@ unsafe fn load<const TYPE: u32>(from: *const u8) -> __m512 {
     }
 }
 
-/// The first `n` elements, at most sixteen; the rest is zero.
+/// Loads the first `n` elements, at most sixteen, as float32. The other lanes are zero.
 ///
 /// # Safety
 /// The elements must exist.
@@ -53,14 +54,15 @@ unsafe fn load<const TYPE: u32>(from: *const u8) -> __m512 {
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
 unsafe fn load_some<const TYPE: u32>(from: *const u8, n: usize) -> __m512 {
     let mut all = [0u8; 64];
-    // SAFETY: guaranteed by the caller; `all` has space for sixteen of the largest elements.
+    // SAFETY: the caller guarantees the elements. `all` has space for sixteen of the largest
+    // elements.
     unsafe {
         from.copy_to_nonoverlapping(all.as_mut_ptr(), n.min(16) * size::<TYPE>());
         load::<TYPE>(all.as_ptr())
     }
 }
 
-/// The sum of the elements.
+/// The sum of all lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
 fn sum(all: __m512) -> f32 {

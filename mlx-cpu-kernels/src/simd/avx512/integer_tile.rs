@@ -1,6 +1,6 @@
-//! Many-row products in 16-bit integers: quantizes sixteen input rows, and multiplies them with
-//! rows of a quantized matrix. One instruction multiplies and adds two columns of sixteen rows,
-//! twice as many as with floats.
+//! Many-row multiplication in 16-bit integers. It quantizes sixteen input rows and multiplies them
+//! with rows of a quantized matrix. One instruction multiplies and adds two columns of sixteen
+//! rows, twice as many as with floats.
 
 use std::arch::x86_64::{
     __m512, _mm512_abs_ps, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_cvtepi32_ps,
@@ -18,11 +18,11 @@ use crate::layout::tile::LANES;
 /// The number of input panels per pass over a matrix.
 pub(crate) const PANELS: usize = 2;
 
-/// Matrix rows per tile: with [`PANELS`] vectors each, integer sums and group sums fill the
-/// registers.
+/// The number of matrix rows per tile. With [`PANELS`] vectors per row, integer sums and group sums
+/// fill the registers.
 const TILE_ROWS: usize = 6;
 
-/// Quantizes columns `[columns, LANES]` with a scale per [`STEP`] of them.
+/// Quantizes columns `[columns, LANES]`, with a scale per [`STEP`] columns.
 ///
 /// # Safety
 /// The processor must have avx512f.
@@ -44,10 +44,10 @@ pub(crate) unsafe fn quantize(columns: &[f32], to: InputColumnsMut<'_>) {
                 let mut most = zero;
                 for x in x {
                     most = _mm512_max_ps(most, _mm512_abs_ps(x));
-                    // Adds zero, or NaN if an input is infinite or NaN.
+                    // Adds zero; if an input is infinite or NaN, it adds NaN.
                     total = _mm512_fmadd_ps(x, zero, total);
                 }
-                // For a row of zeros, any scale with a finite inverse is right.
+                // In a row of zeros, any scale with a finite inverse is correct.
                 let most = _mm512_max_ps(most, _mm512_set1_ps(f32::MIN_POSITIVE * MAX_QUANT));
                 let inverse = _mm512_div_ps(_mm512_set1_ps(MAX_QUANT), most);
                 let scale = _mm512_mul_ps(most, _mm512_set1_ps(1.0 / MAX_QUANT));
@@ -69,9 +69,9 @@ pub(crate) unsafe fn quantize(columns: &[f32], to: InputColumnsMut<'_>) {
     }
 }
 
-/// `sums[panel][row][lane] (+)= matrix[row] . x[panel][lane]` over some groups. The rows are the
-/// first `rows` of the matrix; there are one or two panels, whose sums have the given distance.
-/// Without `accumulate`, earlier sums are overwritten.
+/// `sums[panel][row][lane] (+)= matrix[row] . x[panel][lane]` over some groups. Only the first
+/// `rows` rows of the matrix are used. There are one or two panels, whose sums have the given
+/// distance. Without `accumulate`, earlier sums are overwritten.
 ///
 /// # Safety
 /// The processor must have avx512f, avx512bw and avx512vnni.
@@ -105,8 +105,8 @@ pub(crate) unsafe fn multiply(
         stride,
     };
     for row in (0..rows).step_by(TILE_ROWS) {
-        // SAFETY: rows are below `rows` of the matrix and of the sums, and groups exist in both, as
-        // asserted.
+        // SAFETY: as asserted, matrix and sums have `rows` rows, and matrix and inputs have the
+        // groups.
         unsafe {
             let factors = [matrix.scales, matrix.biases].map(|all| all.as_ptr().add(row));
             let matrix = (matrix.pairs.as_ptr().add(row), factors);
@@ -129,13 +129,13 @@ pub(crate) unsafe fn multiply(
 /// The parameters shared by all tiles of a product.
 struct Task {
     groups: Range<usize>,
-    /// The columns per group.
+    /// The number of columns per group.
     columns: usize,
     /// The number of rows in the matrix's panel.
     stride: usize,
 }
 
-/// The addresses of pairs, and of scales and biases, from a row of a [`CodePanel`] on.
+/// The addresses of pairs, and of scales and biases, beginning at a row of a [`CodePanel`].
 type CodePtrs = (*const i32, [*const f32; 2]);
 
 /// The addresses of [`InputColumns`].
@@ -156,10 +156,10 @@ impl PanelPtrs {
     }
 }
 
-/// [`tile`] with the existing number of rows, at most [`TILE_ROWS`].
+/// Calls [`tile`] for the rows that exist, at most [`TILE_ROWS`].
 ///
 /// # Safety
-/// As [`tile`].
+/// The obligations of [`tile`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn tile_of<const P: usize>(
     rows: usize,
@@ -168,7 +168,7 @@ unsafe fn tile_of<const P: usize>(
     x: [PanelPtrs; P],
     sums: [*mut f32; P],
 ) {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the obligations of `tile` for these rows.
     unsafe {
         match rows {
             1 => tile::<1, P>(task, matrix, x, sums),
@@ -198,7 +198,7 @@ unsafe fn tile<const M: usize, const P: usize>(
     let Task {
         columns, stride, ..
     } = *task;
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the features, and the rows and groups of the task.
     unsafe {
         for g in task.groups.clone() {
             let mut group = [[_mm512_setzero_ps(); P]; M];

@@ -7,13 +7,14 @@ use std::arch::x86_64::{
     _mm512_storeu_ps,
 };
 
-/// Two sums per row, which are independent of each other.
+/// Each row has two sums that do not depend on each other, which hides latency.
 ///
 /// # Safety
-/// As [`crate::simd::microkernel::gemm_tiles`], and the processor must have avx512f.
+/// The obligations of [`crate::simd::microkernel::gemm_tiles`]. The processor must also have
+/// avx512f.
 #[target_feature(enable = "avx512f")]
 pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: TileB, product: TileC) {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees avx512f, and the elements of the three operands.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); 2]; M];
         let (mut a, mut b) = (left.data, right.data);

@@ -1,6 +1,6 @@
-//! The products of `avx2/qgemv.rs` for AVX-512 with VNNI. Two row blocks are processed together, so
-//! a vector is sixteen outputs, and one instruction multiplies and adds. `avx2` prepares the
-//! inputs.
+//! Multiplication of quantized matrices with few input rows, for AVX-512 with VNNI. Two row blocks
+//! are processed together, so a vector is sixteen outputs, and one instruction multiplies and adds.
+//! `avx2/quantize_inputs.rs` prepares the inputs.
 
 use std::arch::x86_64::{
     __m512, __m512i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch,
@@ -56,10 +56,10 @@ unsafe fn row_blocks<const M: usize, const BITS: u32, const SCALES: u32>(
     let x = InputPtrs::new(x);
     let (to, step) = out.raw_parts();
     for i in (0..count).step_by(2) {
-        // The last of an odd number is paired with itself.
+        // If the number of row blocks is odd, the last one is paired with itself.
         let next = (i + 1).min(count - 1);
-        // SAFETY: row blocks are below `count`, and have places in each row of the output.
-        // `RowBlock::first` asserted that they exist.
+        // SAFETY: the row blocks are below `count` and have places in each row of the output.
+        // `RowBlock::first` asserted that both exist.
         unsafe {
             let two = [first.after::<SCALES>(i), first.after::<SCALES>(next)];
             for (m, sums) in tile::<M, BITS, SCALES>(two, x).into_iter().enumerate() {
@@ -165,15 +165,16 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
     totals
 }
 
-/// Word `w` of each row of two row blocks. Prefetches later words if `prefetch` is set.
+/// Word `w` of each row of two row blocks. If `prefetch` is set, later words are prefetched.
 ///
 /// # Safety
-/// The processor must have avx512f; both must have this word.
+/// The processor must have avx512f. Both row blocks must have this word.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
 unsafe fn words_of(two: [RowBlock; 2], w: usize, prefetch: bool) -> __m512i {
     let at = two.map(|block| block.words.wrapping_add(w * INTERLEAVED_ROWS));
-    // SAFETY: guaranteed by the caller. Prefetched addresses need not be valid.
+    // SAFETY: the caller guarantees that both row blocks have this word. Prefetched addresses need
+    // not be valid.
     unsafe {
         if prefetch {
             for at in at {
@@ -188,12 +189,12 @@ unsafe fn words_of(two: [RowBlock; 2], w: usize, prefetch: bool) -> __m512i {
 /// The scales or biases of a group of two row blocks.
 ///
 /// # Safety
-/// The processor must have avx2, f16c and avx512f; both must have this group.
+/// The processor must have avx2, f16c and avx512f. Both row blocks must have this group.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
 unsafe fn factors<const SCALES: u32>(two: [*const u8; 2], group: usize) -> __m512 {
-    // SAFETY: the caller guarantees the eight factors of the group. Prefetched addresses need not
-    // be valid.
+    // SAFETY: the caller guarantees the eight values of the group. Prefetched addresses need not be
+    // valid.
     unsafe {
         if SCALES == ScaleFormat::F16_ID {
             let [low, high] = two.map(|block| {
@@ -215,7 +216,7 @@ unsafe fn factors<const SCALES: u32>(two: [*const u8; 2], group: usize) -> __m51
 /// The scales of a group of two row blocks, stored as bytes times float16.
 ///
 /// # Safety
-/// The processor must have avx2, f16c and avx512f; both must have this group.
+/// The processor must have avx2, f16c and avx512f. Both row blocks must have this group.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
 unsafe fn super_scales(two: [RowBlock; 2], group: usize) -> __m512 {
@@ -236,7 +237,7 @@ unsafe fn super_scales(two: [RowBlock; 2], group: usize) -> __m512 {
 /// The scales and biases of a group of two row blocks in [`ScaleFormat::SuperAffine`].
 ///
 /// # Safety
-/// The processor must have avx2, f16c and avx512f; both must have this group.
+/// The processor must have avx2, f16c and avx512f. Both row blocks must have this group.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
 unsafe fn super_affine_of(two: [RowBlock; 2], group: usize) -> (__m512, __m512) {
@@ -262,7 +263,7 @@ unsafe fn super_affine_of(two: [RowBlock; 2], group: usize) -> (__m512, __m512) 
 /// The scales of a group of two row blocks, stored as 8-bit floats.
 ///
 /// # Safety
-/// The processor must have avx2, f16c and avx512f; both must have this group.
+/// The processor must have avx2, f16c and avx512f. Both row blocks must have this group.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
 unsafe fn float_scales<const SCALES: u32>(two: [RowBlock; 2], group: usize) -> __m512 {
@@ -278,10 +279,10 @@ unsafe fn float_scales<const SCALES: u32>(two: [RowBlock; 2], group: usize) -> _
     _mm512_castpd_ps(_mm512_insertf64x4::<1>(both, _mm256_castps_pd(high)))
 }
 
-/// Adds the products of four pairs of numbers with those of run `run` of the inputs.
+/// Adds the products of four pairs of integers with the pairs of run `run` of the inputs.
 ///
 /// # Safety
-/// The processor must have the features of [`qgemv`]; the run must be within the inputs.
+/// The processor must have the features of [`qgemv`]. The run must be within the inputs.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
 unsafe fn add_pairs<const M: usize>(
@@ -308,7 +309,7 @@ unsafe fn add_pairs<const M: usize>(
 /// 2^23.
 ///
 /// # Safety
-/// As of [`add_pairs`], for the word.
+/// The obligations of [`add_pairs`], for word `word` instead of a run.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
 unsafe fn add_8bit<const M: usize>(sums: &mut [__m512; M], q: __m512i, x: InputPtrs, word: usize) {

@@ -1,4 +1,5 @@
-//! The products of `avx2/qgemv_fp8.rs` for AVX-512: two row blocks at a time.
+//! Multiplication of matrices with 8-bit float codes (MXFP8) and few input rows, for AVX-512. It
+//! processes two row blocks at a time; otherwise it is like `avx2/qgemv_fp8.rs`.
 
 use std::arch::x86_64::{
     __m512, __m512i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_ps, _mm_prefetch, _mm256_castps_pd,
@@ -34,9 +35,9 @@ unsafe fn row_blocks<const M: usize>(
 ) {
     let (to, step) = out.raw_parts();
     for i in (0..count).step_by(2) {
-        // The last of an odd number is paired with itself.
+        // If the number of row blocks is odd, the last one is paired with itself.
         let next = (i + 1).min(count - 1);
-        // SAFETY: row blocks are below `count`, and have places in each row of the output.
+        // SAFETY: the row blocks are below `count` and have places in each row of the output.
         unsafe {
             let two = [i, next].map(|i| first.after::<{ ScaleFormat::E8M0_ID }>(i));
             for (m, sums) in tile::<M>(two, x.values.as_ptr()).into_iter().enumerate() {
@@ -54,7 +55,7 @@ unsafe fn row_blocks<const M: usize>(
 /// Multiplies two row blocks with `M` consecutive input rows.
 ///
 /// # Safety
-/// The processor must have the features of [`qgemv`]; the row blocks and `x` must have the groups
+/// The processor must have the features of [`qgemv`]. The row blocks and `x` must have the groups
 /// and words that the row blocks state.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
@@ -65,7 +66,8 @@ unsafe fn tile<const M: usize>(two: [RowBlock; 2], x: *const f32) -> [__m512; M]
     let odds = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
     let mut totals = [_mm512_setzero_ps(); M];
     for g in 0..groups {
-        // Two lanes per row: the first row block, and the second one.
+        // Each row has two lanes. The first vector has the first row block, and the second vector
+        // the second one.
         let mut sums = [[_mm512_setzero_ps(); 2]; M];
         // SAFETY: offsets are below the words, groups and inputs that the caller guarantees;
         // prefetched addresses need not be valid.
@@ -79,7 +81,7 @@ unsafe fn tile<const M: usize>(two: [RowBlock; 2], x: *const f32) -> [__m512; M]
                     _mm256_loadu_si256(at.cast())
                 });
                 let q = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(q[0]), q[1]);
-                // Codes 0 and 2 of the word; then codes 1 and 3.
+                // `even` are codes 0 and 2 of the word; `odd` are codes 1 and 3.
                 let (even, odd) = (halves(_mm512_slli_epi16::<8>(q)), halves(q));
                 for (m, sum) in sums.iter_mut().enumerate() {
                     let x = _mm512_broadcast_f32x4(_mm_loadu_ps(x.add(m * k + w * 4)));
@@ -111,11 +113,12 @@ unsafe fn tile<const M: usize>(two: [RowBlock; 2], x: *const f32) -> [__m512; M]
     totals
 }
 
-/// The higher byte of each half lane as float32: those of the first eight lanes, and of the others.
+/// Converts the higher byte of each half lane to float32. The first vector has those of the first
+/// eight lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 fn halves(q: __m512i) -> [__m512; 2] {
-    // The sign is also copied into the highest exponent bit.
+    // The shift also copies the sign into the highest exponent bit, so that bit is cleared.
     let mask = _mm512_set1_epi16(0xbf80u16.cast_signed());
     let q = _mm512_and_si512(_mm512_srai_epi16::<1>(q), mask);
     [

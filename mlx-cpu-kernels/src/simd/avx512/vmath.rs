@@ -1,5 +1,4 @@
-//! Element-wise functions for AVX-512, in the same steps as `avx2/vmath.rs`, so both give equal
-//! bits.
+//! Element-wise functions with AVX-512. The steps are those of `avx2/vmath.rs`.
 
 use std::arch::x86_64::{
     __m512, __mmask16, _CMP_LT_OQ, _mm512_abs_ps, _mm512_add_epi32, _mm512_add_ps,
@@ -14,13 +13,13 @@ use crate::simd::portable::vmath::{
     ROUND_BIAS, SQRT_2_OVER_PI,
 };
 
-/// [`crate::simd::microkernel::exp`] of sixteen elements.
+/// [`crate::simd::portable::vmath::exp`] of sixteen elements.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(crate) fn exp(x: __m512) -> __m512 {
     let all = _mm512_set1_ps;
     let least = all(EXP_MIN);
-    // If one operand is NaN, the second is the result.
+    // The instructions return the second operand if either is NaN, so NaN is kept.
     let bounded = _mm512_max_ps(least, _mm512_min_ps(all(EXP_MAX), x));
     let shifted = _mm512_fmadd_ps(bounded, all(std::f32::consts::LOG2_E), all(ROUND_BIAS));
     let n = _mm512_sub_ps(shifted, all(ROUND_BIAS));
@@ -34,13 +33,13 @@ pub(crate) fn exp(x: __m512) -> __m512 {
     let power = _mm512_slli_epi32::<23>(_mm512_castps_si512(shifted));
     let power = _mm512_add_epi32(power, _mm512_castps_si512(all(1.0)));
     let power = _mm512_mul_ps(value, _mm512_castsi512_ps(power));
-    // Below the minimum it is zero.
+    // Below the minimum, the result is zero.
     let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, least);
     _mm512_mask_mov_ps(power, below, _mm512_setzero_ps())
 }
 
-/// `x / y` with an error of about a unit in the last place, for `y >= 1`. A Newton step doubles the
-/// bits of an estimated inverse, which is faster than a division.
+/// `x / y` with an error of about a unit in the last place, for `y >= 1`. It estimates the inverse,
+/// and a Newton step doubles the number of correct bits. This is faster than a division.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn quotient(x: __m512, y: __m512) -> __m512 {
@@ -49,7 +48,7 @@ fn quotient(x: __m512, y: __m512) -> __m512 {
     _mm512_mul_ps(x, _mm512_fmadd_ps(rest, near, near))
 }
 
-/// `x` through the gate, times `up`; see [`Gate::apply`].
+/// `gate(x) * up`; see [`Gate::apply`].
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(crate) fn apply_gate(gate: Gate, x: __m512, up: __m512) -> __m512 {
@@ -61,7 +60,7 @@ pub(crate) fn apply_gate(gate: Gate, x: __m512, up: __m512) -> __m512 {
     let activated = match gate {
         Gate::Silu => quotient(x, _mm512_add_ps(all(1.0), exp(negative(x)))),
         Gate::Gelu => {
-            // If one operand is NaN, the second is the result.
+            // The instruction returns the second operand if either is NaN, so NaN is kept.
             let a = _mm512_min_ps(all(NORMAL_MAX), _mm512_abs_ps(x));
             let t = quotient(all(1.0), _mm512_fmadd_ps(all(NORMAL_TAIL), a, all(1.0)));
             let mut p = all(NORMAL_POLY[0]);
@@ -77,11 +76,11 @@ pub(crate) fn apply_gate(gate: Gate, x: __m512, up: __m512) -> __m512 {
         Gate::GeluTanh => {
             let cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
             let inner = _mm512_fmadd_ps(all(GELU_CUBIC), cube, x);
-            // `2 * inner`, and half of `1 + tanh(inner)`.
+            // With `z = SQRT_2_OVER_PI * inner`, `(1 + tanh(z)) / 2` is `1 / (1 + exp(-2 z))`.
             let power = exp(negative(_mm512_mul_ps(all(2.0 * SQRT_2_OVER_PI), inner)));
             quotient(x, _mm512_add_ps(all(1.0), power))
         }
-        // NaN never compares less.
+        // A comparison with NaN is false, so NaN is kept.
         Gate::Relu => {
             let less = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, all(0.0));
             _mm512_mask_mov_ps(x, less, _mm512_setzero_ps())
@@ -90,7 +89,7 @@ pub(crate) fn apply_gate(gate: Gate, x: __m512, up: __m512) -> __m512 {
     _mm512_mul_ps(activated, up)
 }
 
-/// The first `lanes` lanes, at most sixteen.
+/// The mask of the first `lanes` lanes, at most sixteen.
 pub(crate) fn lane_mask(lanes: usize) -> __mmask16 {
     ((1_u32 << lanes.min(16)) - 1) as __mmask16
 }
@@ -101,7 +100,7 @@ pub(crate) fn gate_mul(gate: Gate, gates: &mut [f32], ups: &[f32]) {
     assert!(gates.len() == ups.len());
     for (gates, ups) in gates.chunks_mut(16).zip(ups.chunks(16)) {
         let lanes = lane_mask(gates.len());
-        // SAFETY: both have an element for each lane.
+        // SAFETY: both slices have an element for each lane of the mask.
         unsafe {
             let values = _mm512_maskz_loadu_ps(lanes, gates.as_ptr());
             let values = apply_gate(gate, values, _mm512_maskz_loadu_ps(lanes, ups.as_ptr()));
@@ -110,7 +109,7 @@ pub(crate) fn gate_mul(gate: Gate, gates: &mut [f32], ups: &[f32]) {
     }
 }
 
-/// `a . b`, up to the shorter length.
+/// `a . b`. Stops at the end of the shorter slice.
 #[target_feature(enable = "avx512f")]
 pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     // Four independent sums hide the latency.
@@ -119,7 +118,7 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
         let n = a.len().min(b.len());
         for (i, sum) in sums.iter_mut().enumerate().take(n.div_ceil(16)) {
             let lanes = lane_mask(n - 16 * i);
-            // SAFETY: both have an element for each lane.
+            // SAFETY: both slices have an element for each lane of the mask.
             unsafe {
                 let a = _mm512_maskz_loadu_ps(lanes, a.as_ptr().add(16 * i));
                 let b = _mm512_maskz_loadu_ps(lanes, b.as_ptr().add(16 * i));

@@ -1,6 +1,6 @@
 //! The functions of `intrinsics.rs` in plain Rust, for tests on other processors. Names, types and
-//! results are those of Arm's C Language Extensions. Lane 0 is in the lowest bits, as in
-//! little-endian memory.
+//! results follow Arm's C Language Extensions. Lane 0 is in the lowest bits, as in little-endian
+//! memory.
 
 #![allow(non_camel_case_types, reason = "Arm's names")]
 
@@ -18,7 +18,7 @@ macro_rules! vectors {
 
 vectors! {
     float32x4_t: [f32; 4],
-    // Stored as integers, because it is only moved and its bits must not change.
+    // The lanes are stored as integers, because they are only moved and their bits must not change.
     float64x2_t: [u64; 2],
     int8x8_t: [i8; 8],
     int8x16_t: [i8; 16],
@@ -34,9 +34,10 @@ vectors! {
 macro_rules! loads {
     ($($name:ident: *const $lane:ty => $vector:ident,)*) => {$(
         /// # Safety
-        /// The elements of a vector must exist.
+        /// All elements of a vector must exist.
         pub(crate) unsafe fn $name(from: *const $lane) -> $vector {
-            // SAFETY: guaranteed by the caller; a vector has the layout of an array of its lanes.
+            // SAFETY: the caller guarantees the elements. A vector has the layout of an array of
+            // its lanes.
             unsafe { from.cast::<$vector>().read_unaligned() }
         }
     )*};
@@ -53,9 +54,10 @@ loads! {
 macro_rules! stores {
     ($($name:ident: $vector:ident => *mut $lane:ty,)*) => {$(
         /// # Safety
-        /// The places for the elements of a vector must exist.
+        /// The places for all elements of a vector must exist.
         pub(crate) unsafe fn $name(to: *mut $lane, a: $vector) {
-            // SAFETY: guaranteed by the caller; a vector has the layout of an array of its lanes.
+            // SAFETY: the caller guarantees the places. A vector has the layout of an array of its
+            // lanes.
             unsafe { to.cast::<$vector>().write_unaligned(a) }
         }
     )*};
@@ -99,7 +101,7 @@ casts! {
     vreinterpretq_u32_f32: float32x4_t => uint32x4_t,
 }
 
-/// Functions on each lane separately.
+/// Generates functions that process each lane separately.
 macro_rules! unary {
     ($($name:ident: $from:ident => $to:ident, $f:expr;)*) => {$(
         pub(crate) fn $name(a: $from) -> $to {
@@ -110,11 +112,11 @@ macro_rules! unary {
 
 unary! {
     vabsq_f32: float32x4_t => float32x4_t, f32::abs;
-    // Rounds to the nearest integer, ties to even. `as` saturates, and makes NaN zero.
+    // Rounds to the nearest integer, with ties to even. `as` saturates, and turns NaN into zero.
     vcvtnq_s32_f32: float32x4_t => int32x4_t, |a| a.round_ties_even() as i32;
     vcvtq_f32_s32: int32x4_t => float32x4_t, |a| a as f32;
     vcvtq_f32_u32: uint32x4_t => float32x4_t, |a| a as f32;
-    // The low half.
+    // Keeps the low half of each lane.
     vmovn_s16: int16x8_t => int8x8_t, |a| a as i8;
     // Saturates to the smaller type.
     vqmovn_s32: int32x4_t => int16x4_t, |a| a.clamp(i16::MIN.into(), i16::MAX.into()) as i16;
@@ -140,7 +142,7 @@ binary! {
     vmulq_f32: float32x4_t => float32x4_t, |a, b| a * b;
 }
 
-/// FMAXNM of two numbers: a quiet NaN is less than every number, and -0 is less than 0.
+/// FMAXNM of two floats: a quiet NaN is less than every number, and -0 is less than 0.
 fn greater(a: f32, b: f32) -> f32 {
     let signaling = |v: f32| v.is_nan() && v.to_bits() & 1 << 22 == 0;
     if signaling(a) || signaling(b) {
@@ -174,12 +176,12 @@ pub(crate) fn vfmsq_n_f32(a: float32x4_t, b: float32x4_t, c: f32) -> float32x4_t
     float32x4_t(from_fn(|i| (-b.0[i]).mul_add(c, a.0[i])))
 }
 
-/// The sum of all lanes, in pairs.
+/// The sum of all lanes, added in pairs.
 pub(crate) fn vaddvq_f32(a: float32x4_t) -> f32 {
     (a.0[0] + a.0[1]) + (a.0[2] + a.0[3])
 }
 
-/// The greater of each pair of lanes, of `a` and then of `b`.
+/// The greater of each pair of lanes: first the pairs of `a`, then those of `b`.
 pub(crate) fn vpmaxnmq_f32(a: float32x4_t, b: float32x4_t) -> float32x4_t {
     let pair = |v: [f32; 4], i: usize| greater(v[2 * i], v[2 * i + 1]);
     float32x4_t([pair(a.0, 0), pair(a.0, 1), pair(b.0, 0), pair(b.0, 1)])
@@ -200,13 +202,14 @@ pub(crate) fn vshrq_n_u32<const N: i32>(a: uint32x4_t) -> uint32x4_t {
     uint32x4_t(a.0.map(|a| (u64::from(a) >> N) as u32))
 }
 
-/// Rounds half up, and keeps the low byte.
+/// Shifts right by `N` bits, rounds half up, and keeps the low byte.
 pub(crate) fn vrshrn_n_s16<const N: i32>(a: int16x8_t) -> int8x8_t {
     const { assert!(1 <= N && N <= 8) };
     int8x8_t(a.0.map(|a| ((i32::from(a) + (1 << (N - 1))) >> N) as i8))
 }
 
-/// Functions that move lanes: lane `i` of the result is lane `$from(i)` of `a` followed by `b`.
+/// Generates functions that move lanes. Lane `i` of the result is lane `$from(i)` of `a` followed
+/// by `b`.
 macro_rules! moves {
     ($($name:ident: $vector:ident => $to:ident, $from:expr;)*) => {$(
         pub(crate) fn $name(a: $vector, b: $vector) -> $to {
@@ -222,13 +225,13 @@ macro_rules! moves {
 moves! {
     vcombine_s8: int8x8_t => int8x16_t, |i| i;
     vcombine_s16: int16x4_t => int16x8_t, |i| i;
-    // Even lanes, and odd ones.
+    // The even lanes, then the odd ones.
     vuzp1_s8: int8x8_t => int8x8_t, |i| 2 * i;
     vuzp2_s8: int8x8_t => int8x8_t, |i| 2 * i + 1;
-    // Alternates lanes of both: of the low halves, and of the high ones.
+    // Alternates lanes of the operands: those of the low halves, then those of the high halves.
     vzip1_s32: int32x2_t => int32x2_t, |i| i / 2 + i % 2 * 2;
     vzip2_s32: int32x2_t => int32x2_t, |i| 1 + i / 2 + i % 2 * 2;
-    // Alternates even lanes of both, and odd ones.
+    // Alternates the even lanes of the operands, then their odd lanes.
     vtrn1q_f32: float32x4_t => float32x4_t, |i| i / 2 * 2 + i % 2 * 4;
     vtrn2q_f32: float32x4_t => float32x4_t, |i| i / 2 * 2 + 1 + i % 2 * 4;
     vtrn1q_f64: float64x2_t => float64x2_t, |i| i / 2 * 2 + i % 2 * 2;

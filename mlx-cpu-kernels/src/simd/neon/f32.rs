@@ -1,6 +1,6 @@
 //! Float32 kernels for aarch64, four elements at a time. Quantized rows are converted to floats in
-//! registers. Loops that compilers vectorize (exponentials, gates, dequantization) are those of
-//! `portable`, which this target compiles with NEON.
+//! registers. Loops that compilers vectorize (exponentials, gates, dequantization) are in
+//! `portable`, which is compiled with NEON on aarch64.
 
 use crate::layout::input_panel::InputPanel;
 use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix};
@@ -12,17 +12,17 @@ use crate::simd::neon::intrinsics::{
     vreinterpretq_f64_f32, vshrq_n_u32, vst1q_f32, vtrn1q_f32, vtrn1q_f64, vtrn2q_f32, vtrn2q_f64,
 };
 
-/// Elements of a vector.
+/// The number of elements of a vector.
 const WIDTH: usize = 4;
 
-/// Vectors per row of a tile.
+/// The number of vectors per row of a tile.
 const VECTORS: usize = LANES / WIDTH;
 
 /// The addresses of a row block.
 #[derive(Clone, Copy)]
 struct RowBlock<'a> {
     words: *const u32,
-    /// Words per group.
+    /// The number of words per group.
     per: usize,
     packed: PackedMatrix<'a>,
 }
@@ -54,8 +54,7 @@ pub(crate) unsafe fn qgemv<const BITS: i32>(
         let mut row = 0;
         while row < x.rows {
             let at = (row, k, i);
-            // SAFETY: the lengths are asserted above, and each call gets the number of rows that it
-            // processes.
+            // SAFETY: the lengths are asserted above. Each call processes only rows that remain.
             row += unsafe {
                 match x.rows - row {
                     8.. => few::<8, 1, BITS>(block, x, at, out),
@@ -68,11 +67,12 @@ pub(crate) unsafe fn qgemv<const BITS: i32>(
     }
 }
 
-/// Multiplies row block `i` with `M` rows of `k` inputs from `row` on. Each row has `S` independent
-/// sums, which hides latency. Returns `M`.
+/// Multiplies row block `i` with `M` rows of `k` inputs, beginning at `row`. Each row has `S`
+/// independent sums, which hides latency. Returns `M`.
 ///
 /// # Safety
-/// Lengths as [`qgemv`] asserts them, with `M` rows of inputs from `row` on, and codes of `BITS`.
+/// The lengths must be those that [`qgemv`] asserts. There must be `M` rows of inputs from `row`
+/// on, and codes of `BITS` bits.
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
     block: RowBlock<'_>,
@@ -96,8 +96,8 @@ unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
                 let n = q.map(|q| vcvtq_f32_u32(vandq_u32(q, mask)));
                 q = [vshrq_n_u32::<BITS>(q[0]), vshrq_n_u32::<BITS>(q[1])];
                 for (m, sums) in sums.iter_mut().enumerate() {
-                    // SAFETY: the input for this code is below `k`, which the caller guarantees for
-                    // each row.
+                    // SAFETY: the input of this code is below `k`, and the caller guarantees `k`
+                    // inputs per row.
                     let x = unsafe { *x.values.as_ptr().add((row + m) * k + w * near + j) };
                     for (sum, n) in sums[j % S].iter_mut().zip(n) {
                         *sum = vfmaq_n_f32(*sum, n, x);
@@ -112,7 +112,7 @@ unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
                 let sum = sums[1..]
                     .iter()
                     .fold(sums[0][half], |a, b| vaddq_f32(a, b[half]));
-                // SAFETY: these are four of eight.
+                // SAFETY: these are four of the group's eight values.
                 let (scale, bias) = unsafe {
                     let at = half * WIDTH;
                     (
@@ -135,7 +135,7 @@ unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
 }
 
 /// # Safety
-/// Both must have `n` elements.
+/// At both addresses, `n` elements must exist.
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 unsafe fn dot_ptr(a: *const f32, b: *const f32, n: usize) -> f32 {
@@ -164,7 +164,7 @@ unsafe fn dot_ptr(a: *const f32, b: *const f32, n: usize) -> f32 {
     }
 }
 
-/// The sum of at least one vector.
+/// The sum of one or more vectors.
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 fn added(sums: &[float32x4_t]) -> float32x4_t {
@@ -179,7 +179,7 @@ fn added(sums: &[float32x4_t]) -> float32x4_t {
 pub(crate) unsafe fn dot_rows(row: &[f32], x: &[&[f32]], out: &mut [f32]) {
     let mut done = 0;
     while done < x.len() {
-        // Sixteen sums in total, which hide the latency of the multiplication.
+        // The vectors of sums are sixteen in total, which hides the latency of the multiplication.
         done += match x.len() - done {
             8.. => dot_rows_m::<8, 2>(row, &x[done..], &mut out[done..]),
             4.. => dot_rows_m::<4, 4>(row, &x[done..], &mut out[done..]),
@@ -189,7 +189,7 @@ pub(crate) unsafe fn dot_rows(row: &[f32], x: &[&[f32]], out: &mut [f32]) {
     }
 }
 
-/// Multiplies a row with `M` input rows, in `A` independent sums each. Returns `M`.
+/// Multiplies a row with `M` input rows. Each of them has `A` independent sums. Returns `M`.
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 fn dot_rows_m<const M: usize, const A: usize>(row: &[f32], x: &[&[f32]], out: &mut [f32]) -> usize {
     let k = row.len();
@@ -216,7 +216,7 @@ fn dot_rows_m<const M: usize, const A: usize>(row: &[f32], x: &[&[f32]], out: &m
     }
     for ((sums, x), out) in sums.iter().zip(x).zip(out) {
         let (row, x) = (&row[vectorized..], &x[vectorized..k]);
-        // SAFETY: the shorter length is used.
+        // SAFETY: `dot_ptr` gets the elements that remain in both rows.
         *out = vaddvq_f32(added(sums)) + unsafe { dot_ptr(row.as_ptr(), x.as_ptr(), row.len()) };
     }
     M
@@ -228,21 +228,21 @@ fn dot_rows_m<const M: usize, const A: usize>(row: &[f32], x: &[&[f32]], out: &m
 /// The processor must have neon.
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 pub(crate) unsafe fn dot(a: &[f32], b: &[f32]) -> f32 {
-    // SAFETY: the shorter length is used.
+    // SAFETY: the length is that of the shorter slice.
     unsafe { dot_ptr(a.as_ptr(), b.as_ptr(), a.len().min(b.len())) }
 }
 
-/// `M` rows of [`crate::simd::microkernel::gemm_tiles`]: six with four vectors each leave eight
-/// registers for the factors.
+/// Computes `M` rows of [`crate::simd::microkernel::gemm_tiles`]. Six rows with four vectors each
+/// leave eight registers for the factors.
 ///
 /// # Safety
-/// As [`crate::simd::microkernel::gemm_tiles`], for `M` rows.
+/// The obligations of [`crate::simd::microkernel::gemm_tiles`], for `M` rows.
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: TileB, product: TileC) {
     let mut sums = [[vdupq_n_f32(0.0); VECTORS]; M];
     let (mut a, mut b) = (left.data, right.data);
     for _ in 0..depth {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees the elements of both operands for each of `depth` steps.
         unsafe {
             let lanes: [_; VECTORS] = std::array::from_fn(|v| vld1q_f32(b.wrapping_add(WIDTH * v)));
             for (m, sums) in sums.iter_mut().enumerate() {
@@ -260,7 +260,7 @@ pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: Tile
             let to = product
                 .data
                 .wrapping_add(m * product.row_stride + WIDTH * v);
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees `LANES` elements of the product in each of `M` rows.
             unsafe {
                 let sum = if product.accumulate {
                     vaddq_f32(vld1q_f32(to), sum)
@@ -273,8 +273,8 @@ pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: Tile
     }
 }
 
-/// Packs the first `whole` elements of four input rows to `lane` and the next three lanes of a
-/// panel.
+/// Packs the first `whole` elements of four input rows. The rows become `lane` and the next three
+/// lanes of a panel.
 ///
 /// # Safety
 /// The processor must have neon.
@@ -292,10 +292,11 @@ pub(crate) unsafe fn pack_rows(
     );
     assert!(rows.iter().all(|(row, _)| row.len() >= vectorized));
     assert!(weight.is_none_or(|w| w.len() >= vectorized));
-    // Bounded by `whole`, so that accesses stay within the rows.
+    // `vectorized` is at most `whole`, so accesses stay within the rows.
     for at in (0..vectorized).step_by(WIDTH) {
         let mut block = [vdupq_n_f32(0.0); WIDTH];
-        // SAFETY: four elements from `at` on are below `whole`, which rows, weight and panel have.
+        // SAFETY: four elements from `at` on are below `whole`, so rows, weight and panel have
+        // them.
         unsafe {
             for (block, (row, factor)) in block.iter_mut().zip(rows) {
                 *block = vmulq_n_f32(vld1q_f32(row.as_ptr().add(at)), *factor);
@@ -314,7 +315,7 @@ pub(crate) unsafe fn pack_rows(
 /// See [`crate::simd::transpose::store_rows`].
 ///
 /// # Safety
-/// As there.
+/// The obligations of [`crate::simd::transpose::store_rows`].
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 pub(crate) unsafe fn store_rows(
     sums: &[f32],
@@ -327,7 +328,7 @@ pub(crate) unsafe fn store_rows(
     for at in (0..vectorized).step_by(WIDTH) {
         for first in [0, WIDTH] {
             let mut block = [vdupq_n_f32(0.0); WIDTH];
-            // SAFETY: `sums` has four columns from `at` on; the caller guarantees the rows.
+            // SAFETY: `sums` has four columns from `at` on. The caller guarantees the rows.
             unsafe {
                 for (i, block) in block.iter_mut().enumerate() {
                     *block = vld1q_f32(sums.as_ptr().add((at + i) * LANES + lane + first));
@@ -344,7 +345,7 @@ pub(crate) unsafe fn store_rows(
     vectorized
 }
 
-/// Rows as columns.
+/// Transposes four rows.
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 fn transposed([a, b, c, d]: [float32x4_t; WIDTH]) -> [float32x4_t; WIDTH] {

@@ -1,5 +1,6 @@
-//! Every instruction of the aarch64 kernels: the processor's, or for tests on other processors,
-//! emulated ones. `intrinsics_tests.rs` checks both against Arm's definitions.
+//! All instructions that the aarch64 kernels use. On aarch64 they are the processor's instructions;
+//! in tests on other processors they are emulated. `intrinsics_tests.rs` checks both against Arm's
+//! definitions.
 
 #[cfg(target_arch = "aarch64")]
 use std::arch::aarch64 as vectors;
@@ -22,15 +23,16 @@ pub(crate) use vectors::{
     vtrn1q_f32, vtrn1q_f64, vtrn2q_f32, vtrn2q_f64, vuzp1_s8, vuzp2_s8, vzip1_s32, vzip2_s32,
 };
 
-/// Adds to each lane of `sums` the products of its four bytes of `w` with bytes `4 * I..4 * I + 4`
-/// of `x`.
+/// For each lane of `sums`, adds the products of the lane's four bytes of `w` with bytes `4 * I..4
+/// * I + 4` of `x`.
 #[cfg(target_arch = "aarch64")]
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 pub(crate) fn dot<const I: usize>(sums: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
     let mut sums = sums;
-    // The intrinsic is not stable. SAFETY: it uses only these registers, and dotprod, which it
-    // needs, is enabled here. With `I` above 3 it would not assemble.
+    // Assembly, because the intrinsic is not stable. SAFETY: the instruction uses only these
+    // registers. It needs dotprod, which is enabled for this function. With `I` above 3 it would
+    // not assemble.
     unsafe {
         asm!(
             "sdot {sums:v}.4s, {w:v}.16b, {x:v}.4b[{i}]",
@@ -50,8 +52,8 @@ pub(crate) fn dot<const I: usize>(sums: int32x4_t, w: int8x16_t, x: int8x16_t) -
 #[target_feature(enable = "neon")]
 pub(crate) fn wide(from: vectors::uint16x4_t) -> float32x4_t {
     let to: float32x4_t;
-    // The intrinsic needs a type that is not stable. SAFETY: it uses only these registers, and
-    // every processor with neon has it.
+    // Assembly, because the intrinsic's type is not stable. SAFETY: the instruction uses only these
+    // registers, and every processor with neon has it.
     unsafe {
         asm!(
             "fcvtl {to:v}.4s, {from:v}.4h",

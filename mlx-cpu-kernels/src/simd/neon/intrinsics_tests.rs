@@ -1,6 +1,6 @@
-//! Each function of `intrinsics.rs` against Arm's definition (Arm C Language Extensions; Arm
-//! Architecture Reference Manual). On aarch64 these are the processor's instructions, elsewhere the
-//! emulated ones. Expected values are literals, not computed.
+//! Compares each function of `intrinsics.rs` with Arm's definition (Arm C Language Extensions; Arm
+//! Architecture Reference Manual). On aarch64 the functions are the processor's instructions, and
+//! on other processors the emulated ones. Expected values are literals, not computed.
 
 use super::intrinsics::*;
 use crate::isa::Isa;
@@ -9,11 +9,12 @@ use crate::testing::tested;
 /// Converts between a vector and its lanes.
 fn of<A: Copy, B: Copy>(a: A) -> B {
     const { assert!(size_of::<A>() == size_of::<B>()) };
-    // SAFETY: vectors and number arrays of equal size, for which all bits are valid.
+    // SAFETY: both types are vectors or arrays of integers and floats with equal sizes. All bits
+    // are valid for them.
     unsafe { std::mem::transmute_copy(&a) }
 }
 
-/// Tests in which the instructions may be used.
+/// Generates tests in which the instructions may be used.
 macro_rules! definitions {
     ($($(#[$doc:meta])* fn $name:ident() $body:block)*) => {$(
         $(#[$doc])*
@@ -31,15 +32,16 @@ macro_rules! definitions {
 
 const INF: f32 = f32::INFINITY;
 const NAN: f32 = f32::NAN;
-/// The smallest number above zero.
+/// The smallest positive float32.
 const TINY: f32 = 1e-45;
 
-/// The bits, so that signs of zeros count and NaN equals itself.
+/// The bits of the floats. Comparing bits distinguishes the signs of zeros, and makes NaN equal to
+/// itself.
 fn bits(a: [f32; 4]) -> [u32; 4] {
     a.map(f32::to_bits)
 }
 
-/// Bytes 1, 2, ..
+/// Consecutive bytes, beginning with `first`.
 fn bytes<const N: usize>(first: i8) -> [i8; N] {
     std::array::from_fn(|i| first + i as i8)
 }
@@ -52,30 +54,30 @@ definitions! {
         let lanes = unsafe { vld1q_f32(floats[1..].as_ptr()) };
         assert_eq!(bits(of(lanes)), bits([1.0, -0.0, INF, TINY]));
         let words = [9u32, 1, 2, u32::MAX, 1 << 31];
-        // SAFETY: as above.
+        // SAFETY: the elements from the second on exist.
         let lanes = unsafe { vld1q_u32(words[1..].as_ptr()) };
         assert_eq!(of::<_, [u32; 4]>(lanes), [1, 2, u32::MAX, 1 << 31]);
         let halves = [9u16, 1, 2, 3, 0x8000];
-        // SAFETY: as above.
+        // SAFETY: the elements from the second on exist.
         let lanes = unsafe { vld1_u16(halves[1..].as_ptr()) };
         assert_eq!(of::<_, [u16; 4]>(lanes), [1, 2, 3, 0x8000]);
         let all: [i8; 17] = bytes(-8);
-        // SAFETY: as above.
+        // SAFETY: the elements from the second on exist.
         let lanes = unsafe { vld1q_s8(all[1..].as_ptr()) };
         assert_eq!(of::<_, [i8; 16]>(lanes), bytes(-7));
         let all: [u8; 17] = std::array::from_fn(|i| 239 + i as u8);
-        // SAFETY: as above.
+        // SAFETY: the elements from the second on exist.
         let lanes = unsafe { vld1q_u8(all[1..].as_ptr()) };
         assert_eq!(of::<_, [u8; 16]>(lanes), all[1..]);
     }
 
     fn stores_write_lanes_in_order_and_nothing_else() {
         let mut floats = [9.0f32; 6];
-        // SAFETY: there are four places from the second on.
+        // SAFETY: four places exist from the second on.
         unsafe { vst1q_f32(floats[1..].as_mut_ptr(), of([1.0f32, 2.0, 3.0, 4.0])) };
         assert_eq!(floats, [9.0, 1.0, 2.0, 3.0, 4.0, 9.0]);
         let mut all = [99i8; 18];
-        // SAFETY: there are sixteen places from the second on.
+        // SAFETY: sixteen places exist from the second on.
         unsafe { vst1q_s8(all[1..].as_mut_ptr(), of(bytes::<16>(-8))) };
         assert_eq!(
             (all[0], &all[1..17], all[17]),
@@ -90,7 +92,7 @@ definitions! {
         assert_eq!(of::<_, [u8; 16]>(vdupq_n_u8(200)), [200; 16]);
     }
 
-    /// The lowest lane is in the lowest bits, for every width of lanes.
+    /// For every lane width, the lowest lane must be in the lowest bits.
     fn reinterpreted_vectors_keep_their_bits() {
         let floats = [1.0f32, -2.0, f32::from_bits(0x7f80_0001), -0.0];
         let words = [0x3f80_0000, 0xc000_0000, 0x7f80_0001, 0x8000_0000u32];
@@ -117,7 +119,7 @@ definitions! {
     fn float_operations_round_to_nearest() {
         let a = of([1.0f32, f32::MAX, TINY, -0.0]);
         let b = of([f32::EPSILON / 2.0, f32::MAX, -TINY, -0.0]);
-        // Half a unit in the last place rounds to even.
+        // A tie of half a unit in the last place rounds to even.
         assert_eq!(bits(of(vaddq_f32(a, b))), bits([1.0, INF, 0.0, -0.0]));
         let odd = of([1.0 + f32::EPSILON, -INF, 3.0, 0.0]);
         let sum: [f32; 4] = of(vaddq_f32(odd, b));
@@ -145,10 +147,10 @@ definitions! {
         assert_eq!(bits(of(vabsq_f32(of([nan; 4]))))[0], 0x7fc0_0001);
     }
 
-    /// The product is exact until the sum is rounded.
+    /// The product must stay exact until the sum is rounded.
     fn multiplications_with_a_sum_round_once() {
         let e = 1.0 + f32::EPSILON;
-        // The square is 1 + 2e + e^2; the remainder is e^2.
+        // The square is 1 + 2e + e^2. After subtracting 1 + 2e, e^2 remains.
         let rest = f32::EPSILON * f32::EPSILON;
         let (minus, plus) = (
             of([-1.0 - 2.0 * f32::EPSILON; 4]),
@@ -182,14 +184,14 @@ definitions! {
         );
     }
 
-    /// `(0 + 1) + (2 + 3)`.
+    /// The order of addition is `(0 + 1) + (2 + 3)`.
     fn all_lanes_are_added_in_pairs() {
         assert_eq!(vaddvq_f32(of([1e8f32, -1e8, 1.0, 2.0])), 3.0);
-        // A sequential sum would be 1.
+        // Adding one lane after another would result in 1.
         assert_eq!(vaddvq_f32(of([1e8f32, 1.0, -1e8, 1.0])), 0.0);
     }
 
-    /// A quiet NaN counts as missing, so the other operand is returned.
+    /// A quiet NaN counts as missing, so the other operand is the result.
     fn the_greater_number_is_no_nan() {
         let a = of([1.0f32, NAN, -0.0, NAN]);
         let b = of([NAN, -3.0, 0.0, NAN]);
@@ -209,12 +211,12 @@ definitions! {
             bits(of(vmaxnmq_f32(of([1.0f32; 4]), signaling))),
             [0xffc0_0003; 4]
         );
-        // Pairs of the first vector, then those of the second.
+        // Pairs of the first vector come before those of the second.
         let (a, b) = (of([1.0f32, 2.0, 4.0, 3.0]), of([NAN, -7.0, -0.0, 0.0]));
         assert_eq!(bits(of(vpmaxnmq_f32(a, b))), bits([2.0, 4.0, -7.0, 0.0]));
     }
 
-    /// All bits are set where it is true; comparisons with NaN are false.
+    /// All bits of a lane are set where the comparison is true. Comparisons with NaN are false.
     fn comparisons_give_masks() {
         let mask = vcgtq_f32(of([1.0f32, NAN, 0.0, -1.0]), of([0.5f32, 1.0, -0.0, NAN]));
         assert_eq!(of::<_, [u32; 4]>(mask), [u32::MAX, 0, 0, 0]);
@@ -222,7 +224,8 @@ definitions! {
         assert_eq!(of::<_, [u32; 4]>(mask), [u32::MAX, u32::MAX, 0, u32::MAX]);
     }
 
-    /// Rounds to the nearest integer, ties to even; saturates; NaN becomes zero.
+    /// Rounds to the nearest integer, with ties to even. The result saturates, and NaN becomes
+    /// zero.
     fn floats_become_integers() {
         for (from, to) in [
             ([0.5f32, 1.5, 2.5, -0.5], [0, 2, 2, 0]),
@@ -241,7 +244,7 @@ definitions! {
         }
     }
 
-    /// Integers without an exact float are rounded to the nearest, ties to even.
+    /// Integers that have no exact float are rounded to the nearest one, with ties to even.
     fn integers_become_floats() {
         let from = [16_777_217, 16_777_219, i32::MIN, i32::MAX];
         assert_eq!(
@@ -261,13 +264,13 @@ definitions! {
     }
 
     fn narrowed_integers_are_saturated_or_cut_off() {
-        // The low half.
+        // Each lane keeps its low half.
         let from = [0i16, 127, 128, 255, 256, -128, -129, i16::MIN];
         assert_eq!(
             of::<_, [i8; 8]>(vmovn_s16(of(from))),
             [0, 127, -128, -1, 0, -128, 127, 0]
         );
-        // The nearest.
+        // Values beyond 16 bits become the nearest 16-bit integer.
         let from = [32_767, 32_768, -32_769, i32::MIN];
         assert_eq!(
             of::<_, [i16; 4]>(vqmovn_s32(of(from))),
@@ -277,7 +280,7 @@ definitions! {
             of::<_, [i16; 4]>(vqmovn_s32(of([-32_768, -1, 0, i32::MAX]))),
             [-32_768, -1, 0, 32_767]
         );
-        // Half rounds up, and overflow wraps.
+        // Half rounds up, and overflow wraps around.
         let from = [127i16, 128, -128, -129, 384, 32_639, 32_640, i16::MIN];
         assert_eq!(
             of::<_, [i8; 8]>(vrshrn_n_s16::<8>(of(from))),
@@ -338,7 +341,7 @@ definitions! {
         );
     }
 
-    /// The first argument is the low half, or gives the first lane of a pair.
+    /// The first argument fills the low half of the result, or the first lane of each pair.
     fn lanes_of_two_vectors_are_arranged() {
         let (a, b) = (of(bytes::<8>(1)), of(bytes::<8>(11)));
         assert_eq!(
@@ -369,7 +372,8 @@ definitions! {
         assert_eq!(of::<_, [u64; 2]>(vtrn2q_f64(a, b)), [2, 4]);
     }
 
-    /// Lane `i` gets bytes `4 * i..` of the second times four bytes of the third, as signed ones.
+    /// Lane `i` adds products of signed bytes: bytes `4 * i..` of the second argument with four
+    /// bytes of the third.
     fn four_products_of_bytes_are_added_to_a_lane() {
         let (sums, w) = ([100, -100, 0, 7], bytes::<16>(-8));
         let x: [i8; 16] = [
@@ -391,12 +395,12 @@ definitions! {
             lanes(dot::<3>(of([0; 4]), of(least), of(least))),
             [65_536; 4]
         );
-        // It does not saturate.
+        // The sum wraps around instead of saturating.
         let wrapped = dot::<0>(of([i32::MAX; 4]), of([1i8; 16]), of([1i8; 16]));
         assert_eq!(lanes(wrapped), [i32::MIN + 3; 4]);
     }
 
-    /// Every float16 is exact in float32, including subnormals, infinity and NaN.
+    /// Every float16 converts exactly to float32, including subnormals, infinity and NaN.
     fn halves_become_floats() {
         let from = [0x3c00u16, 0xc000, 0x7bff, 0x0001];
         assert_eq!(

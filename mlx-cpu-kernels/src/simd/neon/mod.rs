@@ -1,6 +1,6 @@
-//! Kernels for aarch64: NEON, and the extension dotprod. They call only functions of
-//! `intrinsics.rs`. Tests on other processors run them with the plain Rust functions of
-//! `emulation.rs`.
+//! Kernels for aarch64: NEON, and its extension dotprod. The kernels call only functions of
+//! `intrinsics.rs`. In tests on other processors, the plain Rust functions of `emulation.rs`
+//! replace them.
 
 #[cfg(not(target_arch = "aarch64"))]
 mod emulation;

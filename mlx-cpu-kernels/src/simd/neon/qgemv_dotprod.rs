@@ -1,7 +1,8 @@
-//! Products of quantized matrices with few input rows, for aarch64 with the dotprod extension.
-//! Apple silicon, Neoverse, Cortex-A76 and later have it. `sdot` adds four products of 8-bit
-//! integers to each lane. So inputs are quantized to 16 bits as a high and a low byte, and sums are
-//! exact integers until they are scaled. `avx2/qgemv.rs` is the x86-64 version.
+//! Multiplication of quantized matrices with few input rows, for aarch64 with the dotprod
+//! extension. Apple silicon, Neoverse, Cortex-A76 and later have dotprod. Its instruction `sdot`
+//! adds four products of 8-bit integers to each lane. So inputs are quantized to 16 bits, as a high
+//! and a low byte. Sums are exact integers until they are scaled. `avx2/qgemv.rs` is the x86-64
+//! version.
 
 use crate::layout::input_panel::{InputPanel, InputPanelMut};
 use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS, PackedMatrix};
@@ -16,19 +17,19 @@ use crate::simd::neon::intrinsics::{
     vuzp2_s8, vzip1_s32, vzip2_s32, wide,
 };
 
-/// Adjacent inputs that share a scale and a 16-byte vector. With 8-bit codes they correspond to two
-/// words of a matrix.
+/// The number of adjacent inputs that share a scale and a 16-byte vector. With 8-bit codes they
+/// correspond to two words of a matrix.
 pub(crate) const INPUTS_PER_SCALE: usize = 8;
 
-/// The maximum integer whose high byte is a signed byte, when rounded so that the low byte is
-/// signed.
+/// The maximum integer of an input. The low byte is signed, and rounding the high byte to match
+/// must not overflow it.
 pub(crate) const MAX_QUANT: f32 = 127.0 * 256.0 + 127.0;
 
-/// Runs of adjacent inputs up to this magnitude become zeros, because their divisor has no finite
-/// inverse.
+/// A run of adjacent inputs with at most this magnitude becomes zeros, because the inverse of its
+/// scale would be infinite.
 const MIN_MAGNITUDE: f32 = 1e-34;
 
-/// Elements of a vector of floats.
+/// The number of elements of a vector of floats.
 const WIDTH: usize = 4;
 
 /// The addresses of input rows.
@@ -46,11 +47,11 @@ struct RowBlock<'a> {
     scales: *const u8,
     biases: *const u8,
     half: bool,
-    /// Scales and biases of the matrix in other formats.
+    /// Scales and biases of the matrix, if they have another format than float16 or float32.
     others: Option<[GroupParams<'a>; 2]>,
     /// The number of groups before this row block.
     before: usize,
-    /// Groups per row.
+    /// The number of groups per row.
     groups: usize,
     /// The number of runs of [`INPUTS_PER_SCALE`] codes per group.
     per: usize,
@@ -98,7 +99,7 @@ pub(crate) unsafe fn qgemv<const BITS: u32>(
         groups,
         per: matrix.group_size() / INPUTS_PER_SCALE,
     };
-    // SAFETY: the lengths are asserted, for codes of this bit width.
+    // SAFETY: the lengths are asserted for codes of this bit width.
     unsafe { rows::<BITS>(first, count, x, out) }
 }
 
@@ -114,7 +115,8 @@ unsafe fn rows<const BITS: u32>(
     x: InputPanel<'_>,
     out: &mut OutputBlock<'_>,
 ) {
-    // SAFETY: guaranteed by the caller; each call gets the number of rows that it processes.
+    // SAFETY: the caller guarantees the asserted lengths. Each call gets the number of rows that it
+    // processes.
     unsafe {
         match x.rows {
             1 => row_blocks::<1, BITS>(first, count, x, out),
@@ -133,7 +135,7 @@ unsafe fn rows<const BITS: u32>(
 /// Multiplies all row blocks with `M` rows.
 ///
 /// # Safety
-/// As [`rows`], and there must be `M` rows.
+/// The obligations of [`rows`]. There must also be `M` rows.
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 unsafe fn row_blocks<const M: usize, const BITS: u32>(
@@ -151,8 +153,8 @@ unsafe fn row_blocks<const M: usize, const BITS: u32>(
     let factors = first.groups * INTERLEAVED_ROWS * if first.half { 2 } else { 4 };
     let (to, step) = out.raw_parts();
     for i in 0..count {
-        // SAFETY: the caller guarantees that row block `i` is below `count`, and has a place in
-        // each row of the output.
+        // SAFETY: the caller guarantees that row block `i` is below `count` and has a place in each
+        // row of the output.
         unsafe {
             let block = RowBlock {
                 words: first.words.add(i * words),
@@ -171,12 +173,12 @@ unsafe fn row_blocks<const M: usize, const BITS: u32>(
     }
 }
 
-/// The number of words that hold [`INPUTS_PER_SCALE`] codes of each row of a row block.
+/// The number of words that contain [`INPUTS_PER_SCALE`] codes of each row of a row block.
 const fn words_of<const BITS: u32>() -> usize {
     INPUTS_PER_SCALE * BITS as usize / 32 * INTERLEAVED_ROWS
 }
 
-/// Multiplies a row block with `M` input rows: eight outputs each.
+/// Multiplies a row block with `M` input rows. Each input row has eight outputs.
 ///
 /// # Safety
 /// `block` and `x` must have the groups and codes that `block` states.
@@ -187,7 +189,8 @@ unsafe fn tile<const M: usize, const BITS: u32>(
     x: InputPtrs,
 ) -> [[float32x4_t; 2]; M] {
     let zero = vdupq_n_f32(0.0);
-    // With eight rows, only the sums of a group stay in registers.
+    // With eight input rows, the registers have space only for the sums of a group. The totals are
+    // in memory.
     let mut totals = [[zero; 2]; M];
     for g in 0..block.groups {
         let mut sums = [[zero; 2]; M];
@@ -195,8 +198,8 @@ unsafe fn tile<const M: usize, const BITS: u32>(
         unsafe {
             for n in g * block.per..(g + 1) * block.per {
                 let numbers = numbers::<BITS>(block.words.add(n * words_of::<BITS>()));
-                // Two loops, because a loop of eight is not unrolled, and then no sum is in a
-                // register.
+                // There are two loops because the compiler does not unroll a loop of eight, and
+                // then keeps no sum in a register.
                 let (low, high) = sums.split_at_mut(M.min(4));
                 for (m, sum) in low.iter_mut().enumerate() {
                     add(sum, numbers, x, n * M + m);
@@ -213,7 +216,8 @@ unsafe fn tile<const M: usize, const BITS: u32>(
                 None => [block.scales, block.biases].map(|all| factors(all, g, block.half)),
             };
             if BITS == 8 {
-                // Corrects for the offset that made the codes signed.
+                // The codes have an offset of -128 that makes them signed. The biases compensate
+                // for it.
                 biases[0] = vfmaq_n_f32(biases[0], scales[0], 128.0);
                 biases[1] = vfmaq_n_f32(biases[1], scales[1], 128.0);
             }
@@ -229,17 +233,18 @@ unsafe fn tile<const M: usize, const BITS: u32>(
     totals
 }
 
-/// [`INPUTS_PER_SCALE`] codes of each of eight rows, as signed bytes: four of each row in two
-/// vectors, and the other four in two more. For 4 bits these are the even and the odd codes of a
-/// row's word. For 8 bits they are those of its first and second word, minus 128.
+/// Loads [`INPUTS_PER_SCALE`] codes of each of eight rows, as signed bytes. The first two vectors
+/// have four codes of each row, and the other two vectors the other four. For 4 bits these are the
+/// even and the odd codes of a row's word. For 8 bits they are the codes of its first and second
+/// word, minus 128.
 ///
 /// # Safety
-/// This number of words must exist.
+/// The words of these codes must exist.
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 unsafe fn numbers<const BITS: u32>(words: *const u32) -> [[int8x16_t; 2]; 2] {
     let at = words.cast::<u8>();
-    // SAFETY: the caller guarantees 32 bytes, or twice as many.
+    // SAFETY: the caller guarantees 32 bytes for 4-bit codes, and 64 for 8-bit codes.
     unsafe {
         if BITS == 4 {
             let (q, mask) = ([vld1q_u8(at), vld1q_u8(at.add(16))], vdupq_n_u8(15));
@@ -268,7 +273,7 @@ unsafe fn add(
     x: InputPtrs,
     place: usize,
 ) {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees that the inputs have this place.
     let (bytes, scale) = unsafe {
         (
             vld1q_s8(x.bytes.add(place * 2 * INPUTS_PER_SCALE)),
@@ -280,13 +285,13 @@ unsafe fn add(
     sums[1] = vfmaq_n_f32(sums[1], vcvtq_f32_s32(exact[1]), scale);
 }
 
-/// The sums of products of [`INPUTS_PER_SCALE`] codes of eight rows with as many inputs. Their
-/// magnitude is below 2^25; products with high bytes count 256 times.
+/// The sums of products of [`INPUTS_PER_SCALE`] codes of eight rows with the same number of inputs.
+/// Products with high bytes count 256 times. The magnitude of a sum is below 2^25.
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 fn exact(first: [int8x16_t; 2], second: [int8x16_t; 2], x: int8x16_t) -> [int32x4_t; 2] {
     let zero = vdupq_n_s32(0);
-    // Two at a time, which hides latency on in-order processors.
+    // Two sums are computed at a time, which hides latency on in-order processors.
     let sums = [dot::<0>(zero, first[0], x), dot::<0>(zero, first[1], x)];
     let sums = [
         dot::<2>(sums[0], second[0], x),
@@ -306,11 +311,11 @@ fn exact(first: [int8x16_t; 2], second: [int8x16_t; 2], x: int8x16_t) -> [int32x
 /// The scales or biases of a group of eight rows.
 ///
 /// # Safety
-/// The group must have eight of them, float16 if `half`, otherwise float32.
+/// The group must have eight values: float16 if `half`, otherwise float32.
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 unsafe fn factors(all: *const u8, group: usize, half: bool) -> [float32x4_t; 2] {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the group's eight values in this type.
     unsafe {
         if half {
             let at = all.cast::<u16>().add(group * INTERLEAVED_ROWS);
@@ -333,7 +338,7 @@ pub(crate) unsafe fn prepare_inputs(
     (bits, group): (u32, usize),
     to: InputPanelMut<'_>,
 ) {
-    /// The elements with four adjacent scales, which are computed together.
+    /// The number of elements with four adjacent scales, which are computed together.
     const FOUR: usize = WIDTH * INPUTS_PER_SCALE;
     let (rows, groups) = (x.len() / k, k / group);
     // All writes below are within these bounds.
@@ -356,7 +361,7 @@ pub(crate) unsafe fn prepare_inputs(
                     let (quantized, lost) = quantize_8(eight, bits, units[j], inverses[j]);
                     rest = vaddq_f32(rest, lost);
                     let place = (i * WIDTH + j) * rows + row;
-                    // SAFETY: the row has `k / 8` such vectors, each with 16 bytes and a scale.
+                    // SAFETY: the row has `k / 8` vectors, each with 16 bytes and a scale.
                     unsafe {
                         vst1q_s8(bytes.add(place * 2 * INPUTS_PER_SCALE), quantized);
                         *scales.add(place) = units[j];
@@ -372,7 +377,7 @@ pub(crate) unsafe fn prepare_inputs(
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 fn scales_of(eights: [[float32x4_t; 2]; WIDTH]) -> ([f32; WIDTH], [f32; WIDTH]) {
-    // NaN never compares greater.
+    // The instructions ignore a quiet NaN.
     let most = |[a, b]: [float32x4_t; 2]| vmaxnmq_f32(vabsq_f32(a), vabsq_f32(b));
     let most = vpmaxnmq_f32(
         vpmaxnmq_f32(most(eights[0]), most(eights[1])),
@@ -382,7 +387,7 @@ fn scales_of(eights: [[float32x4_t; 2]; WIDTH]) -> ([f32; WIDTH], [f32; WIDTH]) 
     let some = vcgtq_f32(most, vdupq_n_f32(MIN_MAGNITUDE));
     let only = |v| vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(v), some));
     let (mut units, mut inverses) = ([0.0; WIDTH], [0.0; WIDTH]);
-    // SAFETY: four elements each exist.
+    // SAFETY: four elements exist at each address.
     unsafe {
         vst1q_f32(units.as_mut_ptr(), only(vdivq_f32(most, largest)));
         vst1q_f32(inverses.as_mut_ptr(), only(vdivq_f32(largest, most)));
@@ -390,9 +395,9 @@ fn scales_of(eights: [[float32x4_t; 2]; WIDTH]) -> ([f32; WIDTH], [f32; WIDTH]) 
     (units, inverses)
 }
 
-/// Quantizes eight elements that share a scale to bytes, and returns the rounding error of their
-/// sum. First come the high bytes of the four elements for the first four [`numbers`], then their
-/// low bytes, then those of the other four.
+/// Quantizes eight elements that share a scale to bytes. Returns the rounding error of their sum.
+/// The order of bytes is: the high bytes of the four elements that belong to the first half of
+/// [`numbers`], their low bytes, then the high and low bytes of the other four elements.
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 fn quantize_8(
@@ -410,7 +415,7 @@ fn quantize_8(
         vfmsq_n_f32(b, vcvtq_f32_s32(rounded[1]), unit),
     );
     let all = vcombine_s16(vqmovn_s32(rounded[0]), vqmovn_s32(rounded[1]));
-    // The low byte is signed, so the high one is rounded to nearest.
+    // The low byte is signed, so the high byte is rounded to the nearest.
     let (high, low) = (vrshrn_n_s16::<8>(all), vmovn_s16(all));
     let quantized = if bits == 4 {
         vcombine_s8(vuzp1_s8(high, low), vuzp2_s8(high, low))
@@ -430,8 +435,8 @@ pub(crate) mod tests {
     use crate::isa::Isa;
     use crate::testing::{noise, tested};
 
-    /// The index of an input's high byte among the 16 of its run. The low byte is four bytes after
-    /// it.
+    /// The index of an input's high byte among the 16 bytes of its run. The low byte is four bytes
+    /// later.
     fn place(i: usize, bits: u32) -> usize {
         if bits == 4 {
             i % 2 * 8 + i / 2
@@ -440,7 +445,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// [`super::prepare_inputs`] by the definition.
+    /// [`super::prepare_inputs`] by its definition.
     pub(crate) fn plain(x: &[f32], k: usize, (bits, group): (u32, usize), to: InputPanelMut<'_>) {
         let rows = x.len() / k;
         let bytes: &mut [i8] = bytemuck::cast_slice_mut(to.quants);
@@ -469,7 +474,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Products of row blocks of 32 inputs, each of whose codes is `q`, with `x`.
+    /// Products of row blocks of 32 columns with `x`. All codes are `q`.
     fn products(bits: u32, q: u32, (scale, bias): (f32, f32), x: &[f32]) -> Vec<f32> {
         const K: usize = 32;
         let (rows, byte) = (x.len() / K, if bits == 4 { q * 17 } else { q });
@@ -488,7 +493,7 @@ pub(crate) mod tests {
             scales: &mut scales,
             sums: &mut sums,
         };
-        // SAFETY: the callers check that the processor has neon and dotprod, unless these are
+        // SAFETY: the callers check that the processor has neon and dotprod, or that both are
         // emulated.
         unsafe { prepare_inputs(x, K, (bits, K), to) };
         let x = InputPanel {
@@ -499,7 +504,8 @@ pub(crate) mod tests {
             sums: &sums,
         };
         let mut columns = OutputBlock::contiguous(&mut out, rows);
-        // SAFETY: as above.
+        // SAFETY: the callers check that the processor has neon and dotprod, or that both are
+        // emulated.
         unsafe {
             match bits {
                 4 => qgemv::<4>(matrix, x, &mut columns),
@@ -513,7 +519,7 @@ pub(crate) mod tests {
         tested().contains(&Isa::Dot)
     }
 
-    /// Neither bytes nor sums overflow: the maximum codes with inputs at their maximum.
+    /// The maximum codes and inputs. If this fails, bytes or sums overflow.
     #[test]
     fn the_largest_numbers_are_exact() {
         if !is_here() {
@@ -535,14 +541,14 @@ pub(crate) mod tests {
         }
     }
 
-    /// Every byte of an input counts: large inputs beside small ones, and those on both sides of a
-    /// high byte's limit.
+    /// Every byte of an input matters. The inputs are large ones beside small ones, and inputs on
+    /// both sides of a limit of the high byte.
     #[test]
     fn all_whole_numbers_come_back() {
         if !is_here() {
             return;
         }
-        // Signed values without a bias, so that nothing is rounded.
+        // The codes are signed and have no bias, so nothing is rounded.
         for (bits, q, bias) in [(4, 3, 0.0), (8, 131, -128.0), (8, 125, -128.0)] {
             let w = q as f32 + bias;
             for first in (-32_639..=32_639i32 - 6).step_by(97) {
@@ -550,7 +556,7 @@ pub(crate) mod tests {
                 for (i, x) in x[..7].iter_mut().enumerate() {
                     *x = (first + i as i32) as f32;
                 }
-                // The unit is 1.
+                // With this maximum, an integer step is 1.
                 x[7] = MAX_QUANT;
                 let wanted: f32 = x.iter().map(|x| w * x).sum();
                 for got in products(bits, q, (1.0, bias), &x) {

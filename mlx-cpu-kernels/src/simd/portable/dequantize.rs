@@ -1,9 +1,10 @@
-//! Quantized matrices as floats, without vector instructions.
+//! Converts quantized matrices to floats, without vector instructions.
 
 use crate::layout::float_codes::{Codes, number};
 use crate::layout::packed::{CHUNK, INTERLEAVED_ROWS, PackedMatrix, PackedRow, code};
 
-/// A row as floats; inlined, so that it is compiled for the caller's instruction set.
+/// Dequantizes a row. The function is inlined, so that it is compiled for the caller's instruction
+/// set.
 #[inline(always)]
 pub(crate) fn dequantize_row(row: PackedRow<'_>, bits: u32, out: &mut [f32]) {
     let groups = row.scales.len().max(1);
@@ -36,7 +37,7 @@ pub(crate) fn dequantize_row(row: PackedRow<'_>, bits: u32, out: &mut [f32]) {
                 *out = f32::from(*q) * scale + bias;
             }
         } else {
-            // Eight codes take `bits` bytes.
+            // Eight codes occupy `bits` bytes.
             let eights = packed.chunks_exact(bits as usize);
             for (out, bytes) in out.chunks_exact_mut(8).zip(eights) {
                 let stream = bytes

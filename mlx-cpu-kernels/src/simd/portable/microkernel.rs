@@ -8,10 +8,11 @@ pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: Tile
     let mut sums = [[0.0f32; LANES]; M];
     let (mut a, mut b) = (left.data, right.data);
     for _ in 0..depth {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees `LANES` elements of `right` for each of `depth` steps.
         let lanes = unsafe { b.cast::<[f32; LANES]>().read_unaligned() };
         for (m, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees an element of `left` for each of `M` rows and `depth`
+            // steps.
             let factor = unsafe { a.wrapping_add(m * left.row_stride).read() };
             for (sum, lane) in sum.iter_mut().zip(lanes) {
                 *sum += factor * lane;
@@ -23,7 +24,7 @@ pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: Tile
     for (m, sum) in sums.iter().enumerate() {
         for (lane, sum) in sum.iter().enumerate() {
             let to = product.data.wrapping_add(m * product.row_stride + lane);
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees `LANES` elements of the product in each of `M` rows.
             unsafe {
                 *to = if product.accumulate { *to + sum } else { *sum };
             }

@@ -1,4 +1,5 @@
-//! Kernels without vector intrinsics, and the scalar definitions that the others follow.
+//! Kernels without vector intrinsics. Their scalar functions are the definitions that the other
+//! kernels follow.
 
 pub(crate) mod dequantize;
 pub(crate) mod microkernel;

@@ -1,4 +1,4 @@
-//! Products of quantized matrices with few input rows, without vector instructions.
+//! Multiplication of quantized matrices with few input rows, without vector instructions.
 
 use crate::layout::float_codes::{Codes, number};
 use crate::layout::input_panel::{
@@ -7,8 +7,8 @@ use crate::layout::input_panel::{
 use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix, code};
 use crate::partition::OutputBlock;
 
-/// [`crate::simd::qgemv::prepare_inputs`]; inlined, so that it is compiled for the caller's
-/// instruction set.
+/// [`crate::simd::qgemv::prepare_inputs`]. The function is inlined, so that it is compiled for the
+/// caller's instruction set.
 #[inline(always)]
 pub(crate) fn prepare_inputs(
     x: &[f32],
@@ -17,7 +17,7 @@ pub(crate) fn prepare_inputs(
     to: InputPanelMut<'_>,
 ) {
     for (sum, part) in to.sums.iter_mut().zip(x.chunks_exact(group)) {
-        // Eight partial sums: precise enough, and vectorizable.
+        // Eight partial sums are precise enough, and the compiler can vectorize them.
         let mut lanes = [0.0f32; 8];
         for part in part.as_chunks::<8>().0 {
             for (lane, value) in lanes.iter_mut().zip(part) {
@@ -40,8 +40,8 @@ pub(crate) fn prepare_inputs(
     }
 }
 
-/// Quantizes a group of a row, from word `first` of the row on. Returns the rounding error of its
-/// sum. A NaN becomes an arbitrary integer here, but the group's sum keeps it.
+/// Quantizes a group of a row, whose first word is word `first` of the row. Returns the rounding
+/// error of the group's sum. A NaN becomes an arbitrary integer, but the group's sum stays NaN.
 #[inline(always)]
 fn quantize_inputs(
     x: &[f32],
@@ -78,7 +78,7 @@ pub(crate) fn qgemv<const BITS: u32, const CODES: u32>(
     out: &mut OutputBlock<'_>,
 ) {
     let (groups, per, size) = (matrix.groups, matrix.words_per_group(), matrix.group_size());
-    // The table for codes that index one; other codes are decoded directly.
+    // The values of 4-bit codes, for codes that index a table. Other codes are decoded without it.
     let table: [f32; 16] = std::array::from_fn(|code| matrix.codes().number(code as u32));
     for block in 0..matrix.row_blocks() {
         let packed = matrix.block_range(block..block + 1);
@@ -100,7 +100,7 @@ pub(crate) fn qgemv<const BITS: u32, const CODES: u32>(
     }
 }
 
-/// Products of a group's codes of eight rows with its inputs.
+/// The sums of products of a group's codes, for eight rows, with the group's inputs.
 #[inline(always)]
 fn group_sums<const BITS: u32, const CODES: u32>(
     words: &[[u32; INTERLEAVED_ROWS]],

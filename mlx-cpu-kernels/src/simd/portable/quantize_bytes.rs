@@ -3,8 +3,9 @@
 use crate::layout::byte_panel::{ByteColumnsMut, HALF, MAX_BYTE, UNIT};
 use crate::layout::tile::LANES;
 
-/// See [`crate::simd::byte_tile::quantize`]; inlined into a function with vector instructions. All
-/// instruction sets round alike, so the integers do not depend on them.
+/// See [`crate::simd::byte_tile::quantize`]. The function is inlined into a function with vector
+/// instructions. All instruction sets round in the same way, so the integers do not depend on the
+/// instruction set.
 #[inline(always)]
 pub(crate) fn quantize_lanes(columns: &[f32], to: ByteColumnsMut<'_>) {
     let columns = columns.as_chunks::<LANES>().0;
@@ -22,7 +23,7 @@ pub(crate) fn quantize_lanes(columns: &[f32], to: ByteColumnsMut<'_>) {
         .zip(scales.iter_mut().zip(sums.as_chunks_mut::<2>().0))
     {
         let mut most = [0.0f32; LANES];
-        // Zero, or NaN if an input is infinite or NaN.
+        // The sum is zero; it is NaN if an input is infinite or NaN.
         let mut poison = [0.0f32; LANES];
         for x in x {
             for ((most, poison), x) in most.iter_mut().zip(&mut poison).zip(x) {
@@ -32,7 +33,7 @@ pub(crate) fn quantize_lanes(columns: &[f32], to: ByteColumnsMut<'_>) {
         }
         let mut inverse = [0.0f32; LANES];
         for ((most, inverse), scale) in most.iter().zip(&mut inverse).zip(&mut *scale) {
-            // For a row of zeros, any scale with a finite inverse is right.
+            // In a row of zeros, any scale with a finite inverse is correct.
             let most = most.max(f32::MIN_POSITIVE * MAX_BYTE);
             *inverse = MAX_BYTE / most;
             *scale = most / MAX_BYTE;
@@ -45,7 +46,8 @@ pub(crate) fn quantize_lanes(columns: &[f32], to: ByteColumnsMut<'_>) {
                     let mut four = 0;
                     for (c, x) in x[4 * quad..4 * quad + 4].iter().enumerate() {
                         let quantized = (x[l] * inverse).round_ties_even();
-                        // SAFETY: the scale limits the magnitude to 128; NaN becomes zero.
+                        // SAFETY: the scale limits the magnitude to 128, and NaN is replaced by
+                        // zero.
                         let quantized: i32 = unsafe {
                             let quantized = if quantized.abs() <= 128.0 {
                                 quantized

@@ -1,21 +1,21 @@
 //! Quantizes the residuals of units with large inputs. Rounding to 8 bits leaves a residual, which
-//! is large in a unit with a large input; a few channels of a model have those. The residual is
-//! rounded to 8 bits with a separate scale.
+//! is large in a unit with a large input. A few channels of a model have such inputs. The residual
+//! is rounded to 8 bits with a separate scale.
 
 use crate::layout::byte_panel::{ByteColumns, ByteColumnsMut, UNIT};
 use crate::layout::tile::LANES;
 use crate::simd::portable::quantize_bytes::quantize_lanes;
 
 /// A unit of a row is refined if its scale exceeds this many times the root mean square of the
-/// row's scales. The error of an input is proportional to its scale. With a threshold of 1.5, the
-/// error of the first model's logits is 1.6 times as large, and its perplexity rises by 0.02 % with
-/// AVX-512 and by 0.10 % with AVX2. For random inputs, about half of the units exceed a threshold
-/// of 1.
+/// row's scales. The error of an input is proportional to its scale. With a threshold of 1.5
+/// instead of 1, the error of a tested model's logits is 1.6 times as large. Its perplexity rises
+/// by 0.02 % with AVX-512 and by 0.10 % with AVX2. For random inputs, about half of the units
+/// exceed a threshold of 1.
 pub(crate) const LARGE: f32 = 1.0;
 
-/// See [`crate::simd::byte_tile::refine`]; inlined into a function with vector instructions.
-/// Whether a row is refined depends on that row alone: another row's refinement adds zeros to its
-/// sums.
+/// See [`crate::simd::byte_tile::refine`]. The function is inlined into a function with vector
+/// instructions. Only a row itself decides whether it is refined. If another row is refined, that
+/// adds only zeros to this row's sums.
 #[inline(always)]
 pub(crate) fn refine_lanes(
     columns: &[f32],

@@ -1,15 +1,17 @@
-//! Scalar definitions: exponentials, gates, dot products. Vector kernels follow the same steps.
+//! Scalar definitions of exponentials, gates and dot products. Vector kernels follow the same
+//! steps.
 
-/// Below this, `exp` is zero here: the result would be subnormal.
+/// Below this input, [`exp`] returns zero, because the exact result would be subnormal.
 pub(crate) const EXP_MIN: f32 = -87.33;
 
-/// Above this, `exp` is constant here.
+/// Above this input, [`exp`] is constant.
 pub(crate) const EXP_MAX: f32 = 88.37;
 
-/// Adding 1.5 * 2^23 rounds to an integer, which then is in the lowest bits.
+/// Adding 1.5 * 2^23 rounds a float to an integer, which is then in the lowest bits.
 pub(crate) const ROUND_BIAS: f32 = 12_582_912.0;
 
-/// `ln 2` in two parts, so that an integer times the first is exact.
+/// `ln 2` as the sum of two parts. The first part has few bits, so an integer times the first part
+/// is exact.
 pub(crate) const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
 
 /// The coefficients of Cephes' `expf` (S. Moshier), from the highest power down.
@@ -38,7 +40,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     }
     let value = p * (r * r) + r + 1.0;
     let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000));
-    // Compares `x`, because the bounded value is never NaN.
+    // The comparison uses `x`, because the bounded value is never NaN.
     if x < EXP_MIN { 0.0 } else { value * power }
 }
 
@@ -48,15 +50,15 @@ pub(crate) fn tanh(x: f32) -> f32 {
     2.0 / (1.0 + exp(-2.0 * x)) - 1.0
 }
 
-/// Constants of the tanh approximation to `x * Phi(x)`,
-/// `0.5 x (1 + tanh(SQRT_2_OVER_PI (x + GELU_CUBIC x^3)))` (Hendrycks and Gimpel 2016): the root of
-/// 2 / pi, and the weight of the cube.
+/// Constants of the tanh approximation to `x * Phi(x)`, `0.5 x (1 + tanh(SQRT_2_OVER_PI (x +
+/// GELU_CUBIC x^3)))` (Hendrycks and Gimpel 2016): the square root of 2 / pi, and the weight of the
+/// cube.
 pub(crate) const SQRT_2_OVER_PI: f32 = 0.797_884_6;
 pub(crate) const GELU_CUBIC: f32 = 0.044_715;
 
-/// The upper tail of the normal distribution is about `exp(-x^2 / 2)` times a polynomial of
-/// `1 / (1 + NORMAL_TAIL x)`, with an error of at most 7.5e-8 (Abramowitz and Stegun 1964,
-/// 26.2.17). The coefficients are those of the fifth to the first power.
+/// The upper tail of the normal distribution is about `exp(-x^2 / 2)` times a polynomial of `1 / (1
+/// + NORMAL_TAIL x)`, with an error of at most 7.5e-8 (Abramowitz and Stegun 1964, 26.2.17). The
+/// coefficients are in the order from the fifth to the first power.
 pub(crate) const NORMAL_TAIL: f32 = 0.231_641_9;
 pub(crate) const NORMAL_POLY: [f32; 5] = [
     0.530_702_7,
@@ -69,12 +71,12 @@ pub(crate) const NORMAL_POLY: [f32; 5] = [
 /// Beyond this value the tail underflows to zero in float32.
 pub(crate) const NORMAL_MAX: f32 = 40.0;
 
-/// An element-wise function on a gate.
+/// An element-wise activation function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
     /// `x * sigmoid(x)`.
     Silu,
-    /// `x * Phi(x)` with the normal distribution, to about 1e-7.
+    /// `x * Phi(x)`, where `Phi` is the normal distribution function, with an error of about 1e-7.
     Gelu,
     /// `x * Phi(x)` by the tanh approximation.
     GeluTanh,
@@ -88,7 +90,7 @@ impl Gate {
         match self {
             Gate::Silu => x / (1.0 + exp(-x)),
             Gate::Gelu => {
-                // `min` would lose NaN.
+                // `min` would replace NaN by the maximum.
                 let a = x.abs();
                 let a = if a > NORMAL_MAX { NORMAL_MAX } else { a };
                 let t = 1.0 / (1.0 + NORMAL_TAIL * a);
@@ -103,7 +105,7 @@ impl Gate {
                 let inner = SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x);
                 0.5 * x * (1.0 + tanh(inner))
             }
-            // `max` would lose NaN.
+            // `max` would replace NaN by zero.
             Gate::Relu if x < 0.0 => 0.0,
             Gate::Relu => x,
         }
@@ -113,7 +115,7 @@ impl Gate {
 /// `gates = gate(gates) * ups`.
 #[inline(always)]
 pub(crate) fn gate_mul(gate: Gate, gates: &mut [f32], ups: &[f32]) {
-    // One loop per gate, so that each is vectorized.
+    // There is one loop per gate, so that each loop is vectorized.
     let both = gates.iter_mut().zip(ups);
     match gate {
         Gate::Silu => both.for_each(|(g, u)| *g = Gate::Silu.apply(*g) * u),
@@ -137,11 +139,11 @@ pub(crate) fn dot(row: &[f32], x: &[f32]) -> f32 {
     lanes.iter().sum::<f32>() + rest
 }
 
-/// `y += weights[0] * rows[0] + ...`, where rows are as long as `y` or longer. The order of an
-/// element's sum does not depend on its position.
+/// `y += weights[0] * rows[0] + ...`. Each row must be at least as long as `y`. The order of
+/// additions does not depend on an element's position.
 #[inline(always)]
 pub(crate) fn add_scaled<const N: usize>(y: &mut [f32], rows: [&[f32]; N], weights: [f32; N]) {
-    // Equal lengths, so that the loop has no checks and is vectorized.
+    // The lengths are equal, so the loop has no bounds checks and is vectorized.
     let rows = rows.map(|row| &row[..y.len()]);
     for (i, y) in y.iter_mut().enumerate() {
         let mut sum = 0.0;
@@ -152,7 +154,7 @@ pub(crate) fn add_scaled<const N: usize>(y: &mut [f32], rows: [&[f32]; N], weigh
     }
 }
 
-/// Converts bfloat16 to float32, up to the shorter length.
+/// Converts bfloat16 to float32. Stops at the end of the shorter slice.
 pub(crate) fn bf16_to_f32(from: &[u16], to: &mut [f32]) {
     for (to, from) in to.iter_mut().zip(from) {
         *to = f32::from_bits(u32::from(*from) << 16);

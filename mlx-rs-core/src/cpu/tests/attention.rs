@@ -1,8 +1,8 @@
-//! Attention of many queries and of rows of several lengths.
+//! Tests attention of many queries, and of rows with different lengths.
 
 use super::*;
 
-/// Attention of a row whose query attends to a key if `sees(query, key)`.
+/// The attention of a row by its definition. A query attends to a key if `sees(query, key)`.
 #[allow(clippy::too_many_arguments, reason = "the parts of a definition")]
 fn attention(
     heads: &Heads,
@@ -51,7 +51,8 @@ fn attention(
 
 #[test]
 fn many_queries_find_what_the_definition_says() {
-    // Length, earlier keys, kept keys, start of the others, window, cap, sinks, head_dim.
+    // Length, number of earlier keys, kept keys, start of the other keys, window, cap, sinks, and
+    // head_dim.
     let cases = [
         (1, 5, 0, 0, None, None, false, 32),
         (3, 0, 0, 0, None, None, false, 16),
@@ -60,12 +61,12 @@ fn many_queries_find_what_the_definition_says() {
         (37, 200, 0, 0, None, Some(2.0), false, 32),
         (250, 10, 0, 0, Some(7), None, true, 16),
         (33, 300, 4, 50, Some(64), None, false, 48),
-        // Not a multiple of the vector width: one by one.
+        // This head size is not a multiple of the vector width, so queries are computed one by one.
         (20, 3, 0, 0, None, None, false, 24),
     ];
     for (length, before, fixed, start, window, softcap, with_sinks, d) in cases {
         let (h, kv) = (6usize, 2usize);
-        // Keys `kept..` are at `start..`; those between were dropped.
+        // Key `kept` has position `start`. Keys with positions between were dropped.
         let n = before + length - (start - fixed.min(start));
         let packed = noise(length * (h + 2 * kv) * d, 1);
         let (keys, values) = (noise(kv * n * d, 2), noise(kv * n * d, 3));
@@ -127,7 +128,7 @@ fn many_queries_find_what_the_definition_says() {
     }
 }
 
-/// Sums are in float32. Over 2,048 keys they stay within a millionth of sums in float64.
+/// Sums are in float32. Over 2,048 keys, they must differ from float64 by at most a millionth.
 #[test]
 fn long_sequences_stay_within_a_millionth_of_float64() {
     let (h, kv, n) = (4usize, 2usize, 2048usize);
@@ -171,7 +172,8 @@ fn long_sequences_stay_within_a_millionth_of_float64() {
     }
 }
 
-/// Rows of several lengths in one pass give the same as alone, norms and rotation included.
+/// Rows of different lengths in one pass must have the same results as alone, including norms and
+/// rotation.
 #[test]
 fn rows_of_a_batch_do_not_see_each_other() {
     let (h, kv, d) = (4usize, 2usize, 32usize);
@@ -250,8 +252,9 @@ fn rows_of_a_batch_do_not_see_each_other() {
     });
 }
 
-/// Results are equal to the bit, whether a thread has all keys of a head (many rows) or a segment
-/// of them (one row). Positions beyond the valid ones are not read, because they are uninitialized.
+/// Results must be bitwise equal, whether a thread computes all keys of a head (many rows) or a
+/// segment of them (one row). Positions beyond the valid ones are uninitialized, so they must not
+/// be read.
 #[test]
 fn single_queries_find_the_same_alone_and_among_others() {
     let (h, kv, d) = (6usize, 2usize, 64usize);
@@ -305,7 +308,7 @@ fn single_queries_find_the_same_alone_and_among_others() {
     });
 }
 
-/// Sizes beyond an axis are errors, and do not wrap around.
+/// Sizes that exceed an axis must be errors, and must not wrap around.
 #[test]
 fn heads_that_cannot_be_are_errors() {
     let heads = |n_heads, n_kv_heads, head_dim| plain_heads(n_heads, n_kv_heads, head_dim);
@@ -319,7 +322,8 @@ fn heads_that_cannot_be_are_errors() {
         window: None,
     };
     on_cpu(|| {
-        // 65,538 heads of 65,536 elements are 2 to the 32 and 131,072.
+        // 65,538 heads of 65,536 elements are 2^32 + 131,072 elements, which wrap around to
+        // 131,072.
         let (large, width) = (heads(65_536, 1, 65_536), 131_072);
         let packed = array(&vec![0.0; width], &[1, 1, width as i32]);
         let token = TokenRange {
@@ -365,11 +369,12 @@ fn heads_that_cannot_be_are_errors() {
     });
 }
 
-/// In packed sequences without a causal mask, each gives the definition's result for it alone.
+/// Packed sequences without a causal mask: each must have the result of the definition for it
+/// alone.
 #[test]
 fn sequences_attend_to_what_is_around() {
     let (h, kv) = (4usize, 2usize);
-    // Some lengths for decode attention, some for panels, and more keys than a block.
+    // Lengths for decode attention, for panels of queries, and for more keys than a block.
     let lengths = [1usize, 3, 20, 5, 210, 16];
     let total: usize = lengths.iter().sum();
     for (d, reach, softcap) in [
@@ -392,7 +397,7 @@ fn sequences_attend_to_what_is_around() {
             let mut rows = packed.chunks(width);
             for n in lengths {
                 let own_rows: Vec<&[f32]> = rows.by_ref().take(n).collect();
-                // `[T, kv, D]` to `[kv, T, D]`.
+                // Reorders `[T, kv, D]` to `[kv, T, D]`.
                 let part = |first: usize| -> Vec<f32> {
                     let heads = (0..kv).flat_map(|g| own_rows.iter().map(move |row| (g, row)));
                     heads
@@ -419,7 +424,7 @@ fn sequences_attend_to_what_is_around() {
     }
 }
 
-/// Rotated keys and queries of each sequence begin at position 0.
+/// The positions of each sequence must begin at 0 for rotation.
 #[test]
 fn sequences_are_rotated_from_their_own_beginning() {
     on_cpu(|| {

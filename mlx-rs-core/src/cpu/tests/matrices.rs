@@ -1,4 +1,5 @@
-//! Quantized matrices in the kernels' layout: conversion to MLX's, slices, and rows by index.
+//! Tests quantized matrices in the kernels' layout: conversion to MLX's form, slices, and rows by
+//! index.
 
 use super::*;
 use crate::All;
@@ -6,7 +7,7 @@ use crate::error::Result;
 use crate::random::{self, Key};
 use crate::transforms::grad;
 
-/// A matrix of `n` rows, with scales and biases that fit float16 or do not.
+/// A matrix of `n` rows. With `halves`, scales and biases are exact in float16.
 fn packed(n: i32, k: i32, (bits, group): (i32, i32), halves: bool) -> Quantized {
     let w = array(&noise((n * k) as usize, 5), &[n, k]);
     let q = Quantized::quantize(&w, group, bits, QuantMode::Affine).unwrap();
@@ -69,7 +70,7 @@ fn rows_by_their_numbers() {
             let q = packed(13, 64, format, halves);
             let matrix = QuantizedMatrix::new(&q).unwrap().expect("kernels are on");
             let all = host(&q.dequantize(Dtype::Float32).unwrap());
-            // Ids out of range select the nearest row.
+            // IDs out of range select the nearest row.
             let ids = [12i32, 0, 7, 8, 99, -3];
             let wanted: Vec<f64> = [12usize, 0, 7, 8, 12, 0]
                 .iter()
@@ -89,8 +90,8 @@ fn rows_by_their_numbers() {
     });
 }
 
-/// A fused operation normally keeps its matrices outside MLX's inputs. A traced matrix remains an
-/// input, so its gradient is an error.
+/// A fused operation normally stores its matrices, so that they are not MLX inputs. A traced matrix
+/// remains an input, so its gradient is an error.
 #[test]
 fn a_derivative_of_a_held_matrix_is_refused() {
     on_cpu(|| {

@@ -1,4 +1,4 @@
-//! Whole operations against their definitions in double precision, on each instruction set.
+//! Compares whole operations with their definitions in double precision, on each instruction set.
 
 mod attention;
 mod matrices;

@@ -1,9 +1,9 @@
-//! Products with few and many rows, in all forms of matrices.
+//! Tests multiplication of few and many rows with every kind of matrix.
 
 use super::*;
 use mlx_cpu_kernels::testing::exact_gate;
 
-/// `x [rows, k]` times the transpose of `w [n, k]`.
+/// The definition: `x [rows, k]` times the transpose of `w [n, k]`, in float64.
 fn product(x: &[f32], w: &[f32], k: usize) -> Vec<f64> {
     x.chunks(k)
         .flat_map(|x| {
@@ -19,11 +19,11 @@ fn product(x: &[f32], w: &[f32], k: usize) -> Vec<f64> {
 #[derive(Debug, Clone, Copy)]
 enum Storage {
     Dense(Dtype),
-    /// Bits and group.
+    /// The bits and the group size.
     Quantized(i32, i32),
 }
 
-/// Dense, and each format of quantized matrices that `k` inputs allow.
+/// Dense, and each quantized format that `k` inputs allow.
 fn storages(k: usize) -> Vec<Storage> {
     let formats = [2, 3, 4, 5, 6, 8]
         .into_iter()
@@ -34,7 +34,7 @@ fn storages(k: usize) -> Vec<Storage> {
     dense.into_iter().chain(quantized).collect()
 }
 
-/// A stored matrix, and the numbers that it represents.
+/// A matrix in this storage, and the values that it represents.
 fn stored(w: &Array, storage: Storage) -> (Matrix, Vec<f32>) {
     match storage {
         Storage::Dense(dtype) => {
@@ -47,7 +47,7 @@ fn stored(w: &Array, storage: Storage) -> (Matrix, Vec<f32>) {
         }
         Storage::Quantized(bits, group) => {
             let q = Quantized::quantize(w, group, bits, QuantMode::Affine).unwrap();
-            // Some are kept as float16.
+            // Some formats have scales that are exact in float16, and are stored so.
             let q = if (bits == 4) == (group == 32) {
                 in_few_digits(q)
             } else {
@@ -62,10 +62,11 @@ fn stored(w: &Array, storage: Storage) -> (Matrix, Vec<f32>) {
     }
 }
 
-/// Products of few and many rows, in every storage and with every kernel.
+/// Multiplication of few and many rows must equal the definition, in every storage and with every
+/// kernel.
 #[test]
 fn products_of_few_and_many_rows_equal_the_definition() {
-    // So many outputs that each thread has its own rows, and takes both pairs of places and a
+    // With this many outputs, each thread has its own rows. It computes pairs of places, and a
     // single place.
     let apart = 64 * threads() + 5;
     for (rows, n, k) in [
@@ -78,19 +79,19 @@ fn products_of_few_and_many_rows_equal_the_definition() {
         (40, 130, 288),
         (530, 24, 64),
         (18, 30, 384),
-        // Longer than the part converted to float32 at once.
+        // The rows are longer than the part that is converted to float32 at once.
         (2, 3, 2080),
         (8, 75, 576),
-        // Few groups, and outputs that end within a tile.
+        // The matrix has few groups, and its outputs end within a tile.
         (8, 40, 32),
         (2, 100, 64),
         (7, 41, 96),
         (8, 130, 128),
         (5, 70, 384),
         (64, 20, 320),
-        // More input tiles than are multiplied at once.
+        // There are more input tiles than are multiplied at once.
         (100, 37, 576),
-        // Whole tiles of outputs.
+        // The outputs are whole tiles.
         (1, 16, 64),
         (20, 80, 96),
         (300, 48, 160),
@@ -182,7 +183,7 @@ fn products_of_few_and_many_rows_equal_the_definition() {
     }
 }
 
-/// Matrices of several formats on one input, with and without a gate.
+/// Combines matrices of several formats on one input, with and without a gate.
 #[test]
 fn formats_go_together() {
     let k = 128usize;
@@ -233,7 +234,7 @@ fn formats_go_together() {
     }
 }
 
-/// Inputs may have any layout: transposed, reversed, broadcast, sliced.
+/// Inputs may have any layout: transposed, reversed, broadcast, or sliced.
 #[test]
 fn inputs_of_any_layout() {
     on_cpu(|| {
@@ -262,7 +263,7 @@ fn inputs_of_any_layout() {
         let heads = plain_heads(2, 1, 16);
         let wide = array(&noise(6 * 80, 4), &[1, 6, 80]);
         let packed = wide.slice_axis(2, 3, 67).unwrap();
-        // Keys whose elements of a head are not adjacent.
+        // In these keys, the elements of a head are not adjacent.
         let keys = array(&noise(16 * 6, 5), &[1, 1, 16, 6])
             .swap_axes(2, 3)
             .unwrap();
@@ -284,8 +285,8 @@ fn inputs_of_any_layout() {
     });
 }
 
-/// A row of inputs with a NaN or an infinity gives NaN, and other rows do not change. Rows are
-/// prepared together.
+/// A row with a NaN or an infinity has NaN outputs, and other rows must not change. This could fail
+/// because rows are prepared together.
 #[test]
 fn what_is_no_number_stays_in_its_row() {
     let (n, k) = (11usize, 96usize);
@@ -321,8 +322,8 @@ fn what_is_no_number_stays_in_its_row() {
     }
 }
 
-/// An activation as epilogue equals the plain product followed by the activation, for few and
-/// many rows and each storage. With two matrices it is refused.
+/// An activation as epilogue must equal the plain product followed by the activation, for few and
+/// many rows and each storage. With two matrices it must be an error.
 #[test]
 fn products_go_through_an_activation() {
     for (rows, n, k) in [(1, 9, 64), (5, 40, 96), (33, 50, 128), (600, 24, 64)] {

@@ -1,8 +1,9 @@
-//! The parts of a decode step besides products and attention, and a block as one operation.
+//! Tests the parts of a decode step besides products and attention, and a block as one operation.
 
 use super::*;
 
-/// Storing in place gives the same result as a copy, and other users' arrays do not change.
+/// Storing in place must have the same result as a copy, and must not change arrays that others
+/// use.
 #[test]
 fn stored_keys_and_values_stand_where_they_belong() {
     let (n, d, capacity) = (2usize, 16usize, 10usize);
@@ -36,7 +37,7 @@ fn stored_keys_and_values_stand_where_they_belong() {
         let keys = host(&heads.keys(&packed, &[(1, 5), (3, 6), (1, 0)]).unwrap());
         let shared = heads.store_keys(&cache, &packed, tokens).unwrap();
         let values = heads.store_values(&cache, &packed, tokens).unwrap();
-        // An array without other users.
+        // Nothing else uses this array.
         let fresh = heads
             .store_keys(&cache.add(&cache).unwrap(), &packed, tokens)
             .unwrap();
@@ -82,8 +83,8 @@ fn stored_keys_and_values_stand_where_they_belong() {
     });
 }
 
-/// A fused block equals its separate parts, in steps with one and several rows. Each step continues
-/// from the row's last position.
+/// A fused block must equal its separate parts, in steps with one and several rows. Each step
+/// continues from the row's last position.
 #[test]
 fn a_block_is_its_parts() {
     let (hidden, inner, n, groups, d) = (64usize, 96usize, 4usize, 2usize, 16usize);
@@ -133,7 +134,7 @@ fn a_block_is_its_parts() {
                 Some(down),
             ] = &all
             else {
-                return; // switched off
+                return; // the kernels are disabled
             };
             let bias = array(&noise(hidden, 8), &[hidden as i32]);
             let norms = [9, 10].map(|seed| array(&noise(hidden, seed), &[hidden as i32]));
@@ -150,7 +151,7 @@ fn a_block_is_its_parts() {
             let project = |parts: &[Biased<'_>], norm, then: Epilogue<'_>, x: &Array| {
                 Projection { parts, norm, then }.of(x).unwrap()
             };
-            // Rows, each with its memory, and what arrays of its keys and values hold.
+            // The rows, each with its buffer, and the expected keys and values as arrays.
             let mut memories = [8, 8]
                 .map(|capacity| KvBuffer::empty((groups as i32, d as i32), capacity).unwrap());
             let empty = array(&[0.0; 2 * 32 * 16], &[1, groups as i32, 32, d as i32]);
@@ -218,7 +219,7 @@ fn a_block_is_its_parts() {
                     );
                 }
             }
-            // Invalid input is an error, and changes nothing.
+            // Invalid input must be an error and change nothing.
             let x = array(&noise(hidden, 3), &[1, 1, hidden as i32]);
             let known = memories[0].copy(offsets[0] + 1);
             assert!(known.unwrap_err().to_string().contains("written"));
@@ -254,8 +255,8 @@ fn a_block_is_its_parts() {
     });
 }
 
-/// Fused blocks equal single blocks to the bit. Neither existing memory nor operations in between
-/// matter.
+/// Fused blocks must be bitwise equal to single blocks. Existing buffers and operations in between
+/// must not matter.
 #[test]
 fn blocks_in_a_row_are_their_steps() {
     on_cpu(|| {
@@ -281,7 +282,7 @@ fn blocks_in_a_row_are_their_steps() {
             .flatten()
             .collect();
         if some.is_empty() {
-            return; // switched off
+            return; // the kernels are disabled
         }
         let norm = array(&noise(hidden as usize, 99), &[hidden]);
         let blocks: Vec<Block<'_>> = some
@@ -316,7 +317,7 @@ fn blocks_in_a_row_are_their_steps() {
                 .collect()
         }
         let mut offsets = [0; 2];
-        // The second to last has more tokens than the limit for kept memory.
+        // The fourth step has more tokens than the limit for kept buffers.
         for (step, lengths) in [[2, 3], [1, 1], [1, 2], [70, 1], [1, 1]].iter().enumerate() {
             let total: i32 = lengths.iter().sum();
             let x = array(
@@ -337,7 +338,8 @@ fn blocks_in_a_row_are_their_steps() {
                 let mut slots = slots(memories, lengths, &offsets);
                 wanted = block.step(&wanted, &mut slots).unwrap();
             }
-            // The first one by itself, and all in a row.
+            // In one step, the first block runs alone and the others together. In other steps, all
+            // run together.
             let mut got = x;
             let first = usize::from(step == 2);
             for (block, memories) in blocks[..first].iter().zip(&mut together) {
@@ -359,7 +361,7 @@ fn blocks_in_a_row_are_their_steps() {
             let copies = together
                 .each_ref()
                 .map(|memories| [0, 1].map(|row| memories[row].copy(offsets[row]).unwrap()));
-            // Results are not always evaluated before the next ones are planned.
+            // In one step, results are not evaluated before the next step is planned.
             if step != 1 {
                 assert_eq!(host(&got), host(&wanted), "step {step}");
                 for (copies, memories) in copies.iter().zip(&alone) {
@@ -370,7 +372,7 @@ fn blocks_in_a_row_are_their_steps() {
                 }
             }
         }
-        // All of them are of one size, and a row has the same tokens in each.
+        // All blocks have the same sizes, and a row has the same tokens in each block.
         let x = array(&noise(hidden as usize, 3), &[1, 1, hidden]);
         let (mut one, mut other) = (empty(), empty());
         let mut first = slots(&mut one[0], &[1, 0], &[0, 0]);
@@ -382,8 +384,8 @@ fn blocks_in_a_row_are_their_steps() {
     });
 }
 
-/// With an operation that writes a token's key and value, with all eight elements set to a number,
-/// at a position.
+/// Passes to `f` an operation that writes a token's key and value at a position. All eight elements
+/// are set to a number.
 fn with_writer(f: impl FnOnce(&dyn Fn(&mut KvBuffer, f32, i32) -> Array)) {
     on_cpu(|| {
         let d = 8i32;
@@ -417,15 +419,15 @@ fn with_writer(f: impl FnOnce(&dyn Fn(&mut KvBuffer, f32, i32) -> Array)) {
     });
 }
 
-/// A copy does not change, whenever it is computed, even if the original memory is truncated and
-/// written again.
+/// A copy must not change, whenever it is computed, even if the buffer is truncated and written
+/// again.
 #[test]
 fn copies_of_memory_come_before_what_is_written_after() {
     with_writer(|write| {
         let mut memory = KvBuffer::empty((1, 8), 4).unwrap();
         let _first = write(&mut memory, 1.0, 0);
         let copy = memory.copy(1).unwrap();
-        // Never evaluated, but written.
+        // The output of this write is dropped without evaluation, but the write must still happen.
         drop(write(&mut memory, 2.0, 0));
         let later = memory.copy(1).unwrap();
         let last = write(&mut memory, 3.0, 0);
@@ -441,7 +443,8 @@ fn copies_of_memory_come_before_what_is_written_after() {
     });
 }
 
-/// A fork holds the content at its creation, whenever it is computed. Neither changes the other.
+/// A fork keeps the content at its creation, whenever it is computed. Writes to the fork and to the
+/// original must not affect each other.
 #[test]
 fn forks_of_memory_go_on_by_themselves() {
     with_writer(|write| {
@@ -451,7 +454,7 @@ fn forks_of_memory_go_on_by_themselves() {
         drop(write(&mut memory, 2.0, 1));
         let mut fork = memory.fork(2, 8).unwrap();
         let short = memory.fork(1, 1).unwrap();
-        // None of these was evaluated yet.
+        // None of these operations has been evaluated yet.
         drop(write(&mut memory, 3.0, 0));
         let last = write(&mut fork, 4.0, 2);
         let fork_of_fork = fork.fork(3, 3).unwrap();
@@ -461,19 +464,19 @@ fn forks_of_memory_go_on_by_themselves() {
         assert_eq!(of(&fork, 3), [1.0, 5.0, 4.0]);
         assert_eq!(of(&fork_of_fork, 3), [1.0, 2.0, 4.0]);
         assert_eq!(of(&short, 1), [1.0]);
-        // Beyond the written positions, and beyond the capacity.
+        // Forking must fail beyond the written positions, and with too small a capacity.
         assert!(memory.fork(3, 8).is_err() && memory.fork(2, 1).is_err());
     });
 }
 
-/// The first element of each value that was written.
+/// The first element of each of the first `n` values in the buffer.
 fn firsts(memory: &KvBuffer, n: i32) -> Vec<f32> {
     let values = host(&memory.copy(n).unwrap().1);
     values.chunks(8).map(|v| v[0]).collect()
 }
 
-/// Layers that share an array have separate memory, whichever is written, grows or is dropped.
-/// Large layers do not share.
+/// Layers that share an array must not affect each other when one is written, grows or is dropped.
+/// Large layers do not share an array.
 #[test]
 fn layers_made_together_are_apart() {
     with_writer(|write| {
@@ -490,7 +493,7 @@ fn layers_made_together_are_apart() {
         drop(first);
         assert_eq!(firsts(&layers[0], 3), [2.0, 5.0, 7.0]);
         assert_eq!(firsts(&layers[1], 2), [3.0, 6.0]);
-        // Evaluated already, so that nothing must run first.
+        // The layer is already evaluated, so no operation must run first.
         drop(write(&mut layers[1], 8.0, 0));
         assert_eq!(firsts(&layers[1], 2), [8.0, 6.0]);
 
@@ -503,7 +506,8 @@ fn layers_made_together_are_apart() {
     });
 }
 
-/// Forks of layers, shared or separate, of one shape or several, equal single forks.
+/// Forks of several layers must equal single forks, whether the layers share an array, and whether
+/// their shapes are equal.
 #[test]
 fn layers_are_forked_together() {
     with_writer(|write| {
@@ -519,7 +523,7 @@ fn layers_are_forked_together() {
         assert!(KvBuffer::fork_all(&all, 2, 3).is_err() && KvBuffer::fork_all(&all, 1, 0).is_err());
         let slots: Vec<i32> = forks.iter().map(KvBuffer::capacity).collect();
         assert_eq!((forks.len(), slots), (4, vec![3; 4]));
-        // Neither was evaluated yet.
+        // Neither operation has been evaluated yet.
         drop(write(&mut layers[1], 5.0, 0));
         drop(write(&mut forks[2], 6.0, 1));
         forks[0].written().unwrap().eval().unwrap();
@@ -531,7 +535,7 @@ fn layers_are_forked_together() {
     });
 }
 
-/// An array of another shape.
+/// An array with another shape than `a`.
 fn one_of(a: &Array) -> Array {
     a.reshape(&[-1]).unwrap()
 }

@@ -1,5 +1,5 @@
-//! Matrices with super-scales against their definition: 6 bits (GGUF's Q6_K), and 4 and 5 bits with
-//! biases (Q4_K and Q5_K). Also those with scales and no biases (Q4_0, Q8_0).
+//! Compares matrices with scales of scales with their definition: 6 bits (GGUF's Q6_K), and 4 and 5
+//! bits with biases (Q4_K and Q5_K). Also tests matrices with scales and no biases (Q4_0, Q8_0).
 
 use super::*;
 use crate::error::ErrorKind;
@@ -63,7 +63,7 @@ fn products_and_rows_equal_the_definition() {
                 let x = array(&x, &[rows as i32, K as i32]);
                 let got = host(&matrix.product(&x).unwrap());
                 // Elements are up to 20, and inputs of few rows are rounded to 16 bits. The
-                // kernels' own test has exact bounds.
+                // kernels' own tests have exact bounds.
                 close(&got, &wanted, 1e-2, &format!("{isa:?} {rows}"));
             }
         });
@@ -72,7 +72,7 @@ fn products_and_rows_equal_the_definition() {
         for (got, id) in rows.chunks(K).zip([20, 0, 9]) {
             assert_eq!(got, &elements[id * K..][..K], "row {id}");
         }
-        // A part in the same memory.
+        // Some rows, in the same memory.
         let part = matrix.rows(8, 21).unwrap().expect("whole row blocks");
         let x = array(&noise(K, 6), &[1, K as i32]);
         let all = host(&matrix.product(&x).unwrap());
@@ -118,7 +118,7 @@ fn affine(bits: usize) -> (QuantizedMatrix, Vec<f32>) {
     (matrix.expect("kernels are on"), elements.collect())
 }
 
-/// A matrix of [`N`] rows and [`K`] columns with scales alone, and its elements.
+/// A matrix of [`N`] rows and [`K`] columns with scales and no biases, and its elements.
 fn symmetric(bits: usize) -> (QuantizedMatrix, Vec<f32>) {
     let (rows, groups) = (N as i32, K / 32);
     let words: Vec<u32> = noise(N * groups * bits, 1)
@@ -174,12 +174,12 @@ fn products_and_rows_with_biases_equal_the_definition() {
             for (got, id) in rows.chunks(K).zip([20, 0, 9]) {
                 assert_eq!(got, &elements[id * K..][..K], "row {id}");
             }
-            // MLX's form has equal values.
+            // The matrix in MLX's form must have the same values.
             assert!(matrix.has_mlx_form());
             let plain = matrix.to_quantized().unwrap();
             assert_eq!((plain.bits, plain.group_size), (bits as i32, 32));
             assert_eq!(&host(&plain.dequantize(Dtype::Float32).unwrap()), elements);
-            // A part in the same memory.
+            // Some rows, in the same memory.
             let part = matrix.rows(8, 21).unwrap().expect("whole row blocks");
             let x = array(&noise(K, 6), &[1, K as i32]);
             let all = host(&matrix.product(&x).unwrap());

@@ -1,5 +1,5 @@
-//! Matrices whose codes a table turns into integers (GGUF's IQ types and Q3_K) against their
-//! definition.
+//! Compares matrices whose codes are mapped to integers by a table (GGUF's IQ types and Q3_K) with
+//! their definition.
 
 use mlx_cpu_kernels::Table;
 
@@ -9,7 +9,7 @@ use crate::error::ErrorKind;
 const N: usize = 21;
 const K: usize = 512;
 
-/// The integers of some tables, as the formats define them, and their units.
+/// The integers of some tables by the definition of the formats, with the tables' units.
 const TABLES: [(Table, [i8; 16], f32); 3] = [
     (
         Table::Iq4,
@@ -93,7 +93,7 @@ fn products_and_rows_equal_the_definition() {
                         .collect();
                     let x = array(&x, &[rows as i32, K as i32]);
                     let got = host(&matrix.product(&x).unwrap());
-                    // Inputs of few rows are rounded to 16 bits; the kernels' own test has exact
+                    // Inputs of few rows are rounded to 16 bits. The kernels' own tests have exact
                     // bounds.
                     let size = wanted.iter().fold(1.0f64, |most, y| most.max(y.abs()));
                     close(
@@ -123,7 +123,7 @@ fn products_and_rows_equal_the_definition() {
             let full_matrix = matrix(table, group, is_super).0;
             full_matrix.rows(0, 8).unwrap().unwrap()
         };
-        // Equal width and group size, but different tables.
+        // The two matrices have equal widths and group sizes, but different tables.
         let (one, other) = (eight(1, 16, true), eight(2, 16, true));
         assert!(QuantizedMatrix::joined(&[&one, &other]).unwrap().is_none());
     });

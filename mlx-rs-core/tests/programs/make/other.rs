@@ -1,4 +1,5 @@
-//! The operations that are no views, binary ones, reductions or steps along one axis.
+//! Makes steps that are not views: binary operations, reductions, operations along one axis, and
+//! others.
 
 use mlx_rs_core::Dtype;
 
@@ -99,7 +100,8 @@ impl Maker {
                         return None;
                     }
                     args.push(self.fresh(&updates, dtype, NORMAL, 0));
-                    // Not replacing, where places may be named twice.
+                    // The mode does not replace values, because the same place may be updated
+                    // twice.
                     let mode = self.random.between(1, 3);
                     self.push(name, &args, &[&axes, &[mode]], dtype)
                 }

@@ -1,4 +1,4 @@
-//! Products of matrices and convolutions.
+//! Makes steps that multiply matrices or convolve.
 
 use mlx_rs_core::Dtype;
 

@@ -1,4 +1,4 @@
-//! Views: the same values in another layout.
+//! Makes steps that are views: the same values in another layout.
 
 use mlx_rs_core::Dtype;
 
@@ -91,7 +91,7 @@ impl Maker {
         };
         let dtype = if name == "view" {
             use Dtype::*;
-            // Not as floats, whose special values are no use.
+            // A view as floats is not made, because special floats would hide differences.
             self.random.pick(&[Uint8, Uint16, Int32, Uint64, Int8])
         } else {
             dtype
@@ -100,7 +100,7 @@ impl Maker {
         self.push(name, &[x], &p, dtype).map(drop)
     }
 
-    /// Another shape of the same size.
+    /// Another shape with the same number of elements.
     pub(super) fn regroup(&mut self, shape: &[i32]) -> Vec<i32> {
         let mut new: Vec<i32> = shape.to_vec();
         for _ in 0..=self.random.below(3) {
