@@ -3,6 +3,7 @@
 # must not depend on who is faster.
 #
 #   tools/stress.sh                 20 rounds beside 4 busy loops
+#   AT_ONCE=4 tools/stress.sh       the same, with four rounds beside each other
 #   ROUNDS=3 LOOPS=8 tools/stress.sh
 #   tools/stress.sh launch::        only tests of this name
 #
@@ -10,27 +11,35 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-rounds="${ROUNDS:-20}" loops="${LOOPS:-4}" out=target/stress
+rounds="${ROUNDS:-20}" loops="${LOOPS:-4}" at_once="${AT_ONCE:-1}" out=target/stress
 mkdir -p "$out"
 rm -f "$out"/*.log
 
-# Crate and test binary.
-binaries=(
-    "rust-mlx processes"
-    "rust-mlx serve"
-    "rust-mlx cli"
-    "rust-mlx hub"
-    "rust-mlx train"
-    "rust-mlx-mlxlm-backend bridge"
-    "rust-mlx-inference-server server"
-    "rust-mlx-core processes"
-)
+# Test binaries. Two crates have one named `processes`; both run. The workspace's features are those of
+# `cargo test --workspace`, so that its builds are used.
+binaries=(processes serve cli hub train bridge server)
 
 # They are built before anything is busy.
-for pair in "${binaries[@]}"; do
-    read -r crate binary <<< "$pair"
-    cargo test --quiet --locked --no-run -p "$crate" --test "$binary" || exit 1
+for binary in "${binaries[@]}"; do
+    cargo test --quiet --locked --no-run --workspace --test "$binary" || exit 1
 done
+
+# Runs one round. Prints what failed.
+round() {
+    local number="$1" log failed=0
+    shift
+    for binary in "${binaries[@]}"; do
+        log="$out/$binary-$number.log"
+        if cargo test --quiet --locked --workspace --test "$binary" -- "$@" > "$log" 2>&1; then
+            rm "$log"
+        else
+            failed=1
+            echo "round $number: $binary failed: $log"
+        fi
+    done
+    echo "round $number of $rounds ended"
+    return "$failed"
+}
 
 busy=()
 trap 'kill "${busy[@]}" 2> /dev/null' EXIT
@@ -39,18 +48,16 @@ for _ in $(seq "$loops"); do
     busy+=("$!")
 done
 
-failed=0
-for round in $(seq "$rounds"); do
-    for pair in "${binaries[@]}"; do
-        read -r crate binary <<< "$pair"
-        log="$out/$crate-$binary-$round.log"
-        if cargo test --quiet --locked -p "$crate" --test "$binary" -- "$@" > "$log" 2>&1; then
-            rm "$log"
-        else
-            failed=$((failed + 1))
-            echo "round $round: $crate $binary failed: $log" >&2
-        fi
-    done
-    echo "round $round of $rounds: $failed failures so far"
+failed=0 running=()
+for number in $(seq "$rounds"); do
+    round "$number" "$@" &
+    running+=("$!")
+    if (( ${#running[@]} == at_once || number == rounds )); then
+        for pid in "${running[@]}"; do
+            wait "$pid" || failed=$((failed + 1))
+        done
+        running=()
+        echo "$number of $rounds rounds: $failed failed"
+    fi
 done
 [[ "$failed" == 0 ]]

@@ -5,6 +5,7 @@
 mod fields;
 mod layers;
 mod normalize;
+mod packing;
 mod quantization;
 mod rope;
 #[cfg(test)]
@@ -21,6 +22,7 @@ use crate::python_json;
 use serde_json::{Map, Value};
 
 pub use layers::LayerKind;
+pub use packing::Packing;
 pub use quantization::QuantConfig;
 pub use rope::{RopeConfig, RopeScaling, llama3_stretch};
 
@@ -86,6 +88,9 @@ pub struct ModelConfig {
     /// Exceptions from `quantization`: the name of a layer, such as `model.layers.3.mlp.down_proj`,
     /// and its quantization, `None` for a dense layer.
     pub quantization_overrides: BTreeMap<String, Option<QuantConfig>>,
+    /// The layout of quantized matrices in safetensors files. `quantization` is the format in
+    /// memory.
+    pub packing: Packing,
     /// All fields of the file, for the fields that only one architecture has. Read them with
     /// [`Self::uint`] and the other getters.
     pub fields: Map<String, Value>,
@@ -146,10 +151,11 @@ impl ModelConfig {
             }
         };
         let rope = rope::parse(&fields, max_position_embeddings).map_err(feature)?;
-        let (quantization, overrides) = quantization::parse(&fields).map_err(feature)?;
+        let quantization = quantization::parse(&fields).map_err(feature)?;
         let mut config = Self::plain(&fields, rope, max_position_embeddings).map_err(fault)?;
-        config.quantization = quantization;
-        config.quantization_overrides = overrides;
+        config.quantization = quantization.default;
+        config.quantization_overrides = quantization.overrides;
+        config.packing = quantization.packing;
         (config.sliding_window, config.layer_kinds) =
             layers::parse(&fields, Family::of_fields(&map), config.num_hidden_layers)?;
         config.fields = map;
@@ -187,6 +193,7 @@ impl ModelConfig {
             eos_token_ids: fields.token_ids("eos_token_id")?,
             quantization: None,
             quantization_overrides: BTreeMap::new(),
+            packing: Packing::Mlx,
             fields: Map::new(),
         })
     }

@@ -1,11 +1,13 @@
 //! How a configuration says that weights are quantized: the layout of mlx-lm, with exceptions by
-//! layer. Quantizations by other tools are rejected with their name.
+//! layer, and the layouts of other tools. A quantization that is not supported is an error with its
+//! name.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
 use super::fields::{Fields, shown};
+use super::packing::Packing;
 
 /// How a matrix is quantized.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,9 +20,16 @@ pub struct QuantConfig {
     pub mode: String,
 }
 
-/// The quantization of all matrices that have scales, and the exceptions: the name of a layer, such
-/// as `model.layers.3.mlp.down_proj`, and its quantization, `None` for a dense layer.
-pub(super) type Parsed = (Option<QuantConfig>, BTreeMap<String, Option<QuantConfig>>);
+/// What a configuration says about quantization.
+#[derive(Debug, Default)]
+pub(super) struct Parsed {
+    /// Of all matrices that have scales.
+    pub default: Option<QuantConfig>,
+    /// Exceptions by the name of a layer, such as `model.layers.3.mlp.down_proj`; `None` for a dense
+    /// layer.
+    pub overrides: BTreeMap<String, Option<QuantConfig>>,
+    pub packing: Packing,
+}
 
 /// The formats of MLX: mode, group sizes, bits.
 const FORMATS: [(&str, &[i32], &[i32]); 4] = [
@@ -55,7 +64,7 @@ pub(super) fn fits(config: &QuantConfig) -> Result<(), String> {
 /// A message, and whether it reports a missing feature rather than a bad file.
 pub(super) type QuantFault = super::rope::RopeFault;
 
-fn unsupported(message: String) -> QuantFault {
+pub(super) fn unsupported(message: String) -> QuantFault {
     QuantFault {
         message,
         unsupported: true,
@@ -67,7 +76,7 @@ pub(super) fn parse(fields: &Fields<'_>) -> Result<Parsed, QuantFault> {
         Some(map) => ("quantization", map),
         None => match fields.object("quantization_config")? {
             Some(map) => ("quantization_config", map),
-            None => return Ok((None, BTreeMap::new())),
+            None => return Ok(Parsed::default()),
         },
     };
     if let Some(method) = map.get("quant_method") {
@@ -78,12 +87,24 @@ pub(super) fn parse(fields: &Fields<'_>) -> Result<Parsed, QuantFault> {
                 bits: 4,
                 mode: String::from("mxfp4"),
             };
-            return Ok((Some(packed), BTreeMap::new()));
+            return Ok(Parsed {
+                default: Some(packed),
+                ..Parsed::default()
+            });
         }
-        return Err(unsupported(format!(
-            "weights quantized with {} are not supported; use a checkpoint converted for MLX",
-            shown(method)
-        )));
+        let other = Packing::parse(method.as_str().unwrap_or_default(), map)?;
+        let (packing, default) = other.ok_or_else(|| {
+            unsupported(format!(
+                "weights quantized with {} are not supported (gptq, awq, fp8 and mxfp4 are); use a \
+                 checkpoint converted for MLX",
+                shown(method)
+            ))
+        })?;
+        return Ok(Parsed {
+            default,
+            packing,
+            ..Parsed::default()
+        });
     }
     let default = parse_one(name, map, None)?;
     let mut overrides = BTreeMap::new();
@@ -100,7 +121,11 @@ pub(super) fn parse(fields: &Fields<'_>) -> Result<Parsed, QuantFault> {
         };
         overrides.insert(layer.clone(), parsed);
     }
-    Ok((Some(default), overrides))
+    Ok(Parsed {
+        default: Some(default),
+        overrides,
+        packing: Packing::Mlx,
+    })
 }
 
 fn parse_one(

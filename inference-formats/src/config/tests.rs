@@ -204,7 +204,8 @@ fn quantization_and_its_exceptions() {
             json!({"group_size": 64, "bits": 4, "lm_head": {"bits": 99}}),
             "lm_head.bits is 99",
         ),
-        (json!({"quant_method": "gptq", "bits": 4}), "gptq"),
+        (json!({"quant_method": "gptq", "bits": 4}), "group_size"),
+        (json!({"quant_method": "hqq", "bits": 4}), "hqq"),
         (json!(4), "an object"),
     ] {
         let e = with(json!({"quantization": value})).unwrap_err();

@@ -76,7 +76,7 @@ impl Weights {
     }
 
     /// A tensor as an array of `dtype`.
-    fn dense_of(
+    pub(super) fn dense_of(
         &self,
         checkpoint: &SafetensorsCheckpoint,
         name: &str,

@@ -3,9 +3,11 @@
 
 mod experts;
 mod features;
+mod fp8;
 mod from_gguf;
 mod from_safetensors;
 mod gguf_packed;
+mod gptq_awq;
 mod part;
 mod stage;
 mod streaming;
@@ -226,7 +228,10 @@ impl Weights {
     /// Whether the checkpoint has a tensor with this Hugging Face name.
     pub fn contains(&self, name: &str) -> bool {
         match &self.source {
-            Source::Safetensors(_, names) => names.stored(name).is_some(),
+            Source::Safetensors(_, names) => {
+                let packed = || names.stored(&packed_name(name)?);
+                names.stored(name).or_else(packed).is_some()
+            }
             Source::Gguf(g, names) => names
                 .tensor(name)
                 .is_some_and(|n| g.tensors().contains_key(&n)),
@@ -249,7 +254,10 @@ impl Weights {
 
     /// The output dimension of a projection, from its stored shape.
     pub fn rows(&self, prefix: &str) -> Option<usize> {
-        self.shape(&format!("{prefix}.weight"))?.first().copied()
+        let matrix = self.shape(&format!("{prefix}.weight"));
+        // GPTQ and AWQ store scales as [groups, outputs].
+        let scales = || self.shape(&format!("{prefix}.scales"))?.last();
+        matrix.map_or_else(scales, <[usize]>::first).copied()
     }
 
     /// The stored shape of a tensor; for packed weights the packed shape.
@@ -479,9 +487,14 @@ impl Weights {
         let name = format!("{prefix}.weight");
         let weight = match &self.source {
             Source::Safetensors(c, names) => {
+                if let Some(weight) = self.gptq_or_awq(c, names, prefix, shape, for_kernels)? {
+                    return Ok(weight.with_prefill_inputs(self.prefill_inputs));
+                }
                 let part = self.part(&name, shape)?;
                 let (stored, info) = self.stored_tensor(c, names, &name, shape)?;
-                if names.stored(&format!("{prefix}.scales")).is_some() {
+                if Self::is_fp8(info) {
+                    self.fp8(c, names, (prefix, stored), info, (shape, for_kernels))?
+                } else if names.stored(&format!("{prefix}.scales")).is_some() {
                     self.quantized(c, names, prefix, info, &part, for_kernels)?
                 } else {
                     Weight::Dense(self.dense_matrix(c, stored, info, &part, for_kernels)?)
@@ -541,7 +554,7 @@ impl Weights {
 
     /// Counts the weight fetched with this prefix.
     fn count(&mut self, prefix: &str, weight: &Weight, parameters: u64) {
-        for part in ["scales", "biases"] {
+        for part in OTHER_PARTS {
             self.unused.remove(&format!("{prefix}.{part}"));
         }
         if let Some((bits, group)) = weight.format() {
@@ -562,6 +575,22 @@ impl Weights {
             Source::Gguf(_, names) => names.tensor(name).is_some_and(|n| self.unused.remove(&n)),
         };
     }
+}
+
+/// The suffixes of the tensors of a quantized matrix, besides `weight`: MLX's, then those of GPTQ
+/// and AWQ, and of FP8.
+const OTHER_PARTS: [&str; 6] = [
+    "scales",
+    "biases",
+    "qweight",
+    "qzeros",
+    "g_idx",
+    "weight_scale_inv",
+];
+
+/// The name of the tensor that GPTQ and AWQ store in place of this matrix.
+fn packed_name(matrix: &str) -> Option<String> {
+    Some(format!("{}.qweight", matrix.strip_suffix(".weight")?))
 }
 
 /// The number of elements in a checked shape.

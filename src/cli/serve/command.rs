@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use inference::{CancelToken, ComputeType, LoadOptions, Precision};
-use inference_server::{Config, ModelSource, ServedModel, Server, parse_keep_alive};
+use inference_server::{Config, Limits, ModelSource, ServedModel, Server, parse_keep_alive};
 
 use crate::cli::options::load::{
     FeedForwardArgs, GpuLayers, Loaded, at_least_one, backend_for, compute_type, count, find_model,
@@ -77,6 +77,9 @@ pub struct Args {
     /// and loaded again on demand [default: 5m]
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = keep_alive)]
     keep_alive: Option<KeepAlive>,
+    /// After Ctrl-C or SIGTERM, seconds in which running replies may end; the rest is cancelled
+    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u32))]
+    drain_timeout: u32,
     /// Models that are loaded by name at a time; before another, the least recently used is
     /// unloaded
     #[arg(long, alias = "models-max", value_name = "N", default_value_t = 3, value_parser = at_least_one)]
@@ -182,6 +185,11 @@ impl Args {
             .with_ui(!self.no_ui)
             .with_defaults(self.defaults.defaults())
             .with_allowed_origins(self.allow_origin.clone());
+        let limits = Limits {
+            drain_timeout: Duration::from_secs(self.drain_timeout.into()),
+            ..Limits::default()
+        };
+        let config = config.with_limits(limits);
         let config = match self.keep_alive {
             Some(KeepAlive(time)) => config.with_keep_alive(time),
             None => config,

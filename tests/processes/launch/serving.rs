@@ -13,7 +13,14 @@ use crate::served::{Served, agent};
 
 fn serve(launcher: &[&str], name: &str) -> Served {
     let path = model(name);
-    let asked = ["serve", "--backend", "cpu", "--port", "0", &path];
+    // A busy machine computes a reply slowly, and several processes more so.
+    let patient = ["--drain-timeout", "600"];
+    let asked = [
+        &["serve", "--backend", "cpu", "--port", "0"],
+        &patient[..],
+        &[&path],
+    ]
+    .concat();
     let home = tempfile::tempdir().unwrap();
     let mut command = mlx(home.path(), &[launcher, &asked].concat());
     command.stderr(Stdio::null());
