@@ -436,7 +436,37 @@ impl Stored<'_> {
                 elements.saturating_mul(storage.compute_bytes)
             }
         };
+        let expanded = |weights: u64| {
+            let bytes = if storage.keeps_halves {
+                2
+            } else {
+                storage.compute_bytes
+            };
+            weights.saturating_mul(bytes)
+        };
         let (format, parameters, loaded) = match self.quantization(config) {
+            _ if info.dtype == Dtype::F8_E4M3 => {
+                ("F8_E4M3".to_owned(), elements, expanded(elements))
+            }
+            _ if suffix == "weight_scale_inv" => ("F8_E4M3".to_owned(), 0, 0),
+            Some(q) if self.is_packed_elsewhere() => {
+                let per_word = 32 / u64::from(q.bits.unsigned_abs()).max(1);
+                let weights = elements.saturating_mul(per_word);
+                let format = format!("{} {} bits, groups of {}", q.mode, q.bits, q.group_size);
+                let is_expanded = config.has_ordered_groups();
+                match suffix {
+                    "qweight" if is_expanded => (format, weights, expanded(weights)),
+                    "qweight" => (format, weights, stored),
+                    // Zero points become biases, of which there are as many as scales.
+                    "scales" if !is_expanded => (
+                        format,
+                        0,
+                        elements.saturating_mul(2 * storage.compute_bytes),
+                    ),
+                    "qzeros" | "g_idx" | "scales" => (format, 0, 0),
+                    _ => (format!("{:?}", info.dtype), elements, float(false)),
+                }
+            }
             Some(q) if matches!(suffix, "weight" | "scales" | "biases") && self.is_packed() => {
                 let bits = u64::from(q.bits.unsigned_abs()).max(1);
                 let format = format!("{} {} bits, groups of {}", q.mode, q.bits, q.group_size);
@@ -482,6 +512,12 @@ impl Stored<'_> {
             Some(layer_format) => layer_format.as_ref(),
             None => config.quantization.as_ref(),
         }
+    }
+
+    /// Whether the tensor belongs to a matrix that GPTQ or AWQ packed.
+    fn is_packed_elsewhere(&self) -> bool {
+        let layer = self.stored.rsplit_once('.').map(|(layer, _)| layer);
+        layer.is_some_and(|layer| self.checkpoint.info(&format!("{layer}.qweight")).is_some())
     }
 
     /// Whether the tensor is a part of a matrix in MLX's packing.

@@ -31,6 +31,16 @@ pub enum Packing {
     },
 }
 
+impl super::ModelConfig {
+    /// Whether GPTQ sorted the inputs of each matrix by importance before it grouped them, so that
+    /// a group's inputs are not neighbors.
+    pub fn has_ordered_groups(&self) -> bool {
+        let field = |name: &str| self.fields.get("quantization_config")?.get(name);
+        matches!(self.packing, Packing::Gptq { .. })
+            && field("desc_act") == Some(&Value::Bool(true))
+    }
+}
+
 impl Packing {
     /// The packing that `quantization_config` describes, with the affine format of MLX that it
     /// becomes. `None` for a `quant_method` that is not supported.
@@ -68,11 +78,6 @@ impl Packing {
         let version = text(map, "version", "gemm")?;
         if !version.eq_ignore_ascii_case("gemm") {
             return Err(not_read("version", version, "gemm"));
-        }
-        if map.get("zero_point") == Some(&Value::Bool(false)) {
-            return Err(unsupported(
-                "quantization_config.zero_point is false; AWQ is read with zero points only".into(),
-            ));
         }
         Ok((Self::Awq, Some(affine(map, &[4])?)))
     }
@@ -230,11 +235,6 @@ mod tests {
                 "awq",
                 json!({"bits": 4, "group_size": 128, "version": "gemv"}),
                 "gemv",
-            ),
-            (
-                "awq",
-                json!({"bits": 4, "group_size": 128, "zero_point": false}),
-                "zero_point",
             ),
             ("awq", json!({"bits": 8, "group_size": 128}), "bits is 8"),
             (

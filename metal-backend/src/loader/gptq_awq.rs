@@ -30,7 +30,8 @@ struct Packed {
     cols: usize,
     /// Codes.
     words: Vec<u32>,
-    zeros: Vec<u32>,
+    /// Zero points; `None` for the middle of the codes everywhere.
+    zeros: Option<Vec<u32>>,
     /// `[groups, rows]`.
     scales: Vec<f32>,
     /// The group of each column; `None` for neighboring columns in groups of one size.
@@ -75,12 +76,15 @@ impl Packed {
 
     /// The zero point of a row in a group.
     fn zero(&self, row: usize, group: usize) -> f32 {
+        let Some(zeros) = &self.zeros else {
+            return (1 << (self.bits - 1)) as f32;
+        };
         let at = group * (self.rows / self.per_word()) + row / self.per_word();
         let offset = match self.packing {
             Packing::Gptq { zero_offset } => zero_offset,
             _ => 0,
         };
-        let stored = self.zeros[at] >> self.shift(row) & self.mask();
+        let stored = zeros[at] >> self.shift(row) & self.mask();
         // The sum wraps: the first version of GPTQ stores the zero point 0 as the greatest code.
         (stored + offset & self.mask()) as f32
     }
@@ -279,7 +283,12 @@ impl Weights {
             [groups, of] if of == rows && groups > 0 && cols % groups == 0 => groups,
             _ => return Err(self.wrong_shape(scales_name, &scales.shape, &[cols, rows])),
         };
-        let zeros = self.words_of(checkpoint, info("qzeros")?, &[groups, rows / per_word])?;
+        let zeros = match names.stored(&format!("{prefix}.qzeros")) {
+            Some(_) => {
+                Some(self.words_of(checkpoint, info("qzeros")?, &[groups, rows / per_word])?)
+            }
+            None => None,
+        };
         let part = self.part(scales_name, &[groups, rows])?;
         let scales = self
             .dense_of(checkpoint, scales_name, scales, &part, Dtype::Float32)?

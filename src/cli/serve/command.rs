@@ -185,10 +185,8 @@ impl Args {
             .with_ui(!self.no_ui)
             .with_defaults(self.defaults.defaults())
             .with_allowed_origins(self.allow_origin.clone());
-        let limits = Limits {
-            drain_timeout: Duration::from_secs(self.drain_timeout.into()),
-            ..Limits::default()
-        };
+        let mut limits = Limits::default();
+        limits.drain_timeout = Duration::from_secs(self.drain_timeout.into());
         let config = config.with_limits(limits);
         let config = match self.keep_alive {
             Some(KeepAlive(time)) => config.with_keep_alive(time),
