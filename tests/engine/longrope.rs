@@ -314,8 +314,8 @@ fn golden_config(dir: &std::path::Path) -> serde_json::Value {
 }
 
 /// Only Phi-3 has LongRoPE with two sets of factors, so in the other families the division of a
-/// prompt may change only roundings. InternLM 3's rotation also depends on the length, but its cache
-/// knows the length of the whole prompt.
+/// prompt may change only roundings. InternLM 3's rotation also depends on the length, but its
+/// cache knows the length of the whole prompt.
 #[test]
 fn only_phi3_depends_on_the_length() {
     for name in crate::common::tiny_names() {

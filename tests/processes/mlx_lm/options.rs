@@ -152,8 +152,8 @@ fn what_changes_logits_changes_the_reply() {
         reply.dedup();
         assert_eq!(reply.len(), 24, "{options:?}");
     }
-    // The penalty grows with each occurrence. The bias outweighs the penalty for three further
-    // occurrences, but not for a fifth token.
+    // The penalty grows with each occurrence. The bias outweighs the penalty of the first three
+    // occurrences, so a fourth may follow. It does not outweigh the penalty of four.
     let counted = greedy(8)
         .with_logit_bias([(77, 100.0)])
         .with_frequency_penalty(30.0);
