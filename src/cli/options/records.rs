@@ -67,7 +67,7 @@ impl Ask {
     /// The prompt for `model`.
     ///
     /// # Errors
-    /// If it is a conversation and the model has no template for it.
+    /// If the input is a conversation and the model has no chat template.
     pub fn prompt(&self, model: &dyn TextModel) -> inference::Result<Prompt> {
         match self {
             Ask::Text(text) => Ok(Prompt::Text(text.clone())),

@@ -79,8 +79,8 @@ pub struct Args {
     /// and loaded again on demand [default: 5m]
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = keep_alive)]
     keep_alive: Option<KeepAlive>,
-    /// Models that are loaded by name at a time; before another, the least recently used is
-    /// unloaded
+    /// Maximum number of models loaded by name; before another is loaded, the least recently used
+    /// is unloaded
     #[arg(long, alias = "models-max", value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     max_models: usize,
     /// Let the first model answer requests that name an unknown model, for clients with a fixed
