@@ -1,8 +1,8 @@
-//! Encoding of numbers in the types that we write.
+//! Encodes values in the types that this workspace writes.
 
 use half::{bf16 as Bf16, f16 as F16};
 
-/// Encodes numbers; `None` if one is out of the type's range.
+/// Encodes values; `None` if a value is out of the type's range.
 pub(super) type Encode = fn(&[f32]) -> Option<Vec<u8>>;
 
 pub(super) fn f32(numbers: &[f32]) -> Option<Vec<u8>> {
