@@ -58,9 +58,9 @@ pub fn distinct_rows(matrix: &Matrix) -> usize {
     all.len()
 }
 
-/// Reasons why the results of probes may mean little: states that occur more than once (`distinct`
-/// of `rows`; 0 if unknown), and accuracies that are not clearly higher than that of always
-/// guessing the most frequent label.
+/// Reasons to doubt the results of probes: states that occur more than once (`distinct` of `rows`;
+/// 0 if unknown), and accuracies that are not clearly higher than the frequency of the most
+/// frequent label.
 #[must_use]
 pub fn doubts(layers: &[ProbeResult], rows: usize, distinct: usize) -> Vec<String> {
     let mut doubts = Vec::new();
