@@ -105,8 +105,8 @@ impl TraceStore {
         self.width
     }
 
-    /// The residual, mixer and feed-forward vectors of a node. Node 0 is the embedding, and node `l
-    /// + 1` is block `l`. `None` if the token or node does not exist.
+    /// The residual, mixer and feed-forward vectors of a node. Node 0 is the embedding, and node
+    /// `l + 1` is block `l`. `None` if the token or node does not exist.
     #[must_use]
     pub fn node(&self, token: usize, node: usize) -> Option<[&[f32]; PARTS]> {
         if token >= self.tokens || node > self.blocks {

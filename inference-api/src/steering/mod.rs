@@ -38,8 +38,8 @@ pub enum Hook {
     /// `mlp_out`: the contribution of the feed-forward part to the residual stream. An output norm
     /// is applied, but an output factor is not.
     MlpOut,
-    /// `z`: the output of each head before the output projection; heads are concatenated, `n_heads
-    /// * head_dim` wide.
+    /// `z`: the output of each head before the output projection. Heads are concatenated, so the
+    /// width is `n_heads * head_dim`.
     Heads,
     /// `mlp_post`: the activations of the feed-forward part before the down projection. Their width
     /// is the inner width.

@@ -3,8 +3,8 @@
 
 /// Restores the usual row order of `attn_q` or `attn_k`. `data` contains the stored bytes of `rows`
 /// rows; `heads` is the number of query or key heads. Whole rows move, so every type works,
-/// including quantized types. A bias counts as rows of one element. `rows` must be a multiple of `2
-/// * heads`, and the number of bytes a multiple of `rows`.
+/// including quantized types. A bias counts as rows of one element. `rows` must be a multiple of
+/// `2 * heads`, and the number of bytes a multiple of `rows`.
 pub fn unpermute_rows(data: &[u8], rows: usize, heads: usize) -> Vec<u8> {
     let row_bytes = data.len() / rows.max(1);
     let dim = rows / heads.max(1);
