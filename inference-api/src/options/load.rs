@@ -176,7 +176,7 @@ pub struct LoadOptions {
     pub kv_bits: Option<u32>,
     /// Number of cache values that share a scale: 32, 64 or 128.
     pub kv_group_size: u32,
-    /// Position from which the cache is quantized; 0 quantizes from the start.
+    /// The cache is quantized once it has more positions than this; 0 quantizes from the start.
     pub quantized_kv_start: usize,
     /// A smaller model with the same vocabulary, which proposes tokens for speculative decoding.
     /// Batched requests do not use it, because a batch already fills a forward pass.
@@ -253,7 +253,7 @@ impl LoadOptions {
         with_kv_bits(kv_bits: impl Into<Option<u32>>);
         /// Sets the number of cache values that share a scale.
         with_kv_group_size(kv_group_size: u32);
-        /// Sets the position from which the cache is quantized.
+        /// Sets the number of positions above which the cache is quantized.
         with_quantized_kv_start(quantized_kv_start: usize);
         /// Sets how the model is divided.
         with_split(split: Split);

@@ -22,8 +22,8 @@ pub struct ModelArgs {
     pub model: Option<String>,
 }
 
-/// Default position from which the KV cache is quantized, as on mlx-lm's command line. Before it,
-/// the cache is small and stays exact.
+/// Default number of positions above which the KV cache is quantized, as on mlx-lm's command line.
+/// Up to it, the cache is small and stays exact.
 pub const QUANTIZED_KV_START: usize = 5000;
 
 /// The flags for loading a model.
@@ -45,7 +45,7 @@ pub struct LoadArgs {
     /// Values of the quantized cache that share a scale: 32, 64 or 128
     #[arg(long, value_name = "N", default_value_t = 64, requires = "kv_bits")]
     pub kv_group_size: u32,
-    /// Quantize the cache from this position on; 0 quantizes from the start
+    /// Quantize the cache once it has more than this many positions; 0 quantizes from the start
     #[arg(long, value_name = "N", default_value_t = QUANTIZED_KV_START, requires = "kv_bits")]
     pub quantized_kv_start: usize,
     /// A trained adapter to apply to the model: the directory with its adapters.safetensors

@@ -64,7 +64,7 @@ pub struct CacheArgs {
     /// Values of a quantized cache that share a scale: 32, 64 or 128
     #[arg(long, value_name = "N", default_value_t = 64, requires = "kv_bits")]
     kv_group_size: u32,
-    /// Quantize a cache from this position on; 0 quantizes from the start
+    /// Quantize a cache once it has more than this many positions; 0 quantizes from the start
     #[arg(long, value_name = "N", default_value_t = QUANTIZED_KV_START, requires = "kv_bits")]
     quantized_kv_start: usize,
 }
