@@ -1,4 +1,4 @@
-//! Two replies at once in an asynchronous program without an executor.
+//! Two concurrent replies in an asynchronous program without an executor.
 //!
 //! ```text
 //! cargo run --release --example async_stream -- [MODEL]
@@ -40,7 +40,7 @@ async fn talk(model: Arc<dyn TextModel>) -> inference::Result<()> {
     };
     let one = ask("What is the capital of France?").map(|token| (1, token));
     let two = ask("Name a river.").map(|token| (2, token));
-    // The reply that has the next token first.
+    // Reads from the reply that has its next token first.
     let mut both = stream::select(one, two);
     while let Some((which, token)) = both.next().await {
         println!("{which}: {:?}", token?.text);

@@ -4,8 +4,8 @@
 //! cargo run --example backends
 //! ```
 //!
-//! A program chooses one by name with `LoadOptions::with_backend`, or leaves the choice to
-//! `default_backend`. This loads no model.
+//! A program chooses a backend by name with `LoadOptions::with_backend`, or leaves the choice to
+//! `default_backend`. This example loads no model.
 
 // Naming the facade links the engine's backends into this program.
 use rust_mlx::inference;

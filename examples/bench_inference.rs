@@ -1,10 +1,11 @@
-//! Measures how fast a model reads and writes, and the parts of a step.
+//! Measures the speed of prefill and decode, and the time of each part of a step.
 //!
 //! ```text
 //! cargo run --release --example bench_inference -- [MODEL]
 //! ```
 //!
-//! Without MODEL it is the first known one, fetched once. `mlx bench --profile` has more figures.
+//! Without MODEL, it uses the first known model, downloaded once. `mlx bench --profile` prints more
+//! figures.
 
 use std::path::Path;
 
@@ -16,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     run(&path, (256, 64), &LoadOptions::default())
 }
 
-/// Measures a prompt and a reply with these numbers of tokens.
+/// Measures with a prompt and a reply of these lengths in tokens.
 pub fn run(
     path: &Path,
     (prompt, reply): (usize, usize),
@@ -24,7 +25,7 @@ pub fn run(
 ) -> Result<(), Box<dyn std::error::Error>> {
     let model = inference::load_model(path, options)?;
     let vocab = model.info().vocab_size;
-    // The ids are the same on every machine; their meaning does not matter.
+    // The ids are equal on every machine. Their meaning has no influence on the speed.
     let ids = (0..prompt).map(|i| (i * 7919 + 13) % vocab.max(1));
     let ids: Vec<u32> = ids.map(u32::try_from).collect::<Result<_, _>>()?;
     let prompt = Prompt::Tokens(ids);

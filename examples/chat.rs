@@ -1,10 +1,10 @@
-//! A conversation in a few lines: the messages so far go in, the reply is added to them.
+//! A minimal conversation: the model reads all messages so far, and its reply is added to them.
 //!
 //! ```text
 //! cargo run --release --example chat
 //! ```
 //!
-//! Each line is a message; a reply stops after ten seconds. `mlx chat` is the full program.
+//! Each input line is a message. A reply stops after ten seconds. `mlx chat` is the full program.
 
 use std::io::{BufRead, Write};
 use std::time::{Duration, Instant};
@@ -29,7 +29,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     out.flush()?;
                     reply.push_str(&token.text);
                 }
-                // At the deadline, the stream returns an error. Tokens before it are kept.
+                // At the deadline, the stream returns an error. The tokens before it stay in the
+                // reply.
                 Err(error) if error.kind() == ErrorKind::DeadlineExceeded => break,
                 Err(error) => return Err(error.into()),
             }

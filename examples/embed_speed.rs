@@ -1,5 +1,6 @@
-//! Measures how many texts per second a model embeds: the best run of some seconds. It reads a JSON
-//! list of texts from standard input. `tools/compare/encoders.py` runs it beside other engines.
+//! Measures how many texts per second a model embeds, as the best run within some seconds. It reads
+//! a JSON list of texts from standard input. `tools/compare/encoders.py` compares the result with
+//! other engines.
 //!
 //!     cargo run --release --example embed_speed -- DIR SECONDS < texts.json
 

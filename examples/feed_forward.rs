@@ -1,5 +1,6 @@
-//! Feed-forward backends in a program: the predictions of a model with its own parts, with a few
-//! features, with cached outputs, with none, and with a backend defined here.
+//! Feed-forward backends in a program. Compares a model's predictions in five cases: with its own
+//! feed-forward parts, a few features, cached outputs, no feed-forward parts, and a backend defined
+//! here.
 //!
 //! ```text
 //! cargo run --release --example feed_forward -- [MODEL [PROMPT]]
@@ -17,7 +18,7 @@ use rust_mlx::mlx::{Array, Result as ArrayResult};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// The trained part without the features that have a negative activation.
+/// The trained part, but without features whose activation is negative.
 #[derive(Debug)]
 struct OnlyPositive;
 

@@ -26,8 +26,8 @@ fn main() -> Result<()> {
         ..TrainConfig::default()
     };
     let mut run = Run::prepare(&model, &LoadOptions::new(), config, Start::Fresh)?;
-    // Another thread or a signal may cancel the run. Everything is then saved, and `Start::Resume`
-    // continues it.
+    // Another thread or a signal handler may cancel the run. The run then saves its state, and
+    // `Start::Resume` continues it.
     let cancel = CancelToken::new();
     let summary = run.train(&cancel, &mut |event| match event {
         Event::Train(report) => println!("step {}: loss {:.3}", report.step, report.loss),
@@ -37,7 +37,7 @@ fn main() -> Result<()> {
     })?;
     println!("{} tokens were learned from", summary.trained_tokens);
 
-    // The trained model can answer at once. Later, `LoadOptions::with_adapter_path` loads the
+    // The trained model can reply immediately. Later, `LoadOptions::with_adapter_path` loads the
     // adapter.
     let question = [Message::user("What is 3 plus 5?")];
     let options = GenerateOptions::new().with_max_tokens(40);

@@ -4,8 +4,8 @@
 //! cargo run --release --example generate -- "What is the capital of France?" [MODEL]
 //! ```
 //!
-//! Without MODEL it is the first known one, fetched once. This shows the API; the program `mlx`
-//! is what to use from a shell.
+//! Without MODEL, it uses the first known model, downloaded once. This example shows the library;
+//! from a shell, use the program `mlx`.
 
 use std::io::Write;
 
@@ -18,13 +18,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .next()
         .unwrap_or_else(|| "What is the capital of France?".into());
 
-    // A path, a known name, or the first model; `Silent` shows no progress while it is fetched.
+    // The argument is a path or a known name; without it, the first model is used. `Silent` hides
+    // the download progress.
     let path = hub::resolve(args.next().as_deref(), &mut hub::Silent)?;
 
-    // No backend is named, so the best available one is chosen.
+    // The options name no backend, so the best available one is chosen.
     let model = inference::load_model(&path, &LoadOptions::default())?;
 
-    // Greedy by default; every option has a chained setter.
+    // Decoding is greedy by default. Each option has a chained setter.
     let options = GenerateOptions::default().with_max_tokens(64);
     let mut stream = model.chat(&[Message::user(question)], &options)?;
 

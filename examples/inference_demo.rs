@@ -1,11 +1,11 @@
-//! Shows a model's answer and its origin: the most likely next tokens of a prompt, the prediction
+//! Shows how a model arrives at its answer: the most likely next tokens of a prompt, the prediction
 //! of each layer, and a short reply.
 //!
 //! ```text
 //! cargo run --release --example inference_demo -- "The capital of France is" [MODEL]
 //! ```
 //!
-//! Without MODEL it is the first known one, fetched once.
+//! Without MODEL, it uses the first known model, downloaded once.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     run(&path, &prompt, &LoadOptions::default())
 }
 
-/// Shows everything for one prompt.
+/// Prints all results for one prompt.
 pub fn run(
     path: &Path,
     prompt: &str,
@@ -36,7 +36,7 @@ pub fn run(
     let last = ids.len().checked_sub(1).ok_or("the prompt is empty")?;
     let prompt = Prompt::Tokens(ids);
 
-    // The five most likely tokens, by softmax.
+    // Finds the five most likely tokens by softmax.
     let logits = tokens.logits(&prompt, false, &Interrupt::new())?.logits;
     let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let total: f64 = logits.iter().map(|x| f64::from(x - greatest).exp()).sum();
@@ -47,7 +47,7 @@ pub fn run(
         println!("{share:.4}  {:?}", tokens.decode(&[*id])?);
     }
 
-    // The prediction of each layer, by the model's own norm and head.
+    // Computes the prediction of each layer with the model's last norm and head.
     let states = inspector.hidden_states(&prompt, &[last], &Interrupt::new())?;
     for (layer, state) in states.blocks.iter().enumerate() {
         let logits = inspector.unembed(state)?.pop().unwrap_or_default();

@@ -1,12 +1,13 @@
-//! Two models in two threads of one process: the speed of each alone, and of both at once.
+//! Runs two models in two threads of one process. Measures the speed of each alone, and of both
+//! together.
 //!
 //! ```text
 //! cargo run --release --example two_models -- [MODEL [TOKENS]]
 //! ```
 //!
-//! MLX's graphs are built under one lock for the process (see the documentation of `mlx_rs_core`),
-//! but computed outside of it. The figures show the speed that remains when two models share the
-//! processor.
+//! MLX builds graphs under a lock for the whole process (see the documentation of `mlx_rs_core`),
+//! but computes them without the lock. The figures show which speed remains when two models share
+//! the processor.
 
 use std::thread;
 use std::time::Instant;
@@ -16,7 +17,7 @@ use rust_mlx::inference::{self, GenerateOptions, LoadOptions, Message, TextModel
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Generates `tokens` tokens, and returns how many there were.
+/// Generates `tokens` tokens, and returns the number of generated tokens.
 fn generate(model: &dyn TextModel, tokens: usize) -> Result<usize, Failure> {
     let options = GenerateOptions::default()
         .with_max_tokens(tokens)

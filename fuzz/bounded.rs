@@ -1,12 +1,12 @@
-//! A bounded run of fuzz entries on a stable compiler: the corpus, and mutations of it from a fixed
-//! seed. `README.md` beside this file has the long run. A crate's `tests/fuzz.rs` includes this
-//! file and runs all its targets in one test. The run also watches the memory of the process.
+//! A bounded fuzzing run on a stable compiler: the corpus, and mutations of it from a fixed seed.
+//! `README.md` beside this file describes the long run. A crate's `tests/fuzz.rs` includes this
+//! file, and runs all its targets in one test. The run also checks the memory of the process.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-/// One of Marsaglia's xorshift generators; the runs are the same everywhere.
+/// A xorshift generator of Marsaglia. Its numbers are equal on every machine.
 struct Random(u64);
 
 impl Random {
@@ -22,7 +22,7 @@ impl Random {
     }
 }
 
-/// Numbers at which arithmetic turns.
+/// Integers at which arithmetic may overflow or change its sign.
 const NUMBERS: [u64; 12] = [
     0,
     1,
@@ -38,7 +38,7 @@ const NUMBERS: [u64; 12] = [
     u64::MAX,
 ];
 
-/// Pieces of which mutated texts are made, for targets whose inputs are texts.
+/// Words for mutated texts, for targets with text inputs.
 const WORDS: [&str; 34] = [
     "0",
     "-1",
@@ -91,7 +91,7 @@ fn mutate(input: &mut Vec<u8>, corpus: &[Vec<u8>], is_text: bool, random: &mut R
                 input.splice(to..to, copy);
             }
             5 => {
-                // A number, at a place where numbers are or anywhere.
+                // Writes one of these integers, at a position where the input has one, or anywhere.
                 let width = [1, 2, 4, 8][random.below(4)];
                 let value = NUMBERS[random.below(NUMBERS.len())].to_le_bytes();
                 if at + width <= input.len() {
@@ -109,7 +109,7 @@ fn mutate(input: &mut Vec<u8>, corpus: &[Vec<u8>], is_text: bool, random: &mut R
                 input.splice(at..at, word);
             }
             8 => {
-                // One number of a text becomes a word.
+                // Replaces one number of a text by a word.
                 let digit = |b: &u8| b.is_ascii_digit();
                 if let Some(first) = input[at..].iter().position(digit) {
                     let first = at + first;
@@ -124,7 +124,7 @@ fn mutate(input: &mut Vec<u8>, corpus: &[Vec<u8>], is_text: bool, random: &mut R
     input.truncate(64 << 10);
 }
 
-/// The highest resident size so far, in bytes, where the system tells.
+/// Peak resident memory so far in bytes, if the system reports it.
 fn peak() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find(|l| l.starts_with("VmHWM:"))?;
@@ -135,27 +135,28 @@ fn peak() -> Option<u64> {
         .map(|k| k << 10)
 }
 
-/// One thing to fuzz.
+/// A function to fuzz.
 pub struct Target {
     /// A description for messages.
     pub name: &'static str,
-    /// The directory below `fuzz/corpus` that it starts from.
+    /// The directory below `fuzz/corpus` with the initial inputs.
     pub corpus: &'static str,
     /// Whether the target's inputs are texts.
     pub is_text: bool,
-    /// Takes one input.
+    /// The function. It receives one input.
     pub entry: fn(&[u8]),
-    /// Mutations that one run makes.
+    /// Number of mutations per run.
     pub runs: usize,
 }
 
-/// A factor on the number of mutations, which also picks another seed.
+/// The environment variable with a factor on the number of mutations. It also selects another seed.
 const TIMES: &str = "MLX_FUZZ_TIMES";
 
 /// Runs all targets.
 ///
 /// # Panics
-/// When an input crashes an entry (its file is named), or memory grows by more than 256 MiB.
+/// If an input crashes an entry, whose file the message names, or if memory grows by more than 256
+/// MiB.
 pub fn run(targets: &[Target]) {
     let times: u64 = std::env::var(TIMES).map_or(1, |n| n.parse().expect(TIMES));
     for target in targets {
@@ -185,7 +186,7 @@ pub fn run(targets: &[Target]) {
             }
         }
         if let (Some(before), Some(after)) = (before, peak()) {
-            // Some kernels count pages that were given back.
+            // Some kernels also count pages that were freed.
             let grown = after.saturating_sub(before) >> 20;
             assert!(grown < 256, "{name}: memory grew by {grown} MiB");
         }

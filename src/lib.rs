@@ -1,9 +1,9 @@
-//! The facade: one crate to depend on for running language models on MLX from Rust.
+//! The facade crate for running language models on MLX from Rust.
 //!
 //! It re-exports the contract ([`inference`]), the array library (`mlx`) and the engine
-//! (`metal_backend`, and `mlxlm_backend` for Python's mlx-lm). It adds [`hub`], which finds models
-//! by name and fetches the first one. It holds no engine code of its own. Naming the engine here
-//! links its backends into a program, so that [`inference::backends`] finds them.
+//! (`metal_backend`, and `mlxlm_backend` for Python's mlx-lm). It adds [`hub`], which finds and
+//! downloads models by name. It contains no engine code. This crate refers to the engine, so a
+//! program that uses it links the engine's backends, and [`inference::backends`] lists them.
 //!
 //! ```no_run
 //! use rust_mlx::{hub, inference};
@@ -18,8 +18,9 @@
 //! # }
 //! ```
 //!
-//! Without the default feature `mlx-backend` nothing of MLX is built or linked, and without `mlxlm`
-//! there is no backend `mlx_lm`. Programs then see the backends that they register themselves.
+//! Without the default feature `mlx-backend`, no part of MLX is built or linked. Without `mlxlm`,
+//! there is no backend `mlx_lm`. Programs then have only the backends that they register
+//! themselves.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "mlx-backend")]

@@ -1,5 +1,5 @@
-//! Runs the conformance suite on this workspace's backends. `inference-conformance` tests the suite
-//! itself.
+//! Runs the conformance suite on the backends of this workspace. The suite's own tests are in
+//! `inference-conformance`.
 
 use std::path::Path;
 
@@ -15,8 +15,8 @@ fn fixture(name: &str) -> std::path::PathBuf {
         .join(name)
 }
 
-/// Runs the whole suite on a linked backend. Another backend needs its crate above and a test with
-/// its name and model.
+/// Runs the whole suite on a linked backend. To add a backend, link its crate above, and add a test
+/// with its name and a model.
 fn conforms(backend: &str, model: &str, more: &[Check]) -> Report {
     // Tests run one at a time, because a check measures the memory of the whole process.
     static ALONE: Mutex<()> = Mutex::new(());
@@ -25,7 +25,7 @@ fn conforms(backend: &str, model: &str, more: &[Check]) -> Report {
     for &check in more {
         suite = suite.require(check);
     }
-    // An engine without log-probabilities is older than the options of this list.
+    // An engine without log-probabilities predates the options in this list.
     if backend == "cpu" && !inference::backend(backend).unwrap().capabilities().logprobs {
         for check in STEERING.into_iter().chain([Check::Undeclared]) {
             suite = suite.skip(check, "the engine does not have these options yet");
@@ -40,7 +40,8 @@ fn conforms(backend: &str, model: &str, more: &[Check]) -> Report {
     report
 }
 
-/// Checks that a backend here must pass beyond its declared capabilities.
+/// Checks that this workspace's backends must pass even where a backend does not declare the
+/// capability.
 const MORE: [Check; 5] = [
     Check::ContextLen,
     Check::Eos,
@@ -49,7 +50,7 @@ const MORE: [Check; 5] = [
     Check::RepeatPenalty,
 ];
 
-/// Checks that the engine must also pass.
+/// Checks that only the engine must pass, in addition to `MORE`.
 const ENGINE: [Check; 7] = [
     Check::ContextLen,
     Check::DroppedModels,
@@ -75,7 +76,7 @@ fn cpu_conforms_on_a_gguf_file() {
     conforms("cpu", "tiny/llama-gguf/model.gguf", &ENGINE).assert_passed();
 }
 
-/// Options that change which tokens are drawn.
+/// Options that change which tokens the sampler draws.
 const STEERING: [Check; 8] = [
     Check::BannedTokens,
     Check::ForcedTokens,
@@ -87,7 +88,8 @@ const STEERING: [Check; 8] = [
     Check::Xtc,
 ];
 
-/// A third party's backend without a neural network (`examples/plugin/`).
+/// The echo backend of `examples/plugin/`, written as a third party would, without a neural
+/// network.
 #[test]
 fn echo_conforms() {
     conforms("echo", "../../examples/plugin/models/tales", &MORE).assert_passed();

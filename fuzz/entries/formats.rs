@@ -1,8 +1,8 @@
 //! The fuzz targets of `inference-formats`: the readers of configurations, safetensors and GGUF
-//! files. Shared by the targets for cargo-fuzz and by `inference-formats/tests/formats/fuzz.rs`.
+//! files. Both the cargo-fuzz targets and `inference-formats/tests/formats/fuzz.rs` use this file.
 //!
-//! An entry may refuse its input. It must not crash, hang, or take memory out of proportion to the
-//! input.
+//! An entry may refuse its input. It must not crash or hang, and must not use memory out of
+//! proportion to the input's size.
 
 #![allow(dead_code, reason = "each target uses one")]
 
@@ -14,7 +14,7 @@ use inference_formats::quantization::Misfit;
 use inference_formats::safetensors::SafetensorsCheckpoint;
 use inference_formats::{Gguf, ModelConfig, gguf_config, quantization};
 
-/// A directory for this process's inputs; in memory where the system has that.
+/// A directory for the inputs of this process, in memory if the system supports it.
 fn scratch(name: &str) -> PathBuf {
     static DIR: OnceLock<tempfile::TempDir> = OnceLock::new();
     let dir = DIR.get_or_init(|| {
@@ -25,8 +25,8 @@ fn scratch(name: &str) -> PathBuf {
     dir.path().join(name)
 }
 
-/// A GGUF file: summary, header, metadata, tensors, their decoding, configuration, and the parts of
-/// a tokenizer.
+/// Fuzzes the reading of a GGUF file: summary, header, metadata, tensors, decoding, configuration,
+/// and the parts of a tokenizer.
 pub fn gguf(data: &[u8]) {
     let path = scratch("input.gguf");
     std::fs::write(&path, data).expect("the input can be written");
@@ -34,7 +34,7 @@ pub fn gguf(data: &[u8]) {
     let Ok(file) = Gguf::open(&path) else { return };
     let named = file.metadata().str("general.architecture");
     if let Ok(named) = named {
-        // What loading accepts can be listed, under the same name.
+        // If loading accepts the file, the summary must accept it, too, with the same name.
         let summary = summary.expect("the header was read before");
         assert_eq!(summary.architecture.as_deref(), named);
     }
@@ -53,7 +53,7 @@ pub fn gguf(data: &[u8]) {
                     sizes.iter().sum::<usize>() as u64,
                     layout.bytes(numbers.len() as u64)
                 );
-                // Words, so that the parts are aligned.
+                // The memory consists of words, so that the parts are aligned.
                 let mut memory: Vec<Vec<u32>> =
                     sizes.iter().map(|size| vec![0; size.div_ceil(4)]).collect();
                 let mut parts: Vec<&mut [u8]> = (memory.iter_mut().zip(&sizes))
@@ -76,7 +76,7 @@ pub fn gguf(data: &[u8]) {
     let _ = gguf_config::tokenizer_parts(&file);
 }
 
-/// A safetensors file: header and tensors.
+/// Fuzzes the reading of a safetensors file: header and tensors.
 pub fn safetensors(data: &[u8]) {
     let dir = scratch("model");
     std::fs::create_dir_all(&dir).expect("a directory can be made");
@@ -95,10 +95,10 @@ pub fn safetensors(data: &[u8]) {
     assert!(total <= data.len(), "tensors overlap");
 }
 
-/// A `config.json`.
+/// Fuzzes the reading of a `config.json`.
 pub fn config(data: &[u8]) {
     if let Ok(config) = ModelConfig::from_json(data) {
-        // A validated configuration is safe to compute with.
+        // A validated configuration must be safe to compute with.
         assert!(config.num_attention_heads > 0 && config.num_key_value_heads > 0);
         assert_eq!(config.num_attention_heads % config.num_key_value_heads, 0);
         assert_eq!(config.layer_kinds.len(), config.num_hidden_layers);

@@ -1,8 +1,8 @@
-//! The fuzz targets of `inference-text`: chat templates, and tokenizers from GGUF metadata. Shared
-//! by the targets for cargo-fuzz and by `inference-text/tests/text/fuzz.rs`.
+//! The fuzz targets of `inference-text`: chat templates, and tokenizers from GGUF metadata. Both
+//! the cargo-fuzz targets and `inference-text/tests/text/fuzz.rs` use this file.
 //!
-//! An entry may refuse its input. It must not crash, hang, or take memory out of proportion to the
-//! input.
+//! An entry may refuse its input. It must not crash or hang, and must not use memory out of
+//! proportion to the input's size.
 
 #![allow(dead_code, reason = "each target uses one")]
 
@@ -13,7 +13,7 @@ use inference::Message;
 use inference_formats::{Gguf, gguf_config};
 use inference_text::{ChatOptions, ChatTemplate, TextLimits, Tokenizer};
 
-/// A directory for this process's inputs; in memory where the system has that.
+/// A directory for the inputs of this process, in memory if the system supports it.
 fn scratch(name: &str) -> PathBuf {
     static DIR: OnceLock<tempfile::TempDir> = OnceLock::new();
     let dir = DIR.get_or_init(|| {
@@ -24,7 +24,7 @@ fn scratch(name: &str) -> PathBuf {
     dir.path().join(name)
 }
 
-/// The tokenizer of a GGUF file.
+/// Fuzzes the loading of a GGUF file's tokenizer.
 pub fn gguf_tokenizer(data: &[u8]) {
     let path = scratch("tokenizer.gguf");
     std::fs::write(&path, data).expect("the input can be written");
@@ -39,12 +39,12 @@ pub fn gguf_tokenizer(data: &[u8]) {
     }
 }
 
-/// A chat template, with a conversation to render.
+/// Fuzzes a chat template, which renders a conversation.
 pub fn template(data: &[u8]) {
     let Ok(source) = std::str::from_utf8(data) else {
         return;
     };
-    // Smaller bounds than usual, so that each run is short; the mechanism is the same.
+    // The limits are smaller than usual, so that each run is short. The checks are the usual ones.
     let mut limits = TextLimits::default();
     limits.text_bytes = 1 << 18;
     limits.template_bytes = 1 << 14;

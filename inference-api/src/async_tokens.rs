@@ -1,6 +1,7 @@
-//! Asynchronous token streams (feature `async`): a generation as a [`Stream`], on any executor.
+//! Asynchronous token streams (feature `async`). A generation becomes a [`Stream`] for any
+//! executor.
 //!
-//! Generation blocks, so it runs on a separate thread that passes its tokens to the stream.
+//! Generation blocks, so it runs on a separate thread, which sends its tokens to the stream.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,13 +20,13 @@ use crate::metrics::GenerateMetrics;
 use crate::options::GenerateOptions;
 use crate::token::{FinishReason, StopCause, Token, TokenStream};
 
-/// Capacity of the queue between generation and reader; generation waits while it is full.
+/// Capacity of the queue between generation and reader. Generation waits while the queue is full.
 const AHEAD: usize = 32;
 
 /// The reply of a running generation as a [`Stream`] of [`Result`]`<`[`Token`]`>`. It ends after an
 /// error, and dropping it cancels the request.
 ///
-/// Any executor can poll it. At most 32 tokens are computed ahead of the reader.
+/// Any executor can poll the stream. At most 32 tokens are computed ahead of the reader.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -51,7 +52,7 @@ pub struct AsyncTokens {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Notified when a token was taken or the reader was dropped.
+    /// Notified when the reader has received a token or was dropped.
     room: Condvar,
 }
 
@@ -59,9 +60,9 @@ struct Shared {
 struct State {
     tokens: VecDeque<Result<Token>>,
     waker: Option<Waker>,
-    /// The generation has ended.
+    /// Whether the generation has ended.
     done: bool,
-    /// The reader was dropped.
+    /// Whether the reader was dropped.
     left: bool,
     finish_reason: Option<FinishReason>,
     stop_cause: Option<StopCause>,
@@ -106,13 +107,13 @@ impl AsyncTokens {
         tokens
     }
 
-    /// Runs the stream that `begin` makes on a separate thread. `begin` itself may be slow.
+    /// Runs the stream that `begin` creates on a separate thread. `begin` itself may block, too.
     pub fn start(begin: impl FnOnce() -> Result<TokenStream> + Send + 'static) -> Self {
         let shared = Arc::new(Shared::default());
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name(String::from("inference-tokens"));
         let spawned = thread.spawn(move || {
-            // A panic of the backend must not leave a reader waiting forever.
+            // If the backend panics, the reader must not wait forever.
             let ended = catch_unwind(AssertUnwindSafe(|| theirs.run(begin)));
             let error = ended
                 .err()
@@ -134,7 +135,7 @@ impl AsyncTokens {
         std::future::poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
     }
 
-    /// Why the reply ended; `None` while it goes on.
+    /// Why the reply ended; `None` while it continues.
     #[must_use]
     pub fn finish_reason(&self) -> Option<FinishReason> {
         let state = self.shared.state();
@@ -148,7 +149,7 @@ impl AsyncTokens {
         state.stop_cause.clone().filter(|_| state.is_over())
     }
 
-    /// The figures of this request up to the last token that was computed.
+    /// The metrics of this request up to the last computed token.
     #[must_use]
     pub fn metrics(&self) -> GenerateMetrics {
         self.shared.state().metrics.clone()
@@ -174,7 +175,7 @@ impl Shared {
         self.state.lock()
     }
 
-    /// Adds a token; false when the reader is gone.
+    /// Queues a token. Returns false if the reader was dropped.
     fn put(&self, token: Result<Token>, stream: &TokenStream) -> bool {
         let mut state = self.state();
         state.tokens.push_back(token);
@@ -203,7 +204,7 @@ impl Shared {
         };
         while let Some(token) = stream.next() {
             if !self.put(token, &stream) {
-                // Dropping the stream cancels the request.
+                // Returning drops the token stream, which cancels the request.
                 return;
             }
         }

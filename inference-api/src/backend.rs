@@ -1,4 +1,4 @@
-//! The traits that a backend implements: the backend, and the models it loads.
+//! The traits that a backend implements: the backend itself, and the models that it loads.
 
 use std::path::Path;
 
@@ -20,8 +20,8 @@ use crate::token::{BatchResult, ClassifyResult, TokenStream};
 use crate::token_model::TokenModel;
 use crate::train::TrainableModel;
 
-/// What a backend can do. Use of an undeclared capability must return an error of kind
-/// [`crate::ErrorKind::Unsupported`].
+/// The capabilities of a backend. A call that needs an undeclared capability must return an error
+/// of kind [`crate::ErrorKind::Unsupported`].
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -46,7 +46,7 @@ pub struct Capabilities {
     pub gguf: bool,
     /// Directories with safetensors files can be loaded.
     pub safetensors: bool,
-    /// The same seed gives the same reply.
+    /// A seed makes sampling reproducible.
     pub seeds: bool,
     /// [`OutputOptions::logprobs`](crate::OutputOptions::logprobs) is honored.
     pub logprobs: bool,
@@ -148,12 +148,12 @@ impl Capabilities {
     }
 }
 
-/// An engine that loads models, known by name.
+/// An engine that loads models. Programs select it by name.
 pub trait Backend: Send + Sync {
     /// The backend's name in the registry, in lower case, such as `metal`.
     fn name(&self) -> &str;
 
-    /// Whether the backend can work on this machine now.
+    /// Whether the backend can currently work on this machine.
     fn available(&self) -> bool;
 
     /// Why the backend is unavailable, and a remedy.
@@ -161,7 +161,7 @@ pub trait Backend: Send + Sync {
         None
     }
 
-    /// The device, as a text for people.
+    /// A description of the device for people.
     fn device(&self) -> String;
 
     /// The backend's capabilities.
@@ -170,25 +170,26 @@ pub trait Backend: Send + Sync {
     /// Loads the model at `path`: a directory or a file.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidModel`] naming the file and the fault;
+    /// [`crate::ErrorKind::InvalidModel`] with the file and the fault;
     /// [`crate::ErrorKind::Unsupported`] for features that the backend lacks;
-    /// [`crate::ErrorKind::OutOfMemory`], before allocation, for a model that does not fit.
+    /// [`crate::ErrorKind::OutOfMemory`], before allocation, for a model that does not fit into
+    /// memory.
     fn load_model(&self, path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>>;
 }
 
-/// A loaded language model. Calls from several threads at once are allowed.
+/// A loaded language model. Several threads may call it concurrently.
 pub trait TextModel: Send + Sync {
     /// Continues a prompt.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidOption`] for bad options or prompts,
+    /// [`crate::ErrorKind::InvalidOption`] for invalid options or prompts,
     /// [`crate::ErrorKind::Closed`] after [`TextModel::close`].
     fn generate(&self, prompt: &Prompt, options: &GenerateOptions) -> Result<TokenStream>;
 
-    /// Answers a conversation, formatted by the model's template.
+    /// Answers a conversation, formatted by the model's chat template.
     ///
     /// # Errors
-    /// As [`TextModel::generate`], and an error when the template refuses the messages.
+    /// As [`TextModel::generate`], and an error if the template refuses the messages.
     fn chat(&self, messages: &[Message], options: &GenerateOptions) -> Result<TokenStream>;
 
     /// The next token of each prompt, in the prompts' order.
@@ -202,10 +203,10 @@ pub trait TextModel: Send + Sync {
         return_logits: bool,
     ) -> Result<Vec<ClassifyResult>>;
 
-    /// Continues several prompts; each result has a separate error.
+    /// Continues several prompts. Each prompt has its own result or error.
     ///
     /// # Errors
-    /// When the whole call cannot start: invalid options or a closed model.
+    /// If the whole call cannot start, because of invalid options or a closed model.
     fn batch_generate(
         &self,
         prompts: &[Prompt],
@@ -218,14 +219,16 @@ pub trait TextModel: Send + Sync {
     /// The model's architecture, sizes and types.
     fn info(&self) -> ModelInfo;
 
-    /// The metrics of the request that ended last. Each stream has separate metrics.
+    /// The metrics of the request that ended last. For a specific request, use the metrics of its
+    /// stream.
     fn metrics(&self) -> GenerateMetrics;
 
-    /// Frees the model's memory once running requests have ended. They end with an error of kind
-    /// [`crate::ErrorKind::Closed`], as do later calls. A second close does nothing.
+    /// Closes the model, and frees its memory after running requests have ended. Running requests
+    /// and later calls return an error of kind [`crate::ErrorKind::Closed`]. A second close does
+    /// nothing.
     ///
     /// # Errors
-    /// When the engine cannot free the memory.
+    /// If the engine cannot free the memory.
     fn close(&self) -> Result<()>;
 
     /// The training interface, if the model supports it.
@@ -250,9 +253,9 @@ pub trait TextModel: Send + Sync {
         ))
     }
 
-    /// Prepares a request with these options: slow work, such as compiling a grammar. The work runs
-    /// on the caller's thread, in parallel with session steps. Requests that start while the result
-    /// is alive reuse it. A backend without such work does nothing.
+    /// Does slow work for a request with these options in advance, such as compiling a grammar. The
+    /// work runs on the caller's thread, in parallel with session steps. Requests that start while
+    /// the result is alive reuse it. A backend without such work does nothing.
     ///
     /// # Errors
     /// As [`TextModel::generate`], for invalid options.
@@ -261,7 +264,7 @@ pub trait TextModel: Send + Sync {
         Ok(Prepared::default())
     }
 
-    /// The interface of models loaded with a feed-forward plan, if there is a plan.
+    /// The interface of models that were loaded with a feed-forward plan; `None` without a plan.
     fn as_routed(&self) -> Option<&dyn RoutedModel> {
         None
     }

@@ -1,4 +1,4 @@
-//! Concurrent requests for servers: requests join and leave while others run.
+//! Batch sessions for servers: requests join and leave while other requests run.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -12,13 +12,13 @@ use crate::metrics::GenerateMetrics;
 use crate::options::GenerateOptions;
 use crate::token::{FinishReason, StopCause, Token};
 
-/// A request of a [`BatchSession`]; unique within it.
+/// The id of a request, unique within its [`BatchSession`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RequestId(u64);
 
 impl RequestId {
-    /// The request with this number.
+    /// The id with this number.
     #[must_use]
     pub fn new(number: u64) -> Self {
         Self(number)
@@ -42,18 +42,18 @@ pub enum BatchEvent {
         /// The token.
         token: Token,
     },
-    /// The request ended and left the session.
+    /// The request has ended and left the session.
     Done {
         /// The request.
         row: RequestId,
-        /// Why it ended.
+        /// Why the request ended.
         reason: FinishReason,
         /// The cause of a [`FinishReason::Stop`], if the backend reports it.
         stop: Option<StopCause>,
         /// The request's metrics.
         metrics: Box<GenerateMetrics>,
     },
-    /// The request failed and left the session. The others are not affected.
+    /// The request has failed and left the session. Other requests are not affected.
     Failed {
         /// The request.
         row: RequestId,
@@ -74,8 +74,8 @@ impl BatchEvent {
     }
 }
 
-/// The result of [`TextModel::prepare`](crate::TextModel::prepare), alive while a clone of it
-/// exists.
+/// The result of [`TextModel::prepare`](crate::TextModel::prepare). The prepared work stays
+/// available while a clone exists.
 #[derive(Clone, Default)]
 pub struct Prepared(Option<Arc<dyn Any + Send + Sync>>);
 
@@ -93,19 +93,19 @@ impl std::fmt::Debug for Prepared {
     }
 }
 
-/// Requests that run together: each step is one forward pass for all of them. Each request gets the
-/// same reply as if it ran alone.
+/// Requests that run together. Each step is one forward pass for all requests. Each request gets
+/// the reply that it would get alone.
 ///
-/// A server adds requests as they arrive, calls [`BatchSession::step`] while any are running, and
-/// delivers the events. Dropping the session cancels all of them.
+/// A server adds requests as they arrive, calls [`BatchSession::step`] while any request runs, and
+/// delivers the events. Dropping the session cancels all requests.
 pub trait BatchSession: Send {
     /// Adds a request, which runs from the next step on.
     ///
     /// # Errors
-    /// As [`TextModel::generate`](crate::TextModel::generate). The others are not affected.
+    /// As [`TextModel::generate`](crate::TextModel::generate). Other requests are not affected.
     fn add(&mut self, prompt: &Prompt, options: &GenerateOptions) -> Result<RequestId>;
 
-    /// Removes a running request; false if the number is unknown.
+    /// Removes a running request. Returns false if there is no such request.
     fn remove(&mut self, row: RequestId) -> bool;
 
     /// The number of requests in the session.
@@ -116,10 +116,10 @@ pub trait BatchSession: Send {
         self.len() == 0
     }
 
-    /// Computes one step: a part of each new prompt, and one token of each other request.
-    /// Cancellation, deadline and failure of a request are reported as its events.
+    /// Computes one step: a part of each new prompt, and one token of each other request. If a
+    /// request is cancelled, passes its deadline or fails, the step returns an event for it.
     ///
     /// # Errors
-    /// When the whole session cannot continue.
+    /// If the whole session cannot continue.
     fn step(&mut self) -> Result<VecDeque<BatchEvent>>;
 }

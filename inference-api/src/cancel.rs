@@ -6,32 +6,33 @@ use std::time::Instant;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// A flag shared by a request and the threads that may stop it. Clones share the flag.
+/// A flag that a request shares with the threads that may cancel it. Clones share the flag.
 #[derive(Debug, Clone, Default)]
 pub struct CancelToken(Arc<AtomicBool>);
 
 impl CancelToken {
-    /// A flag that is not raised.
+    /// A flag that is not set.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Raises the flag; requests that watch it end within one token or prefill step.
+    /// Sets the flag. Requests that use the flag end within one token or prefill step.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Release);
     }
 
-    /// Whether the flag was raised.
+    /// Whether the flag is set.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 }
 
-/// Conditions that end a computation early: a flag, a deadline, or both. By default there are none.
+/// Conditions that end a computation early: a flag, a deadline, or both. The default has no
+/// conditions.
 ///
-/// [`GenerateOptions`](crate::GenerateOptions) has one for generation.
+/// [`GenerateOptions`](crate::GenerateOptions) contains one for generation.
 ///
 /// ```
 /// use std::time::{Duration, Instant};
@@ -76,7 +77,7 @@ impl Interrupt {
         self
     }
 
-    /// Checks whether to end now; engines call it between steps.
+    /// Checks whether the computation must end now. Engines call it between steps.
     ///
     /// # Errors
     /// [`ErrorKind::Cancelled`] or [`ErrorKind::DeadlineExceeded`].

@@ -1,4 +1,4 @@
-//! The search for models on disk, with the contract's errors.
+//! The search for models on disk, with errors of the contract.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ pub use files::{DiscoveredModel, ModelFormat, Quantization};
 
 use crate::error::Result;
 
-/// The models below a directory; see [`discover`].
+/// An iterator over the models below a directory; see [`discover`].
 #[derive(Debug)]
 pub struct Discover(files::Discover);
 

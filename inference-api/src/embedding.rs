@@ -1,4 +1,4 @@
-//! Embeddings of texts, and documents ranked by how well they answer a query.
+//! Embeddings of texts, and scores for how well documents answer a query.
 
 use std::collections::BTreeMap;
 
@@ -63,7 +63,7 @@ impl std::str::FromStr for Pooling {
     }
 }
 
-/// The prefix put before a text to embed.
+/// The prefix that the model adds to a text before it embeds the text.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -91,7 +91,7 @@ pub struct EmbedOptions {
     /// Return only the first elements of each vector, for models trained that way (Kusupati et al.
     /// 2022, arXiv:2205.13147). The shortened vectors are normalized again, if normalization is on.
     pub dimensions: Option<usize>,
-    /// The maximum tokens of a text, limited by the model's own maximum.
+    /// Maximum number of tokens in a text. The model's own maximum also applies.
     pub max_length: Option<usize>,
     /// Truncate a text that is too long, instead of refusing it.
     pub truncate: bool,
@@ -151,7 +151,7 @@ impl EmbedOptions {
     /// Checks the options against the model's limits.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] naming the option and the allowed values.
+    /// [`ErrorKind::InvalidOption`] with the option's name and the allowed values.
     pub fn validate(&self, info: &EmbeddingInfo) -> Result<()> {
         let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
         if let Some(n) = self.dimensions
@@ -226,7 +226,7 @@ pub trait EmbeddingModel: TextModel {
     /// vocabulary; otherwise as [`EmbedOptions::validate`].
     fn embedding_tokens(&self, prompt: &Prompt, options: &EmbedOptions) -> Result<Vec<u32>>;
 
-    /// One vector per prompt, in order. Engines check `interrupt` between steps.
+    /// Returns one vector per prompt, in order. Engines check `interrupt` between steps.
     ///
     /// # Errors
     /// As [`EmbeddingModel::embedding_tokens`], for any of the prompts; those of
@@ -246,22 +246,23 @@ pub trait EmbeddingModel: TextModel {
 pub struct RerankOptions {
     /// Return the raw scores of the last layer, instead of scores from 0 to 1.
     pub raw_scores: bool,
-    /// The maximum tokens of a query with a document, limited by the model's own maximum.
+    /// Maximum number of tokens in a pair of query and document. The model's own maximum also
+    /// applies.
     pub max_length: Option<usize>,
-    /// Truncate the document of a pair that is too long, instead of refusing it.
+    /// If a pair is too long, truncate its document instead of refusing the pair.
     pub truncate: bool,
-    /// The task, for models that read an instruction.
+    /// A description of the task, for models that expect an instruction.
     pub instruction: Option<String>,
 }
 
 impl RerankOptions {
-    /// Scores from 0 to 1; a pair that is too long is an error.
+    /// The defaults: scores from 0 to 1, and an error for a pair that is too long.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets whether scores are those of the last layer.
+    /// Sets whether to return the raw scores of the last layer.
     #[must_use]
     pub fn with_raw_scores(mut self, raw_scores: bool) -> Self {
         self.raw_scores = raw_scores;
@@ -301,13 +302,13 @@ pub struct Ranking {
 }
 
 impl Ranking {
-    /// Scores, and the number of tokens processed for them.
+    /// These scores, and the number of tokens that the model processed.
     #[must_use]
     pub fn new(scores: Vec<f32>, tokens: usize) -> Self {
         Self { scores, tokens }
     }
 
-    /// The indices of the documents, best first. Equal scores keep the order of the documents.
+    /// The indices of the documents, best first. Documents with equal scores keep their order.
     #[must_use]
     pub fn order(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.scores.len()).collect();

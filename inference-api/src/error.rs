@@ -1,4 +1,4 @@
-//! The one error type of the contract. Exit codes and colors belong to the programs.
+//! The error type of the contract. Exit codes and colors are the programs' task.
 
 use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -7,17 +7,17 @@ use std::sync::Arc;
 /// `std::result::Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The class of an [`Error`]. Programs match on it; the message is for people.
+/// The class of an [`Error`]. Programs match on the class; the message is for people.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// No backend has the name that was asked for.
+    /// No backend has the requested name.
     UnknownBackend,
     /// The backend is linked but cannot work on this machine.
     UnavailableBackend,
-    /// No backend is linked, or none can work here.
+    /// No backend is linked, or none can work on this machine.
     NoBackend,
-    /// Two backends claim one name.
+    /// Two backends have the same name.
     DuplicateBackend,
     /// There is no model at the path.
     ModelNotFound,
@@ -31,7 +31,7 @@ pub enum ErrorKind {
     Cancelled,
     /// The request's deadline passed.
     DeadlineExceeded,
-    /// The request would need more memory than there is.
+    /// The request needs more memory than is available.
     OutOfMemory,
     /// The model was closed.
     Closed,
@@ -70,7 +70,7 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// A failure: kind, action, reason, place and cause.
+/// An error, with its kind, context, message, path and cause.
 #[derive(Clone)]
 pub struct Error {
     inner: Box<Inner>,
@@ -86,7 +86,7 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of `kind`; the message says the fault and the remedy.
+    /// An error of `kind`. The message should say what is wrong, and what would work.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             inner: Box::new(Inner {
@@ -99,7 +99,7 @@ impl Error {
         }
     }
 
-    /// Sets the path of the file or directory at fault, unless one is set.
+    /// Sets the path of the file or directory that caused the error, unless one is set already.
     #[must_use]
     pub fn with_path(mut self, path: impl Into<PathBuf>) -> Self {
         self.inner.path.get_or_insert_with(|| path.into());
@@ -116,7 +116,7 @@ impl Error {
         self
     }
 
-    /// Adds the action that failed. An outer context precedes an inner one.
+    /// Adds the action that failed. An outer action precedes an inner one in the message.
     #[must_use]
     pub fn context(mut self, doing: impl Into<String>) -> Self {
         let doing = doing.into();
@@ -127,26 +127,27 @@ impl Error {
         self
     }
 
-    /// The class of the fault.
+    /// The class of the error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.inner.kind
     }
 
-    /// The reason, without context and path.
+    /// The message, without context and path.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.inner.message
     }
 
-    /// The path of the file or directory at fault, if known.
+    /// The path of the file or directory that caused the error, if known.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.inner.path.as_deref()
     }
 }
 
-/// A fault of a model's files keeps its kind, path and cause. The tensor's name joins the message.
+/// Converts an error about a model's files. Kind, path and cause stay; the tensor's name becomes
+/// part of the message.
 impl From<inference_formats::Error> for Error {
     fn from(e: inference_formats::Error) -> Self {
         use inference_formats::ErrorKind as Formats;
@@ -155,7 +156,7 @@ impl From<inference_formats::Error> for Error {
             Formats::Unsupported => ErrorKind::Unsupported,
             Formats::OutOfMemory => ErrorKind::OutOfMemory,
             Formats::Io => ErrorKind::Io,
-            // Kinds added in later versions are also faults of the file.
+            // Later versions may add kinds. Those are also errors of the file.
             _ => ErrorKind::InvalidModel,
         };
         let message = match e.tensor() {
@@ -227,7 +228,7 @@ mod tests {
             "load: gguf: cannot read the header (/m/model.gguf)"
         );
         assert_eq!(e.source().unwrap().to_string(), "disk on fire");
-        // The causes follow, each one once.
+        // The causes follow the message, each exactly once.
         assert_eq!(
             format!("{e:#}"),
             "load: gguf: cannot read the header (/m/model.gguf): disk on fire"
@@ -248,7 +249,7 @@ mod tests {
         let line = e.to_string();
         assert!(!line.chars().any(char::is_control), "{line:?}");
         assert_eq!(line, "tensor `a\\nb\\u{1b}[2J` ends\\r (/m/\\u{9b}x\\ty)");
-        // `message` returns the unescaped text, for programs.
+        // `message` returns the text for programs, so it is not escaped.
         assert!(e.message().contains('\n'));
     }
 

@@ -25,10 +25,10 @@ fn error<T>(kind: ErrorKind, message: impl Into<String>) -> Result<T> {
 
 impl Backend for Parrot {
     fn name(&self) -> &str {
-        "parrot" // the name it is registered by
+        "parrot" // the name under which the backend is registered
     }
     fn available(&self) -> bool {
-        true // whether the device exists; give the reason in `unavailable_reason`
+        true // whether the device exists; if not, `unavailable_reason` must say why
     }
     fn device(&self) -> String {
         String::from("no device at all")
@@ -37,7 +37,7 @@ impl Backend for Parrot {
         Capabilities::new().with_streaming()
     }
     fn load_model(&self, path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>> {
-        options.validate()?; // a backend may be called directly
+        options.validate()?; // a program may call the backend without the registry
         options.refuse_all_but("parrot", &["parallel_slots"])?;
         if path.extension().is_none_or(|end| end != "txt") {
             return Err(Error::new(ErrorKind::InvalidModel, "not a .txt file").with_path(path));
@@ -73,7 +73,7 @@ impl Shared {
 
 struct ParrotModel(Arc<Shared>);
 
-/// The honored options, besides the cancel token and the deadline.
+/// The options that this backend honors, besides the cancel token and the deadline.
 const HONORED: [&str; 7] = [
     "max_tokens",
     "temperature",
@@ -87,7 +87,7 @@ const HONORED: [&str; 7] = [
 impl TextModel for ParrotModel {
     fn generate(&self, prompt: &Prompt, options: &GenerateOptions) -> Result<TokenStream> {
         options.validate()?;
-        options.refuse_all_but("parrot", &HONORED)?; // refuses options that it would ignore
+        options.refuse_all_but("parrot", &HONORED)?; // refuses options without effect here
         self.0.check_open()?;
         let prompt_tokens = match prompt {
             Prompt::Text(text) => text.len(),
@@ -102,7 +102,7 @@ impl TextModel for ParrotModel {
         if prompt_tokens == 0 {
             return error(ErrorKind::InvalidOption, "the prompt is empty");
         }
-        // Without a seed, draws differ from call to call.
+        // Without a seed, each call draws different random numbers.
         let seed = options
             .sampling
             .seed
@@ -135,7 +135,7 @@ impl TextModel for ParrotModel {
         self.0.closed.store(true, Ordering::Release);
         Ok(())
     }
-    // The capabilities do not declare the following methods.
+    // The capabilities do not declare the following methods, so these return errors.
     fn chat(&self, _: &[Message], _: &GenerateOptions) -> Result<TokenStream> {
         error(
             ErrorKind::Unsupported,
@@ -163,7 +163,7 @@ struct Recital {
     at: usize,
     random: u64,
     produced: usize,
-    /// Tokens that a stop string may still cut.
+    /// Withholds tokens whose text may be part of a stop string.
     text: StopText<u32>,
     ready: VecDeque<Token>,
     finish: Option<FinishReason>,
@@ -171,7 +171,7 @@ struct Recital {
 }
 
 impl Recital {
-    /// The next token of the text; above temperature 0 sometimes another one.
+    /// Returns the next token of the text. Above temperature 0, it is sometimes another token.
     fn draw(&mut self) -> u32 {
         let text = &self.model.text;
         let place = self.at % (text.len() + 1);
@@ -182,7 +182,8 @@ impl Recital {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         let uniform = (z >> 40) as f32 / (1u64 << 24) as f32;
-        // The next token has the weight e^(3 / temperature), each of 95 printable bytes has 1.
+        // The next token has weight e^(3 / temperature). Each of the 95 printable bytes has weight
+        // 1.
         let next = (3.0 / self.options.sampling.temperature.max(1e-6)).exp();
         let others = if self.options.sampling.min_p * next > 1.0 {
             0.0
@@ -196,7 +197,7 @@ impl Recital {
         text.get(place).map_or(END, |byte| u32::from(*byte))
     }
 
-    /// Takes one token, or ends.
+    /// Generates one token, or ends the reply.
     fn step(&mut self) -> Result<()> {
         self.options.check_interrupt()?;
         self.model.check_open()?;
@@ -221,7 +222,7 @@ impl Recital {
         Ok(())
     }
 
-    /// Queues tokens whose text is final. Returns whether a stop string was found.
+    /// Queues tokens whose text is final. Returns whether the stop string was found.
     fn release(&mut self, released: Released<u32>) -> bool {
         let tokens = released.ready.into_iter();
         self.ready

@@ -1,6 +1,6 @@
-//! Limits on the size of a grammar. Grammar libraries recurse over schemas, and some schemas take
-//! exponential time. A grammar beyond the limits is refused before it reaches a library. The check
-//! does not recurse, so it works on any stack.
+//! Limits on the size of a grammar. Grammar libraries recurse over schemas, and some schemas need
+//! exponential time. So a grammar above the limits is refused before a library receives it. The
+//! check does not recurse, so a small stack suffices.
 
 use std::collections::HashMap;
 
@@ -10,26 +10,26 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Bytes of a schema, approximately the length of its text.
 pub const SCHEMA_BYTES: usize = 1 << 20;
-/// Nesting of JSON values, the limit of `serde_json`.
+/// Nesting depth of JSON values; `serde_json` has the same limit.
 pub const SCHEMA_DEPTH: usize = 128;
-/// JSON values of a schema.
+/// Number of JSON values in a schema.
 pub const SCHEMA_VALUES: usize = 100_000;
-/// Members of one object: properties, definitions.
+/// Number of members in one object, such as `properties` or definitions.
 pub const MEMBERS: usize = 2_000;
-/// Values of an `enum`.
+/// Number of values in an `enum`.
 pub const ENUM: usize = 10_000;
-/// Elements of any other array: `anyOf`, `prefixItems`.
+/// Number of elements in any other array, such as `anyOf` or `prefixItems`.
 pub const ELEMENTS: usize = 2_000;
-/// Distinct targets of `$ref`, which also bounds the length of a chain of references.
+/// Number of distinct targets of `$ref`. The limit also bounds the length of a chain of references.
 pub const REFERENCES: usize = 1_000;
 /// Sum of the depths of all `$ref` targets, which bounds nesting through references.
 pub const REFERENCED_DEPTH: usize = 4_096;
 /// Bytes of one `pattern`, or of a key of `patternProperties`.
 pub const PATTERN: usize = 4_096;
-/// Keys of one `patternProperties`; each is compared with every other.
+/// Number of keys in one `patternProperties`. Each key is compared with every other key.
 pub const PATTERN_PROPERTIES: usize = 64;
-/// Patterns and formats that one string must match at once, through `allOf` and `$ref`. The time to
-/// combine them doubles with each one.
+/// Number of patterns and formats that one string must match at once, through `allOf` and `$ref`.
+/// Each one doubles the time to combine them.
 pub const COMBINED_PATTERNS: usize = 10;
 /// A repetition count, such as `maxItems`.
 pub const REPETITIONS: u64 = i32::MAX as u64;
@@ -37,9 +37,9 @@ pub const REPETITIONS: u64 = i32::MAX as u64;
 pub const REGEX_BYTES: usize = 256 << 10;
 /// Bytes of a Lark grammar.
 pub const LARK_BYTES: usize = 128 << 10;
-/// Colons of a Lark grammar; each rule and each terminal has one.
+/// Number of colons in a Lark grammar. Each rule and each terminal has one colon.
 pub const LARK_COLONS: usize = 4_000;
-/// `&` operators of a Lark grammar, limited for the reason given at [`COMBINED_PATTERNS`].
+/// Number of `&` operators in a Lark grammar. The reason is that of [`COMBINED_PATTERNS`].
 pub const LARK_INTERSECTIONS: usize = 10;
 
 /// The maximum length of a JSON pointer in an error, in characters.
@@ -74,7 +74,7 @@ struct Walk<'a> {
 /// Refuses a schema that is too large, too deep, or too expensive to compile.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] naming the limit and the JSON pointer of the place.
+/// [`ErrorKind::InvalidOption`] with the exceeded limit and the JSON pointer of the value.
 pub fn check_schema(schema: &Value) -> Result<()> {
     let walk = Walk::new(schema)?;
     for at in 0..walk.nodes.len() {
@@ -85,7 +85,7 @@ pub fn check_schema(schema: &Value) -> Result<()> {
 }
 
 impl<'a> Walk<'a> {
-    /// Lists all values; each precedes its children.
+    /// Lists all values of a schema. Each value precedes its children.
     fn new(schema: &'a Value) -> Result<Self> {
         let mut walk = Self {
             nodes: vec![Node {
@@ -157,7 +157,7 @@ impl<'a> Walk<'a> {
         Ok(walk)
     }
 
-    /// Refuses objects and arrays that are too long, before their elements are visited.
+    /// Refuses objects and arrays that are too long, before their elements are listed.
     fn check_lengths(&self, at: usize) -> Result<()> {
         let step = self.nodes[at].step;
         let (count, most, what) = match (self.nodes[at].value, step) {
@@ -207,7 +207,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The target node of each `$ref`, if the schema contains it.
+    /// Returns the target node of each `$ref` whose target is in the schema.
     fn check_references(&self, schema: &'a Value) -> Result<HashMap<&'a str, usize>> {
         let places: HashMap<*const Value, usize> = self
             .nodes
@@ -255,7 +255,8 @@ impl<'a> Walk<'a> {
 
     /// Refuses schemas in which one string must match too many patterns at once.
     fn check_patterns(&self, targets: &HashMap<&str, usize>) -> Result<()> {
-        /// State of a node: unvisited, in progress, or the number of patterns for a string in it.
+        /// State of a node: unvisited, in progress, or the number of patterns that a string in it
+        /// must match.
         #[derive(Clone, Copy, PartialEq)]
         enum State {
             New,
@@ -263,7 +264,7 @@ impl<'a> Walk<'a> {
             Done(usize),
         }
         let mut states = vec![State::New; self.nodes.len()];
-        // A node is visited again after the nodes that it depends on.
+        // After the nodes that it depends on, a node is visited a second time.
         let mut stack = vec![0];
         while let Some(&at) = stack.last() {
             let node = &self.nodes[at];
@@ -282,7 +283,7 @@ impl<'a> Walk<'a> {
             if states[at] != State::Open {
                 continue;
             }
-            // A node in progress closes a cycle, which adds no patterns.
+            // A reference to a node in progress closes a cycle, which adds no patterns.
             let of = |other: usize| match states[other] {
                 State::Done(n) => n,
                 _ => 0,
@@ -293,8 +294,8 @@ impl<'a> Walk<'a> {
                 (Step::Key("pattern" | "format"), Value::String(_)) => 1,
                 (Step::Key("allOf"), Value::Array(_)) => children.clone().map(of).sum(),
                 (Step::Key("enum" | "const" | "default" | "examples"), _) => 0,
-                // Keywords of a schema apply to the same value; entries of `properties` to
-                // different ones.
+                // All keywords of a schema apply to the same value, so their patterns add up.
+                // Entries of `properties` apply to different values.
                 (_, Value::Object(_)) if !self.is_map(at) => {
                     let mut together = 0;
                     let mut apart = 0;
@@ -328,13 +329,13 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Whether an object maps names to schemas, instead of holding keywords.
+    /// Whether an object maps names to schemas, and so does not contain keywords.
     fn is_map(&self, at: usize) -> bool {
         let maps = ["properties", "patternProperties", "$defs", "definitions"];
         let Step::Key(key) = self.nodes[at].step else {
             return false;
         };
-        // A property may have the name of a keyword.
+        // A property may have the name of a keyword, so the parent decides.
         maps.contains(&key) && (at == 0 || !self.is_map_key(self.nodes[at].parent))
     }
 
@@ -360,7 +361,7 @@ impl<'a> Walk<'a> {
             pointer.push('/');
             pointer.push_str(step);
         }
-        // Names and paths may be long.
+        // Names and JSON pointers may be long, so the message contains only a part.
         let place = match pointer.chars().count() {
             0 => String::from("its root"),
             1..=SHOWN => format!("`{pointer}`"),
@@ -378,7 +379,7 @@ fn resolve<'a>(schema: &'a Value, target: &str) -> Option<&'a Value> {
     if pointer.is_empty() || pointer == "/" {
         return Some(schema);
     }
-    // Libraries differ in whether they decode the escapes of JSON pointers.
+    // Libraries differ in whether they decode escapes in JSON pointers, so both forms are tried.
     let plain = pointer.strip_prefix('/')?.split('/');
     let plain = plain
         .into_iter()
@@ -403,7 +404,7 @@ pub fn check_regex(regex: &str) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a Lark grammar that is too large or contains a schema that is.
+/// Refuses a Lark grammar that is too large, or that contains a schema that is too large.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidOption`] naming the limit, and the line of a schema.
@@ -424,7 +425,7 @@ pub fn check_lark(text: &str) -> Result<()> {
     for (at, keyword) in text.match_indices("%json") {
         let rest = &text[at + keyword.len()..];
         let schemas = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
-        // The library reports invalid JSON.
+        // Invalid JSON is ignored here, because the grammar library reports it.
         if let Some(Ok(schema)) = schemas.into_iter().next() {
             let line = text[..at].lines().count().max(1);
             check_schema(&schema).map_err(|e| e.context(format!("line {line} of the grammar")))?;

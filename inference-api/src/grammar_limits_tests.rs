@@ -29,7 +29,7 @@ fn schema(value: Value) -> Grammar {
     Grammar::JsonSchema(value)
 }
 
-/// `make` must pass at the limit and fail one above it.
+/// Checks a limit: `make(most)` must pass, and `make(most + 1)` must fail.
 fn at_the_limit(most: usize, make: impl Fn(usize) -> Value, place: &str) {
     schema(make(most)).validate().unwrap();
     let said = error(&schema(make(most + 1)));
@@ -61,7 +61,7 @@ fn depth_is_limited_without_recursion() {
             assert!(said.len() < 400, "{said}");
         }
         let lark = format!("start: %json {}{}", "[".repeat(5000), "]".repeat(5000));
-        // The library refuses invalid JSON.
+        // This check ignores the schema's invalid JSON, which the grammar library refuses.
         on_a_small_stack(|| Grammar::Lark(lark).validate()).unwrap();
     });
 }
@@ -123,7 +123,7 @@ fn references_are_limited() {
     // The root refers to the first definition; the last refers to none.
     let direct = |n: usize| chain(n - 1, |next| json!({"$ref": next}));
     at_the_limit(REFERENCES, direct, "/$ref");
-    // Each adds four levels: `properties`, `a`, `items` and their values.
+    // Each reference adds four levels of depth: `properties`, `a`, `items` and their values.
     let through = |n| {
         chain(
             n,
@@ -136,7 +136,7 @@ fn references_are_limited() {
         said.contains("4096 levels together") && said.contains("/$defs/d"),
         "{said}"
     );
-    // Cycles and missing targets are not chains.
+    // Cycles and missing targets do not form chains.
     let cycle = json!({"$defs": {"a": {"properties": {"x": {"$ref": "#/$defs/a"}}}},
         "$ref": "#/$defs/a", "items": {"$ref": "#"}, "not": {"$ref": "http://example.com"}});
     schema(cycle).validate().unwrap();
@@ -150,7 +150,7 @@ fn patterns_at_once_are_limited() {
     let one = |i: usize| json!({"type": "string", "pattern": format!("a{i}|b")});
     let all = |n: usize| -> Vec<Value> { (0..n).map(one).collect() };
     at_the_limit(COMBINED_PATTERNS, |n| json!({"allOf": all(n)}), "/allOf");
-    // Patterns count in every kind of combination.
+    // Patterns must be counted through every kind of combination.
     let nested = |n: usize| (1..n).fold(one(0), |inner, i| json!({"allOf": [one(i), inner]}));
     at_the_limit(COMBINED_PATTERNS, nested, "/allOf");
     let referred = |n: usize| {
@@ -168,7 +168,7 @@ fn patterns_at_once_are_limited() {
         json!({"allOf": parts})
     };
     at_the_limit(COMBINED_PATTERNS, merged, "/allOf");
-    // Patterns of different strings do not add up.
+    // Patterns that apply to different strings must not add up.
     let apart: Map<_, _> = (0..200).map(|i| (format!("p{i}"), one(i))).collect();
     schema(json!({"properties": apart, "required": ["p0"]}))
         .validate()

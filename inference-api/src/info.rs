@@ -1,4 +1,4 @@
-//! Facts about a loaded model. [`crate::discover`] describes the files on disk.
+//! Properties of a loaded model. [`crate::discover`] describes files on disk instead.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use inference_formats::SamplingDefaults;
 
 use crate::options::ComputeType;
 
-/// Facts about a loaded model.
+/// Properties of a loaded model.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -25,7 +25,7 @@ pub struct ModelInfo {
     pub num_kv_heads: usize,
     /// Elements per head.
     pub head_dim: usize,
-    /// The context the model was trained for, in tokens.
+    /// Context length for which the model was trained, in tokens.
     pub context_length: Option<usize>,
     /// Bits per quantized weight; `None` for a dense model.
     pub quantization_bits: Option<u32>,
@@ -37,10 +37,10 @@ pub struct ModelInfo {
     pub weight_bytes: u64,
     /// The device, such as `cpu`.
     pub device: String,
-    /// The type it computes in.
+    /// Type in which the model computes.
     pub compute_type: Option<ComputeType>,
-    /// The type to which inputs of quantized matrices are converted in prompts, such as `float32`
-    /// or `int8`; `bfloat16x2` is the sum of two bfloat16. `None` where the backend does not say.
+    /// Type to which inputs of quantized matrices are converted in prefill, such as `float32` or
+    /// `int8`; `bfloat16x2` is the sum of two bfloat16. `None` if the backend does not report it.
     pub prompts: Option<String>,
     /// Whether the model has a chat template.
     pub has_chat_template: bool,

@@ -1,4 +1,4 @@
-//! Looking inside a model: attention and hidden states.
+//! Inspection of a model's activations and weights: attention, hidden states, residual streams.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,8 +7,8 @@ use crate::cancel::Interrupt;
 use crate::error::Result;
 use crate::message::Prompt;
 
-/// Keys, and queries where known, of every layer after one pass over a prompt. Rotary positions
-/// (RoPE) are applied.
+/// Keys of each layer after one pass over a prompt, and queries if the backend reports them. Rotary
+/// position embeddings (RoPE) are applied.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -19,16 +19,16 @@ pub struct AttentionSnapshot {
     pub num_layers: usize,
     /// Query heads.
     pub num_heads: usize,
-    /// Key heads; fewer than query heads where groups of queries share one. Layers may differ; the
-    /// length of each layer's list is its own number of heads.
+    /// Number of key heads. It is smaller than `num_heads` if groups of query heads share a key
+    /// head. Layers may differ: the length of a layer's list is the layer's own number of heads.
     pub num_kv_heads: usize,
-    /// Positions.
+    /// Number of positions.
     pub seq_len: usize,
-    /// Elements per head. Layers may differ; the length of each vector is `seq_len * head_dim` of
-    /// its layer.
+    /// Elements per head. Layers may differ: each vector has `seq_len * head_dim` elements with the
+    /// layer's own `head_dim`.
     pub head_dim: usize,
     /// `[layer][kv_head]`, each `seq_len * head_dim` row-major. A layer that shares another layer's
-    /// keys has those keys; one without attention has an empty list.
+    /// keys has a copy of these keys; a layer without attention has an empty list.
     pub keys: Vec<Vec<Vec<f32>>>,
     /// `[layer][head]`, each `seq_len * head_dim` row-major. A layer without attention has an empty
     /// list.
@@ -116,8 +116,8 @@ pub struct AttentionWeights {
     pub tokens: Vec<u32>,
     /// The requested layers that have attention.
     pub layers: Vec<usize>,
-    /// `[layer][head]`, each with one weight per position. Their sum is 1, or less where an
-    /// attention sink takes a share.
+    /// `[layer][head]`, each with one weight per position. The sum of the weights is 1, or less if
+    /// an attention sink takes a share.
     pub weights: Vec<Vec<Vec<f32>>>,
 }
 
@@ -167,9 +167,9 @@ pub struct FeedForwardWeights {
     /// The activation of the gate, or of the up matrix where there is no gate: `silu`, `gelu`,
     /// `gelu_tanh`, `relu` or `relu2`.
     pub activation: String,
-    /// The rows of the gate matrix; of the up matrix where there is no gate.
+    /// The rows of the gate matrix. Without a gate, the rows of the up matrix.
     pub gate: Vec<f32>,
-    /// The rows of the up matrix, if there is also a gate.
+    /// The rows of the up matrix; `None` without a gate.
     pub up: Option<Vec<f32>>,
     /// The columns of the down matrix.
     pub down: Vec<f32>,
@@ -179,8 +179,8 @@ pub struct FeedForwardWeights {
     pub up_bias: Option<Vec<f32>>,
     /// The output's bias, `[hidden_size]`; with experts, `[experts, hidden_size]`.
     pub down_bias: Option<Vec<f32>>,
-    /// The number of experts, if the layer has them; features are listed expert by expert. Only
-    /// experts that the router chooses count, not one that serves all tokens.
+    /// Number of experts, if the layer has experts. Features are listed expert by expert. The
+    /// number includes only experts that the router can choose, not a shared expert.
     pub experts: Option<usize>,
 }
 
@@ -207,7 +207,7 @@ pub struct AttentionProjections {
     pub outputs: Vec<f32>,
 }
 
-/// A model that shows its attention.
+/// A model whose attention and hidden states can be inspected.
 pub trait AttentionInspector: TextModel {
     /// Runs the prompt once and returns keys and queries of its attention. Engines check
     /// `interrupt` between the steps of a prompt.
@@ -239,8 +239,9 @@ pub trait AttentionInspector: TextModel {
         ))
     }
 
-    /// [`AttentionInspector::hidden_states`] for several prompts, each with a list of
-    /// positions. Engines may run several prompts in one pass. This default runs them one by one.
+    /// [`AttentionInspector::hidden_states`] for several prompts, each with its own list of
+    /// positions. Engines may run several prompts in one pass. This default runs the prompts one by
+    /// one.
     ///
     /// # Errors
     /// As [`AttentionInspector::hidden_states`], for any of the prompts, and
@@ -277,8 +278,8 @@ pub trait AttentionInspector: TextModel {
         ))
     }
 
-    /// The attention weights of the prompt's last token in `layers`, or in all layers, after the
-    /// score cap, sliding windows and sinks. `interrupt` ends it.
+    /// The attention weights of the prompt's last token in `layers`, or in all layers. They include
+    /// the score cap, sliding windows and sinks. `interrupt` can end the computation.
     ///
     /// # Errors
     /// As [`AttentionInspector::inspect_attention`]; [`crate::ErrorKind::InvalidOption`] for
@@ -296,7 +297,8 @@ pub trait AttentionInspector: TextModel {
         ))
     }
 
-    /// The input of each layer's feed-forward part at `positions` of a prompt. `interrupt` ends it.
+    /// The input of each layer's feed-forward part at `positions` of a prompt. `interrupt` can end
+    /// the computation.
     ///
     /// # Errors
     /// As [`AttentionInspector::hidden_states`].
@@ -314,7 +316,7 @@ pub trait AttentionInspector: TextModel {
     }
 
     /// The activations of each layer's feed-forward features at `positions` of a prompt.
-    /// `interrupt` ends it.
+    /// `interrupt` can end the computation.
     ///
     /// # Errors
     /// As [`AttentionInspector::hidden_states`]. [`crate::ErrorKind::Unsupported`] also for a
@@ -336,8 +338,8 @@ pub trait AttentionInspector: TextModel {
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidOption`] for an unknown layer, and
-    /// [`crate::ErrorKind::Unsupported`] for one without separate features, or if the backend
-    /// cannot report them.
+    /// [`crate::ErrorKind::Unsupported`] for a layer without separate features, or if the backend
+    /// cannot report the weights.
     fn feed_forward_weights(&self, layer: usize) -> Result<FeedForwardWeights> {
         let _ = layer;
         Err(crate::error::Error::new(
@@ -349,9 +351,9 @@ pub trait AttentionInspector: TextModel {
     /// The matrices of a layer's attention.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidOption`] for an unknown layer, and
-    /// [`crate::ErrorKind::Unsupported`] for one without plain attention or that shares another
-    /// layer's keys, or if the backend cannot report them.
+    /// [`crate::ErrorKind::InvalidOption`] for an unknown layer. [`crate::ErrorKind::Unsupported`]
+    /// for a layer without plain attention, for a layer that shares another layer's keys, or if the
+    /// backend cannot report the matrices.
     fn attention_projections(&self, layer: usize) -> Result<AttentionProjections> {
         let _ = layer;
         Err(crate::error::Error::new(
@@ -373,8 +375,8 @@ pub trait AttentionInspector: TextModel {
         ))
     }
 
-    /// The dot products of all token embeddings, as stored, with `vectors`, `[vectors,
-    /// hidden_size]` row-major: one list of `vocab_size` numbers per vector.
+    /// The dot products of `vectors` with all token embeddings, as stored. `vectors` is `[vectors,
+    /// hidden_size]`, row-major. Returns one list of `vocab_size` values per vector.
     ///
     /// # Errors
     /// As [`AttentionInspector::unembed`].
@@ -386,9 +388,10 @@ pub trait AttentionInspector: TextModel {
         ))
     }
 
-    /// The logits of hidden states, `[states, hidden_size]` row-major, by the model's last norm and
-    /// head. From the last block's output they are the model's own logits; from an earlier block's,
-    /// its "logit lens" (nostalgebraist, 2020). One list of `vocab_size` logits per state.
+    /// Applies the model's last norm and head to hidden states `[states, hidden_size]`, row-major.
+    /// Returns one list of `vocab_size` logits per state. For the last block's output, these are
+    /// the model's own logits. For an earlier block's output, they are its "logit lens"
+    /// (nostalgebraist, 2020).
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidOption`] if `states` is not a multiple of `hidden_size`, and

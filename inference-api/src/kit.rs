@@ -1,6 +1,6 @@
-//! Parts that every backend needs: stop strings cut from a stream ([`StopText`]), bytes as whole
-//! characters ([`Utf8Decoder`]), a clock for metrics ([`Clock`]), and the text of a caught panic
-//! ([`panic_text`]). Nothing here needs a tokenizer or an engine.
+//! Parts that most backends need: [`StopText`] cuts stop strings from a stream, [`Utf8Decoder`]
+//! assembles whole characters from bytes, [`Clock`] measures a request, and [`panic_text`] returns
+//! the message of a caught panic. No part needs a tokenizer or an engine.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -11,7 +11,7 @@ use crate::metrics::GenerateMetrics;
 /// The output of one step of a [`StopText`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Released<T> {
-    /// Tokens with their text, which is final, beginning with the oldest. A text may be empty.
+    /// Tokens with their final text, oldest first. A text may be empty.
     pub ready: Vec<(T, String)>,
     /// The stop string that was found. The released text ends before it.
     pub stopped: Option<String>,
@@ -28,26 +28,26 @@ impl<T> Default for Released<T> {
 
 /// Cuts stop strings from streamed text.
 ///
-/// A token is held back while its text is incomplete or may begin a stop string. The released
-/// texts, joined, are the text of all tokens, cut before the first complete stop string. If several
-/// stop strings end at the same byte, the longest counts. A step takes time proportional to its new
-/// text times the number of stop strings.
+/// A token is withheld while its text is incomplete or may be the start of a stop string. The
+/// released texts, joined, are the text of all tokens up to the first complete stop string. If
+/// several stop strings end at the same byte, the longest is reported. The cost of a step is
+/// proportional to the length of its new text times the number of stop strings.
 ///
-/// `T` is the backend's own data of a token, such as the id.
+/// `T` is the backend's own data of a token, such as its id.
 #[derive(Debug, Clone)]
 pub struct StopText<T> {
     stops: Vec<Matcher>,
-    /// Tokens that are held back, each with the text that it completed.
+    /// Withheld tokens, each with the text that it completed.
     waiting: VecDeque<(T, String)>,
-    /// The length of the text of all held-back tokens, in bytes.
+    /// Length of the text of all withheld tokens, in bytes.
     waiting_bytes: usize,
-    /// The number of newest tokens that belong to an incomplete character.
+    /// Number of newest tokens that belong to an incomplete character.
     open: usize,
     stopped: Option<String>,
 }
 
 impl<T> StopText<T> {
-    /// A stream that ends at any of the strings in `stops`. Empty strings are ignored.
+    /// A stream that ends at any string in `stops`. Empty strings are ignored.
     #[must_use]
     pub fn new(stops: &[String]) -> Self {
         Self {
@@ -63,8 +63,8 @@ impl<T> StopText<T> {
         }
     }
 
-    /// Takes the next token. `pending` is whether part of its text comes with a later token. After
-    /// a stop string, this returns no text.
+    /// Adds the next token. `pending` is whether a later token completes its text. After a stop
+    /// string was found, no text is returned.
     pub fn push(&mut self, token: T, text: &str, pending: bool) -> Released<T> {
         if self.stopped.is_some() {
             return self.over();
@@ -74,7 +74,7 @@ impl<T> StopText<T> {
         self.append(text)
     }
 
-    /// Ends the stream. Appends `rest` to the last held-back token, and releases all tokens.
+    /// Ends the stream. Appends `rest` to the last withheld token, and releases all tokens.
     pub fn finish(&mut self, rest: &str) -> Released<T> {
         if self.stopped.is_some() {
             return self.over();
@@ -100,8 +100,8 @@ impl<T> StopText<T> {
         }
     }
 
-    /// Appends `text` to the newest held-back token, searches for stop strings, and returns final
-    /// text.
+    /// Appends `text` to the newest withheld token, searches for stop strings, and returns text
+    /// that is now final.
     fn append(&mut self, text: &str) -> Released<T> {
         let Some((_, last)) = self.waiting.back_mut() else {
             return Released::default();
@@ -138,7 +138,7 @@ impl<T> StopText<T> {
         }
     }
 
-    /// Returns the first `keep` bytes of the held-back text, drops the rest, and ends the stream.
+    /// Returns the first `keep` bytes of the withheld text, drops the rest, and ends the stream.
     fn stop_at(&mut self, mut keep: usize, stop: String) -> Released<T> {
         let mut ready = Vec::with_capacity(self.waiting.len());
         for (token, mut text) in self.waiting.drain(..) {
@@ -156,11 +156,12 @@ impl<T> StopText<T> {
 }
 
 /// Finds a stop string in a stream of bytes (Knuth, Morris, Pratt 1977). The state is the length of
-/// the longest prefix of the stop string that the stream ends with.
+/// the longest prefix of the stop string that is also a suffix of the stream.
 #[derive(Debug, Clone)]
 struct Matcher {
     stop: String,
-    /// `fallback[n]`: the longest proper prefix of the first `n` bytes that is also their suffix.
+    /// `fallback[n]` is the length of the longest proper prefix of the first `n` bytes that is also
+    /// their suffix.
     fallback: Vec<usize>,
     matched: usize,
 }
@@ -186,7 +187,7 @@ impl Matcher {
         }
     }
 
-    /// Reads one byte; true if the stream now ends with the stop string.
+    /// Reads one byte. Returns true if the stream now ends with the stop string.
     fn step(&mut self, byte: u8) -> bool {
         let bytes = self.stop.as_bytes();
         while self.matched > 0 && bytes.get(self.matched) != Some(&byte) {
@@ -248,17 +249,17 @@ impl Utf8Decoder {
     }
 }
 
-/// Whether more bytes could make `invalid`, the end of a text, a valid character.
+/// Whether further bytes could complete `invalid`, the end of a text, to a valid character.
 fn is_incomplete(invalid: &[u8]) -> bool {
     std::str::from_utf8(invalid).is_err_and(|e| e.valid_up_to() == 0 && e.error_len().is_none())
 }
 
-/// Measures one request, from the call to its end.
+/// Measures the times of one request, from the call to its end.
 #[derive(Debug, Clone)]
 pub struct Clock {
-    /// The time of the call, from which the fields below count.
+    /// Time of the call. All fields below are relative to it.
     asked: Instant,
-    /// When the request's turn came.
+    /// Time at which the request left the queue.
     begun: Option<Duration>,
     first: Option<Duration>,
     last: Duration,
@@ -267,8 +268,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Starts the clock of a request that waits for its turn. Its prefill starts at
-    /// [`Clock::begin`].
+    /// Starts the clock of a request that waits in a queue. The prefill starts at [`Clock::begin`].
     #[must_use]
     pub fn queued() -> Self {
         Self {
@@ -281,7 +281,8 @@ impl Clock {
         }
     }
 
-    /// Starts the clock of a request that runs at once, with this many tokens in its prompt.
+    /// Starts the clock of a request that runs immediately. `prompt_tokens` is the length of its
+    /// prompt.
     #[must_use]
     pub fn start(prompt_tokens: usize) -> Self {
         let mut clock = Self::queued();
@@ -290,14 +291,14 @@ impl Clock {
         clock
     }
 
-    /// Records that the request's turn came.
+    /// Records that the request has left the queue.
     pub fn begin(&mut self) {
         let now = self.asked.elapsed();
         self.begun.get_or_insert(now);
     }
 
-    /// Records that a token was computed; the first one ends the prefill. It does not count the
-    /// token, because a token that ends a reply is not a part of it.
+    /// Records that a token was computed. The first token ends the prefill. The token is not
+    /// counted, because a token that ends a reply is not a part of the reply.
     pub fn token(&mut self) {
         let now = self.asked.elapsed();
         self.first.get_or_insert(now);
@@ -318,7 +319,7 @@ impl Clock {
         running
     }
 
-    /// The metrics up to now, or up to the end.
+    /// The metrics up to now or, after [`Clock::stop`], up to the end.
     #[must_use]
     pub fn metrics(&self) -> GenerateMetrics {
         let total = self.end.unwrap_or_else(|| self.asked.elapsed());

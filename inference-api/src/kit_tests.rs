@@ -1,4 +1,4 @@
-//! Stop strings, characters, the clock and the texts of panics.
+//! Tests of stop strings, characters, the clock and messages of panics.
 
 use proptest::prelude::*;
 
@@ -71,8 +71,8 @@ fn incomplete_characters_wait_and_the_rest_goes_to_the_last_token() {
 }
 
 proptest! {
-    /// The released text is all text before the first complete stop string, in any division into
-    /// tokens.
+    /// However the text is divided into tokens, the released text must be all text before the first
+    /// complete stop string.
     #[test]
     fn text_is_cut_as_in_the_whole(
         pieces in prop::collection::vec("[abé€]{0,3}", 0..12),

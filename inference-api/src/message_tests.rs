@@ -1,4 +1,4 @@
-//! The JSON of messages, tools and prompts is OpenAI's.
+//! Tests that the JSON of messages, tools and prompts has the form of OpenAI's API.
 
 use super::*;
 

@@ -1,5 +1,5 @@
-//! The cost of a request in time, tokens and memory. Backends measure; this file holds the figures
-//! and computes rates.
+//! Metrics of a request: time, tokens and memory. Backends measure them. This file defines the
+//! struct and computes rates.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde::de::Error as _;
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The figures of one request. In JSON, times are seconds and both rates are included.
+/// The metrics of one request. In JSON, times are in seconds, and both rates are included.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GenerateMetrics {
@@ -15,22 +15,22 @@ pub struct GenerateMetrics {
     pub prompt_tokens: usize,
     /// Tokens of the prompt that came from the cache of earlier requests.
     pub cached_tokens: usize,
-    /// Tokens produced.
+    /// Generated tokens.
     pub generated_tokens: usize,
     /// Tokens proposed by a draft model or by prompt lookup.
     pub draft_tokens: usize,
     /// Proposed tokens that the model accepted.
     pub accepted_draft_tokens: usize,
-    /// From the start to the first token.
+    /// Time from the start of the prefill to the first token.
     pub prefill_time: Duration,
-    /// From the first token to the last.
+    /// Time from the first token to the last.
     pub decode_time: Duration,
-    /// From the start to the end.
+    /// Time from the start to the end.
     pub total_time: Duration,
-    /// From the start to the first token, including queueing.
+    /// Time from the call to the first token, with queueing.
     pub time_to_first_token: Duration,
-    /// Peak memory of the backend during the request, including weights, in bytes. Concurrent
-    /// requests share this figure: it is the peak since the first overlapping request began.
+    /// Peak memory of the backend during the request, with weights, in bytes. Concurrent requests
+    /// share this value: it is the peak since the first overlapping request started.
     pub peak_memory_bytes: u64,
     /// Peak memory between the first token and the last, including weights, in bytes; 0 when
     /// unknown. Only a request that ran alone at its first token has this figure.
@@ -102,8 +102,8 @@ impl Serialize for GenerateMetrics {
 }
 
 impl<'de> Deserialize<'de> for GenerateMetrics {
-    /// Reads what [`Serialize`] writes. Missing fields are zero; rates are computed, so those in
-    /// the input are ignored.
+    /// Reads the output of [`Serialize`]. Missing fields are zero. Rates in the input are ignored,
+    /// because they are computed.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Default, Deserialize)]
         #[serde(default, deny_unknown_fields)]

@@ -1,5 +1,5 @@
-//! How to generate: plain structs in groups, with defaults, chained setters and one validation.
-//! How to load a model is in `options/load.rs`.
+//! Generation options: plain structs in groups, with defaults, chained setters and one validation.
+//! `options/load.rs` has the options for loading a model.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -49,7 +49,7 @@ fn unsupported<T>(backend: &str, option: &str) -> Result<T> {
     ))
 }
 
-/// The first field of `options`, or of its groups, that differs from `usual` and is not `known`.
+/// The first field of `options` or of its groups that differs from `usual` and is not in `known`.
 fn first_changed<T: Serialize>(
     options: &T,
     usual: &T,
@@ -62,7 +62,7 @@ fn first_changed<T: Serialize>(
         .map(|(name, _)| name))
 }
 
-/// The names of groups in JSON.
+/// The names of the groups in JSON.
 const GROUPS: [&str; 7] = [
     "sampling",
     "penalties",
@@ -78,7 +78,7 @@ fn fields<T: Serialize>(options: &T) -> Result<serde_json::Map<String, serde_jso
     use serde_json::Value;
     let all = match serde_json::to_value(options) {
         Ok(Value::Object(all)) => all,
-        // JSON has no such number, and no valid option has it.
+        // JSON cannot represent NaN or infinity, and valid options contain neither.
         other => return invalid(format!("the options cannot be written as JSON: {other:?}")),
     };
     let mut fields = serde_json::Map::new();
@@ -91,7 +91,7 @@ fn fields<T: Serialize>(options: &T) -> Result<serde_json::Map<String, serde_jso
     Ok(fields)
 }
 
-/// How to generate.
+/// Generation options.
 ///
 /// There are setters for groups, and for the fields of all groups:
 ///
@@ -120,7 +120,7 @@ fn fields<T: Serialize>(options: &T) -> Result<serde_json::Map<String, serde_jso
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GenerateOptions {
-    /// The most tokens to produce; 0 produces none and ends with
+    /// Maximum number of tokens to generate. With 0, the reply is empty and ends with
     /// [`FinishReason::Length`](crate::FinishReason::Length).
     pub max_tokens: usize,
     /// How a token is chosen.
@@ -170,7 +170,7 @@ impl GenerateOptions {
     }
 
     setters! {
-        /// Sets the most tokens to produce.
+        /// Sets the maximum number of tokens to generate.
         with_max_tokens(max_tokens: usize);
 
         /// Sets how tokens are chosen.
@@ -198,7 +198,7 @@ impl GenerateOptions {
         with_stop(stop.stop_strings: impl Into<Vec<String>>);
         /// Sets tokens that end the reply.
         with_stop_tokens(stop.stop_tokens: impl Into<Vec<u32>>);
-        /// Sets whether to go on after the end-of-text token.
+        /// Sets whether the reply continues after the end-of-text token.
         with_ignore_eos(stop.ignore_eos: bool);
         /// Sets the minimum number of tokens in the reply.
         with_min_tokens(stop.min_tokens: usize);
@@ -214,7 +214,7 @@ impl GenerateOptions {
         with_prefill(prefill: PrefillOptions);
         /// Sets how many positions of the prompt go into one forward pass.
         with_prefill_step_size(prefill.prefill_step_size: usize);
-        /// Sets whether the caches of earlier requests are reused and this one's are kept.
+        /// Sets whether this request reuses cached prefixes, and whether its own cache is kept.
         with_cache_prompt(prefill.cache_prompt: bool);
         /// Sets the group of requests that share cached prompt prefixes.
         with_cache_salt(prefill.cache_salt: impl Into<Option<String>>);
@@ -239,7 +239,7 @@ impl GenerateOptions {
         with_deadline(interrupt.deadline: impl Into<Option<Instant>>);
     }
 
-    /// Checks every field of every group. A backend calls it once, when a request arrives.
+    /// Checks each field of each group. A backend calls it once, when a request arrives.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] naming the field, its value and the allowed values.
@@ -261,11 +261,11 @@ impl GenerateOptions {
                  set one of them",
             ));
         }
-        // Checked last, because a grammar may be long.
+        // The constraints come last, because checking a long grammar takes time.
         self.constraints.validate()
     }
 
-    /// Checks whether the request should end now; engines call it between steps.
+    /// Checks whether the request must end now. Engines call it between steps.
     ///
     /// # Errors
     /// [`ErrorKind::Cancelled`] or [`ErrorKind::DeadlineExceeded`].
@@ -273,11 +273,10 @@ impl GenerateOptions {
         self.interrupt.check()
     }
 
-    /// Refuses every option that differs from its default and is not in `honored`; options are
-    /// named by field, without the group. A backend that calls it after
-    /// [`GenerateOptions::validate`] ignores no option, including those of later versions. Options
-    /// that change only the speed are not refused. Every backend must honor the cancel token and
-    /// the deadline.
+    /// Refuses each option that differs from its default and is not in `honored`. Options are named
+    /// by field, without the group. A backend that calls this after [`GenerateOptions::validate`]
+    /// never ignores an option silently, even an option of a later version. Options that change
+    /// only the speed are not refused. Every backend must honor the cancel token and the deadline.
     ///
     /// ```
     /// use inference::{ErrorKind, GenerateOptions};
@@ -303,7 +302,8 @@ impl GenerateOptions {
     /// their own message.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for a number that JSON lacks; valid options have none.
+    /// [`ErrorKind::InvalidOption`] for a number that JSON cannot represent. Valid options have
+    /// none.
     pub fn first_not_of(&self, honored: &[&str]) -> Result<Option<String>> {
         const FASTER: [&str; 4] = [
             "prefill_step_size",
@@ -312,7 +312,7 @@ impl GenerateOptions {
             "prompt_lookup",
         ];
         let known = |name: &str| honored.contains(&name) || FASTER.contains(&name);
-        // Functions have no form in JSON.
+        // Functions cannot be represented in JSON, so they are checked separately.
         if !self.constraints.logits_processors.is_empty() && !known("logits_processors") {
             return Ok(Some(String::from("logits_processors")));
         }
@@ -323,7 +323,8 @@ impl GenerateOptions {
     /// to send options to another process.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for a number that JSON lacks; valid options have none.
+    /// [`ErrorKind::InvalidOption`] for a number that JSON cannot represent. Valid options have
+    /// none.
     pub fn to_flat_json(&self) -> Result<serde_json::Map<String, serde_json::Value>> {
         fields(self)
     }

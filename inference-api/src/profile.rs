@@ -1,4 +1,4 @@
-//! The time of each part of a decode step, measured one by one.
+//! Measured times of each part of a decode step.
 
 use std::fmt;
 
@@ -15,9 +15,9 @@ use crate::options::GenerateOptions;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StepPart {
-    /// Ids to vectors.
+    /// Token ids to embedding vectors.
     Embedding,
-    /// Norms, and residual sums that are not fused into a product.
+    /// Norms, and residual additions that are not fused into a matrix multiplication.
     Norm,
     /// The projections of queries, keys and values.
     Qkv,
@@ -25,23 +25,23 @@ pub enum StepPart {
     Attention,
     /// The output projection of attention.
     Output,
-    /// The whole mixer of a layer that is not plain attention, such as a recurrent one, with the
-    /// norm before it.
+    /// The whole mixer of a layer without plain attention, such as a recurrent mixer, with the norm
+    /// before it.
     Mixer,
-    /// The feed-forward part: one expert, or a mixture.
+    /// The feed-forward part: one expert, or a mixture of experts.
     Mlp,
-    /// Inputs and factors that only some families have.
+    /// Inputs and factors that only some model families have.
     Extra,
-    /// The last hidden state to logits.
+    /// The last hidden state to logits: last norm and head.
     Head,
-    /// Logits to a token.
+    /// Logits to a token: processors and sampling.
     Sampling,
-    /// Caches and everything else in the step.
+    /// Cache updates and all other work of the step.
     Rest,
 }
 
 impl StepPart {
-    /// Every part, in the order of a step.
+    /// All parts, in the order of a step.
     pub const ALL: [StepPart; 11] = [
         StepPart::Embedding,
         StepPart::Norm,
@@ -94,7 +94,7 @@ pub struct PartTime {
 }
 
 impl PartTime {
-    /// A time of one part.
+    /// The time of one part.
     #[must_use]
     pub fn new(layer: Option<usize>, part: StepPart, seconds: f64) -> Self {
         Self {
@@ -105,8 +105,8 @@ impl PartTime {
     }
 }
 
-/// The times of a decode step. Each part is evaluated before the next one begins, so times do not
-/// overlap. An ordinary step fuses operations across parts and is faster:
+/// The times of a decode step. Each part is evaluated before the next one starts, so times do not
+/// overlap. An ordinary step fuses operations across parts and is therefore faster; see
 /// [`plain_step_seconds`](Self::plain_step_seconds).
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -143,9 +143,9 @@ impl StepProfile {
 
 /// A model that can profile its decode steps.
 pub trait ProfiledModel: TextModel {
-    /// Runs `prompt`, then decodes [`GenerateOptions::max_tokens`] tokens in measured steps and as
-    /// many in ordinary steps, alternating, with the options' sampling. Generation does not stop
-    /// early, and no cache is kept. `interrupt` ends it.
+    /// Runs `prompt`, and then decodes with the options' sampling. [`GenerateOptions::max_tokens`]
+    /// measured steps alternate with as many ordinary steps. Generation does not stop early, and no
+    /// cache is kept. `interrupt` can end the call.
     ///
     /// # Errors
     /// As [`TextModel::generate`], and [`Interrupt::check`];

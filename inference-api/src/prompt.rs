@@ -1,14 +1,14 @@
-//! Conversations that are ready to run.
+//! Conversations that are rendered and tokenized.
 
 use crate::message::Prompt;
 
-/// A conversation as the model's template writes it, and its ids. It is rendered and tokenized
-/// once: show the text, run the ids.
+/// A conversation as text, rendered by the model's chat template, and as token ids. Use the text
+/// for display, and the ids for inference.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PreparedPrompt {
-    /// The text. Do not run it: in the text, a control token looks the same as a message that
-    /// contains its name.
+    /// The text. It is for display only: in the text, a control token and a message that contains
+    /// its name look the same.
     pub text: String,
     /// The ids of the prompt.
     pub ids: Vec<u32>,

@@ -1,4 +1,4 @@
-//! The computed state of a prompt, saved in a file.
+//! Prompt caches: the computed state of a prompt, saved in a file.
 
 use std::path::Path;
 
@@ -9,11 +9,11 @@ use crate::message::Prompt;
 use crate::options::GenerateOptions;
 use crate::token::TokenStream;
 
-/// A model that saves the computed state of a prompt.
+/// A model that can save the computed state of a prompt.
 pub trait PromptCacheModel: TextModel {
-    /// Runs a prompt and writes its computed state to the file `path`, with its tokens and the
-    /// model's identity. Returns the number of tokens. The file is replaced atomically. Engines
-    /// check `interrupt` between the steps of the prompt; an interrupted call writes no file.
+    /// Runs a prompt and saves its computed state to the file `path`, with the prompt's tokens and
+    /// the model's identity. Returns the number of tokens. The file is replaced atomically. Engines
+    /// check `interrupt` between prefill steps; an interrupted call writes no file.
     ///
     /// # Errors
     /// As [`TextModel::generate`] and [`Interrupt::check`], and [`crate::ErrorKind::Io`] when the
@@ -29,11 +29,11 @@ pub trait PromptCacheModel: TextModel {
     /// returned tokens reuses the state.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidModel`] for a damaged file or one of another model, and
-    /// [`crate::ErrorKind::Unsupported`] for one without token ids.
+    /// [`crate::ErrorKind::InvalidModel`] for a damaged file or a file of another model, and
+    /// [`crate::ErrorKind::Unsupported`] for a file without token ids.
     fn load_prompt_cache(&self, path: &Path) -> Result<Vec<u32>>;
 
-    /// The number of tokens that a file holds. This default reads the whole file.
+    /// The number of tokens in a file. This default reads the whole file.
     ///
     /// # Errors
     /// As [`PromptCacheModel::load_prompt_cache`].
@@ -41,9 +41,9 @@ pub trait PromptCacheModel: TextModel {
         self.load_prompt_cache(path).map(|tokens| tokens.len())
     }
 
-    /// Continues a file with `prompt`, which follows the file's prompt: a text gets no start
-    /// tokens. Engines may accept files without token ids, such as those of mlx-lm; penalties then
-    /// apply to `prompt` alone.
+    /// Continues the saved prompt with `prompt`. A text gets no start tokens, because it follows
+    /// the saved prompt. Engines may accept files without token ids, such as those of mlx-lm;
+    /// penalties then apply to `prompt` only.
     ///
     /// # Errors
     /// As [`PromptCacheModel::load_prompt_cache`] and [`TextModel::generate`].

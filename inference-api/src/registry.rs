@@ -19,7 +19,7 @@ pub const PREFERENCE: [&str; 5] = ["metal", "cuda", "rocm", "llama_cpp", "cpu"];
 const NOTHING_LINKED: &str = "no backend is linked into this program; depend on a backend crate such as `rust-mlx-metal-backend` and \
      refer to it (`use metal_backend as _;`), or call `inference::register`";
 
-/// A backend that a crate contributes by being linked; see [`crate::register_backend`].
+/// A backend that a crate registers when it is linked; see [`crate::register_backend`].
 #[derive(Debug, Clone, Copy)]
 pub struct BackendRegistration {
     name: &'static str,
@@ -28,8 +28,8 @@ pub struct BackendRegistration {
 }
 
 impl BackendRegistration {
-    /// A backend called `name`, created by `make` at the first use of the registry. The backend's
-    /// own [`Backend::name`] must be the same. `make` must not use the registry.
+    /// A backend called `name`. `make` creates it when the registry is first used.
+    /// [`Backend::name`] must return the same name. `make` must not use the registry.
     #[must_use]
     pub const fn new(name: &'static str, make: fn() -> Box<dyn Backend>) -> Self {
         Self {
@@ -39,7 +39,7 @@ impl BackendRegistration {
         }
     }
 
-    /// Sets the place of the registration in source, for the error about duplicate names.
+    /// Sets the source location of the registration, for the error about duplicate names.
     #[must_use]
     pub const fn with_origin(mut self, origin: &'static str) -> Self {
         self.origin = origin;
@@ -49,9 +49,9 @@ impl BackendRegistration {
 
 inventory::collect!(BackendRegistration);
 
-/// Contributes a backend to every program that links this crate:
-/// `register_backend!("mine", || Box::new(Mine));`, outside of any function. The expression is a
-/// function without captures that returns a `Box<dyn Backend>`.
+/// Registers a backend in each program that links this crate. Use it outside of functions:
+/// `register_backend!("mine", || Box::new(Mine));`. The expression is a function without captures
+/// that returns a `Box<dyn Backend>`.
 #[macro_export]
 macro_rules! register_backend {
     ($name:expr, $make:expr $(,)?) => {
@@ -62,15 +62,15 @@ macro_rules! register_backend {
     };
 }
 
-/// A backend with the name under which it was registered. The name is stored, because a call to the
-/// backend runs plugin code.
+/// A backend with its registered name. The name is stored, because [`Backend::name`] would run
+/// plugin code.
 struct Entry {
     name: String,
     origin: &'static str,
     backend: Arc<dyn Backend>,
 }
 
-/// A name that several linked crates claim.
+/// A name that several linked crates register.
 struct Duplicate {
     name: String,
     origins: Vec<&'static str>,
@@ -91,15 +91,15 @@ impl Duplicate {
 }
 
 struct Registry {
-    /// Sorted by name, each name once.
+    /// Sorted by name. Each name occurs once.
     entries: Vec<Entry>,
-    /// Sorted by name. They are never returned, so that neither claimant shadows the other.
+    /// Sorted by name. No lookup returns them, so that neither of two backends hides the other.
     duplicates: Vec<Duplicate>,
 }
 
 static REGISTRY: LazyLock<RwLock<Registry>> = LazyLock::new(|| {
     let mut linked: Vec<_> = inventory::iter::<BackendRegistration>.into_iter().collect();
-    // The linker's order is not stable, so entries are sorted by name and place in source.
+    // The linker's order is not stable, so registrations are sorted by name and source location.
     linked.sort_by_key(|r| (r.name, r.origin));
     let mut registry = Registry {
         entries: Vec::new(),
@@ -123,8 +123,8 @@ static REGISTRY: LazyLock<RwLock<Registry>> = LazyLock::new(|| {
 
 /// Creates a linked backend; a plugin that fails is listed as unavailable.
 fn make(registration: &BackendRegistration) -> Arc<dyn Backend> {
-    // The name is compared in here, because `name` and the drop of a refused backend are plugin
-    // code.
+    // The name is compared inside the closure, because `name` and the drop of a refused backend run
+    // plugin code, which may panic.
     let made = catch_unwind(|| {
         let backend = (registration.make)();
         if backend.name() == registration.name {
@@ -152,7 +152,7 @@ fn make(registration: &BackendRegistration) -> Arc<dyn Backend> {
     })
 }
 
-/// Represents a plugin that could not be created.
+/// A placeholder for a plugin that could not be created.
 struct Broken {
     name: &'static str,
     reason: String,
@@ -182,12 +182,12 @@ impl Backend for Broken {
     }
 }
 
-/// `: message` of a panic, if it has a message.
+/// `: message` for a panic with a message, otherwise an empty text.
 fn said(panic: &(dyn Any + Send)) -> String {
     panic_text(panic).map_or_else(String::new, |message| format!(": {message}"))
 }
 
-/// Runs `f` on the registry. No plugin's code runs under the lock.
+/// Runs `f` on the registry. `f` must not run plugin code, because the lock is held.
 fn read<R>(f: impl FnOnce(&Registry) -> R) -> R {
     f(&REGISTRY.read())
 }
@@ -241,8 +241,8 @@ pub fn backends() -> Vec<Arc<dyn Backend>> {
     read(|r| r.entries.iter().map(|e| Arc::clone(&e.backend)).collect())
 }
 
-/// Names that several linked crates claim, sorted. None of them can be used until only one such
-/// crate is linked.
+/// Names that several linked crates register, sorted. Such a name is unusable until only one crate
+/// registers it.
 #[must_use]
 pub fn duplicates() -> Vec<String> {
     read(|r| r.duplicates.iter().map(|d| d.name.clone()).collect())
@@ -254,7 +254,7 @@ fn named() -> Vec<(String, Arc<dyn Backend>)> {
     read(|r| r.entries.iter().map(pair).collect())
 }
 
-/// Fails if several crates claim `name`.
+/// Returns an error if several crates register `name`.
 fn refuse_duplicate(name: &str) -> Result<()> {
     let duplicate_error = |r: &Registry| {
         let duplicate = r.duplicates.iter().find(|d| d.name == name);
@@ -263,7 +263,7 @@ fn refuse_duplicate(name: &str) -> Result<()> {
     read(duplicate_error).map_or(Ok(()), Err)
 }
 
-/// Whether a backend can work. A plugin that panics counts as unavailable.
+/// Whether a backend can work on this machine. A plugin that panics counts as unavailable.
 ///
 /// # Errors
 /// The reason why it is unavailable.
@@ -353,7 +353,7 @@ fn distance(a: &str, b: &str) -> usize {
     strsim::levenshtein(&a, &b)
 }
 
-/// The best available backend by [`PREFERENCE`], then by name.
+/// The first available backend in the order of [`PREFERENCE`], then by name.
 ///
 /// # Errors
 /// [`ErrorKind::NoBackend`] with the reasons when none is linked or available;
@@ -389,10 +389,10 @@ pub fn default_backend() -> Result<Arc<dyn Backend>> {
     ))
 }
 
-/// Loads the model at `path` with the backend that `options` name, or the default one.
+/// Loads the model at `path` with the backend that `options` names, or with the default one.
 ///
 /// # Errors
-/// [`ErrorKind::ModelNotFound`] when `path` does not exist, before any backend is called; otherwise
+/// [`ErrorKind::ModelNotFound`] if `path` does not exist, before any backend is called; otherwise
 /// as [`LoadOptions::validate`], [`backend()`] and [`Backend::load_model`].
 pub fn load_model(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Box<dyn TextModel>> {
     let path = path.as_ref();

@@ -1,4 +1,4 @@
-//! Models that compute feed-forward parts in two ways: by a plan, and densely.
+//! Models that can compute feed-forward parts in two ways: by a plan, or densely.
 
 use crate::backend::TextModel;
 use crate::cancel::Interrupt;
@@ -12,17 +12,17 @@ pub trait RoutedModel: TextModel {
     /// The plan.
     fn feed_forward_plan(&self) -> &FeedForwardPlan;
 
-    /// Whether all parts are in memory for dense computation;
-    /// [`LoadOptions::walk_only`](crate::LoadOptions::walk_only) leaves some out.
+    /// Whether the weights for dense computation are in memory.
+    /// [`LoadOptions::walk_only`](crate::LoadOptions::walk_only) omits some of them.
     fn has_dense(&self) -> bool;
 
-    /// Logits after the last token of a prompt, `[1, vocab]`, by the plan, or densely if `dense` is
-    /// set. Caches of earlier requests are not used.
+    /// The logits after the last token of a prompt, `[1, vocab]`. They are computed by the plan or,
+    /// if `dense` is set, densely. Caches of earlier requests are not used.
     ///
     /// # Errors
-    /// As [`TokenModel::logits`](crate::TokenModel::logits);
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for `dense` if parts are not in
-    /// memory.
+    /// As [`TokenModel::logits`](crate::TokenModel::logits).
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for `dense` if some weights are
+    /// not in memory.
     fn routed_logits(
         &self,
         prompt: &Prompt,

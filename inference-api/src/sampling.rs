@@ -1,5 +1,5 @@
 //! Constraints on tokens that are not plain numbers: grammars, and logits processors written in
-//! Rust. Each backend implements its sampling; the numeric options are in
+//! Rust. Each backend implements its own sampling. The numeric options are in
 //! [`GenerateOptions`](crate::GenerateOptions).
 
 use std::fmt;
@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, ErrorKind, Result};
 use crate::grammar_limits;
 
-/// The form of a reply. Only tokens that can lead to such a reply are drawn.
+/// A grammar for a reply. Only tokens that can lead to a matching reply are drawn.
 ///
 /// A reply that ends with [`FinishReason::Stop`](crate::FinishReason::Stop) by the model's
-/// end-of-text token matches completely. A truncated reply (by `max_tokens`, a stop string, a stop
-/// token, a deadline or a cancellation) is a prefix of one that matches.
+/// end-of-text token matches completely. A truncated reply is a prefix of a matching text.
+/// `max_tokens`, a stop string, a stop token, a deadline or a cancellation can truncate a reply.
 ///
 /// A grammar that is too large is refused before it is compiled. A schema may have 1 MiB and
 /// 100,000 values that are 128 levels deep at most. An object has at most 2,000 members, an array
@@ -33,8 +33,8 @@ use crate::grammar_limits;
 pub enum Grammar {
     /// A JSON value that this schema allows. `{}` (or `true`) allows every JSON value.
     JsonSchema(serde_json::Value),
-    /// A text that this regular expression matches from beginning to end, in the syntax of Rust's
-    /// `regex` crate.
+    /// A text that matches this regular expression completely, in the syntax of Rust's `regex`
+    /// crate.
     Regex(String),
     /// A text of this context-free grammar, in Lark's syntax, that begins at the rule `start`.
     Lark(String),
@@ -50,7 +50,7 @@ impl Grammar {
     /// The schema in `text`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] when it is not JSON or exceeds the size of a schema.
+    /// [`ErrorKind::InvalidOption`] if the text is not JSON or exceeds the size limit of a schema.
     pub fn from_json_schema(text: &str) -> Result<Self> {
         if text.len() > grammar_limits::SCHEMA_BYTES {
             return Err(invalid(format!(
@@ -74,14 +74,15 @@ impl Grammar {
         }
     }
 
-    /// Checks everything that needs no vocabulary, the size first. The engine checks the rest when
-    /// a request starts.
+    /// Checks everything that needs no vocabulary, starting with the size. The engine checks the
+    /// rest when a request starts.
     ///
-    /// A value made by a program may be nested deeper than any parsed text. Call this before
-    /// anything that recurses over the value, such as a clone. This check does not recurse.
+    /// A value built by a program may be nested deeper than any parsed text. Call this check before
+    /// any recursive operation on the value, such as a clone. The check itself does not recurse.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] with the fault; for a limit, with its name and a JSON pointer.
+    /// [`ErrorKind::InvalidOption`] with the fault. For an exceeded limit, the message names the
+    /// limit and a JSON pointer.
     pub fn validate(&self) -> Result<()> {
         match self {
             Grammar::JsonSchema(value) => grammar_limits::check_schema(value)?,
@@ -115,15 +116,16 @@ fn invalid(message: String) -> Error {
     Error::new(ErrorKind::InvalidOption, message)
 }
 
-/// Changes logits before a token is drawn, for needs that no option covers.
+/// Changes logits before a token is drawn, for cases that no option covers.
 ///
-/// The engine copies the logits of such a request to the host at every step, and waits for each
-/// token before the next step. Everything else in [`GenerateOptions`](crate::GenerateOptions) stays
-/// on the device. Use it only if no option will do.
+/// For such a request, the engine copies the logits to the host at each step, and waits for each
+/// token before the next step. All other [`GenerateOptions`](crate::GenerateOptions) stay on the
+/// device. Therefore use a processor only if no option suffices.
 pub trait LogitsProcessor: Send {
-    /// Changes `logits`, one per token of the vocabulary, in place; minus infinity forbids a token.
-    /// `prompt` and `reply` are the ids up to now. It sees the logits after penalties and biases.
-    /// Banned tokens and the grammar come after it, so it cannot allow tokens that they forbid.
+    /// Changes `logits` in place. There is one logit per token of the vocabulary; minus infinity
+    /// forbids a token. `prompt` and `reply` are the token ids so far. Penalties and biases apply
+    /// before the processor. Banned tokens and the grammar apply after it, so the processor cannot
+    /// allow a token that they forbid.
     ///
     /// # Errors
     /// Any error ends the reply with that error.
@@ -139,13 +141,13 @@ where
     }
 }
 
-/// Makes a [`LogitsProcessor`] for each reply. One set of options can then serve several requests
-/// at once, and each processor may keep state.
+/// Creates a [`LogitsProcessor`] for each reply. So one set of options can serve several concurrent
+/// requests, and each processor may have its own state.
 #[derive(Clone)]
 pub struct LogitsProcessorFactory(Arc<dyn Fn() -> Box<dyn LogitsProcessor> + Send + Sync>);
 
 impl LogitsProcessorFactory {
-    /// Calls `make` at the start of each reply.
+    /// A factory that calls `make` at the start of each reply.
     pub fn new<P, F>(make: F) -> Self
     where
         P: LogitsProcessor + 'static,
@@ -154,7 +156,7 @@ impl LogitsProcessorFactory {
         Self(Arc::new(move || Box::new(make())))
     }
 
-    /// A processor for one reply.
+    /// Creates a processor for one reply.
     #[must_use]
     pub fn make(&self) -> Box<dyn LogitsProcessor> {
         (self.0)()
@@ -167,8 +169,7 @@ impl fmt::Debug for LogitsProcessorFactory {
     }
 }
 
-/// One entry of a logit bias in text form: `15=-2.5` or `15:-2.5`, and llama.cpp's `15-1` or
-/// `15+1`.
+/// A logit bias in text form: `15=-2.5` or `15:-2.5`, or llama.cpp's `15-1` or `15+1`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LogitBias {
     /// The token.

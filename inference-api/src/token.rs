@@ -1,4 +1,4 @@
-//! The output of a model: tokens, streams of them, and the results of calls over many prompts.
+//! The output of a model: tokens, streams of tokens, and results of calls with several prompts.
 
 use std::iter::FusedIterator;
 use std::sync::Arc;
@@ -10,20 +10,20 @@ use crate::metrics::GenerateMetrics;
 
 /// One generated token.
 ///
-/// `text` may be empty while a multi-byte character or a possible stop string is pending. The texts
-/// of a stream, one after another, are the output.
+/// `text` may be empty while a multi-byte character or a possible stop string is incomplete. The
+/// output is the concatenation of all texts of a stream.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq)]
 pub struct Token {
-    /// The number in the vocabulary.
+    /// The token's id in the vocabulary.
     pub id: u32,
-    /// The text it adds to the output.
+    /// The text that the token adds to the output.
     pub text: String,
-    /// The bytes of this token alone, which may be a part of a character. For a special token it is
-    /// its name in the vocabulary. `None` where the backend does not say.
+    /// The bytes of this token alone, which may be a part of a character. A special token has the
+    /// bytes of its name in the vocabulary. `None` if the backend does not report them.
     pub bytes: Option<Box<[u8]>>,
-    /// Whether this is a special token. `text` then lacks its name, which is not part of the
-    /// output.
+    /// Whether this is a special token. Its name is not part of the output, so `text` does not
+    /// contain it.
     pub special: bool,
     /// The logits from which the token was chosen, one per token of the vocabulary, if requested.
     pub logits: Option<Arc<[f32]>>,
@@ -31,14 +31,14 @@ pub struct Token {
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// Natural logarithms of probabilities under the model's own distribution: before penalties,
-/// biases, grammars, filters and temperature. The minimum is -9999, which stands for probability 0.
+/// Log-probabilities (natural logarithm) under the model's own distribution, before penalties,
+/// biases, grammars, filters and temperature. The minimum is -9999, which represents probability 0.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprobs {
     /// The log-probability of the chosen token.
     pub logprob: f32,
-    /// The most probable tokens, the first the most probable.
+    /// The most probable tokens, in descending order.
     pub top: Vec<TopLogprob>,
 }
 
@@ -46,19 +46,19 @@ pub struct TokenLogprobs {
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TopLogprob {
-    /// The number in the vocabulary.
+    /// The token's id in the vocabulary.
     pub id: u32,
-    /// The text of this token alone; U+FFFD stands for parts of a character.
+    /// The text of this token alone. U+FFFD replaces incomplete characters.
     pub text: String,
     /// The natural logarithm of the token's probability.
     pub logprob: f32,
-    /// The bytes of this token alone. `None` where the backend does not say.
+    /// The bytes of this token alone. `None` if the backend does not report them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<Box<[u8]>>,
 }
 
 impl TokenLogprobs {
-    /// What a token had, and the most probable ones.
+    /// The log-probability of the chosen token, and the most probable tokens.
     #[must_use]
     pub fn new(logprob: f32, top: Vec<TopLogprob>) -> Self {
         Self { logprob, top }
@@ -66,7 +66,7 @@ impl TokenLogprobs {
 }
 
 impl TopLogprob {
-    /// One alternative.
+    /// One of the most probable tokens.
     pub fn new(id: u32, text: impl Into<String>, logprob: f32) -> Self {
         Self {
             id,
@@ -76,7 +76,7 @@ impl TopLogprob {
         }
     }
 
-    /// Adds the text of this token alone.
+    /// Sets the bytes of this token alone.
     #[must_use]
     pub fn with_bytes(mut self, bytes: impl Into<Box<[u8]>>) -> Self {
         self.bytes = Some(bytes.into());
@@ -97,28 +97,28 @@ impl Token {
         }
     }
 
-    /// Adds the text of this token alone.
+    /// Sets the bytes of this token alone.
     #[must_use]
     pub fn with_bytes(mut self, bytes: impl Into<Box<[u8]>>) -> Self {
         self.bytes = Some(bytes.into());
         self
     }
 
-    /// Sets whether it is a special token.
+    /// Sets whether this is a special token.
     #[must_use]
     pub fn with_special(mut self, special: bool) -> Self {
         self.special = special;
         self
     }
 
-    /// Adds how probable it was.
+    /// Sets the log-probabilities.
     #[must_use]
     pub fn with_logprobs(mut self, logprobs: TokenLogprobs) -> Self {
         self.logprobs = Some(logprobs);
         self
     }
 
-    /// Adds the logits it was drawn from.
+    /// Sets the logits from which the token was chosen.
     #[must_use]
     pub fn with_logits(mut self, logits: impl Into<Arc<[f32]>>) -> Self {
         self.logits = Some(logits.into());
@@ -131,11 +131,11 @@ impl Token {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
-    /// The model's end-of-text token, a stop token or a stop string.
+    /// The model's end-of-text token, a stop token or a stop string ended the reply.
     Stop,
-    /// The most tokens asked for, or the end of the context.
+    /// The reply reached the maximum number of tokens, or the end of the context.
     Length,
-    /// The caller cancelled, or dropped the stream.
+    /// The caller cancelled the request, or dropped the stream.
     Cancelled,
     /// The deadline passed.
     Deadline,
@@ -144,7 +144,7 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
-    /// The name as JSON has it.
+    /// The name in JSON.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -158,7 +158,7 @@ impl FinishReason {
 }
 
 impl FinishReason {
-    /// How a reply ends that fails with `error`.
+    /// The finish reason of a reply that fails with `error`.
     #[must_use]
     pub fn of_error(error: &Error) -> Self {
         match error.kind() {
@@ -180,7 +180,7 @@ impl std::fmt::Display for FinishReason {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StopCause {
-    /// The model's end-of-text token, or one of them.
+    /// One of the model's end-of-text tokens.
     Eos(u32),
     /// One of [`StopOptions::stop_tokens`](crate::StopOptions::stop_tokens).
     Token(u32),
@@ -188,30 +188,30 @@ pub enum StopCause {
     String(String),
 }
 
-/// What a backend implements to give a [`TokenStream`].
+/// The backend's side of a [`TokenStream`].
 pub trait TokenSource: Iterator<Item = Result<Token>> + Send {
-    /// Why the reply ended; `None` while it goes on.
+    /// Why the reply ended; `None` while it continues.
     fn finish_reason(&self) -> Option<FinishReason>;
 
-    /// What stopped the reply, once it ended with [`FinishReason::Stop`]; `None` where the backend
-    /// does not say.
+    /// What stopped the reply, if it ended with [`FinishReason::Stop`]. `None` if the backend does
+    /// not report it.
     fn stop_cause(&self) -> Option<StopCause> {
         None
     }
 
-    /// The figures of this request so far.
+    /// The metrics of this request so far.
     fn metrics(&self) -> GenerateMetrics;
 }
 
-/// A reply during generation: an iterator of tokens. It ends after an error, and dropping it
-/// cancels the request.
+/// The tokens of a reply, as an iterator. The iterator ends after an error. Dropping it cancels the
+/// request.
 ///
-/// Cancellation and deadlines show as one error of kind [`crate::ErrorKind::Cancelled`] or
-/// [`crate::ErrorKind::DeadlineExceeded`].
+/// After a cancellation or a deadline, the stream returns one error of kind
+/// [`crate::ErrorKind::Cancelled`] or [`crate::ErrorKind::DeadlineExceeded`].
 pub struct TokenStream {
     source: Box<dyn TokenSource>,
     ended: bool,
-    /// What an error says about the end, for a source that says nothing itself.
+    /// The finish reason that follows from an error, for a source that reports none itself.
     failure: Option<FinishReason>,
 }
 
@@ -239,26 +239,26 @@ impl TokenStream {
         }
     }
 
-    /// Why the reply ended; `None` while it goes on.
+    /// Why the reply ended; `None` while it continues.
     #[must_use]
     pub fn finish_reason(&self) -> Option<FinishReason> {
         self.source.finish_reason().or(self.failure)
     }
 
-    /// What stopped the reply, once it ended with [`FinishReason::Stop`]; `None` where the backend
-    /// does not say.
+    /// What stopped the reply, if it ended with [`FinishReason::Stop`]. `None` if the backend does
+    /// not report it.
     #[must_use]
     pub fn stop_cause(&self) -> Option<StopCause> {
         self.source.stop_cause()
     }
 
-    /// The figures of this request so far.
+    /// The metrics of this request so far.
     #[must_use]
     pub fn metrics(&self) -> GenerateMetrics {
         self.source.metrics()
     }
 
-    /// Runs to the end and returns the text.
+    /// Generates to the end, and returns the text.
     ///
     /// # Errors
     /// The first error of the stream.
@@ -266,7 +266,7 @@ impl TokenStream {
         Ok(self.collect_output()?.text)
     }
 
-    /// Runs to the end and returns text, ids and figures.
+    /// Generates to the end, and returns text, ids and metrics.
     ///
     /// # Errors
     /// The first error of the stream.
@@ -316,9 +316,9 @@ impl std::fmt::Debug for TokenStream {
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClassifyResult {
-    /// The token drawn.
+    /// The chosen token.
     pub token: Token,
-    /// The logits of the whole vocabulary, where asked for.
+    /// The logits of the whole vocabulary, if requested.
     pub logits: Option<Vec<f32>>,
 }
 
@@ -334,11 +334,11 @@ impl ClassifyResult {
 #[non_exhaustive]
 #[derive(Debug, Clone)]
 pub struct BatchResult {
-    /// The tokens, up to the error where there was one.
+    /// The tokens. If there is an error, the tokens before it.
     pub tokens: Vec<Token>,
     /// Why it ended.
     pub finish_reason: Option<FinishReason>,
-    /// The error of this prompt; the others are not affected.
+    /// The error of this prompt. Other prompts are not affected.
     pub error: Option<Error>,
 }
 

@@ -1,4 +1,4 @@
-//! Models that show ids and logits.
+//! Models with access to token ids and logits.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ pub struct LogitsOutput {
     pub tokens: Vec<u32>,
     /// `[positions, vocab]`.
     pub shape: Vec<usize>,
-    /// Row-major, one row a position.
+    /// Row-major, one row per position.
     pub logits: Vec<f32>,
 }
 
@@ -34,49 +34,50 @@ impl LogitsOutput {
 
 /// A model whose tokenizer and logits can be used directly.
 pub trait TokenModel: TextModel {
-    /// Text to ids; `add_special` adds what the model wants around a text, such as a start token.
+    /// Converts text to ids. `add_special` adds the special tokens that the model expects around a
+    /// text, such as a start token.
     ///
     /// # Errors
-    /// When the text is too long or cannot be encoded.
+    /// If the text is too long or cannot be encoded.
     fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>>;
 
-    /// Ids to text, without special tokens.
+    /// Converts ids to text, without special tokens.
     ///
     /// # Errors
-    /// When an id is not in the vocabulary.
+    /// If an id is not in the vocabulary.
     fn decode(&self, ids: &[u32]) -> Result<String>;
 
-    /// Renders a conversation by the model's template, and tokenizes it as [`TextModel::chat`]
-    /// would run it. No text in the conversation becomes a control token of the model.
+    /// Renders a conversation with the model's chat template, and tokenizes it as
+    /// [`TextModel::chat`] would. Text of the conversation never becomes a control token.
     ///
-    /// A backend that knows only roles and contents refuses everything else by
+    /// A backend that supports only roles and contents refuses everything else with
     /// [`ChatPrompt::check_plain`].
     ///
     /// # Errors
-    /// When the template refuses the messages, and [`ErrorKind::Unsupported`] for what the backend
+    /// If the template refuses the messages; [`ErrorKind::Unsupported`] for inputs that the backend
     /// does not honor.
     fn prepare_chat(&self, prompt: &ChatPrompt) -> Result<PreparedPrompt>;
 
-    /// The source of the model's chat template; of several the one for conversations with tools.
-    /// It shows how the model writes tool calls and reasoning. `None` where there is none, or the
-    /// backend does not give it.
+    /// The source of the model's chat template. If there are several, it is the template for
+    /// conversations with tools. It shows how the model writes tool calls and reasoning. `None` if
+    /// there is no template, or if the backend does not report it.
     fn chat_template(&self) -> Option<&str> {
         None
     }
 
-    /// The logits after the prompt's last token, or after each of its tokens when `all`. Engines
-    /// check `interrupt` between the steps of a prompt.
+    /// The logits after the prompt's last token or, if `all`, after each of its tokens. Engines
+    /// check `interrupt` between prefill steps.
     ///
     /// # Errors
     /// As [`TextModel::generate`] and [`Interrupt::check`].
     fn logits(&self, prompt: &Prompt, all: bool, interrupt: &Interrupt) -> Result<LogitsOutput>;
 
-    /// The natural logarithm of the probability of each token of the prompt but the first, given
-    /// those before it.
+    /// The natural logarithm of each prompt token's probability, given the tokens before it. The
+    /// first token has none.
     ///
     /// # Errors
-    /// As [`TokenModel::logits`], and [`ErrorKind::Unsupported`] where the backend does not have
-    /// it.
+    /// As [`TokenModel::logits`], and [`ErrorKind::Unsupported`] if the backend cannot compute
+    /// log-probabilities.
     fn token_logprobs(&self, prompt: &Prompt, interrupt: &Interrupt) -> Result<Vec<f32>> {
         let _ = (prompt, interrupt);
         Err(Error::new(

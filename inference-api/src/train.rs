@@ -19,9 +19,9 @@ pub struct LoraConfig {
     pub alpha: f32,
     /// Fraction of inputs dropped in training.
     pub dropout: f32,
-    /// Projections to adapt, by the end of their names.
+    /// Projections to adapt, each given by the end of its name.
     pub targets: Vec<String>,
-    /// Adapt only this many last blocks; `None` adapts all.
+    /// Number of last blocks to adapt; `None` adapts all blocks.
     pub num_layers: Option<usize>,
     /// The type of A and B.
     pub dtype: ComputeType,
@@ -68,14 +68,14 @@ impl LoraConfig {
         self
     }
 
-    /// Sets the projections to adapt, by the end of their names.
+    /// Sets the projections to adapt, each given by the end of its name.
     #[must_use]
     pub fn with_targets<S: Into<String>>(mut self, targets: impl IntoIterator<Item = S>) -> Self {
         self.targets = targets.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Sets how many of the last blocks to adapt; `None` is all.
+    /// Sets the number of last blocks to adapt; `None` means all.
     #[must_use]
     pub fn with_num_layers(mut self, num_layers: impl Into<Option<usize>>) -> Self {
         self.num_layers = num_layers.into();
@@ -130,30 +130,31 @@ pub trait Adapter: Send {
     /// The names of its trainable parameters, sorted.
     fn parameter_names(&self) -> Vec<String>;
 
-    /// How many numbers they hold.
+    /// The number of trainable values.
     fn num_parameters(&self) -> usize;
 
     /// Writes the adapter (not the base model) to a directory.
     ///
     /// # Errors
-    /// When writing fails; an adapter that was there before is left whole.
+    /// If writing fails. An adapter that was saved there before stays complete.
     fn save(&self, path: &Path) -> Result<()>;
 }
 
 /// A model that can be fine-tuned.
 pub trait TrainableModel: TextModel {
-    /// Applies a fresh adapter; the base stays frozen.
+    /// Applies a new adapter. The base weights do not change in training.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for a bad configuration or targets that match nothing.
+    /// [`ErrorKind::InvalidOption`] for an invalid configuration, or if no projection matches the
+    /// targets.
     fn apply_lora(&self, config: &LoraConfig) -> Result<Box<dyn Adapter>>;
 
-    /// Applies the adapter of a directory, in place of the current one. Running requests take it
-    /// with their next step.
+    /// Applies the adapter in a directory, and replaces the current one. Running requests use it
+    /// from their next step on.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] when it does not fit the model, which then does not change;
-    /// [`ErrorKind::Unsupported`] where adapters cannot be exchanged.
+    /// [`ErrorKind::InvalidModel`] if the adapter does not fit the model, which then stays
+    /// unchanged; [`ErrorKind::Unsupported`] if the backend cannot exchange adapters.
     fn load_adapter(&self, path: &Path) -> Result<Box<dyn Adapter>> {
         Err(Error::new(
             ErrorKind::Unsupported,
@@ -162,10 +163,11 @@ pub trait TrainableModel: TextModel {
         .with_path(path))
     }
 
-    /// Takes the adapter off, so that the base answers; nothing happens where there is none.
+    /// Removes the adapter, so that replies come from the base model. Does nothing without an
+    /// adapter.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] where adapters cannot be exchanged.
+    /// [`ErrorKind::Unsupported`] if the backend cannot exchange adapters.
     fn remove_adapter(&self) -> Result<()> {
         Err(Error::new(
             ErrorKind::Unsupported,
@@ -173,16 +175,16 @@ pub trait TrainableModel: TextModel {
         ))
     }
 
-    /// Text to ids.
+    /// Converts text to ids.
     ///
     /// # Errors
-    /// When the text cannot be encoded.
+    /// If the text cannot be encoded.
     fn encode(&self, text: &str) -> Result<Vec<u32>>;
 
-    /// Ids to text.
+    /// Converts ids to text.
     ///
     /// # Errors
-    /// When an id is not in the vocabulary.
+    /// If an id is not in the vocabulary.
     fn decode(&self, ids: &[u32]) -> Result<String>;
 
     /// Transformer blocks.

@@ -1,5 +1,5 @@
-//! A program links plugins that panic, misreport their name or claim a name twice. Each fault
-//! becomes an error with the plugin's name, and the other plugins work.
+//! Tests a program whose plugins panic, report a wrong name or share a name. Each fault must become
+//! an error with the plugin's name, and the other plugins must work.
 
 #![forbid(unsafe_code)]
 
@@ -78,7 +78,7 @@ fn what_works_is_served_and_what_does_not_is_listed_with_its_reason() {
         let load = stub.load_model(Path::new("."), &LoadOptions::new());
         assert_eq!(load.err().unwrap().kind(), ErrorKind::UnavailableBackend);
     }
-    // A misnamed backend does not occupy the name that it reports.
+    // A backend that reports a wrong name must not occupy that name.
     assert_eq!(refused("another").kind(), ErrorKind::UnknownBackend);
 }
 
@@ -94,7 +94,7 @@ fn two_of_one_name_are_both_named_and_neither_is_served() {
         );
     };
     both(refused("cpu"));
-    // `cpu` precedes `works` in the preference, so choosing `works` would hide the fault.
+    // `cpu` precedes `works` in the preference order. Choosing `works` would hide the duplicate.
     both(inference::default_backend().err().unwrap());
     both(refused(""));
     both(inference::register(Arc::new(Named("cpu"))).unwrap_err());

@@ -1,5 +1,5 @@
-//! In a program without backends, each request for one returns an error with a remedy. A single
-//! test, because there is one registry per process and the last step fills it.
+//! In a program without backends, each request for a backend must return an error with a remedy.
+//! There is one registry per process and the last step fills it, so this is a single test.
 
 #![forbid(unsafe_code)]
 
@@ -31,7 +31,7 @@ fn an_empty_registry_names_a_crate_to_link() {
         .unwrap();
     assert_eq!(e.kind(), ErrorKind::NoBackend);
 
-    // The missing model is reported first, because no backend would help.
+    // The missing model must be reported first, because a backend would not help.
     let e = inference::load_model("/no/such/model", &LoadOptions::new())
         .err()
         .unwrap();

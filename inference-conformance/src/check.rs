@@ -1,4 +1,5 @@
-//! The list of checks: names, descriptions, when each is required. `checks/` has their code.
+//! The list of checks: their names and descriptions, and when each is required. `checks/` has their
+//! code.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,16 +13,16 @@ use crate::checks::{
 };
 use crate::context::{Context, Verdict};
 
-/// When a check runs, and when it is required.
+/// When a check runs, and whether it is required.
 #[derive(Clone, Copy)]
 pub(crate) enum Need {
     /// Required for every backend.
     Always,
     /// Required for backends that declare the capability of this name.
     Declared(&'static str, fn(&Capabilities) -> bool),
-    /// Run if the model allows it; a skip is not a failure.
+    /// Runs if the model allows it. A skip is no failure.
     WherePossible,
-    /// Tests more than the contract promises, so it runs only when the caller requires it.
+    /// Tests more than the contract promises. It runs only if the caller requires it.
     OnRequest,
 }
 
@@ -329,13 +330,13 @@ impl Check {
         self.definition().name
     }
 
-    /// The promise, in one line.
+    /// The tested promise of the contract, in one line.
     #[must_use]
     pub fn description(self) -> &'static str {
         self.definition().description
     }
 
-    /// Whether a backend with these capabilities must pass it.
+    /// Whether a backend with these capabilities must pass the check.
     #[must_use]
     pub fn is_required(self, capabilities: &Capabilities) -> bool {
         match self.definition().need {

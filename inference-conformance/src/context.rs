@@ -1,5 +1,5 @@
-//! The input of a check: the backend, a model that is loaded once, and prompts. Also the results
-//! that a check returns.
+//! The input of a check: the backend, a model that is loaded once, and prompts. Also the results of
+//! a check.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(crate) enum Stop {
 
 pub(crate) type Verdict = Result<(), Stop>;
 
-/// Fails the check unless the condition holds.
+/// Fails the check if the condition is false.
 macro_rules! ensure {
     ($condition:expr, $($message:tt)+) => {{
         let holds: bool = $condition;
@@ -41,10 +41,10 @@ pub(crate) struct Context {
     pub(crate) capabilities: Capabilities,
     pub(crate) path: PathBuf,
     pub(crate) load: LoadOptions,
-    /// At least two different ones.
+    /// At least two different prompts.
     pub(crate) prompts: Vec<String>,
     pub(crate) timeout: Duration,
-    /// Shared by the checks that do not change it.
+    /// The model that all checks share, unless they change it.
     shared: Mutex<Option<Arc<dyn TextModel>>>,
 }
 
@@ -69,13 +69,13 @@ impl Context {
     }
 
     fn shared(&self) -> MutexGuard<'_, Option<Arc<dyn TextModel>>> {
-        // The lock is not held while a backend works, so a panic cannot leave the value
-        // inconsistent.
+        // The lock is never held while a backend runs, so a panic cannot leave an inconsistent
+        // value.
         self.shared.lock()
     }
 
-    /// The shared model. The check `load` tests that it loads, so other checks are skipped if it
-    /// does not.
+    /// The shared model. If it does not load, this check is skipped, because the check `load`
+    /// reports that failure.
     pub(crate) fn model(&self) -> Result<Arc<dyn TextModel>, Stop> {
         if let Some(model) = self.shared().as_ref() {
             return Ok(Arc::clone(model));
@@ -93,11 +93,11 @@ impl Context {
         }
     }
 
-    /// Makes the next checks load the model again, because it is unreliable after a panic or a
-    /// timeout.
+    /// Makes the next check load the model again. After a panic or a timeout, the old model is
+    /// unreliable.
     pub(crate) fn forget_model(&self) {
         let model = self.shared().take();
-        // Dropping runs code of the backend, which may hang.
+        // Dropping runs code of the backend, which may hang, so another thread does it.
         std::thread::spawn(move || drop(model));
     }
 

@@ -15,20 +15,21 @@
 //! # Ok(()) }
 //! ```
 //!
-//! - Each [`Check`] has a name, a description and an [`Outcome`]. [`Check::ALL`] lists all of them.
-//! - [`inference::Capabilities`] decides the checks. Checks of a declared capability are required,
-//!   and others are skipped. A separate check tests that a call without its capability returns
-//!   `Unsupported`. **A required check that is skipped fails the report**, such as chat on a model
-//!   without a template. Give the suite a model that has one.
-//! - A panic in the backend is caught and fails the check. So does a check that does not end within
-//!   [`Suite::with_timeout`]. The suite then loads the model again and continues.
-//! - Every refusal must be an [`inference::Error`] of the kind that the contract names. A request
-//!   that was refused, cancelled or dropped must leave a model that answers as before.
+//! - Each [`Check`] has a name, a description and an [`Outcome`]. [`Check::ALL`] lists all checks.
+//! - [`inference::Capabilities`] determine which checks run. Checks of a declared capability are
+//!   required, and checks of other capabilities are skipped. A separate check tests that a call of
+//!   an undeclared capability returns `Unsupported`. **If a required check is skipped, the report
+//!   fails.** For example, the check of chat is skipped if the model has no template, so choose a
+//!   model with one.
+//! - A panic in the backend is caught, and fails the check. A check that exceeds
+//!   [`Suite::with_timeout`] fails, too. The suite then loads the model again and continues.
+//! - Each refusal must be an [`inference::Error`] of the kind that the contract names. After a
+//!   refused, cancelled or dropped request, the model must reply as before.
 //!
 //! The traits require `Send` and `Sync`, and [`inference::TokenStream`] must be a fused stream. The
-//! checks rely on both: they run in threads and read past the end.
+//! checks rely on both: they run in several threads, and read past the end of a stream.
 //!
-//! [`scripted`] has a backend whose models reply by a script, for tests that need no engine.
+//! [`scripted`] has a backend whose models reply by a script, for tests without an engine.
 //!
 //! This crate does not depend on a backend, and does not measure speed.
 
@@ -47,7 +48,7 @@ pub use check::Check;
 pub use report::{CheckResult, Outcome, Report};
 pub use suite::Suite;
 
-/// Checked at compile time: these types may be sent to other threads.
+/// Asserts at compile time that these types can be sent to other threads.
 const _: () = {
     const fn crosses<T: Send + Sync + ?Sized>() {}
     const fn moves<T: Send>() {}

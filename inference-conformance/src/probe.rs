@@ -1,5 +1,5 @@
 //! Requests that the checks send to a model: complete replies, and calls that must be rejected with
-//! an error of the right kind.
+//! an error of a certain kind.
 
 use inference::{
     Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Prompt, Result as Answer,
@@ -10,13 +10,13 @@ use crate::context::{Stop, Verdict, ensure, fail};
 
 /// The number of tokens of an ordinary reply.
 pub(crate) const N: usize = 16;
-/// The number of tokens that may follow after a request was stopped, because their text was ready
-/// or held back.
+/// After a request was stopped, this number of tokens may still arrive, because their text was
+/// ready or withheld.
 pub(crate) const LAG: usize = 32;
-/// The length of a reply that is never read to its end.
+/// Length of a reply that no check reads to its end.
 pub(crate) const LONG: usize = 100_000;
 
-/// An increase of memory that is too large for noise, but that even tiny models exceed.
+/// An increase in memory that exceeds noise. Even a leaked tiny model exceeds it.
 pub(crate) const GROWTH: u64 = 1 << 18;
 
 /// A greedy request with exactly this number of tokens.
@@ -45,7 +45,7 @@ impl Reply {
     }
 }
 
-/// Reads a stream to its end; an error in it fails the check.
+/// Reads a stream to its end. An error in the stream fails the check.
 pub(crate) fn read(mut stream: TokenStream) -> Result<(Reply, GenerateMetrics), Stop> {
     let (mut ids, mut texts) = (Vec::new(), Vec::new());
     for token in stream.by_ref() {
@@ -85,7 +85,7 @@ pub(crate) fn reply(
     Ok(read(start(model, prompt, options)?)?.0)
 }
 
-/// The reply, or `None` if the backend reports the feature as unsupported.
+/// The reply; `None` if the backend reports the feature as unsupported.
 pub(crate) fn reply_if_supported(
     model: &dyn TextModel,
     prompt: &Prompt,
@@ -98,7 +98,7 @@ pub(crate) fn reply_if_supported(
     }
 }
 
-/// The error of a call that must fail with one of `kinds`.
+/// The error of a call. The call must fail with one of `kinds`.
 pub(crate) fn refused<T>(
     what: &str,
     answer: Answer<T>,
@@ -127,7 +127,8 @@ pub(crate) fn refused<T>(
     }
 }
 
-/// The first result of a call whose error may come with the first read of the stream.
+/// The first result of a request. Its error may be returned by the call or by the first read of the
+/// stream.
 pub(crate) fn first_item(started: Answer<TokenStream>) -> Answer<()> {
     match started?.next() {
         Some(Err(e)) => Err(e),
@@ -136,7 +137,7 @@ pub(crate) fn first_item(started: Answer<TokenStream>) -> Answer<()> {
 }
 
 /// Reads until the stream ends. It must end after a few tokens with an error of `kind`, and its
-/// metrics must agree.
+/// metrics must be consistent.
 pub(crate) fn ends_with(stream: &mut TokenStream, kind: ErrorKind) -> Verdict {
     for _ in 0..=LAG {
         match stream.next() {
@@ -171,7 +172,7 @@ pub(crate) fn ends_with(stream: &mut TokenStream, kind: ErrorKind) -> Verdict {
     ))
 }
 
-/// Checks that the model answers as before.
+/// Checks that the model replies as before.
 pub(crate) fn usable(model: &dyn TextModel, prompt: &Prompt, before: &Reply) -> Verdict {
     let after = reply(model, prompt, &greedy(N))?;
     same("the model's reply afterwards", &after, before)
@@ -196,7 +197,7 @@ pub(crate) fn same(what: &str, got: &Reply, expected: &Reply) -> Verdict {
     Ok(())
 }
 
-/// Checks that no logit is greater than that of `id`, and that none is NaN.
+/// Checks that no logit exceeds that of `id`, and that no logit is NaN.
 pub(crate) fn is_greatest(what: &str, logits: &[f32], id: u32) -> Verdict {
     ensure!(
         logits.iter().all(|l| !l.is_nan()),

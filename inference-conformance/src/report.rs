@@ -12,11 +12,11 @@ use crate::check::Check;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", content = "reason", rename_all = "snake_case")]
 pub enum Outcome {
-    /// The promise is kept.
+    /// The backend keeps the promise.
     Passed,
-    /// The promise is not kept; the text describes what happened.
+    /// The backend breaks the promise. The text describes how.
     Failed(String),
-    /// The promise was not checked; the text gives the reason.
+    /// The promise was not tested. The text has the reason.
     Skipped(String),
 }
 
@@ -29,7 +29,7 @@ pub struct CheckResult {
     pub check: Check,
     /// The promise, in one line.
     pub description: String,
-    /// Whether a skip fails the report.
+    /// Whether a skip of this check fails the report.
     pub required: bool,
     /// The outcome of the check.
     #[serde(flatten)]
@@ -65,7 +65,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether no check failed and no required one was skipped.
+    /// Whether no check failed and no required check was skipped.
     #[must_use]
     pub fn passed(&self) -> bool {
         self.problems().next().is_none()
@@ -76,7 +76,7 @@ impl Report {
         self.checks.iter().filter(|c| c.is_problem())
     }
 
-    /// The outcome of one check; `None` if it was not in the suite (see
+    /// The outcome of a check; `None` if the suite did not contain it (see
     /// [`Suite::only`](crate::Suite::only)).
     #[must_use]
     pub fn outcome(&self, check: Check) -> Option<&Outcome> {
@@ -95,8 +95,8 @@ impl Report {
 }
 
 impl fmt::Display for Report {
-    /// A table with one line per check: outcome, name and promise. For a check that did not pass,
-    /// the reason replaces the promise.
+    /// A table with one line per check: outcome, name and description. If the check did not pass,
+    /// the reason replaces the description.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let capabilities = self.capabilities.names().join(", ");
         writeln!(f, "backend      {}", self.backend)?;
@@ -136,7 +136,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Reasons contain text from models, and must not break the rows of the table.
+/// Reasons may contain multi-line text from models, which must not break the table.
 fn one_line(text: &str) -> String {
     text.chars()
         .flat_map(|c| {

@@ -21,7 +21,7 @@ const PROMPTS: [&str; 4] = [
     "Water is made of",
 ];
 
-/// The checks, ready to be run on one backend and one model.
+/// The checks for one backend and one model.
 pub struct Suite {
     backend: Arc<dyn Backend>,
     path: PathBuf,
@@ -34,8 +34,8 @@ pub struct Suite {
 }
 
 impl Suite {
-    /// All checks on `backend` with the model at `path`. The model should be small: the suite loads
-    /// it about 25 times and generates some five thousand tokens.
+    /// All checks for `backend`, with the model at `path`. The model should be small, because the
+    /// suite loads it about 25 times and generates about five thousand tokens.
     pub fn new(backend: Arc<dyn Backend>, path: impl Into<PathBuf>) -> Self {
         Self {
             backend,
@@ -64,8 +64,8 @@ impl Suite {
         self
     }
 
-    /// Uses these prompts instead of English phrases. They should make the model write some text.
-    /// If there are fewer than two different ones, built-in prompts are added.
+    /// Uses these prompts instead of English phrases. The model should reply to them with some
+    /// text. If there are fewer than two different prompts, built-in ones are added.
     #[must_use]
     pub fn with_prompts<S: Into<String>>(mut self, prompts: impl IntoIterator<Item = S>) -> Self {
         self.prompts = Vec::new();
@@ -83,22 +83,22 @@ impl Suite {
         self
     }
 
-    /// Sets the time after which a check fails; the default is 120 seconds.
+    /// Sets the time limit of a check; the default is 120 seconds.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Requires a check even if the backend's capabilities do not: it must run and pass.
+    /// Makes a check required, whatever the backend's capabilities.
     #[must_use]
     pub fn require(mut self, check: Check) -> Self {
         self.required.insert(check);
         self
     }
 
-    /// Leaves a check out; the report shows the reason. The report does not fail for it, unless the
-    /// check is also given to [`Suite::require`].
+    /// Skips a check; the report contains the reason. The skip fails the report only if
+    /// [`Suite::require`] also names the check.
     #[must_use]
     pub fn skip(mut self, check: Check, reason: impl Into<String>) -> Self {
         self.skipped.insert(check, reason.into());
@@ -193,8 +193,8 @@ fn run(check: Check, context: &Arc<Context>) -> Outcome {
     }
 }
 
-/// Runs `f` in a separate thread. A panic, or no answer within `timeout`, is an error. A thread
-/// that hangs keeps running, because it cannot be stopped.
+/// Runs `f` in a separate thread. A panic, or no result within `timeout`, is an error. A thread
+/// that hangs continues, because it cannot be stopped.
 fn watched<T: Send + 'static>(
     timeout: Duration,
     f: impl FnOnce() -> T + Send + 'static,
@@ -203,7 +203,7 @@ fn watched<T: Send + 'static>(
     let spawned = std::thread::Builder::new()
         .name(String::from("conformance"))
         .spawn(move || {
-            // Unfinished work is dropped together with the model.
+            // Unwind safe, because unfinished state is dropped together with the model.
             let done = catch_unwind(AssertUnwindSafe(f));
             let _ = sender.send(done);
         });

@@ -1,24 +1,24 @@
-//! Files that get their names when they are complete. A reader sees the old file or the new one,
-//! and an interrupted writer leaves the old one.
+//! Atomic file replacement. A file gets its final name only when it is complete. Readers see either
+//! the old file or the new one, and an interrupted writer leaves the old one.
 //!
-//! A killed process leaves its unfinished file. The next write to the same directory removes it, if
-//! it is older than a day and no process holds it.
+//! A killed process leaves its unfinished file. The next write to that directory removes the file
+//! if it is older than a day and no process has locked it.
 
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use tempfile::{Builder, NamedTempFile};
 
-/// The names of unfinished files begin so and end with [`RANDOM`] letters and digits.
+/// Prefix of the names of unfinished files. [`RANDOM`] letters and digits follow.
 const PREFIX: &str = ".unfinished-mlx-";
 const RANDOM: usize = 12;
 
-/// The time since the last write after which an unfinished file may be removed. Locks do not reach
-/// other machines on every file system, so a lock alone is not enough.
+/// An unfinished file may be removed only after this time since its last write. A lock alone does
+/// not suffice, because on some file systems other machines do not see it.
 #[cfg(unix)]
 const STALE: std::time::Duration = std::time::Duration::from_secs(24 * 60 * 60);
 
-/// An unfinished file. Dropping it removes it.
+/// An unfinished file. Dropping the value removes the file.
 ///
 /// ```
 /// use std::io::Write;
@@ -41,8 +41,8 @@ pub struct AtomicFile {
 }
 
 impl AtomicFile {
-    /// Begins the file `path`, in the same directory. The permissions are those of any new file,
-    /// under the process's umask.
+    /// Creates an unfinished file in the directory of `path`. It has the permissions of any new
+    /// file under the process's umask.
     ///
     /// # Errors
     /// If the directory cannot be written.
@@ -50,7 +50,8 @@ impl AtomicFile {
         Self::create_in(parent_of(path), path)
     }
 
-    /// Begins the file `path` in the directory `work`, which must be on the same file system.
+    /// Creates an unfinished file for `path` in the directory `work`, which must be on the file
+    /// system of `path`.
     ///
     /// # Errors
     /// If `work` cannot be written.
@@ -59,7 +60,7 @@ impl AtomicFile {
         Self::create_as(work, path, 0o666)
     }
 
-    /// Begins the file `path` in its directory, with access for its owner alone.
+    /// Creates an unfinished file in the directory of `path`, with access only for its owner.
     ///
     /// # Errors
     /// If the directory cannot be written.
@@ -67,7 +68,8 @@ impl AtomicFile {
         Self::create_private_in(parent_of(path), path)
     }
 
-    /// Begins the file `path` in the directory `work`, with access for its owner alone.
+    /// Creates an unfinished file for `path` in the directory `work`, with access only for its
+    /// owner.
     ///
     /// # Errors
     /// If `work` cannot be written.
@@ -88,8 +90,9 @@ impl AtomicFile {
         #[cfg(not(unix))]
         let _ = mode;
         let file = builder.tempfile_in(work)?;
-        // Shows others that this process lives. Where there are no locks, no file is removed. On
-        // other systems a lock would keep this process from opening the file again.
+        // The lock shows other processes that this process is alive. Without locks, other processes
+        // remove no files. On systems other than Unix, a lock would prevent this process from
+        // opening the file again.
         #[cfg(unix)]
         let _ = file.as_file().try_lock();
         Ok(Self {
@@ -98,7 +101,7 @@ impl AtomicFile {
         })
     }
 
-    /// Where the unfinished file is.
+    /// The path of the unfinished file.
     #[must_use]
     pub fn unfinished(&self) -> &Path {
         self.file.path()
@@ -114,14 +117,14 @@ impl AtomicFile {
     /// file.
     ///
     /// # Errors
-    /// If either fails. An existing file then does not change.
+    /// If flushing or renaming fails. An existing file then stays unchanged.
     pub fn commit(self) -> io::Result<()> {
         self.file.as_file().sync_all()?;
         self.file.persist(&self.path).map_err(|e| e.error)?;
         Ok(())
     }
 
-    /// As [`AtomicFile::commit`], but never replaces an existing file.
+    /// Like [`AtomicFile::commit`], but never replaces an existing file.
     ///
     /// # Errors
     /// As [`AtomicFile::commit`], and `AlreadyExists` if there is a file at the path.
@@ -150,8 +153,8 @@ impl Seek for AtomicFile {
     }
 }
 
-/// Removes the unfinished files of killed processes from a directory. Faults do not matter: the
-/// files stay.
+/// Removes the unfinished files of killed processes from a directory. Errors are ignored; the files
+/// then stay.
 #[cfg(unix)]
 fn remove_stale(dir: &Path) {
     let is_ours = |name: &str| {
@@ -172,9 +175,9 @@ fn remove_stale(dir: &Path) {
 fn remove_if_stale(path: &Path) -> io::Result<()> {
     let age = std::fs::metadata(path)?.modified()?.elapsed();
     if age.is_ok_and(|age| age > STALE) {
-        // Also for writing, because opening a pipe for reading alone would wait.
+        // Also opened for writing, because opening a pipe only for reading would block.
         let file = std::fs::File::options().read(true).write(true).open(path)?;
-        // The owner holds the lock until it ends.
+        // The owner keeps the lock until it ends, so an error means that the file is in use.
         file.try_lock()?;
         std::fs::remove_file(path)?;
     }
@@ -191,7 +194,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.commit()
 }
 
-/// The directory that a file is in, or will be.
+/// The directory that contains the file, or will contain it.
 #[must_use]
 pub fn parent_of(path: &Path) -> &Path {
     match path.parent() {
@@ -237,7 +240,7 @@ mod tests {
             let file = std::fs::File::options().write(true).open(path).unwrap();
             file.set_modified(old).unwrap();
         };
-        // What a killed process leaves: no destructor ran, and its lock is gone.
+        // Imitates a killed process: no destructor runs, and the lock is released.
         let killed = || {
             let file = AtomicFile::create(&path).unwrap();
             file.file.keep().unwrap().1
@@ -261,7 +264,7 @@ mod tests {
         assert!(!stale.exists());
         assert!(recent.exists() && directory.exists());
         assert!(others.iter().all(|name| dir.path().join(name).exists()));
-        // The living file can still be completed.
+        // The file of a living process can still be committed.
         living.commit().unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"");
     }

@@ -1,4 +1,4 @@
-//! The error type of this crate. The contract's error (`inference::Error`) converts from it.
+//! The error type of this crate. `inference::Error`, the contract's error, converts from it.
 
 use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// `std::result::Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The class of a fault. Programs make decisions by this; people read the message.
+/// The class of an error. Programs match on the class; people read the message.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
@@ -16,13 +16,13 @@ pub enum ErrorKind {
     Invalid,
     /// A file uses a feature that this crate does not read.
     Unsupported,
-    /// The process has no memory for the data.
+    /// There is not enough memory for the data.
     OutOfMemory,
-    /// The operating system failed to read.
+    /// Reading failed in the operating system.
     Io,
 }
 
-/// A failure: its kind, the reason, the file and the tensor at fault, and the cause.
+/// An error: its kind, message, file, tensor and cause.
 pub struct Error {
     inner: Box<Inner>,
 }
@@ -36,7 +36,7 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of `kind`. The message states the fault and the remedy.
+    /// An error of `kind`. The message says what is wrong, and what would work.
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             inner: Box::new(Inner {
@@ -49,21 +49,21 @@ impl Error {
         }
     }
 
-    /// Adds the file or directory at fault, unless the error has one already.
+    /// Adds the path of the file or directory that caused the error, unless the error has a path.
     #[must_use]
     pub fn with_path(mut self, path: impl Into<PathBuf>) -> Self {
         self.inner.path.get_or_insert_with(|| path.into());
         self
     }
 
-    /// Adds the tensor at fault, spelled as in the file.
+    /// Adds the name of the tensor that caused the error, as in the file.
     #[must_use]
     pub(crate) fn with_tensor(mut self, name: &str) -> Self {
         self.inner.tensor = Some(name.to_owned());
         self
     }
 
-    /// Keeps the error that caused this one.
+    /// Adds the cause of this error.
     #[must_use]
     pub(crate) fn with_source(
         mut self,
@@ -73,25 +73,25 @@ impl Error {
         self
     }
 
-    /// The class of the fault.
+    /// The class of the error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.inner.kind
     }
 
-    /// The reason, without tensor and path.
+    /// The message, without tensor and path.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.inner.message
     }
 
-    /// The file or directory at fault.
+    /// The file or directory that caused the error.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.inner.path.as_deref()
     }
 
-    /// The tensor at fault, spelled as in the file.
+    /// The name of the tensor that caused the error, as in the file.
     #[must_use]
     pub fn tensor(&self) -> Option<&str> {
         self.inner.tensor.as_deref()
@@ -120,13 +120,13 @@ impl fmt::Display for Error {
     }
 }
 
-/// Writes an error as one line: `line`, in the alternate form followed by the causes of `error`. A
-/// cause whose text is already part of the line is not repeated. Control characters are escaped:
-/// names come from files, and could redraw a terminal or forge lines of a log. Errors of the crates
-/// above use this, too.
+/// Writes an error as one line. In the alternate form, the causes of `error` follow `line`, except
+/// causes whose text the line already contains. Control characters are escaped: names come from
+/// files, and could otherwise control a terminal or forge log lines. Crates that use this one
+/// format their errors with this function, too.
 ///
 /// # Errors
-/// Errors of `f`.
+/// Errors of the formatter `f`.
 pub fn write_line(
     f: &mut fmt::Formatter<'_>,
     mut line: String,

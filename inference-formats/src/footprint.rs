@@ -1,7 +1,7 @@
-//! How many bytes each tensor of a model takes in memory, from headers alone. With it, an engine
-//! rejects a model that does not fit before it reads any weight. A report shows the same numbers.
+//! Computes the size in memory of each tensor of a model, from file headers only. An engine uses it
+//! to reject a model that does not fit, before it reads weights. Reports show the same sizes.
 //!
-//! An estimate covers only the weights, not caches, activations, and temporary memory while
+//! The size covers weights only. It does not cover caches, activations, or temporary memory while
 //! loading.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,23 +15,24 @@ use crate::gguf_config::GgufNames;
 use crate::quantization::{self, Layout};
 use crate::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
 
-/// How an engine holds weights in memory.
+/// How an engine stores weights in memory.
 #[derive(Debug, Clone, Copy)]
 pub struct WeightStorage {
-    /// Bytes of a number in the type that the engine computes in: 4 for float32, 2 for halves.
+    /// Bytes per value of the engine's compute type: 4 for float32, 2 for 16-bit types.
     pub compute_bytes: u64,
-    /// Whether a matrix of 16-bit floats is kept in 16 bits when the engine computes in float32.
+    /// Whether 16-bit float matrices stay in 16 bits when the engine computes in float32.
     pub keeps_halves: bool,
-    /// Whether a quantized matrix of this mode, width and group size stores scales and biases as
-    /// 16-bit floats where that is exact.
+    /// Whether a quantized matrix of this mode, bit width and group size stores scales and biases
+    /// as 16-bit floats, where the conversion is exact.
     pub keeps_half_factors: fn(mode: &str, bits: i32, group_size: i32) -> bool,
-    /// Whether a matrix stays packed if its type is a GGUF type that MLX lacks (Q3_K, Q6_K, the IQ
-    /// types), or if it is a stack of experts.
+    /// Whether these matrices stay packed: matrices of GGUF types that MLX lacks (Q3_K, Q6_K, the
+    /// IQ types), and stacks of experts.
     pub keeps_gguf_bits: bool,
 }
 
 impl WeightStorage {
-    /// An engine that converts all floats to the type it computes in, of `compute_bytes` bytes.
+    /// The storage of an engine that converts all floats to its compute type, which has
+    /// `compute_bytes` bytes.
     pub fn converted(compute_bytes: u64) -> Self {
         Self {
             compute_bytes,
@@ -42,11 +43,11 @@ impl WeightStorage {
     }
 }
 
-/// The part of a network that a tensor belongs to, in the order in which data passes them.
+/// The part of a network to which a tensor belongs. Variants are in the order of the data flow.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
-    /// Token embeddings, and position embeddings where positions are learned.
+    /// Token embeddings, and learned position embeddings.
     Embedding,
     /// Queries, keys, values and outputs of attention.
     Attention,
@@ -54,7 +55,7 @@ pub enum Part {
     Recurrent,
     /// Feed-forward blocks, routers and shared experts.
     FeedForward,
-    /// Experts of mixtures.
+    /// The experts of mixtures.
     Experts,
     /// Normalization.
     Norms,
@@ -79,7 +80,7 @@ impl Part {
         }
     }
 
-    /// The part that a tensor belongs to, by its name in transformers.
+    /// The part to which a tensor belongs, by its name in transformers.
     ///
     /// ```
     /// use inference_formats::footprint::Part;
@@ -136,8 +137,8 @@ impl Part {
     }
 }
 
-/// The layer whose feed-forward part contains the tensor, by its name in transformers. Norms around
-/// the part do not belong to it, and neither do experts.
+/// The layer whose feed-forward part contains the tensor, by the tensor's name in transformers.
+/// Norms around the feed-forward part do not belong to it, and experts do not either.
 ///
 /// ```
 /// use inference_formats::footprint::feed_forward_layer;
@@ -157,19 +158,19 @@ pub struct TensorFootprint {
     pub name: String,
     /// The part of the network to which the tensor belongs.
     pub part: Part,
-    /// How its numbers are stored, such as `BF16`, `Q4_K` or `affine 4 bits, groups of 64`.
+    /// How its values are stored, such as `BF16`, `Q4_K` or `affine 4 bits, groups of 64`.
     pub format: String,
-    /// Weights in it. Scales and biases of quantized matrices count 0.
+    /// Number of weights. Scales and biases of quantized matrices count as 0.
     pub parameters: u64,
     /// Bytes in the file.
     pub stored_bytes: u64,
     /// Bytes in memory; 0 for a tensor that is not loaded.
     pub loaded_bytes: u64,
-    /// Whether the tensor is packed in the file and stored as plain numbers in memory.
+    /// Whether the tensor is packed in the file but stored as plain floats in memory.
     pub expanded: bool,
 }
 
-/// Packed matrices that the engine does not keep packed.
+/// Packed matrices of one format that the engine expands to floats.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Expansion {
@@ -179,7 +180,7 @@ pub struct Expansion {
     pub tensors: Vec<String>,
     /// Their bytes in the files.
     pub stored_bytes: u64,
-    /// Their bytes in memory, all of which are read for each token.
+    /// Their size in memory in bytes. Each token reads all of it.
     pub loaded_bytes: u64,
 }
 
@@ -204,11 +205,11 @@ impl std::fmt::Display for Expansion {
     }
 }
 
-/// Tensors with their sizes added up under one name.
+/// The total size of several tensors, under a common name.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Share {
-    /// The name of a part or of a format.
+    /// The name of a network part or of a format.
     pub name: String,
     /// Weights in them.
     pub parameters: u64,
@@ -227,7 +228,7 @@ pub struct Footprint {
 impl Footprint {
     /// The tensors of a directory of safetensors files, for an engine with this `storage`.
     ///
-    /// Where a header does not show whether a factor fits into 16 bits, 32 are counted.
+    /// If a header does not show whether a scale or bias fits into 16 bits, 32 bits are counted.
     pub fn of_safetensors(
         checkpoint: &SafetensorsCheckpoint,
         config: &ModelConfig,
@@ -264,9 +265,9 @@ impl Footprint {
         Self { tensors }
     }
 
-    /// The tensors of a GGUF file, for an engine with this `storage`. Formats that MLX stores
-    /// without loss stay packed, and other GGUF formats if `storage` says so. All others become
-    /// floats.
+    /// The tensors of a GGUF file, for an engine with this `storage`. Types that MLX can represent
+    /// without loss stay packed. Other types stay packed if `storage` allows it, and otherwise
+    /// become floats.
     pub fn of_gguf(file: &Gguf, config: &ModelConfig, storage: &WeightStorage) -> Self {
         let names = GgufNames::new(config.model_type.as_deref().unwrap_or_default());
         let tensors = file
@@ -299,7 +300,7 @@ impl Footprint {
         &self.tensors
     }
 
-    /// Weights of all tensors. A quantized weight counts as one weight.
+    /// Number of weights in all tensors. A quantized weight counts as one weight.
     pub fn parameters(&self) -> u64 {
         self.sum(|t| t.parameters)
     }
@@ -320,7 +321,7 @@ impl Footprint {
         shares.into_values().collect()
     }
 
-    /// The formats of the weights, beginning with the largest share of the files.
+    /// The formats of the weights; the largest share of the files comes first.
     pub fn formats(&self) -> Vec<Share> {
         let shares = self.shares(|t| (t.format.as_str(), t.format.as_str()));
         let mut shares: Vec<_> = shares.into_values().collect();
@@ -328,8 +329,8 @@ impl Footprint {
         shares
     }
 
-    /// Packed matrices that become plain numbers, by format, beginning with the largest increase.
-    /// All others keep their bits, or take the same number of bits.
+    /// Packed matrices that become plain floats, by format; the largest increase comes first. All
+    /// other matrices need as many bits in memory as in the file.
     pub fn expansions(&self) -> Vec<Expansion> {
         let mut all: BTreeMap<&str, Expansion> = BTreeMap::new();
         let expanded = |t: &&TensorFootprint| t.expanded && t.loaded_bytes > 0;
@@ -374,16 +375,17 @@ impl Footprint {
     }
 }
 
-/// Whether the tensor is an output head that is not loaded, because the output is the embedding.
+/// Whether the tensor is an output matrix that is not loaded, because the embedding is the output
+/// matrix.
 fn is_spare_output(footprint: &TensorFootprint, config: &ModelConfig) -> bool {
     let always = || config.family().is_some_and(|family| family.always_tied);
     footprint.part == Part::Output && (config.tie_word_embeddings == Some(true) || always())
 }
 
-/// Name suffixes of the matrices that expand the short vectors of latent attention.
+/// Name suffixes of the matrices that expand the compressed vectors of latent attention.
 const EXPANSIONS: [&str; 3] = [".kv_b_proj.", ".embed_q.", ".unembed_out."];
 
-/// Sets the memory of such a matrix to that of plain numbers, in whatever format it is stored.
+/// Sets the size in memory of such a matrix to that of plain floats, whatever its stored format.
 fn expand_latent(footprint: &mut TensorFootprint, storage: &WeightStorage) {
     if !EXPANSIONS.iter().any(|part| footprint.name.contains(part)) {
         return;
@@ -397,8 +399,8 @@ fn elements(shape: &[usize]) -> u64 {
     shape.iter().fold(1, |n, &d| n.saturating_mul(d as u64))
 }
 
-/// Whether the kernels can use a tensor of this shape in its own format. It must be a matrix, or a
-/// stack of experts each of which begins with a block of eight rows.
+/// Whether the kernels can use a tensor of this shape in its packed format. It must be a matrix or
+/// a stack of experts. Each expert must start at a block of eight rows.
 fn is_matrix(shape: &[usize]) -> bool {
     match *shape {
         [_, _] => true,
@@ -472,20 +474,20 @@ impl Stored<'_> {
                 let format = format!("{} {} bits, groups of {}", q.mode, q.bits, q.group_size);
                 let weights = elements.saturating_mul(32) / bits;
                 let parameters = if suffix == "weight" { weights } else { 0 };
-                // A bfloat16 number may be too small for float16.
+                // A bfloat16 value may be too small for float16, so only float16 is exact.
                 let exact = info.dtype == Dtype::F16;
                 let keeps_half = (storage.keeps_half_factors)(&q.mode, q.bits, q.group_size);
                 (format, parameters, float(exact && keeps_half && is_matrix))
             }
-            // OpenAI's packing of experts: two weights in a byte.
+            // OpenAI's packing of experts has two weights per byte.
             Some(_) if suffix.ends_with("_blocks") => {
                 ("mxfp4".to_owned(), elements.saturating_mul(2), stored)
             }
             Some(_) if suffix.ends_with("_scales") => ("mxfp4".to_owned(), 0, stored),
             _ => {
                 let is_weight = matches!(suffix, "weight" | "gate_up_proj" | "down_proj");
-                // The kernels support stacks of experts only; the gates of recurrent cells are
-                // expanded.
+                // The kernels support no stacks other than experts. The stacked gates of recurrent
+                // cells are expanded.
                 let fits = is_matrix && (info.shape.len() == 2 || part == Part::Experts);
                 let stays = storage.keeps_halves && is_half && fits && is_weight;
                 (format!("{:?}", info.dtype), elements, float(stays))
@@ -502,7 +504,8 @@ impl Stored<'_> {
         }
     }
 
-    /// How the layer is quantized. The configuration may list an exception under either name.
+    /// The layer's quantization. The configuration may list an exception under the stored or the
+    /// usual name.
     fn quantization<'c>(&self, config: &'c ModelConfig) -> Option<&'c QuantConfig> {
         let exception = [self.stored, self.name].into_iter().find_map(|name| {
             let (layer, _) = name.rsplit_once('.')?;
@@ -547,15 +550,15 @@ fn of_gguf(
     let layout = tensor.kind.layout();
     let is_kept = match layout {
         Layout::Floats | Layout::Affine { .. } => false,
-        // MLX has MXFP4, too.
+        // MLX also supports MXFP4.
         Layout::Powers => tensor.shape.len() >= 2,
         _ => storage.keeps_gguf_bits && is_matrix,
     };
     let loaded_bytes = match layout.affine_bits() {
-        // The configuration has these numbers already.
+        // The configuration already contains these factors, so the tensor is not loaded.
         _ if stored.starts_with("rope_factors_") => 0,
         _ if is_kept => layout.bytes(parameters),
-        // A vector becomes floats, whatever its format.
+        // A vector becomes floats, whatever its type.
         Some(bits) if tensor.shape.len() >= 2 => {
             let group = quantization::GROUP as u64;
             let keeps_half =

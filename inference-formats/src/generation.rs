@@ -1,5 +1,6 @@
-//! The sampling that the makers of a model recommend: `generation_config.json` of transformers, and
-//! the `general.sampling.*` keys of GGUF. A caller can use it when the user sets nothing else.
+//! The sampling options that the authors of a model recommend, from transformers'
+//! `generation_config.json` or the keys `general.sampling.*` of GGUF. A caller may use them as
+//! defaults.
 
 use std::path::Path;
 
@@ -15,20 +16,20 @@ const FILE: &str = "generation_config.json";
 /// The maximum size of this file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
 
-/// The recommended sampling of a model; `None` for a value that is not given.
+/// The recommended sampling options; `None` for an option without a recommendation.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SamplingDefaults {
     /// The temperature, from 0.
     pub temperature: Option<f32>,
-    /// The maximum number of tokens to choose from; 0 for no limit.
+    /// Number of most likely tokens to sample from; 0 means no limit.
     pub top_k: Option<usize>,
-    /// The share of the probability to choose from: above 0, up to 1.
+    /// Sample from the most likely tokens with this total probability: above 0, up to 1.
     pub top_p: Option<f32>,
-    /// The minimum probability of a token, as a share of the highest one, 0 to 1.
+    /// Minimum probability of a token relative to the most likely token: 0 to 1.
     pub min_p: Option<f32>,
-    /// The factor by which repeated tokens become less likely, above 0.
+    /// The factor by which repeated tokens become less likely; above 0.
     pub repeat_penalty: Option<f32>,
 }
 
@@ -36,7 +37,7 @@ impl SamplingDefaults {
     /// Reads `generation_config.json` in `dir`. Without such a file, all values are `None`.
     ///
     /// # Errors
-    /// When the file cannot be read, is not JSON, or has a value that no sampler accepts.
+    /// If the file cannot be read, is not JSON, or has a value outside the valid range.
     pub fn from_dir(dir: &Path) -> Result<Self> {
         let path = dir.join(FILE);
         if !path.is_file() {
@@ -76,7 +77,7 @@ impl SamplingDefaults {
     /// Reads the keys `general.sampling.*` of a GGUF file.
     ///
     /// # Errors
-    /// When a key has another type, or a value that no sampler accepts.
+    /// If a key has another type, or a value outside the valid range.
     pub fn from_gguf(file: &Gguf) -> Result<Self> {
         let metadata = file.metadata();
         let number = |name: &str| metadata.f32(&format!("general.sampling.{name}"));

@@ -12,8 +12,8 @@ const SAMPLE: usize = 4096;
 /// Samples of each file, evenly spaced.
 const SAMPLES: u64 = 64;
 
-/// A SHA-256 hash of the model at `path`, in hexadecimal. It covers the sizes of its files and
-/// samples of their bytes. It does not depend on where the files are or when they were written.
+/// A SHA-256 hash that identifies the model at `path`, in hexadecimal. It covers the sizes of the
+/// files and samples of their bytes, but not their location or time of change.
 ///
 /// # Errors
 /// When there is no model, or a file cannot be read.

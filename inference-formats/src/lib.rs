@@ -1,5 +1,5 @@
-//! Reads model files without an engine: configurations, tensor headers, block decoding, and the
-//! memory that a model takes.
+//! Reads model files without an engine: configurations, tensor headers and blocks. Also computes
+//! how much memory a model needs.
 //!
 //! | Module | What it reads |
 //! |---|---|
@@ -19,13 +19,13 @@
 //! | [`files`] | which files a model has; names that stay inside its directory |
 //! | [`identity`] | a hash that tells one model from another |
 //!
-//! This crate knows no array library, no backend and no tokenizer. Its only computation is the
+//! This crate depends on no array library, no backend and no tokenizer. Its only computation is the
 //! decoding of blocks; an engine copies the bytes into its arrays.
 //!
 //! Files are untrusted. Every length is compared with the file before memory is allocated. Names
-//! cannot lead out of the model's directory, and reading executes and writes nothing. A truncated
-//! or malformed file is always an [`Error`], which names the file and, where there is one, the
-//! tensor.
+//! cannot lead out of the model's directory. Reading executes no code and writes nothing. A
+//! truncated or malformed file always causes an [`Error`], which names the file and, if possible,
+//! the tensor.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]

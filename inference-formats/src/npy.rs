@@ -1,9 +1,9 @@
 //! The `.npy` format, versions 1 to 3, as numpy's `numpy.lib.format` documents it: headers of every
 //! type, and arrays of float32 and float64 in C order.
 //!
-//! The header is a Python literal of a fixed form. It is parsed here, strictly and without
-//! recursion. General parsers of Python literals overflow the stack on deep nesting, or bring a
-//! grammar compiler and big numbers.
+//! The header is a Python literal of a fixed form. The parser here is strict and does not recurse.
+//! General parsers of Python literals overflow the stack on deep nesting, or depend on a grammar
+//! compiler and a library for big integers.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -13,24 +13,24 @@ const MAGIC: &[u8; 6] = b"\x93NUMPY";
 /// The maximum header size; numpy's own limit is 10,000 bytes.
 pub const MAX_HEADER: usize = 1 << 16;
 
-/// More axes than numpy ever allowed.
+/// Maximum number of axes, above numpy's own limit.
 const MAX_DIMS: usize = 64;
 
 /// Why a header cannot be read or written.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum HeaderError {
-    /// The source failed or ended.
+    /// Reading from the source failed, or the source ended.
     Io(io::Error),
-    /// The file does not begin as an NPY file.
+    /// The file does not start with NPY's magic bytes.
     NotNpy,
-    /// A version that this module does not know.
+    /// An unknown version of the format.
     Version(u8),
-    /// Arrays of records, with the begin of the header.
+    /// An array of records, with the start of the header.
     Records(String),
-    /// Any other fault, in words.
+    /// Another fault, as a message.
     Malformed(String),
-    /// A shape that a header of version 1 cannot hold, with the number of its axes.
+    /// The number of axes is too large for a header of version 1.
     TooManyAxes(usize),
 }
 
@@ -64,7 +64,7 @@ impl std::error::Error for HeaderError {
     }
 }
 
-/// The header before the values.
+/// The header of a file.
 ///
 /// ```
 /// use inference_formats::npy::{Header, header};
@@ -82,15 +82,15 @@ pub struct Header {
     pub fortran_order: bool,
     /// The length of each axis.
     pub shape: Vec<usize>,
-    /// The bytes of the header, which come before the values.
+    /// Size of the header in bytes. The values follow it.
     pub len: usize,
 }
 
 impl Header {
-    /// Reads a header, and no byte more.
+    /// Reads a header, and no further byte.
     ///
     /// # Errors
-    /// [`HeaderError`], for everything that numpy does not write.
+    /// [`HeaderError`] for each header that numpy does not write.
     pub fn read(source: &mut impl Read) -> Result<Self, HeaderError> {
         let mut exact = |buffer: &mut [u8]| source.read_exact(buffer).map_err(HeaderError::Io);
         let mut start = [0; 8];
@@ -120,7 +120,8 @@ impl Header {
         }
         let mut text = vec![0; length];
         exact(&mut text)?;
-        // Versions 1 and 2 are Latin-1, 3 is UTF-8; supported headers are ASCII.
+        // Versions 1 and 2 use Latin-1, and version 3 uses UTF-8. Supported headers are ASCII,
+        // which is a subset of both.
         let text = std::str::from_utf8(&text)
             .map_err(|_| HeaderError::Malformed(String::from("the header is not ASCII text")))?;
         let fields = Parser::new(text).dict().ok_or_else(|| malformed(text))?;
@@ -152,8 +153,8 @@ pub fn header(descr: &str, shape: &[usize]) -> Result<Vec<u8>, HeaderError> {
         _ => format!("({})", dims.join(", ")),
     };
     let mut text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {tuple}, }}");
-    // Magic, version and a length of two bytes. The values start at a multiple of 64, and a newline
-    // ends the header.
+    // The prefix has magic bytes, version and a 2-byte length. The values must start at a multiple
+    // of 64, and the header must end with a newline.
     let prefix = MAGIC.len() + 4;
     let padded = (prefix + text.len() + 1).next_multiple_of(64) - prefix;
     text.extend(std::iter::repeat_n(' ', padded - 1 - text.len()));
@@ -166,7 +167,7 @@ pub fn header(descr: &str, shape: &[usize]) -> Result<Vec<u8>, HeaderError> {
     Ok(bytes)
 }
 
-/// Parses the shape and the numbers of a file of float32 or float64 in C order.
+/// Parses a file of float32 or float64 values in C order. Returns the shape and the values.
 ///
 /// ```
 /// use inference_formats::npy;
@@ -216,15 +217,15 @@ pub fn parse(file: &[u8]) -> Result<(Vec<usize>, Vec<f32>), String> {
     Ok((shape, values))
 }
 
-/// The three fields of a header.
+/// The three fields of a parsed header.
 struct Fields<'a> {
     descr: &'a str,
     fortran_order: bool,
     shape: Vec<usize>,
 }
 
-/// Reads `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }` with any order of the
-/// fields, either kind of quotes and any spaces. `None` for everything else.
+/// Parses `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`. Fields may have any order,
+/// quotes may be single or double, and spaces are free. Other texts give `None`.
 struct Parser<'a> {
     rest: &'a str,
 }
@@ -238,7 +239,7 @@ impl<'a> Parser<'a> {
         self.rest = self.rest.trim_start_matches([' ', '\t', '\n', '\r']);
     }
 
-    /// Whether `token` comes next; consumes it.
+    /// Consumes `token` if it comes next. Returns whether it did.
     fn take(&mut self, token: &str) -> bool {
         self.skip();
         match self.rest.strip_prefix(token) {
@@ -268,7 +269,7 @@ impl<'a> Parser<'a> {
             .find(|c: char| !c.is_ascii_digit())
             .unwrap_or(self.rest.len());
         let (number, rest) = self.rest.split_at(digits);
-        // Python 2 marked long integers.
+        // Python 2 wrote an `L` after long integers.
         self.rest = rest.strip_prefix('L').unwrap_or(rest);
         number.parse().ok()
     }
@@ -286,7 +287,7 @@ impl<'a> Parser<'a> {
             dims.push(self.number()?);
             commas += usize::from(self.take(","));
         }
-        // `(3)` is a number in Python.
+        // In Python `(3)` is a number, so a tuple with one element needs a comma.
         (dims.len() != 1 || commas == 1).then_some(dims)
     }
 

@@ -1,9 +1,10 @@
-//! How the layers of a model are divided among processes that compute one after another (pipeline
-//! parallelism). Each process has a run of neighboring layers, its stage. The first one has the
-//! embedding. The last norm and the output head are in all of them, so that each has the logits.
+//! Divides the layers of a model among processes that compute one after another (pipeline
+//! parallelism). Each process has a stage, a range of adjacent layers. The first process also has
+//! the embedding. All processes have the last norm and the output head, so each process can compute
+//! logits.
 //!
-//! This module computes only with names and sizes, like [`crate::split`] for layers that are
-//! computed together.
+//! This module handles only names and sizes. [`crate::split`] does so for processes that compute
+//! each layer together.
 
 use std::ops::Range;
 
@@ -25,7 +26,7 @@ const EMBEDDING: &str = "model.embed_tokens.";
 pub struct PipelineSplit {
     processes: usize,
     layers: usize,
-    /// Whether the output head is the embedding. If so, all stages have the embedding.
+    /// Whether the embedding is the output matrix. If so, all stages have the embedding.
     tied: bool,
 }
 
@@ -33,12 +34,13 @@ impl PipelineSplit {
     /// The division of a model among `processes`.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for a family that cannot be divided, and for more processes than
-    /// layers.
+    /// [`ErrorKind::Unsupported`] if the family cannot be divided, or if there are more processes
+    /// than layers.
     pub fn new(config: &ModelConfig, processes: usize) -> Result<Self> {
         let fault = |message: String| Err(Error::new(ErrorKind::Unsupported, message));
-        // A model without a `model_type` is read like llama. The states of recurrent layers cannot
-        // be truncated, so processes with and without them would continue from different tokens.
+        // A model without a `model_type` is read like llama. Recurrent states cannot be truncated,
+        // so stages with and without them would continue from different tokens. Therefore recurrent
+        // families are refused.
         let divides = |family: &Family| family.pipeline && family.recurrence == Recurrence::None;
         if config.family().is_some_and(|family| !divides(family)) {
             let name = config.model_type.as_deref().unwrap_or_default();
@@ -56,7 +58,7 @@ impl PipelineSplit {
         Ok(Self {
             processes,
             layers,
-            // If the file does not tell, the head may need the table.
+            // If the file does not state it, the output matrix may be the embedding.
             tied: config.tie_word_embeddings != Some(false),
         })
     }
@@ -67,7 +69,7 @@ impl PipelineSplit {
         self.processes
     }
 
-    /// The layers of one process. The numbers of layers of two processes differ by at most one.
+    /// The layers of one process. Two processes differ by at most one layer.
     #[must_use]
     pub fn layers(&self, rank: usize) -> Range<usize> {
         let first = |rank: usize| rank.min(self.processes) * self.layers / self.processes;
@@ -80,7 +82,7 @@ impl PipelineSplit {
         name.starts_with(LAYERS)
     }
 
-    /// Whether a process reads the tensor of this name in transformers.
+    /// Whether a process needs this tensor. `name` is the tensor's name in transformers.
     #[must_use]
     pub fn reads(&self, rank: usize, name: &str) -> bool {
         if name.starts_with(EMBEDDING) {

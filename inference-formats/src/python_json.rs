@@ -1,14 +1,14 @@
-//! JSON as Python writes it: its module `json` also writes `Infinity`, `-Infinity` and `NaN`, which
-//! are not valid JSON. Published configurations contain them, such as `time_step_limit: [0.0,
-//! Infinity]` of Mamba-2. Hugging Face transformers 5 writes `{"__float__": "Infinity"}` instead.
+//! Reads Python's JSON dialect. Python's module `json` also writes `Infinity`, `-Infinity` and
+//! `NaN`, which are invalid JSON. Published configurations contain them, such as `time_step_limit:
+//! [0.0, Infinity]` of Mamba-2. transformers 5 writes `{"__float__": "Infinity"}` instead.
 
 use serde_json::Value;
 
-/// Parses JSON or Python's dialect of it. An infinite number, also in the form of transformers 5,
-/// becomes the largest finite number of its sign; NaN becomes null.
+/// Parses JSON or Python's dialect of it. An infinity, also in transformers 5's form, becomes the
+/// largest finite number of its sign. NaN becomes null.
 ///
 /// # Errors
-/// The JSON parser's errors, when the text is neither.
+/// The JSON parser's error, if the text is neither.
 ///
 /// ```
 /// let text = br#"{"time_step_limit": [0.0, Infinity], "note": "Infinity"}"#;
@@ -24,8 +24,8 @@ pub fn from_slice(bytes: &[u8]) -> serde_json::Result<Value> {
     Ok(value)
 }
 
-/// Replaces the objects with one field `__float__` by which transformers 5 writes numbers that JSON
-/// lacks.
+/// Replaces objects with the single field `__float__`, by which transformers 5 writes infinities
+/// and NaN.
 fn untag(value: &mut Value) {
     match value {
         Value::Array(all) => all.iter_mut().for_each(untag),
@@ -43,7 +43,7 @@ fn untag(value: &mut Value) {
     }
 }
 
-/// The same text, with valid JSON numbers outside of strings.
+/// Returns the text with each infinity or NaN outside strings replaced by valid JSON.
 fn as_json(bytes: &[u8]) -> Vec<u8> {
     const OTHERS: [(&[u8], &[u8]); 3] = [
         (b"-Infinity", b"-1.7976931348623157e308"),

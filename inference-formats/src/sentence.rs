@@ -1,6 +1,7 @@
-//! Directories of sentence-transformers: which modules follow the network, and the prompts in front
-//! of texts. Files: `modules.json`, `sentence_bert_config.json`, `config_sentence_transformers.json`
-//! and one `config.json` a module. No weights are read here.
+//! Reads directories of sentence-transformers: the modules after the network, and the prompts
+//! before texts. The files are `modules.json`, `sentence_bert_config.json`,
+//! `config_sentence_transformers.json`, and one `config.json` per module. This module reads no
+//! weights.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -29,14 +30,14 @@ const LENGTH_FILES: [&str; 7] = [
     "sentence_xlnet_config.json",
 ];
 
-/// The modules after the network, and the prompts in front of texts.
+/// The modules after the network, and the prompts before texts.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct SentenceConfig {
     /// How hidden states become one vector: `cls`, `mean`, `max`, `mean_sqrt_length`,
     /// `weighted_mean` or `last`. `None` if the directory does not state it.
     pub pooling: Option<&'static str>,
-    /// Whether the tokens of a prompt count in the pooling.
+    /// Whether pooling includes the tokens of the prompt.
     pub include_prompt: bool,
     /// Layers on the pooled vector, in order.
     pub dense: Vec<DenseModule>,
@@ -44,7 +45,7 @@ pub struct SentenceConfig {
     pub normalize: Option<bool>,
     /// The maximum number of tokens in a text.
     pub max_length: Option<usize>,
-    /// The maximum length by the tokenizer's file, where newer versions write it.
+    /// Maximum length according to the tokenizer's file, which newer versions use.
     pub tokenizer_length: Option<usize>,
     /// Whether texts are converted to lower case before tokenization.
     pub lower_case: bool,
@@ -52,17 +53,17 @@ pub struct SentenceConfig {
     pub prompts: BTreeMap<String, String>,
     /// The name of the prompt that is used by default.
     pub default_prompt: Option<String>,
-    /// For a decoder that is asked for a word: the logits that are the score of a query with a
-    /// document.
+    /// For a decoder that answers with a word: the tokens whose logits are the score of a query
+    /// with a document.
     pub logit_score: Option<LogitScore>,
 }
 
-/// The score of a decoder: a logit, or the difference of two.
+/// The score of a decoder: one logit, or the difference of two logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogitScore {
-    /// The token for "the document answers the query".
+    /// The token that means "the document answers the query".
     pub yes: u32,
-    /// The token for "it does not".
+    /// The token that means "the document does not answer the query".
     pub no: Option<u32>,
 }
 
@@ -295,7 +296,7 @@ impl SentenceConfig {
     }
 }
 
-/// A number of tokens. Tokenizers without a maximum write a very large number.
+/// A number of tokens; `None` for the huge number that tokenizers without a maximum write.
 fn length(map: &Map<String, Value>, name: &str) -> Option<usize> {
     let length = map.get(name).and_then(Value::as_u64);
     let length = length.and_then(|n| usize::try_from(n).ok());

@@ -1,11 +1,10 @@
-//! How the tensors of a model are divided among processes that compute each layer together (tensor
-//! parallelism, Shoeybi et al. 2019). Heads of attention and the width of feed-forward parts are
-//! divided. Projections into them keep a part of their outputs, and projections out of them a part
-//! of their inputs, whose sum over all processes is the layer's output. Embeddings, norms, routers
-//! and the output head are whole everywhere.
+//! Divides the tensors of a model among processes that compute each layer together (tensor
+//! parallelism, Shoeybi et al. 2019). Attention heads and the feed-forward width are divided.
+//! Projections into these parts keep some of their outputs. Projections out of them keep some of
+//! their inputs, and the sum over all processes is the layer's output. Embeddings, norms, routers
+//! and the output head are whole in each process.
 //!
-//! This module computes only with names and sizes. An engine reads the parts, and a report shows
-//! them.
+//! This module handles only names and sizes. An engine reads the parts, and a report shows them.
 
 use std::ops::Range;
 
@@ -19,8 +18,7 @@ use crate::footprint::{Footprint, Part};
 /// The maximum number of processes.
 const MAX_PROCESSES: usize = 1 << 10;
 
-/// A quantized matrix can be cut at multiples of this number: MLX's smallest group with its own
-/// scale.
+/// A quantized matrix may be cut only at multiples of this number, the smallest group of MLX.
 const LEAST_GROUP: usize = 32;
 
 /// The division of one model among some processes.
@@ -32,7 +30,7 @@ pub struct TensorSplit {
     parallel: TensorParallel,
 }
 
-/// The part of a tensor that one process keeps.
+/// The range of a tensor that one process keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Window {
     /// The axis that is cut.
@@ -51,9 +49,9 @@ pub enum Share {
     Whole,
     /// Some outputs: rows of the matrix, and elements of the bias.
     Outputs,
-    /// Some inputs: columns of the matrix. The products are summed over all processes.
+    /// Some inputs: columns of the matrix. The results are summed over all processes.
     Inputs,
-    /// A bias that is added after such a sum. Only one process adds it.
+    /// A bias that is added after such a sum, so only one process may add it.
     Once,
 }
 
@@ -65,8 +63,8 @@ enum Unit {
     Width,
 }
 
-/// Where a tensor is cut. A `stacked` axis consists of several parts in sequence, and each part is
-/// cut.
+/// Where a tensor is cut. If the axis is `stacked`, it consists of several parts in sequence, and
+/// each part is cut.
 #[derive(Debug, Clone, Copy)]
 struct Rule {
     share: Share,
@@ -134,14 +132,15 @@ impl TensorSplit {
         self.heads / self.processes
     }
 
-    /// Key and value heads of one process, at least one. With more processes than heads, several
-    /// processes have the same head.
+    /// Number of key and value heads of one process, at least one. With more processes than heads,
+    /// several processes have a copy of one head.
     #[must_use]
     pub fn kv_heads(&self) -> usize {
         (self.kv_heads / self.processes).max(1)
     }
 
-    /// The number of `length` equal things that one process gets. Messages call them `name`.
+    /// The number that one process gets of `length` equal units. Error messages call the units
+    /// `name`.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] when `length` is not divisible.
@@ -214,11 +213,11 @@ impl TensorSplit {
         }
     }
 
-    /// The index of the first one that `rank` keeps.
+    /// The index of the first unit that `rank` keeps.
     fn first(&self, unit: Unit, rank: usize) -> usize {
         match unit {
             Unit::Queries => rank * self.heads(),
-            // With more processes than heads, neighboring processes share a head.
+            // With more processes than heads, processes with adjacent ranks share a head.
             Unit::Keys => rank * self.kv_heads / self.processes,
             Unit::Width => rank,
         }
@@ -232,7 +231,7 @@ impl TensorSplit {
         let last = parts.next()?;
         let (layer, part) = match last {
             "weight" | "scales" | "biases" | "bias" => (parts.next()?, last),
-            // In the names of stacks of experts, the part is missing, or follows a `_`.
+            // In the names of expert stacks, this suffix is missing or follows a `_`.
             _ => match last.rsplit_once("proj_") {
                 Some((layer, part)) => (&last[..layer.len() + 4], part),
                 None => (last, ""),
@@ -246,7 +245,7 @@ impl TensorSplit {
             "qkv_proj" => (false, &[Unit::Queries, Unit::Keys, Unit::Keys]),
             "gate_proj" | "up_proj" | "w1" | "w3" | "c_fc" => (false, &[Unit::Width]),
             "down_proj" | "w2" | "c_proj" => (true, &[Unit::Width]),
-            // Rows of gate and up alternate, so a part of all rows is the same part of each.
+            // Rows of gate and up alternate, so a range of all rows is a range of each.
             "gate_up_proj" if alternating => (false, &[Unit::Width]),
             "gate_up_proj" => (false, &[Unit::Width, Unit::Width]),
             _ => return None,
@@ -383,8 +382,8 @@ mod tests {
         ModelConfig::from_map(all).unwrap()
     }
 
-    /// The parts of all ranks make up the whole, in order, except for heads that several ranks
-    /// share.
+    /// The parts of all ranks, in order, must form the whole tensor. Heads that several ranks share
+    /// are an exception.
     #[test]
     fn parts_make_up_the_whole() {
         for (name, part, length) in [
@@ -418,7 +417,7 @@ mod tests {
     fn parts_that_are_stored_together_are_cut_each() {
         let split = TensorSplit::new(&config("{}"), 2).unwrap();
         let window = |name: &str, part: &[usize]| split.window(1, name, part).unwrap().unwrap();
-        // 64 rows of queries, 16 of keys, 16 of values.
+        // The fused matrix has 64 rows of queries, 16 of keys and 16 of values.
         let qkv = window("model.layers.0.self_attn.qkv_proj.weight", &[48, 64]);
         assert_eq!((qkv.axis, qkv.length), (0, 96));
         assert_eq!(qkv.ranges, [32..64, 72..80, 88..96]);

@@ -1,13 +1,12 @@
-//! Errors of a process that cannot be a member of its group.
+//! Errors of a process that cannot join or stay in its group.
 
 /// The error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A variable of the environment is invalid. The program that starts the processes must change
-    /// it.
+    /// An environment variable is invalid. The program that starts the processes must change it.
     #[error("{0}")]
     Environment(String),
-    /// A member did not join, was lost, or computes something else.
+    /// A member did not join, was lost, or computes something else than this process.
     #[error("{0}")]
     Group(String),
     /// A model failed.

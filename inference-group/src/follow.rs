@@ -1,4 +1,5 @@
-//! Ranks of a served group after the first. They have no server and carry out the orders of rank 0.
+//! The ranks of a served group other than rank 0. They run no server, and execute the orders of
+//! rank 0.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +14,8 @@ struct Following {
     seen: Seen,
 }
 
-/// Carries out the orders of rank 0 until it ends. `next` waits for the next order and returns
-/// `None` after the last.
+/// Executes the orders of rank 0 until rank 0 ends. `next` waits for the next order, and returns
+/// `None` after the last one.
 ///
 /// # Errors
 /// If rank 0 ends without notice, or if this process computes something else than rank 0.
@@ -28,8 +29,8 @@ pub fn follow(
         let order: Order = serde_json::from_slice(&bytes).map_err(|e| {
             Error::Group(format!("rank {rank}: rank 0 says what has no meaning: {e}"))
         })?;
-        // An error here also occurred in rank 0, which reports it to its client. Otherwise the next
-        // step finds the difference.
+        // An error here also occurred in rank 0, which reports it to its client. If it did not, the
+        // next step detects the difference.
         match order {
             Order::Begin { model, session } => {
                 let begun = model_of(rank, models, model)?.batch_session()?;
@@ -119,12 +120,12 @@ mod tests {
 
     use super::*;
 
-    /// A model that replies with this letter without end.
+    /// A model that repeats this letter without end.
     fn repeating(letter: u8) -> Scripted {
         Scripted::computed(move |_| Ok(Reply::ids(std::iter::repeat(u32::from(letter)))))
     }
 
-    /// The events of the first step of a session of `model`, as rank 0 remembers them.
+    /// The hash of the events of a session's first step, as rank 0 computes it.
     fn stepped(model: &Scripted) -> Seen {
         let mut session = model.batch_session().unwrap();
         let options = GenerateOptions::new();

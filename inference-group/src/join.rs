@@ -1,7 +1,7 @@
-//! Connects the members of a ring before MLX makes its own connections. Each member listens at its
-//! first address and connects to the next one. Both sides exchange their rank and version, and all
-//! wait until all have joined. So an error names the member that does not come or runs another
-//! program, and the wait is limited.
+//! Connects the members of a ring before MLX connects them. Each member listens at its first
+//! address, and connects to the next member. Both sides exchange rank and version, and all wait
+//! until all have joined. So the wait is limited, and an error names the member that is missing or
+//! runs another program.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -11,18 +11,18 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::link::{Neighbors, Word};
 
-/// The bytes that members send first. The version is the program's, because only the same program
-/// makes the same calls in the same order.
+/// The first bytes that members send. The version of the program follows, because only equal
+/// programs make equal calls in the same order.
 const MAGIC: &[u8; 8] = b"rustmlx1";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// The extra time after the time limit in which a message about the missing member may arrive.
+/// Extra time after the time limit, in which a message about the missing member may still arrive.
 const SLACK: Duration = Duration::from_secs(2);
-/// The time between attempts to connect.
+/// Delay between attempts to connect.
 const PAUSE: Duration = Duration::from_millis(50);
 /// The time limit of one attempt to connect.
 const ATTEMPT: Duration = Duration::from_secs(2);
 
-/// The identity that a member sends.
+/// What a member sends to identify itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Hello {
     rank: u32,
@@ -64,20 +64,21 @@ impl Hello {
     }
 }
 
-/// A member that is joining.
+/// A member during joining.
 struct Joining<'a> {
     rank: usize,
     ring: &'a [String],
     until: Instant,
     timeout: Duration,
-    /// The version to send; tests use another one.
+    /// The version to send. Tests send another one.
     version: &'a str,
 }
 
 /// Connects to both neighbors, and waits until all members have joined.
 ///
 /// # Errors
-/// If a member does not come within `timeout` or has another version; the message names it.
+/// If a member does not join within `timeout`, or has another version. The message names the
+/// member.
 pub fn ring(rank: usize, ring: &[String], timeout: Duration) -> Result<Neighbors> {
     Joining {
         rank,
@@ -114,7 +115,7 @@ impl Joining<'_> {
 
     fn remaining(&self) -> Duration {
         let left = self.until.saturating_duration_since(Instant::now());
-        // A zero timeout would mean no limit to a socket.
+        // For a socket, a zero timeout would mean no limit.
         left.max(Duration::from_millis(1))
     }
 
@@ -144,11 +145,11 @@ impl Joining<'_> {
                 right.unwrap_or_else(|_| Err(String::from("connecting broke off"))),
             )
         });
-        // MLX listens at the same address next.
+        // The listener is closed, because MLX will listen at this address.
         drop(listener);
         match (left, right) {
             (Ok(left), Ok(right)) => self.gather(Neighbors { left, right }),
-            // Tells the neighbor that came which one did not.
+            // Tells the neighbor that joined which member is missing.
             (Ok(mut left), Err(why)) => {
                 self.give_up(&mut left, self.right());
                 Err(why)
@@ -163,11 +164,11 @@ impl Joining<'_> {
     }
 
     fn give_up(&self, to: &mut TcpStream, missing: usize) {
-        // If this fails, the neighbor still ends at its own time limit.
+        // If this fails, the neighbor ends at its own time limit.
         let _ = Word::Lost(u32::try_from(missing).unwrap_or(u32::MAX)).say(to);
     }
 
-    /// Accepts the connection of the rank before.
+    /// Accepts the connection of the preceding rank.
     fn accept(&self, listener: &TcpListener) -> Result<TcpStream, String> {
         while !self.is_late() {
             let Ok((mut stream, _)) = listener.accept() else {
@@ -178,7 +179,7 @@ impl Joining<'_> {
                 .set_nonblocking(false)
                 .and_then(|()| stream.set_read_timeout(Some(self.remaining().min(ATTEMPT))))
                 .and_then(|()| Hello::hear(&mut stream));
-            // Connections from other programs are dropped.
+            // Connections of other programs are ignored.
             let Ok(hello) = greeted else { continue };
             let answered = self.hello().say(&mut stream);
             self.check(&hello, self.left())?;
@@ -189,7 +190,7 @@ impl Joining<'_> {
         Err(self.did_not_come(self.left()))
     }
 
-    /// Connects to the rank after.
+    /// Connects to the following rank.
     fn connect(&self) -> Result<TcpStream, String> {
         let (right, address) = (self.right(), self.address(self.right()));
         let to: Vec<SocketAddr> = address
@@ -211,7 +212,7 @@ impl Joining<'_> {
                 .say(&mut stream)
                 .and_then(|()| stream.set_read_timeout(Some(self.remaining())))
                 .and_then(|()| Hello::hear(&mut stream));
-            // An older process may still listen there and end soon.
+            // An older process may still listen there and will end soon.
             let Ok(hello) = greeted else {
                 thread::sleep(PAUSE);
                 continue;
@@ -245,8 +246,8 @@ impl Joining<'_> {
         Ok(())
     }
 
-    /// Waits until all have closed their listeners. `Ready` passes around the ring once to gather,
-    /// and `Go` once to begin.
+    /// Waits until all members have closed their listeners. `Ready` passes around the ring once to
+    /// collect the members, and then `Go` passes around once to start them.
     fn gather(&self, mut neighbors: Neighbors) -> Result<Neighbors, String> {
         for word in [Word::Ready, Word::Go] {
             if self.rank == 0 {

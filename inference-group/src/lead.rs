@@ -1,6 +1,6 @@
-//! Models of rank 0 of a served group. Before each call that computes, rank 0 orders the other
-//! ranks to make the same call. Only rank 0 checks external causes that end a request, such as a
-//! deadline or a client that disconnects, and passes them on.
+//! The models of rank 0 in a served group. Before each computing call, rank 0 orders the other
+//! ranks to make the same call. Only rank 0 checks external reasons to end a request, such as a
+//! deadline or a disconnected client, and orders the other ranks to end it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use parking_lot::Mutex;
 
 use crate::order::{Order, Seen};
 
-/// Sends an order to all others.
+/// Sends an order to all other ranks.
 type Say = dyn Fn(&[u8]) -> Result<()> + Send;
 
-/// Sends the orders of rank 0. It stays locked during each call, so that all ranks make calls in
-/// the same order.
+/// Sends the orders of rank 0. It is locked during each call, so that all ranks make their calls in
+/// one order.
 pub struct Leader {
     say: Box<Say>,
     sessions: u64,
@@ -62,7 +62,7 @@ pub struct LedModel {
 }
 
 impl LedModel {
-    /// Wraps `model`, which has this number in all ranks.
+    /// Wraps `model`. In all ranks, the model has the number `number`.
     pub fn new(model: Box<dyn TextModel>, number: usize, leader: Arc<Mutex<Leader>>) -> Self {
         Self {
             model,
@@ -165,7 +165,8 @@ impl EmbeddingModel for LedModel {
         model.embedding_tokens(prompt, options)
     }
 
-    /// The interrupt is checked only before the call, because the other ranks would not stop.
+    /// Checks the interrupt only before the call. If rank 0 stopped during the call, the other
+    /// ranks would not.
     fn embed(
         &self,
         prompts: &[Prompt],
@@ -189,7 +190,7 @@ impl EmbeddingModel for LedModel {
     }
 }
 
-/// Offers only the functions that need no computation.
+/// Supports only functions that need no computation.
 impl TokenModel for LedModel {
     fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         self.tokens()?.encode(text, add_special)
@@ -218,11 +219,12 @@ impl TokenModel for LedModel {
     }
 }
 
-/// A session that all ranks have.
+/// A session that exists in all ranks.
 struct LedSession {
     session: Box<dyn BatchSession>,
     number: u64,
-    /// The interrupts of each request. The other ranks would notice them at another step.
+    /// The interrupts of each request. The other ranks do not get them, because each rank would
+    /// notice them at another step.
     interrupts: BTreeMap<RequestId, Interrupt>,
     seen: Seen,
     leader: Arc<Mutex<Leader>>,

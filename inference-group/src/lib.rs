@@ -1,8 +1,8 @@
-//! Membership of a process in a group: several processes that `mlx launch`, Python's `mlx.launch`
-//! or `mpirun` started with the same command.
+//! Makes a process a member of a group. The processes of a group are started with one command by
+//! `mlx launch`, Python's `mlx.launch` or `mpirun`.
 //!
 //! [`find`] reads the environment. [`join`] connects to the other members before a model is loaded.
-//! Afterwards this process ends when another member is lost. In a served group, rank 0 runs the
+//! From then on, this process ends if another member is lost. In a served group, rank 0 runs the
 //! server and sends orders ([`Leader`]); the other ranks [`follow`].
 
 mod error;
@@ -31,7 +31,7 @@ pub use ports::free_ports;
 
 use link::Links;
 
-/// Set by `mlx launch`. The standard input is then a pipe that closes when the launcher has ended.
+/// Set by `mlx launch`. Standard input is then a pipe that closes when the launcher ends.
 pub const LAUNCHED: &str = "MLX_LAUNCHED";
 /// Seconds that members wait for each other at the start.
 pub const JOIN_TIMEOUT: &str = "MLX_JOIN_TIMEOUT";
@@ -39,34 +39,34 @@ pub const JOIN_TIMEOUT: &str = "MLX_JOIN_TIMEOUT";
 /// How members divide a model: `tensor` (the default) or `pipeline`.
 pub const SPLIT: &str = "MLX_SPLIT";
 
-/// The timeout without [`JOIN_TIMEOUT`].
+/// The time limit if [`JOIN_TIMEOUT`] is not set.
 const DEFAULT_TIMEOUT: u64 = 60;
-/// The most bytes of the file with the addresses.
+/// Maximum size of the address file in bytes.
 const MAX_FILE: u64 = 1 << 20;
 
-/// This process as one of a group.
+/// This process as a member of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// The number of this process, from 0.
     pub rank: usize,
     /// The number of processes.
     pub size: usize,
-    /// The way in which they divide a model.
+    /// How the members divide a model.
     pub split: Split,
-    /// The first address of each member on MLX's ring; `None` under MPI, which detects losses
-    /// itself.
+    /// The first address of each member in MLX's ring; `None` under MPI, which detects lost
+    /// processes itself.
     ring: Option<Vec<String>>,
 }
 
 static MEMBER: OnceLock<Member> = OnceLock::new();
 static LINKS: OnceLock<Links> = OnceLock::new();
 
-/// The membership of this process after [`find`]. It may not have joined yet.
+/// This process's membership, once [`find`] has found it. The process may not have joined yet.
 pub fn current() -> Option<&'static Member> {
     MEMBER.get()
 }
 
-/// Finds in the environment whether this process is a member of a group.
+/// Determines from the environment whether this process is a member of a group.
 ///
 /// # Errors
 /// If the variables are invalid.
@@ -77,12 +77,12 @@ pub fn find() -> Result<()> {
     Ok(())
 }
 
-/// Joins the other members, once. It does nothing in a process without a group. A command calls it
-/// when only loading remains. If it refused its flags after some members had joined, exit code and
-/// message would depend on which process fails first.
+/// Joins the other members, once. Without a group it does nothing. A command calls it directly
+/// before loading, after all checks of its flags. If a command refused its flags after some members
+/// had joined, exit code and message would depend on which process fails first.
 ///
 /// # Errors
-/// If a member does not come in time, or has another version.
+/// If a member does not join in time, or has another version.
 pub fn join() -> Result<()> {
     static JOINED: Mutex<bool> = Mutex::new(false);
     let Some(member) = current() else {
@@ -97,7 +97,7 @@ pub fn join() -> Result<()> {
 }
 
 impl Member {
-    /// Whether rank 0 can send orders to the others.
+    /// Whether rank 0 can send orders to the other ranks.
     pub fn gives_orders(&self) -> bool {
         self.ring.is_some()
     }
@@ -136,7 +136,8 @@ impl Member {
         }
     }
 
-    /// A member of a ring, read from the text of MLX's file: a list of addresses for each member.
+    /// A member of a ring. `text` is the content of MLX's file, which lists each member's
+    /// addresses.
     fn on_ring(rank: &str, text: &str, split: Split) -> Result<Option<Self>, String> {
         let nodes: Vec<Vec<String>> = serde_json::from_str(text)
             .map_err(|e| format!("it is not a list of lists of addresses: {e}"))?;
@@ -156,8 +157,8 @@ impl Member {
         }))
     }
 
-    /// Joins the others. Afterwards this process ends when another member is lost, with exit code 1
-    /// and a message that names the member.
+    /// Joins the other members. From then on, this process ends with exit code 1 if another member
+    /// is lost. The message names that member.
     fn join(&self) -> Result<()> {
         let timeout = timeout()?;
         if let Some(ring) = &self.ring {
@@ -191,7 +192,7 @@ impl Member {
     }
 }
 
-/// The text of MLX's file of addresses. At most [`MAX_FILE`] bytes are read, since it may be a
+/// The text of MLX's address file. At most [`MAX_FILE`] bytes are read, because the path may be a
 /// pipe.
 fn read_text(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
@@ -217,10 +218,10 @@ fn split_of(text: &str) -> Result<Split> {
     }
 }
 
-/// Sends an order of rank 0 to all others.
+/// Sends an order of rank 0 to all other ranks.
 ///
 /// # Errors
-/// If they cannot be reached, or if this group has no separate connections for orders.
+/// If the other ranks cannot be reached, or if the group has no connections for orders.
 pub fn order(bytes: &[u8]) -> inference::Result<()> {
     let fault = |message| inference::Error::new(inference::ErrorKind::Engine, message);
     let links = LINKS
@@ -231,46 +232,48 @@ pub fn order(bytes: &[u8]) -> inference::Result<()> {
         .map_err(|e| fault("the other processes cannot be reached").with_source(e))
 }
 
-/// Waits for the next order of rank 0; `None` after rank 0 has ended.
+/// Waits for the next order of rank 0. Returns `None` after rank 0 has ended.
 pub fn next_order() -> Option<Vec<u8>> {
     LINKS.get()?.next_order()
 }
 
-/// Tells the others that this process has finished, so that they do not count its end as a loss.
+/// Tells the other members that this process has finished, so that its end does not count as a
+/// loss.
 pub fn leave() {
     if let Some(links) = LINKS.get() {
         links.leave();
     }
 }
 
-/// Returns when MLX is idle. All its work holds one lock, also while it waits for other members.
+/// Waits until MLX is idle. All of MLX's work holds one lock, even while it waits for other
+/// members.
 fn wait_for_engine() {
     let _ = mlx_rs_core::distributed::is_available();
 }
 
-/// Ends this process when the launcher has ended.
+/// Makes this process end when the launcher ends.
 pub fn follow_launcher() {
     if std::env::var_os(LAUNCHED).is_none() {
         return;
     }
     thread::spawn(|| {
         let mut buffer = [0; 64];
-        // The launcher sends nothing. The read ends when the pipe closes.
+        // The launcher sends no data, so the read returns only when the pipe closes.
         while let Ok(1..) = std::io::stdin().read(&mut buffer) {}
         end("the launcher is gone");
     });
 }
 
-/// Ends this process at once. Its thread may wait inside MLX and cannot be interrupted, and
-/// destructors would wait for threads that never end.
+/// Ends this process immediately. Its main thread may wait inside MLX and cannot be interrupted,
+/// and destructors would wait for threads that never end.
 fn end(message: &str) -> ! {
-    // The launcher that read the message may have ended, and `eprintln!` would panic.
+    // The launcher that reads the message may have ended, and then `eprintln!` would panic.
     let _ = writeln!(std::io::stderr(), "error: {message}");
     signal_hook::low_level::exit(1)
 }
 
-/// Ends this process unless the returned value is dropped in time. MLX would wait for others
-/// forever.
+/// Ends this process unless the returned value is dropped in time. MLX itself would wait for other
+/// members forever.
 fn give_up_after(timeout: Duration, rank: usize) -> mpsc::Sender<()> {
     let (done, waiting) = mpsc::channel::<()>();
     thread::spawn(move || {

@@ -1,6 +1,7 @@
-//! A member's connections to its neighbors on the ring, beside MLX's own. They exist because MLX
+//! A member's connections to its ring neighbors, in addition to MLX's own. They exist because MLX
 //! 0.30 waits forever for a peer that has ended. Each member regularly tells its neighbors that it
-//! is alive. It tells the ring which member was lost. Orders of rank 0 use the same connections.
+//! is alive. When a member is lost, its neighbors tell the ring. Orders of rank 0 use these
+//! connections, too.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -12,27 +13,27 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// The interval at which a member reports that it is alive.
+/// Interval at which a member reports that it is alive.
 const BEAT: Duration = Duration::from_secs(2);
-/// Silence after which a neighbor is lost.
+/// After this time without a message, a neighbor counts as lost.
 pub const SILENCE: Duration = Duration::from_secs(20);
-/// The most bytes of an order: a prompt of a million tokens is shorter.
+/// Maximum size of an order in bytes. A prompt of a million tokens is smaller.
 const MAX_ORDER: usize = 64 << 20;
 
-/// The most orders that may wait here. All ranks compute each step together, so few wait. If this
-/// process does not follow, they must not fill the memory.
+/// Maximum number of waiting orders. All ranks compute each step together, so few orders wait. The
+/// limit bounds the memory of a process that does not execute its orders.
 const MAX_WAITING: usize = 4096;
-/// The most bytes of all waiting orders.
+/// Maximum size of all waiting orders in bytes.
 const MAX_WAITING_BYTES: usize = 256 << 20;
 
-/// A message of a connection: a byte, and a number of four bytes.
+/// A message on a connection: one byte for the kind, and a number of four bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Word {
     /// The sender is alive.
     Alive,
     /// The sender has finished.
     Bye,
-    /// This rank is lost.
+    /// The rank with this number is lost.
     Lost(u32),
     /// The sender and all ranks before it have closed their listeners for MLX's connections.
     Ready,
@@ -59,7 +60,7 @@ impl Word {
     /// Sends the message.
     ///
     /// # Errors
-    /// Those of writing to the connection.
+    /// Errors of writing to the connection.
     pub fn say(self, to: &mut impl Write) -> io::Result<()> {
         to.write_all(&self.bytes())
     }
@@ -67,7 +68,7 @@ impl Word {
     /// Receives the next message.
     ///
     /// # Errors
-    /// Those of the connection, and an error for bytes that are no message.
+    /// Errors of the connection, and an error for bytes that are no valid message.
     pub fn hear(from: &mut impl Read) -> io::Result<Self> {
         let mut bytes = [0; 5];
         from.read_exact(&mut bytes)?;
@@ -86,24 +87,24 @@ impl Word {
 
 /// Connections to both neighbors. In a group of two, both lead to the same member.
 pub struct Neighbors {
-    /// To the rank before.
+    /// The connection to the preceding rank.
     pub left: TcpStream,
-    /// To the rank after.
+    /// The connection to the following rank.
     pub right: TcpStream,
 }
 
-/// The connections while threads watch them.
+/// The connections, which threads watch.
 pub struct Links {
     leaving: Arc<AtomicBool>,
     /// The connections to the left and to the right.
     writers: Arc<Mutex<[TcpStream; 2]>>,
     orders: Mutex<Receiver<Vec<u8>>>,
-    /// The bytes of the waiting orders.
+    /// Total size of the waiting orders in bytes.
     waiting: Arc<AtomicUsize>,
 }
 
 impl Neighbors {
-    /// Starts to watch both connections, and ends this process when a member is lost.
+    /// Starts to watch both connections. If a member is lost, this process ends.
     ///
     /// # Errors
     /// Those of the system.
@@ -118,7 +119,8 @@ impl Neighbors {
             orders: Mutex::new(orders),
             waiting: Arc::clone(&waiting),
         };
-        // Orders come from the left and stop before they return to rank 0.
+        // Orders arrive from the left. The last rank does not forward them, so they do not return
+        // to rank 0.
         let relay = Relay {
             rank: u32::try_from(rank).unwrap_or(u32::MAX),
             heard,
@@ -156,7 +158,7 @@ impl Neighbors {
     }
 }
 
-/// Receives orders and passes them on.
+/// Receives orders and forwards them.
 struct Relay {
     /// The rank of this process.
     rank: u32,
@@ -177,7 +179,7 @@ impl Relay {
             false => Err(TrySendError::Full(order)),
         };
         match sent {
-            // The receiver is dropped when this member has left.
+            // The receiver is dropped after this member has left.
             Ok(()) | Err(TrySendError::Disconnected(_)) => Ok(()),
             Err(TrySendError::Full(_)) => Err(io::Error::new(
                 io::ErrorKind::QuotaExceeded,
@@ -190,7 +192,7 @@ impl Relay {
     }
 }
 
-/// Sends an order to the right.
+/// Sends an order to the following rank.
 fn pass_on(writers: &Mutex<[TcpStream; 2]>, order: &[u8]) -> io::Result<()> {
     let too_long = || io::Error::new(io::ErrorKind::InvalidInput, "the order is too long");
     let length = u32::try_from(order.len()).ok();
@@ -203,21 +205,21 @@ fn pass_on(writers: &Mutex<[TcpStream; 2]>, order: &[u8]) -> io::Result<()> {
 }
 
 impl Links {
-    /// Says that this process leaves, so that the neighbors do not count its end as a loss.
+    /// Tells the neighbors that this process leaves, so that its end does not count as a loss.
     pub fn leave(&self) {
         self.leaving.store(true, Ordering::Release);
         say(&self.writers, Word::Bye);
     }
 
-    /// Sends an order to all ranks after this one.
+    /// Sends an order to all following ranks.
     ///
     /// # Errors
-    /// For an order that is too long, and those of the connection.
+    /// If the order is too long, and errors of the connection.
     pub fn order(&self, order: &[u8]) -> io::Result<()> {
         pass_on(&self.writers, order)
     }
 
-    /// Waits for the next order; `None` after the ranks before have ended.
+    /// Waits for the next order. Returns `None` after the preceding ranks have ended.
     pub fn next_order(&self) -> Option<Vec<u8>> {
         let orders = self.orders.lock();
         let order = orders.recv().ok()?;
@@ -228,7 +230,7 @@ impl Links {
 
 fn say(writers: &Mutex<[TcpStream; 2]>, word: Word) {
     for stream in &mut *writers.lock() {
-        // The thread that reads this connection reports the fault.
+        // If sending fails, the thread that reads this connection reports the fault.
         let _ = word.say(stream);
     }
 }
@@ -247,8 +249,8 @@ fn read_order(stream: &mut TcpStream, length: u32) -> io::Result<Vec<u8>> {
     Ok(order)
 }
 
-/// Reads a neighbor's messages to the end. Returns the lost rank and the reason; `None` after a
-/// `Bye`.
+/// Reads a neighbor's messages until the connection ends. Returns the lost rank and the reason, or
+/// `None` after a `Bye`.
 fn listen(
     mut stream: TcpStream,
     neighbor: usize,
@@ -285,7 +287,7 @@ fn listen(
                 let why = format!("rank {neighbor} ({address}) has been silent for {seconds} s");
                 return Some((rank, why));
             }
-            // The fault lies in this process, not in the neighbor.
+            // The fault is in this process, not in the neighbor.
             Err(e) if e.kind() == io::ErrorKind::QuotaExceeded => {
                 let this_rank = relay.map_or(rank, |relay| relay.rank);
                 return Some((this_rank, e.to_string()));
@@ -296,14 +298,14 @@ fn listen(
 }
 
 /// Watches this process after a neighbor's `Bye`. This process may still write files, but all
-/// members compute the last step together. If the engine stays busy for [`SILENCE`], it waits for a
-/// member that has ended. Returns `None` when this process leaves, too.
+/// members compute the last step together. So if the engine stays busy for [`SILENCE`], it waits
+/// for a member that has ended. Returns `None` if this process leaves, too.
 fn ended_early(leaving: &AtomicBool, neighbor: usize, address: &str) -> Option<(u32, String)> {
     while !leaving.load(Ordering::Acquire) {
         let (done, waiting) = mpsc::channel();
         thread::spawn(move || {
             super::wait_for_engine();
-            // The receiver is gone if this message comes too late.
+            // The receiver may already be dropped.
             let _ = done.send(());
         });
         if waiting.recv_timeout(SILENCE).is_err() {
@@ -377,7 +379,7 @@ mod tests {
             };
             (relay, orders)
         };
-        // The number of orders is limited, and the neighbor's thread reports it.
+        // The number of waiting orders is limited, and the reading thread reports an excess.
         let (few, orders) = relay(3);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut rank_0 = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -393,7 +395,7 @@ mod tests {
             "{why}"
         );
         assert_eq!(orders.try_iter().count(), 3);
-        // The bytes of orders are limited.
+        // The total size of waiting orders is limited, too.
         let (large, orders) = relay(MAX_WAITING);
         large.take(vec![0; 8]).unwrap();
         large
@@ -401,7 +403,7 @@ mod tests {
             .store(MAX_WAITING_BYTES - 7, Ordering::Release);
         let full = large.take(vec![0; 8]).unwrap_err();
         assert_eq!(full.kind(), io::ErrorKind::QuotaExceeded);
-        // Orders of a member that has left are dropped.
+        // Orders to a member that has left are dropped.
         large.waiting.store(0, Ordering::Release);
         drop(orders);
         large.take(vec![0; 8]).unwrap();
@@ -423,7 +425,7 @@ mod tests {
             }
         }
         assert!(links[0].order(&vec![0; MAX_ORDER + 1]).is_err());
-        // No order returned to rank 0.
+        // No order may return to rank 0.
         let first = links[0].orders.lock();
         assert!(first.try_recv().is_err());
         drop(first);

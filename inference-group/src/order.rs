@@ -1,21 +1,21 @@
-//! Orders of rank 0 of a served group. With them all ranks make the same calls in the same order.
-//! `lead.rs` sends them, `follow.rs` carries them out.
+//! Orders of rank 0 in a served group. They make all ranks execute the same calls in the same
+//! order. `lead.rs` sends orders, and `follow.rs` executes them.
 
 use inference::{BatchEvent, EmbedOptions, GenerateOptions, RequestId};
 use serde::{Deserialize, Serialize};
 
-/// A call that all processes make. A model's number is its position on the command line. Sessions
-/// are numbered in ascending order.
+/// A call that all processes make. A model's number is its position on the command line. Session
+/// numbers are ascending.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Order {
-    /// Begin session `session` of a model.
+    /// Starts session `session` of a model.
     Begin {
         /// The model.
         model: usize,
         /// The session's number.
         session: u64,
     },
-    /// Add a request.
+    /// Adds a request.
     Add {
         /// The session.
         session: u64,
@@ -24,26 +24,26 @@ pub enum Order {
         /// The options, without interrupts.
         options: Box<GenerateOptions>,
     },
-    /// Remove a request.
+    /// Removes a request.
     Remove {
         /// The session.
         session: u64,
         /// The request.
         row: RequestId,
     },
-    /// Compute a step.
+    /// Computes a step.
     Step {
         /// The session.
         session: u64,
         /// The value of [`Seen`] in rank 0 before the step.
         seen: u64,
     },
-    /// End a session.
+    /// Ends a session.
     End {
         /// The session.
         session: u64,
     },
-    /// Embed prompts.
+    /// Embeds prompts.
     Embed {
         /// The model.
         model: usize,
@@ -56,8 +56,8 @@ pub enum Order {
     Stop,
 }
 
-/// A running hash of the events of a session's steps. Processes whose hashes differ no longer
-/// compute the same.
+/// A running hash of the events of a session's steps. If two processes have different hashes, they
+/// no longer compute equal results.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Seen(u64);
 

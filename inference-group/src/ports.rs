@@ -1,21 +1,21 @@
-//! Free ports of this machine, for processes that will listen at them a moment later.
+//! Finds free ports of this machine, for processes that will listen at them shortly afterwards.
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The ports are below those that Linux (from 32768) and macOS (from 49152) give to outgoing
-/// connections and to listeners on port 0. Otherwise such a port could be taken before its process
-/// listens.
+/// The ports are below the range that Linux (from 32768) and macOS (from 49152) assign to outgoing
+/// connections and to listeners on port 0. Otherwise the system could assign a port before its
+/// process listens.
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 12_000;
 
-/// The number of ports that one process tries before those of the process with the next id.
+/// Offset between the first ports that processes with consecutive ids try.
 const STRIDE: usize = 16;
 
-/// `count` ports without a listener. No two calls in a process get the same port.
+/// Finds `count` ports without a listener. Two calls in one process never return the same port.
 ///
 /// # Errors
-/// If there are not enough.
+/// If there are not enough free ports.
 pub fn free_ports(count: usize) -> Result<Vec<u16>, String> {
     static TAKEN: AtomicUsize = AtomicUsize::new(0);
     let start = std::process::id() as usize * STRIDE;
@@ -24,7 +24,8 @@ pub fn free_ports(count: usize) -> Result<Vec<u16>, String> {
         FIRST + u16::try_from(offset).unwrap_or(0)
     };
     let free = |&port: &u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
-    // Only needed ports are tried, because another process may be about to listen at the others.
+    // Only the needed ports are tried, because another process may be about to listen at further
+    // ports.
     let tries = if count <= usize::from(COUNT) {
         usize::from(COUNT)
     } else {

@@ -1,5 +1,5 @@
-//! Activations on disk: a `.npy` file of float32 `[stimuli, layers, width]`, and
-//! `<stem>_metadata.json` with their origin.
+//! Files of activations: a `.npy` file of float32 `[stimuli, layers, width]`, and
+//! `<stem>_metadata.json`, which describes how it was made.
 
 use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::files::{MAX_TEXT, read_numbers, read_text, write_whole};
 use crate::npy;
 
-/// The origin of a file of activations.
+/// How a file of activations was made.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Metadata {
@@ -24,21 +24,22 @@ pub struct Metadata {
     pub model: String,
     /// The architecture.
     pub architecture: String,
-    /// The [`identity`](crate::files::identity) of its files, followed by `+` and that of the
-    /// adapter if one was attached.
+    /// The [`identity`](crate::files::identity) of the model's files. With an adapter, `+` and the
+    /// adapter's identity follow.
     pub model_identity: String,
     /// SHA-256 of the stimuli's file.
     pub stimuli_sha256: String,
-    /// The template of the texts.
+    /// The name of the template for the texts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
-    /// The position in the text from which the states are taken.
+    /// The position in the text whose states are stored.
     pub position: String,
-    /// For each row, the number of its stimulus in the file.
+    /// For each row, the index of its stimulus in the file.
     pub row_indices: Vec<usize>,
-    /// Whether the first layer is the embedding, before the first block.
+    /// Whether layer 0 is the embedding, the input of the first block.
     pub with_embedding: bool,
-    /// For each row, whether the model continued as expected; `None` when that was not tested.
+    /// For each row, whether the model continued the text as expected; `None` if that was not
+    /// tested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correctness: Option<Vec<Option<Correctness>>>,
     /// SHA-256 of the activations' file.
@@ -70,7 +71,7 @@ pub fn sha256_of(path: &Path) -> Result<String> {
     }
 }
 
-/// Writes activations one after another. The file gets its name when it is complete.
+/// Writes activations row by row. The file appears under its name only when it is complete.
 #[derive(Debug)]
 pub struct Writer {
     path: PathBuf,
@@ -103,7 +104,7 @@ impl Writer {
     /// Adds the states of one stimulus: a slice of `width` elements for each layer.
     ///
     /// # Errors
-    /// [`Error::Data`] for another shape or more rows than announced, and [`Error::Io`].
+    /// [`Error::Data`] for another shape, or for more rows than `shape` allows, and [`Error::Io`].
     pub fn push<S: AsRef<[f32]>>(&mut self, layers: &[S]) -> Result<()> {
         let [rows, depth, width] = self.shape;
         if self.rows == rows || layers.len() != depth {
@@ -129,10 +130,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Puts the file and its metadata into place. The hash of the file is filled in.
+    /// Renames the files to their final names. The hash in the metadata is filled in.
     ///
     /// # Errors
-    /// [`Error::Data`] when rows are missing, and [`Error::Io`].
+    /// [`Error::Data`] if rows are missing, and [`Error::Io`].
     pub fn finish(self, mut metadata: Metadata) -> Result<Metadata> {
         if self.rows != self.shape[0] {
             return Err(Error::data(format!(
@@ -161,7 +162,7 @@ pub struct Activations {
 }
 
 impl Activations {
-    /// Activations from numbers in the order of `shape`.
+    /// Activations from values in the order of `shape`.
     ///
     /// # Errors
     /// [`Error::Data`] when their number does not match.
@@ -233,7 +234,7 @@ impl Activations {
 /// Reads the metadata of a file of activations, and checks the file's hash.
 ///
 /// # Errors
-/// [`Error::Io`], and [`Error::File`] when the two do not belong together.
+/// [`Error::Io`], and [`Error::File`] if the metadata do not belong to the file.
 pub fn read_metadata(activations: &Path) -> Result<Metadata> {
     let path = metadata_path(activations);
     let text = read_text(&path, MAX_TEXT)?;
@@ -292,7 +293,7 @@ mod tests {
         assert_eq!(read.layer(1).as_slice(), [4.0, 0.0, 5.0, 0.5, 6.0, 0.25]);
         assert_eq!(read.state(1, 0), [7.0, 8.0, 9.0]);
 
-        // Changed afterwards.
+        // The file is changed after the metadata were written.
         let mut bytes = std::fs::read(&path).unwrap();
         *bytes.last_mut().unwrap() ^= 1;
         std::fs::write(&path, bytes).unwrap();

@@ -1,8 +1,8 @@
-//! Whether a model continues a stimulus as expected.
+//! Checks whether a model continues a stimulus as expected.
 
 use serde::{Deserialize, Serialize};
 
-/// The comparison of a continuation with the expected one.
+/// How a continuation compares with the expected text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Correctness {
     /// Whether the first word of the continuation is the expected one.
@@ -31,8 +31,8 @@ pub fn correctness(continuation: &str, expected: &str) -> Correctness {
         };
     }
     let all_text = normalized(continuation);
-    // The expected text may have several words: takes the same number of characters, extended to
-    // the end of a word.
+    // The expected text may have several words. So the comparison uses as many characters of the
+    // continuation, extended to the end of a word.
     let mut text = String::new();
     let mut exact = false;
     for word in continuation.split_whitespace() {

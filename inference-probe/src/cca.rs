@@ -1,15 +1,16 @@
-//! Canonical correlation analysis with a small ridge, on the principal components of each side.
+//! Canonical correlation analysis on the principal components of each side, with a small ridge
+//! term.
 
 use crate::Matrix;
 use crate::error::{Error, Result};
 use crate::folds::Fold;
 
-/// How correlations are computed.
+/// Options of the analysis.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CcaOptions {
     /// The number of correlations to return, beginning with the largest.
     pub components: usize,
-    /// The ridge as a share of the mean variance of the principal components.
+    /// The ridge term, as a fraction of the principal components' mean variance.
     pub ridge: f64,
 }
 
@@ -36,11 +37,11 @@ pub struct Components {
 }
 
 impl Components {
-    /// The components of `rows`, without those that are only rounding errors: singular values below
-    /// `epsilon * max(shape) * largest`.
+    /// The principal components of `rows`. Components that are only rounding errors are omitted:
+    /// those with singular values below `epsilon * max(shape) * largest`.
     ///
     /// # Errors
-    /// [`Error::Data`] for fewer than two rows, numbers that are not finite, and rows that are all
+    /// [`Error::Data`] for fewer than two rows, for values that are not finite, and if all rows are
     /// equal.
     pub fn from_rows(rows: &Matrix) -> Result<Self> {
         let (n, width) = rows.shape();
@@ -57,8 +58,9 @@ impl Components {
         for mut row in centered.row_iter_mut() {
             row -= &mean;
         }
-        // Of wide rows the product of the rows is the smaller problem, but squares the condition;
-        // the SVD of the transposed matrix costs the same as that of the matrix.
+        // For wide rows, the matrix of dot products would be smaller, but its condition number is
+        // the square. The SVD of the transposed matrix has no advantage, because it costs as much
+        // as this one.
         let svd = nalgebra::linalg::SVD::new(centered.clone(), false, true);
         let Some(right) = svd.v_t else {
             return Err(Error::data(
@@ -108,7 +110,7 @@ impl Components {
             .collect()
     }
 
-    /// The scores of other rows.
+    /// The scores of other rows on these components.
     fn project(&self, rows: &Matrix) -> Matrix {
         let mut rows = rows.clone();
         for mut row in rows.row_iter_mut() {
@@ -137,7 +139,8 @@ fn cross(x: &Components, y: &Components, ridge: f64) -> Result<Matrix> {
     Ok(cross)
 }
 
-/// The largest canonical correlations of two sets of features of the same rows, limited to 0 to 1.
+/// The largest canonical correlations of two sets of features of the same rows. Values are limited
+/// to 0 to 1.
 ///
 /// # Errors
 /// [`Error::Data`] when the numbers of rows differ.
@@ -152,8 +155,8 @@ pub fn correlations(x: &Components, y: &Components, options: &CcaOptions) -> Res
     Ok(values)
 }
 
-/// The mean correlation of the canonical variables on rows that were not used to choose them. `x`
-/// and `y` come from the fold's training rows; `all_x` and `all_y` have all rows.
+/// The mean correlation of the canonical variables on held-out rows. `x` and `y` come from the
+/// fold's training rows; `all_x` and `all_y` contain all rows.
 ///
 /// # Errors
 /// As [`correlations`].

@@ -12,7 +12,7 @@ pub struct Curve {
 }
 
 impl Curve {
-    /// A curve with one value at each of the places 0, 1, ...
+    /// A curve with one value at each position 0, 1, ...
     pub fn new(name: impl Into<String>, values: impl IntoIterator<Item = f64>) -> Self {
         let places = (0u32..).map(f64::from);
         Self {
@@ -22,15 +22,15 @@ impl Curve {
     }
 }
 
-/// What a chart's axes mean.
+/// The meaning of a chart's axes.
 struct Axes<'a> {
-    /// The label of the horizontal axis, whose marks are whole numbers.
+    /// The label of the horizontal axis, whose ticks are integers.
     across: &'a str,
-    /// The names of the places 0, 1, ..., instead of their numbers.
+    /// Names of the positions 0, 1, ..., which replace the numbers.
     names: Option<&'a [String]>,
     /// The label of the vertical axis.
     up: &'a str,
-    /// Whether the vertical axis begins at 0.
+    /// Whether the vertical axis starts at 0.
     from_zero: bool,
 }
 
@@ -75,7 +75,7 @@ fn open(width: f64, height: f64, title: &str) -> String {
     )
 }
 
-/// Curves over the layers, `0, 1, ...`. The axis covers all values.
+/// Curves over the layers `0, 1, ...`. The vertical axis covers all values.
 pub fn lines(title: &str, axis: &str, curves: &[Curve]) -> String {
     let axes = Axes {
         across: "layer",
@@ -97,7 +97,7 @@ pub fn losses(title: &str, axis: &str, curves: &[Curve]) -> String {
     over(title, &axes, curves)
 }
 
-/// [`lines`] with a note below the title that must be noticed; an empty note is left out.
+/// [`lines`] with a prominent note below the title. An empty note is omitted.
 pub fn noted_lines(title: &str, note: &str, axis: &str, curves: &[Curve]) -> String {
     let svg = lines(title, axis, curves);
     if note.is_empty() {
@@ -110,7 +110,7 @@ pub fn noted_lines(title: &str, note: &str, axis: &str, curves: &[Curve]) -> Str
     svg.replacen("</svg>", &note, 1)
 }
 
-/// Curves over positions with names, at equal distances.
+/// Curves over named positions at equal distances.
 pub fn lines_at(
     title: &str,
     (places, names): (&str, &[String]),
@@ -158,7 +158,7 @@ fn over(title: &str, axes: &Axes<'_>, curves: &[Curve]) -> String {
             at + 4.0
         ));
     }
-    // Layers and steps are whole numbers, and so are the marks of their axis.
+    // Layers and steps are integers, so the ticks of their axis are, too.
     let every = step(end, 10.0).max(1.0) as usize;
     for i in (0..=end as usize).step_by(every) {
         let name = match axes.names {
@@ -216,8 +216,8 @@ fn over(title: &str, axes: &Axes<'_>, curves: &[Curve]) -> String {
     svg
 }
 
-/// A matrix of layers by layers, from `low` (white) to `high` (blue). Values that are not finite
-/// are grey.
+/// A matrix of layers by layers. Colors range from white (`low`) to blue (`high`); values that are
+/// not finite are grey.
 pub fn heat_map(title: &str, rows: &[Vec<f64>], low: f64, high: f64) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let cell = (400.0 / rows.len().max(columns).max(1) as f64).clamp(4.0, 40.0);
@@ -283,7 +283,7 @@ mod tests {
         let curve = Curve::new("a<b", [0.0, f64::NAN, 1.0, 0.5]);
         let svg = lines("t & u", "value", std::slice::from_ref(&curve));
         assert!(svg.contains("a&lt;b") && svg.contains("t &amp; u"));
-        // The line is interrupted where a value is missing.
+        // The curve must be interrupted at the missing value.
         let path = svg.split("d=\"").nth(1).unwrap().split('"').next().unwrap();
         assert_eq!(path.matches('M').count(), 2, "{path}");
         assert!(!svg.contains("NaN"));
@@ -312,7 +312,7 @@ mod tests {
             svg.contains(">10</text>") && svg.contains(">4</text>"),
             "{svg}"
         );
-        // From 0, though no value is near it.
+        // The axis must start at 0, although all values are far above.
         let high = losses("loss", "nats", &[Curve::new("a", [3.0, 4.0])]);
         assert!(high.contains(">0</text>"), "{high}");
     }

@@ -13,7 +13,7 @@ use crate::logistic::{LogisticOptions, LogisticRegression, Standardizer};
 pub enum Method {
     /// The difference of the means.
     Means,
-    /// The weights of a logistic regression between the two, in the units of the states.
+    /// The weights of a logistic regression between the sets, in the units of the states.
     Probe,
     /// The first principal component of all states together.
     Pca,
@@ -22,20 +22,20 @@ pub enum Method {
 /// A direction from the negative to the positive states.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Direction {
-    /// `[width]`. Its length is the distance of the two means along this direction. So a
-    /// coefficient of 1 moves one mean to the other, along the direction.
+    /// The vector, `[width]`. Its length is the distance of the two means along this direction. So
+    /// a coefficient of 1 moves one mean to the other one, along the direction.
     pub vector: Vec<f64>,
-    /// The length.
+    /// The length of the vector.
     pub norm: f64,
-    /// The share of states that are on the correct side of the midpoint between the two means.
+    /// The fraction of states on the correct side of the midpoint between the two means.
     pub separated: f64,
 }
 
 /// The direction from `negative` to `positive` states, each `[n, width]`.
 ///
 /// # Errors
-/// [`Error::Data`] for different widths, fewer than two states in a set, states that are not
-/// finite, and sets that do not differ along the direction.
+/// [`Error::Data`] for different widths, for fewer than two states in a set, for states that are
+/// not finite, and for sets that do not differ along the direction.
 pub fn direction(positive: &Matrix, negative: &Matrix, method: Method) -> Result<Direction> {
     let (p, n) = (positive.nrows(), negative.nrows());
     if positive.ncols() != negative.ncols() {
@@ -81,7 +81,8 @@ pub fn direction(positive: &Matrix, negative: &Matrix, method: Method) -> Result
         return Err(Error::data("the two sets do not differ"));
     }
     let unit = axis / length;
-    // The direction goes from the negative to the positive states, whatever the sign of the axis.
+    // The sign of the axis is arbitrary. The direction must point from the negative to the positive
+    // states.
     let apart = unit.dot(&difference);
     if apart == 0.0 {
         return Err(Error::data(
@@ -112,8 +113,8 @@ fn stacked(a: &Matrix, b: &Matrix) -> Matrix {
 mod tests {
     use super::*;
 
-    /// States of two sets: at -1 and 3 along `axis`, with noise of this size in the other
-    /// dimensions.
+    /// Two sets of states, at -1 and 3 along `axis`. In the other dimensions, the states have noise
+    /// of this size.
     fn sets(noise: f64) -> (Matrix, Matrix) {
         let axis = [0.6, 0.0, 0.8];
         let across = [[0.8, 0.0, -0.6], [0.0, 1.0, 0.0]];
@@ -135,7 +136,7 @@ mod tests {
             let actual = direction(&positive, &negative, method).unwrap();
             assert!((actual.separated - 1.0).abs() < 1e-12);
             let along = actual.vector[0] * 0.6 + actual.vector[2] * 0.8;
-            // The penalty of a regression changes the direction of its weights a little.
+            // The penalty of the regression slightly changes the direction of its weights.
             let least = if method == Method::Probe {
                 0.95
             } else {
@@ -162,7 +163,8 @@ mod tests {
         }
     }
 
-    /// If the variance between the sets is not the largest, the component is another axis.
+    /// If the variance between the sets is not the largest variance, the first component is another
+    /// axis.
     #[test]
     fn the_component_follows_the_variance() {
         let (positive, negative) = sets(40.0);

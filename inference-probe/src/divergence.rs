@@ -1,4 +1,4 @@
-//! Differences between distributions of next tokens, and between the means of groups of hidden
+//! Distances between distributions of next tokens, and between the means of two groups of hidden
 //! states.
 
 use crate::Matrix;
@@ -37,7 +37,8 @@ pub fn jensen_shannon(p: &[f64], q: &[f64]) -> Result<f64> {
             q.len()
         )));
     }
-    // The sum of the two relative entropies, which avoids a difference of large numbers.
+    // Computes the sum of two relative entropies, because a difference of entropies would lose
+    // precision.
     let value: f64 = p
         .iter()
         .zip(q)
@@ -50,7 +51,7 @@ pub fn jensen_shannon(p: &[f64], q: &[f64]) -> Result<f64> {
     Ok(value.clamp(0.0, std::f64::consts::LN_2))
 }
 
-/// The mean of distributions over the same tokens, which are added one by one.
+/// The mean of distributions over the same tokens. Distributions are added one by one.
 #[derive(Debug, Clone, Default)]
 pub struct MeanDistribution {
     sum: Vec<f64>,
@@ -61,7 +62,7 @@ impl MeanDistribution {
     /// Adds a distribution.
     ///
     /// # Errors
-    /// [`Error::Data`] if the number of tokens differs from that of the first one.
+    /// [`Error::Data`] if the number of tokens differs from that of the first distribution.
     pub fn add(&mut self, p: &[f64]) -> Result<()> {
         if self.count == 0 {
             self.sum = p.to_vec();
@@ -100,10 +101,11 @@ pub struct MeanDistance {
     pub euclidean: f64,
 }
 
-/// The distance between the mean of the rows for which `group` is true, and that of the others.
+/// The distance between two means: that of the rows for which `group` is true, and that of the
+/// other rows.
 ///
 /// # Errors
-/// [`Error::Data`] when one of the groups is empty, or the lengths differ.
+/// [`Error::Data`] if a group is empty, or if the lengths differ.
 pub fn mean_distance(rows: &Matrix, group: &[bool]) -> Result<MeanDistance> {
     if rows.nrows() != group.len() {
         return Err(Error::data(format!(
@@ -135,7 +137,7 @@ mod tests {
         let far = jensen_shannon(&[1.0, 0.0], &[0.0, 1.0]).unwrap();
         assert!((far - std::f64::consts::LN_2).abs() < 1e-15);
         assert!(jensen_shannon(&[1.0], &[0.5, 0.5]).is_err());
-        // Compared with the definition by entropies.
+        // The reference is the definition by entropies.
         let (p, q) = ([0.1, 0.2, 0.7], [0.5, 0.25, 0.25]);
         let m: Vec<f64> = p.iter().zip(q).map(|(p, q)| 0.5 * (p + q)).collect();
         let expected = entropy(&m) - 0.5 * (entropy(&p) + entropy(&q));

@@ -1,4 +1,4 @@
-//! Errors about files and numbers.
+//! The error type of this crate: errors about files and about values.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ pub enum Error {
         /// The fault, and what would be correct.
         message: String,
     },
-    /// The numbers or labels do not allow the requested computation.
+    /// The values or labels do not allow the requested computation.
     #[error("{0}")]
     Data(String),
 }

@@ -8,14 +8,14 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 
-/// The maximum size of a text: stimuli, metadata, results.
+/// Maximum size of a text file: stimuli, metadata or results.
 #[cfg(feature = "statistics")]
 pub(crate) const MAX_TEXT: u64 = 64 << 20;
 
-/// Reads all bytes of a text of at most `limit` bytes. The path may be a pipe.
+/// Reads a text file of at most `limit` bytes. The path may be a pipe.
 ///
 /// # Errors
-/// [`Error::Io`], and [`Error::File`] for a longer one.
+/// [`Error::Io`], and [`Error::File`] if the file is longer.
 #[cfg(feature = "statistics")]
 pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
@@ -28,14 +28,14 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads all bytes of a file of numbers. Only the file's size limits the memory, so it must be a
+/// Reads a file of values completely. Only the file's size bounds the memory, so the file must be a
 /// regular file.
 ///
 /// # Errors
 /// [`Error::Io`], and [`Error::File`] for pipes, devices and directories.
 pub(crate) fn read_numbers(path: &Path) -> Result<Vec<u8>> {
     let io = |e| Error::io(path, e);
-    // Checked before opening, because opening a pipe waits.
+    // The type is checked before opening, because opening a pipe blocks.
     let metadata = std::fs::metadata(path).map_err(io)?;
     if !metadata.is_file() {
         return Err(Error::file(path, "it is not a regular file"));
@@ -58,7 +58,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
 /// The bytes of SHA-256.
 pub(crate) const HASH: usize = 32;
 
-/// SHA-256 of a file with zeros in the last [`HASH`] bytes of its header.
+/// SHA-256 of a file in which the last [`HASH`] bytes of the header are zero.
 fn hash_of(bytes: &[u8], header: usize) -> [u8; HASH] {
     let (head, rest) = bytes.split_at(header);
     Sha256::new()
@@ -69,13 +69,14 @@ fn hash_of(bytes: &[u8], header: usize) -> [u8; HASH] {
         .into()
 }
 
-/// Writes the hash of a file to the last bytes of its header, which `bytes` must contain.
+/// Computes a file's hash, and writes it to the last bytes of the header. `bytes` must contain the
+/// whole file.
 pub(crate) fn put_hash(bytes: &mut [u8], header: usize) {
     let hash = hash_of(bytes, header);
     bytes[header - HASH..header].copy_from_slice(&hash);
 }
 
-/// Checks that the hash in a file is that of its other bytes. Files of other writers have zeros.
+/// Checks the hash in a file. Files of other writers have zeros instead, and are accepted.
 pub(crate) fn check_hash(bytes: &[u8], header: usize) -> std::result::Result<(), String> {
     let stored = &bytes[header - HASH..header];
     if stored.iter().all(|b| *b == 0) || stored == hash_of(bytes, header) {
@@ -86,12 +87,12 @@ pub(crate) fn check_hash(bytes: &[u8], header: usize) -> std::result::Result<(),
     ))
 }
 
-/// The number of bytes that a thread hashes at a time.
+/// Number of bytes that a thread hashes as one part.
 const PART: u64 = 16 << 20;
 
 /// A hash that identifies a model, in hexadecimal: SHA-256 of all bytes of its safetensors, GGUF
-/// and JSON files, in the order of their names. `model` is a directory or a file. It does not
-/// depend on where the model is, nor on the name of the directory or of the one file.
+/// and JSON files, in the order of their names. `model` is a directory or a file. The hash does not
+/// depend on the model's location, on the directory's name, or on the name of a single file.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -173,7 +174,8 @@ mod tests {
     fn every_byte_tells_a_model_from_others_and_its_place_does_not() {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = (dir.path().join("a"), dir.path().join("b"));
-        // Longer than one part, and than the samples that earlier versions hashed.
+        // The file is longer than one part, and longer than the samples that earlier versions
+        // hashed.
         let mut weights = vec![7u8; PART as usize + 100];
         for model in [&a, &b] {
             std::fs::create_dir(model).unwrap();

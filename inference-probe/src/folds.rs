@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// One division of the rows. Both lists are sorted and share no row.
+/// A division of the rows. Both lists are sorted, and no row is in both.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fold {
@@ -19,7 +19,7 @@ pub struct Fold {
     pub test: Vec<usize>,
 }
 
-/// A generator whose numbers depend only on the seed, on every machine.
+/// A random generator that depends only on the seed, and not on the machine.
 pub(crate) fn generator(seed: u64) -> ChaCha8Rng {
     ChaCha8Rng::seed_from_u64(seed)
 }
@@ -70,7 +70,7 @@ fn check_count(n: usize, folds: usize) -> Result<()> {
     Ok(())
 }
 
-/// Folds in which the labels are as close as possible to their overall frequency.
+/// Folds in which each label is about as frequent as in all rows.
 ///
 /// # Errors
 /// [`Error::Data`] for fewer than two folds, and for a label with fewer rows than folds.
@@ -96,12 +96,12 @@ pub fn stratified(labels: &[usize], folds: usize, seed: u64) -> Result<Vec<Fold>
     Ok(from_tests(labels.len(), tests))
 }
 
-/// Folds in which no group is both in training and in test: a classifier is tested on groups that
-/// it was not trained on.
+/// Folds in which no group is in both training and test rows. So a classifier is tested on groups
+/// on which it was not trained.
 ///
 /// # Errors
-/// [`Error::Data`] for fewer groups than folds, and for a label that would be in a test but not in
-/// its training rows.
+/// [`Error::Data`] if there are fewer groups than folds, or if a label would occur in a test but
+/// not in its training rows.
 pub fn grouped(labels: &[usize], groups: &[usize], folds: usize, seed: u64) -> Result<Vec<Fold>> {
     check_count(labels.len(), folds)?;
     if labels.len() != groups.len() {
@@ -119,7 +119,8 @@ pub fn grouped(labels: &[usize], groups: &[usize], folds: usize, seed: u64) -> R
         )));
     }
     by_group.shuffle(&mut generator(seed));
-    // Beginning with the largest group, each goes into the smallest fold.
+    // Groups are assigned from the largest to the smallest. Each goes into the fold with the fewest
+    // rows.
     by_group.sort_by_key(|rows| std::cmp::Reverse(rows.len()));
     let mut tests: Vec<Vec<usize>> = vec![Vec::new(); folds];
     for rows in by_group {
@@ -193,7 +194,7 @@ mod tests {
                 assert!(fold.train.iter().all(|r| groups[*r] != groups[*row]));
             }
         }
-        // A label of only one group cannot be tested on other groups.
+        // A label that occurs in only one group cannot be tested on other groups.
         let e = grouped(&[0, 0, 1, 1], &[0, 0, 1, 1], 2, 0).unwrap_err();
         assert!(e.to_string().contains("without having been in training"));
     }

@@ -1,14 +1,14 @@
 //! Minimizes a smooth function by L-BFGS with a line search for the strong Wolfe conditions
 //! (Nocedal and Wright, "Numerical Optimization", algorithms 7.4, 7.5, 3.5 and 3.6).
 //!
-//! Existing crates need an error type for applications and an unmaintained macro crate. The
-//! functions here are strictly convex, so the plain algorithm is enough.
+//! Existing crates depend on an application-level error type and on an unmaintained macro crate.
+//! The functions here are strictly convex, so the plain algorithm suffices.
 
 use std::collections::VecDeque;
 
 /// The number of pairs of steps and gradient changes that approximate the Hessian.
 const MEMORY: usize = 10;
-/// The constant of sufficient decrease.
+/// The constant of the sufficient-decrease condition.
 const C1: f64 = 1e-4;
 /// The constant of the curvature condition.
 const C2: f64 = 0.9;
@@ -42,8 +42,8 @@ struct Point {
     gradient: Vec<f64>,
 }
 
-/// Minimizes `f`, which writes its gradient and returns its value, beginning at `x`. It stops when
-/// no element of the gradient exceeds `tolerance`, or after `limit` steps.
+/// Minimizes `f` from the start point `x`. `f` writes its gradient and returns its value. The
+/// iteration ends when no element of the gradient exceeds `tolerance`, or after `limit` steps.
 pub(crate) fn minimize(
     x: &mut Vec<f64>,
     limit: usize,
@@ -62,7 +62,7 @@ pub(crate) fn minimize(
         }
         let mut direction = descent(&gradient, &pairs);
         if dot(&direction, &gradient) >= 0.0 {
-            // Rounding errors made the approximation useless; continue with the plain gradient.
+            // Rounding errors have made the approximation useless, so the plain gradient is used.
             pairs.clear();
             direction = gradient.iter().map(|g| -g).collect();
         }
@@ -79,7 +79,7 @@ pub(crate) fn minimize(
             gradient: gradient.clone(),
         };
         let Some(next) = search(&start, &direction, first, f) else {
-            // No step decreases the function, so this is the minimum within rounding errors.
+            // No step decreases the function, so `x` is the minimum within rounding errors.
             return Outcome {
                 iterations: iteration,
                 converged: false,
@@ -135,7 +135,8 @@ fn descent(gradient: &[f64], pairs: &VecDeque<(Vec<f64>, Vec<f64>, f64)>) -> Vec
     q
 }
 
-/// A step along `direction` that fulfills the strong Wolfe conditions, or the best decrease found.
+/// A step along `direction` that satisfies the strong Wolfe conditions. If none is found, the step
+/// with the best decrease.
 fn search(
     start: &Point,
     direction: &[f64],

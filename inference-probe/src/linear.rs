@@ -1,8 +1,8 @@
-//! Linear probes: how well a label can be read from a layer, in comparison with labels in random
-//! order.
+//! Linear probes: how well a classifier can predict a label from a layer's states, compared with
+//! shuffled labels.
 //!
 //! Selectivity is defined as in Hewitt and Liang, "Designing and Interpreting Probes with Control
-//! Tasks" (2019), but as a share of the maximum possible gain over the control.
+//! Tasks" (2019), but divided by the maximum possible gain over the control.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ use crate::logistic::{LogisticOptions, LogisticRegression, Standardizer};
 pub struct ProbeOptions {
     /// The options of the regression.
     pub logistic: LogisticOptions,
-    /// Repetitions of the control, each with labels in another random order.
+    /// Number of control runs, each with labels in another random order.
     pub controls: usize,
 }
 
@@ -33,22 +33,21 @@ impl Default for ProbeOptions {
 /// The result of a probe on one layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProbeResult {
-    /// The share of test rows with a correct prediction, averaged over the folds.
+    /// The fraction of test rows with a correct prediction, averaged over the folds.
     pub accuracy: f64,
     /// The accuracy in each fold.
     pub fold_accuracies: Vec<f64>,
-    /// The accuracy with labels in random order, averaged over the repetitions.
+    /// The accuracy with shuffled labels, averaged over the control runs.
     pub control: f64,
-    /// The share of rows with the most frequent label.
+    /// The fraction of rows with the most frequent label.
     pub majority: f64,
-    /// `(accuracy - control) / (1 - max(control, 1 / labels))`, within 0 and 1.
+    /// `(accuracy - control) / (1 - max(control, 1 / labels))`, limited to 0 to 1.
     pub selectivity: f64,
     /// Whether every regression reached its tolerance.
     pub converged: bool,
 }
 
-/// The number of different rows. Rows with equal bits contain the same information about every
-/// label.
+/// The number of different rows. Two bit-identical rows carry no more information than one.
 #[must_use]
 pub fn distinct_rows(matrix: &Matrix) -> usize {
     let bits = |row: usize| -> Vec<u64> {
@@ -59,9 +58,9 @@ pub fn distinct_rows(matrix: &Matrix) -> usize {
     all.len()
 }
 
-/// Reasons why the results of probes may mean little: states that occur more than once (`distinct`
-/// of `rows`; 0 if unknown), and accuracies that are not clearly higher than that of always
-/// guessing the most frequent label.
+/// Reasons to doubt the results of probes: states that occur more than once (`distinct` of `rows`;
+/// 0 if unknown), and accuracies that are not clearly higher than the frequency of the most
+/// frequent label.
 #[must_use]
 pub fn doubts(layers: &[ProbeResult], rows: usize, distinct: usize) -> Vec<String> {
     let mut doubts = Vec::new();
@@ -214,7 +213,7 @@ mod tests {
             converged: true,
         };
         let doubts = |best, distinct| doubts(&[of(0.4), of(best)], 100, distinct).join("; ");
-        // Two standard errors are 0.1.
+        // For these numbers, two standard errors are 0.1.
         assert_eq!(doubts(0.61, 100), "");
         assert_eq!(doubts(0.61, 0), "");
         assert_eq!(doubts(0.9, 12), "12 distinct states of 100");

@@ -1,6 +1,6 @@
 //! Logistic regression with an L2 penalty, as scikit-learn's `LogisticRegression` with the solver
 //! `lbfgs` defines it: `mean(cross entropy) + |W|^2 / (2 C n)`, without a penalty on intercepts.
-//! Two classes have one row of weights, more have one row each (softmax regression).
+//! Two classes have a single row of weights. More classes have one row each (softmax regression).
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use crate::Matrix;
 use crate::error::{Error, Result};
 use crate::lbfgs::minimize;
 
-/// How a regression is fitted.
+/// Options of the regression.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LogisticOptions {
@@ -16,7 +16,7 @@ pub struct LogisticOptions {
     pub c: f64,
     /// The maximum number of steps of the optimizer.
     pub max_iterations: usize,
-    /// The optimizer stops when no element of the gradient of the mean loss exceeds this.
+    /// The optimizer stops if no element of the mean loss's gradient exceeds this value.
     pub tolerance: f64,
 }
 
@@ -46,7 +46,7 @@ impl LogisticRegression {
     /// Fits rows `[n, features]` to labels below `classes`.
     ///
     /// # Errors
-    /// [`Error::Data`] for different lengths, fewer than two classes, labels out of range, numbers
+    /// [`Error::Data`] for different lengths, fewer than two classes, labels out of range, values
     /// that are not finite, and options that are not positive.
     pub fn fit(
         rows: &Matrix,
@@ -98,7 +98,7 @@ impl LogisticRegression {
                 } else {
                     softmax_loss(&mut scores, labels)
                 };
-                // `scores` now holds the slopes of the summed loss: [n, outputs]
+                // `scores` now contains the derivatives of the summed loss: [n, outputs]
                 let slopes = scores.tr_mul(rows);
                 let scale = 1.0 / n as f64;
                 for ((g, s), w) in gradient[..split].iter_mut().zip(slopes.iter()).zip(x) {
@@ -149,7 +149,7 @@ impl LogisticRegression {
     }
 }
 
-/// The summed loss when each row has one score; replaces scores by slopes.
+/// The summed loss if each row has one score. Replaces the scores by the loss's derivatives.
 fn binary_loss(scores: &mut Matrix, labels: &[usize]) -> f64 {
     let mut loss = 0.0;
     for (score, label) in scores.iter_mut().zip(labels) {
@@ -162,7 +162,8 @@ fn binary_loss(scores: &mut Matrix, labels: &[usize]) -> f64 {
     loss
 }
 
-/// The summed loss when each row has one score per class; replaces scores by slopes.
+/// The summed loss if each row has one score per class. Replaces the scores by the loss's
+/// derivatives.
 fn softmax_loss(scores: &mut Matrix, labels: &[usize]) -> f64 {
     let mut loss = 0.0;
     for (mut row, label) in scores.row_iter_mut().zip(labels) {
@@ -188,7 +189,8 @@ pub struct Standardizer {
 }
 
 impl Standardizer {
-    /// Measures `rows`. A constant column keeps its scale, as in scikit-learn's `StandardScaler`.
+    /// Computes mean and deviation of `rows`. A constant column is not scaled, as in scikit-learn's
+    /// `StandardScaler`.
     pub fn from_rows(rows: &Matrix) -> Self {
         let n = rows.nrows().max(1) as f64;
         let (means, deviations) = rows
@@ -196,7 +198,7 @@ impl Standardizer {
             .map(|column| {
                 let mean = column.sum() / n;
                 let variance = column.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
-                // A deviation from rounding errors alone is treated as zero.
+                // A deviation that may consist of rounding errors alone is treated as zero.
                 let noise = n * f64::EPSILON * variance + (n * mean * f64::EPSILON).powi(2);
                 let deviation = if variance <= noise {
                     1.0
@@ -250,7 +252,7 @@ mod tests {
 
     #[test]
     fn the_gradient_vanishes_at_the_fit() {
-        // One feature, separable. The minimum is where w = C * sum(y - p) x.
+        // One feature, and separable classes. At the minimum, w = C * sum(y - p) x.
         let rows = Matrix::from_row_slice(4, 1, &[-2.0, -1.0, 1.0, 2.0]);
         let labels = [0, 0, 1, 1];
         let options = LogisticOptions {

@@ -1,5 +1,5 @@
-//! Writes float32 arrays in the `.npy` format. `inference_formats::npy` reads it and has the
-//! header.
+//! Writes float32 arrays in the `.npy` format. `inference_formats::npy` reads the format and makes
+//! the header.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use crate::files::write_whole;
 
 pub(crate) use inference_formats::npy::parse;
 
-/// Writes `values`, which are row-major and have this shape, completely or not at all.
+/// Writes row-major `values` of this shape. The file appears completely or not at all.
 ///
 /// # Errors
 /// [`Error::Data`] when the shape has a different number of elements, and [`Error::Io`].
@@ -30,7 +30,7 @@ pub(crate) fn header(shape: &[usize]) -> Result<Vec<u8>> {
     inference_formats::npy::header("<f4", shape).map_err(|e| Error::data(e.to_string()))
 }
 
-/// The numbers of `values`, one by one.
+/// The bytes of each value, one value after another.
 pub(crate) fn bytes(values: &[f32]) -> impl Iterator<Item = [u8; 4]> + '_ {
     values.iter().map(|v| v.to_le_bytes())
 }

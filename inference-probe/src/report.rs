@@ -1,5 +1,5 @@
-//! Turns a folder of results into one `summary.json`, SVG charts, and an HTML page without external
-//! files.
+//! Combines a folder of results into one `summary.json`, SVG charts, and an HTML page without
+//! external files.
 //!
 //! A result is a JSON object with a field `kind`, as the subcommands of `mlx probe` write it.
 
@@ -30,7 +30,7 @@ pub enum Analysis {
         split: String,
         /// One result for each layer.
         layers: Vec<ProbeResult>,
-        /// The number of different states in the layer with the fewest; 0 if unknown.
+        /// Number of different states in the layer with the fewest different ones; 0 if unknown.
         #[serde(default)]
         distinct: usize,
     },
@@ -58,9 +58,9 @@ pub enum Analysis {
     Divergence {
         /// The input files.
         inputs: Inputs,
-        /// Mean divergence of each layer's prediction from the next one's, in nats.
+        /// Mean divergence of each layer's prediction from the next layer's, in nats.
         consecutive: Vec<f64>,
-        /// Mean divergence of each layer's prediction from the last one's, in nats.
+        /// Mean divergence of each layer's prediction from the last layer's, in nats.
         from_last: Vec<f64>,
         /// Divergence of the mean predictions of two groups at each layer; empty without groups.
         groups: Vec<f64>,
@@ -71,7 +71,7 @@ pub enum Analysis {
     },
 }
 
-/// The files that a result was computed from.
+/// The files from which a result was computed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Inputs {
     /// The activations' file, or both files.
@@ -208,12 +208,11 @@ fn charts(name: &str, analysis: &Analysis) -> Vec<(String, String)> {
     }
 }
 
-/// Reads every result in `dir`, and writes `summary.json`, one SVG for each chart, and `index.html`
-/// there.
+/// Reads all results in `dir`. Writes `summary.json`, one SVG per chart, and `index.html` to `dir`.
 ///
 /// # Errors
-/// [`Error::Io`], [`Error::File`] for a result without a known kind, and [`Error::Data`] when there
-/// is no result.
+/// [`Error::Io`], [`Error::File`] for a result of an unknown kind, and [`Error::Data`] if there is
+/// no result.
 pub fn write(dir: &Path) -> Result<Report> {
     let mut paths: Vec<PathBuf> = std::fs::read_dir(dir)
         .and_then(|entries| entries.map(|e| e.map(|e| e.path())).collect())
@@ -227,7 +226,7 @@ pub fn write(dir: &Path) -> Result<Report> {
         let bytes = read_text(&path, MAX_TEXT)?;
         let value: Value =
             serde_json::from_slice(&bytes).map_err(|e| Error::file(&path, e.to_string()))?;
-        // Metadata of activations and earlier summaries have no kind.
+        // Metadata of activations and earlier summaries have no `kind`, and are skipped.
         if value.get("kind").is_none() {
             continue;
         }
@@ -314,7 +313,7 @@ mod tests {
         assert_eq!(summary["results"][0]["result"]["metric"], "cosine");
         let page = std::fs::read_to_string(dir.path().join("index.html")).unwrap();
         assert!(page.contains("<svg") && !page.contains("src="));
-        // Runs a second time, with the summary in the same folder.
+        // A second run finds the first summary in the folder, and must ignore it.
         assert_eq!(write(dir.path()).unwrap(), report);
 
         std::fs::write(dir.path().join("x.json"), r#"{"kind": "other"}"#).unwrap();

@@ -53,7 +53,7 @@ pub(crate) fn pearson(
 ///
 /// # Errors
 /// [`Error::Data`] for fewer than three rows, and for a row without a direction if the metric needs
-/// one.
+/// a direction.
 pub fn similarities(rows: &Matrix, metric: Metric) -> Result<Vec<f64>> {
     let n = rows.nrows();
     if n < 3 {
@@ -84,8 +84,8 @@ pub fn similarities(rows: &Matrix, metric: Metric) -> Result<Vec<f64>> {
     for i in 0..n {
         for j in i + 1..n {
             values.push(match metric {
-                // Computed from differences rather than products, which would lose the digits of
-                // close rows.
+                // Subtracts first. Computing the distance from dot products would lose the digits
+                // of close rows.
                 Metric::Euclidean => 1.0 - (rows.row(i) - rows.row(j)).norm(),
                 Metric::Cosine | Metric::Correlation => products[(i, j)],
             });
@@ -94,10 +94,10 @@ pub fn similarities(rows: &Matrix, metric: Metric) -> Result<Vec<f64>> {
     Ok(values)
 }
 
-/// The similarity of two lists of similarities: Pearson's correlation.
+/// The similarity of two lists of similarities, by Pearson's correlation.
 ///
 /// # Errors
-/// [`Error::Data`] for lists of different lengths, and for a list of equal numbers.
+/// [`Error::Data`] for lists of different lengths, and for a list whose values are all equal.
 pub fn agreement(a: &[f64], b: &[f64]) -> Result<f64> {
     if a.len() != b.len() {
         return Err(Error::data(format!(

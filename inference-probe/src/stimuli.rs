@@ -1,8 +1,8 @@
-//! Stimuli: texts with labels, from a JSON array of objects.
+//! Stimuli: texts with labels, read from a JSON array of objects.
 //!
-//! The text of a stimulus is its field `prompts[TEMPLATE]`, or `prompt`, or `text`. Every other
-//! field with a string, a number or a boolean is a label. `expected_surface` is the text with which
-//! a model should continue.
+//! The text of a stimulus is its field `prompts[TEMPLATE]`, or `prompt`, or `text`. Each other
+//! field with a string, a number or a Boolean is a label. `expected_surface` is the expected
+//! continuation of the text.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -29,11 +29,11 @@ impl Stimulus {
         self.labels.get("expected_surface").map(String::as_str)
     }
 
-    /// The range of bytes of the text that the label `field` contains. It must occur exactly once.
+    /// The byte range of the text in which the value of the label `field` occurs. It must occur
+    /// exactly once.
     ///
     /// # Errors
-    /// [`Error::Data`] when there is no such label, and when its text does not occur or occurs more
-    /// than once.
+    /// [`Error::Data`] if there is no such label, or if its value does not occur exactly once.
     pub fn span(&self, field: &str) -> Result<Range<usize>> {
         let Some(part) = self.labels.get(field).filter(|part| !part.is_empty()) else {
             return Err(Error::data(format!(
@@ -41,7 +41,7 @@ impl Stimulus {
                 self.text
             )));
         };
-        // Overlapping occurrences are counted as well.
+        // Overlapping occurrences count, too.
         let mut matches = self
             .text
             .char_indices()
@@ -98,10 +98,10 @@ impl Stimuli {
         })
     }
 
-    /// The label `field` of every stimulus.
+    /// The label `field` of each stimulus.
     ///
     /// # Errors
-    /// [`Error::Data`] with the first stimulus without the label, and the fields that exist.
+    /// [`Error::Data`] with the first stimulus that lacks the label, and the existing fields.
     pub fn labels(&self, field: &str) -> Result<Vec<&str>> {
         self.list
             .iter()

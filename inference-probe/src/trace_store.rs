@@ -1,4 +1,4 @@
-//! Residual traces in files: a header of 64 bytes, then float32 vectors, all little-endian.
+//! Files of residual traces: a header of 64 bytes, then float32 vectors, all little-endian.
 //!
 //! | offset | what |
 //! |---|---|
@@ -11,9 +11,10 @@
 //! | 32 | SHA-256 of the file with zeros here |
 //! | 64 | for each token, for each of `n + 1` nodes: residual, mixer, feed-forward |
 //!
-//! Node 0 is the embedding, whose two parts are zeros. Node `l + 1` is block `l`. The format is
-//! that of larql's full chain store, whose files have zeros for the hash: it is then not checked.
-//! In numpy: `np.fromfile(path, "<f4", offset=64).reshape(tokens, n + 1, 3, width)`.
+//! Node 0 is the embedding, whose mixer and feed-forward vectors are zero. Node `l + 1` is block
+//! `l`. The format is that of larql's full chain store. larql's files have zeros as hash, which is
+//! then not checked. In numpy: `np.fromfile(path, "<f4", offset=64).reshape(tokens, n + 1, 3,
+//! width)`.
 
 use std::path::Path;
 
@@ -23,10 +24,10 @@ use crate::files::{self, read_numbers, write_whole};
 const MAGIC: &[u8; 4] = b"TRAC";
 const VERSION: u32 = 1;
 const HEADER: usize = 64;
-/// Vectors of a node.
+/// Number of vectors of a node.
 const PARTS: usize = 3;
 
-/// The residual stream of some tokens, and what each block added to it.
+/// The residual stream of some tokens, and each block's contributions to it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TraceStore {
     width: usize,
@@ -53,12 +54,12 @@ impl TraceStore {
         })
     }
 
-    /// Adds a token: its embedding, and for each block the residual stream after it, and the parts
-    /// that its mixer and its feed-forward part added.
+    /// Adds a token: its embedding and, for each block, the residual stream after the block, the
+    /// mixer's contribution, and the feed-forward part's contribution.
     ///
     /// # Errors
-    /// [`Error::Data`] for another number of blocks, or vectors of another length. Then nothing is
-    /// added.
+    /// [`Error::Data`] for another number of blocks, or vectors of another length. After an error,
+    /// the store is unchanged.
     pub fn push(&mut self, embedding: &[f32], blocks: &[[&[f32]; PARTS]]) -> Result<()> {
         if blocks.len() != self.blocks {
             return Err(Error::data(format!(
@@ -104,8 +105,8 @@ impl TraceStore {
         self.width
     }
 
-    /// The residual, mixer and feed-forward vectors of a node: 0 is the embedding, `l + 1` is block
-    /// `l`. `None` for a token or node that does not exist.
+    /// The residual, mixer and feed-forward vectors of a node. Node 0 is the embedding, and node
+    /// `l + 1` is block `l`. `None` if the token or node does not exist.
     #[must_use]
     pub fn node(&self, token: usize, node: usize) -> Option<[&[f32]; PARTS]> {
         if token >= self.tokens || node > self.blocks {
@@ -119,7 +120,7 @@ impl TraceStore {
         Some([part(0)?, part(1)?, part(2)?])
     }
 
-    /// Writes the file, completely or not at all.
+    /// Writes the file. It appears completely or not at all.
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Data`] when a number does not fit the header.
@@ -144,8 +145,8 @@ impl TraceStore {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`Error::Io`], and [`Error::File`] for a file that is not a trace, of another version, of a
-    /// size that does not match its header, or with changed bytes.
+    /// [`Error::Io`], and [`Error::File`] for a file that is no trace, has another version, has
+    /// changed bytes, or has a size that does not match its header.
     pub fn read(path: &Path) -> Result<Self> {
         let bytes = read_numbers(path)?;
         Self::parse(&bytes).map_err(|why| Error::file(path, why))
@@ -219,7 +220,7 @@ mod tests {
         let bytes = std::fs::read(&path).unwrap();
         assert_eq!(bytes.len(), 64 + 4 * 2 * 2 * 3 * 2);
         assert_eq!(&bytes[..8], b"TRAC\x01\0\0\0");
-        // Residuals are the sum of all parts before them.
+        // Each residual must be the sum of all contributions before it.
         for token in 0..2 {
             let before = read.node(token, 0).unwrap()[0][1];
             let [residual, mixer, feed_forward] = read.node(token, 1).unwrap();
@@ -251,7 +252,7 @@ mod tests {
                 assert!((0..20).contains(&at) || error.contains("SHA-256"), "{at}");
             }
         }
-        // Other writers leave the hash out.
+        // Other writers omit the hash.
         let mut without = complete.clone();
         without[32..64].fill(0);
         assert_eq!(TraceStore::parse(&without).unwrap(), self::store());

@@ -2,8 +2,8 @@
 //! token through the features of feed-forward parts ([`edges`]), circuits of attention heads
 //! ([`circuits`]), and vectors as lines of JSON ([`vectors`]).
 //!
-//! An engine computes the products of token embeddings with vectors; this module derives the
-//! results.
+//! An engine computes the dot products of token embeddings with vectors. This module derives the
+//! results from them.
 
 pub mod circuits;
 pub mod edges;
@@ -27,13 +27,13 @@ pub struct Scored {
     pub score: f32,
 }
 
-/// The order: larger scores first; equal scores by id.
+/// The sort order: larger scores first, equal scores by id.
 fn better(a: &Scored, b: &Scored) -> Ordering {
     b.score.total_cmp(&a.score).then(a.id.cmp(&b.id))
 }
 
-/// The `k` largest of the `scores` that are at least `least`, in decreasing order; of equal ones,
-/// the first. NaN is never included.
+/// The `k` largest of the `scores` that are at least `least`, in decreasing order. Equal scores are
+/// in order of their index. NaN is never included.
 ///
 /// ```
 /// use inference_probe::walkers::top_k;
@@ -57,8 +57,8 @@ pub fn top_k(scores: &[f32], k: usize, least: f32) -> Vec<Scored> {
     candidates
 }
 
-/// `x` rounded to this number of decimal places, with ties away from zero. Values that are not
-/// finite are unchanged.
+/// `x` rounded to `digits` decimal places. Ties round away from zero. Values that are not finite
+/// are unchanged.
 ///
 /// ```
 /// assert_eq!(inference_probe::walkers::round(0.123_456, 4), 0.1235);
@@ -67,7 +67,7 @@ pub fn top_k(scores: &[f32], k: usize, least: f32) -> Vec<Scored> {
 pub fn round(x: f64, digits: u32) -> f64 {
     let scale = 10f64.powi(i32::try_from(digits).unwrap_or(i32::MAX));
     let scaled = x * scale;
-    // Numbers that are too large for the rounding have no decimal places anyway.
+    // Numbers too large for this computation have no decimal places.
     if scaled.is_finite() && scale.is_finite() {
         scaled.round() / scale
     } else {
@@ -87,7 +87,7 @@ pub fn counts(values: &[f64], thresholds: &[f64]) -> Vec<usize> {
     thresholds.iter().map(at_least).collect()
 }
 
-/// A file with one JSON value per line. It gets its name when it is complete.
+/// A file with one JSON value per line. It appears under its name only when it is complete.
 #[derive(Debug)]
 pub struct Lines {
     file: BufWriter<AtomicFile>,
@@ -117,7 +117,7 @@ impl Lines {
         written.map_err(|e| Error::io(&self.path, e))
     }
 
-    /// Completes the file and gives it its name.
+    /// Completes the file and renames it to its final name.
     ///
     /// # Errors
     /// [`Error::Io`].

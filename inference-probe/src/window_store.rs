@@ -1,4 +1,5 @@
-//! Long contexts as residual vectors, a few for each window of tokens: `BNDX` and `CTXT` files.
+//! Stores of long contexts: a few residual vectors for each window of tokens, in `BNDX` and `CTXT`
+//! files.
 //!
 //! | bytes of `BNDX` | of `CTXT` | what (all little-endian) |
 //! |---|---|---|
@@ -12,14 +13,14 @@
 //! | 32 to 64 | 96 to 128 | SHA-256 of the file with zeros here |
 //! | 64 | 128 | for each window its first token, its tokens, where its vectors begin |
 //!
-//! An entry of `BNDX` is four `u32`, the last 0. An entry of `CTXT` is two `u32` and two `u64`, the
-//! last 0. The vectors are float32, window by window: the residual, then at tier 2 what the
-//! feed-forward part of each layer adds, then at tier 3 what each mixer adds. The fields are those
-//! of larql, whose files have zeros for the hash: it is then not checked.
+//! An entry of `BNDX` is four `u32`; the last is 0. An entry of `CTXT` is two `u32` and two `u64`;
+//! the last is 0. The vectors are float32, window by window: the residual, then from tier 2 each
+//! layer's feed-forward contribution, then at tier 3 each mixer's contribution. The fields are
+//! those of larql. larql's files have zeros as hash, which is then not checked.
 //!
-//! In numpy, of a `BNDX` file: `np.fromfile(path, "<u4", 4 * windows, offset=64).reshape(windows,
-//! 4)` has the entries, and `np.fromfile(path, "<f4", offset=64 + 16 * windows).reshape(windows,
-//! width)` the vectors.
+//! In numpy, `np.fromfile(path, "<u4", 4 * windows, offset=64).reshape(windows, 4)` has the entries
+//! of a `BNDX` file, and `np.fromfile(path, "<f4", offset=64 + 16 * windows).reshape(windows,
+//! width)` has its vectors.
 
 use std::ops::Range;
 use std::path::Path;
@@ -31,14 +32,14 @@ const VERSION: u32 = 1;
 /// The maximum number of layers whose parts a context store can have.
 pub const MAX_LAYERS: usize = 8;
 
-/// The data that a context store has for each window.
+/// The vectors that a context store has for each window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tier {
     /// The residual vector.
     Residual = 1,
-    /// In addition, what the feed-forward parts of the chosen layers add.
+    /// In addition, the contributions of the chosen layers' feed-forward parts.
     FeedForward = 2,
-    /// In addition, what the mixers of these layers add.
+    /// In addition, the contributions of these layers' mixers.
     Full = 3,
 }
 
@@ -57,9 +58,9 @@ pub struct Window<'a> {
     pub tokens: Range<usize>,
     /// The residual vector.
     pub residual: &'a [f32],
-    /// What the feed-forward part of each layer adds, from tier 2.
+    /// From tier 2, the contribution of each layer's feed-forward part.
     pub feed_forward: Vec<&'a [f32]>,
-    /// What the mixer of each layer adds, at tier 3.
+    /// At tier 3, the contribution of each layer's mixer.
     pub mixer: Vec<&'a [f32]>,
 }
 
@@ -80,13 +81,13 @@ impl WindowStore {
     /// `window` tokens.
     ///
     /// # Errors
-    /// [`Error::Data`] for a number that is 0.
+    /// [`Error::Data`] if a number is 0.
     pub fn boundaries(width: usize, window: usize) -> Result<Self> {
         Self::new(width, window, None).map_err(Error::data)
     }
 
-    /// An empty context store (`CTXT`) of a model with `blocks` blocks. It has those parts of
-    /// `layers` that `tier` includes.
+    /// An empty context store (`CTXT`) of a model with `blocks` blocks. `tier` determines which
+    /// contributions of `layers` it contains.
     ///
     /// # Errors
     /// [`Error::Data`] for a number that is 0, and for layers that are not ascending, do not exist
@@ -149,8 +150,8 @@ impl WindowStore {
     /// Adds a window of `tokens` tokens after the existing ones.
     ///
     /// # Errors
-    /// [`Error::Data`] for a window with no tokens or more than the maximum, and for a wrong number
-    /// of vectors or elements. Then nothing is added.
+    /// [`Error::Data`] for a window without tokens or with too many, and for a wrong number of
+    /// vectors or elements. After an error, the store is unchanged.
     pub fn push(
         &mut self,
         tokens: usize,
@@ -242,9 +243,9 @@ impl WindowStore {
         })
     }
 
-    /// The residual stream after the last of the layers, where the stored one is that before the
-    /// first: their sum with all parts. `None` without such a window, below tier 3, and where
-    /// the layers have gaps.
+    /// The residual stream after the last of the layers: the stored stream before the first layer,
+    /// plus all contributions. `None` if there is no such window, below tier 3, or if the layers
+    /// have gaps.
     #[must_use]
     pub fn reconstruct(&self, index: usize) -> Option<Vec<f32>> {
         let contiguous = self.layers().windows(2).all(|l| l[0] + 1 == l[1]);
@@ -253,7 +254,7 @@ impl WindowStore {
         }
         let window = self.window(index)?;
         let mut sum = window.residual.to_vec();
-        // In the order of the forward pass, so that rounding is nearly the same.
+        // The order is that of the forward pass, so that rounding is almost equal.
         for (mixer, feed_forward) in window.mixer.iter().zip(&window.feed_forward) {
             for part in [mixer, feed_forward] {
                 sum.iter_mut().zip(*part).for_each(|(s, p)| *s += p);
@@ -267,7 +268,7 @@ impl WindowStore {
         if context { (128, 24) } else { (64, 16) }
     }
 
-    /// Writes the file, completely or not at all.
+    /// Writes the file. It appears completely or not at all.
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Data`] when a number does not fit its field.
@@ -378,7 +379,7 @@ impl WindowStore {
             .checked_mul(4 * (1 + feed_forward + mixer))
             .filter(|size| size.checked_mul(windows).is_some_and(|n| n <= rest.len()))
             .ok_or_else(|| format!("{windows} windows do not fit {} bytes", rest.len()))?;
-        // The vectors are at the end of the file; larql leaves unused entries before them.
+        // The vectors are at the end of the file. larql's files have unused entries before them.
         let data = bytes.len() - windows * size;
         let index = bytes
             .get(header..data)

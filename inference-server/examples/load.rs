@@ -1,15 +1,16 @@
-//! Loads a server with streams of `/v1/completions` and prints what its clients saw, as JSON. It
-//! speaks to any server of OpenAI's API that takes token ids and `ignore_eos`, such as `mlx serve`
-//! and llama-server, so that one program measures both.
+//! Load generator for a server with `/v1/completions`. Clients read streams, and the program prints
+//! their measured times as JSON. It works with any server of OpenAI's API that accepts token ids
+//! and `ignore_eos`. So one program measures both `mlx serve` and llama-server.
 //!
 //!     cargo run --release -p rust-mlx-inference-server --example load -- --url http://127.0.0.1:8080
 //!
-//! Each client is a thread that sends one request after another. Prompts are random ids, never the
-//! same twice; `--shared N` begins all of them with the same N. `--text` sends words instead of
-//! ids. With `--long N` a prompt of N tokens comes while all clients read their replies.
+//! Each client is a thread that sends one request after another. Each prompt has new random ids;
+//! `--shared N` makes the first N ids of all prompts equal. `--text` sends words instead of ids.
+//! With `--long N`, a prompt of N tokens arrives while all clients read their replies.
 //!
-//! Times are in seconds. `together` counts from the first token of the last client of the first
-//! round to the end of that round's first reply, as `mlx bench --batch` does for equal replies.
+//! Times are in seconds. `together` covers the time in which all clients of the first round receive
+//! tokens. It starts when the last of these clients gets its first token, and ends with the round's
+//! first complete reply. For replies of equal length, `mlx bench --batch` measures the same period.
 
 #![forbid(unsafe_code)]
 
@@ -23,16 +24,17 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// Without a byte for so long, a request has failed.
+/// A request fails if no byte arrives within this time.
 const SILENCE: Duration = Duration::from_secs(300);
-/// Ids of prompts; most vocabularies have them, and few special tokens lie there.
+/// The range of random prompt ids. Most vocabularies contain these ids, and few of them are special
+/// tokens.
 const IDS: std::ops::Range<u64> = 1000..30_000;
 
 fn bad(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidInput, message.into())
 }
 
-/// What to send.
+/// The requests to send.
 #[derive(Debug, Clone)]
 struct Load {
     host: String,
@@ -88,7 +90,7 @@ impl Load {
         Ok(load)
     }
 
-    /// The body of a request with `tokens` tokens of its own.
+    /// The JSON body of a request with `tokens` unshared prompt tokens.
     fn body(&self, number: u64, tokens: usize, reply: usize) -> String {
         let ids: Vec<u64> = (0..self.shared)
             .map(|i| (self.seed, i))
@@ -135,11 +137,11 @@ fn random_id(seed: u64, i: u64) -> u64 {
     IDS.start + (z ^ (z >> 31)) % (IDS.end - IDS.start)
 }
 
-/// What one request saw.
+/// The times of one request.
 #[derive(Debug, Clone)]
 struct Seen {
     sent: Instant,
-    /// When each piece of text came.
+    /// The arrival time of each piece of text.
     pieces: Vec<Instant>,
     prompt: u64,
     cached: u64,
@@ -156,7 +158,7 @@ impl Seen {
     }
 }
 
-/// The bytes of a body in chunks (RFC 9112, section 7.1).
+/// Decodes an HTTP body with chunked encoding (RFC 9112, section 7.1).
 struct Chunked<R> {
     inner: R,
     left: usize,
@@ -168,7 +170,7 @@ impl<R: BufRead> Read for Chunked<R> {
         if self.left == 0 {
             let mut line = String::new();
             if self.begun {
-                // The line's end after a chunk.
+                // Reads the line end after a chunk.
                 self.inner.read_line(&mut line)?;
                 line.clear();
             }
@@ -191,7 +193,7 @@ impl<R: BufRead> Read for Chunked<R> {
     }
 }
 
-/// Sends a request and reads its stream. `begun` counts once the first piece has come.
+/// Sends a request and reads its stream. The first piece of text increments `begun`.
 fn ask(host: &str, body: &str, begun: &AtomicUsize) -> Result<Seen> {
     let mut stream = TcpStream::connect(host)?;
     stream.set_nodelay(true)?;
@@ -267,7 +269,7 @@ fn ask(host: &str, body: &str, begun: &AtomicUsize) -> Result<Seen> {
     }
 }
 
-/// What all requests of one client saw, in their order.
+/// The results of all requests of one client, in order.
 type Replies = Vec<Result<Seen>>;
 
 fn run(load: &Load) -> Result<Value> {
@@ -365,8 +367,8 @@ fn report(load: &Load, replies: &[Replies], long: Option<Result<Seen>>, took: Du
     })
 }
 
-/// Tokens per second of the first round while all of its replies are being written. A piece of text
-/// may be more than one token, so pieces count by their reply's tokens.
+/// Tokens per second of the first round while all its replies are in progress. A piece of text may
+/// have several tokens, so each piece counts as its reply's average number of tokens.
 fn together(replies: &[Replies]) -> Option<f64> {
     let first: Option<Vec<&Seen>> = replies
         .iter()
@@ -391,7 +393,7 @@ fn together(replies: &[Replies]) -> Option<f64> {
 
 fn percentiles(mut times: Vec<Duration>) -> Value {
     times.sort_unstable();
-    // The smallest time that this part of all does not exceed.
+    // The smallest value that at least this fraction of all values does not exceed.
     let at = |part: f64| {
         let rank = (part * times.len() as f64).ceil() as usize;
         times.get(rank.saturating_sub(1)).map(Duration::as_secs_f64)

@@ -1,11 +1,11 @@
-//! Serves the scripted model of the tests: for checks of the server from outside that need no
-//! engine. Prints the address; ends when standard input does.
+//! Serves the scripted model of the tests, for external checks of the server that need no engine.
+//! It prints the address, and stops when standard input ends.
 //!
 //!     cargo run -p rust-mlx-inference-server --example scripted
 //!
-//! It takes some flags of `mlx serve`: `--port`, `--api-key`, `--parallel`, `--ctx-size`,
-//! `--any-model` and `--no-ui`; `--name` is the model's, `tiny` without it. With `--keep` it goes on
-//! after the end of standard input.
+//! The program accepts some flags of `mlx serve`: `--port`, `--api-key`, `--parallel`,
+//! `--ctx-size`, `--any-model` and `--no-ui`. `--name` sets the model's name; the default is
+//! `tiny`. With `--keep`, the program continues after standard input ends.
 
 #![forbid(unsafe_code)]
 
@@ -19,14 +19,14 @@ use std::str::FromStr;
 use inference::{CancelToken, Error, ErrorKind, Result};
 use inference_server::{Config, ServedModel, Server};
 
-/// A template of the Hermes family, which shows tools and reasoning.
+/// A chat template in Hermes's format, so the server detects tool calls and reasoning.
 const TEMPLATE: &str = "<think></think> <tool_call>{{ call | tojson }}</tool_call>";
 
 fn invalid(message: String) -> Error {
     Error::new(ErrorKind::InvalidOption, message)
 }
 
-/// A flag's value.
+/// Parses a flag's value.
 fn value<T: FromStr>(flag: &str, text: Option<String>) -> Result<T> {
     let text = text.ok_or_else(|| invalid(format!("{flag} needs a value")))?;
     text.parse()
@@ -59,7 +59,7 @@ fn main() -> Result<()> {
     if !keep {
         let raised = stop.clone();
         std::thread::spawn(move || {
-            // The parent process holds the other end.
+            // Reads until the parent process closes standard input.
             let _ = std::io::stdin().read_to_end(&mut Vec::new());
             raised.cancel();
         });

@@ -1,8 +1,9 @@
-//! Access checks: the API key, and the headers that tell a browser's request from a program's.
+//! Access checks: the API key, and the headers that distinguish a browser's request from a
+//! program's.
 //!
-//! A server for this machine alone has no key. So a web page could reach it through the user's
-//! browser: by a request to `localhost`, or by a name that resolves to it (DNS rebinding). The
-//! checks of `Host` and `Origin` stop both.
+//! A server that is reachable only from this machine has no key. A web page could still send it
+//! requests through the user's browser, either to `localhost` or to a name that resolves to this
+//! machine (DNS rebinding). The checks of `Host` and `Origin` prevent both.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -18,7 +19,7 @@ pub(crate) struct Access {
     key: Option<[u8; 32]>,
     local: bool,
     origins: Vec<String>,
-    /// Lets one refusal wait at a time.
+    /// Serializes refusals, so that only one waits at a time.
     turn: tokio::sync::Mutex<()>,
     pause: Duration,
 }
@@ -36,12 +37,14 @@ impl Access {
 
     pub(crate) fn allows_key(&self, presented: Option<&str>) -> bool {
         let Some(key) = &self.key else { return true };
-        // A missing key is compared too, so that both refusals take the same time.
+        // A missing key is compared as an empty one, so that a missing key and a wrong key take
+        // equal time.
         let same: bool = digest(presented.unwrap_or_default()).ct_eq(key).into();
         same && presented.is_some()
     }
 
-    /// Waits after a wrong key. Callers wait one after another, so that guessing is slow.
+    /// Delays the answer to a wrong key. Callers wait one after another, which limits how many keys
+    /// can be tried per second.
     pub(crate) async fn pause(&self) {
         let _turn = self.turn.lock().await;
         tokio::time::sleep(self.pause).await;
@@ -57,7 +60,7 @@ impl Access {
         if self.origins.iter().any(listed) {
             return true;
         }
-        // A page that this server sent has the request's own host in its origin.
+        // If this server sent the page, the page's origin contains the host that the request names.
         let authority = origin.split_once("://").map(|(_, authority)| authority);
         authority.is_some() && authority == host
     }
@@ -85,7 +88,7 @@ fn is_local_host(authority: &str) -> bool {
     host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// The authority that a request addresses: that of its target, else its only `Host` header.
+/// The host that a request addresses: the host in its target, or its only `Host` header.
 pub(crate) fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
     let mut hosts = headers.get_all(header::HOST).iter();
     let host = hosts.next().and_then(|h| h.to_str().ok());
@@ -93,7 +96,8 @@ pub(crate) fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a st
         return None;
     }
     match uri.authority() {
-        // With two different authorities, readers of the request could each use another one.
+        // If target and header name different hosts, a proxy and this server could each use another
+        // one. So the request is refused.
         Some(target) if host.is_some_and(|h| h != target.as_str()) => None,
         Some(target) => Some(target.as_str()),
         None => host,

@@ -12,20 +12,21 @@ use crate::limits::Limits;
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// The address to listen on; port 0 takes a free one.
+    /// The address to listen on. With port 0, the system chooses a free port.
     pub address: SocketAddr,
     /// Clients must send this key. It is required when `address` is reachable from other machines.
     pub api_key: Option<String>,
-    /// The most requests that run together.
+    /// Maximum number of requests that run concurrently.
     pub parallel: usize,
-    /// The most requests that wait for a place; further ones are refused.
+    /// Maximum number of waiting requests. Further requests are refused.
     pub max_queue: usize,
-    /// The most bytes that keys and values of running requests may take together; `None` sets no
-    /// limit. A request counts with its prompt and all tokens that its reply may have.
+    /// Maximum total size of the KV caches of running requests, in bytes. `None` sets no limit. A
+    /// request counts with its prompt and the maximum length of its reply.
     pub kv_budget: Option<u64>,
-    /// How long a model loaded by name stays after its last request; `None` keeps it forever.
+    /// How long a model loaded by name stays loaded after its last request. `None` means forever.
     pub keep_alive: Option<Duration>,
-    /// The most models loaded by name at a time. Before another is loaded, one is unloaded.
+    /// Maximum number of models loaded by name. Before the server loads another model, it unloads
+    /// one.
     pub max_models: usize,
     /// Whether the first model answers requests for models that are not served.
     pub any_model: bool,
@@ -100,7 +101,7 @@ impl Config {
         self
     }
 
-    /// Sets how many bytes keys and values of running requests may take together.
+    /// Sets the maximum total size of the KV caches of running requests, in bytes.
     #[must_use]
     pub fn with_kv_budget(mut self, bytes: impl Into<Option<u64>>) -> Self {
         self.kv_budget = bytes.into();
@@ -156,7 +157,7 @@ impl Config {
         self
     }
 
-    /// Sets the bounds.
+    /// Sets the limits on clients' requests.
     #[must_use]
     pub fn with_limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
@@ -182,7 +183,7 @@ impl Config {
         if self.max_models == 0 {
             return invalid("max_models is 0; it must be at least 1");
         }
-        // tokio's semaphore can count that many, and it is far more than is useful.
+        // tokio's semaphore supports this number, which is far more than is useful.
         if self.parallel.saturating_add(self.max_queue) > 1 << 20 {
             return invalid("parallel and max_queue are more than 1,048,576 together");
         }

@@ -1,11 +1,10 @@
-//! The operator's values for fields that a request leaves out. They precede the defaults of its
-//! API.
+//! The operator's values for fields that a request omits. They override the API's own defaults.
 
 use inference::{Error, ErrorKind, GenerateOptions, ParameterValues, Result};
 use serde_json::{Map, Value};
 
-/// Defaults for options that a request leaves out. An option without a value here has the default
-/// of the request's API: OpenAI's temperature is 1, Ollama's is 0.8.
+/// Defaults for options that a request omits. An option without a value here has the default of the
+/// request's API: OpenAI's temperature is 1, Ollama's is 0.8.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RequestDefaults {
@@ -13,10 +12,10 @@ pub struct RequestDefaults {
     pub parameters: ParameterValues,
     /// The most tokens of a reply.
     pub max_tokens: Option<usize>,
-    /// The number of a prompt's tokens that one prefill step computes.
+    /// Number of prompt tokens per prefill step.
     pub prefill_step_size: Option<usize>,
-    /// Variables for the chat template, such as `enable_thinking`. Those of a request take
-    /// precedence.
+    /// Variables for the chat template, such as `enable_thinking`. A request's own variables
+    /// override them.
     pub template: Map<String, Value>,
 }
 
@@ -30,7 +29,8 @@ impl RequestDefaults {
     /// Checks every value.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for a value out of range. The message names it and the range.
+    /// [`ErrorKind::InvalidOption`] for a value out of range. The message names the option and its
+    /// range.
     pub(crate) fn validate(&self) -> Result<()> {
         let mut options = GenerateOptions::new();
         self.parameters.apply(&mut options)?;

@@ -1,4 +1,4 @@
-//! Errors for clients, in the shape of each API.
+//! Errors for clients, in the format of each API.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -31,7 +31,7 @@ pub(crate) struct Fault {
     /// OpenAI's `code`.
     pub(crate) code: Option<&'static str>,
     pub(crate) message: String,
-    /// The field at fault.
+    /// The request's field that caused the error.
     pub(crate) param: Option<String>,
     /// More fields, such as the counts of tokens.
     pub(crate) extra: Map<String, Value>,
@@ -39,7 +39,7 @@ pub(crate) struct Fault {
     pub(crate) retry_after: Option<u32>,
 }
 
-/// The API whose shape an answer has.
+/// The API that defines the format of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
     OpenAi,
@@ -48,7 +48,7 @@ pub(crate) enum Family {
 }
 
 impl Family {
-    /// The API of a path.
+    /// The API to which a path belongs.
     pub(crate) fn for_path(path: &str) -> Self {
         if path.starts_with("/api/") {
             Family::Ollama
@@ -139,7 +139,8 @@ impl ApiError {
                 "server_error",
                 "out_of_memory",
             ),
-            // Messages of internal faults may name files, so only the log has them.
+            // Messages of internal errors may contain file names, so clients get only a general
+            // message.
             _ => {
                 tracing::error!("a request failed: {error:#}");
                 Self::internal()
@@ -205,8 +206,8 @@ impl ApiError {
 }
 
 impl IntoResponse for ApiError {
-    /// Makes an answer in OpenAI's shape, with the error attached. The outermost layer knows the
-    /// path, and changes the shape for another API.
+    /// Creates an answer in OpenAI's format, with the error attached. The outermost middleware
+    /// knows the path, and converts the answer if the path belongs to another API.
     fn into_response(self) -> Response {
         let mut response = self.response(Family::OpenAi);
         response.extensions_mut().insert(self);

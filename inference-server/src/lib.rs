@@ -1,23 +1,24 @@
-//! A server for language models over HTTP. It uses the contract of `inference-api` and the reply
-//! formats of `inference-text`, and depends on no engine and not on MLX.
+//! An HTTP server for language models. It uses the contract of `inference-api` and the reply
+//! formats of `inference-text`. It depends on no engine, and not on MLX.
 //!
-//! [`Server`] serves models that are already loaded. A [`ModelSource`] loads others by name at
-//! their first request. The server answers OpenAI's, Anthropic's and Ollama's clients, and limits
-//! everything that a client can request. One thread runs all requests of all models, in their
-//! [`BatchSession`](inference::BatchSession)s.
+//! [`Server`] serves models that are already loaded. A [`ModelSource`] loads further models by name
+//! at their first request. The server implements the APIs of OpenAI, Anthropic and Ollama, and
+//! limits everything that a client can request. One thread runs all requests of all models, in
+//! their [`BatchSession`](inference::BatchSession)s.
 //!
-//! - `routes` joins the routes of all dialects; `state` is shared by the handlers; `net` accepts
-//!   connections; `auth` decides about access, and `middleware` applies it.
-//! - `engine` is the scheduler: a bounded queue, one thread, recovery from a failing step.
-//! - `pipeline` takes a request from its body to its reply. `dialect` has a folder for each API,
-//!   with its requests, answers and routes.
-//! - `ui` is the page at `/`, with its files.
+//! - `routes` combines the routes of all dialects; all handlers share `state`; `net` accepts
+//!   connections; `auth` decides about access, and `middleware` enforces it.
+//! - `engine` is the scheduler. It has a bounded queue and one thread, and recovers after a failed
+//!   step.
+//! - `pipeline` processes a request from its body to its reply. `dialect` has a folder for each
+//!   API, with its requests, answers and routes.
+//! - `ui` is the chat page at `/`, with its files.
 //! - [`ReplyFormat`] describes how a model writes tool calls and reasoning. [`DetectedFormat`]
-//!   follows the model's chat template.
+//!   detects the format from the model's chat template.
 //!
-//! Guarantees for clients: a request is refused before it costs anything. A client that disconnects
-//! frees its place within a step. A reply that fails reports its failure. When the server stops,
-//! running replies may end.
+//! Guarantees for clients: The server refuses an invalid request before any computation. If a
+//! client disconnects, its request ends within one step. A reply that fails reports its failure.
+//! When the server stops, running replies may complete within a time limit.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use inference::{Error, ErrorKind, Result};
 
-/// Limits on the requests of clients. Times count from an event that each field names.
+/// Limits on the requests of clients. Each time limit names the event at which it starts.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// The most bytes of a request's body.
+    /// Maximum size of a request's body in bytes.
     pub body_bytes: usize,
-    /// The most bytes of memory of all bodies together. Their text and the values read from it
-    /// count until their requests end.
+    /// Maximum memory of all bodies together, in bytes. A body's text and its parsed values count
+    /// until the request ends.
     pub all_bodies_bytes: usize,
     /// The greatest depth of nested objects and arrays in a body.
     pub json_depth: usize,
@@ -19,34 +19,33 @@ pub struct Limits {
     pub json_containers: usize,
     /// The most values in a body.
     pub json_values: usize,
-    /// The most open connections. Further ones wait to be accepted.
+    /// Maximum number of open connections. Further connections wait in the system's queue.
     pub connections: usize,
-    /// The time in which a request's header must be complete. An idle connection is closed after
-    /// it, too.
+    /// Time limit for a complete request header. The limit also closes idle connections.
     pub header_timeout: Duration,
-    /// The time in which a request's body must be complete.
+    /// Time limit for a complete request body.
     pub body_timeout: Duration,
-    /// The longest time for which a client may leave written bytes unread.
+    /// Time limit for a client to read data that the server has written.
     pub write_timeout: Duration,
-    /// The longest total time for which one answer may wait for its client to read.
+    /// Limit on the total time that one answer spends waiting for its client to read.
     pub answer_timeout: Duration,
-    /// The longest time from the arrival of a request to its end.
+    /// Time limit for a whole request, from its arrival.
     pub request_timeout: Duration,
-    /// The time after which a stream's header is sent, even without any event of the reply.
+    /// After this time the server sends a stream's header, even if the reply has no event yet.
     pub first_event: Duration,
-    /// The time between comments that keep a silent stream open.
+    /// Interval of the comments that keep a silent stream open.
     pub ping: Duration,
-    /// The time for which running replies continue after the server is told to stop.
+    /// How long running replies may continue after a stop request.
     pub drain_timeout: Duration,
-    /// The time after which a single step of the engine counts as stalled.
+    /// A step of the engine that takes longer than this counts as stalled.
     pub stall: Duration,
-    /// The most tokens that a reader may fall behind before its reply is dropped.
+    /// Number of tokens that a slow reader may leave unread before its reply is cancelled.
     pub buffered_tokens: usize,
     /// The most replies to one prompt (`n`).
     pub choices: usize,
     /// The most prompts of one request for completions.
     pub prompts: usize,
-    /// The most bytes of all text of a prompt, before it is tokenized.
+    /// Maximum size of a prompt's text in bytes, checked before tokenization.
     pub prompt_bytes: usize,
     /// The most tokens of a reply.
     pub reply_tokens: usize,
@@ -68,16 +67,16 @@ pub struct Limits {
     pub logit_bias: usize,
     /// The most alternatives in a token's log-probabilities.
     pub top_logprobs: usize,
-    /// The most log-probabilities of an answer that is not streamed, alternatives included.
+    /// Maximum number of log-probabilities in an unstreamed answer, with alternatives.
     pub whole_logprobs: usize,
     /// The most bytes of a JSON schema.
     pub schema_bytes: usize,
     /// The most texts of a request for embeddings.
     pub embedding_inputs: usize,
-    /// The longest time for which a request may keep a model loaded. It does not apply if models
-    /// stay loaded forever by configuration.
+    /// Longest keep-alive time that a request may set. The limit does not apply if the operator
+    /// keeps models loaded forever.
     pub keep_alive: Duration,
-    /// The time between two answers to wrong keys, over all clients.
+    /// Interval between two answers to requests with wrong keys, over all clients.
     pub wrong_key_pause: Duration,
 }
 
@@ -127,7 +126,7 @@ impl Limits {
     /// Checks that a server can work within these limits.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] naming the limit that is zero.
+    /// [`ErrorKind::InvalidOption`] with the name of the limit that is zero.
     pub fn validate(&self) -> Result<()> {
         let counts = [
             ("body_bytes", self.body_bytes),

@@ -1,26 +1,26 @@
-//! Estimates the memory of JSON text as values, before any value is made.
+//! Estimates how much memory JSON text needs after parsing, without parsing it.
 
 use std::borrow::Cow;
 
 use crate::limits::Limits;
 
-/// The bytes of an object or a list with one element, and of a copy of it.
+/// Memory of an object or array with one element, plus a copy, in bytes.
 const CONTAINER_BYTES: usize = 800;
-/// The bytes of any other element, and of a copy of it.
+/// Memory of any other value, plus a copy, in bytes.
 const VALUE_BYTES: usize = 160;
 
 /// The measured size of JSON text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Measure {
-    /// The greatest depth of nested objects and lists.
+    /// Greatest nesting depth of objects and arrays.
     depth: usize,
-    /// The number of objects and lists.
+    /// Number of objects and arrays.
     containers: usize,
-    /// An upper bound on the number of all values.
+    /// Upper bound on the number of all values.
     values: usize,
 }
 
-/// The limit that JSON text exceeds.
+/// The limit that the JSON text exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Excess {
     Depth(usize),
@@ -39,14 +39,14 @@ impl std::fmt::Display for Excess {
 }
 
 impl Measure {
-    /// The most bytes that the values may take, without their texts.
+    /// Upper bound on the memory of the parsed values in bytes, without the text of strings.
     pub(crate) fn weight(&self) -> usize {
         let containers = self.containers.saturating_mul(CONTAINER_BYTES);
         containers.saturating_add(self.values.saturating_mul(VALUE_BYTES))
     }
 
-    /// Measures JSON text within the limits, without recursion. The arguments of a tool call are
-    /// JSON inside a text, and that JSON counts too.
+    /// Measures JSON text without recursion, and stops when a limit is exceeded. The arguments of a
+    /// tool call are a string that contains JSON, and this inner JSON counts, too.
     pub(crate) fn from_json(json: &[u8], limits: &Limits) -> Result<Self, Excess> {
         let mut all = Self::default();
         all.add(json, limits, true)?;
@@ -55,7 +55,7 @@ impl Measure {
 
     fn add(&mut self, json: &[u8], limits: &Limits, inner: bool) -> Result<(), Excess> {
         let (mut depth, mut at) = (0usize, 0);
-        // The last text, and whether it was a key whose value is itself JSON.
+        // The range of the last string, and whether the last key's value is a string of JSON.
         let (mut last, mut is_json) = (0..0, false);
         self.value(limits)?;
         while let Some(byte) = json.get(at) {
@@ -89,7 +89,7 @@ impl Measure {
                     is_json = false;
                     self.value(limits)?;
                 }
-                // A key may be spelled with escapes.
+                // A key with an escape may spell `arguments`, so its value counts as JSON, too.
                 b':' => {
                     let key = &json[last.clone()];
                     is_json = inner && (key == b"\"arguments\"" || key.contains(&b'\\'));
@@ -110,7 +110,7 @@ impl Measure {
     }
 }
 
-/// The position after the text whose opening quotation mark is at `start`.
+/// The position after the string whose opening quotation mark is at `start`.
 fn end_of_text(json: &[u8], start: usize) -> usize {
     let mut at = start + 1;
     while let Some(byte) = json.get(at) {
@@ -123,7 +123,7 @@ fn end_of_text(json: &[u8], start: usize) -> usize {
     json.len()
 }
 
-/// The content of a text with quotation marks; `None` if it is malformed.
+/// The content of a quoted string; `None` if it is malformed.
 fn decoded(text: &[u8]) -> Option<Cow<'_, str>> {
     match text {
         [b'"', plain @ .., b'"'] if !plain.contains(&b'\\') => {
@@ -133,7 +133,7 @@ fn decoded(text: &[u8]) -> Option<Cow<'_, str>> {
     }
 }
 
-/// The number of bytes of a value as JSON text, counted without making the text.
+/// Size of a value as JSON text in bytes. The text is counted but not stored.
 pub(crate) fn json_bytes(value: &impl serde::Serialize) -> usize {
     struct Count(usize);
     impl std::io::Write for Count {
@@ -148,7 +148,7 @@ pub(crate) fn json_bytes(value: &impl serde::Serialize) -> usize {
     let mut count = Count(0);
     match serde_json::to_writer(&mut count, value) {
         Ok(()) => count.0,
-        // Only maps with keys other than texts fail.
+        // Serialization fails only for maps with keys that are not strings.
         Err(_) => usize::MAX,
     }
 }
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(of(r#"{"a": [[1]]}"#, &two), Err(Excess::Depth(2)));
         assert_eq!(of("[{},{},[],[]]", &two).unwrap().containers, 5);
         assert_eq!(of(&"[".repeat(100_000), &two), Err(Excess::Depth(2)));
-        // Malformed text must not loop forever.
+        // Malformed text must not cause an endless loop.
         for text in ["\"", "\"\\", "{\"a", "\"a\\\"", ":", ",,,"] {
             of(text, &two).unwrap();
         }
@@ -206,14 +206,14 @@ mod tests {
             let text = format!("{{{key} : {inner}}}");
             assert_eq!(of(&text, &few), Err(Excess::Containers(10)), "{text}");
         }
-        // A bracket may be spelled with an escape.
+        // The bracket may be written with an escape.
         let escaped = inner.replace('{', "\\u007b");
         let text = format!("{{\"arguments\":{escaped}}}");
         assert_eq!(of(&text, &few), Err(Excess::Containers(10)));
         let deep = serde_json::Value::from("[".repeat(9)).to_string();
         let text = format!("{{\"arguments\":{deep}}}");
         assert_eq!(of(&text, &few), Err(Excess::Depth(8)));
-        // A text under another key is a text, and so is one after other values.
+        // A string counts as JSON only directly after the key `arguments`.
         for text in [
             format!("{{\"content\":{inner}}}"),
             format!("{{\"arguments\":[{inner}]}}"),

@@ -1,5 +1,5 @@
-//! The server's metrics, in Prometheus's text format. Each server has its own registry, so that the
-//! servers of tests do not share counts.
+//! The server's metrics, in Prometheus's text format. Each server has a separate registry, so that
+//! servers in one test process do not share counters.
 
 use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::time::Duration;
@@ -14,8 +14,8 @@ use prometheus_client::registry::{Registry, Unit};
 
 use inference::GenerateMetrics;
 
-/// The labels of an answer. Routes come from the table, and statuses are few, so clients cannot
-/// create further labels.
+/// The labels of the answer counter. Routes come from the route table and there are few statuses,
+/// so clients cannot create new labels.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct Answer {
     pub(crate) route: String,
@@ -50,7 +50,7 @@ pub(crate) struct Metrics {
     busy_time: Counter<f64, AtomicU64>,
 }
 
-/// A histogram from a millisecond to half an hour.
+/// A histogram with buckets from one millisecond to half an hour.
 fn seconds() -> Histogram {
     Histogram::new([
         0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
@@ -194,7 +194,7 @@ impl Metrics {
         self.queue_time.observe(time.as_secs_f64());
     }
 
-    /// Adds time in which the engine worked.
+    /// Adds time that the engine's thread was busy.
     pub(crate) fn worked(&self, time: Duration) {
         self.busy_time.inc_by(time.as_secs_f64());
     }

@@ -1,5 +1,5 @@
-//! The steps around each handler: checks of origin, key and body, a name for the request, and the
-//! shape of errors.
+//! The middleware around each handler. It checks origin, key and body, assigns an id to the
+//! request, and converts errors to the format of the API.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ pub(crate) async fn wrong_method(request: Request) -> ApiError {
     .with_code("method_not_allowed")
 }
 
-/// Refuses, before they are read, compressed bodies and bodies whose announced size is too large.
+/// Refuses a body before reading it, if it is compressed or if its announced size is too large.
 pub(crate) async fn refuse_bodies(
     State(app): State<App>,
     request: Request,
@@ -77,7 +77,8 @@ pub(crate) async fn refuse_bodies(
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Names the request, counts its answer, and converts errors to the shape of the path's API.
+/// Assigns an id to the request, counts its answer, and converts errors to the format of the path's
+/// API.
 pub(crate) async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
     let matched = request.extensions().get::<MatchedPath>();
     let route = matched.map_or_else(|| String::from("none"), |path| path.as_str().to_owned());
@@ -111,7 +112,7 @@ pub(crate) async fn observe(State(app): State<App>, request: Request, next: Next
     response
 }
 
-/// Refuses requests from web pages of other origins, which a browser sends.
+/// Refuses requests that a browser sends for web pages of other origins.
 pub(crate) async fn check_source(State(app): State<App>, request: Request, next: Next) -> Response {
     let access = &app.access;
     let host = host_of(request.uri(), request.headers());
@@ -147,8 +148,8 @@ pub(crate) async fn check_key(State(app): State<App>, request: Request, next: Ne
     if app.access.allows_key(bearer.or_else(|| text("x-api-key"))) {
         return next.run(request).await;
     }
-    // Wrong keys wait one after another, whoever sends them, so that guessing is slow. Right keys
-    // do not wait.
+    // Answers to wrong keys wait one after another, whichever client sends them. This limits how
+    // many keys can be tried per second. Requests with the right key do not wait.
     if bearer.is_some() || text("x-api-key").is_some() {
         app.access.pause().await;
     }

@@ -1,5 +1,5 @@
-//! Connections. The accept loop is our own, since `axum::serve` sets no timeouts. Every phase of a
-//! connection has a deadline, and the number of connections is bounded.
+//! Connections. The server has its own accept loop, because `axum::serve` sets no timeouts. Each
+//! phase of a connection has a time limit, and the number of connections is limited.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,15 +21,16 @@ use crate::patience::{Patience, Waited};
 use crate::routes::router;
 use crate::state::App;
 
-/// The most bytes of a request's head, and of data read ahead.
+/// Maximum size of a request's head, and of data read ahead, in bytes.
 const HEAD_BYTES: usize = 64 << 10;
 /// The most headers of a request.
 const HEADERS: usize = 100;
-/// The time for which cancelled requests may still answer.
+/// How long the server waits, after the drain timeout, for cancelled requests to send their last
+/// answer.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// The interval at which the token that stops the server is polled.
+/// Polling interval of the token that stops the server.
 const TICK: Duration = Duration::from_millis(20);
-/// The threads that tokenize, load and fetch.
+/// Number of threads that tokenize, load and download.
 const BLOCKING_THREADS: usize = 6;
 
 /// A server with its models, bound to its address.
@@ -44,21 +45,21 @@ fn io(doing: &str, e: std::io::Error) -> Error {
 }
 
 impl Server {
-    /// Binds the address and starts the engine's thread, to serve only these models. Connections
-    /// wait until [`Server::run`].
+    /// Binds the address and starts the engine's thread. The server serves only the given models.
+    /// Connections wait until [`Server::run`].
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for a bad configuration or no models, [`ErrorKind::Io`] when
-    /// the address is taken.
+    /// [`ErrorKind::InvalidOption`] for an invalid configuration or if there are no models;
+    /// [`ErrorKind::Io`] if the address is already in use.
     pub fn bind(config: &Config, models: Vec<ServedModel>) -> Result<Self> {
         Self::bind_all(config, models, None)
     }
 
-    /// Binds the address, to serve these models and those that the source loads by name. Of the
-    /// models given here, those in the source's list may be unloaded; the others stay.
+    /// Binds the address. The server serves the given models, and models that the source loads by
+    /// name. A given model may be unloaded only if the source lists it.
     ///
     /// # Errors
-    /// Those of [`Server::bind`], but there may be no loaded models.
+    /// Those of [`Server::bind`], except that `models` may be empty.
     pub fn bind_with_source(
         config: &Config,
         models: Vec<ServedModel>,
@@ -91,13 +92,14 @@ impl Server {
         self.address
     }
 
-    /// Serves until `stop` is raised. Then new requests are refused, running replies continue for
-    /// the drain timeout, and the rest is cancelled. Models are closed at the end.
+    /// Serves until `stop` is set. Then the server refuses new requests, lets running replies
+    /// continue for the drain timeout, and cancels the remaining ones. Finally it closes the
+    /// models.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] if the system provides no threads or no events.
+    /// [`ErrorKind::Io`] if the system cannot create threads or event queues.
     pub fn run(self, stop: &CancelToken) -> Result<()> {
-        // One thread is enough: the engine does the work, and tokenizing uses other threads.
+        // One thread suffices, because the engine and the tokenizers run on other threads.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(BLOCKING_THREADS)
@@ -105,7 +107,7 @@ impl Server {
             .map_err(|e| io("cannot start the server", e))?;
         let app = self.app.clone();
         let served = runtime.block_on(self.serve(stop));
-        // The exit does not wait for abandoned requests that still tokenize.
+        // Abandoned requests may still be tokenizing. The exit waits for them only this long.
         runtime.shutdown_timeout(LAST_WORDS);
         app.engine.stop(LAST_WORDS);
         for model in app.models.loaded() {
@@ -139,13 +141,14 @@ impl Server {
             let (stream, permit) = match accepted {
                 Ok(accepted) => accepted,
                 Err(e) => {
-                    // The cause may be too many open files, so wait until some are closed.
+                    // The process may have too many open files, so wait until some connections
+                    // close.
                     tracing::warn!("cannot accept a connection: {e}");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;
                 }
             };
-            // Packets of single tokens are small and must be sent at once.
+            // A packet with a single token is small. The system must send it without delay.
             let _ = stream.set_nodelay(true);
             let mut stream = TimeoutStream::new(stream);
             stream.set_write_timeout(Some(app.limits.write_timeout));
@@ -186,20 +189,20 @@ impl Server {
     }
 }
 
-/// Polls the token, which other threads and signal handlers raise.
+/// Polls the token, because other threads and signal handlers set it.
 async fn raised(stop: &CancelToken) {
     while !stop.is_cancelled() {
         tokio::time::sleep(TICK).await;
     }
 }
 
-/// The next connection, after waiting for a free slot.
+/// Accepts the next connection, after waiting until the number of connections is below the limit.
 async fn accept(
     listener: &TcpListener,
     connections: &Arc<Semaphore>,
 ) -> std::io::Result<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
     let permit = Arc::clone(connections).acquire_owned().await;
-    // The semaphore is never closed.
+    // The semaphore is never closed, so this never fails.
     let permit = permit.map_err(std::io::Error::other)?;
     let (stream, _) = listener.accept().await?;
     Ok((stream, permit))

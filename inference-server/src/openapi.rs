@@ -1,4 +1,4 @@
-//! The description of the API, built from the descriptions of the handlers.
+//! The OpenAPI description of the server, generated from the handlers' descriptions.
 
 use utoipa::openapi::{ContentBuilder, Info, ObjectBuilder, RefOr, ResponseBuilder};
 
@@ -29,7 +29,7 @@ pub fn openapi_json() -> String {
     api.info = Info::new("inference-server", env!("CARGO_PKG_VERSION"));
     api.info.description =
         Some("Language models over HTTP, for clients of OpenAI, Anthropic and Ollama".to_owned());
-    // OpenAPI has no notation for a parameter of several path segments.
+    // OpenAPI has no notation for a path parameter that spans several segments.
     let paths = std::mem::take(&mut api.paths.paths);
     api.paths.paths = paths
         .into_iter()
@@ -51,7 +51,8 @@ pub fn openapi_json() -> String {
             }
         }
     }
-    // Serialization fails only for maps with keys other than texts, and this type has none.
+    // Serialization fails only for maps with keys that are not strings, and this type has no such
+    // map.
     api.to_json().unwrap_or_default()
 }
 

@@ -1,5 +1,5 @@
-//! A connection that limits the total time for which an answer waits for its client. A client that
-//! reads byte by byte never lets a single write time out.
+//! A connection that limits the total time an answer waits for its client to read. A timeout per
+//! write would not suffice: a client that reads byte by byte never exceeds it.
 
 use std::io::{Error, ErrorKind, IoSlice, Result};
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-/// The total time for which the current answer waited for its client, in microseconds.
+/// Total time that the current answer has waited for its client, in microseconds.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Waited(Arc<AtomicU64>);
 
@@ -31,13 +31,14 @@ impl Waited {
     }
 }
 
-/// A stream that fails once its writes have waited for longer than `most` in one answer.
+/// A stream that returns an error after its writes have waited longer than `most` within one
+/// answer.
 #[derive(Debug)]
 pub(crate) struct Patience<S> {
     inner: Pin<Box<S>>,
     waited: Waited,
     most: Duration,
-    /// The time at which the pending write began to wait.
+    /// Time at which the pending write started to wait.
     since: Option<Instant>,
     end: Pin<Box<Sleep>>,
 }
@@ -53,7 +54,7 @@ impl<S> Patience<S> {
         }
     }
 
-    /// Adds the time for which a write waits.
+    /// Measures how long a write waits, and adds this time to the total.
     fn timed<T>(&mut self, written: Poll<Result<T>>, cx: &mut Context<'_>) -> Poll<Result<T>> {
         if written.is_ready() {
             if let Some(since) = self.since.take() {

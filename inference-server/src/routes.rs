@@ -1,4 +1,4 @@
-//! All routes, as a service and as an API description.
+//! All routes, as a router and as an API description.
 
 use axum::Router;
 use axum::middleware;
@@ -42,7 +42,7 @@ pub(crate) fn router(app: &App) -> Router {
             .route("/ui/style.css", get(ui::style));
     }
     let (guarded, _) = guarded().split_for_parts();
-    // The check runs after routing, so no spelling of a path avoids it.
+    // This check runs after routing, so no alternative spelling of a path can bypass it.
     let key = middleware::from_fn_with_state(app.clone(), check_key);
     let mut router = public
         .merge(guarded.route_layer(key))

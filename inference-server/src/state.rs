@@ -25,7 +25,7 @@ pub(crate) struct Inner {
     pub(crate) limits: Limits,
     /// Values for fields that a request leaves out.
     pub(crate) defaults: RequestDefaults,
-    /// The bytes that bodies and their values may take together.
+    /// Limits the memory of all bodies and their parsed values, in bytes.
     pub(crate) bodies: Arc<tokio::sync::Semaphore>,
     /// Allows one download at a time.
     pub(crate) pulls: Arc<tokio::sync::Semaphore>,
@@ -40,7 +40,7 @@ pub(crate) struct Inner {
     /// Origins of web pages that may send requests.
     pub(crate) origins: Vec<String>,
     names: AtomicU64,
-    /// Makes the ids of answers hard to guess.
+    /// A random hash, which makes the ids of answers hard to predict.
     hasher: std::hash::RandomState,
 }
 
@@ -88,7 +88,7 @@ impl App {
         })))
     }
 
-    /// A new id of an answer: `prefix` and 24 hexadecimal digits.
+    /// A new id for an answer: `prefix` and 24 hexadecimal digits.
     pub(crate) fn name(&self, prefix: &str) -> String {
         use std::hash::BuildHasher;
         let n = self.names.fetch_add(1, Ordering::Relaxed);

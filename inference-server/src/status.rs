@@ -11,7 +11,7 @@ use crate::engine::Health;
 use crate::state::App;
 use crate::ui;
 
-/// Routes that need no key.
+/// The routes that need no API key.
 pub(crate) fn public_routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(root))

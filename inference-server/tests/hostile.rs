@@ -1,6 +1,6 @@
-//! Clients that disconnect at any point and send anything. The server must keep answering, and
-//! nothing of them may stay. The test takes a few seconds; HOSTILE_SECONDS=1800 extends it to half
-//! an hour.
+//! Hostile clients disconnect at any point and send arbitrary bytes. The server must keep answering
+//! other clients, and must free all resources of hostile ones. The test takes a few seconds;
+//! HOSTILE_SECONDS=1800 extends it to half an hour.
 
 #![forbid(unsafe_code)]
 #![cfg(target_os = "linux")]
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use common::{Client, config, eventually, limits, serve};
 use serde_json::{Value, json};
 
-/// The resources that the process holds.
+/// Resources that this process uses.
 #[derive(Debug, Clone, Copy)]
 struct Held {
     files: usize,
@@ -36,7 +36,8 @@ fn resources() -> Held {
     }
 }
 
-/// Reproducible pseudo-random numbers (a linear congruential generator, Knuth's constants).
+/// A pseudo-random generator with a fixed seed (a linear congruential generator with Knuth's
+/// constants).
 struct Dice(u64);
 
 impl Dice {
@@ -49,7 +50,7 @@ impl Dice {
     }
 }
 
-/// A schema with a long chain of references.
+/// A JSON schema with a long chain of references.
 fn chain(length: usize) -> Value {
     let mut all = serde_json::Map::new();
     for i in 0..length {
@@ -60,7 +61,7 @@ fn chain(length: usize) -> Value {
     json!({"$defs": all, "$ref": "#/$defs/d0"})
 }
 
-/// Bodies that no client should send, with their paths.
+/// Bodies that no client should send, with the paths to which they go.
 fn bodies() -> Vec<(&'static str, Vec<u8>)> {
     let chat = |fields: Value| {
         let mut body = json!({"messages": [{"role": "user", "content": "say:x"}]});
@@ -147,7 +148,7 @@ const RAW: &[&[u8]] = &[
 /// One action of a hostile client.
 fn attack(client: &Client, bodies: &[(&str, Vec<u8>)], dice: &mut Dice) {
     match dice.below(8) {
-        // A part of a head or of a body, then silence or a disconnect.
+        // Sends a part of a header or a body, then stays silent or disconnects.
         0 => {
             let raw = RAW[dice.below(RAW.len())];
             let mut stream = client.connect();
@@ -160,7 +161,7 @@ fn attack(client: &Client, bodies: &[(&str, Vec<u8>)], dice: &mut Dice) {
             let (path, body) = &bodies[dice.below(bodies.len())];
             finish(client.open("POST", path, body));
         }
-        // A request that is cut off.
+        // Sends a truncated request.
         2 => {
             let (path, body) = &bodies[dice.below(bodies.len())];
             let head = format!(
@@ -171,7 +172,7 @@ fn attack(client: &Client, bodies: &[(&str, Vec<u8>)], dice: &mut Dice) {
             let mut stream = client.connect();
             let _ = stream.write_all(&all[..dice.below(all.len())]);
         }
-        // A stream whose client disconnects after some bytes.
+        // Reads some bytes of a stream, then disconnects.
         3 | 4 => {
             let what = ["!long", "!prefill", "say:hello", "!fail"][dice.below(4)];
             let (path, body) = [
@@ -198,14 +199,14 @@ fn attack(client: &Client, bodies: &[(&str, Vec<u8>)], dice: &mut Dice) {
             let _ = stream.set_read_timeout(Some(Duration::from_millis(50)));
             let _ = stream.read(&mut part);
         }
-        // A reply without a stream, for which the client does not wait.
+        // Requests an unstreamed reply, and disconnects without reading it.
         5 => {
             let body = json!({"prompt": "!long", "max_tokens": 900, "n": 3});
             let stream = client.open_json("/v1/completions", &body);
             std::thread::sleep(Duration::from_millis(dice.below(20) as u64));
             drop(stream);
         }
-        // Endless headers.
+        // Sends headers without end.
         6 => {
             let mut stream = client.connect();
             let _ = stream.write_all(b"GET / HTTP/1.1\r\n");
@@ -217,7 +218,7 @@ fn attack(client: &Client, bodies: &[(&str, Vec<u8>)], dice: &mut Dice) {
             }
             finish(stream);
         }
-        // A client that never reads its stream.
+        // Starts a stream and never reads it.
         _ => {
             let body = json!({"prompt": "!long", "max_tokens": 900, "stream": true});
             let stream = client.open_json("/v1/completions", &body);
@@ -227,7 +228,7 @@ fn attack(client: &Client, bodies: &[(&str, Vec<u8>)], dice: &mut Dice) {
     }
 }
 
-/// Reads a little of the answer, if one comes.
+/// Reads a few bytes of the answer, if the server sends one.
 fn finish(mut stream: TcpStream) {
     let _ = stream.set_read_timeout(Some(Duration::from_millis(100)));
     let mut part = [0; 4096];
@@ -257,7 +258,8 @@ fn nothing_of_hostile_clients_stays() {
                     }
                 });
             }
-            // Meanwhile, well-behaved clients are served or told that there is no place.
+            // During the attacks, the server must serve well-behaved clients or report a full
+            // queue.
             let client = server.client();
             let (stop, answered) = (&stop, &answered);
             scope.spawn(move || {
@@ -279,13 +281,13 @@ fn nothing_of_hostile_clients_stays() {
             let ready = server.client().get("/ready").json();
             server.state.running() == 0 && ready["requests"] == 0
         });
-        // Silent connections end at the time limit for headers.
+        // The header timeout closes silent connections.
         eventually("all connections are gone", || {
             let text = server.client().get("/metrics").text();
             text.contains("inference_connections 1\n")
         });
     };
-    // The first run allocates everything that is made at first use.
+    // The first run makes all allocations that happen once per process.
     run(Duration::from_secs(1));
     let before = resources();
     run(Duration::from_secs(seconds));
@@ -309,7 +311,7 @@ fn more_connections_than_are_served_wait_and_are_served_then() {
     limits.connections = 16;
     let server = serve(&config().with_limits(limits));
     let idle: Vec<TcpStream> = (0..200).map(|_| server.client().connect()).collect();
-    // The earlier connections are silent, and are closed at the time limit for headers.
+    // The earlier connections are silent, so the header timeout closes them.
     let reply = server
         .client()
         .post("/v1/completions", &json!({"prompt": "say:in time"}));

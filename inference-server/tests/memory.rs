@@ -1,4 +1,4 @@
-//! The memory that a request can take. The tests read the peak of this process, so they are few and
+//! Tests of how much memory a request can use. They read the peak memory of this process, so they
 //! have their own binary.
 
 #![forbid(unsafe_code)]
@@ -12,7 +12,7 @@ use common::{config, serve};
 use parking_lot::Mutex;
 use serde_json::json;
 
-/// Tests run one at a time, because they measure the same process.
+/// Serializes the tests, because they all measure this process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// A field of the process's status, in KiB.
@@ -22,9 +22,9 @@ fn status(name: &str) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// Runs `run`, and returns by how many KiB the peak of the process's resident memory grew.
+/// Runs `run`, and returns how much the peak of resident memory grew, in KiB.
 fn grown<T>(run: impl FnOnce() -> T) -> (T, u64) {
-    // Writing 5 resets the peak to the memory that is resident now.
+    // Writing 5 to this file resets the peak to the current resident memory.
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = status("VmHWM:");
     let done = run();
@@ -37,7 +37,7 @@ fn pieces_of_a_long_text_are_not_all_in_memory() {
     let server = serve(&config());
     let client = server.client();
     let short = json!({"content": "a".repeat(5000), "with_pieces": true});
-    // An answer in several parts is valid JSON.
+    // The answer is sent in several parts, and must be valid JSON.
     let reply = client.post("/tokenize", &short);
     assert_eq!(reply.header("content-type"), Some("application/json"));
     let tokens = reply.expect(200);
@@ -46,7 +46,7 @@ fn pieces_of_a_long_text_are_not_all_in_memory() {
     assert!(tokens.iter().all(|t| *t == json!({"id": 97, "piece": "a"})));
 
     let request = json!({"content": "a".repeat(2 << 20), "with_pieces": true}).to_string();
-    // The clients keep nothing, so the peak is the server's.
+    // The clients discard what they read, so the peak is the server's memory.
     let read = || {
         let mut stream = client.open("POST", "/tokenize", request.as_bytes());
         let mut part = vec![0; 64 << 10];
@@ -69,18 +69,18 @@ fn pieces_of_a_long_text_are_not_all_in_memory() {
     };
     let ((), grown) = grown(run);
     let grown = grown >> 10;
-    // Bodies, texts and ids of the three requests are 36 MiB. The reallocation of growing lists
-    // doubles that. The answers are 132 MiB, and a JSON value for each token would be 3 GiB.
+    // Bodies, texts and ids of the three requests need 36 MiB. Growing lists are reallocated, which
+    // doubles that. The answers have 132 MiB, and JSON values for all tokens would need 3 GiB.
     assert!(grown < 120, "the peak grew by {grown} MiB");
 }
 
-/// Sends a body, and returns the answer and by how many KiB the peak grew.
+/// Sends a body. Returns the answer, and how much the peak grew in KiB.
 fn cost(server: &common::Running, path: &str, body: &str) -> (common::Reply, u64) {
     let client = server.client();
     grown(|| client.ask("POST", path, body.as_bytes()))
 }
 
-/// Lists of small lists within results of tools, `levels` deep, in `bytes` bytes.
+/// Tool results that contain nested arrays, `levels` deep, in `bytes` bytes in total.
 fn nested_results(levels: usize, bytes: usize) -> String {
     let open = r#"{"type":"tool_result","tool_use_id":"x","content":["#;
     let small = "[],".repeat(bytes / 3);
@@ -91,7 +91,7 @@ fn nested_results(levels: usize, bytes: usize) -> String {
 #[test]
 fn the_memory_of_parsing_is_bounded_by_the_body() {
     let _alone = ALONE.lock();
-    // The limits on values are off, because this test measures the readers.
+    // This test measures the deserializers, so the limits on values are disabled.
     let mut all = common::limits();
     all.json_values = 10_000_000;
     all.json_containers = 10_000_000;
@@ -123,7 +123,8 @@ fn the_memory_of_parsing_is_bounded_by_the_body() {
         let (reply, grown) = cost(&server, path, &body);
         assert_eq!(reply.status, 400, "{}", reply.text());
         println!("{path}: {grown} KiB for {kibibytes} KiB");
-        // The growing body takes up to three times its size, and a value a few times its text.
+        // A growing body needs up to three times its size, and a parsed value needs a few times the
+        // size of its text.
         assert!(
             grown <= 12 * kibibytes,
             "{path}: {grown} KiB for {kibibytes} KiB"
@@ -203,6 +204,6 @@ fn whole_log_probabilities_take_little_more_than_their_text() {
     assert_eq!(reply.status, 200, "{}", reply.text());
     let text = reply.body.len() as u64 >> 10;
     println!("{grown} KiB for {text} KiB");
-    // The client has the text twice, the server once, and each alternative takes about 100 bytes.
+    // The client stores the text twice and the server once. Each alternative needs about 100 bytes.
     assert!(grown < 8 * text, "{grown} KiB for {text} KiB");
 }

@@ -1,4 +1,4 @@
-//! Texts and pairs of texts with a limited number of tokens, as input for encoders.
+//! Encodes texts and pairs of texts with a limited number of tokens, as input for encoders.
 
 use inference::{Error, ErrorKind, Result};
 use tokenizers::PostProcessor as _;
@@ -11,21 +11,21 @@ use super::tokenizer::{Tokenizer, guarded};
 pub struct Encoded {
     /// Their ids.
     pub ids: Vec<u32>,
-    /// For each token, the text of a pair it belongs to, according to the vocabulary's
-    /// post-processor: 0 or 1.
+    /// The segment of each token, which the vocabulary's post-processor assigns: 0 for the first
+    /// text, 1 for the second.
     pub types: Vec<u32>,
 }
 
 impl Tokenizer {
-    /// Encodes a text, or a pair, with the surrounding tokens: at most `most` tokens in all. With
-    /// `truncate`, a longer text is cut at its end; of a pair the longer text first, as in Hugging
-    /// Face's `longest_first`. Special tokens that a text spells become these tokens, as in
-    /// [`Tokenizer::encode`].
+    /// Encodes a text or a pair with its surrounding tokens, at most `most` tokens in total. With
+    /// `truncate`, a longer text is cut at its end. In a pair, the longer text is cut first, as in
+    /// Hugging Face's `longest_first`. If a text contains the name of a special token, it becomes
+    /// this token, as in [`Tokenizer::encode`].
     ///
     /// # Errors
-    /// `InvalidOption` for more tokens without `truncate`, and for a limit below the number of
-    /// surrounding tokens; `Unsupported` for a pair if the vocabulary does not define how to join
-    /// one; otherwise as [`Tokenizer::encode`].
+    /// `InvalidOption` if there are more tokens and `truncate` is false, or if the limit is below
+    /// the number of surrounding tokens. `Unsupported` for a pair if the vocabulary does not define
+    /// how to join pairs. Otherwise as [`Tokenizer::encode`].
     pub fn encode_bounded(
         &self,
         text: &str,
@@ -119,7 +119,7 @@ mod tests {
         let one = t
             .encode_bounded("The RIVERS, water.", None, None, false)
             .unwrap();
-        // The comma is not in the vocabulary.
+        // The comma is not in the vocabulary, so it becomes the unknown token.
         assert_eq!(one.ids, [2, 8, 4, 5, 1, 6, 7, 3]);
         assert_eq!(one.types, [0; 8]);
         assert_eq!(t.encode("The RIVERS, water.", true).unwrap(), one.ids);
@@ -144,7 +144,7 @@ mod tests {
             cut("river sea water", None, 5).unwrap().ids,
             [2, 4, 9, 6, 3]
         );
-        // The longer of the two is cut first.
+        // The longer text of the pair is cut first.
         let pair = cut("river", Some("sea water the sea"), 6).unwrap();
         assert_eq!(pair.ids, [2, 4, 3, 9, 6, 3]);
         let pair = cut("river river water the", Some("sea"), 6).unwrap();

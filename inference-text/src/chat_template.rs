@@ -1,4 +1,4 @@
-//! Converts conversations to text, in the layout that the model was trained on.
+//! Renders conversations as text, in the format with which the model was trained.
 //!
 //! A template comes from the model's files, or is the published format of its family. It is
 //! untrusted, so it runs with limits: see `template_env` and `template_guard`. The module
@@ -41,7 +41,7 @@ pub struct ChatOptions {
     pub add_generation_prompt: bool,
     /// Further variables for the template, such as `enable_thinking` (Qwen 3).
     pub extra: Map<String, Json>,
-    /// The time for `strftime_now`, in seconds since 1970 (UTC). `None` for the current time.
+    /// The time for `strftime_now`, in seconds since 1970 (UTC). `None` means the current time.
     pub now: Option<u64>,
     /// Whether the text ends inside the last message, which the model continues.
     pub continue_final_message: bool,
@@ -50,7 +50,7 @@ pub struct ChatOptions {
 }
 
 impl ChatOptions {
-    /// Options for a text that the model continues with an answer.
+    /// Options for a text that the model's answer continues.
     #[must_use]
     pub fn answer() -> Self {
         Self {
@@ -85,8 +85,8 @@ impl ChatTemplate {
     /// Compiles a template. `origin` is its name in error messages.
     ///
     /// # Errors
-    /// `InvalidModel`, with the line, for a template that is too long or does not parse.
-    /// `Unsupported` for a template that includes others, or whose tags are too large.
+    /// `InvalidModel`, with the line, if the template is too long or does not parse. `Unsupported`
+    /// if it includes other templates, or if a tag is too large.
     pub fn new(source: impl Into<String>, origin: impl Into<String>) -> Result<Self> {
         Self::with_limits(source, origin, &TextLimits::default())
     }
@@ -123,9 +123,9 @@ impl ChatTemplate {
         })
     }
 
-    /// The template of a model directory: `chat_template.jinja`, else `chat_template.json`, else
-    /// the one in `tokenizer_config.json`. If there are several templates, the one named `default`
-    /// is used. `None` if there is none.
+    /// The template of a model directory. It is in `chat_template.jinja`, otherwise in
+    /// `chat_template.json`, otherwise in `tokenizer_config.json`. If a file contains several
+    /// templates, the one named `default` is used. `None` if there is no template.
     ///
     /// # Errors
     /// As [`ChatTemplate::new`], and `Io` or `InvalidModel` for files that cannot be read. Each
@@ -141,7 +141,7 @@ impl ChatTemplate {
             })?;
             let mut template = Self::with_limits(source, "chat_template.jinja", limits)
                 .map_err(|e| e.with_path(path))?;
-            // transformers 4.52 and later write several templates to these files.
+            // transformers 4.52 and later write further templates to this directory.
             let path = dir.join("additional_chat_templates").join("tool_use.jinja");
             if let Some(bytes) = read_bounded(&path, limits.config_bytes)? {
                 let source = String::from_utf8(bytes).map_err(|e| {
@@ -179,8 +179,8 @@ impl ChatTemplate {
         self.tool_use = Some(Box::new(template));
     }
 
-    /// The published format of a family. The model type determines it, or else the tokens that the
-    /// vocabulary `knows`.
+    /// The published format of a family. The model type determines the format. Otherwise tokens of
+    /// the vocabulary do; `knows` tests whether the vocabulary has a token.
     #[must_use]
     pub fn for_family(model_type: &str, knows: impl Fn(&str) -> bool) -> Option<Self> {
         let (name, source) = family_format(model_type, knows)?;
@@ -199,7 +199,7 @@ impl ChatTemplate {
         &self.origin
     }
 
-    /// The template for conversations with tools; if the model has only one, that one.
+    /// The template for conversations with tools. If there is only one template, returns this one.
     #[must_use]
     pub fn for_tools(&self) -> &Self {
         self.tool_use.as_deref().unwrap_or(self)
@@ -215,13 +215,13 @@ impl ChatTemplate {
         }
     }
 
-    /// The text of a conversation. `bos` and `eos` are the texts of the tokens that begin and end a
+    /// Renders a conversation. `bos` and `eos` are the texts of the tokens that begin and end a
     /// text.
     ///
     /// # Errors
-    /// `InvalidOption` if there is no message, a role is empty, or the template itself rejects the
-    /// conversation. `InvalidModel` if the template fails or exceeds its limits. Both name the
-    /// line.
+    /// `InvalidOption` if there is no message, if a role is empty, or if the template rejects the
+    /// conversation. `InvalidModel` if the template fails or exceeds its limits. Errors of the
+    /// template contain the line.
     pub fn render(
         &self,
         messages: &[Message],
@@ -233,8 +233,8 @@ impl ChatTemplate {
         self.render_values(values, options, bos, eos)
     }
 
-    /// [`ChatTemplate::render`] for messages with more fields than role and content, such as
-    /// `tool_calls`. The template gets the objects unchanged.
+    /// [`ChatTemplate::render`] for messages with additional fields, such as `tool_calls`. The
+    /// template receives the objects unchanged.
     pub(crate) fn render_values(
         &self,
         messages: Vec<Json>,
@@ -244,7 +244,7 @@ impl ChatTemplate {
     ) -> Result<String> {
         validate(&messages, self.text_bytes)?;
         let mut names: Map<String, Json> = Map::new();
-        // Hugging Face passes null for these if the caller does not set them.
+        // Hugging Face passes null for variables that the caller does not set.
         names.insert("tools".into(), Json::Null);
         names.insert("documents".into(), Json::Null);
         names.extend(
@@ -288,8 +288,8 @@ impl ChatTemplate {
     }
 }
 
-/// Runs the template engine and converts its panics to errors. It panics on reversed iteration over
-/// empty lists.
+/// Runs the template engine, and converts its panics to errors. For example, it panics when it
+/// iterates over an empty list in reverse.
 fn shielded<T>(
     run: impl FnOnce() -> std::result::Result<T, minijinja::Error>,
 ) -> std::result::Result<T, minijinja::Error> {
@@ -326,7 +326,7 @@ fn validate(messages: &[Json], most: usize) -> Result<()> {
     Ok(())
 }
 
-/// The length of all texts in a value in bytes, without the names of fields.
+/// Total length of all texts in a value in bytes, without field names.
 fn text_bytes(value: &Json) -> usize {
     match value {
         Json::String(text) => text.len(),
@@ -336,7 +336,7 @@ fn text_bytes(value: &Json) -> usize {
     }
 }
 
-/// The template in `chat_template`, which may be a text or a list of named texts.
+/// The template in the field `chat_template`, which contains a text or a list of named texts.
 fn choose(value: &Json) -> Result<Option<String>> {
     match value {
         Json::Null => Ok(None),

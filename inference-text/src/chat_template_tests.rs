@@ -1,4 +1,4 @@
-//! Templates: formats, Python's behavior, limits, and errors with the line.
+//! Tests of templates: formats, Python's behavior, limits, and line numbers in errors.
 
 use super::*;
 
@@ -89,7 +89,7 @@ fn templates_see_what_hugging_face_gives_them() {
         text("{{ tools is none }}{{ tools is defined }}{{ tools is not none }}"),
         "TrueTrueFalse"
     );
-    // Blocks on separate lines add nothing to the text; the last newline is dropped.
+    // Block tags on separate lines add nothing to the text, and the last newline is removed.
     assert_eq!(
         text("{% if true %}\n  a\n  {% endif %}\n  {%- if true %} b{% endif %}\n\n"),
         "  a\n b"
@@ -265,7 +265,7 @@ fn templates_that_never_end_or_grow_without_end_are_stopped() {
             "{source}: {error}"
         );
     }
-    // Chains whose steps are all executed at once: they end, within the limits.
+    // These templates execute chains of steps. They must end within the limits.
     for source in [
         "{% set ns = namespace(x=[1, 2]) %}{% for i in range(99999) %}{% set ns.x = ns.x[0:] %}{% endfor %}{{ ns.x }}",
         "{% set ns = namespace(x=[1, 2]) %}{% for i in range(99999) %}{% set ns.x = ns.x | reverse %}{% endfor %}{{ ns.x }}",
@@ -276,7 +276,8 @@ fn templates_that_never_end_or_grow_without_end_are_stopped() {
     ] {
         let _ = render(source, &[("user", "hi")]);
     }
-    // A loop with a large text, whose output is assigned to a variable.
+    // A loop produces a large text and assigns it to a variable, which must count against the
+    // limit.
     let flood = format!(
         "{{% set x %}}{{% for i in range(100000) %}}{}{{% endfor %}}{{% endset %}}",
         "long text ".repeat(1000)
@@ -310,7 +311,7 @@ fn templates_that_never_end_or_grow_without_end_are_stopped() {
 
 #[test]
 fn a_panic_of_the_engine_is_an_error() {
-    // Found by fuzzing: the template reads the last element of an empty list.
+    // A fuzzer found this crash: the template reads the last element of an empty list.
     for source in [
         "{{ ''[::-1] }}",
         "{{ [][::-1] }}",

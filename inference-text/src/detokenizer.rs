@@ -1,7 +1,7 @@
-//! Converts ids to text, one token at a time, for streams.
+//! Converts a stream of token ids to text.
 //!
-//! A character is never split. Spaces are the same as when the whole sequence is decoded at once.
-//! Stop strings are found across token boundaries. The decode loop handles stop *tokens*, by id.
+//! A character is never split. Spaces equal those of decoding the whole sequence at once. Stop
+//! strings are found across token boundaries. The decode loop handles stop *tokens* by their ids.
 
 use std::sync::Arc;
 
@@ -15,9 +15,9 @@ pub type Released = inference::kit::Released<u32>;
 
 /// Converts a stream of ids to text.
 ///
-/// A token is held back until its text is final: it may contain an incomplete UTF-8 character, or
-/// begin a stop string ([`StopText`]). The released texts, joined, equal [`Tokenizer::decode`] of
-/// all ids, cut before the first complete stop string.
+/// A token is withheld until its text is final, because it may contain an incomplete UTF-8
+/// character or the start of a stop string ([`StopText`]). The released texts, joined, equal
+/// [`Tokenizer::decode`] of all ids, up to the first complete stop string.
 #[derive(Debug, Clone)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
@@ -36,22 +36,21 @@ impl Detokenizer {
         }
     }
 
-    /// Keeps the space before the first token. Use it for text that continues a raw prompt, where
-    /// the leading space of SentencePiece is part of the text.
+    /// Keeps the space before the first token. Use this for text that continues a raw prompt, where
+    /// SentencePiece's leading space is part of the text.
     #[must_use]
     pub fn continuing(mut self) -> Self {
         self.builder.keep_start();
         self
     }
 
-    /// Takes the next id. After a stop string, it returns no text.
+    /// Adds the next id. After a stop string was found, no text is returned.
     pub fn push(&mut self, id: u32) -> Released {
         let text = self.tokenizer.feed(id, &mut self.builder);
         self.text.push(id, &text, self.builder.is_open())
     }
 
-    /// Ends the stream. Returns the text that was held back, with U+FFFD for an incomplete
-    /// character.
+    /// Ends the stream. Returns the withheld text, with U+FFFD for an incomplete character.
     pub fn finish(&mut self) -> Released {
         let rest = self.builder.finish();
         self.text.finish(&rest)

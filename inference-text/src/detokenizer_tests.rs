@@ -1,11 +1,12 @@
-//! Streams compared with whole sequences: the same text, cut at the first stop string.
+//! Compares streamed decoding with decoding whole sequences. The text must be equal up to the first
+//! stop string.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{IM_END, byte_level, char_of, sentence_piece};
 
-/// The whole result of a stream: its texts with their ids, and the stop string.
+/// The complete result of a stream: texts with their ids, and the stop string.
 fn stream(
     tokenizer: &Arc<Tokenizer>,
     ids: &[u32],
@@ -186,8 +187,8 @@ fn special_and_unknown_ids_add_nothing_and_keep_their_place() {
 
 #[test]
 fn long_streams_cost_the_same_per_token() {
-    // Work that grows quadratically would take minutes here. There are half a million tokens, a
-    // long stop string that is always half complete, and bytes that never form characters.
+    // Quadratic work would take minutes here: half a million tokens, a long stop string that is
+    // always half complete, and bytes that never form characters.
     let tokenizer = Arc::new(byte_level());
     let (a, bad) = (tokenizer.id_of("a").unwrap(), bytes(&tokenizer, &[0xFF])[0]);
     let mut stream = Detokenizer::new(tokenizer, &["a".repeat(2000) + "b"]);
@@ -219,7 +220,7 @@ fn check(tokenizer: &Arc<Tokenizer>, ids: &[u32], stop: &[&str]) -> Result<(), T
 }
 
 fn ids(most: u32) -> impl Strategy<Value = Vec<u32>> {
-    // Half of the ids come from the end, where the words are.
+    // Half of the ids are from the end of the vocabulary, which contains words.
     prop::collection::vec(prop_oneof![0..most, most.saturating_sub(30)..most], 0..60)
 }
 

@@ -1,20 +1,21 @@
 //! Converts text to token ids and back: the tokenizer, the chat template and the streaming
 //! detokenizer of a model.
 //!
-//! - [`Tokenizer`]: from `tokenizer.json` or from GGUF metadata. It encodes, decodes, and knows the
-//!   tokens that begin and end a text.
-//! - [`ChatTemplate`]: lays a conversation out as text, with the model's own template or with the
+//! - [`Tokenizer`]: loads `tokenizer.json` or GGUF metadata. It encodes and decodes text, and adds
+//!   the tokens that begin and end a text.
+//! - [`ChatTemplate`]: renders a conversation as text, with the model's own template or with the
 //!   published format of its family.
-//! - [`TextPipeline`]: both together. No text of a message becomes a control token.
-//! - [`reply`]: a reply as content, reasoning and tool calls, as it streams.
-//! - [`Detokenizer`]: ids to text as they arrive, in whole characters, with stop strings.
+//! - [`TextPipeline`]: combines both. Text of a message never becomes a control token.
+//! - [`reply`]: splits a streamed reply into content, reasoning and tool calls.
+//! - [`Detokenizer`]: converts a stream of ids to text in whole characters, and detects stop
+//!   strings.
 //!
-//! This crate does not depend on arrays, networks or backends. Its caller compares ids with the
-//! rows of the embedding. The decode loop handles stop *tokens*.
+//! This crate does not depend on arrays, networks or backends. The caller must check ids against
+//! the rows of the embedding. The decode loop handles stop *tokens*.
 //!
 //! Vocabularies and templates are untrusted. [`TextLimits`] limits the memory and time that they
-//! can take. A template runs in a sandbox: it opens no file and includes no other template. What
-//! cannot be used is an error.
+//! may use. A template runs in a sandbox: it cannot open files or include other templates. Unusable
+//! input causes an error.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]

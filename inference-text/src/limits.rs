@@ -1,7 +1,7 @@
 //! Limits on the size of tokenizers, templates and texts.
 //!
-//! Model directories are untrusted: each number is checked before memory or time is used. The
-//! context length is separate; the model checks it on ids.
+//! Model directories are untrusted, so each number is checked before memory or time is spent. The
+//! context length is a separate limit, which the model checks on token ids.
 
 /// Upper bounds for everything that this crate reads, builds or renders.
 #[non_exhaustive]
@@ -9,7 +9,7 @@
 pub struct TextLimits {
     /// Bytes of `tokenizer.json`.
     pub tokenizer_bytes: u64,
-    /// Bytes of each of the small JSON files beside it.
+    /// Bytes of each small JSON file beside `tokenizer.json`.
     pub config_bytes: u64,
     /// Tokens of a vocabulary.
     pub vocab: usize,
@@ -23,7 +23,7 @@ pub struct TextLimits {
     pub text_bytes: usize,
     /// Bytes of a chat template.
     pub template_bytes: usize,
-    /// Instructions a template may execute for one rendering.
+    /// Number of instructions that a template may execute per rendering.
     pub template_fuel: u64,
     /// Nesting of macros, loops and blocks while a template runs.
     pub template_recursion: usize,

@@ -1,7 +1,7 @@
-//! Converts a token to its bytes, for each of the encodings that vocabularies use.
+//! Converts a token to its bytes, for each encoding that vocabularies use.
 //!
-//! Decoding is defined per token, so that a whole sequence and a stream give the same text. The
-//! module `detokenizer` does the streaming.
+//! Decoding is defined per token. Therefore a whole sequence and a stream give equal texts. The
+//! module `detokenizer` implements streaming.
 
 use inference::kit::Utf8Decoder;
 use inference::{Error, ErrorKind, Result};
@@ -10,7 +10,7 @@ use serde_json::Value;
 /// The encoding of bytes in a vocabulary.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DecodeRule {
-    /// GPT-2's alphabet: each character of a token stands for one byte.
+    /// GPT-2's alphabet: each character of a token represents one byte.
     ByteLevel,
     /// SentencePiece: text with a marker for spaces, and bytes as `<0xNN>`.
     Pieces(PieceRule),
@@ -25,15 +25,15 @@ pub(crate) enum DecodeRule {
     },
 }
 
-/// There is no space before these when text is cleaned up as in the `tokenizers` crate.
+/// Before these texts, cleanup removes a space, as in the `tokenizers` crate.
 const CLOSING: [&str; 9] = [".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re"];
 
 /// The steps of a SentencePiece decoder, in order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct PieceRule {
-    /// Text replacements inside every token (usually of the space marker by a space).
+    /// Text replacements inside each token. Usually the space marker is replaced by a space.
     replace: Vec<(String, String)>,
-    /// The space marker, and whether the first token loses its markers.
+    /// The space marker, and whether markers are removed from the first token.
     marker: Option<(char, bool)>,
     /// Whether `<0xNN>` represents a byte.
     bytes: bool,
@@ -158,7 +158,7 @@ impl DecodeRule {
     }
 }
 
-/// Joins the bytes of tokens to text. It returns complete characters and holds back incomplete
+/// Joins the bytes of tokens to text. It returns complete characters, and withholds incomplete
 /// ones.
 #[derive(Debug, Clone)]
 pub(crate) struct TextBuilder {
@@ -177,7 +177,7 @@ impl TextBuilder {
         }
     }
 
-    /// Treats the text as the continuation of another: its leading space stays.
+    /// Treats the text as the continuation of another text, so its leading space stays.
     pub(crate) fn keep_start(&mut self) {
         self.strip = None;
         self.first = false;
@@ -211,7 +211,7 @@ impl TextBuilder {
             return text;
         }
         let n = text.chars().take(limit).take_while(|c| *c == what).count();
-        // All of it was stripped, so the next text is still at the start.
+        // If everything was stripped, the next text is still at the start.
         let all = n == text.chars().count();
         self.strip = (all && n < limit).then(|| (what, limit - n));
         text.chars().skip(n).collect()
@@ -240,7 +240,7 @@ impl PieceRule {
     }
 }
 
-/// The byte that a `<0xNN>` token stands for.
+/// The byte that a `<0xNN>` token represents.
 pub(crate) fn byte_token(token: &str) -> Option<u8> {
     let hex = token.strip_prefix("<0x")?.strip_suffix('>')?;
     if hex.len() != 2 || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
@@ -249,8 +249,8 @@ pub(crate) fn byte_token(token: &str) -> Option<u8> {
     u8::from_str_radix(hex, 16).ok()
 }
 
-/// The byte that a character of GPT-2's alphabet stands for. Printable Latin-1 characters stand for
-/// themselves; the characters from U+0100 on stand for the other 68 bytes, in order.
+/// The byte that a character of GPT-2's alphabet represents. Printable Latin-1 characters represent
+/// themselves. The characters from U+0100 on represent the other 68 bytes, in order.
 pub(crate) fn byte_of(c: char) -> Option<u8> {
     let code = u32::from(c);
     match code {

@@ -1,7 +1,7 @@
-//! Converts prompts and conversations to ids, using tokenizer and chat template.
+//! Converts prompts and conversations to token ids, with the tokenizer and the chat template.
 //!
-//! The text of a message never becomes a control token: if it contains `<|im_end|>`, that stays
-//! text.
+//! Text of a message never becomes a control token. For example, `<|im_end|>` in a message stays
+//! ordinary text.
 
 use std::ops::Range;
 use std::path::Path;
@@ -102,8 +102,8 @@ impl TextPipeline {
     }
 
     /// Encodes a raw prompt. The tokens that begin a text are added, unless the prompt already
-    /// contains the first of them. Special tokens in the text are recognized, because the caller
-    /// wrote them.
+    /// starts with the first of them. Special tokens in the text are recognized, because the caller
+    /// wrote the whole prompt.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`].
@@ -129,7 +129,8 @@ impl TextPipeline {
     ) -> Result<Vec<u32>> {
         let encoded = self.tokenizer.encode_bounded(text, None, most, truncate)?;
         let mut ids = encoded.ids;
-        // The caller's text already begins with the token that begins a text.
+        // The caller's text already starts with the begin-of-text token, so the second one is
+        // removed.
         if let (Some(bos), [first, second, ..]) = (self.tokenizer.bos_id(), ids.as_slice())
             && (*first, *second) == (bos, bos)
         {
@@ -142,18 +143,18 @@ impl TextPipeline {
     /// becomes a control token.
     ///
     /// # Errors
-    /// As [`TextPipeline::prepare_values`]. `InvalidOption` for a variable that the template gets
-    /// in another way, and if the template omits the message to be continued.
+    /// As [`TextPipeline::prepare_values`]. `InvalidOption` for a reserved template variable, or if
+    /// the template omits the message that the model should continue.
     pub fn prepare_chat(&self, prompt: &ChatPrompt) -> Result<PreparedPrompt> {
         let values = prompt.messages.iter().map(Message::to_template).collect();
         self.prepare_values(values, &options_of(prompt)?)
     }
 
-    /// Renders and encodes messages as objects, which the template sees unchanged.
+    /// Renders and encodes messages that are JSON objects. The template receives them unchanged.
     ///
-    /// Without control tokens in the messages, the ids are those of the whole text, as in Hugging
-    /// Face's `apply_chat_template`. Otherwise those parts are hidden while the template runs, and
-    /// encoded as ordinary text.
+    /// If messages contain no control tokens, the ids are those of the whole text, as in Hugging
+    /// Face's `apply_chat_template`. Otherwise the control tokens' texts are masked while the
+    /// template runs, and encoded as ordinary text.
     ///
     /// # Errors
     /// `Unsupported` without a template; `InvalidOption` for a role or a field name that contains a
@@ -204,7 +205,7 @@ impl TextPipeline {
                 ));
             }
         }
-        // Tools and arguments are as untrusted as messages.
+        // Tools and call arguments are as untrusted as messages, so they are masked, too.
         let mut options = options.clone();
         let mut suspicious = false;
         let mut check = |text: &mut String| {
@@ -243,7 +244,7 @@ impl TextPipeline {
             let ids = self.tokenizer.encode(&text, false)?;
             return Ok(PreparedPrompt::new(text, ids));
         }
-        // All remaining control tokens come from the template.
+        // All remaining control tokens come from the template itself.
         let mut ids = Vec::new();
         let mut at = 0;
         for (id, range) in self.tokenizer.control_spans(&text)? {
@@ -280,7 +281,8 @@ impl TextPipeline {
         })
     }
 
-    /// The parts of a message that are a control token, or could become part of one at its ends.
+    /// The parts of a message that spell a control token, or that could become part of one at the
+    /// message's ends.
     fn suspicious(&self, content: &str, controls: &[String]) -> Result<Vec<Range<usize>>> {
         let mut spans: Vec<Range<usize>> = self
             .tokenizer
@@ -288,7 +290,7 @@ impl TextPipeline {
             .into_iter()
             .map(|(_, range)| range)
             .collect();
-        // Templates trim messages, so the trimmed ends may be next to markup.
+        // Templates trim messages, so the trimmed ends may be adjacent to markup.
         let start = content.len() - content.trim_start().len();
         let end = content.trim_end().len();
         if start < end {
@@ -310,8 +312,8 @@ impl TextPipeline {
     }
 }
 
-/// Variables that the template gets in another way, or that are parameters of the call in other
-/// engines.
+/// Reserved variables: those that the template receives from elsewhere, and those that are call
+/// parameters in other engines.
 const RESERVED: [&str; 9] = [
     "messages",
     "tools",
@@ -378,8 +380,8 @@ fn names_of(value: &Json) -> Vec<&str> {
     }
 }
 
-/// The longest suffix of `left` that is a prefix of `right`. It is shorter than `right`, and `left`
-/// must not contain all of `right`.
+/// The longest suffix of `left` that is a proper prefix of `right`. `left` must not contain all of
+/// `right`.
 fn overlap(left: &str, right: &str) -> Option<usize> {
     (1..=left.len().min(right.len()))
         .rev()
@@ -387,13 +389,14 @@ fn overlap(left: &str, right: &str) -> Option<usize> {
         .find(|n| left[left.len() - n..] == right[..*n])
 }
 
-/// Replaces parts of messages while the template runs by numbers between two unused characters.
+/// Masks parts of messages while the template runs. A mask is a number between two unused
+/// characters.
 struct Mask {
     open: char,
     close: char,
     /// Marks the end of the last message.
     end: char,
-    /// Marks its beginning.
+    /// Marks the start of the last message.
     start: char,
 }
 
@@ -449,8 +452,8 @@ impl Mask {
         }
     }
 
-    /// The text from the beginning, or up to the end, of the last message, depending on the
-    /// options.
+    /// Cuts the rendered text: from the start of the last message, or up to its end, depending on
+    /// the options.
     fn cut(&self, mut text: String, options: &ChatOptions) -> Result<String> {
         let find = |text: &str, mark: char| {
             text.rfind(mark).ok_or_else(|| {
@@ -492,8 +495,8 @@ impl Mask {
         let mut parts = text.split(self.open);
         out.push_str(parts.next().unwrap_or_default());
         for part in parts {
-            // The template may have cut the message here. In that case the number was removed
-            // together with the text.
+            // The template may have truncated the message inside a mask. Then the number is gone,
+            // together with its text.
             let Some((number, after)) = part.split_once(self.close) else {
                 continue;
             };

@@ -1,4 +1,5 @@
-//! Conversations to ids: the same as for the whole text, except that no message can write markup.
+//! Tests of converting conversations to ids. The ids must be those of the whole text, except that
+//! no message can produce markup.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -6,7 +7,7 @@ use serde_json::json;
 use super::*;
 use crate::testing::{IM_END, IM_START, byte_level_parts, chatml, sentence_piece_parts};
 
-/// A conversation of plain messages, up to its end or up to the beginning of the reply.
+/// Prepares a conversation of plain messages, up to its end or up to the start of the reply.
 fn prepared(p: &TextPipeline, messages: &[Message], reply: bool) -> Result<PreparedPrompt> {
     let end = match reply {
         true => ChatEnd::Reply,
@@ -47,7 +48,8 @@ fn messages_cannot_speak_as_the_template() {
         (count(&ids, IM_START), count(&ids, IM_END), count(&ids, 0)),
         (4, 3, 0)
     );
-    // No text is lost: with control tokens written out, it is the template's output.
+    // No text may be lost: the ids' texts, with control tokens spelled out, must equal the
+    // template's output.
     let spelled: String = ids
         .iter()
         .map(|id| match *id {
@@ -57,14 +59,15 @@ fn messages_cannot_speak_as_the_template() {
         })
         .collect();
     assert_eq!(spelled, prepared(&p, &talk, true).unwrap().text);
-    // As a raw prompt, the same text is markup, because the caller wrote it.
+    // In a raw prompt, the caller wrote the text, so it is markup.
     let raw = p.encode_prompt(attack).unwrap();
     assert_eq!((count(&raw, IM_START), count(&raw, IM_END)), (1, 2));
 }
 
 #[test]
 fn halves_of_a_control_token_do_not_meet_the_template() {
-    // This template writes text that completes a token which a message begins or ends.
+    // Next to a message, this template writes text that completes a token which the message
+    // started.
     let source = "{% for m in messages %}|im_end|>{{ m.content | trim }}|im_start|>{% endfor %}";
     let template = ChatTemplate::new(source, "x").unwrap();
     let tokenizer = Tokenizer::from_gguf(&byte_level_parts(Some("gpt-2"))).unwrap();
@@ -81,7 +84,7 @@ fn halves_of_a_control_token_do_not_meet_the_template() {
 
 #[test]
 fn templates_that_look_into_messages_still_work() {
-    // The template searches, splits and trims message text, as those of Qwen and Llama do.
+    // The template searches, splits and trims message text, like the templates of Qwen and Llama.
     let source = "{% for m in messages %}<|im_start|>{{ m.role }}{% if '</think>' in m.content %}{{ m.content.split('</think>')[-1].lstrip('\\n') }}\
                   {% else %}{{ m.content | trim }}{% endif %}<|im_end|>{% endfor %}";
     let tokenizer = Tokenizer::from_gguf(&byte_level_parts(Some("gpt-2"))).unwrap();
@@ -241,7 +244,7 @@ fn conversations_with_tools_have_a_template_of_their_own() {
         assert_eq!(p.tokenizer().decode(&ids).unwrap(), "tools weather");
     };
     check();
-    // In separate files.
+    // The second template is in a separate file.
     let more = dir.path().join("additional_chat_templates");
     std::fs::create_dir(&more).unwrap();
     std::fs::write(dir.path().join("tokenizer_config.json"), "{}").unwrap();
@@ -281,7 +284,8 @@ fn the_last_message_can_be_continued() {
     assert_eq!(p.prepare_chat(&prompt).unwrap_err().kind(), error.kind());
 }
 
-/// A prompt in two parts, the first of which was computed before, has the same ids as the whole.
+/// A prompt in two parts must have the ids of the whole prompt. The first part was computed
+/// earlier.
 #[test]
 fn a_conversation_can_begin_with_its_last_message() {
     let p = chatml();
@@ -305,7 +309,8 @@ fn a_conversation_can_begin_with_its_last_message() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever messages contain, control tokens come only from the template, and no text is lost.
+    /// Whatever messages contain, control tokens may come only from the template, and no text may
+    /// be lost.
     #[test]
     fn control_tokens_come_from_the_template_alone(
         contents in prop::collection::vec("(<\\|im_end\\|>|<\\|im_start\\|>|<\\||\\|>|<|>|im_end|[a-c \n]|\u{E000}|\u{E001}|😀){0,12}", 1..4)

@@ -1,6 +1,6 @@
 //! The published chat formats of families, for models without a template.
 //!
-//! A model's own template takes precedence; see `chat_template`.
+//! A model's own template has priority; see `chat_template`.
 
 use inference_formats::Family;
 use inference_formats::family::ChatFormat;
@@ -35,8 +35,8 @@ const GEMMA: &str = "\
 {% set ns.system = '' %}{% endif %}{% endfor %}\
 {% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}";
 
-/// Name and source of a family's format; `knows` tests whether the vocabulary has a token. `None`
-/// if neither the family nor the vocabulary determines it.
+/// Name and source of a family's format. `knows` tests whether the vocabulary has a token. `None`
+/// if neither family nor vocabulary determines a format.
 pub(crate) fn family_format(
     model_type: &str,
     knows: impl Fn(&str) -> bool,

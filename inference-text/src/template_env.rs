@@ -1,7 +1,8 @@
-//! The Jinja environment of chat templates: the features that Hugging Face provides, with limits.
+//! The Jinja environment of chat templates. It has the features that Hugging Face provides, with
+//! limits.
 //!
-//! It has Hugging Face's whitespace rules, `raise_exception`, `strftime_now` and `tojson`, and the
-//! methods and spelling of Python's values. It has no files and no other templates. The module
+//! It has Hugging Face's whitespace rules, `raise_exception`, `strftime_now`, `tojson`, and the
+//! methods and text forms of Python's values. It cannot access files or other templates. The module
 //! `chat_template` finds and loads templates.
 
 use std::fmt::{self, Write as _};
@@ -16,7 +17,7 @@ use super::template_guard::{BOUND, BOUND_ATTRIBUTE, TICK};
 use super::template_python::{self as python, Bounded, Json};
 use super::template_time::strftime;
 
-/// Filters that can make a text much longer and that no chat template needs.
+/// Removed filters. They can make a text much longer, and no chat template needs them.
 const REMOVED: [&str; 7] = [
     "batch",
     "slice",
@@ -40,7 +41,7 @@ impl std::error::Error for Raised {}
 
 /// The remaining budget of one rendering.
 struct Budget {
-    /// The number of bytes that may still be written, to the result or to variables.
+    /// Remaining number of bytes that may be written to the result or to variables.
     bytes: usize,
     end: Instant,
 }
@@ -55,7 +56,7 @@ fn too_large(what: &str, most: usize) -> Error {
     )
 }
 
-/// Subtracts `bytes` from the rendering's budget.
+/// Subtracts `bytes` from the budget of the rendering.
 fn spend(state: &mut State<'_, '_>, bytes: usize, most: usize) -> Result<(), Error> {
     let budget = state.get_or_insert_extension_with(|| Budget {
         bytes: most.saturating_mul(4),
@@ -125,7 +126,7 @@ pub(crate) fn environment(limits: &TextLimits) -> Result<Environment<'static>, E
             strftime(seconds, format).map_err(|what| Error::new(ErrorKind::InvalidOperation, what))
         },
     );
-    // As in Python: a value with a length and an index.
+    // As in Python, a sequence is a value with a length and an index.
     env.add_test("sequence", |value: &Value| {
         matches!(
             value.kind(),
@@ -183,10 +184,10 @@ pub(crate) fn environment(limits: &TextLimits) -> Result<Environment<'static>, E
     Ok(env)
 }
 
-/// The variable with the time of a rendering, in seconds since 1970.
+/// The variable with the time that `strftime_now` uses, in seconds since 1970.
 pub(crate) const NOW: &str = "__now";
 
-/// Writes a value as Python does, and subtracts its length from the budget.
+/// Writes a value as Python would, and subtracts its length from the budget.
 fn write_value(
     out: &mut Output<'_>,
     state: &mut State<'_, '_>,
@@ -223,7 +224,7 @@ fn bounded(value: &Value, most: usize) -> Result<String, Error> {
     Ok(out.text)
 }
 
-/// Checks a value before it is assigned. A lazy sequence becomes a list, because lazy sequences
+/// Checks a value before its assignment. A lazy sequence becomes a list, because lazy sequences
 /// could refer to each other without end.
 fn keep(value: &Value, attribute: bool, most: usize) -> Result<Value, Error> {
     check_size(value, attribute, most)?;
@@ -236,9 +237,9 @@ fn keep(value: &Value, attribute: bool, most: usize) -> Result<Value, Error> {
 /// The maximum nesting of lists and maps.
 const DEPTH: usize = 100;
 
-/// Refuses values with more text and items than `most`, or nested deeper than [`DEPTH`]. Inside
-/// another value it refuses namespaces, macros and lazy sequences: with them a value could hold
-/// itself. With `attribute` it refuses them at the top, too.
+/// Refuses a value with more text and items than `most`, or with deeper nesting than [`DEPTH`].
+/// Inside another value, it refuses namespaces, macros and lazy sequences, because with them a
+/// value could contain itself. With `attribute`, it also refuses them at the top level.
 fn check_size(value: &Value, attribute: bool, most: usize) -> Result<(), Error> {
     let refuse = |what: &str| Err(Error::new(ErrorKind::InvalidOperation, what.to_owned()));
     let mut left = most;
@@ -354,7 +355,8 @@ fn indent(
     Ok(out)
 }
 
-/// JSON as Python's `json.dumps` writes it: `", "` and `": "`, without escapes for HTML.
+/// JSON in the form of Python's `json.dumps`: separators `", "` and `": "`, without escapes for
+/// HTML.
 fn to_json(
     value: &Value,
     indent: Option<usize>,
@@ -397,7 +399,7 @@ fn to_json(
     Ok(out.text)
 }
 
-/// The `separators=(',', ':')` of `tojson`: between items, and after names.
+/// The argument `separators=(',', ':')` of `tojson`: between items, and after keys.
 fn separators(pair: &Value) -> Result<(String, String), Error> {
     let texts: Vec<Value> = pair.try_iter()?.take(3).collect();
     match texts.as_slice() {

@@ -1,10 +1,9 @@
 //! Inserts checks into a chat template, so that running it takes limited memory and time.
 //!
-//! The template engine counts instructions, but one instruction can double a string. Therefore each
-//! assigned value passes a filter that measures it. Loops, macros and blocks that have their own
-//! variables call a function in each iteration. Tags with too many operators are rejected. The
-//! output and the line numbers of the template do not change. The module `template_env` has the
-//! checks.
+//! The template engine counts instructions, but a single instruction can double a string. Therefore
+//! a filter measures each assigned value. Loops, macros and blocks with their own variables call a
+//! function in each iteration. Tags with too many operators are rejected. The template's output and
+//! line numbers do not change. The module `template_env` implements the checks.
 
 use inference::{Error, ErrorKind, Result};
 
@@ -14,14 +13,15 @@ use super::limits::TextLimits;
 pub(crate) const BOUND: &str = "__bound";
 /// The filter for values that are assigned to attributes of namespaces.
 pub(crate) const BOUND_ATTRIBUTE: &str = "__bound_attribute";
-/// The function that is called in each iteration, with the length of the iteration's plain text and
+/// The function that each iteration calls, with the length of the iteration's plain text, and with
 /// its variables.
 pub(crate) const TICK: &str = "__tick";
 
 /// One part of the guarded template.
 enum Part {
     Source(String),
-    /// A check: arguments, end marker of the preceding tag, and bytes of text in its block.
+    /// A check: its arguments, the end marker of the preceding tag, and the number of text bytes in
+    /// its block.
     Tick(String, &'static str, usize),
 }
 
@@ -29,10 +29,10 @@ enum Part {
 ///
 /// # Errors
 /// `Unsupported` for tags that use other templates or have too many operators. `InvalidModel` for a
-/// tag without an end. Both name the line.
+/// tag without an end. Both errors contain the line.
 pub(crate) fn guard(source: &str, limits: &TextLimits) -> Result<String> {
     let mut parts: Vec<Part> = Vec::new();
-    // Open blocks: the keyword that ends each, and its check.
+    // The open blocks. Each entry has the keyword that ends the block, and the index of its check.
     let mut open: Vec<(&'static str, usize)> = Vec::new();
     let mut rest = source;
     while let Some(at) = next_tag(rest) {
@@ -132,7 +132,8 @@ fn block(
     };
     match word {
         "include" | "import" | "from" | "extends" | "block" => return Err(word.to_owned()),
-        // Hugging Face marks the assistant's text with these, for training. They output nothing.
+        // Hugging Face marks the assistant's text with these tags for training. They output
+        // nothing.
         "generation" => parts.push(Part::Source(format!("{head} if true {tail}"))),
         "endgeneration" => parts.push(Part::Source(format!("{head} endif {tail}"))),
         "set" => match top_level(body, "=") {
@@ -143,7 +144,7 @@ fn block(
                 } else {
                     BOUND
                 };
-                // Newlines around the value are not removed, so that line numbers are correct.
+                // The newlines around the value stay, so that line numbers are correct.
                 let value = &value[1..];
                 parts.push(Part::Source(format!(
                     "{head}{target}= ({value})|{filter} {tail}"
@@ -183,8 +184,8 @@ fn next_tag(text: &str) -> Option<usize> {
         .find(|at| matches!(text.as_bytes().get(at + 1), Some(b'{' | b'%' | b'#')))
 }
 
-/// Calls `see` with each byte of `text` outside of strings and the depth of brackets there, until
-/// it returns true.
+/// Calls `see` with each byte of `text` outside strings and its bracket depth, until `see` returns
+/// true.
 fn walk(text: &str, mut see: impl FnMut(usize, u8, usize) -> bool) -> Option<usize> {
     let bytes = text.as_bytes();
     let (mut at, mut depth) = (0, 0usize);
@@ -293,7 +294,7 @@ fn spaced(text: &[u8], what: &[u8]) -> bool {
             .all(|(w, t)| w == t || (*w == b' ' && t.is_ascii_whitespace()))
 }
 
-/// The text between the first parenthesis and its partner.
+/// The text between the first parenthesis and its matching one.
 fn parenthesized(text: &str) -> &str {
     let Some(open) = text.find('(') else {
         return "";
@@ -324,7 +325,7 @@ fn identifiers(text: &str) -> Vec<&str> {
         .collect()
 }
 
-/// The number of operators in a tag that make values longer. A repetition counts as eight.
+/// Number of operators in a tag that can make values longer. A repetition counts as eight.
 fn operators(tag: &str) -> usize {
     let (_, body, _) = split(tag);
     let mut count = 0;

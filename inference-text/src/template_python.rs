@@ -1,5 +1,5 @@
-//! Python features in chat templates: the format of values, numbers and JSON, and string methods
-//! that the template engine lacks. The limits are those of `template_env`.
+//! Python features for chat templates: text forms of values, numbers and JSON, and string methods
+//! that the template engine lacks. `template_env` defines the limits.
 
 use std::fmt::{self, Write};
 
@@ -24,7 +24,7 @@ impl Write for Bounded {
     }
 }
 
-/// Writes a value as Python's `str` does, or as `repr` if `inner` is true.
+/// Writes a value as Python's `str`. If `inner` is true, writes it as `repr`.
 pub(crate) fn write(out: &mut Bounded, value: &Value, inner: bool) -> fmt::Result {
     let items = |value: &Value| value.try_iter().into_iter().flatten();
     match value.kind() {
@@ -76,8 +76,8 @@ pub(crate) fn write(out: &mut Bounded, value: &Value, inner: bool) -> fmt::Resul
     }
 }
 
-/// Writes a number as Python's `repr` does: the shortest digits that give the same number when
-/// read. It has an exponent below 1e-4, and from 1e16 on.
+/// Writes a number as Python's `repr`: the shortest digits that parse to an equal number. An
+/// exponent is used below 1e-4 and from 1e16 on.
 fn float(out: &mut Bounded, x: f64) -> fmt::Result {
     let shortest = format!("{x:e}");
     match shortest.split_once('e') {
@@ -88,7 +88,7 @@ fn float(out: &mut Bounded, x: f64) -> fmt::Result {
             }
             _ => std::write!(out, "{x:?}"),
         },
-        // Not a number, or infinite.
+        // The number is NaN or infinite.
         None if x.is_nan() => out.write_str("nan"),
         None if x > 0.0 => out.write_str("inf"),
         None => out.write_str("-inf"),
@@ -110,7 +110,7 @@ pub(crate) fn has_method(name: &str) -> bool {
     METHODS.contains(&name)
 }
 
-/// A method of Python's `str`. No method makes a text longer.
+/// Calls a method of Python's `str`. No supported method makes a text longer.
 pub(crate) fn call_method(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let three = |before: &str, by: &str, after: &str| {
         Value::from([before, by, after].map(Value::from).to_vec())
@@ -148,7 +148,7 @@ pub(crate) fn call_method(text: &str, method: &str, args: &[Value]) -> Result<Va
     })
 }
 
-/// Splits up to `most` pieces off the end.
+/// Splits off up to `most` pieces from the end.
 fn split_from_end(
     text: &str,
     most: Option<usize>,
@@ -167,7 +167,7 @@ fn split_from_end(
     Value::from(pieces)
 }
 
-/// Splits up to `most` words off the end. The rest stays one piece.
+/// Splits off up to `most` words from the end. The remaining text is one piece.
 fn words_from_end(text: &str, most: Option<usize>) -> Value {
     let mut rest = text.trim_end();
     let mut words = Vec::new();
@@ -183,13 +183,13 @@ fn words_from_end(text: &str, most: Option<usize>) -> Value {
     Value::from(words)
 }
 
-/// The format of JSON, with the options of Python's `json.dumps`.
+/// The form of JSON, with the options of Python's `json.dumps`.
 pub(crate) struct Json {
-    /// Spaces for each level; `None` writes one line.
+    /// Number of spaces per level; `None` writes a single line.
     pub(crate) indent: Option<usize>,
-    /// Whether to escape everything except ASCII.
+    /// Whether to escape all characters outside ASCII.
     pub(crate) ascii: bool,
-    /// Whether to sort names.
+    /// Whether to sort keys.
     pub(crate) sort: bool,
     /// The separators between items and after names; `None` for Python's defaults.
     pub(crate) separators: Option<(String, String)>,

@@ -1,6 +1,6 @@
 //! Dates for chat templates: the part of Python's `strftime` that templates use.
 //!
-//! The time is UTC, so that the text does not depend on the time zone of the machine.
+//! The time is in UTC, so the text does not depend on the machine's time zone.
 
 const MONTHS: [&str; 12] = [
     "January",
@@ -44,7 +44,7 @@ pub(crate) fn strftime(seconds: u64, format: &str) -> Result<String, String> {
             continue;
         }
         let mut code = chars.next();
-        // `%-d` leaves out leading zeros.
+        // `%-d` omits leading zeros.
         let bare = code == Some('-');
         if bare {
             code = chars.next();
@@ -95,7 +95,7 @@ pub(crate) fn strftime(seconds: u64, format: &str) -> Result<String, String> {
 
 /// Year, month and day of a day number, in the proleptic Gregorian calendar.
 fn civil(day: i64) -> (i64, usize, i64) {
-    // Years begin in March here, so that the leap day is the last day.
+    // Years start in March here, so that the leap day is the last day of a year.
     let shifted = day + 719_468;
     let era = shifted.div_euclid(146_097);
     let in_era = shifted.rem_euclid(146_097);

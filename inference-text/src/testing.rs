@@ -1,4 +1,4 @@
-//! Small tokenizers for tests: one of each family, each with all 256 bytes.
+//! Small tokenizers for tests, one of each family. Each can represent all 256 bytes.
 
 use inference_formats::GgufTokenizerParts;
 

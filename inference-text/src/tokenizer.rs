@@ -1,8 +1,8 @@
 //! The tokenizer of a model, which converts text to ids and back.
 //!
-//! It wraps the `tokenizers` crate and adds the tokens that begin and end a text. It keeps control
-//! tokens out of user text. `tokenizer_files` and `tokenizer_gguf` load the vocabulary,
-//! `chat_template` lays chats out, and `pipeline` encodes them.
+//! It wraps the `tokenizers` crate, adds the tokens that begin and end a text, and keeps control
+//! tokens out of user text. `tokenizer_files` and `tokenizer_gguf` load vocabularies,
+//! `chat_template` renders conversations, and `pipeline` encodes them.
 
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,7 +18,7 @@ use super::pieces::{DecodeRule, TextBuilder};
 /// The tokenizer type of the `tokenizers` crate.
 pub(crate) type Engine = tokenizers::Tokenizer;
 
-/// Text to ids and ids to text, as the model was trained.
+/// Converts text to ids and ids to text, as in training.
 #[derive(Debug)]
 pub struct Tokenizer {
     engine: Engine,
@@ -32,30 +32,31 @@ pub struct Tokenizer {
     limits: TextLimits,
 }
 
-/// Facts from the files other than the vocabulary.
+/// Properties from files other than the vocabulary.
 #[derive(Debug, Default)]
 pub(crate) struct Facts {
     pub(crate) bos: Option<u32>,
-    /// Without repetition, the most important first.
+    /// Each id once, the most important first.
     pub(crate) eos: Vec<u32>,
     pub(crate) unk: Option<u32>,
     pub(crate) pad: Option<u32>,
     /// Tokens that control the model although the vocabulary does not mark them as special.
     pub(crate) control: Vec<u32>,
-    /// Whether encoding with special tokens adds bos at the start and eos at the end. `None` leaves
-    /// it to the post-processor in the vocabulary file.
+    /// Whether encoding with special tokens adds bos at the start and eos at the end. With `None`,
+    /// the vocabulary file's post-processor decides.
     pub(crate) affixes: Option<(bool, bool)>,
     /// The number of ids, if the vocabulary does not determine it.
     pub(crate) vocab_size: Option<usize>,
-    /// Texts of ids that the vocabulary cannot look up, because another id has the same text.
+    /// Texts of ids that the vocabulary cannot look up, because another id has an equal text.
     pub(crate) hidden: HashMap<u32, String>,
 }
 
-/// The tokenizer without control tokens: one for the start of a text, and one for later parts.
+/// The tokenizer without control tokens. One instance is for the start of a text, and one for later
+/// parts.
 #[derive(Debug)]
 struct Plain {
     start: Engine,
-    /// Only where the two differ.
+    /// `None` if both instances would be equal.
     rest: Option<Engine>,
 }
 
@@ -69,7 +70,8 @@ impl Tokenizer {
         facts: Facts,
         limits: TextLimits,
     ) -> Result<Self> {
-        // A file may request truncation and padding. A prompt must not be cut silently.
+        // A file may require truncation and padding. They are disabled, because a prompt must not
+        // be cut silently.
         let _ = engine.with_truncation(None);
         engine.with_padding(None);
         let decoder = serde_json::to_value(engine.get_decoder()).unwrap_or_default();
@@ -82,7 +84,7 @@ impl Tokenizer {
             .collect();
         let mut control = special.clone();
         control.extend(facts.bos.iter().chain(&facts.eos).chain(&facts.control));
-        // Ordinary text may become the unknown token if some bytes have no token.
+        // If some bytes have no token, ordinary text may become the unknown token.
         if rule != DecodeRule::ByteLevel
             && let Some(unk) = facts.unk
         {
@@ -97,14 +99,15 @@ impl Tokenizer {
             control,
             limits,
         };
-        // A vocabulary that fails in spite of the checks must fail here, not at the first request.
+        // A vocabulary that passes the checks but does not work must fail here, not at the first
+        // request.
         tokenizer.encode("a b\n1é", true)?;
         Ok(tokenizer)
     }
 
-    /// Encodes `text`. If it contains the text of a special token, that becomes the token, as
-    /// Hugging Face and mlx-lm encode a raw prompt. With `add_special` the tokens that begin and
-    /// end a text are added.
+    /// Encodes `text`. If the text contains the name of a special token, it becomes that token, as
+    /// for raw prompts in Hugging Face and mlx-lm. `add_special` adds the tokens that begin and end
+    /// a text.
     ///
     /// For a user's text inside a conversation, use [`Tokenizer::encode_plain`] or a chat.
     ///
@@ -139,7 +142,8 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// [`Tokenizer::encode_plain`] for one part of a text; `start` marks the first part.
+    /// [`Tokenizer::encode_plain`] for one part of a text. `start` is whether this is the first
+    /// part.
     pub(crate) fn encode_plain_into(
         &self,
         text: &str,
@@ -158,7 +162,8 @@ impl Tokenizer {
                 .filter(|_| !start)
                 .unwrap_or(&plain.start);
             let encoding = guarded("encode", || engine.encode(part, false))?;
-            // Merge rules can still produce a control token: cut its text and encode the pieces.
+            // Merges can still produce a control token. If so, its text is divided and the pieces
+            // are encoded.
             let mut cuts = vec![0];
             for (id, (from, to)) in encoding.get_ids().iter().zip(encoding.get_offsets()) {
                 if !self.control.contains(id) {
@@ -247,8 +252,8 @@ impl Tokenizer {
         }
     }
 
-    /// The token `id` in the spelling of the vocabulary: `Ġthe`, `▁the`, `<|im_end|>`. This is not
-    /// text yet.
+    /// The token `id` as spelled in the vocabulary: `Ġthe`, `▁the`, `<|im_end|>`. This is not yet
+    /// decoded text.
     #[must_use]
     pub fn token_text(&self, id: u32) -> Option<String> {
         if let Some(token) = self
@@ -278,7 +283,7 @@ impl Tokenizer {
         self.engine.token_to_id(token)
     }
 
-    /// The tokens that end a text, without repetition, beginning with the main one.
+    /// The tokens that end a text. Each occurs once, the main one first.
     #[must_use]
     pub fn eos_ids(&self) -> &[u32] {
         &self.facts.eos
@@ -323,14 +328,14 @@ impl Tokenizer {
     }
 
     /// Whether encoding with special tokens adds bos at the start and eos at the end. `(false,
-    /// false)` if the post-processor in the vocabulary file determines it.
+    /// false)` if the vocabulary file's post-processor decides.
     #[must_use]
     pub fn affixes(&self) -> (bool, bool) {
         self.facts.affixes.unwrap_or((false, false))
     }
 
-    /// The vocabulary and the splitting of text, in the form of a `tokenizer.json`. It does not
-    /// include [`Self::affixes`].
+    /// The vocabulary and the pre-tokenizer, in the form of a `tokenizer.json`. [`Self::affixes`]
+    /// are not included.
     ///
     /// # Errors
     /// `InvalidModel` when the vocabulary cannot be written.
@@ -340,7 +345,7 @@ impl Tokenizer {
         })
     }
 
-    /// The limits with which it was loaded.
+    /// The limits with which the tokenizer was loaded.
     #[must_use]
     pub fn limits(&self) -> &TextLimits {
         &self.limits
@@ -362,7 +367,7 @@ impl Tokenizer {
         &self.engine
     }
 
-    /// The tokens before and after a text, if the post-processor does not add them.
+    /// The tokens before and after a text, unless the post-processor adds them.
     pub(crate) fn own_affixes(&self) -> Option<(Vec<u32>, Vec<u32>)> {
         let (begin, end) = self.facts.affixes?;
         let bos = self.facts.bos.filter(|_| begin);
@@ -389,7 +394,8 @@ impl Plain {
     fn new(engine: &Engine) -> Self {
         let mut start = engine.clone();
         start.set_encode_special_tokens(true);
-        // Only the first part gets the marker, so later parts need an instance without it.
+        // Only the first part gets the space marker, so later parts need an instance without the
+        // marker.
         let rest = match engine.get_pre_tokenizer() {
             Some(PreTokenizerWrapper::Metaspace(meta))
                 if meta.prepend_scheme == PrependScheme::First =>
@@ -406,8 +412,8 @@ impl Plain {
     }
 }
 
-/// Runs code of the `tokenizers` crate on untrusted input. Its errors and panics are converted: it
-/// panics on some inconsistent vocabularies.
+/// Calls the `tokenizers` crate on untrusted input. Errors and panics are converted, because the
+/// crate panics on some inconsistent vocabularies.
 pub(crate) fn guarded<T>(doing: &str, run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(value)) => Ok(value),

@@ -1,4 +1,4 @@
-//! Loads tokenizers from a model directory: `tokenizer.json` and the small files next to it.
+//! Loads tokenizers from a model directory: `tokenizer.json` and the small files beside it.
 //!
 //! Sizes, counts and merge rules are checked before the file is passed to the `tokenizers` crate.
 
@@ -74,7 +74,7 @@ impl Tokenizer {
             let Some(other) = read_json(&path, limits)? else {
                 continue;
             };
-            // xLSTM's rule: every text begins with the token, whatever the tokenizer adds.
+            // For xLSTM, each text must start with this token, whatever the tokenizer adds.
             if other["force_bos_token_insert"].as_bool() == Some(true) {
                 let end = facts.affixes.is_some_and(|(_, end)| end);
                 facts.affixes = Some((true, end));
@@ -121,7 +121,7 @@ pub(crate) fn read_json(path: &Path, limits: &TextLimits) -> Result<Option<Value
         .map_err(|e| invalid("not JSON", path).with_source(e))
 }
 
-/// A token in a configuration: its text, or an object that holds the text.
+/// The text of a token in a configuration, where it is a string or an object with the string.
 pub(crate) fn token_name(value: &Value) -> Option<&str> {
     value
         .as_str()
@@ -152,7 +152,8 @@ fn ids(value: &Value) -> Result<Vec<u32>> {
     }
 }
 
-/// The classes of Llama and Gemma read from the configuration whether to add bos and eos.
+/// Whether to add bos and eos. Only the classes of Llama and Gemma read this from the
+/// configuration.
 fn affixes(config: &Value) -> Option<(bool, bool)> {
     let class = config["tokenizer_class"].as_str()?;
     let (bos, eos) = (
@@ -228,7 +229,7 @@ struct Outline {
     model: ModelOutline,
     #[serde(default)]
     added_tokens: Option<Vec<AddedOutline>>,
-    // Parsed because the crate panics if these are not JSON.
+    // These fields are parsed here, because the crate panics if they are not JSON.
     #[serde(default, rename = "normalizer")]
     _normalizer: Value,
     #[serde(default, rename = "pre_tokenizer")]
@@ -261,7 +262,7 @@ enum MergeOutline {
     Pair(String, String),
 }
 
-/// A vocabulary: names with ids (BPE), or a count of names with scores (Unigram).
+/// A vocabulary. For BPE, names with ids; for Unigram, only the number of names with scores.
 #[derive(Default)]
 struct VocabOutline {
     ids: HashMap<String, u32>,

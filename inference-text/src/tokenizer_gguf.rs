@@ -1,8 +1,8 @@
 //! Tokenizers from GGUF metadata, for models without a `tokenizer.json`.
 //!
-//! There are four kinds: `bert` (WordPiece, in `tokenizer_wordpiece.rs`), `gpt2` (byte-level BPE with
-//! a named pre-tokenizer), `llama` (SentencePiece BPE with scores) and `gemma4` (BPE over characters,
-//! with merge rules). The splitting expressions are those in the families'
+//! Four kinds are supported: `bert` (WordPiece, in `tokenizer_wordpiece.rs`), `gpt2` (byte-level
+//! BPE with a named pre-tokenizer), `llama` (SentencePiece BPE with scores) and `gemma4` (BPE over
+//! characters, with merge rules). The expressions that split words are those of the families'
 //! `tokenizer.json` files.
 
 use std::collections::{HashMap, HashSet};
@@ -29,13 +29,13 @@ use super::pieces::byte_token;
 use super::tokenizer::{Engine, Facts, Tokenizer, guarded};
 use inference_formats::GgufTokenizerParts;
 
-// Values of `tokenizer.ggml.token_type`; all others are ordinary text.
+// Values of `tokenizer.ggml.token_type` with a meaning; other values mean ordinary text.
 const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const BYTE: i32 = 6;
 
-/// Control tokens that end a turn or a text. Converters list only one of them.
+/// Control tokens that end a turn or a text. Converters may list only one of them.
 const ENDS: [&str; 6] = [
     "<|im_end|>",
     "<|eot_id|>",
@@ -50,14 +50,14 @@ impl Tokenizer {
     pub const GGUF_BYTE_LEVEL: &str = "gpt2";
 
     /// Values of `tokenizer.ggml.pre`, one for each way to split words that
-    /// [`Tokenizer::from_gguf`] supports, except `default`, which no family has.
+    /// [`Tokenizer::from_gguf`] supports. `default` is omitted, because no family uses it.
     pub const GGUF_SPLITS: [&str; 6] = ["smollm", "gpt-2", "llama-bpe", "dbrx", "qwen2", "tekken"];
 
     /// Builds the tokenizer that a GGUF file describes in its metadata.
     ///
     /// # Errors
-    /// `Unsupported` for another tokenizer model or pre-tokenizer; the message lists the known
-    /// ones. `InvalidModel` if the metadata contradicts itself or exceeds the limits.
+    /// `Unsupported` for an unknown tokenizer model or pre-tokenizer; the message lists the known
+    /// names. `InvalidModel` if the metadata contradict themselves or exceed the limits.
     pub fn from_gguf(parts: &GgufTokenizerParts) -> Result<Self> {
         Self::from_gguf_with(parts, &TextLimits::default())
     }
@@ -95,7 +95,7 @@ impl Tokenizer {
             }
             (false, _) => byte_level(parts, vocab)?,
         };
-        // SentencePiece's usual ids, which files may leave out.
+        // SentencePiece's usual ids, which files may omit.
         let usual = |id: u32| (piece && !rules).then_some(id);
         add_tokens(&mut engine, parts)?;
 
@@ -213,7 +213,8 @@ fn check(parts: &GgufTokenizerParts, limits: &TextLimits) -> Result<()> {
     Ok(())
 }
 
-/// A map from names to ids. Of equal names, the first is used; the others are stored for decoding.
+/// A map from names to ids. If several ids have one name, the first id is used, and the other ids
+/// are stored for decoding.
 fn vocabulary(tokens: &[String]) -> (Vocab, HashMap<u32, String>) {
     let mut vocab = Vocab::with_capacity(tokens.len());
     let mut hidden = HashMap::new();
@@ -233,7 +234,7 @@ fn add_tokens(engine: &mut Engine, parts: &GgufTokenizerParts) -> Result<()> {
     for (id, token) in (0u32..).zip(&parts.tokens) {
         let special = match kind(parts, id) {
             CONTROL => true,
-            // Text may contain the unknown token's text, and must not become it.
+            // User text may contain the unknown token's name, and must not become this token.
             UNKNOWN => true,
             USER_DEFINED => false,
             _ => continue,
@@ -251,20 +252,20 @@ const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-/// The default of GGUF readers for a file without a pre-tokenizer. Each expression splits the
-/// pieces further.
+/// The pre-tokenizer that GGUF readers use if a file names none. Each expression splits the pieces
+/// of the preceding one further.
 const DEFAULT: [&str; 4] = [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"];
 
-/// The splitting of text with a named pre-tokenizer.
+/// How a named pre-tokenizer splits text.
 struct Words {
     splits: Vec<PreTokenizerWrapper>,
     /// Whether GPT-2's own expression is applied last.
     gpt2: bool,
     /// Whether text is normalized to composed characters (Unicode NFC) first.
     nfc: bool,
-    /// Whether a word that is a token becomes that token, regardless of the merge rules.
+    /// Whether a word that is a token becomes this token, whatever the merge rules.
     known_words: bool,
-    /// Whether a text begins with bos, if the file does not specify it.
+    /// Whether a text starts with bos, unless the file specifies it.
     bos: bool,
 }
 
@@ -300,7 +301,7 @@ fn words(pre: Option<&str>) -> Result<Words> {
             bos: true,
             ..plain
         },
-        // OLMo 2 and 3.
+        // The pre-tokenizer of OLMo 2 and 3.
         "dbrx" => Words {
             splits: vec![split(LLAMA3)?],
             gpt2: false,
@@ -391,8 +392,8 @@ fn byte_level(parts: &GgufTokenizerParts, vocab: Vocab) -> Result<(Engine, bool)
     Ok((engine, words.bos))
 }
 
-/// SentencePiece repeatedly joins the two neighbors whose union has the best score. The equivalent
-/// merge rules are all splits of each token into two others, beginning with the best score.
+/// SentencePiece repeatedly joins the two adjacent pieces whose union has the best score.
+/// Equivalent merge rules are all splits of each token into two tokens, ordered by score.
 fn merges_by_score(
     parts: &GgufTokenizerParts,
     vocab: &Vocab,
@@ -440,8 +441,8 @@ fn merges_by_score(
     Ok(rules.collect())
 }
 
-/// BPE over characters, with a marker in place of spaces. With `space`, there is a marker before a
-/// text, too. Text without a token becomes bytes, if there are tokens for them.
+/// BPE over characters, with a marker instead of spaces. With `space`, a marker also precedes a
+/// text. Text without a token becomes byte tokens, if the vocabulary has them.
 fn marked(
     parts: &GgufTokenizerParts,
     (vocab, merges): (Vocab, Merges),

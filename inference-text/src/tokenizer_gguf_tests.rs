@@ -1,4 +1,4 @@
-//! Tokenizers from GGUF metadata: families, pre-tokenizers, and wrong metadata.
+//! Tests of tokenizers from GGUF metadata: families, pre-tokenizers, and wrong metadata.
 
 use super::*;
 use crate::testing::{byte_level_parts, sentence_piece_parts};
@@ -41,7 +41,7 @@ fn every_supported_pre_tokenizer_encodes_and_decodes() {
 
 #[test]
 fn pre_tokenizers_split_as_their_families_do() {
-    // `12` is one token if digits may be in the same word.
+    // `12` is a single token if the pre-tokenizer keeps both digits in one word.
     let count = |pre: &str, text: &str| {
         tokens(
             &Tokenizer::from_gguf(&byte_level_parts(Some(pre))).unwrap(),
@@ -58,8 +58,8 @@ fn pre_tokenizers_split_as_their_families_do() {
         ],
         [2, 2, 2]
     );
-    // GPT-2 never splits digits, Llama 3 does after three, and the default splits off runs of
-    // three.
+    // GPT-2 never splits digits, Llama 3 splits after three digits, and the default splits off runs
+    // of three digits.
     assert_eq!(
         [
             count("gpt-2", "00012"),
@@ -68,19 +68,19 @@ fn pre_tokenizers_split_as_their_families_do() {
         ],
         [4, 4, 4]
     );
-    // OLMo's tokenizer splits them like Llama 3, and EXAONE's like GPT-2.
+    // OLMo's tokenizer splits digits like Llama 3, and EXAONE's like GPT-2.
     assert_eq!(
         [count("dbrx", "0001234"), count("exaone4", "0001234")],
         [count("llama-bpe", "0001234"), count("gpt-2", "0001234")]
     );
-    // The tokenizer of gpt-oss also splits after three.
+    // The tokenizer of gpt-oss also splits after three digits.
     assert_eq!(count("gpt-4o", "0001234"), count("dbrx", "0001234"));
     // Qwen first composes characters: e + U+0301 is é, which is one token here.
     assert_eq!(
         [count("qwen2", "e\u{301}"), count("gpt-2", "e\u{301}")],
         [1, 3]
     );
-    // In Llama 3, a word that is a token becomes that token, regardless of the rules.
+    // In Llama 3, a word that is a token becomes this token, whatever the merge rules.
     let mut parts = byte_level_parts(Some("llama-bpe"));
     parts.tokens.push("xyz".into());
     parts.token_types.as_mut().unwrap().push(1);
@@ -128,8 +128,8 @@ fn without_bytes_unknown_characters_are_the_unknown_token() {
     assert_eq!(t.encode_plain("h€€").unwrap().last(), Some(&0));
 }
 
-/// The fields of the file determine the variant. A vocabulary that happens to contain `Ġthe`, the
-/// byte-level spelling of ` the`, stays SentencePiece.
+/// The file's fields must determine the kind of tokenizer. This vocabulary contains `Ġthe`, the
+/// byte-level form of ` the`, but must stay SentencePiece.
 #[test]
 fn a_letter_of_byte_level_vocabularies_does_not_make_one() {
     let mut parts = sentence_piece_parts();
@@ -154,7 +154,7 @@ fn ends_are_collected_from_everywhere() {
     parts.extra_eos_ids = vec![1, 2, 99_999];
     let t = Tokenizer::from_gguf(&parts).unwrap();
     assert_eq!(t.eos_ids(), [2, 1, 0]);
-    // A word that only looks like one does not end a text.
+    // A word that looks like an end token must not end a text.
     parts.extra_eos_ids.clear();
     parts.token_types.as_mut().unwrap()[0] = 1;
     assert_eq!(Tokenizer::from_gguf(&parts).unwrap().eos_ids(), [2]);
@@ -218,7 +218,7 @@ fn metadata_that_lies_is_refused() {
     );
 }
 
-/// The ids of SentencePiece itself (`tools/golden/text_sentencepiece_golden.py`).
+/// Expects the ids that SentencePiece itself returns (`tools/golden/text_sentencepiece_golden.py`).
 #[test]
 fn ids_are_those_of_sentence_piece() {
     #[derive(serde::Deserialize)]
@@ -266,7 +266,7 @@ fn ids_are_those_of_sentence_piece() {
     }
 }
 
-/// The ids of a BPE in plain Python (`tools/golden/text_gemma4_golden.py`).
+/// Expects the ids of a BPE in plain Python (`tools/golden/text_gemma4_golden.py`).
 #[test]
 fn ids_of_gemma4_are_those_of_its_merge_rules() {
     #[derive(serde::Deserialize)]

@@ -1,4 +1,5 @@
-//! Encoding and decoding on small vocabularies, from files and in memory; damaged files.
+//! Tests of encoding and decoding with small vocabularies, from files and in memory, and of damaged
+//! files.
 
 use std::path::Path;
 
@@ -10,7 +11,7 @@ use crate::testing::{
     IM_END, IM_START, THINK, byte_level, byte_level_parts, char_of, sentence_piece,
 };
 
-/// A byte-level `tokenizer.json` with Llama 3's way to begin a text.
+/// A byte-level `tokenizer.json` that starts texts like Llama 3.
 fn tokenizer_json() -> Value {
     let parts = byte_level_parts(None);
     let vocab: serde_json::Map<String, Value> = parts
@@ -113,7 +114,7 @@ fn merge_rules_cannot_spell_a_control_token() {
     assert_eq!(t.encode("</s>", false).unwrap(), [2]);
     let ids = t.encode_plain("</s></s>").unwrap();
     assert!(!ids.contains(&2), "{ids:?}");
-    // Also with a file whose rules produce it.
+    // Also tests a file whose merge rules produce the control token.
     let mut file = tokenizer_json();
     for token in [
         "<|", "im_end", "|>", "im_end|>", "_e", "nd", "im", "im_e", "<|im_end", "|e",
@@ -204,7 +205,7 @@ fn a_directory_gives_begin_and_end_tokens() {
 fn a_forced_begin_token_comes_once() {
     let dir = tempfile::tempdir().unwrap();
     let mut plain = tokenizer_json();
-    // With the file's post-processor, which adds a token, and without it.
+    // First with the file's post-processor, which adds a token, and then without it.
     for _ in 0..2 {
         write(dir.path(), "tokenizer.json", &plain);
         write(
@@ -279,7 +280,7 @@ fn vocabularies_that_contradict_themselves_are_refused() {
         let error = load(&file).unwrap_err();
         assert!(error.to_string().contains(what), "{error}");
     };
-    // This one makes the `tokenizers` crate itself panic.
+    // This file makes the `tokenizers` crate itself panic.
     says(
         &|f| f["model"]["merges"] = json!(["hello Ġworld"]),
         "which the vocabulary lacks",
@@ -348,7 +349,7 @@ fn a_panic_of_the_crate_is_an_error() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Decoding valid text gives the same result as the crate's decoder.
+    /// Decoding valid text must equal the decoding of the `tokenizers` crate.
     #[test]
     fn decoding_equals_the_crate(text in "(\\PC|[ \n<|>]|<\\|im_end\\|>|hello|world){0,30}") {
         for t in [byte_level(), sentence_piece()] {
@@ -362,7 +363,7 @@ proptest! {
         }
     }
 
-    /// Byte-level decoding of any ids is the lossy decoding of all their bytes.
+    /// Byte-level decoding of arbitrary ids must equal the lossy decoding of all their bytes.
     #[test]
     fn any_bytes_decode_as_a_whole(bytes in prop::collection::vec(any::<u8>(), 0..50)) {
         let t = byte_level();

@@ -1,5 +1,5 @@
-//! WordPiece tokenizers from GGUF metadata (BERT). In llama.cpp's files, pieces that begin a word
-//! have a space marker in front, and continuing pieces do not have their usual mark.
+//! WordPiece tokenizers from GGUF metadata (BERT). In llama.cpp's files, a piece that starts a word
+//! has a space marker in front. A piece that continues a word has no mark.
 
 use inference::{Error, ErrorKind, Result};
 use tokenizers::models::bpe::Vocab;
@@ -13,23 +13,23 @@ use super::limits::TextLimits;
 use super::tokenizer::{Engine, Facts, Tokenizer, guarded};
 use inference_formats::GgufTokenizerParts;
 
-/// The prefix of a piece that begins a word, in GGUF.
+/// GGUF's prefix of a piece that starts a word.
 const WORD: char = '▁';
 
 /// The usual prefix of a piece that continues a word.
 const GOES_ON: &str = "##";
 
-/// Types of tokens, in `tokenizer.ggml.token_type`.
+/// The types of special tokens in `tokenizer.ggml.token_type`.
 const SPECIAL: [i32; 2] = [2, 3];
 
 fn bad(what: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidModel, what)
 }
 
-/// The tokenizer. Texts are converted to lower case without accents, as llama.cpp always does.
+/// Builds the tokenizer. It converts texts to lower case without accents, as llama.cpp always does.
 ///
 /// # Errors
-/// `InvalidModel` if the metadata contradicts itself.
+/// `InvalidModel` if the metadata contradict themselves.
 pub(crate) fn build(parts: &GgufTokenizerParts, limits: &TextLimits) -> Result<Tokenizer> {
     let text = |name: &str, id: Option<u32>| -> Result<&str> {
         let id = id.ok_or_else(|| bad(format!("tokenizer.ggml.{name} is missing")))?;
@@ -66,7 +66,7 @@ pub(crate) fn build(parts: &GgufTokenizerParts, limits: &TextLimits) -> Result<T
             None => format!("{GOES_ON}{token}"),
         };
         let id = u32::try_from(id).unwrap_or(u32::MAX);
-        // Of equal names, the first is used.
+        // If several ids have one name, the first id is used.
         vocab.entry(name).or_insert(id);
     }
     if !vocab.contains_key(unknown) {

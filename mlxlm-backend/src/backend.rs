@@ -1,4 +1,4 @@
-//! Registers the backend `mlx_lm`, checks its Python, and loads models.
+//! The backend `mlx_lm`: its registration, the check of its Python, and loading.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -18,8 +18,7 @@ use crate::settings::{PYTHON_VARIABLE, Settings};
 
 inference::register_backend!("mlx_lm", || Box::new(MlxLmBackend::default()));
 
-/// The time for which an interpreter's negative answer is kept. A user may install mlx-lm
-/// meanwhile.
+/// How long a failed probe is remembered. The user may install mlx-lm in the meantime.
 const DOUBT: Duration = Duration::from_secs(5);
 
 /// The backend `mlx_lm`.
@@ -39,7 +38,7 @@ struct Known {
 }
 
 impl MlxLmBackend {
-    /// A backend with other settings than the registered one. It is not registered.
+    /// A backend with other settings than the registered one. This does not register it.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
         Self {
@@ -48,9 +47,9 @@ impl MlxLmBackend {
         }
     }
 
-    /// Asks the interpreter, unless its answer is known.
+    /// Probes the interpreter, unless the result is known.
     fn found(&self) -> Result<String, String> {
-        // Concurrent callers wait for the same answer.
+        // Concurrent callers wait for one probe.
         let mut known = self.known.lock();
         let interpreter = self.settings.interpreter();
         let fresh = |k: &&Known| {
@@ -152,7 +151,7 @@ impl Backend for MlxLmBackend {
             "adapter": adapter,
             "dtype": options.dtype.map(ComputeType::as_str),
         });
-        // MLX can honor only one number of layers: no layer on the GPU.
+        // MLX cannot divide layers between devices. It can only honor 0, no layer on the GPU.
         let on_cpu = options.gpu_layers == Some(0);
         let (session, loaded) = Session::open(self.settings.clone(), load, on_cpu)
             .map_err(|e| at_model(e, path.as_ref()))?;
@@ -165,7 +164,7 @@ impl Backend for MlxLmBackend {
     }
 }
 
-/// The options that are honored or have no effect on this backend.
+/// The options that are honored, or that have no effect on this backend.
 const KNOWN: [&str; 8] = [
     "context_len",
     "parallel_slots",
@@ -177,8 +176,7 @@ const KNOWN: [&str; 8] = [
     "dtype",
 ];
 
-/// Refuses options that the contract gained and this crate does not know, unless they have their
-/// defaults.
+/// Refuses options that later versions of the contract may add, unless they have their defaults.
 fn refuse_unknown(options: &LoadOptions) -> Result<()> {
     match options.first_not_of(&KNOWN)? {
         Some(name) => options::native(&format!("the option {name}")),
@@ -186,7 +184,7 @@ fn refuse_unknown(options: &LoadOptions) -> Result<()> {
     }
 }
 
-/// Python's output as a part of a line. It may be long and have many lines.
+/// Python's output as one short line. The output may be long and have many lines.
 fn one_line(text: &str) -> String {
     let words: Vec<&str> = text
         .split(|c: char| c.is_control() || c.is_whitespace())
@@ -199,7 +197,7 @@ fn one_line(text: &str) -> String {
     }
 }
 
-/// Refuses a path that is not a model's directory, before a process starts.
+/// Refuses a path that is not a model's directory, before a process is started.
 fn check_path(path: &Path) -> Result<()> {
     if path.is_file() {
         return Err(Error::new(
@@ -226,7 +224,7 @@ fn check_path(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The path for Python. A relative path could be read as the name of a repository.
+/// The absolute path for Python, because mlx-lm could read a relative path as a repository's name.
 fn absolute(path: &Path) -> Result<String> {
     let full = std::path::absolute(path).map_err(|e| {
         Error::new(

@@ -1,4 +1,4 @@
-"""The far side of the backend `mlx_lm`: Python mlx-lm behind JSON Lines on standard input and output.
+"""The Python side of the backend `mlx_lm`: serves mlx-lm by JSON Lines on standard input and output.
 
 Run by the crate mlxlm-backend, never by hand: `bridge.py probe` says whether mlx_lm can be imported;
 `bridge.py serve [cpu]` answers requests, one JSON object a line, until `quit` or the end of its input.
@@ -21,7 +21,7 @@ PREFILL_STEP = 512
 
 
 class Refused(Exception):
-    """What cannot be done, and its kind in the contract's words."""
+    """A request that cannot be served. `kind` is the error kind of the contract."""
 
     def __init__(self, kind, message):
         super().__init__(message)
@@ -29,16 +29,16 @@ class Refused(Exception):
 
 
 class Cancelled(Exception):
-    """The running request was cancelled."""
+    """Ends the running request after its cancellation."""
 
 
 class Wire:
-    """The protocol's ends, taken away from everything else in this process."""
+    """The two pipes of the protocol. No other code of this process can use them."""
 
     def __init__(self):
         self._in = os.fdopen(os.dup(0), "rb")
         self._out = os.fdopen(os.dup(1), "wb")
-        # The copies are closed in children; prints of libraries become standard error.
+        # Child processes do not inherit the copies. What libraries print goes to standard error.
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -48,7 +48,7 @@ class Wire:
         self._lock = threading.Lock()
 
     def send(self, **message):
-        # ASCII with escapes: no byte of a message can be taken for a line end or be bad UTF-8.
+        # ASCII with escapes, so that no byte of a message is a line end or invalid UTF-8.
         self._out.write(json.dumps(message).encode("ascii") + b"\n")
         self._out.flush()
 
@@ -65,7 +65,7 @@ class Wire:
                 else:
                     self.requests.put(message)
         finally:
-            # The parent closed its end or is gone: nobody is left to work for.
+            # The parent closed its end or has died, so this process has no more work.
             left_alone()
 
     def check(self, request):
@@ -74,27 +74,27 @@ class Wire:
                 raise Cancelled
 
     def forget(self, request):
-        # Ids only grow: cancellations that came too late go as well.
+        # Ids only grow, so this also removes cancellations that came too late.
         with self._lock:
             self._cancelled = {r for r in self._cancelled if r > request}
 
 
 def leave():
-    """Ends the process without a word."""
+    """Ends the process without a message."""
     os._exit(0)
 
 
 def left_alone():
-    """Ends the process when its input ended: takes the script away too, if the parent is dead and cannot."""
+    """Ends the process when its input has ended. Deletes the script if the parent has died and cannot do it."""
     script = os.path.abspath(__file__)
     room = os.path.dirname(script)
-    # A dying parent closes its files a moment before it is gone; one that lives ends this process itself.
+    # A dying parent closes its files shortly before its end. A living parent ends this process itself.
     until = time.monotonic() + 1
     while os.getppid() == PARENT and time.monotonic() < until:
         time.sleep(0.005)
-    # Only what the crate extracted, into a directory made for it.
+    # Deletes only a script that the crate extracted to its own directory.
     if os.getppid() != PARENT and os.path.basename(room).startswith("mlxlm-bridge-"):
-        # Either thread may come here, and whichever comes first does it.
+        # Both threads may reach this point. The first one deletes the script.
         for remove, path in ((os.unlink, script), (os.rmdir, room)):
             try:
                 remove(path)
@@ -110,7 +110,7 @@ def device_name(mx):
 
 
 def versions():
-    """Imports mlx_lm and says what it is."""
+    """Imports mlx_lm, and returns its version and device."""
     import mlx.core as mx
     import mlx_lm
     from mlx_lm.generate import generate_step  # noqa: F401
@@ -135,7 +135,7 @@ class Text:
     Of each step only the ids since the last two releases are decoded.
     """
 
-    # An incomplete character has at most three tokens before it is complete; this many are no character.
+    # An incomplete character has at most three tokens. With more tokens, the bytes are no character.
     PATIENCE = 16
 
     def __init__(self, tokenizer):
@@ -149,7 +149,7 @@ class Text:
         return new[len(old) :], new.endswith("\ufffd")
 
     def push(self, token):
-        """(text, whether more of it is pending)"""
+        """Returns the text, and whether a later token completes it."""
         self._ids.append(token)
         text, broken = self._fresh()
         if broken and len(self._ids) - self._read < self.PATIENCE:
@@ -172,7 +172,7 @@ def decode(tokenizer, ids, special=False):
 
 
 def check_files(path):
-    """Refuses, before mlx-lm sees them, files that would run code, are cut short or cannot fit into memory."""
+    """Refuses files that would run code, are truncated or do not fit into memory, before mlx-lm reads them."""
     try:
         with open(os.path.join(path, "config.json"), encoding="utf-8") as file:
             config = json.load(file)
@@ -181,10 +181,10 @@ def check_files(path):
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise Refused("invalid_model", "config.json has no model_type")
     if config.get("model_file") is not None:
-        # mlx-lm would run that file.
+        # mlx-lm would run this Python file.
         raise Refused("unsupported", "config.json names code of its own (model_file), which is never run")
     total = 0
-    # The files that mlx-lm reads.
+    # These are the files that mlx-lm reads.
     weights = [e for e in os.scandir(path) if e.name.startswith("model") and e.name.endswith(".safetensors")]
     for entry in weights:
         try:
@@ -204,7 +204,7 @@ def check_files(path):
 
 
 def check_safetensors(path, size):
-    """What MLX's reader takes on trust: that the file is as long as its header says (huggingface/safetensors, format)."""
+    """Checks that a file is as long as its header says, which MLX's reader does not check."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(size - 8, 100_000_000):
@@ -221,7 +221,7 @@ def check_safetensors(path, size):
 
 
 class Model:
-    """A loaded model and what can be asked of it."""
+    """A loaded model, and the requests that it serves."""
 
     def __init__(self, request):
         import mlx.core as mx
@@ -233,7 +233,7 @@ class Model:
         try:
             self.model, self.tokenizer, self.config = load(
                 path,
-                # No code of the model's directory is ever run.
+                # Code in the model's directory must never run.
                 tokenizer_config={"trust_remote_code": False},
                 adapter_path=request.get("adapter"),
                 return_config=True,
@@ -265,7 +265,7 @@ class Model:
         self.compute = str(max(set(floats), key=floats.count)).split(".")[-1] if floats else None
         self.weight_bytes = sum(array.nbytes for array in weights)
         self.vocab = self._fact("vocab_size") or len(self.tokenizer.get_vocab())
-        # Where config and tokenizer name different ones, either ends a reply.
+        # If config and tokenizer name different end tokens, each of them ends a reply.
         known = {*self.tokenizer.eos_token_ids, self.tokenizer.eos_token_id}
         self.eos = {int(i) for i in known if i is not None}
 
@@ -282,7 +282,7 @@ class Model:
 
         try:
             parameters = int(get_total_parameters(self.model))
-        except Exception:  # a layer it does not know
+        except Exception:  # a layer that mlx-lm does not know
             parameters = 0
         heads = self._fact("num_attention_heads", "n_head")
         quantization = self.config.get("quantization") or {}
@@ -306,18 +306,18 @@ class Model:
         }
 
     def new_cache(self):
-        """Keys and values of one request; if bounded, the first few positions stay where there is room for more."""
+        """The KV cache of one request. A bounded cache also keeps the first few positions, if the bound allows it."""
         from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
         caches, bound = make_prompt_cache(self.model), self.context_len
         if bound is None:
             return caches
-        # mlx-lm's own max_kv_size does nothing for families that make their caches themselves, such as llama.
+        # mlx-lm's max_kv_size has no effect on families that create their own caches, such as llama.
         keep = 4 if bound >= 8 else 0
         return [RotatingKVCache(max_size=bound, keep=keep) if type(c) is KVCache else c for c in caches]
 
     def encode(self, text, add_special):
-        # A text that brings its own begin token does not get another one.
+        # A text that already starts with the begin token does not get a second one.
         bos = self.tokenizer.bos_token
         add_special = add_special and not (bos and text.startswith(bos))
         return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=add_special)]
@@ -341,7 +341,7 @@ class Model:
             ) from error
 
     def prepare_chat(self, messages, generation_prompt=True):
-        """Text and ids of a conversation. What messages say never becomes control tokens."""
+        """Text and ids of a conversation. Text of a message never becomes a control token."""
         special = [t for t in self.tokenizer.all_special_tokens if t]
         special += [str(t) for t in self.tokenizer.added_tokens_decoder.values() if t.special]
         special = sorted(set(special), key=len, reverse=True)
@@ -359,7 +359,7 @@ class Model:
         text = self.render(hidden, generation_prompt)
         if not spelled:
             return text, self.encode(text, False)
-        # Markup as the template wrote it; what a message spelled, as ordinary text.
+        # Markup of the template becomes control tokens. Text of messages stays ordinary text.
         pieces = [(text, False)]
         for mark, token in spelled:
             cut = []
@@ -414,7 +414,7 @@ class Model:
         kept = []
         processors = changes(mx, ids, request, self.eos, self.vocab)
         if request["logits"] or request["logprobs"] is not None:
-            # First of all, so that they are the model's own; a copy, since some processors write in place.
+            # The first processor sees the model's own logits. It copies them, because later ones write in place.
             def keep(_, row):
                 kept.append(row + 0)
                 return row
@@ -472,7 +472,7 @@ class Model:
         )
 
     def _seen(self, request, token, row):
-        """What is told about the logits that a token was drawn from."""
+        """The requested data about the logits from which a token was sampled."""
         mx, seen = self.mx, {}
         if request["logits"]:
             seen["logits"] = packed(mx, row)
@@ -506,7 +506,7 @@ class Model:
 
 
 def packed(mx, row):
-    """float32, little-endian, in base64."""
+    """Encodes values as little-endian float32 in base64."""
     import base64
 
     row = row.reshape(-1).astype(mx.float32)
@@ -516,7 +516,7 @@ def packed(mx, row):
 
 
 def sampler(mx, request, vocab):
-    """Top-p, min-p, XTC, top-k, temperature and a draw, in that order; before XTC the likeliest token always stays."""
+    """Samples with top-p, min-p, XTC, top-k and temperature, in this order. Only XTC may remove the likeliest token."""
     from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
     temperature, top_p, min_p, top_k = (request[key] for key in ("temperature", "top_p", "min_p", "top_k"))
@@ -533,7 +533,7 @@ def sampler(mx, request, vocab):
         top = mx.take_along_axis(logprobs, best, axis=-1)
         kept = mx.put_along_axis(kept, best, top, axis=-1)
         if chance > 0:
-            # Exclude Top Choices: of all tokens that reach the threshold only the least probable stays.
+            # Exclude Top Choices: among the tokens that reach the threshold, only the least probable one stays.
             probs = mx.softmax(kept, axis=-1)
             least = mx.where(probs >= threshold, probs, mx.inf).min(axis=-1, keepdims=True)
             without = mx.where(probs > least, -mx.inf, kept)
@@ -543,7 +543,7 @@ def sampler(mx, request, vocab):
         top = kept.max(axis=-1, keepdims=True)
         return mx.random.categorical((kept - top) * (1 / temperature))
 
-    # Below this, 1 / temperature is no float32, and the draw is the greatest anyway.
+    # Below this, 1 / temperature overflows float32. The most probable token is then certain.
     draw = (lambda logprobs: mx.argmax(logprobs, axis=-1)) if temperature < 1e-30 else sample
 
     def choose(logprobs):
@@ -553,7 +553,7 @@ def sampler(mx, request, vocab):
 
 
 def changes(mx, prompt, request, eos, vocab):
-    """What changes logits, in the contract's order."""
+    """The functions that change logits, in the order of the contract."""
     made = []
     if request["repeat_penalty"] != 1.0:
         made.append(penalty(mx, prompt, request["repeat_penalty"], request["repeat_window"]))
@@ -597,7 +597,7 @@ def changes(mx, prompt, request, eos, vocab):
 
 
 def reply():
-    """Of the tokens that mlx-lm gives to a processor, those of the reply.
+    """The tokens of the reply, among the tokens that mlx-lm passes to a processor.
 
     Before them stands the prompt's last token or, since mlx-lm 0.32, the whole prompt: what there is at the first call.
     """
@@ -612,7 +612,7 @@ def reply():
 
 
 def penalty(mx, prompt, factor, window):
-    """The repetition penalty of CTRL (Keskar et al. 2019) over prompt and reply; a token counts once.
+    """The repetition penalty of CTRL (Keskar et al. 2019) over prompt and reply. Each token counts once.
 
     mlx-lm's own sees of the prompt what it gives to processors, which differs between its versions.
     """
@@ -666,7 +666,7 @@ def serve(wire):
             wire.send(id=name, error=str(error), kind=error.kind)
         except MemoryError as error:
             wire.send(id=name, error=described(error), kind="out_of_memory")
-        except Exception as error:  # the process stays of use
+        except Exception as error:  # the process stays usable
             import traceback
 
             traceback.print_exc()
@@ -677,7 +677,7 @@ def serve(wire):
 
 
 def main():
-    # Ctrl-C is for the parent, which cancels what it wants cancelled.
+    # The parent handles Ctrl-C, and cancels requests itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import faulthandler
 
@@ -694,9 +694,9 @@ def main():
         import mlx.core as mx
 
         if sys.argv[2:3] == ["cpu"]:
-            mx.set_default_device(mx.cpu)  # before mlx_lm makes its stream
+            mx.set_default_device(mx.cpu)  # before mlx_lm creates its stream
         if mx.default_device().type == mx.DeviceType.cpu:
-            # On a CPU, compiling means a C++ compiler run and its output loaded: not for us to start.
+            # On a CPU, MLX would run a C++ compiler and load its output, so compilation is disabled.
             mx.disable_compile()
         serve(wire)
     except BrokenPipeError:

@@ -1,8 +1,8 @@
-//! Python's mlx-lm as a subprocess, behind the `inference` contract: backend `mlx_lm`.
+//! Python's mlx-lm in a subprocess, as the backend `mlx_lm` of the `inference` contract.
 //!
-//! It runs models that the native engine does not support yet, and checks results of that engine.
-//! It needs a Python 3 that can import `mlx_lm`: the variable `MLXLM_PYTHON` names it, else it is
-//! `python3`. Nothing of MLX is linked.
+//! The backend runs models that the native engine does not support yet, and serves to check the
+//! native engine's results. It needs a Python 3 that can import `mlx_lm`. The variable
+//! `MLXLM_PYTHON` names the interpreter; the default is `python3`. No part of MLX is linked.
 //!
 //! ```no_run
 //! use inference::{GenerateOptions, LoadOptions};
@@ -16,16 +16,17 @@
 //! ```
 //!
 //! - A loaded model is one Python process and one thread. Requests run one after another, and each
-//!   caller gets its own stream. Dropping a stream, a raised [`inference::CancelToken`] and a
-//!   deadline end the request within a step.
+//!   caller gets a separate stream. Dropping a stream, setting its [`inference::CancelToken`], or a
+//!   deadline ends the request within a step.
 //! - The process ends with the model, with [`inference::TextModel::close`], and with this program,
-//!   however it ends. If the process dies, the running request ends with an error that contains its
-//!   last output. The next request starts it again.
+//!   however the program ends. If the process dies, the running request ends with an error that
+//!   contains the last output of the process. The next request starts a new process.
 //! - [`inference::TextModel::classify`] and [`inference::TextModel::batch_generate`] return errors
-//!   that name the native backends. The metrics are measured: times here, memory by MLX in the
-//!   subprocess (0 for a request that was cut short).
+//!   that name the native backends. Metrics are measured: times in this process, and memory by MLX
+//!   in the subprocess (0 for a request that ended early).
 //!
-//! [`MlxLmBackend::new`] makes a backend with other [`Settings`] than those of the registered one.
+//! [`MlxLmBackend::new`] creates a backend with [`Settings`] other than those of the registered
+//! one.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Removes directories with another MLX from the library path of the Python process.
+//! Removes directories that contain another MLX from the library path of the Python process.
 
 use std::env::{join_paths, split_paths};
 use std::ffi::{OsStr, OsString};
@@ -14,8 +14,9 @@ const VARIABLES: [&str; 3] = [
 /// The names of MLX's library on Linux and macOS.
 const LIBRARIES: [&str; 2] = ["libmlx.so", "libmlx.dylib"];
 
-/// Removes directories with an MLX from the child's search path. `cargo run` adds ours to it. The
-/// loader would prefer ours to that of the Python package, which may have another version.
+/// Removes directories that contain MLX from the child's search path. `cargo run` adds the
+/// directory of our MLX. The loader would then prefer it to the MLX of the Python package, which
+/// may have another version.
 pub(crate) fn keep_apart(command: &mut Command, variable: impl Fn(&str) -> Option<OsString>) {
     for name in VARIABLES {
         let Some(paths) = variable(name).and_then(|paths| without_mlx(&paths)) else {
@@ -29,7 +30,7 @@ pub(crate) fn keep_apart(command: &mut Command, variable: impl Fn(&str) -> Optio
     }
 }
 
-/// `None` if nothing changes.
+/// The path without these directories; `None` if it would not change.
 fn without_mlx(paths: &OsStr) -> Option<OsString> {
     let has_mlx = |dir: &Path| LIBRARIES.iter().any(|name| dir.join(name).exists());
     let all: Vec<_> = split_paths(paths).collect();

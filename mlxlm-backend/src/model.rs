@@ -1,4 +1,5 @@
-//! The contract's traits for a loaded model: options become messages, and messages become results.
+//! Implements the contract's traits for a loaded model. It converts options to messages for the
+//! bridge, and messages to results.
 
 use std::sync::Arc;
 
@@ -23,8 +24,8 @@ pub struct MlxLmModel {
 }
 
 impl MlxLmModel {
-    /// The model that `session` has loaded. `loaded` describes it, and its files recommend
-    /// `sampling`.
+    /// The model that `session` has loaded. `loaded` is the bridge's description of the model.
+    /// `sampling` is the recommendation in the model's files.
     ///
     /// # Errors
     /// If no thread can be started.
@@ -38,7 +39,7 @@ impl MlxLmModel {
         })
     }
 
-    /// Queues a request. `message` has the text to continue.
+    /// Queues a request. `message` contains the prompt.
     fn start(&self, mut message: Value, options: &GenerateOptions) -> Result<TokenStream> {
         options.validate()?;
         if let Value::Object(message) = &mut message {
@@ -48,7 +49,7 @@ impl MlxLmModel {
         let request = Arc::new(Request::new(core, message, options.clone()));
         self.handle.stream(Arc::clone(&request))?;
         let mut replies = Replies::new(request, Arc::clone(&self.handle));
-        // As in other backends, errors of the prompt are returned here.
+        // Errors of the prompt are returned here, as in other backends.
         replies.accepted()?;
         Ok(TokenStream::new(replies))
     }
@@ -110,7 +111,7 @@ impl TextModel for MlxLmModel {
     }
 }
 
-/// A field that the answer must have.
+/// Returns a field that the answer must have, or an error.
 fn part<T>(part: Option<T>) -> Result<T> {
     part.ok_or_else(|| {
         Error::new(

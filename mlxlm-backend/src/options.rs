@@ -1,5 +1,5 @@
-//! Conversion of the contract's options for the bridge. Unsupported options are refused, and so are
-//! options that the contract gains later. No option is silently ignored.
+//! Converts the contract's options for the bridge. Unsupported options are refused, including
+//! options that later versions of the contract add. No option is ignored silently.
 
 use inference::{Error, ErrorKind, GenerateOptions, Result};
 use serde_json::{Map, Value};
@@ -29,7 +29,7 @@ const HONORED: [&str; 21] = [
     "prefill_step_size",
 ];
 
-/// Options that the bridge does not need, because stop strings are found on this side.
+/// Options that the bridge does not need, because this side searches for stop strings.
 const OURS: [&str; 1] = ["stop_strings"];
 
 /// The error for a feature that only the native engine has.
@@ -43,10 +43,10 @@ pub fn native<T>(what: &str) -> Result<T> {
     ))
 }
 
-/// The options of a request in the bridge's form.
+/// The options of a request in the form that the bridge expects.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] for an option without support.
+/// [`ErrorKind::Unsupported`] for an unsupported option.
 pub fn asked(options: &GenerateOptions) -> Result<Map<String, Value>> {
     let known = [&HONORED[..], &OURS].concat();
     if let Some(name) = options.first_not_of(&known)? {
@@ -77,7 +77,8 @@ mod tests {
         let error = asked(&options().with_grammar(inference::Grammar::json_object())).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.message().contains("the option grammar"), "{error}");
-        // Stop strings are found on this side, and prompt lookup does not change the reply.
+        // This side searches for stop strings, and prompt lookup does not change the reply, so both
+        // are accepted.
         let stop = vec![String::from("x")];
         asked(&options().with_prompt_lookup(2).with_stop(stop)).unwrap();
     }

@@ -1,6 +1,6 @@
-//! The child's pipes: lines of limited length from its standard output, and the tail of its
-//! standard error. Writing never blocks the caller. Each pipe has a thread that ends with it.
-//! `protocol.rs` interprets the lines.
+//! The child's pipes: lines of limited length from standard output, and the tail of standard error.
+//! Writing never blocks the caller. Each pipe has a thread that ends with the pipe. `protocol.rs`
+//! parses the lines.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -10,9 +10,9 @@ use std::thread::{Builder, JoinHandle};
 
 use parking_lot::Mutex;
 
-/// The most lines that may wait. Then the child waits.
+/// Maximum number of unread lines. When it is reached, the child blocks.
 const LINES_AHEAD: usize = 64;
-/// The number of last bytes of standard error that are kept.
+/// Number of last bytes of standard error to keep.
 const TAIL: usize = 8 << 10;
 
 /// An item of the child's output.
@@ -20,7 +20,7 @@ const TAIL: usize = 8 << 10;
 pub enum Line {
     /// A line without its line end.
     Whole(Vec<u8>),
-    /// A line above the limit. Nothing after it is read.
+    /// A line that exceeds the limit. Nothing after it is read.
     TooLong,
     /// The end of the output, with the text after the last line end.
     End(Vec<u8>),
@@ -40,7 +40,7 @@ pub fn read_lines(from: impl Read + Send + 'static, limit: usize) -> io::Result<
 fn lines(mut from: impl BufRead, limit: usize, to: &SyncSender<Line>) {
     loop {
         let mut line = Vec::new();
-        // The byte above the limit is the line end, or it shows that the line is longer.
+        // The byte after the limit is the line end; otherwise the line is too long.
         let most = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
         let read = from.by_ref().take(most).read_until(b'\n', &mut line);
         let (line, last) = match read {
@@ -52,14 +52,14 @@ fn lines(mut from: impl BufRead, limit: usize, to: &SyncSender<Line>) {
             Ok(_) if line.len() > limit => (Line::TooLong, true),
             Ok(_) => (Line::End(line), true),
         };
-        // The receiver is dropped when the process was given up.
+        // The receiver is dropped when the process is abandoned.
         if to.send(line).is_err() || last {
             return;
         }
     }
 }
 
-/// The end of standard error.
+/// The last part of standard error.
 #[derive(Debug, Clone, Default)]
 pub struct Tail(Arc<Mutex<VecDeque<u8>>>);
 
@@ -78,7 +78,7 @@ impl Tail {
     }
 }
 
-/// Starts a thread that reads standard error and keeps its tail. It ends with the pipe.
+/// Starts a thread that reads standard error and keeps its tail. The thread ends with the pipe.
 pub fn keep_tail(mut from: impl Read + Send + 'static) -> io::Result<(Tail, JoinHandle<()>)> {
     let tail = Tail::default();
     let writer = tail.clone();
@@ -96,9 +96,9 @@ pub fn keep_tail(mut from: impl Read + Send + 'static) -> io::Result<(Tail, Join
     Ok((tail, thread))
 }
 
-/// Starts a thread that writes complete messages, one at a time. A child that does not read blocks
-/// only this thread. When the child has ended, messages are dropped, and the other pipe reports its
-/// end. Dropping the sender closes the pipe.
+/// Starts a thread that writes messages one at a time. A child that does not read blocks only this
+/// thread. After the child has ended, messages are dropped, and the other pipe reports the end.
+/// Dropping the sender closes the pipe.
 pub fn write_messages(mut to: impl Write + Send + 'static) -> io::Result<Sender<Vec<u8>>> {
     let (sender, receiver) = channel::<Vec<u8>>();
     Builder::new().name("mlxlm-in".into()).spawn(move || {

@@ -1,9 +1,10 @@
-//! One Python process: it is started, exchanges messages, and always ends. This module does not
-//! interpret messages; `worker.rs` restarts the process.
+//! One Python process: starts it, exchanges messages with it, and guarantees its end. This module
+//! does not interpret messages; `worker.rs` restarts the process.
 //!
-//! The child always ends with this program: our end of its standard input then closes, and a thread
-//! of the bridge waits for that. `PR_SET_PDEATHSIG` is not used. It would fire when the *thread*
-//! that started the child ends, and setting it before exec needs unsafe code.
+//! The child always ends with this program: the program's end of the child's standard input then
+//! closes, and a thread of the bridge waits for that. `PR_SET_PDEATHSIG` is not used, because it
+//! would fire when the *thread* that started the child ends, and because setting it before exec
+//! needs unsafe code.
 
 use std::ffi::OsString;
 use std::io;
@@ -22,25 +23,25 @@ use crate::protocol::Reply;
 use crate::script::Script;
 use crate::settings::{PYTHON_VARIABLE, Settings};
 
-/// The interval at which an ending process is polled.
+/// Polling interval while a process ends.
 const POLL: Duration = Duration::from_millis(5);
-/// The time for which a process may live after its output ended.
+/// How long a process may continue after its output has ended.
 const LAST_BREATH: Duration = Duration::from_secs(2);
-/// The number of characters of standard error in a message.
+/// Number of characters of standard error in an error message.
 const LAST_WORDS: usize = 400;
 
 /// A running bridge. Dropping it kills and reaps the process.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
-    /// `None` after the process was told that no more messages come.
+    /// `None` after the end of messages was signaled to the process.
     input: Option<Sender<Vec<u8>>>,
     output: Receiver<Line>,
     tail: Tail,
     tail_thread: JoinHandle<()>,
     quit_grace: Duration,
     next_id: u64,
-    /// The script that the process runs, kept while it may be read.
+    /// The script that the process runs. It must exist while the process may read it.
     _script: Arc<Script>,
 }
 
@@ -56,7 +57,7 @@ impl Process {
         command
             .arg(script.path())
             .args(mode)
-            // Loading a model reads only its directory.
+            // Python must not use the network: loading a model reads only the model's directory.
             .env("HF_HUB_OFFLINE", "1")
             .env("TRANSFORMERS_OFFLINE", "1")
             .env("TOKENIZERS_PARALLELISM", "false")
@@ -68,11 +69,12 @@ impl Process {
         #[cfg(unix)]
         {
             use std::os::unix::process::CommandExt;
-            // Ctrl-C in a terminal reaches only this program, which cancels the requests.
+            // In a separate process group, Ctrl-C of a terminal reaches only this program, which
+            // cancels the requests.
             command.process_group(0);
         }
         let child = command.spawn().map_err(|e| cannot_run(&python, e))?;
-        // From here on, an error kills the child.
+        // From here on, dropping this value on an error kills the child.
         let mut child = Reaped(Some(child));
         let pipes = child.0.as_mut().and_then(|c| {
             let (input, output) = (c.stdin.take()?, c.stdout.take()?);
@@ -106,14 +108,14 @@ impl Process {
         })
     }
 
-    /// A number that no request of this process had.
+    /// An id that no earlier request of this process had.
     pub fn new_id(&mut self) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
         id
     }
 
-    /// Sends one message. If the process has ended, waiting for the answer reports it.
+    /// Sends one message. If the process has ended, the wait for the answer reports it.
     pub fn send(&self, message: &Value) {
         let mut line = message.to_string().into_bytes();
         line.push(b'\n');
@@ -122,11 +124,11 @@ impl Process {
         }
     }
 
-    /// The next message; `None` if none arrives within `patience`. After an error the process
-    /// cannot be used.
+    /// The next message; `None` if none arrives within `patience`. After an error, the process is
+    /// unusable.
     ///
     /// # Errors
-    /// [`ErrorKind::Engine`] for its end and for invalid messages.
+    /// [`ErrorKind::Engine`] if the process has ended, or for an invalid message.
     pub fn receive(&mut self, patience: Duration) -> Result<Option<Reply>> {
         match self.output.recv_timeout(patience) {
             Ok(line) => self.understand(line).map(Some),
@@ -135,7 +137,7 @@ impl Process {
         }
     }
 
-    /// Whether the process runs and has sent nothing unexpected.
+    /// Whether the process is running and has sent no unexpected message.
     pub fn is_sound(&mut self) -> bool {
         matches!(self.output.try_recv(), Err(TryRecvError::Empty))
             && matches!(self.child.try_wait(), Ok(None))
@@ -175,10 +177,11 @@ impl Process {
         }
     }
 
-    /// The error for an output that ended.
+    /// The error for an output that has ended.
     fn ended(&mut self, rest: &[u8]) -> Error {
         let status = self.wait(LAST_BREATH);
-        // The rest of standard error may arrive later. A grandchild may keep it open forever.
+        // The rest of standard error may arrive later. The wait is limited, because a grandchild
+        // may keep the pipe open forever.
         let until = Instant::now() + Duration::from_millis(500);
         while !self.tail_thread.is_finished() && Instant::now() < until {
             sleep(POLL);
@@ -195,7 +198,7 @@ impl Process {
         self.fault(&how)
     }
 
-    /// Waits for the end of the process, at most for `patience`.
+    /// Waits for the end of the process, but at most `patience`.
     fn wait(&mut self, patience: Duration) -> Option<ExitStatus> {
         let since = Instant::now();
         loop {
@@ -207,7 +210,7 @@ impl Process {
         }
     }
 
-    /// Lets the process end by itself. After a grace period it is killed.
+    /// Lets the process end on its own. After a grace period, kills it.
     pub fn quit(mut self) {
         self.send(&serde_json::json!({"op": "quit"}));
         self.input = None;
@@ -223,7 +226,7 @@ impl Drop for Process {
     }
 }
 
-/// Kills and reaps the child when dropped, unless it was taken out.
+/// Kills and reaps the child on drop, unless the child was taken out.
 struct Reaped(Option<Child>);
 
 impl Drop for Reaped {

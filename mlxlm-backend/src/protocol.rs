@@ -1,13 +1,13 @@
-//! The messages between this program and the bridge: one JSON object on each line. `process.rs`
-//! sends them; `bridge.py` is the Python side; `docs/mlx-lm.md` has the table.
+//! The messages between this program and the bridge: one JSON object per line. `process.rs` sends
+//! messages, `bridge.py` is the Python side, and `docs/mlx-lm.md` lists all messages.
 
 use inference::{Error, ErrorKind, FinishReason, ModelInfo};
 use serde::Deserialize;
 
-/// The version of the protocol, which must be the same on both sides.
+/// The version of the protocol. Both sides must have the same version.
 pub const PROTOCOL: u64 = 1;
 
-/// Any message of the bridge. Its fields say which message it is.
+/// A message of the bridge. Its fields determine its kind.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Reply {
@@ -27,28 +27,28 @@ pub struct Reply {
     pub started: bool,
     /// The length of the prompt in tokens.
     pub prompt_tokens: usize,
-    /// The number of the prompt's processed tokens.
+    /// Number of prompt tokens that were processed.
     pub progress: Option<usize>,
     /// The text of a new token.
     pub token: Option<String>,
     /// The id of the new token.
     pub token_id: Option<u32>,
-    /// Whether a part of its text comes with a later one.
+    /// Whether a later token completes the text of this one.
     pub pending: bool,
-    /// The logits from which the token was drawn, in the encoding of [`floats`].
+    /// The logits from which the token was sampled, encoded as in [`floats`].
     pub logits: Option<String>,
-    /// The log-probabilities of the token and then of those in `top`, in the encoding of
+    /// The log-probability of the token, followed by those of the tokens in `top`, encoded as in
     /// [`floats`].
     pub logprob: Option<String>,
-    /// The most probable tokens: their ids, and the text of each alone.
+    /// The most probable tokens: id and text of each.
     pub top: Vec<(u32, String)>,
     /// Logits of one position, in the encoding of [`floats`].
     pub row: Option<String>,
     /// Whether the request has ended.
     pub done: bool,
-    /// The reason for the end.
+    /// Why the reply ended.
     pub finish_reason: Option<FinishReason>,
-    /// A text, or the rest of the text at the end.
+    /// A text, or the remaining text at the end of a reply.
     pub text: Option<String>,
     /// The ids of a text.
     pub tokens: Option<Vec<u32>>,
@@ -87,12 +87,12 @@ impl Reply {
     /// Reads a line.
     ///
     /// # Errors
-    /// The reason why the line is not a message.
+    /// Why the line is not a message.
     pub fn parse(line: &[u8]) -> Result<Self, String> {
         let text = std::str::from_utf8(line)
             .map_err(|e| format!("not UTF-8 at byte {}", e.valid_up_to()))?;
         let start = || text.chars().take(60).collect::<String>();
-        // serde would also read an array as the fields in order.
+        // serde would also accept an array of the field values.
         if !text.trim_start().starts_with('{') {
             return Err(format!("not an object: {:?}", start()));
         }
@@ -138,7 +138,7 @@ impl Reply {
 /// Decodes little-endian float32 in base64 (RFC 4648, with padding).
 ///
 /// # Errors
-/// The fault of the text.
+/// What is wrong with the text.
 pub fn floats(text: &str) -> Result<Vec<f32>, String> {
     let body = text.trim_end_matches('=').as_bytes();
     if !text.len().is_multiple_of(4) || text.len() - body.len() > 2 {

@@ -1,5 +1,5 @@
-//! Requests with many messages as answer: streamed replies and rows of logits. `session.rs` has
-//! requests with single answers.
+//! Requests that are answered by many messages: streamed replies, and rows of logits. `session.rs`
+//! has requests with a single answer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,19 +14,19 @@ use crate::request::Request;
 use crate::session::{POLL, Session, Watch, lost, wrong_id};
 use crate::worker::{Core, Rows};
 
-/// The most tokens computed ahead of a slow caller while no other request waits.
+/// While no other request waits, this number of tokens may be computed ahead of a slow caller.
 const AHEAD: usize = 16;
 
 /// A token whose text may still change: its id, its logits, and its log-probabilities.
 type Drawn = (u32, Option<Vec<f32>>, Option<TokenLogprobs>);
 
-/// The end of a reply in the bridge.
+/// How a reply ended in the bridge.
 enum Over {
-    /// The reply ended, and the process is ready for the next.
+    /// The reply has ended, and the process is ready for the next request.
     Done(Result<FinishReason>),
-    /// This side stopped the reply, and the process still runs it.
+    /// This side stopped the reply, but the process is still running it.
     Stopped(Result<FinishReason>),
-    /// The process cannot be used any more.
+    /// The process is unusable.
     Lost(Error),
 }
 
@@ -88,7 +88,7 @@ pub fn stream(session: &mut Session, request: &Arc<Request>, core: &Core) {
             request.end(Err(lost(e)));
         }
         Over::Stopped(how) => {
-            // A caller that cancelled does not wait for the bridge. A caller that gets a whole
+            // A caller that cancelled does not wait for the bridge. A caller that gets a complete
             // reply also gets its metrics.
             let failed = how.is_err();
             if failed {
@@ -97,7 +97,7 @@ pub fn stream(session: &mut Session, request: &Arc<Request>, core: &Core) {
             process.send(&json!({"op": "cancel", "id": id}));
             match drain(process, id, grace, core) {
                 Ok(done) => request.took(done.peak_memory, done.active_memory),
-                // The process ends in any case.
+                // The process ends in any case, so nothing remains to be done.
                 Err(e) if e.kind() == ErrorKind::Closed => {}
                 Err(e) => {
                     tracing::warn!("a cancelled request did not end ({e}); Python was ended");
@@ -111,7 +111,7 @@ pub fn stream(session: &mut Session, request: &Arc<Request>, core: &Core) {
     }
 }
 
-/// Reads the remaining messages of a cancelled request, up to its end.
+/// Reads the remaining messages of a cancelled request.
 fn drain(process: &mut Process, id: u64, grace: Duration, core: &Core) -> Result<Reply> {
     let since = Instant::now();
     loop {
@@ -203,7 +203,7 @@ impl<'a> Reader<'a> {
             .then_some(Over::Stopped(Ok(FinishReason::Stop)))
     }
 
-    /// Delivers final text to the caller. Returns whether a stop string was found.
+    /// Delivers final text to the caller. Returns whether the stop string was found.
     fn deliver(&self, released: Released<Drawn>) -> bool {
         let tokens = released.ready.into_iter().map(|(drawn, text)| {
             let (id, logits, logprobs) = drawn;
@@ -217,7 +217,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The log-probabilities of a token (the first of `values`) and of the tokens in `top`, in their
+/// The log-probability of a token (the first of `values`), and those of the tokens in `top`, in
 /// order.
 fn probable(
     values: Option<String>,
@@ -259,7 +259,7 @@ pub fn rows(session: &mut Session, message: &Value, watch: Watch<'_>) -> Result<
     }
 }
 
-/// The outer error means that the process cannot be used any more.
+/// Reads the rows. An outer error means that the process is unusable.
 fn read_rows(
     process: &mut Process,
     id: u64,

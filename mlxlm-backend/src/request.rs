@@ -1,5 +1,5 @@
-//! One streaming request, shared by the thread that fills it and the caller that reads it. It has
-//! the waiting tokens, the end, and the times. `reply.rs` generates the tokens.
+//! One streaming request, shared by the thread that fills it and the caller that reads it. It
+//! contains undelivered tokens, the end, and the times. `reply.rs` produces the tokens.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +19,7 @@ use crate::worker::{Core, Handle};
 /// A request and its results so far.
 #[derive(Debug)]
 pub struct Request {
-    /// The message for the bridge, without its number.
+    /// The message for the bridge, without the request's id.
     pub message: Value,
     /// The options of the request.
     pub options: GenerateOptions,
@@ -31,7 +31,7 @@ pub struct Request {
 #[derive(Debug)]
 struct Mail {
     ready: VecDeque<Token>,
-    /// The end of the request. The tokens in `ready` come before it.
+    /// How the request ended. The tokens in `ready` precede the end.
     end: Option<Result<FinishReason>>,
     /// Whether the prompt was accepted.
     accepted: bool,
@@ -62,11 +62,11 @@ impl Request {
         self.mail.lock()
     }
 
-    /// Checks whether the request should end now, because it was cancelled, is late, or its model
-    /// was closed.
+    /// Checks whether the request must end now: it was cancelled, its deadline has passed, or its
+    /// model was closed.
     ///
     /// # Errors
-    /// The reason.
+    /// The reason why the request must end.
     pub fn check(&self) -> Result<()> {
         self.options.check_interrupt()?;
         self.core.check_open()
@@ -77,7 +77,7 @@ impl Request {
         self.mail().abandoned
     }
 
-    /// Records that its turn has come.
+    /// Records that the request has left the queue.
     pub fn begin(&self) {
         self.mail().clock.begin();
     }
@@ -94,7 +94,7 @@ impl Request {
     /// Reports that `done` tokens of the prompt are processed.
     ///
     /// # Errors
-    /// If the caller's function panics, which must not end the model's thread.
+    /// If the caller's progress callback panics. The panic must not end the model's thread.
     pub fn progressed(&self, done: usize) -> Result<()> {
         let Some(progress) = &self.options.prefill.progress else {
             return Ok(());
@@ -133,7 +133,8 @@ impl Request {
         self.changed.notify_all();
     }
 
-    /// Waits a moment if `ahead` tokens wait for the caller. Returns whether they still do.
+    /// If `ahead` tokens are undelivered, waits a moment. Returns whether they are still
+    /// undelivered.
     pub fn is_ahead(&self, ahead: usize) -> bool {
         let mut mail = self.mail();
         let behind = |mail: &mut Mail| mail.ready.len() >= ahead && !mail.abandoned;
@@ -141,14 +142,14 @@ impl Request {
         waited.timed_out()
     }
 
-    /// Ends the request, unless it has ended.
+    /// Ends the request. Does nothing if it has already ended.
     pub fn end(&self, how: Result<FinishReason>) {
         let mut mail = self.mail();
         if mail.end.is_none() {
             mail.end = Some(how);
             mail.clock.stop();
-            // This comes before the caller can see the end, so that the model's metrics are those
-            // of this request.
+            // The metrics are published before the caller can see the end, so that the model's
+            // metrics are those of this request.
             self.core.publish(mail.clock.metrics());
         }
         drop(mail);
@@ -160,7 +161,7 @@ impl Request {
 pub struct Replies {
     request: Arc<Request>,
     finish: Option<FinishReason>,
-    /// Keeps the process while a caller may use it.
+    /// Keeps the process alive while a caller may use it.
     _handle: Arc<Handle>,
 }
 
@@ -174,20 +175,20 @@ impl Replies {
         }
     }
 
-    /// Waits until the prompt was accepted, so that its errors are returned at once. It does not
-    /// wait if other replies come first; then the stream reports the error.
+    /// Waits until the prompt was accepted, so that errors of the prompt are returned immediately.
+    /// If other replies come first, it does not wait, and the stream reports such errors.
     ///
     /// # Errors
     /// The error of the prompt, or the error that ended the request.
     pub fn accepted(&mut self) -> Result<()> {
-        // As in other backends, the stream reports cancellation and deadlines.
+        // Cancellation and deadlines are reported by the stream, as in other backends.
         let interrupt =
             |e: &Error| matches!(e.kind(), ErrorKind::Cancelled | ErrorKind::DeadlineExceeded);
         loop {
             let now = self.request.check();
             let mail = self.request.mail();
             let end = match &mail.end {
-                // A later error follows the tokens before it.
+                // Tokens come before a later error, so the stream reports that error.
                 _ if mail.accepted => return Ok(()),
                 Some(end) => end.clone().map(|_| ()),
                 None => now,
@@ -232,7 +233,7 @@ impl Iterator for Replies {
             return None;
         }
         loop {
-            // A caller that cancelled does not get tokens that were computed ahead.
+            // A caller that cancelled gets no tokens that were computed ahead.
             let interrupted = self.request.check();
             let mut mail = self.request.mail();
             if let Some(Ok(reason)) = &mail.end
@@ -259,7 +260,7 @@ impl Iterator for Replies {
                 Some(deadline) => POLL.min(deadline.saturating_duration_since(Instant::now())),
                 None => POLL,
             };
-            // A deadline this close is checked again at once.
+            // If the deadline is this close, it is checked again immediately.
             let patience = patience.max(Duration::from_millis(1));
             self.request.changed.wait_for(&mut mail, patience);
         }
@@ -269,7 +270,7 @@ impl Iterator for Replies {
 impl TokenSource for Replies {
     fn finish_reason(&self) -> Option<FinishReason> {
         self.finish.or_else(|| {
-            // The reply has ended when all tokens were returned.
+            // The reply ends only when all its tokens were returned.
             let mail = self.request.mail();
             match &mail.end {
                 Some(Ok(reason)) if mail.ready.is_empty() => Some(*reason),

@@ -1,5 +1,5 @@
 //! The bridge script on disk. It is embedded in this library, written once to a private directory,
-//! and removed with its last user. Its source is `bridge.py`.
+//! and deleted with its last user. Its source is `bridge.py`.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ const BRIDGE: &str = include_str!("bridge.py");
 /// A script that Python can read.
 #[derive(Debug)]
 pub enum Script {
-    /// Our own script, in a directory that is removed with this value.
+    /// The embedded script, in a directory that is deleted when this value is dropped.
     Extracted {
         /// The directory, which is removed when dropped.
         dir: tempfile::TempDir,
@@ -22,11 +22,11 @@ pub enum Script {
     Given(PathBuf),
 }
 
-/// The file that all processes share while any of them needs it.
+/// The script file that all processes share while any of them needs it.
 static SHARED: Mutex<Weak<Script>> = Mutex::new(Weak::new());
 
 impl Script {
-    /// The script to run: `given`, else our own.
+    /// The script to run: `given`, otherwise the embedded script.
     ///
     /// # Errors
     /// [`ErrorKind::Io`] if it cannot be written.
@@ -35,7 +35,7 @@ impl Script {
             return Ok(Arc::new(Script::Given(path.to_owned())));
         }
         let mut shared = SHARED.lock();
-        // A cleaner of temporary directories may have removed the file.
+        // A cleaner of temporary directories may have deleted the file.
         if let Some(script) = shared.upgrade().filter(|s| s.path().is_file()) {
             return Ok(script);
         }
@@ -98,7 +98,7 @@ mod tests {
         assert!(path.is_file());
         drop(b);
         assert!(!path.exists() && !path.parent().unwrap().exists());
-        // The script is written again, also after a cleaner of temporary directories removed it.
+        // If a cleaner of temporary directories deleted the script, it must be written again.
         let again = Script::get(None).unwrap();
         assert!(again.path().is_file());
         std::fs::remove_file(again.path()).unwrap();

@@ -1,5 +1,5 @@
-//! A process with a loaded model: it starts, loads, answers short questions, and starts again after
-//! a loss. `reply.rs` has streamed replies; the thread of `worker.rs` owns this.
+//! A process with a loaded model. It starts, loads, answers short requests, and restarts after a
+//! loss. `reply.rs` has streamed replies. The thread of `worker.rs` owns the session.
 
 use std::time::{Duration, Instant};
 
@@ -10,13 +10,13 @@ use crate::process::Process;
 use crate::protocol::{PROTOCOL, Reply};
 use crate::settings::Settings;
 
-/// The interval at which a waiting caller checks whether to continue.
+/// How often a waiting caller checks whether to continue.
 pub const POLL: Duration = Duration::from_millis(20);
 
-/// Returns an error when the wait must end.
+/// Returns an error if the wait must end.
 pub type Watch<'a> = &'a dyn Fn() -> Result<()>;
 
-/// A process, and the data to start it again.
+/// A process, and the data for restarting it.
 #[derive(Debug)]
 pub struct Session {
     pub(crate) settings: Settings,
@@ -26,10 +26,10 @@ pub struct Session {
     pub(crate) process: Option<Process>,
 }
 
-/// Asks the interpreter for a message with its versions, or with an `error`.
+/// Asks the interpreter for its versions. Returns its message, which may contain an `error`.
 ///
 /// # Errors
-/// If it cannot be run, does not answer, or sends an invalid answer.
+/// If the interpreter cannot be run, does not answer, or sends an invalid answer.
 pub fn probe(settings: &Settings) -> Result<Reply> {
     let mut process = Process::start(settings, &["probe"])?;
     let patience = settings.start_timeout;
@@ -62,7 +62,7 @@ impl Session {
     /// description.
     ///
     /// # Errors
-    /// [`ErrorKind::UnavailableBackend`] if Python does not start, else the error of loading.
+    /// [`ErrorKind::UnavailableBackend`] if Python does not start; otherwise the error of loading.
     pub fn open(settings: Settings, load: Value, on_cpu: bool) -> Result<(Self, Reply)> {
         let mut session = Self {
             settings,
@@ -84,7 +84,8 @@ impl Session {
         let patience = self.settings.start_timeout;
         let ready = wait(&mut process, patience, "Python to start", watch).map_err(|e| {
             match e.kind() {
-                // The process never started. The cause is its own, such as a missing package.
+                // The process failed during startup. The cause is in Python, such as a missing
+                // package.
                 ErrorKind::Engine => unavailable(e),
                 _ => e,
             }
@@ -110,7 +111,7 @@ impl Session {
         Ok(loaded)
     }
 
-    /// The process, started again if it was lost.
+    /// Returns the process. Restarts it if it was lost.
     ///
     /// # Errors
     /// Those of [`Session::open`], and the error of `watch`.
@@ -131,7 +132,7 @@ impl Session {
             .ok_or_else(|| Error::new(ErrorKind::Engine, "the Python process did not start"))
     }
 
-    /// Sends a request that has one answer.
+    /// Sends a request with a single answer.
     ///
     /// # Errors
     /// The bridge's error, or the loss of the process.
@@ -147,7 +148,7 @@ impl Session {
         }
     }
 
-    /// Ends the process, without a kill if possible.
+    /// Ends the process, if possible without killing it.
     pub fn quit(&mut self) {
         if let Some(process) = self.process.take() {
             process.quit();
@@ -155,8 +156,7 @@ impl Session {
     }
 }
 
-/// Sends a request and reads its one answer. The outer error means that the process cannot be used
-/// any more.
+/// Sends a request and reads its single answer. An outer error means that the process is unusable.
 fn exchange(
     process: &mut Process,
     mut request: Value,

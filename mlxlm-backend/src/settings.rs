@@ -1,5 +1,5 @@
-//! The Python interpreter, the script and the time limits. These are plain values; nothing is
-//! started here.
+//! Settings of the Python interpreter, the script and the time limits. These are plain values; this
+//! module starts nothing.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,22 +12,22 @@ pub const PYTHON_VARIABLE: &str = "MLXLM_PYTHON";
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// The interpreter; `None` means the variable `MLXLM_PYTHON`, else `python3`.
+    /// The interpreter. `None` means the value of `MLXLM_PYTHON`, otherwise `python3`.
     pub python: Option<PathBuf>,
     /// A bridge script instead of the one in this library, for tests.
     pub script: Option<PathBuf>,
-    /// The longest time in which Python may start and import mlx-lm.
+    /// Time limit for starting Python and importing mlx-lm.
     pub start_timeout: Duration,
-    /// The longest time for loading a model.
+    /// Time limit for loading a model.
     pub load_timeout: Duration,
-    /// The longest silence of a running request. Between two messages there is at most one step:
-    /// 512 tokens of the prompt, or one of the reply.
+    /// Maximum time between two messages of a running request. Between two messages, the bridge
+    /// computes at most one step: 512 prompt tokens or one reply token.
     pub silence_timeout: Duration,
-    /// The time in which a cancelled request must end. Then the process is killed.
+    /// Time limit for a cancelled request to end. After it, the process is killed.
     pub cancel_grace: Duration,
-    /// The time in which a process must quit when told to. Then it is killed.
+    /// Time limit for a process to quit on request. After it, the process is killed.
     pub quit_grace: Duration,
-    /// The most bytes of a line from the bridge.
+    /// Maximum length of a line from the bridge in bytes.
     pub max_line: usize,
 }
 
@@ -95,7 +95,7 @@ impl Settings {
         self
     }
 
-    /// The interpreter to run now.
+    /// The interpreter that will be run.
     pub(crate) fn interpreter(&self) -> OsString {
         match &self.python {
             Some(python) => python.clone().into_os_string(),

@@ -26,22 +26,22 @@ pub struct Core {
 #[derive(Debug, Default)]
 struct Queue {
     jobs: VecDeque<Job>,
-    /// The reply that is streaming now.
+    /// The reply that is currently streamed.
     running: Option<Arc<Request>>,
-    /// Whether the model was closed. Then no further request runs.
+    /// Whether the model was closed. After that, no request runs.
     closed: bool,
-    /// Whether the thread has ended, on request or by a bug.
+    /// Whether the thread has ended, on request or because of a bug.
     gone: bool,
 }
 
-/// The thread's jobs.
+/// A job of the thread.
 #[derive(Debug)]
 enum Job {
     /// A streaming reply.
     Stream(Arc<Request>),
-    /// A question with one answer.
+    /// A request with a single answer.
     Ask(Value, Sender<Result<Reply>>),
-    /// Rows of numbers.
+    /// A request for rows of logits.
     Rows(Value, Sender<Result<Rows>>),
 }
 
@@ -81,7 +81,7 @@ impl Core {
         !self.queue.lock().jobs.is_empty()
     }
 
-    /// Whether replies of other callers come before `request`.
+    /// Whether replies of other callers run before `request`.
     pub fn is_behind_others(&self, request: &Arc<Request>) -> bool {
         let queue = self.queue.lock();
         let streams = queue.jobs.iter().filter_map(|job| match job {
@@ -113,7 +113,7 @@ impl Core {
         Ok(())
     }
 
-    /// The next job; `None` after closing.
+    /// The next job; `None` after the model was closed.
     fn next(&self) -> Option<Job> {
         let mut queue = self.queue.lock();
         queue.running = None;
@@ -184,7 +184,7 @@ impl Handle {
     pub fn ask(&self, message: Value) -> Result<Reply> {
         let (to, answer) = channel();
         self.core.push(Job::Ask(message, to))?;
-        // A job is dropped only if its model was closed.
+        // A job is dropped only after its model was closed.
         answer.recv().unwrap_or_else(|_| Err(closed()))
     }
 
@@ -198,7 +198,7 @@ impl Handle {
         answer.recv().unwrap_or_else(|_| Err(closed()))
     }
 
-    /// Ends thread and process; running requests end with [`ErrorKind::Closed`].
+    /// Ends the thread and the process. Running requests end with [`ErrorKind::Closed`].
     pub fn close(&self) {
         self.core.close();
         // A concurrent caller of `close` waits, too.
@@ -241,7 +241,7 @@ fn run(core: &Arc<Core>, mut session: Session) {
         let open = || core.check_open();
         match job {
             Job::Stream(request) => {
-                // Dropping this ends the request in any case, also after a panic.
+                // Dropping this value ends the request in any case, even after a panic.
                 let ended = Ended(&request);
                 reply::stream(&mut session, &request, core);
                 drop(ended);

@@ -1,4 +1,4 @@
-"""A bridge without mlx-lm, for tests: it speaks the protocol of `src/bridge.py`, and breaks it where it is told to.
+"""A bridge without mlx-lm, for tests. It implements the protocol of `src/bridge.py`, and breaks it on request.
 
 The file's name says how it starts (`ok.py`, `dies.py`, ...: the tests copy it); the field `mock` of the model's config.json
 says how loading goes; a prompt says how its reply goes.
@@ -58,7 +58,7 @@ def load(request):
     if how == "mute":
         time.sleep(FOREVER)
     if how == "once":
-        # Dies on the second start.
+        # The process exits on its second start.
         mark = os.path.join(request["path"], "loaded")
         if os.path.exists(mark):
             os._exit(4)
@@ -100,7 +100,7 @@ def reply(request, cancelled):
         token(1, str(os.getpid()))
         return done("stop")
     if how == "deaf":
-        # Never ends and never listens.
+        # Never ends, and never reads its input.
         token(1)
         time.sleep(FOREVER)
     if how in ("endless", "flood"):
@@ -120,7 +120,7 @@ def reply(request, cancelled):
         token(1, logits=packed(0.5, -1.0))
         return done("stop")
 
-    # Two good tokens, then what was asked for.
+    # Sends two valid tokens, and then commits the requested fault.
     token(1)
     token(2)
     end = {
@@ -195,6 +195,6 @@ def serve():
 
 
 if START == "stubborn":
-    # Not even the end of its input ends it.
+    # The process continues even after the end of its input.
     os._exit = lambda code: time.sleep(FOREVER)
 probe() if sys.argv[1] == "probe" else serve()

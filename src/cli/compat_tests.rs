@@ -1,4 +1,5 @@
-//! Checks the tables of docs/compat.md: the program must know every name marked *same* or *alias*.
+//! Tests the tables of docs/compat.md. The program must know each flag or command that a row marks
+//! *same* or *alias*.
 
 use clap::Command;
 
@@ -12,7 +13,7 @@ struct Row {
     note: String,
 }
 
-/// The texts between back quotes.
+/// The texts in backquotes.
 fn quoted(text: &str) -> Vec<String> {
     text.split('`')
         .skip(1)
@@ -45,7 +46,7 @@ fn rows() -> Vec<Row> {
     rows
 }
 
-/// Whether the command has the flag, as its own name or as an alias.
+/// Whether the command has this flag, either as a name or as an alias.
 fn knows(command: &Command, flag: &str) -> bool {
     command.get_arguments().any(|arg| {
         if let Some(long) = flag.strip_prefix("--") {
@@ -61,14 +62,15 @@ fn knows(command: &Command, flag: &str) -> bool {
     })
 }
 
-/// The program's command line, including the flags that clap adds when it is built.
+/// The program's command line, with the flags that clap adds when it builds the command.
 fn program() -> Command {
     let mut program = super::command();
     program.build();
     program
 }
 
-/// Our commands that a heading names, such as `mlx generate`. `mlx` alone means the program.
+/// The commands of this program that a heading names, such as `mlx generate`. A plain `mlx` means
+/// the program itself.
 fn commands<'a>(program: &'a Command, heading: &str) -> Vec<&'a Command> {
     let ours = quoted(heading);
     let ours = ours
@@ -128,13 +130,14 @@ fn what_is_called_the_same_is_known() {
     assert!(checked > 150, "{checked} names were found in the tables");
 }
 
-/// Whether the row needs the server and this build has none.
+/// Whether the row is about the server and this build has no server.
 fn is_absent(row: &Row) -> bool {
     let serves = |text: &str| text.contains("mlx serve") || text.contains("-- serve");
     cfg!(not(feature = "serve")) && (serves(&row.heading) || serves(&row.note))
 }
 
-/// The fault of a command line in a note, such as `mlx launch --pipeline -- serve MODEL`.
+/// The error of a command line in a note, such as `mlx launch --pipeline -- serve MODEL`; `None` if
+/// it is valid.
 fn fault(program: &Command, line: &str) -> Option<String> {
     let mut words = line.split_whitespace().skip(1);
     let name = words.next()?;
@@ -155,7 +158,7 @@ fn fault(program: &Command, line: &str) -> Option<String> {
     None
 }
 
-/// Flags and commands that a note recommends must exist.
+/// Each flag or command that a note recommends must exist.
 #[test]
 fn notes_name_flags_and_commands_that_exist() {
     let program = program();
@@ -171,15 +174,15 @@ fn notes_name_flags_and_commands_that_exist() {
                 }
                 continue;
             }
-            // These flags belong to the other program.
+            // These are flags of the other program.
             let theirs = ["--scan", "--delete", "--pattern"];
             if row.here == "same" || !name.starts_with("--") || theirs.contains(&&*name) {
                 continue;
             }
             let flag = name.split([' ', '=']).next().unwrap_or(&name);
             let named = commands(&program, &row.heading);
-            // Most notes name a flag of any command. Notes about the server must name one of its
-            // own flags.
+            // The flags in a note may belong to any of our commands. A note about the server must
+            // name flags of the server.
             let known = match named.iter().any(|c| c.get_name() == "serve") {
                 true => named.iter().any(|c| knows(c, flag)),
                 false => (program.get_subcommands().chain([&program])).any(|c| knows(c, flag)),
@@ -191,7 +194,7 @@ fn notes_name_flags_and_commands_that_exist() {
     assert!(flags > 60 && lines > 30, "{flags} flags, {lines} commands");
 }
 
-/// Wrong command lines that the check of notes must find.
+/// The check of notes must detect these wrong command lines.
 #[test]
 fn wrong_notes_are_found() {
     let program = program();
@@ -206,7 +209,7 @@ fn wrong_notes_are_found() {
     }
 }
 
-/// A flag that no table has is reported as missing.
+/// The check must report a flag that no table contains.
 #[test]
 fn unknown_flags_are_not_known() {
     let program = program();

@@ -1,4 +1,4 @@
-//! `mlx completions SHELL` and `mlx man DIR`: what shells and `man` know of the program.
+//! `mlx completions SHELL` and `mlx man DIR`: shell completions and manual pages.
 
 use std::path::{Path, PathBuf};
 
@@ -19,10 +19,10 @@ pub struct Args {
     shell: Shell,
 }
 
-/// Write manual pages, one a subcommand
+/// Write manual pages, one per subcommand
 #[derive(Debug, Clone, clap::Args)]
 pub struct ManArgs {
-    /// The directory to write to, such as ~/.local/share/man/man1; it is made if need be
+    /// The directory to write to, such as ~/.local/share/man/man1; it is created if missing
     #[arg(value_name = "DIR")]
     dir: PathBuf,
 }
@@ -57,14 +57,14 @@ pub fn man(
     Ok(())
 }
 
-/// The command, and all below it, without the subcommand `help`: it needs no page.
+/// The command with all its subcommands, but without `help`, which needs no page.
 fn without_help(command: clap::Command) -> clap::Command {
     let command = command.disable_help_subcommand(true);
     command.mut_subcommands(without_help)
 }
 
-/// Writes the page of a command and those of its subcommands, to which it refers. A page is called
-/// by the whole name, such as `mlx-vindex-walk.1`, as git's are.
+/// Writes the page of a command, and the pages of its subcommands. A page's name is the whole
+/// command, such as `mlx-vindex-walk.1`, as for git's pages.
 fn write(dir: &Path, command: &clap::Command, pages: &mut Vec<PathBuf>) -> std::io::Result<()> {
     pages.push(clap_mangen::Man::new(command.clone()).generate_to(dir)?);
     for subcommand in command.get_subcommands().filter(|c| !c.is_hide_set()) {

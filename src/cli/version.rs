@@ -1,6 +1,6 @@
-//! The versions that `--version` shows besides the program's own.
+//! The versions of linked libraries, which `--version` shows beside the program's own version.
 
-/// The versions of the linked libraries, one on each line.
+/// The versions of the linked libraries, one per line.
 #[cfg(feature = "mlx-backend")]
 pub fn long() -> String {
     let mlx = rust_mlx::mlx::mlx_version().unwrap_or_else(|_| String::from("unknown"));
@@ -12,7 +12,7 @@ pub fn long() -> String {
     )
 }
 
-/// No library is linked.
+/// Without the engine, no library is linked.
 #[cfg(not(feature = "mlx-backend"))]
 pub fn long() -> String {
     format!("{}\nwithout MLX", env!("CARGO_PKG_VERSION"))

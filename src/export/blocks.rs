@@ -1,4 +1,4 @@
-//! The types that tensors are written in: those of the table of GGUF's types that have an encoder.
+//! The tensor types that the export can write: the GGUF types with an encoder.
 
 use inference_formats::quantization::{GgmlType, TYPES, encode};
 
@@ -9,12 +9,12 @@ pub struct GgufType(GgmlType);
 impl GgufType {
     /// 32 bits.
     pub const F32: Self = Self(GgmlType::F32);
-    /// 16 bits, as mlx-lm exports them.
+    /// IEEE float16, the type that mlx-lm exports.
     pub const F16: Self = Self(GgmlType::F16);
-    /// The upper half of a float32.
+    /// bfloat16: the upper half of a float32.
     pub const BF16: Self = Self(GgmlType::BF16);
-    /// 8 bits in blocks of 32, which share a scale. Rows are F16 if their length is not a multiple
-    /// of 32.
+    /// 8-bit codes in blocks of 32 that share a scale. If a row's length is not a multiple of 32,
+    /// the tensor is F16.
     pub const Q8_0: Self = Self(GgmlType::Q8_0);
 
     /// All types, by number.
@@ -23,7 +23,7 @@ impl GgufType {
         written.map(|row| Self(row.kind))
     }
 
-    /// The names of all types, as a part of a sentence.
+    /// The names of all types, as part of a sentence.
     ///
     /// ```
     /// assert_eq!(rust_mlx::export::GgufType::names(), "f32, f16, q8_0 or bf16");
@@ -48,7 +48,7 @@ impl std::str::FromStr for GgufType {
         if let Some(known) = Self::all().find(|kind| kind.0.name().eq_ignore_ascii_case(text)) {
             return Ok(known);
         }
-        // Such types are Q4_K_M and the i-quants, for example.
+        // For example Q4_K_M and the i-quants.
         let other = text.to_ascii_lowercase();
         let is_quant = other.contains("_k") || other.starts_with(['q', 'i']);
         let how = match is_quant {
@@ -77,12 +77,12 @@ impl GgufType {
         names.first().map(|(number, _)| *number)
     }
 
-    /// Numbers and bytes of a block.
+    /// Number of values and bytes of a block.
     fn block(self) -> (usize, usize) {
         self.0.block().unwrap_or((1, 1))
     }
 
-    /// The type of a tensor of this shape.
+    /// The type for a tensor of this shape.
     pub(super) fn of(self, shape: &[usize]) -> Self {
         let row = shape.last().copied().unwrap_or(0);
         match self {
@@ -92,13 +92,13 @@ impl GgufType {
         }
     }
 
-    /// The bytes of `numbers` numbers.
+    /// The size of `numbers` values in bytes.
     pub(super) fn bytes(self, numbers: u64) -> u64 {
         let (block, bytes) = self.block();
         numbers / block as u64 * bytes as u64
     }
 
-    /// The encoded numbers; `None` if one is out of the type's range.
+    /// The encoded values; `None` if a value is out of the type's range.
     pub(super) fn encode(self, numbers: &[f32]) -> Option<Vec<u8>> {
         encode(self.0, numbers)
     }

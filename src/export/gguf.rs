@@ -16,7 +16,7 @@ use super::vocabulary;
 
 /// The alignment of data in bytes.
 const ALIGNMENT: u64 = 32;
-/// Tensors that GGUF does not use.
+/// The suffix of tensors that GGUF files do not contain.
 const LEFT_OUT: &str = ".rotary_emb.inv_freq";
 
 /// The result of an export.
@@ -39,7 +39,7 @@ struct Tensor<'a> {
 }
 
 enum Source<'a> {
-    /// A tensor of the directory. With heads, its rows change their order.
+    /// A tensor of the directory. With `heads`, its rows are reordered.
     Stored {
         info: &'a TensorInfo,
         heads: Option<u32>,
@@ -54,13 +54,13 @@ fn failed(path: &Path, e: std::io::Error) -> Error {
         .with_source(e)
 }
 
-/// Writes the dense model in the directory `model` as the GGUF file `output`, with matrices of the
-/// type `kind`. The file appears completely or not at all.
+/// Writes the dense model in the directory `model` to the GGUF file `output`. Matrices get the type
+/// `kind`. The file appears completely or not at all.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] for a quantized model, and for an architecture, a tokenizer or a
-/// scaling of positions that cannot be exported; [`ErrorKind::InvalidModel`] for a damaged model;
-/// [`ErrorKind::InvalidOption`] if `output` exists, and for numbers out of the range of `kind`.
+/// [`ErrorKind::Unsupported`] for a quantized model, or if the architecture, the tokenizer or the
+/// position scaling cannot be exported; [`ErrorKind::InvalidModel`] for a damaged model;
+/// [`ErrorKind::InvalidOption`] if `output` exists, or if a value is out of the range of `kind`.
 pub fn export_gguf(model: &Path, output: &Path, kind: GgufType) -> Result<Exported> {
     if std::fs::symlink_metadata(output).is_ok() {
         return Err(Error::new(
@@ -202,7 +202,7 @@ fn header(metadata: &Metadata, tensors: &[Tensor<'_>]) -> Result<Vec<u8>> {
     for tensor in tensors {
         bytes.extend(text(&tensor.name));
         bytes.extend((tensor.shape.len() as u32).to_le_bytes());
-        // The fastest dimension comes first.
+        // GGUF lists the fastest dimension first.
         for n in tensor.shape.iter().rev() {
             bytes.extend((*n as u64).to_le_bytes());
         }
@@ -260,7 +260,8 @@ fn encoded(
     })
 }
 
-/// Reorders rows for a rotation of neighbors: the first and the second half of each head alternate.
+/// Reorders rows for rotary embeddings of adjacent pairs: rows of the first and the second half of
+/// each head alternate.
 fn interleaved(numbers: Vec<f32>, shape: &[usize], heads: u32, head_dim: u32) -> Result<Vec<f32>> {
     let rows = shape.first().copied().unwrap_or(0);
     let (heads, head_dim) = (heads as usize, head_dim as usize);

@@ -1,4 +1,4 @@
-//! Conversion of a `config.json` to the metadata of a GGUF file.
+//! Converts a `config.json` to the metadata of a GGUF file.
 
 use inference::{Error, ErrorKind, Result};
 use inference_formats::Family;
@@ -12,7 +12,7 @@ pub(super) struct Metadata {
     keys: Vec<Vec<u8>>,
 }
 
-/// A text in the encoding of the format.
+/// A string in GGUF's encoding.
 pub(super) fn text(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
 }
@@ -98,7 +98,7 @@ impl<'a> Config<'a> {
             let gguf = family.gguf.as_ref()?;
             Some((family, gguf.architecture, gguf.export?))
         };
-        // GGUF has names only for the text part of a multimodal checkpoint.
+        // GGUF has names only for the text model of a multimodal checkpoint.
         let family = Family::of(model_type).filter(|f| f.model_type == model_type);
         let Some((family, architecture, export)) = family.and_then(exported) else {
             let known = Family::all().iter().copied().filter_map(exported);
@@ -152,14 +152,14 @@ impl<'a> Config<'a> {
         Ok(self.number("head_dim")?.unwrap_or(quotient))
     }
 
-    /// The number of heads of keys and values.
+    /// Number of key and value heads.
     pub fn kv_heads(&self) -> Result<u32> {
         let heads = self.required("num_attention_heads")?;
         Ok(self.number("num_key_value_heads")?.unwrap_or(heads))
     }
 
-    /// Writes the keys of the architecture. Returns the factors of Llama 3's wavelengths, which are
-    /// stored as a tensor.
+    /// Writes the keys of the architecture. Returns Llama 3's frequency factors, which GGUF stores
+    /// as a tensor.
     pub fn write(&self, to: &mut Metadata) -> Result<Option<Vec<f32>>> {
         let key = |name: &str| format!("{}.{name}", self.architecture);
         let head_dim = self.head_dim()?;

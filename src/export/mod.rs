@@ -1,6 +1,6 @@
-//! Export of models to formats of other tools: a directory of safetensors to a GGUF file.
+//! Exports models to formats of other tools: a directory with safetensors to a GGUF file.
 //!
-//! No array library is needed: each tensor is read, reordered and rounded by itself.
+//! No array library is needed, because each tensor is read, reordered and rounded on its own.
 
 mod blocks;
 mod gguf;

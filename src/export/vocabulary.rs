@@ -1,5 +1,5 @@
-//! Conversion of a `tokenizer.json` to GGUF's metadata: byte-level BPE with a pre-tokenizer that
-//! GGUF has a name for.
+//! Converts a `tokenizer.json` to GGUF metadata. Only byte-level BPE with a pre-tokenizer that GGUF
+//! can name is supported.
 
 use std::path::Path;
 
@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::metadata::Metadata;
 
-/// Texts that distinguish pre-tokenizers by numbers, contractions, spaces, punctuation, line ends
-/// and scripts.
+/// Texts on which pre-tokenizers differ: digits, contractions, spaces, punctuation, line ends and
+/// scripts.
 const PROBES: [&str; 9] = [
     "Hello, world! It's 12345 o'clock; we'll see.",
     "  leading and   inner   spaces  ",
@@ -24,7 +24,7 @@ const PROBES: [&str; 9] = [
     "fn main() { println!(\"{}\", a_b+c); } // x/y",
 ];
 
-// Values of `tokenizer.ggml.token_type`.
+// The values of `tokenizer.ggml.token_type`.
 const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
@@ -123,7 +123,7 @@ fn parts(json: &Value, tokenizer: &Tokenizer, rows: usize) -> Result<GgufTokeniz
     let merges = merges.map(|merge| match merge {
         Value::String(text) => Ok(text.clone()),
         pair => match (pair[0].as_str(), pair[1].as_str()) {
-            // GGUF separates the two texts by a space.
+            // GGUF separates the two texts of a merge by a space, so neither may contain one.
             (Some(a), Some(b)) if !a.contains(' ') && !b.contains(' ') => Ok(format!("{a} {b}")),
             _ => Err(unsupported(format!(
                 "the merge {pair} cannot be written to GGUF"
@@ -149,8 +149,8 @@ fn parts(json: &Value, tokenizer: &Tokenizer, rows: usize) -> Result<GgufTokeniz
     })
 }
 
-/// The pre-tokenizer with which a reader of the file gets the same tokens as the model's own
-/// tokenizer.
+/// The name of the pre-tokenizer. With it, a reader of the file must get the tokens of the model's
+/// own tokenizer.
 fn split(parts: &GgufTokenizerParts, tokenizer: &Tokenizer) -> Result<&'static str> {
     for name in Tokenizer::GGUF_SPLITS {
         let mut parts = parts.clone();

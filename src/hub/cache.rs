@@ -1,4 +1,4 @@
-//! Paths of our files on the user's machine. Nothing is created here.
+//! Paths of this program's files on the user's machine. No function creates anything.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -77,7 +77,7 @@ fn locate(
     if let Some(dir) = set("MLX_CACHE_DIR") {
         return Ok(dir);
     }
-    // The XDG specification says that relative paths are ignored.
+    // The XDG specification requires that relative paths are ignored.
     if let Some(dir) = set(xdg).filter(|dir| dir.is_absolute()) {
         return Ok(dir.join(DIR));
     }

@@ -1,4 +1,5 @@
-//! The known models with their sources, pinned by version, size and hash. It is data without I/O.
+//! The known models and their sources, pinned by version, size and hash. This file is data without
+//! I/O.
 
 /// A model that can be fetched by name, with the data to verify it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -6,15 +7,15 @@
 pub struct KnownModel {
     /// The name, which is also the name of its directory in the cache.
     pub name: &'static str,
-    /// Other names for it.
+    /// Other names of the model.
     pub aliases: &'static [&'static str],
     /// A description in one line.
     pub about: &'static str,
     /// The license, as an SPDX expression.
     pub license: &'static str,
-    /// The Python package that contains it.
+    /// The Python package that contains the model.
     pub package: &'static str,
-    /// That package's pinned version.
+    /// The package's pinned version.
     pub version: &'static str,
     /// SHA-256 of the package's wheel, in lower-case hexadecimal.
     pub wheel_sha256: &'static str,
@@ -28,8 +29,8 @@ pub struct KnownModel {
     pub sha256: &'static str,
     /// Size of the model file in bytes.
     pub bytes: u64,
-    /// If the model file is an archive, the files of the model's directory with their sizes in
-    /// bytes. Empty for a model of one file.
+    /// If the model file is an archive: the files of the model's directory, with their sizes in
+    /// bytes. Empty for a single-file model.
     pub files: &'static [(&'static str, u64)],
 }
 
@@ -40,7 +41,7 @@ impl KnownModel {
         self.bytes + files.sum::<u64>()
     }
 
-    /// The wheel that contains it.
+    /// The wheel that contains the model.
     pub(super) fn wheel(&self) -> Wheel<'_> {
         Wheel {
             title: self.name,
@@ -55,7 +56,7 @@ impl KnownModel {
 /// The pinned wheel of a Python package.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wheel<'a> {
-    /// A name of its content for the progress.
+    /// A name of the content, for progress messages.
     pub title: &'a str,
     pub package: &'a str,
     pub version: &'a str,
@@ -114,7 +115,7 @@ pub fn catalog() -> &'static [KnownModel] {
     CATALOG
 }
 
-/// The known model of that name or alias; letter case does not matter.
+/// The known model with this name or alias. Letter case is ignored.
 pub fn find(name: &str) -> Option<&'static KnownModel> {
     let name = name.trim();
     CATALOG.iter().find(|model| {

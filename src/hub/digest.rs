@@ -1,4 +1,4 @@
-//! SHA-256 of files and streams, in lower-case hexadecimal.
+//! SHA-256 digests of files and streams, in lower-case hexadecimal.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -30,7 +30,7 @@ impl Hasher {
     }
 }
 
-/// Hashes the rest of a reader, and reports the number of bytes to `progress`.
+/// Hashes the rest of a reader, and reports the number of hashed bytes to `progress`.
 pub(super) fn of_reader(mut reader: impl Read, progress: &mut dyn Progress) -> io::Result<String> {
     let mut hasher = Hasher::default();
     let mut buffer = vec![0u8; 1 << 20];

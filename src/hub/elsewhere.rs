@@ -1,6 +1,6 @@
-//! Names of models in other tools, and their repositories on the Hugging Face Hub. They are not
-//! pinned, so such a name fetches nothing; the message says how to get the model. It is data
-//! without I/O.
+//! Names of models in other tools, with their repositories on the Hugging Face Hub. The
+//! repositories are not pinned, so such a name downloads nothing; the error message says how to get
+//! the model. This file is data without I/O.
 
 /// A model on the hub, and its names in other tools.
 struct Elsewhere {
@@ -44,7 +44,7 @@ const ELSEWHERE: &[Elsewhere] = elsewhere! {
     "smollm3" | "smollm3:3b" => "HuggingFaceTB/SmolLM3-3B";
 };
 
-/// The repository for a name from other tools. Letter case does not matter, and a missing tag means
+/// The repository for a name from another tool. Letter case is ignored, and a missing tag means
 /// `:latest`.
 #[must_use]
 pub fn on_the_hub(name: &str) -> Option<&'static str> {

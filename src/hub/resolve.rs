@@ -1,4 +1,4 @@
-//! Turns the text after `--model` into a path.
+//! Resolves the text after `--model` to a path.
 
 use std::path::{Path, PathBuf};
 
@@ -7,14 +7,14 @@ use inference::{Error, ErrorKind, Result};
 use super::progress::Progress;
 use super::{HfHub, ModelSpec, catalog, elsewhere, fetch, suggest};
 
-/// Finds the model. The text may be an existing directory or file, or a known name, which is
-/// fetched if necessary. It may be a name from other tools, if the Hugging Face cache has that
-/// model. Otherwise it is `owner/name[@revision][:file]` or the address of its page, from that
-/// cache or fetched from the hub. `None` is the first model.
+/// Finds the model. The text may be the path of an existing directory or file. It may be a known
+/// name, which is downloaded if necessary. It may be a name from another tool, if the Hugging Face
+/// cache contains that model. Otherwise it is `owner/name[@revision][:file]` or the URL of a
+/// model's page, which is downloaded if necessary. `None` means the first known model.
 ///
 /// # Errors
-/// [`ErrorKind::ModelNotFound`] with similar names or with the way to get the model; the errors of
-/// [`super::fetch()`] and [`HfHub::get`].
+/// [`ErrorKind::ModelNotFound`] with similar names, or with instructions for getting the model; the
+/// errors of [`super::fetch()`] and [`HfHub::get`].
 pub fn resolve(model: Option<&str>, progress: &mut dyn Progress) -> Result<PathBuf> {
     let Some(model) = model else {
         return fetch::fetch(catalog::catalog()[0].name, progress);
@@ -34,7 +34,7 @@ pub fn resolve(model: Option<&str>, progress: &mut dyn Progress) -> Result<PathB
         return HfHub::from_env()?.get(&spec, progress).map_err(|e| {
             let like = suggest::similar(&spec.id(), &[]);
             let question = suggest::question(&like);
-            // The name itself is known, so the network is the problem.
+            // The name is known, so the network caused the error.
             if e.kind() != ErrorKind::ModelNotFound
                 || question.is_empty()
                 || like.contains(&spec.id())

@@ -4,13 +4,13 @@ use std::path::Path;
 
 use inference::{Error, ErrorKind, Result};
 
-/// The bytes that must stay free for other programs.
+/// Number of bytes that must stay free for other programs.
 const RESERVE: u64 = 64 << 20;
 
-/// Refuses to write `bytes` more bytes to `path` if its file system has less space.
+/// Refuses to write `bytes` more bytes to `path`, if its file system has too little free space.
 ///
 /// # Errors
-/// [`ErrorKind::Io`] with both numbers.
+/// [`ErrorKind::Io`] with the needed and the free size.
 pub(super) fn check(path: &Path, bytes: u64) -> Result<()> {
     let dir = path.parent().unwrap_or(path);
     match free(dir) {

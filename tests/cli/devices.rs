@@ -1,4 +1,5 @@
-//! Devices have no end of file. They are refused, or read up to a limit, before a model is loaded.
+//! Device files have no end, so a command must refuse them or limit how much it reads. Both happen
+//! before a model is loaded.
 #![cfg(unix)]
 
 use crate::program::{output, refused, tiny};

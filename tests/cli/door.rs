@@ -1,4 +1,4 @@
-//! Tests of the first steps of users who know other tools: names, prompts, help, completions.
+//! Tests of what users of other tools try first: model names, prompts, help and completions.
 
 use std::process::Command;
 
@@ -6,12 +6,12 @@ use crate::common::fixture;
 use crate::program::{mlx, output, piped, refused, stdout, text, tiny};
 use serde_json::Value;
 
-/// `run` answers like `generate`, whether the prompt is words, a pipe or both.
+/// `run` prints the reply of `generate`, whether the prompt comes from arguments, a pipe or both.
 #[test]
 fn run_answers_words_and_pipes_alike() {
     let home = tempfile::tempdir().unwrap();
     let model = tiny();
-    // `run` samples tokens unless these flags turn that off.
+    // Without these flags, `run` samples tokens at random.
     let greedy = ["--temp", "0", "--repeat-penalty", "1"];
     let flags = [&["--backend", "cpu", "-n", "8"], &greedy[..]].concat();
     let run = |words: &[&str]| {
@@ -23,7 +23,7 @@ fn run_answers_words_and_pipes_alike() {
     assert!(wanted.len() > 1, "{wanted:?}");
     let words = run(&["tell me more"]).output().unwrap();
     assert_eq!(stdout(&words), wanted);
-    // As in ollama, only `--verbose` shows statistics.
+    // As in ollama, only `--verbose` prints statistics.
     let said = text(&words.stderr);
     assert!(
         said.contains("--max-tokens") && !said.contains("tok/s"),
@@ -44,7 +44,8 @@ fn run_answers_words_and_pipes_alike() {
     refused(&run(&[]).output().unwrap(), 2);
 }
 
-/// The model's files recommend the sampling. In this test they allow either one token or any.
+/// A model's `generation_config.json` recommends sampling options. In this test the file allows
+/// either exactly one token or any token.
 #[test]
 fn run_draws_as_the_model_s_files_say() {
     let home = tempfile::tempdir().unwrap();
@@ -61,8 +62,8 @@ fn run_draws_as_the_model_s_files_say() {
         stdout(&mlx(home.path(), &args).output().unwrap())
     };
     let greedy = run(&["--temp", "0"]);
-    // The tiny model's distribution is flat, so eight sampled tokens always differ from the greedy
-    // ones.
+    // The tiny model's probabilities are nearly uniform, so eight sampled tokens always differ from
+    // the eight greedy tokens.
     let drawn: Vec<String> = ["1", "2", "3"]
         .iter()
         .map(|n| run(&["--seed", n]))
@@ -71,12 +72,12 @@ fn run_draws_as_the_model_s_files_say() {
     let config = model.join("generation_config.json");
     std::fs::write(&config, r#"{"do_sample": true, "top_k": 1}"#).unwrap();
     assert_eq!(run(&["--seed", "1"]), greedy);
-    // An error in the file causes a warning and stops nothing.
+    // An error in the recommendation file causes a warning, and the command continues.
     std::fs::write(&config, r#"{"top_k": "one"}"#).unwrap();
     assert_eq!(run(&["--seed", "1"]), drawn[0]);
 }
 
-/// ollama's `--format` sets a schema.
+/// `--format`, a flag of ollama, sets a JSON schema.
 #[test]
 fn run_has_ollama_s_format() {
     let home = tempfile::tempdir().unwrap();
@@ -112,7 +113,7 @@ fn names_that_are_nowhere_are_answered_with_ways_out() {
         told.contains("mlx pull mlx-community/Llama-3.2-3B-Instruct-4bit"),
         "{told}"
     );
-    // Addresses of the hub's pages are valid names of models.
+    // The URL of a page on the hub is a valid model name.
     for address in [
         "hf.co/own/tiny",
         "https://huggingface.co/own/tiny/tree/main",
@@ -125,7 +126,8 @@ fn names_that_are_nowhere_are_answered_with_ways_out() {
     }
 }
 
-/// A typo suggests a model of the Hugging Face cache. The name from another tool finds that model.
+/// For a misspelled name, the error suggests a model from the Hugging Face cache. The model's name
+/// in another tool also finds that model.
 #[test]
 fn cached_models_are_suggested_and_found() {
     let home = tempfile::tempdir().unwrap();
@@ -190,7 +192,7 @@ fn shells_and_man_know_every_subcommand() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = stdout(&output(&["completions", shell]));
         for name in ["generate", "perplexity", "--max-tokens"] {
-            // fish's script has flags without dashes.
+            // fish's completion script lists flags without dashes.
             assert!(
                 script.contains(name.trim_start_matches('-')),
                 "{shell}: {name}"
@@ -208,7 +210,7 @@ fn shells_and_man_know_every_subcommand() {
             page.contains(".TH mlx") && page.contains(".SH SYNOPSIS"),
             "{page}"
         );
-        // Every page that this page refers to exists.
+        // Each manual page that this page refers to exists.
         let page = page.replace("\\-", "-");
         for name in page.lines().filter_map(|line| line.strip_suffix("(1)")) {
             let file = dir.path().join(format!("man1/{name}.1"));

@@ -1,4 +1,5 @@
-//! Tests of walking layers in `mlx serve`, and of both computations in `/v1/infer` and `mlx infer`.
+//! Tests of inference over a vindex: walking layers in `mlx serve`, and walk and dense pass in
+//! `/v1/infer` and `mlx infer`.
 #![cfg(all(feature = "probe", feature = "serve"))]
 
 use std::io::{BufRead as _, BufReader};

@@ -1,4 +1,5 @@
-//! Tests of `mlx arch` and `mlx inspect`: the known architectures, and a model's needs.
+//! Tests of `mlx arch`, which lists architectures, and `mlx inspect`, which reports a model's
+//! memory.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -87,8 +88,9 @@ fn headers_tell_what_loading_finds() {
                 "{what}: {list}"
             );
         }
-        // Files may hold more than is loaded: a second embedding, factors of the rotation, other
-        // modalities. Gemma 4 also uses some keys as values; loaded, they count twice.
+        // Files may contain more than the loader reads: a second embedding, rotary factors, other
+        // modalities. Gemma 4 uses some key weights as values, too. After loading, such weights
+        // count twice.
         let about =
             |files: u64, loaded: u64| files + files / 20 >= loaded && files < loaded * 13 / 10;
         let parameters = report["parameters"].as_u64().unwrap();
@@ -99,7 +101,8 @@ fn headers_tell_what_loading_finds() {
         );
         let memory = &report["memory"];
         let weights = memory["weights"].as_u64().unwrap();
-        // The kernels pad the last rows of packed matrices, which matters in such small models.
+        // The kernels pad the last rows of packed matrices. In such small models the padding is a
+        // visible share of the memory.
         assert!(
             weights.abs_diff(info.weight_bytes) <= info.weight_bytes / 100,
             "{what}: {weights}, loaded {}",
@@ -118,7 +121,7 @@ fn a_recurrent_model_has_a_state_in_place_of_a_cache() {
     let text = stdout(&[&arguments[..], &["--json", path]].concat());
     let json: Value = serde_json::from_str(&text).unwrap();
     let memory = &json["report"]["memory"];
-    // Two blocks of four heads: C of 16 x 32 numbers, n of 16 and m, in float32.
+    // Two blocks with four heads each. A head stores C (16 x 32), n (16) and m (1), in float32.
     assert_eq!(memory["state"], 2 * 4 * (16 * 32 + 16 + 1) * 4);
     assert_eq!(memory["cache_per_token"], 0);
     assert!(memory["room_for_tokens"].as_u64().unwrap() > 1000);
@@ -146,8 +149,8 @@ fn a_hybrid_has_a_state_beside_a_cache() {
     let text = stdout(&[&arguments[..], &["--json", path]].concat());
     let json: Value = serde_json::from_str(&text).unwrap();
     let memory = &json["report"]["memory"];
-    // Three convolutions remember two inputs of 32 channels. Two layers have keys and values of two
-    // heads with 8 elements. All are float32.
+    // Three convolutions store two inputs of 32 channels each. Two layers store keys and values of
+    // two heads with 8 elements. All values are float32.
     assert_eq!(memory["state"], 3 * 2 * 32 * 4);
     assert_eq!(memory["cache_per_token"], 2 * 2 * 2 * 8 * 4);
     let text = stdout(&[&arguments[..], &[path]].concat());
@@ -170,24 +173,24 @@ fn states_of_each_kind_of_layer_are_counted() {
         let number = |field: &str| memory[field].as_u64().unwrap();
         (number("state"), number("cache_per_token"))
     };
-    // Three layers have three inputs of 2 * 16 + 24 channels and four heads of 8 x 6. One layer has
-    // keys and values of two heads with 16 elements.
+    // Three layers store three inputs of 2 * 16 + 24 channels and four heads of 8 x 6. One layer
+    // stores keys and values of two heads with 16 elements.
     let delta = 3 * (3 * 56 + 4 * 8 * 6) * 4;
     assert_eq!(memory("qwen3-next"), (delta, 2 * 2 * 16 * 4));
     assert_eq!(memory("qwen3-5-moe"), (delta, 2 * 2 * 16 * 4));
-    // The state has three inputs of 64 + 2 * 2 * 6 channels and eight heads of 6 x 8.
+    // The state stores three inputs of 64 + 2 * 2 * 6 channels and eight heads of 6 x 8.
     let ssd = (3 * 88 + 8 * 6 * 8) * 4;
     assert_eq!(memory("mamba2"), (3 * ssd, 0));
     assert_eq!(memory("granitemoehybrid"), (3 * ssd, 2 * 2 * 8 * 4));
-    // The state has three inputs of 48 + 2 * 2 * 5 channels and six heads of 5 x 8, beside two
-    // heads of 10.
+    // The state stores three inputs of 48 + 2 * 2 * 5 channels and six heads of 5 x 8. The key
+    // cache has two heads with 10 elements.
     let ssd = (3 * 68 + 6 * 5 * 8) * 4;
     assert_eq!(memory("falcon-h1"), (3 * ssd, 3 * 2 * 2 * 10 * 4));
-    // Two of five blocks are recurrent, and one has keys.
+    // Two of the five blocks are recurrent, and one block has a KV cache.
     assert_eq!(memory("nemotron-h"), (2 * ssd, 2 * 2 * 12 * 4));
 }
 
-/// The files of a prompt's cache have the reported size for each token.
+/// A saved prompt cache must have the size per token that `mlx inspect` reports.
 #[test]
 fn keys_of_a_token_are_those_that_are_kept() {
     const TOKENS: u64 = 5;
@@ -198,7 +201,7 @@ fn keys_of_a_token_are_those_that_are_kept() {
         let memory = report(&path)["memory"].clone();
         let per_token = memory["cache_per_token"].as_u64().unwrap();
         if memory["state"] != 0 {
-            continue; // the file contains the recurrent state, too
+            continue; // the file also contains the recurrent state
         }
         let file = dir.path().join(format!("{name}.safetensors"));
         let model = load(&path);
@@ -238,7 +241,7 @@ fn flags_count_also_without_loading() {
     let adapter = fixture("training/llama-4").display().to_string();
     let more = needs(&["--adapter-path", &adapter]);
     assert!(number(&more, "weights") > number(&plain, "weights"));
-    // Three layers have keys and values of 4 heads with 8 elements.
+    // Three layers store keys and values of 4 heads with 8 elements.
     assert_eq!(number(&plain, "cache_per_token"), 3 * 64 * 4);
     let bounded = needs(&["--ctx-size", "64"]);
     assert_eq!(bounded["room_for_tokens"], i32::MAX);
@@ -264,8 +267,8 @@ fn flags_count_also_without_loading() {
     );
 }
 
-/// In bfloat16, sums over a sequence lose small values. So a GPU computes such a model in float32
-/// unless a flag sets another type.
+/// In bfloat16, sums over a sequence lose small values. Therefore a GPU computes a recurrent model
+/// in float32 unless a flag selects another type.
 #[test]
 fn a_recurrent_model_is_computed_in_float32_on_a_gpu_too() {
     let compute_type = |name: &str, more: &[&str]| {
@@ -280,8 +283,8 @@ fn a_recurrent_model_is_computed_in_float32_on_a_gpu_too() {
     assert_eq!(compute_type("xlstm", &["--dtype", "bfloat16"]), "bfloat16");
 }
 
-/// The flag for attention in double precision reaches the model. A GPU refuses it before and after
-/// loading.
+/// The flag for attention in double precision must reach the model. A GPU backend refuses the flag,
+/// both when it only inspects and when it loads.
 #[test]
 fn attention_in_double_precision_changes_roundings_and_needs_a_cpu() {
     let path = fixture("tiny/llama").display().to_string();
@@ -339,7 +342,7 @@ fn people_see_parts_formats_template_and_fit() {
     }
 }
 
-/// The words of a row of `mlx inspect`.
+/// The words of the row `name` in the report of `mlx inspect`.
 fn row<'t>(text: &'t str, name: &str) -> Vec<&'t str> {
     let rows: Vec<&str> = (text.lines())
         .filter_map(|line| line.strip_prefix(&format!("{name:<18} ")))
@@ -348,8 +351,9 @@ fn row<'t>(text: &'t str, name: &str) -> Vec<&'t str> {
     rows[0].split_whitespace().collect()
 }
 
-/// The free memory would hold more tokens than the model's context. The needed memory is one
-/// figure: an earlier version showed a measured and an estimated one.
+/// Free memory is enough for more tokens than the model's context, so the report must name the
+/// context. The report must show one memory figure; an earlier version showed a measured and an
+/// estimated figure.
 #[test]
 fn memory_is_one_figure_and_room_ends_with_the_context() {
     let path = fixture("tiny/llama");
@@ -366,7 +370,7 @@ fn memory_is_one_figure_and_room_ends_with_the_context() {
         let needs = row(&text, "needs");
         assert_eq!(needs[2..4], ["for", "weights,"], "{flags:?}: {needs:?}");
         let measures = |word: &&&str| ["B", "KiB", "MiB", "GiB"].contains(*word);
-        // One figure is for the weights, and one for the cache of 1000 tokens.
+        // The report has one figure for the weights, and one figure for the cache of 1000 tokens.
         assert_eq!(
             needs.iter().filter(measures).count(),
             2,

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use crate::layering::{modules, upward};
 
-/// Modules of `src/` from the bottom up. `module::*` stands for a module and all files in it.
+/// Modules of `src/` from the bottom up. `module::*` means a module and all files in its directory.
 const ORDER: &[&str] = &[
-    // The facade, and models by name.
+    // The facade crate, and models by name.
     "hub::*",
     "export::*",
     "lib",

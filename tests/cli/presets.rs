@@ -14,7 +14,7 @@ fn fails(home: &Path, args: &[&str], code: i32) -> String {
     refused(&mlx(home, args).output().unwrap(), code)
 }
 
-/// A home directory with the tiny model and a Modelfile with this text.
+/// A home directory with the tiny model and a Modelfile that contains this text.
 fn home_with(modelfile: &str) -> (tempfile::TempDir, String) {
     let home = tempfile::tempdir().unwrap();
     let model = home.path().join("files/model");
@@ -29,7 +29,7 @@ fn home_with(modelfile: &str) -> (tempfile::TempDir, String) {
     (home, file)
 }
 
-/// `run` samples tokens; these flags make it choose like `generate`.
+/// `run` samples by default. These flags make it greedy, like `generate`.
 const GREEDY: [&str; 4] = ["--temp", "0", "--repeat-penalty", "1"];
 
 const PIRATE: &str = r#"
@@ -58,7 +58,7 @@ fn a_preset_is_its_model_with_all_it_says() {
         text(&made.stderr)
     );
 
-    // The expected prompt in the template's format.
+    // The expected prompt, in the template's format.
     let raw = "<|im_start|>system\nSpeak like a pirate.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n\
                <|im_start|>assistant\nAhoy<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n";
     let model = home.join("files/model").to_str().unwrap().to_owned();
@@ -118,7 +118,7 @@ fn a_preset_is_listed_shown_and_removed() {
         run(home, &["show", "pirate", "--parameters"]),
         "num_predict 6\nnum_ctx 200\n"
     );
-    // The preset's Modelfile creates the same preset again.
+    // The Modelfile that the program prints for a preset creates an equal preset.
     let again = home.join("again");
     std::fs::write(&again, run(home, &["show", "pirate", "--modelfile"])).unwrap();
     run(home, &["create", "other", "-f", again.to_str().unwrap()]);
@@ -166,7 +166,7 @@ fn a_preset_may_stand_on_another_and_have_a_template() {
         template.starts_with("{{ messages[0].content }}|"),
         "{template}"
     );
-    // Commands without presets use the preset's model.
+    // Commands that ignore presets use the preset's model.
     let args = [
         "perplexity",
         "-m",

@@ -1,4 +1,5 @@
-//! Tests of `mlx probe` from texts to a report, compared with the library's numbers.
+//! Tests of `mlx probe`, from the texts of stimuli to a report. The library computes the expected
+//! values.
 #![cfg(feature = "probe")]
 
 use std::path::{Path, PathBuf};
@@ -36,7 +37,7 @@ fn refused(arguments: &[&str], code: i32, text: &str) {
     assert!(stderr.contains(text), "{stderr}");
 }
 
-/// Writes the states of a tiny model at `position` of the stimuli to a file in `dir`.
+/// Writes the hidden states of a tiny model at `position` of each stimulus to a file in `dir`.
 fn extract(dir: &Path, name: &str, model: &str, more: &[&str]) -> String {
     let output = dir.join(name).display().to_string();
     let model = fixture("tiny").join(model).display().to_string();
@@ -106,7 +107,7 @@ fn extracted_states_are_those_of_the_library() {
             let difference = max_difference(activations.state(row, layer + 1), &at(block, last));
             assert!(difference < 1e-3, "row {row}, layer {layer}: {difference}");
         }
-        // The tokens of the root are those up to its end without those up to its beginning.
+        // Tokens of the root are the tokens up to the root's end, minus the tokens up to its start.
         let root = list[row]["root"].as_str().unwrap();
         let (before, _) = text.split_once(root).unwrap();
         let ends = |text: &str| {
@@ -129,7 +130,8 @@ fn extracted_states_are_those_of_the_library() {
     }
 }
 
-/// The root comes before the word, so its states do not depend on the pattern.
+/// The root precedes the word, so the states at the root do not depend on the word's pattern. A
+/// probe must therefore find nothing there.
 #[test]
 fn states_that_cannot_tell_a_label_are_warned_of_and_the_chart_says_so() {
     let dir = tempfile::tempdir().unwrap();
@@ -162,7 +164,7 @@ fn states_that_cannot_tell_a_label_are_warned_of_and_the_chart_says_so() {
         chart.contains("12 distinct states of 72; best accuracy"),
         "{chart}"
     );
-    // A label that can be predicted causes no warning.
+    // A label that the states can predict causes no warning.
     let more = ["--template", "en_zero", "--position", "last"];
     let states = extract(dir.path(), "b.npy", "llama", &more);
     let line = ["train", "-a", &states, "-s", &stimuli, "--label", "pattern"];
@@ -199,7 +201,8 @@ fn results_of_every_analysis_become_a_report() {
     let stimuli = stimuli().display().to_string();
     let model = fixture("tiny/llama").display().to_string();
 
-    // `en_root` contains the word, so its pattern can be predicted: a positive control.
+    // The states of `en_root` contain the word, so a probe can predict its pattern. This is a
+    // positive control.
     ok(&[
         "train",
         "-a",
@@ -224,7 +227,7 @@ fn results_of_every_analysis_become_a_report() {
     assert_eq!(train["classes"].as_array().unwrap().len(), 6);
     for layer in layers {
         let value = |name: &str| layer[name].as_f64().unwrap();
-        // The accuracy is far from chance (one in six), even in a model of random weights.
+        // The accuracy is far above chance (one in six), even with random weights.
         assert!(value("accuracy") > value("control") + 0.1, "{layer}");
         assert!(
             value("accuracy") > 0.3 && value("control") < 0.35,
@@ -295,7 +298,7 @@ fn results_of_every_analysis_become_a_report() {
     let page = std::fs::read_to_string(json("index.html")).unwrap();
     assert!(page.matches("<svg").count() >= 6);
 
-    // Another model has the same width, architecture and vocabulary.
+    // This other model has the same width, architecture and vocabulary as the first model.
     let copy = dir.path().join("copy");
     std::fs::create_dir(&copy).unwrap();
     for entry in std::fs::read_dir(&model).unwrap() {
@@ -324,7 +327,7 @@ fn results_of_every_analysis_become_a_report() {
         "{why}"
     );
 
-    // A random model continues no text as expected, so there is only one group.
+    // A random model continues no text as expected, so all stimuli fall into one group.
     let flags = [
         "--model",
         &model,
@@ -369,7 +372,7 @@ fn what_does_not_fit_is_refused() {
         "neither random nor FIELD-heldout",
     );
     check(&train(&["--label", "root", "--folds", "1"]), 1, "folds");
-    // A root is in only one group when roots are held out.
+    // When roots are held out, each root is in only one fold.
     check(
         &train(&["--label", "root", "--split", "root-heldout"]),
         1,

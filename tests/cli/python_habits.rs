@@ -1,10 +1,10 @@
-//! Tests of command lines in the style of Python's mlx-lm.
+//! Tests of command lines that users of Python's mlx-lm write by habit.
 
 use crate::common::fixture;
 use crate::program::{mlx, output, refused, stdout, text, tiny};
 use serde_json::Value;
 
-/// The tiny model whose tokenizer adds nothing to the template's text.
+/// The tiny model whose tokenizer adds no special tokens to the template's text.
 fn gpt2() -> String {
     fixture("tiny/gpt2").to_str().unwrap().to_owned()
 }
@@ -27,7 +27,7 @@ fn generated(model: &str, args: &[&str]) -> Value {
     serde_json::from_str(&stdout(&mlx(home.path(), &all).output().unwrap())).unwrap()
 }
 
-/// Checks that the model gets the same prompt.
+/// Checks that the model receives equal prompts from two command lines.
 #[track_caller]
 fn same(args: &[&str], raw: &str) {
     let model = gpt2();
@@ -80,7 +80,7 @@ fn the_conversation_is_written_as_the_flags_say() {
         ],
         " says hi or not",
     );
-    // Text of a message is no control token under another template either.
+    // Message text must not become a control token, under any template.
     let hostile = generated(&gpt2(), &["<|im_end|>", "--chat-template", template]);
     let plain = generated(&gpt2(), &["--raw", "-p", " says <|im_end|>"]);
     assert!(hostile["prompt_tokens"].as_u64() > plain["prompt_tokens"].as_u64());
@@ -118,7 +118,7 @@ fn other_tokens_end_the_reply_too() {
     let first = tokens.iter().position(|t| *t == tokens[3]).unwrap();
     let ended = generated(&model, &["--extra-eos-token", "0", &last, "-p", "hi"]);
     assert_eq!(ended["finish_reason"], "stop");
-    // The end token counts, as the model's own end tokens do.
+    // The reply includes the extra end token, as it includes the model's own end tokens.
     let reply_tokens = ended["tokens"].as_array().unwrap();
     assert!(
         reply_tokens.len() == first || reply_tokens.len() == first + 1,
@@ -188,8 +188,8 @@ fn conversions_go_where_mlx_lm_puts_them() {
     assert!(other.join("model.safetensors").is_file());
 }
 
-/// A data set of one text has the perplexity of that text, because the end token is in the piece
-/// that is left out.
+/// A data set with a single text has the perplexity of that text. The end token falls into the last
+/// partial piece, which `mlx perplexity` omits.
 #[test]
 fn perplexity_of_a_data_set() {
     let home = tempfile::tempdir().unwrap();
@@ -208,7 +208,7 @@ fn perplexity_of_a_data_set() {
     let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
     let tokens = measure(&["--file", &path(&file)]);
     let tokens = tokens["tokens"].as_u64().unwrap() + 1;
-    // With this length, the end token begins a piece that is left out.
+    // With this piece length, the end token starts a partial piece, which is omitted.
     let length = (2..tokens)
         .find(|n| tokens % n == 0)
         .unwrap_or(tokens)

@@ -1,4 +1,4 @@
-//! Tests of the terminal's screen. The program runs on a pseudo terminal.
+//! Tests of the terminal screen. The program runs on a pseudo terminal.
 #![cfg(unix)]
 
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::common::fixture;
 use crate::terminal::Terminal;
 
-/// `mlx chat` with the tiny random model and a separate history.
+/// `mlx chat` with the tiny random model and a history file in `state`.
 fn chat(state: &Path, more: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mlx"));
     command
@@ -23,7 +23,7 @@ fn chat(state: &Path, more: &[&str]) -> Command {
     command
 }
 
-/// A terminal without cursor control gets prompts, and the chat answers.
+/// A terminal without cursor control gets plain prompts, and the chat still replies.
 #[test]
 fn a_dumb_terminal_is_good_for_a_chat() {
     let state = tempfile::tempdir().unwrap();
@@ -41,7 +41,8 @@ fn a_dumb_terminal_is_good_for_a_chat() {
     }
 }
 
-/// Lines pasted into a terminal without bracketed paste arrive at once. Each is a message.
+/// A terminal without bracketed paste sends all pasted lines at once. The chat treats each line as
+/// a message.
 #[test]
 fn pasted_lines_are_all_read() {
     let state = tempfile::tempdir().unwrap();
@@ -60,8 +61,8 @@ fn pasted_lines_are_all_read() {
     assert_eq!(terminal.end().code(), Some(0));
 }
 
-/// The chat names its model and completes commands. During a reply the terminal does not echo, so
-/// it draws no `^C`.
+/// The chat prints the model's name and completes commands. During a reply the terminal does not
+/// echo typed keys, so `^C` must not appear.
 #[test]
 fn a_chat_helps_the_person_at_the_terminal() {
     let state = tempfile::tempdir().unwrap();
@@ -117,7 +118,8 @@ fn a_killed_chat_keeps_its_history() {
     assert!(saved.contains("line 0\nline 1\n"), "{saved}");
 }
 
-/// The text of the screen without escape sequences. A bar is drawn many times in the same place.
+/// The text of the screen without escape sequences. A progress bar draws many times in one place,
+/// so each drawing becomes a line.
 fn lines(screen: &str) -> Vec<String> {
     let mut plain = String::new();
     let mut rest = screen.chars().peekable();
@@ -142,7 +144,7 @@ fn program(args: &[&str]) -> Command {
     command
 }
 
-/// A bar wider than the terminal would be drawn on many lines.
+/// A progress bar wider than the terminal would wrap and fill many lines.
 #[test]
 fn bars_fit_into_80_columns() {
     let dirs = tempfile::tempdir().unwrap();
@@ -194,7 +196,7 @@ fn bars_fit_into_80_columns() {
     }
 }
 
-/// A slow prompt shows a bar.
+/// A prompt with a slow prefill shows a progress bar.
 #[test]
 fn a_long_prompt_shows_a_bar() {
     let model = fixture("tiny/llama");

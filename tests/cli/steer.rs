@@ -1,4 +1,4 @@
-//! Tests of `--steer` in the commands that have it, and of `mlx trace --patch`.
+//! Tests of `--steer` in all commands that accept the flag, and of `mlx trace --patch`.
 #![cfg(feature = "probe")]
 
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::common::{fixture, floats, greedy, max_difference, tiny};
 use crate::program::{mlx, piped, refused, stdout, text, tiny as tiny_path};
 
-/// Writes edits to a file of `dir`, with a vector in another file.
+/// Writes edits to a file in `dir`. One edit reads its vector from another file.
 fn edits(dir: &Path) -> (String, Steering) {
     let numbers: Vec<f32> = (0..32).map(|i| (i % 5) as f32 - 2.0).collect();
     let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (32,), }\n";
@@ -100,7 +100,7 @@ fn commands_edit_as_the_engine_does() {
     let first = tokens.decode(&[best(&expected.logits) as u32]).unwrap();
     assert_eq!(infer["predictions"][0]["token"], json!(first));
 
-    // Conversations, first one at a time, then together.
+    // Runs the conversations one by one first, then together in a batch.
     let asked = [inference::Message::user("hello")];
     let options = greedy(8)
         .with_ignore_eos(false)
@@ -307,7 +307,7 @@ fn patched_states_bring_back_what_they_do_elsewhere() {
         let cells = rows.len() * golden["tokens"].as_array().unwrap().len();
         assert_eq!(svg.matches("<title>").count(), cells, "a cell each: {svg}");
     }
-    // The state of the last position after the last layer determines the answer.
+    // After the last layer, only the state of the last position determines the answer.
     let table = run(&["--layers", "2"]);
     assert!(
         table.lines().last().unwrap().trim().ends_with("1.00"),
@@ -330,8 +330,8 @@ fn patched_states_bring_back_what_they_do_elsewhere() {
     assert!(message.contains("--against"), "{message}");
 }
 
-/// Compares the difference of the states' means with a computation by hand. The file must have the
-/// effect of its edits.
+/// Compares the vector, a difference of mean states, with the test's own computation. The written
+/// file must change replies like its edits.
 #[test]
 fn a_direction_is_what_lies_between_two_sets_of_prompts() {
     let home = tempfile::tempdir().unwrap();

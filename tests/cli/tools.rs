@@ -7,12 +7,12 @@ use crate::common::fixture;
 use crate::program::{mlx, piped, refused, stdout, text};
 use serde_json::{Value, json};
 
-/// A template in the format of Hermes, with tools, calls and answers.
+/// A template in Hermes's format, with tool definitions, calls and results.
 const TEMPLATE: &str = "{# <think></think> #}{% for t in tools %}[{{ t['function']['name'] }}]{% endfor %}\
     {% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\
     {% for c in m.tool_calls or [] %}<tool_call>{{ c['function'] | tojson }}</tool_call>{% endfor %}\
     {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
-/// Reasoning, text and a call.
+/// A reply with reasoning, text and a tool call.
 const REPLY: &str = r#"<think>hm</think>So:<tool_call>\{"name": "time", "arguments": \{"zone": "(UTC|CET)"\}\}</tool_call>"#;
 
 struct Home {
@@ -106,11 +106,13 @@ fn the_model_is_told_of_tools() {
     assert_eq!(with, count(stdout(&raw)));
 }
 
-/// The call is printed, `/tool` answers it, and the model continues with both in its prompt.
+/// The chat prints the call, `/tool` sends its result, and the model continues. The prompt must
+/// contain both the call and the result.
 #[test]
 fn a_chat_answers_calls() {
     let home = home();
-    // The context is larger than the tiny model's, because the grammar determines the reply.
+    // The context is larger than the tiny model supports. That is safe, because the grammar
+    // determines the reply.
     let chat = home.command("chat", &["--regex", REPLY, "-n", "200", "-c", "4096"]);
     let output = piped(
         chat,
@@ -125,7 +127,7 @@ fn a_chat_answers_calls() {
         told.contains("the model is not waiting for the result of a tool"),
         "{told}"
     );
-    // The messages are the question, the call, its answer and the next call.
+    // The four messages: the question, the call, the tool's result, and the next call.
     assert!(told.contains("chat: 4 messages, 2 replies"), "{told}");
 }
 

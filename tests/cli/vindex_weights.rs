@@ -170,7 +170,7 @@ fn vectors_are_the_weights_and_go_on_where_they_were_cut() {
             .unwrap();
         let best = &lines[1]["top_k"][0];
         let greatest = scores[0].iter().copied().fold(f32::MIN, f32::max);
-        // Another kernel multiplies several vectors at once.
+        // Another kernel scores several vectors at once, so roundings may differ.
         let difference = (number(&best["score"]) as f32 - greatest).abs();
         assert!(
             difference < 1e-5 * greatest.abs().max(1.0),
@@ -207,7 +207,8 @@ fn vectors_are_the_weights_and_go_on_where_they_were_cut() {
             }
         }
     }
-    // Without --resume, no file is overwritten. With it, the files end up the same.
+    // Without `--resume`, the command overwrites no file. With `--resume`, the final files are
+    // equal to those of one run.
     let wrong = refused(&command("extract", "llama-tied-gqa", &out, &flags), 1);
     assert!(wrong.contains("ffn_gate.ndjson"), "{wrong}");
     for (name, bytes) in all.iter().zip(&originals).step_by(2) {
@@ -266,7 +267,7 @@ fn what_is_asked_of_weights_is_checked() {
         inspector.token_scores(&[0.0; 3]).unwrap_err().kind(),
         invalid
     );
-    // An embedding's product with itself is its squared length.
+    // The dot product of an embedding with itself is its squared length.
     let one = inspector.token_embeddings(&[7]).unwrap();
     let square: f32 = one.iter().map(|x| x * x).sum();
     let score = inspector.token_scores(&one).unwrap()[0][7];

@@ -1,7 +1,7 @@
 //! Runs tests in separate processes.
 
-/// Runs a test in a separate process, because it measures the whole process or changes its
-/// settings. `test` is its full name, `module::function`.
+/// Runs a test in a separate process, because the test measures the whole process or changes its
+/// settings. `test` is the test's full name, `module::function`.
 pub fn alone(test: &str, body: impl FnOnce()) {
     const NAME: &str = "RUST_MLX_TEST_ALONE";
     if std::env::var(NAME).is_ok_and(|name| name == test) {

@@ -1,5 +1,5 @@
-//! Runs Cargo in another workspace, as a user would who depends on our crates by path. The callers
-//! test what such a workspace does.
+//! Runs Cargo in another workspace, like a user whose crate depends on ours by path. The callers
+//! test how such a workspace behaves.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -32,23 +32,23 @@ pub fn cargo(workspace: &str) -> Command {
     command
 }
 
-/// Copies our lock file, whose versions are already on this machine. So no network and no other
-/// versions are needed. Cargo drops the entries that the workspace does not need.
+/// Copies our lock file, because its crate versions are already downloaded. So Cargo needs no
+/// network and selects no other versions. Cargo drops entries that the workspace does not need.
 fn lock_versions(root: &Path, dir: &Path) {
     static DONE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
     let mut done = DONE.lock();
     if done.iter().any(|d| d == dir) {
         return;
     }
-    // The rename is atomic, so that a concurrent Cargo never reads a part.
+    // A rename is atomic, so a concurrent Cargo never reads a partial file.
     let aside = dir.join(format!("Cargo.lock.{}", std::process::id()));
     std::fs::copy(root.join("Cargo.lock"), &aside).unwrap();
     std::fs::rename(&aside, dir.join("Cargo.lock")).unwrap();
     done.push(dir.to_owned());
 }
 
-/// Removes the variables that Cargo set for this test, including its library path, because users do
-/// not have them.
+/// Removes the variables that the outer Cargo set for this test, including its library path. Users
+/// do not have these variables.
 pub fn clean(mut command: Command) -> Command {
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
@@ -63,7 +63,7 @@ pub fn clean(mut command: Command) -> Command {
 /// The standard output of the command.
 ///
 /// # Panics
-/// With its error output, if it failed.
+/// If the command failed. The panic message contains the command's error output.
 #[track_caller]
 pub fn stdout(command: &mut Command) -> String {
     let (out, err, output) = run(command);

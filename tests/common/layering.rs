@@ -1,5 +1,6 @@
-//! Finds which modules of a crate use which, for tests of the modules' order. It sees only paths
-//! that begin with `crate::` or `super::`, not calls of methods or re-exported items.
+//! Finds the dependencies between the modules of a crate, for tests of the modules' order. It
+//! detects only paths that begin with `crate::` or `super::`, not method calls or re-exported
+//! items.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -73,7 +74,8 @@ fn paths(module: &str, text: &str) -> Vec<String> {
     all
 }
 
-/// The position of a module in `order`: its own, or that of the innermost `module::*`.
+/// The position of a module in `order`: the position of its own entry, or of the innermost matching
+/// `module::*`.
 fn place(order: &[&str], module: &str) -> Option<usize> {
     if let Some(position) = order.iter().position(|o| *o == module) {
         return Some(position);
@@ -88,8 +90,8 @@ fn place(order: &[&str], module: &str) -> Option<usize> {
     }
 }
 
-/// Each use of a module that does not come before its user in `order`, and each module without a
-/// position. Files of `module::*` may use each other.
+/// Each use of a module that is not earlier in `order` than its user, and each module without a
+/// position. Files below one `module::*` may use each other.
 pub fn upward(order: &[&str], modules: &BTreeMap<String, String>) -> Vec<String> {
     let mut faults = Vec::new();
     for (module, text) in modules {
@@ -98,7 +100,7 @@ pub fn upward(order: &[&str], modules: &BTreeMap<String, String>) -> Vec<String>
             continue;
         };
         for path in paths(module, text) {
-            // The longest part of the path that is a module. Its items come after it.
+            // Finds the longest prefix of the path that is a module; an item name follows it.
             let mut used = path.as_str();
             while !modules.contains_key(used) {
                 let Some((shorter, _)) = used.rsplit_once("::") else {

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use inference::{GenerateOptions, LoadOptions, Precision, TextModel};
-use metal_backend as _; // keeps the linker from dropping the registration
+use metal_backend as _; // without this use, the linker drops the registration
 use serde_json::Value;
 
 /// The path of `name` in `tests/fixtures`.
@@ -25,7 +25,7 @@ pub fn tiny_names() -> Vec<String> {
     names
 }
 
-/// Loads a model on the backend that every machine has. Prompts are exact, because the golden
+/// Loads a model on the backend that every machine has. Prefill is exact, because the golden
 /// numbers are float32.
 pub fn load(path: &Path) -> Box<dyn TextModel> {
     let options = LoadOptions::new()
@@ -38,7 +38,7 @@ pub fn tiny(name: &str) -> Box<dyn TextModel> {
     load(&fixture("tiny").join(name))
 }
 
-/// The golden numbers in a directory.
+/// The golden numbers of a checkpoint directory.
 pub fn golden(dir: &Path) -> Value {
     let path = dir.join("golden.json");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
@@ -63,7 +63,7 @@ pub fn floats(value: &Value) -> Vec<f32> {
         .collect()
 }
 
-/// The greatest absolute difference.
+/// The greatest absolute difference between two slices.
 pub fn max_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter()
@@ -72,13 +72,14 @@ pub fn max_difference(a: &[f32], b: &[f32]) -> f32 {
         .fold(0.0, f32::max)
 }
 
-/// Whether tiles multiply matrices of bfloat16, and of 4 and 8 bits.
+/// Whether the CPU multiplies bfloat16, 4-bit and 8-bit matrices with AMX tiles.
 pub fn has_amx() -> bool {
     rust_mlx::mlx::cpu::instruction_set() == "amx"
 }
 
-/// A bound for the effect of the order of sums, relative to the largest value. AMX tiles take an
-/// input as the sum of two bfloat16, within 2^-17 of it. A few layers enlarge that to some 1e-5.
+/// A bound for the effect of summation order, relative to the largest value. AMX represents an
+/// input as the sum of two bfloat16, with an error up to 2^-17. A few layers enlarge this error to
+/// about 1e-5.
 pub fn order_bound(bound: f32) -> f32 {
     match has_amx() {
         true => 10.0 * bound,
@@ -86,7 +87,7 @@ pub fn order_bound(bound: f32) -> f32 {
     }
 }
 
-/// Greedy options without an end of the text.
+/// Greedy options that ignore the end-of-text token.
 pub fn greedy(max_tokens: usize) -> GenerateOptions {
     GenerateOptions::new()
         .with_max_tokens(max_tokens)

@@ -1,4 +1,4 @@
-//! Runs the `mlx` program with its own home directory.
+//! Runs the `mlx` program with a separate home directory.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// The program with a separate cache and state, which never fetches anything.
+/// The program with a separate cache and state directory. It never downloads anything.
 pub fn mlx(home: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mlx"));
     command
@@ -57,7 +57,7 @@ pub fn refused(output: &Output, code: i32) -> String {
     err
 }
 
-/// The path of the tiny random model.
+/// The path of the tiny Llama with random weights.
 pub fn tiny() -> String {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny/llama");
     model.to_str().unwrap().to_owned()

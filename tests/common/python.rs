@@ -1,5 +1,5 @@
-//! A Python with mlx-lm for tests. It is installed once below the build directory, from the pins of
-//! `tools/golden`.
+//! Provides a Python interpreter with mlx-lm for tests. It is installed once in the build
+//! directory, with the versions pinned in `tools/golden`.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 use sha2::{Digest, Sha256};
 
-/// The variable with an interpreter that already has the pinned packages.
+/// The environment variable with the path of an interpreter that already has the pinned packages.
 pub const VARIABLE: &str = "MLXLM_TEST_PYTHON";
 
 static PYTHON: LazyLock<PathBuf> = LazyLock::new(|| match std::env::var_os(VARIABLE) {
@@ -16,13 +16,13 @@ static PYTHON: LazyLock<PathBuf> = LazyLock::new(|| match std::env::var_os(VARIA
     _ => install(),
 });
 
-/// The interpreter. The first call in a new build directory takes a minute. Like a build, it needs
-/// pip and a package index.
+/// The interpreter with mlx-lm. In a new build directory, the first call takes about a minute, and
+/// needs pip and a package index.
 pub fn with_mlx_lm() -> &'static Path {
     &PYTHON
 }
 
-/// The interpreter with lm-eval's harness, which takes 600 MB more.
+/// The interpreter that also has lm-eval's harness. The harness needs 600 MB more disk space.
 pub fn with_lm_eval() -> &'static Path {
     static INSTALLED: LazyLock<()> = LazyLock::new(|| {
         let python = with_mlx_lm();
@@ -38,7 +38,7 @@ pub fn with_lm_eval() -> &'static Path {
         }
         let mut pip = Command::new(python);
         pip.args(["-m", "pip", "install", "--quiet"]);
-        // Both lists are given, so that pip changes no version of the first.
+        // pip receives both lists, so that it does not change versions of the first list.
         for pins in &pins {
             pip.arg("--requirement").arg(pins);
         }
@@ -56,18 +56,18 @@ fn pins(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// The stamp of an installed list.
+/// The digest that marks a list as installed.
 fn digest(pins: &Path) -> String {
     let digest = Sha256::digest(std::fs::read(pins).unwrap());
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A directory of the build for files that tests prepare and keep.
+/// A directory inside the build directory for files that tests make once and keep.
 pub fn kept() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("mlx-lm")
 }
 
-/// Runs a script of `tools` in that Python.
+/// Runs a script of `tools` with this interpreter.
 pub fn run_tool(script: &str, args: &[&Path]) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tools")
@@ -77,7 +77,7 @@ pub fn run_tool(script: &str, args: &[&Path]) {
     run(&mut command);
 }
 
-/// The first model in mlx-lm's own format, converted once.
+/// The first model in mlx-lm's format. It is converted once.
 pub fn first_model_converted(gguf: &Path) -> PathBuf {
     let _lock = locked("first-model.lock");
     let dir = kept().join("first-model");
@@ -87,8 +87,7 @@ pub fn first_model_converted(gguf: &Path) -> PathBuf {
     dir
 }
 
-/// Locks a file until the result is dropped, so that concurrent test programs do not disturb each
-/// other.
+/// Locks a file until the result is dropped. So concurrent test programs do not disturb each other.
 pub fn locked(name: &str) -> File {
     std::fs::create_dir_all(kept()).unwrap();
     let file = File::create(kept().join(name)).unwrap();

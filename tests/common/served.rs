@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// A server with its address. Dropping it kills the server.
+/// A running server and its address. Dropping it kills the server.
 pub struct Served {
     pub child: Child,
     pub url: String,
-    /// The home directory, if it has a separate one.
+    /// The server's home directory, if it has a separate one.
     pub home: Option<tempfile::TempDir>,
 }
 
-/// The client. An error status is an answer, not an error.
+/// The HTTP client. It returns a response with an error status as a response, not as an error.
 pub fn agent() -> ureq::Agent {
     ureq::Agent::config_builder()
         .http_status_as_error(false)
@@ -28,7 +28,7 @@ pub fn agent() -> ureq::Agent {
 }
 
 impl Served {
-    /// Starts a server, and returns when it prints its address.
+    /// Starts a server, and returns as soon as the server prints its address.
     pub fn start(mut command: Command) -> Served {
         let mut child = command
             .env_remove("MLX_API_KEY")
@@ -69,7 +69,7 @@ impl Served {
         kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
     }
 
-    /// Waits until the server ends.
+    /// Waits until the server process exits.
     pub fn end(&mut self) -> ExitStatus {
         let until = Instant::now() + Duration::from_secs(60);
         loop {

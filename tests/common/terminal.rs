@@ -1,4 +1,4 @@
-//! Runs the program on a pseudo terminal, for tests of its screen and of typed keys.
+//! Runs the program on a pseudo terminal, for tests of its screen output and of typed keys.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -16,17 +16,18 @@ use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 /// The longest wait before a test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A program on its own terminal.
+/// A program that runs on a separate pseudo terminal.
 pub struct Terminal {
     keys: File,
     seen: Arc<Mutex<Vec<u8>>>,
     child: Child,
-    /// The bytes of `seen` that earlier calls of [`Self::wait_for`] have passed.
+    /// Number of bytes of `seen` that earlier calls of [`Self::wait_for`] have consumed.
     past: usize,
 }
 
 impl Terminal {
-    /// Starts `command` with its three streams on a terminal of `columns`.
+    /// Starts `command` on a terminal of `columns` columns. The terminal is its input, output and
+    /// error output.
     pub fn start(command: &mut Command, columns: u16) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&master).unwrap();
@@ -47,8 +48,8 @@ impl Terminal {
             .stderr(slave)
             .spawn()
             .unwrap();
-        // Otherwise the command would keep its ends of the terminal open, and reading would never
-        // end.
+        // Otherwise `command` would keep its handles of the terminal open, and the reader would
+        // never reach the end.
         command.stdin(std::process::Stdio::null());
         command.stdout(std::process::Stdio::null());
         command.stderr(std::process::Stdio::null());
@@ -57,7 +58,7 @@ impl Terminal {
         let output = Arc::clone(&seen);
         std::thread::spawn(move || {
             let mut part = [0; 4096];
-            // Linux returns EIO once the last end is closed.
+            // Linux returns EIO after the last handle is closed.
             while let Ok(n) = screen.read(&mut part) {
                 if n == 0 {
                     break;
@@ -73,27 +74,29 @@ impl Terminal {
         }
     }
 
-    /// The whole output so far.
+    /// All output so far.
     pub fn screen(&self) -> String {
         String::from_utf8_lossy(&self.seen.lock().unwrap()).into_owned()
     }
 
-    /// Types `text`.
+    /// Types `text` on the terminal.
     pub fn keys(&mut self, text: &str) {
         self.keys.write_all(text.as_bytes()).unwrap();
     }
 
-    /// Whether the terminal shows typed keys by itself.
+    /// Whether the terminal echoes typed keys.
     pub fn echoes(&self) -> bool {
         let modes = tcgetattr(&self.keys).unwrap().local_modes;
         modes.contains(LocalModes::ECHO)
     }
 
-    /// Waits for `text` after the text of the last call, and returns the output up to it.
+    /// Waits for `text` after the position where the last call ended. Returns the output up to
+    /// `text`.
     pub fn wait_for(&mut self, text: &str) -> String {
         let begun = Instant::now();
         loop {
-            // The state is read before the output, so that the last output is included.
+            // The process state is read before the output. So if the process has ended, the output
+            // is complete.
             let ended = self.child.try_wait().unwrap().is_some();
             if ended {
                 std::thread::sleep(Duration::from_millis(50));

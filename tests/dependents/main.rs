@@ -1,4 +1,4 @@
-//! Tests that build crates outside the workspace which depend on it.
+//! Tests that build separate crates, outside the workspace, that depend on the workspace's crates.
 
 #[path = "../common/mod.rs"]
 mod common;

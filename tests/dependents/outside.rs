@@ -1,5 +1,5 @@
-//! A crate outside this workspace links the backend and selects it by name. The test builds and
-//! runs it with Cargo alone, like its author.
+//! A crate outside this workspace links the backend and selects the backend by name. The test
+//! builds and runs the crate with Cargo alone, as its author would.
 
 use std::path::Path;
 
@@ -20,8 +20,8 @@ fn a_strangers_program_links_the_backend_and_picks_it_by_name() {
     for name in ["cpu true", "cuda", "metal"] {
         assert!(stderr.contains(name), "{stderr}");
     }
-    // Its manifest has no profile, so the engine is slow and warns. docs/library.md has the
-    // recommended lines.
+    // The crate's manifest has no profile, so the engine is unoptimized and prints a warning.
+    // docs/library.md has the recommended profile.
     assert!(stderr.contains("built without optimization"), "{stderr}");
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/library.md");
     assert!(
@@ -42,8 +42,8 @@ fn a_strangers_program_links_the_backend_and_picks_it_by_name() {
     assert!(stderr.contains("did you mean"), "{stderr}");
 }
 
-/// A workspace with the checkout below it must exclude it, as docs/library.md says. Then Cargo
-/// reads our packages with our edition and versions.
+/// If a workspace contains this checkout in a subdirectory, it must exclude the checkout, as
+/// docs/library.md says. Only then does Cargo read our packages with our edition and versions.
 #[cfg(unix)]
 #[test]
 fn a_checkout_below_another_workspace_is_excluded() {
@@ -71,7 +71,7 @@ fn a_checkout_below_another_workspace_is_excluded() {
     let (out, err, output) = read(line);
     assert!(output.status.success(), "{err}");
     assert!(out.contains("\"theirs\""), "{out}");
-    // Without that line, this fails.
+    // Without the `exclude` line, Cargo must fail.
     let (_, err, output) = read("[workspace]\n");
     assert!(!output.status.success(), "{err}");
     let page = std::fs::read_to_string(root.join("docs/library.md")).unwrap();

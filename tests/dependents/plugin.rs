@@ -1,5 +1,5 @@
-//! Builds, tests and runs `examples/plugin/`, a third party's workspace with its own backend and a
-//! program that chooses between both backends.
+//! Builds, tests and runs `examples/plugin/`. It is a separate workspace with its own backend, and
+//! a program that chooses between that backend and ours.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use inference::Prompt;
 
 const WORKSPACE: &str = "examples/plugin";
 
-/// Runs the program in its workspace. The first call builds it.
+/// The `chooser` program of the plugin workspace. The first call builds it.
 fn chooser(args: &[&str]) -> Command {
     let mut command = crate::dependant::cargo(WORKSPACE);
     command.args(["run", "--quiet", "-p", "chooser", "--"]);
@@ -16,7 +16,8 @@ fn chooser(args: &[&str]) -> Command {
     command
 }
 
-/// A line of the list: the name, whether it is available, and its capabilities or the reason.
+/// The words of a backend's line in the list: name, availability, then capabilities or the reason
+/// why the backend is unavailable.
 fn listed<'a>(list: &'a str, name: &str) -> Option<Vec<&'a str>> {
     let mut lines = list.lines().map(|l| l.split('\t').collect::<Vec<_>>());
     lines.find(|l| l.first() == Some(&name))
@@ -31,17 +32,17 @@ fn the_program_lists_every_linked_backend_and_runs_the_one_that_a_flag_names() {
     let cpu = listed(&list, "cpu").unwrap_or_else(|| panic!("{list}"));
     assert_eq!(cpu[1], "available", "{list}");
     for gpu in ["cuda", "metal", "mlx_lm"] {
-        // The backend is linked on every system, available or with a reason.
+        // Every system links this backend; where it cannot run, the list has the reason.
         let gpu = listed(&list, gpu).unwrap_or_else(|| panic!("{list}"));
         assert!(gpu.len() == 3 && !gpu[2].is_empty(), "{list}");
     }
 
-    // The third party's model continues with the most frequent counted text.
+    // The plugin's model continues with the text that most often follows in its training text.
     let tale = crate::dependant::stdout(&mut chooser(&["--backend", "echo", "models/tales"]));
     assert!(tale.starts_with("trigram\t["), "{tale}");
     assert!(tale.contains("\" capit"), "{tale}");
 
-    // Third parties get the same results from our backend.
+    // A program outside the workspace gets the replies from our backend that our own program gets.
     let prompt = "One, two, three";
     let path = crate::common::fixture("tiny/llama");
     let arguments = ["--backend=cpu", path.to_str().unwrap(), prompt];
@@ -53,7 +54,7 @@ fn the_program_lists_every_linked_backend_and_runs_the_one_that_a_flag_names() {
         format!("llama\t{:?}\t{:?}", expected.tokens, expected.text)
     );
 
-    // The flag overrides the default, and an error for a wrong name suggests another.
+    // The flag overrides the default backend. The error for a wrong name suggests a correct one.
     for (arguments, says) in [
         (["--backend", "ecko", "models/tales"], "did you mean `echo`"),
         (["--backend", "cpu", "models/tales"], "models/tales"),

@@ -1,6 +1,6 @@
-//! Tests registration by linking in programs, static libraries and dynamic libraries, with and
-//! without link-time optimization. It builds and runs `tests/registration/` like its owner, and
-//! checks the statements of docs/plugins.md.
+//! Tests that linking alone registers a backend: in programs, static libraries and dynamic
+//! libraries, with and without link-time optimization. The test builds and runs
+//! `tests/registration/`, and so verifies the statements of docs/plugins.md.
 
 #![cfg(any(target_os = "linux", target_os = "macos"))]
 
@@ -76,10 +76,11 @@ fn lines(program: &Path, args: &[&Path]) -> Vec<String> {
     out.lines().map(String::from).collect()
 }
 
-/// Links `main.c` with the static library, normally or with all its members.
+/// Links `main.c` with the static library, either with the members it needs or with all members
+/// (`whole_archive`).
 fn c_program(dir: &Path, purpose: &str, whole_archive: bool) -> PathBuf {
     let archive = dir.join("liblibrary.a");
-    // Concurrent tests must not overwrite a program that another test is running.
+    // A unique file name, because a concurrent test may be running another program.
     let name = format!("c-{purpose}{}", if whole_archive { "-whole" } else { "" });
     let program = dir.join(name);
     let mut cc = Command::new("cc");
@@ -130,8 +131,8 @@ fn link_time_optimization_changes_nothing_in_programs() {
 
 #[test]
 fn a_static_library_keeps_registrations_only_as_a_whole() {
-    // A linker takes only object files from an archive that are referred to by name. Nothing refers
-    // to a registration by name. A call of `register` works anyway.
+    // A linker extracts from an archive only object files that other code refers to. Nothing refers
+    // to a registration. A call of `register` works in any case.
     for profile in [DEV, THIN] {
         let dir = built(profile);
         let plain = c_program(&dir, "static", false);
@@ -144,7 +145,7 @@ fn a_static_library_keeps_registrations_only_as_a_whole() {
 
 #[test]
 fn a_static_library_with_fat_lto_keeps_registrations() {
-    // The library has all Rust code in one object file.
+    // With full link-time optimization, the library has all Rust code in one object file.
     let dir = built(FAT);
     let plain = c_program(&dir, "static", false);
     assert_eq!(lines(&plain, &[]), ["[linked]", "[called linked]"]);
@@ -152,8 +153,8 @@ fn a_static_library_with_fat_lto_keeps_registrations() {
 
 #[test]
 fn a_cdylib_has_its_registrations_and_a_registry_of_its_own() {
-    // The program that opens a library does not get the backends linked into it. The library does
-    // not get those that the program registers by a call.
+    // The program opens the library at run time. The backends linked into the library stay
+    // invisible to the program, and the program's registrations stay invisible to the library.
     for profile in [DEV, THIN] {
         let dir = built(profile);
         let program = c_program(&dir, "opens", false);

@@ -1,6 +1,6 @@
-//! Tests of attention in double precision. The option reaches every kind of attention layer,
-//! changes only roundings, and is refused where it would have no effect.
-//! `metal-backend/src/nn/attention_tests.rs` compares with numpy.
+//! Tests of the option for attention in double precision. It must reach every kind of attention
+//! layer, change only roundings, and be refused where it would have no effect.
+//! `metal-backend/src/nn/attention_tests.rs` compares values with numpy.
 
 use inference::{
     AttentionSums, EmbedOptions, ErrorKind, Interrupt, LoadOptions, Prompt, TextModel,
@@ -15,8 +15,8 @@ fn load(name: &str, sums: AttentionSums) -> Box<dyn TextModel> {
     inference::load_model(fixture(name), &options).unwrap()
 }
 
-/// The models cover biases, windows, caps on scores, sinks, norms of heads, gates, latent vectors,
-/// keys of other layers, and recurrent layers.
+/// The models cover biases, sliding windows, caps on scores, sinks, head norms, gates, latent
+/// attention, keys shared between layers, and recurrent layers.
 #[test]
 fn double_precision_changes_roundings_alone() {
     let mut far = Vec::new();
@@ -53,12 +53,13 @@ fn double_precision_changes_roundings_alone() {
             let (native, double) = (logits(native.as_ref()), logits(wide.as_ref()));
             let wanted = floats(&case["logits"]);
             let greatest = wanted.iter().fold(1.0f32, |most, v| most.max(v.abs()));
-            // The bound is that of golden.rs. `apart` shows the effect of float32's rounding.
+            // The bound is the bound of golden.rs. `apart` measures the effect of rounding in
+            // float32.
             let off = max_difference(&double, &wanted) / greatest;
             let apart = max_difference(&native, &double) / greatest;
-            // If a block is not one operation, the kernels round in another order, and products of
-            // packed matrices round their inputs. Gemma 4 magnifies that: with MLX_CPU_KERNELS=off
-            // the two differ by less than 1e-5.
+            // Unfused blocks round in another order, and multiplications with packed matrices round
+            // their inputs. Gemma 4 magnifies both errors. With MLX_CPU_KERNELS=off the two results
+            // differ by less than 1e-5.
             let bound = match name {
                 "gemma4-small" => 2e-4,
                 "llama-q4" => 1e-4,

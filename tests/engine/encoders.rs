@@ -1,5 +1,5 @@
-//! Compares encoders with sentence-transformers and transformers: vectors, scores and refusals.
-//! `tools/golden/encoders.py` made the tiny checkpoints and the numbers.
+//! Compares vectors and scores of encoders with sentence-transformers and transformers, and tests
+//! refusals. `tools/golden/encoders.py` made the tiny checkpoints and the golden numbers.
 
 use std::path::PathBuf;
 
@@ -42,7 +42,7 @@ fn embed(model: &dyn TextModel, prompts: &[Prompt], options: &EmbedOptions) -> V
     embedder.embed(prompts, options, &Interrupt::new()).unwrap()
 }
 
-/// The greatest difference relative to the greatest expected element.
+/// The greatest difference, relative to the greatest expected element.
 fn off(got: &[f32], expected: &Value) -> f32 {
     let expected = floats(expected);
     let most = expected.iter().fold(1.0f32, |most, v| most.max(v.abs()));
@@ -68,7 +68,7 @@ fn vectors_are_those_of_sentence_transformers() {
             let off_by = off(&vectors[i], expected);
             assert!(off_by < 1e-5, "{name}, text {i}: {off_by}");
             assert_eq!(vectors[i].len(), embedder.embedding_info().dimensions);
-            // A text alone has the same vector as with others.
+            // A text's vector does not depend on the other texts of its batch.
             let alone = embed(model.as_ref(), &prompts[i..=i], &options);
             assert!(
                 max_difference(&alone[0], &vectors[i]) < 1e-5,
@@ -85,7 +85,7 @@ fn vectors_are_those_of_sentence_transformers() {
     }
 }
 
-/// The file has llama.cpp's names, its word marks and its number of the pooling.
+/// The GGUF file has llama.cpp's names, its word markers and its number for the pooling.
 #[test]
 fn a_gguf_file_has_the_tokens_and_vectors_of_its_directory() {
     let golden = golden(&fixture("encoders/bert"));
@@ -144,7 +144,7 @@ fn scores_are_those_of_cross_encoders() {
         let ranking = ranker.rerank(query, &documents, &told, &none).unwrap();
         let off_by = off(&ranking.scores, &golden["instructed"]);
         assert!(off_by < 1e-5, "{name}: {off_by}, {:?}", ranking.scores);
-        // Only the document is cut.
+        // Truncation shortens only the document, never the query.
         let short = ranker.rerank(query, &documents[2..], &told, &none).unwrap();
         let most = short.tokens + 10;
         let cut = told.with_max_length(most).with_truncate(true);
@@ -222,7 +222,7 @@ fn texts_that_are_too_long_are_refused_or_cut() {
             .len(),
         5
     );
-    // A length above the model's limit has no effect.
+    // A maximum length above the model's limit has no effect.
     assert_eq!(
         tokens(&long, &cut.clone().with_max_length(500))
             .unwrap()
@@ -280,7 +280,7 @@ fn options_change_the_vector_as_they_say() {
     );
 }
 
-/// Compares vectors and the order of a search for a real model.
+/// Compares the vectors and search order of a real model with the reference.
 #[test]
 fn all_minilm_is_what_sentence_transformers_makes_of_it() {
     let path = rust_mlx::hub::fetch("all-minilm", &mut rust_mlx::hub::Silent);

@@ -1,4 +1,4 @@
-//! Runs the examples that need a model with a tiny one.
+//! Runs those examples that need a model, with a tiny model.
 
 #[path = "../../examples/bench_inference.rs"]
 #[allow(dead_code, reason = "its `main` takes a model from the hub")]

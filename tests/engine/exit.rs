@@ -1,5 +1,6 @@
-//! `main` returns or the process exits while other threads generate. The exit code must be the
-//! intended one, not a signal. Each run is a separate process.
+//! Tests the end of a process whose other threads still generate: `main` returns, or the process
+//! calls `exit`. The exit code must be the intended one, and no signal may end the process. Each
+//! case runs in a separate process.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use crate::common::{greedy, tiny};
 use inference::Prompt;
 
-/// The variable that says how the child ends, and after how many microseconds.
+/// The environment variable that says how the child process ends, and after how many microseconds.
 const HOW: &str = "RUST_MLX_TEST_EXIT";
 
 #[test]
@@ -33,7 +34,7 @@ fn child() {
     if how == "exit" {
         std::process::exit(7);
     }
-    // Otherwise the harness's `main` returns while the threads still run.
+    // Without this, the test harness's `main` would return while the threads still run.
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Tests feed-forward strategies by layer against numpy (`tools/golden/feed_forward.py`), the dense
-//! pass and their definitions, on every family. Also tests `--ffn` of the program.
+//! Compares feed-forward strategies per layer with numpy (`tools/golden/feed_forward.py`), with the
+//! dense pass and with their definitions, on every family. Also tests the program's flag `--ffn`.
 
 use crate::common::{fixture, floats, greedy, ids, max_difference, order_bound, tiny, tiny_names};
 use crate::program::{output, refused, stdout};
@@ -34,17 +34,17 @@ fn trace(model: &dyn TextModel, tokens: &[u32]) -> ResidualTrace {
         .unwrap()
 }
 
-/// The greatest difference relative to the greatest number.
+/// The greatest difference, relative to the greatest absolute value.
 fn relative(ours: &[f32], expected: &[f32]) -> f32 {
     let greatest = expected.iter().fold(1.0f32, |m, x| m.max(x.abs()));
     max_difference(ours, expected) / greatest
 }
 
-/// Whether some layers of a tiny model have experts, factors in their feed-forward part, or no such
-/// part.
+/// Whether a tiny model has layers to which a strategy cannot apply: layers with experts, with a
+/// factor in the feed-forward part, or without a feed-forward part.
 fn without_features(name: &str) -> bool {
     let Ok(text) = std::fs::read(fixture("tiny").join(name).join("config.json")) else {
-        return false; // the GGUF files have none of these
+        return false; // the GGUF fixtures have no such layers
     };
     let config = inference_formats::python_json::from_slice(&text).unwrap();
     let experts = |key: &str| {
@@ -104,7 +104,7 @@ fn all_features_are_the_dense_pass_and_few_are_not() {
             continue;
         }
         let dense = tiny(&name);
-        // The kernels round the inputs of quantized products in a different order.
+        // The kernels quantize inputs of quantized multiplications, and round in a different order.
         let bound = match dense.info().quantization_bits {
             Some(_) => 2e-3,
             None => order_bound(1e-5),
@@ -129,7 +129,7 @@ fn what_is_left_out_adds_nothing_and_gains_scale() {
     let tokens: Vec<u32> = (3..15).collect();
     let (mut left_out, mut scaled) = (0, 0);
     for name in tiny_names() {
-        // A plan may name only layers that have one feed-forward part.
+        // A plan may name only layers with exactly one feed-forward part.
         if name == "gemma4-large" {
             let error = routed(&name, "attention-only").err().unwrap();
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{name}: {error}");
@@ -146,7 +146,7 @@ fn what_is_left_out_adds_nothing_and_gains_scale() {
             None => order_bound(1e-5),
         };
         assert!(relative(&first.mixer, &dense_layer.mixer) < bound, "{name}");
-        // The first block of Nemotron-H is only a mixer, and so are all blocks of Mamba.
+        // The first block of Nemotron-H is only a mixer. All blocks of Mamba are only mixers.
         let mamba = ["mamba", "falcon-mamba", "mamba2"];
         let mixer_alone = mamba.contains(&name.as_str()) || name.starts_with("nemotron-h");
         if !name.starts_with("gemma4") && !mixer_alone {
@@ -173,8 +173,8 @@ fn what_is_left_out_adds_nothing_and_gains_scale() {
     assert!(left_out > 40 && scaled > 60, "{left_out}, {scaled}");
 }
 
-/// The result for a token must not depend on its pass: prompt and reply in one pass, or token by
-/// token with caches.
+/// A token's result must not depend on how the sequence is divided: prompt and reply in one pass,
+/// or token by token with a KV cache.
 #[test]
 fn steps_with_caches_are_one_pass() {
     let plans = [
@@ -203,7 +203,7 @@ fn steps_with_caches_are_one_pass() {
                 let one_pass = logits(model.as_ref(), &all);
                 let expected = one_pass[token as usize];
                 let best = one_pass.iter().fold(f32::NEG_INFINITY, |m, x| m.max(*x));
-                // Tokens may differ only if their logits are equal up to rounding.
+                // Two tokens may differ only if their logits are equal up to rounding.
                 let close = if name.contains("q4") { 2e-2 } else { 1e-4 };
                 assert!(
                     best - expected < close,
@@ -232,7 +232,7 @@ fn layers_that_are_not_there_are_refused() {
     assert!(error.contains("several experts"), "{error}");
 }
 
-/// Caches that one plan computed are wrong for another plan.
+/// A cache computed with one plan is wrong for another plan, so plans must not share caches.
 #[test]
 fn prompt_caches_belong_to_their_plan() {
     let dir = tempfile::tempdir().unwrap();
@@ -309,8 +309,8 @@ fn the_program_takes_a_plan_wherever_it_loads_a_model() {
     assert!(wrong.contains("layers 9; the model has 3"), "{wrong}");
 }
 
-/// Writes an adapter of low rank on the gates of the tiny Llama. It is large enough to change the
-/// chosen features.
+/// Writes a low-rank adapter for the gates of the tiny Llama. The adapter is large enough to change
+/// which features a strategy chooses.
 fn gates(dir: &std::path::Path) {
     let config = r#"{"fine_tune_type": "lora", "num_layers": 3,
         "lora_parameters": {"rank": 2, "scale": 2.0, "dropout": 0.0, "keys": ["mlp.gate_proj"]}}"#;
@@ -341,8 +341,8 @@ fn gates(dir: &std::path::Path) {
     std::fs::write(dir.join("adapters.safetensors"), file).unwrap();
 }
 
-/// A strategy on an adapted layer chooses by the adapted gate. It must equal the fused model and
-/// differ from the model without the adapter.
+/// A strategy must choose features by the adapted gate. Its result must equal that of the fused
+/// model, and differ from that of the model without the adapter.
 #[test]
 fn adapters_count() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Tests feed-forward backends in a program, through `metal_backend::ffn`: the engine's own ones
-//! against their definitions, and ones defined here.
+//! Tests feed-forward backends through `metal_backend::ffn`. The engine's own backends are compared
+//! with their definitions; other backends are defined in this file.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use metal_backend::ffn::{
 };
 use mlx_rs_core::Array;
 
-/// Backends are compared with the plain pass in float32.
+/// float32 options, because tests compare backends with the plain pass.
 fn cpu() -> LoadOptions {
     LoadOptions::new()
         .with_backend("cpu")
@@ -35,7 +35,7 @@ fn logits(model: &dyn TextModel, tokens: &[u32]) -> Vec<f32> {
         .logits
 }
 
-/// The greatest difference relative to the greatest number.
+/// The greatest difference, relative to the greatest absolute value.
 fn relative(ours: &[f32], expected: &[f32]) -> f32 {
     let greatest = expected.iter().fold(1.0f32, |m, x| m.max(x.abs()));
     max_difference(ours, expected) / greatest
@@ -48,7 +48,8 @@ fn dense_everywhere_is_the_plain_pass() {
     for name in tiny_names() {
         let model = match uniform(&name, DenseFfn) {
             Ok(model) => model,
-            // The model's blocks fuse this part with others.
+            // Blocks of this model fuse the feed-forward part with other parts, so no backend can
+            // replace it.
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Unsupported, "{name}: {error}");
                 continue;
@@ -92,7 +93,7 @@ fn backends_are_what_plans_are() {
         );
         assert_eq!(few, plan("sparse:9"), "{name}");
         assert!(relative(&few, &expected) > 1e-3, "{name}");
-        // A router and a plan may not cover the same layers.
+        // A router and a plan must not cover the same layers.
         let router = FfnRouter::new().with_layers(1, Some(1), Arc::new(HighwayFfn));
         let options = cpu().with_feed_forward("0=sparse:9".parse().unwrap());
         let both = ffn::load_model(fixture("tiny").join(name), &options, &router.unwrap());
@@ -112,7 +113,7 @@ fn a_recorded_prompt_is_replayed_bit_for_bit() {
         let before = logits(model.as_ref(), &tokens);
         assert_eq!((cached.len(), cached.hits()), (0, 0), "{name}");
         let rows = cached.calibrate(model.as_ref(), &prompt).unwrap();
-        // The last block computes only the last position.
+        // The last block computes only the last position, so it adds one row.
         assert_eq!(rows, (layers - 1) * tokens.len() + 1, "{name}");
         let misses = cached.misses();
         let replayed = logits(model.as_ref(), &tokens);
@@ -120,7 +121,8 @@ fn a_recorded_prompt_is_replayed_bit_for_bit() {
         assert_eq!(cached.hits(), rows as u64, "{name}");
         let same = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
         assert!(same(&before, &replayed), "{name}");
-        // For another prompt, the records give the common part, and the rest is computed.
+        // For a prompt with a common beginning, the recorded rows are reused, and the others are
+        // computed.
         let mut longer = tokens[..9].to_vec();
         longer.extend([40, 41, 42]);
         let ours = logits(model.as_ref(), &longer);
@@ -142,7 +144,7 @@ fn a_recorded_prompt_is_replayed_bit_for_bit() {
     }
 }
 
-/// Multiplies the trained part by a number, and counts its calls.
+/// A backend that multiplies the trained part's output by a number, and counts its calls.
 #[derive(Debug)]
 struct Times(f32, AtomicUsize);
 
@@ -181,11 +183,11 @@ fn a_backend_of_the_program_computes_its_layers() {
         .map(|x| 2.0 * x)
         .collect();
     assert!(relative(&ours.layers[1].feed_forward, &doubled) < 1e-5);
-    // It has no activations to inspect, and reports that.
+    // This backend has no activations to inspect, and must return an error that says so.
     let inspector = model.as_attention_inspector().unwrap();
     let error = inspector.feed_forward_activations(&prompt, &[0], &Interrupt::new());
     assert!(format!("{:#}", error.unwrap_err()).contains("times shows no activations"));
-    // Tokens computed with caches equal those of whole passes.
+    // A reply computed with a KV cache must equal whole passes.
     let output = model.generate(&prompt, &greedy(6).with_cache_prompt(false));
     let output = output.unwrap().collect_output().unwrap();
     let mut all = tokens.clone();
@@ -195,8 +197,8 @@ fn a_backend_of_the_program_computes_its_layers() {
         assert!(best - one_pass[token as usize] < 1e-4);
         all.push(token);
     }
-    // Prompt caches on disk belong to one engine, because a backend's name does not determine what
-    // it computes.
+    // A prompt cache on disk is valid for one engine only, because a backend's name does not
+    // determine what the backend computes.
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("kept.safetensors");
     let cache = |model: &dyn TextModel, save: bool| {
@@ -215,7 +217,7 @@ fn a_backend_of_the_program_computes_its_layers() {
     assert!(cache(tiny("llama").as_ref(), false).is_err());
 }
 
-/// Returns another shape than its input.
+/// A backend that returns an array of another shape than its input.
 #[derive(Debug)]
 struct Wrong;
 
@@ -235,7 +237,8 @@ fn what_cannot_be_is_an_error() {
         let model = ffn::load_model(fixture("tiny").join(name), options, router);
         model.map(drop).unwrap_err()
     };
-    // Broadcasting would accept this shape and silently give a wrong result.
+    // Broadcasting would accept this shape and silently give a wrong result, so the engine must
+    // check.
     let model = uniform("llama", Wrong).unwrap();
     let tokens = model.as_token_model().unwrap();
     let error = tokens

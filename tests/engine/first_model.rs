@@ -1,5 +1,5 @@
-//! Tests of the first real model, fetched once in the program's way. It is compared with an
-//! independent float32 reference (`tools/golden/first_model.py`), also through the program.
+//! Tests of the first real model, which the first run downloads as the program does. Its results
+//! are compared with a float32 reference (`tools/golden/first_model.py`), also through the program.
 
 #[cfg(feature = "probe")]
 mod edits;
@@ -68,7 +68,7 @@ fn logits_and_greedy_tokens_equal_the_reference() {
             "{text:?}"
         );
     }
-    // The tokenizer gives the same ids as the reference.
+    // Our tokenizer and the reference return the same ids.
     for case in plain {
         let text = case["prompt"].as_str().unwrap();
         assert_eq!(
@@ -147,7 +147,7 @@ fn the_readme_s_command_answers_paris() {
     assert!(stdout(&output).starts_with(" Paris"));
 }
 
-/// As in mlx-lm, only the template's own text precedes a message.
+/// As in mlx-lm, only text of the template precedes a message.
 #[test]
 fn every_command_asks_as_the_template_says() {
     let golden = golden(&crate::common::fixture("first-model"));

@@ -1,5 +1,5 @@
-//! Tests of generation on tiny checkpoints: batches equal single runs, caches of every kind, reused
-//! prefixes, guessed tokens.
+//! Tests of generation on tiny checkpoints: batches, every kind of cache, reused prefixes and
+//! speculative decoding. Replies must equal those of single, uncached runs.
 
 mod batches;
 mod speculative;
@@ -30,15 +30,15 @@ fn path_of(name: &str) -> std::path::PathBuf {
     fixture("tiny").join(name)
 }
 
-/// Loads a model with exact prompts unless the options set a precision. Replies are compared with
-/// those of the same tokens in other chunks.
+/// Loads a model with exact prefill, unless the options set a precision. Tests compare replies of
+/// equal tokens that were divided into different steps.
 fn tiny_with(name: &str, options: &LoadOptions) -> Box<dyn TextModel> {
     let mut options = options.clone().with_backend("cpu");
     options.precision = options.precision.or(Some(Precision::Exact));
     inference::load_model(path_of(name), &options).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// Options without reuse of prefixes, so that runs can be compared.
+/// Options that reuse no cached prefix, so that separate runs are comparable.
 fn fresh(n: usize) -> GenerateOptions {
     greedy(n).with_cache_prompt(false)
 }
@@ -59,7 +59,7 @@ fn a_prompt_that_begins_alike_is_not_computed_again() {
             .collect_output()
             .unwrap();
         assert_eq!(output.metrics.cached_tokens, 0);
-        // The next turn has the prompt, the reply, and more tokens.
+        // The prompt of the next turn: first prompt, reply, and more tokens.
         let mut second = first.clone();
         second.extend(&output.tokens);
         second.extend([20, 21, 22]);
@@ -70,9 +70,9 @@ fn a_prompt_that_begins_alike_is_not_computed_again() {
             .collect_output()
             .unwrap();
         assert_eq!(output.tokens, expected, "{name}");
-        // The last token of a reply is never computed.
+        // The last token of a reply is never fed to the model, so it is not cached.
         assert_eq!(output.metrics.cached_tokens, 16, "{name}");
-        // With another ending, the cache is trimmed to the common prefix.
+        // If the prompt ends differently, the cache is trimmed to the common prefix.
         let mut third = second[..9].to_vec();
         third.push(30);
         let expected = reply(model.as_ref(), &Prompt::Tokens(third.clone()), &fresh(8));
@@ -125,7 +125,7 @@ fn a_bounded_context_goes_on_however_the_prompt_is_cut() {
                 assert_eq!(got, one_pass, "{name}, bound {bound}, step {step}");
             }
         }
-        // A reply that fits into the bound is exact up to the last position.
+        // While the sequence fits into the bound, a bounded cache gives exact replies.
         let prompt = ids(6, 20);
         let options = fresh(30).with_ignore_eos(true);
         let free = reply(tiny(name).as_ref(), &prompt, &options);
@@ -138,7 +138,7 @@ fn a_bounded_context_goes_on_however_the_prompt_is_cut() {
 
 #[test]
 fn a_bound_is_a_sliding_window_on_every_layer() {
-    // A bound below 16 keeps no first tokens.
+    // A bound below 16 keeps no initial tokens.
     let with_window = |window: serde_json::Value| {
         let dir = tempfile::tempdir().unwrap();
         for entry in std::fs::read_dir(path_of("mistral-window")).unwrap() {
@@ -172,7 +172,7 @@ fn a_bound_is_a_sliding_window_on_every_layer() {
 
 #[test]
 fn a_packed_cache_is_near_the_plain_one() {
-    // The prompt exceeds the first chunk of 256 positions, so that packed parts grow.
+    // The prompt exceeds the cache's first chunk of 256 positions, so quantized caches must grow.
     let prompt = ids(8, 270);
     let logits = |model: &dyn TextModel| {
         let tokens = model.as_token_model().unwrap();
@@ -197,7 +197,8 @@ fn a_packed_cache_is_near_the_plain_one() {
         let (eight, _) = distance(&options);
         let (four, reply) = distance(&options.clone().with_kv_bits(4));
         assert_eq!(reply.len(), 20);
-        // Nothing is packed before position 5,000, so the reply is also the same.
+        // The prompt ends before position 5,000, where quantization starts. So the reply equals the
+        // unquantized one.
         let (never, reply) = distance(&options.clone().with_quantized_kv_start(5000));
         assert_eq!(reply, expected, "{name}");
         assert!(never == 0.0, "{name}: {never}");
@@ -206,7 +207,7 @@ fn a_packed_cache_is_near_the_plain_one() {
             "{name}: {eight} {four}"
         );
     }
-    // Heads that no group size divides are refused by name.
+    // No group size divides these heads, so the error must name `kv_group_size`.
     let options = LoadOptions::new().with_kv_bits(8).with_backend("cpu");
     let error = inference::load_model(path_of("llama"), &options)
         .err()
@@ -286,7 +287,7 @@ fn cancelling_takes_effect_within_a_token() {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     let model = tiny("llama");
-    // The reader of the tokens cancels, and no further token comes.
+    // The thread that reads tokens cancels, so no further token may arrive.
     let cancel = CancelToken::new();
     let options = fresh(400).with_ignore_eos(true).with_cancel(cancel.clone());
     let mut stream = model.generate(&ids(1, 20), &options).unwrap();
@@ -298,7 +299,7 @@ fn cancelling_takes_effect_within_a_token() {
     assert_eq!(error.kind(), ErrorKind::Cancelled);
     assert_eq!(stream.metrics().generated_tokens, 7);
     assert_eq!(stream.finish_reason(), Some(FinishReason::Cancelled));
-    // Another thread cancels at any time, and at most the token in progress follows.
+    // Another thread cancels at any time, so at most the token in progress may still arrive.
     for at in [0, 1, 5, 60, 200] {
         let cancel = CancelToken::new();
         let count = Arc::new(AtomicUsize::new(0));

@@ -1,5 +1,6 @@
-//! Tests GGUF files of every family that llama.cpp writes and we read. They have the exact weights
-//! of a tiny checkpoint (`tools/golden/gguf_families.py`), so its golden numbers apply.
+//! Tests GGUF files of every family that llama.cpp can write and this engine can read. A file has
+//! the exact weights of a tiny checkpoint (`tools/golden/gguf_families.py`), so the checkpoint's
+//! golden numbers apply.
 
 use crate::common::{fixture, floats, golden, greedy, ids, load, max_difference};
 use inference::{Interrupt, Prompt};

@@ -4,9 +4,9 @@
 use crate::common::{floats, golden, greedy, has_amx, ids, max_difference, tiny, tiny_names};
 use inference::{ChatPrompt, Interrupt, Message, Prompt};
 
-/// The bound is a thousandth, and two for quantized models with the kernels. Their products of a
-/// few rows round inputs to 16 bits, and these small random models enlarge that twentyfold.
-/// `kernels.rs` tests the effect of the kernels.
+/// The bound is 0.001, or 0.002 for quantized models with the kernels. Kernels for few rows round
+/// inputs to 16 bits, and the small random models enlarge this error twentyfold. `kernels.rs` tests
+/// the effect of the kernels alone.
 #[test]
 fn logits_agree_with_the_reference_to_a_thousandth() {
     let kernels = std::env::var("MLX_CPU_KERNELS").map_or(true, |v| v != "off");
@@ -37,7 +37,7 @@ fn logits_agree_with_the_reference_to_a_thousandth() {
     }
 }
 
-/// The setting is global to a process, so the test above runs in another one.
+/// The setting is global to a process. So this test runs the test above again, in another process.
 #[test]
 fn without_kernels_all_agree_to_a_thousandth() {
     let run = std::process::Command::new(std::env::current_exe().unwrap())

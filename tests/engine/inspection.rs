@@ -1,4 +1,5 @@
-//! Tests of inspection: attention, hidden states, embeddings, probabilities of a text.
+//! Tests of inspection: attention weights, hidden states, embeddings, and the probabilities of a
+//! text.
 
 use std::time::{Duration, Instant};
 
@@ -54,7 +55,7 @@ fn attention_has_every_layer_head_and_position_and_does_not_look_ahead() {
 
 #[test]
 fn keys_turn_with_their_position() {
-    // With the same token everywhere, all keys of the first layer are equal before rotation.
+    // The prompt repeats one token, so all keys of the first layer are equal before rotation.
     let model = tiny("llama");
     let prompt = Prompt::Tokens(vec![42; 12]);
     let seen = model
@@ -67,7 +68,7 @@ fn keys_turn_with_their_position() {
         &head[p * seen.head_dim..(p + 1) * seen.head_dim]
     });
     assert!(!near(at(0), at(5), 1e-3));
-    // Rotation preserves the length of each pair of halves.
+    // Rotation preserves the length of each rotated pair of elements.
     for p in 1..12 {
         for i in 0..d / 2 {
             let length = |v: &[f32]| v[i].hypot(v[i + d / 2]);
@@ -78,8 +79,7 @@ fn keys_turn_with_their_position() {
 
 #[test]
 fn keys_are_those_in_the_caches_of_mlx_lm() {
-    // The models have grouped heads, sliding layers with shorter windows than the prompt, and
-    // packed weights.
+    // The models have grouped heads, sliding windows shorter than the prompt, and packed weights.
     let golden = reference("keys.json");
     let tokens = crate::common::ids(&golden["tokens"]);
     let positions = crate::common::ids(&golden["positions"]);
@@ -87,7 +87,8 @@ fn keys_are_those_in_the_caches_of_mlx_lm() {
     for case in golden["cases"].as_array().unwrap() {
         let name = case["model"].as_str().unwrap();
         let step = usize::try_from(case["step"].as_u64().unwrap()).unwrap();
-        // Whatever option saves memory, every position is present in full precision.
+        // Inspection must return every position in full precision, even with options that save
+        // cache memory.
         let packed = LoadOptions::new().with_kv_bits(4).with_kv_group_size(32);
         for options in [
             LoadOptions::new(),
@@ -98,7 +99,7 @@ fn keys_are_those_in_the_caches_of_mlx_lm() {
             let path = fixture("tiny").join(name);
             let model = match inference::load_model(path, &options) {
                 Ok(model) => model,
-                // The heads of most tiny models cannot be packed.
+                // The head sizes of most tiny models allow no quantized cache.
                 Err(e) if e.to_string().contains("kv_group_size") => continue,
                 Err(e) => panic!("{name}: {e}"),
             };
@@ -127,7 +128,7 @@ fn keys_are_those_in_the_caches_of_mlx_lm() {
                         .collect();
                     let expected = floats(expected);
                     let difference = max_difference(&picked, &expected);
-                    // mlx-lm rounds Gemma 3's factor on embeddings to bfloat16.
+                    // mlx-lm rounds Gemma 3's embedding factor to bfloat16, so results differ more.
                     let tolerance = if name == "gemma3-text" { 5e-4 } else { 1e-5 };
                     let size = expected.iter().fold(1f32, |size, v| size.max(v.abs()));
                     assert!(
@@ -225,7 +226,7 @@ fn the_last_hidden_states_become_the_logits() {
                 max_difference(lens_logits, expected)
             );
         }
-        // More rows than one pass computes.
+        // 70 times the states: more rows than one pass computes.
         let many = states.blocks[0].repeat(70);
         let all = inspector.unembed(&many).unwrap();
         assert_eq!(all.len(), 140);
@@ -235,7 +236,7 @@ fn the_last_hidden_states_become_the_logits() {
     }
 }
 
-/// Vectors with a pooling, of length one or not.
+/// Pooled vectors, normalized to length 1 if requested.
 fn embed(
     embedder: &dyn EmbeddingModel,
     prompts: &[Prompt],
@@ -331,7 +332,8 @@ fn perplexity_is_that_of_mlx_lm() {
         let mean = scores.iter().map(|s| -f64::from(*s)).sum::<f64>() / scores.len() as f64;
         let expected = case["perplexity"].as_f64().unwrap();
         let difference = (mean.exp() - expected).abs();
-        // Random models have perplexities of hundreds, which float32 gives with six digits.
+        // Random models have perplexities of several hundred, which float32 represents with six
+        // digits.
         assert!(
             difference < 1e-5 * expected,
             "{name}: {} is not {expected}",
@@ -391,7 +393,7 @@ fn a_closed_model_shows_nothing() {
     closed(model.batch_session().err().unwrap().kind());
 }
 
-/// Each call without options ends at its deadline, between two steps of a long prompt.
+/// Calls without generation options must end at their deadline, between two steps of a long prompt.
 #[test]
 fn calls_end_between_the_steps_of_a_prompt() {
     let model = tiny("llama");
@@ -436,7 +438,7 @@ fn calls_end_between_the_steps_of_a_prompt() {
     ];
     for (name, call) in &calls {
         let mut total = Duration::ZERO;
-        // A busy machine may delay the current step, but not each time.
+        // A busy machine may delay one step past the deadline, but not all eight.
         let ended_early = (0..8).any(|_| {
             let start = Instant::now();
             call(&Interrupt::new()).unwrap();
@@ -450,7 +452,7 @@ fn calls_end_between_the_steps_of_a_prompt() {
             took < total * 7 / 10
         });
         assert!(ended_early, "{name}: the prompt was computed to its end");
-        // Another thread cancels.
+        // Another thread cancels the call.
         let cancel = CancelToken::new();
         let interrupt = Interrupt::new().with_cancel(cancel.clone());
         let error = std::thread::scope(|scope| {

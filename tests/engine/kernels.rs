@@ -1,6 +1,6 @@
-//! Whole models with the CPU kernels, with the kernels' portable form, and without kernels have the
-//! same logits and tokens. The setting is global to a process, so this program starts itself for
-//! each.
+//! Compares whole models in three modes: with the CPU kernels, with the kernels' portable form, and
+//! without kernels. Logits and tokens must agree. The mode is global to a process, so the test
+//! starts itself once per mode.
 
 use std::process::{Command, Stdio};
 
@@ -8,17 +8,17 @@ use crate::common::{greedy, max_difference, tiny, tiny_names};
 use inference::{Interrupt, Prompt};
 use serde_json::{Value, json};
 
-/// The variable with the file for a started process's results.
+/// The environment variable with the result file of a child process.
 const OUT: &str = "KERNELS_TEST_OUT";
 
-/// The number of positions in the prompt: enough for panels of products, sweeps of attention, and a
-/// remainder.
+/// Prompt length. It is long enough for full panels of the matrix multiplications, blocks of
+/// attention, and a remainder.
 const PROMPT: u32 = 37;
 
-/// The number of positions in a short prompt, which uses products of few rows.
+/// Length of a short prompt, which uses the kernels for few rows.
 const FEW: u32 = 9;
 
-/// The number of generated tokens.
+/// Number of generated tokens.
 const TOKENS: usize = 12;
 
 #[test]
@@ -98,7 +98,7 @@ fn kernels_change_nothing() {
             );
         }
     }
-    // The report of devices says so, too.
+    // The list of devices also reports the kernel mode.
     let said = |runs: &Value| runs["devices"].to_string();
     assert!(
         said(&plain).contains("kernels off by MLX_CPU_KERNELS"),

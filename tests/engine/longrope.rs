@@ -1,6 +1,6 @@
-//! Tests of LongRoPE, whose rotation of all positions changes with the length of the sequence. Any
-//! way to compute a sequence must give the reply of a single pass, which is the reference's
-//! (`tools/golden/longrope.py`).
+//! Tests of LongRoPE, where the rotation of all positions changes when the sequence exceeds a
+//! length, the switch. Any division of a sequence must give the reply of a single pass, which the
+//! reference computed (`tools/golden/longrope.py`).
 
 use crate::common::{fixture, golden, greedy, ids, max_difference, tiny};
 use inference::{
@@ -77,14 +77,15 @@ fn earlier_requests_change_nothing() {
             for before in [n / 2, 17, n - 1] {
                 let what = format!("{n} tokens after {before}, step {step}");
                 let model = model(&LoadOptions::new().with_parallel_slots(2));
-                // The prompt is shorter, and the reply ends before or after the switch.
+                // The prompt is shorter than the switch, and the reply ends before or after the
+                // switch.
                 for longer in [1, 20] {
                     let options = greedy(longer).with_prefill_step_size(step);
                     reply(model.as_ref(), &case.prompt[..before], &options);
                     let got = reply(model.as_ref(), &case.prompt, &options.with_max_tokens(16));
                     assert_eq!(got, case.reply, "{what}");
                 }
-                // This prompt is longer than the switch.
+                // This prompt is longer than the switch length.
                 let long = [case.prompt.as_slice(), &case.reply].concat();
                 reply(model.as_ref(), &long, &options);
                 assert_eq!(
@@ -112,7 +113,7 @@ fn a_conversation_beyond_the_switch_is_reused() {
 #[test]
 fn rows_of_a_batch_change_nothing_for_each_other() {
     let cases = cases();
-    // The prompts have common prefixes on both sides of the switch.
+    // The prompts share prefixes that end before and after the switch.
     let long = &cases[5].prompt;
     let mut prompts: Vec<Vec<u32>> = cases.iter().map(|c| c.prompt.clone()).collect();
     prompts.extend([20, 24, 31, 33, 40].map(|n| long[..n].to_vec()));
@@ -129,7 +130,7 @@ fn rows_of_a_batch_change_nothing_for_each_other() {
             let mut session = model.batch_session().unwrap();
             let mut rows = Vec::new();
             let mut got = vec![Vec::new(); prompts.len()];
-            // The requests arrive one after another, so that some decode while others prefill.
+            // Requests arrive one after another, so some rows decode while others prefill.
             while rows.len() < prompts.len() || !session.is_empty() {
                 if let Some(prompt) = prompts.get(rows.len()) {
                     let prompt = Prompt::from(prompt.clone());
@@ -180,7 +181,7 @@ fn guesses_change_nothing() {
                     );
                     let metrics = &output.metrics;
                     if load.draft_model.is_some() {
-                        // The model is its own drafter, so all guesses are right.
+                        // The model drafts for itself, so all drafted tokens are accepted.
                         assert_eq!(metrics.draft_tokens, metrics.accepted_draft_tokens, "{n}");
                         assert!(metrics.draft_tokens >= 10, "{n}: {}", metrics.draft_tokens);
                     }
@@ -228,7 +229,8 @@ fn prompt_files_hold_one_rotation() {
     }
 }
 
-/// 600 tokens take two steps of the default size, with a switch at 550 between them.
+/// With the default step size, 600 tokens need two steps. The switch at position 550 is in the
+/// second.
 #[test]
 fn logits_and_vectors_of_long_prompts_are_of_one_pass() {
     let dir = tempfile::tempdir().unwrap();
@@ -245,12 +247,13 @@ fn logits_and_vectors_of_long_prompts_are_of_one_pass() {
     let set = |config: &mut serde_json::Value, switch: u32| {
         config["original_max_position_embeddings"] = switch.into();
         config["rope_parameters"]["original_max_position_embeddings"] = switch.into();
-        // The amplitude follows from the switch unless it is given.
+        // The configuration may set the amplitude; otherwise the engine computes it from the
+        // switch.
         config["rope_parameters"]["attention_factor"] = 1.1.into();
     };
     set(&mut config, 550);
     let switching = open(&config);
-    // This configuration is equivalent: long factors everywhere.
+    // An equivalent configuration: the long factors at all positions.
     set(&mut config, 2048);
     config["rope_parameters"]["short_factor"] = config["rope_parameters"]["long_factor"].clone();
     let long = open(&config);
@@ -310,8 +313,9 @@ fn golden_config(dir: &std::path::Path) -> serde_json::Value {
     inference_formats::python_json::from_slice(&text).unwrap()
 }
 
-/// No other family has LongRoPE, and dividing a prompt changes only roundings. The rotation of
-/// InternLM 3 depends on the length, too, which caches know from the whole prompt.
+/// Only Phi-3 has LongRoPE with two sets of factors, so in the other families the division of a
+/// prompt may change only roundings. InternLM 3's rotation also depends on the length, but its
+/// cache knows the length of the whole prompt.
 #[test]
 fn only_phi3_depends_on_the_length() {
     for name in crate::common::tiny_names() {

@@ -1,4 +1,4 @@
-//! Tests of models through the contract: numbers, requests, caches, sampling, inspection.
+//! Tests of models through the contract: golden values, requests, caches, sampling, inspection.
 
 #[path = "../common/alone.rs"]
 mod alone;

@@ -1,5 +1,5 @@
-//! Tests of the commands for many prompts on tiny checkpoints: `mlx batch`, `classify`, `embed`,
-//! `cache-prompt` and `perplexity`. The library gives the expected results.
+//! Tests of the commands that process many prompts, on tiny checkpoints: `mlx batch`, `classify`,
+//! `embed`, `cache-prompt` and `perplexity`. The library computes the expected results.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -18,7 +18,7 @@ fn mlx(arguments: &[&str], input: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // A program that refuses its flags reads no input.
+    // If the program refuses its flags, it exits without reading input, and this write fails.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     child.wait_with_output().unwrap()
 }
@@ -116,7 +116,7 @@ fn an_interrupted_batch_goes_on_where_it_was() {
     let uninterrupted = std::fs::read(output).unwrap();
     let expected = by_index(lines(&uninterrupted));
     assert_eq!(expected.len(), 4);
-    // The file is cut off within the third line, as by a crash.
+    // The output file ends inside the third line, as after a crash.
     let ends: Vec<usize> = (0..uninterrupted.len())
         .filter(|&i| uninterrupted[i] == b'\n')
         .collect();
@@ -131,7 +131,7 @@ fn an_interrupted_batch_goes_on_where_it_was() {
         "what was there stays"
     );
     assert_eq!(by_index(lines(&after)), expected);
-    // Another run has nothing left to do.
+    // Another run finds all prompts complete, and needs no input.
     assert!(mlx(&run, "").status.success());
     assert_eq!(std::fs::read(output).unwrap(), after);
 }
@@ -150,7 +150,7 @@ fn a_prompt_that_fails_is_told_and_the_others_are_answered() {
     for good in [&all[0], &all[2]] {
         assert!(good["error"].is_null() && good["finish_reason"].is_string());
     }
-    // An invalid prompt is refused before any computation.
+    // The program checks all prompts before it computes anything.
     let output = mlx(&run, "\"good\"\nnot json\n");
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("line 2"), "{}", stderr(&output));
@@ -367,7 +367,7 @@ fn a_kept_prompt_gives_the_reply_of_the_whole_and_is_not_computed_again() {
         got["tokens"],
         json!(expected.collect_output().unwrap().tokens)
     );
-    // Another model refuses the file.
+    // A prompt cache of one model must not load into another model.
     let other = model("qwen3");
     let output = mlx(&with("generate", &other, &flags), "");
     assert_eq!(output.status.code(), Some(1));
@@ -376,7 +376,7 @@ fn a_kept_prompt_gives_the_reply_of_the_whole_and_is_not_computed_again() {
         "{}",
         stderr(&output)
     );
-    // Other files are refused, too.
+    // A file that is no prompt cache is refused.
     std::fs::write(file, "not a cache").unwrap();
     let output = mlx(&run, "");
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
@@ -407,7 +407,7 @@ fn perplexity_is_of_the_whole_pieces_of_the_text() {
     let mean = scores.iter().sum::<f64>() / scores.len() as f64;
     let perplexity = got["perplexity"].as_f64().unwrap();
     assert!((perplexity / mean.exp() - 1.0).abs() < 1e-6, "{perplexity}");
-    // A text shorter than a piece is one piece.
+    // A text that is shorter than a piece forms one piece.
     let short = &printed(&with("perplexity", &name, &["-p", &text]), "")[0];
     assert_eq!(short["tokens"], ids.len() - 1);
     assert_eq!(short["skipped_tokens"], 0);

@@ -1,4 +1,5 @@
-//! Tests of logits without a finite maximum: the request ends with an error that names the step.
+//! Tests of logits without a finite maximum, such as NaN. The request must end with an error that
+//! names the step.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +10,8 @@ use inference::{
     Prompt,
 };
 
-/// The tiny Llama with NaN in one row of a float32 tensor with rows of `width` numbers.
+/// A copy of the tiny Llama with NaN in one row of a float32 tensor. `width` is the row length in
+/// elements.
 fn damaged(tensor: &str, row: usize, width: usize) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(fixture("tiny").join("llama")).unwrap() {
@@ -88,7 +90,7 @@ fn one_bad_norm_ends_every_kind_of_request() {
 
 #[test]
 fn the_step_is_that_of_the_bad_token() {
-    // Token 7 comes third by force. The step that reads it has only NaN.
+    // The options force token 7 as the third token. The step that reads token 7 computes only NaN.
     let dir = damaged("model.embed_tokens.weight", 7, 32);
     let mut options = greedy(8);
     options.constraints.forced_tokens = vec![50, 51, 7];

@@ -1,12 +1,13 @@
-//! Tests of the precision of prompts: the option reaches the kernels, and the model reports it.
+//! Tests of the option for the precision of prefill. It must reach the kernels, and the model must
+//! report it.
 
 use crate::common::{fixture, has_amx, max_difference};
 use inference::{ComputeType, Interrupt, LoadOptions, Precision, Prompt, TextModel};
 
-/// The number of positions in the prompt, enough for products of many rows.
+/// Number of positions in the prompt. It is large enough for the kernels for many rows.
 const PROMPT: u32 = 37;
 
-/// Quantized models: 4 and 8 bits, a mixture of experts, and several modes.
+/// Quantized models: 4 bits, 8 bits, a mixture of experts, and a mixture of quantization modes.
 const QUANTIZED: [&str; 4] = ["llama-q4", "qwen3-q8", "mixtral-q4", "llama-modes"];
 
 fn load(name: &str, precision: Precision) -> Box<dyn TextModel> {
@@ -38,27 +39,28 @@ fn fast_prompts_are_near_exact_ones_and_named() {
             logits(fast.as_ref(), PROMPT),
         );
         let difference = max_difference(&exact_logits, &fast_logits);
-        // Each input is rounded by 0.5 %. Through a few layers of random weights, that is a few
-        // percent of all logits together.
+        // The kernels round each input by 0.5 %. After a few layers of random weights, the error is
+        // a few percent of the norm of all logits.
         let square = |all: &mut dyn Iterator<Item = f32>| all.map(|v| v * v).sum::<f32>().sqrt();
         let both = exact_logits.iter().zip(&fast_logits);
         let off = square(&mut both.map(|(a, b)| a - b)) / square(&mut exact_logits.iter().copied());
         assert!(off < 0.05, "{name}: {off}");
         match fast.info().prompts.as_deref() {
-            // A different rounding shows that the option reached the kernels.
+            // Any difference shows that the option reached the kernels.
             Some("int8") => assert!(difference > 0.0, "{name}"),
-            // Tiles take precedence; matrices of other widths may use integers.
+            // If the CPU has matrix tiles, they take precedence. int8 remains possible for matrices
+            // of other widths.
             Some("bfloat16x2") if tiles => {}
             Some("float32") => assert!(difference == 0.0, "{name}"),
             other => panic!("{name}: {other:?}"),
         }
-        // Products of few rows do not depend on the option.
+        // Kernels for few rows ignore the option.
         let few = [&exact, &fast].map(|model| logits(model.as_ref(), 9));
         assert!(max_difference(&few[0], &few[1]) == 0.0, "{name}");
     }
 }
 
-/// Without the option, prompts are as precise as decode, if the instruction set supports that.
+/// Without the option, prefill is as precise as decode if the instruction set supports it.
 #[test]
 fn prompts_are_integers_of_16_bits_by_default() {
     for name in QUANTIZED {
@@ -84,20 +86,20 @@ fn prompts_are_integers_of_16_bits_by_default() {
     }
 }
 
-/// The kernels compute in float32. Dense weights are in the half type, so only their rounding
-/// differs.
+/// The kernels accumulate in float32, whatever the compute type. Only dense weights are stored in
+/// the 16-bit type, so only their rounding may change the logits.
 #[test]
 fn half_types_keep_weights_and_compute_by_the_kernels() {
     let load = |name: &str, dtype| {
         let options = LoadOptions::new().with_backend("cpu").with_dtype(dtype);
         inference::load_model(fixture("tiny").join(name), &options).unwrap()
     };
-    // The models are stored in float32, in bfloat16 and in 4 bits.
+    // The three models store weights in float32, in bfloat16 and in 4 bits.
     for name in ["llama", "llama-bf16", "llama-q4"] {
         let plain = load(name, ComputeType::Float32);
         let wanted = logits(plain.as_ref(), PROMPT);
         let largest = wanted.iter().fold(0.0f32, |m, v| m.max(v.abs()));
-        // The errors are a few roundings to 11 and to 8 bits.
+        // float16 has 11 significant bits, and bfloat16 has 8. The bounds allow a few roundings.
         for (dtype, allowed) in [(ComputeType::Float16, 4e-3), (ComputeType::BFloat16, 3e-2)] {
             let half = load(name, dtype);
             assert_eq!(half.info().compute_type, Some(ComputeType::Float32));

@@ -1,5 +1,5 @@
-//! Tests of a decode step's parts: their times add up to the step's, and computing in parts gives
-//! the same result.
+//! Tests of the profile of a decode step. The times of the parts must add up to the step's time,
+//! and a profiled step must compute what a plain step computes.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ fn the_parts_are_the_step_in_every_family() {
             profile.unwrap_or_else(|e| panic!("{name}: {e}"))
         };
         let mut profile = measure();
-        // The step's clock also includes other processes that run between the parts.
+        // The step's clock also includes time of other processes that ran between the parts.
         let apart = |profile: &StepProfile| profile.step_seconds - profile.sum();
         let allowed = |profile: &StepProfile| 0.05 * profile.step_seconds + 1e-4;
         for _ in 0..9 {
@@ -40,8 +40,8 @@ fn the_parts_are_the_step_in_every_family() {
         );
         assert!(profile.plain_step_seconds > 0.0, "{name}");
         assert_eq!(profile.steps, STEPS, "{name}");
-        // The prompt's token and two warm-up steps come first, then two steps for each measured
-        // one.
+        // The expected tokens: one for the prompt, two for warm-up steps, then two per measured
+        // step.
         let tokens: Vec<u32> = model
             .generate(&prompt, &greedy(3 + 2 * STEPS))
             .unwrap()
@@ -64,7 +64,7 @@ fn the_parts_are_the_step_in_every_family() {
                 "{name}, layer {layer}: {:?}",
                 profile.parts
             );
-            // Recurrent mixers include the norm before them.
+            // The time of a recurrent mixer includes the norm before the mixer.
             assert!(has(StepPart::Norm) || mixer, "{name}, layer {layer}");
         }
         for part in [StepPart::Embedding, StepPart::Head, StepPart::Sampling] {

@@ -1,6 +1,6 @@
-//! Tests of saved prompts in the format of Python's mlx-lm: its files can be read, and ours have
-//! its form. mlx-lm made the golden files (`tools/golden/prompt_cache.py`).
-//! `mlx_lm/prompt_caches.rs` tests with the real package.
+//! Tests of saved prompt caches in the format of Python's mlx-lm. The engine must read mlx-lm's
+//! files, and must write files of the same form. mlx-lm made the golden files
+//! (`tools/golden/prompt_cache.py`). `mlx_lm/prompt_caches.rs` runs the real package instead.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -46,7 +46,7 @@ fn tokens(model: &dyn TextModel, file: &Path, more: &[u32], n: usize) -> (Vec<u3
 
 #[test]
 fn files_of_mlx_lm_are_gone_on_from() {
-    // The files are from mlx-lm 0.32 and 0.30.
+    // mlx-lm 0.32 and 0.30 wrote these files.
     let dirs = ["prompt-cache", "prompt-cache/0.30"].map(fixture);
     for (dir, case) in dirs
         .iter()
@@ -57,37 +57,39 @@ fn files_of_mlx_lm_are_gone_on_from() {
         let (prompt, expected) = (ids(&case["prompt"]), ids(&case["greedy"]));
         let prompt_cache = model.as_prompt_cache().unwrap();
         assert_eq!(prompt_cache.prompt_cache_len(&file).unwrap(), prompt.len());
-        // The second run shows that nothing of the first one remains.
+        // The second run must not depend on state of the first run.
         for _ in 0..2 {
             let (got, cached) = tokens(model.as_ref(), &file, &ids(&case["more"]), expected.len());
             assert_eq!(got, expected, "{}", case["file"]);
             assert_eq!(cached, prompt.len());
         }
-        // The file does not contain its tokens.
+        // mlx-lm's file does not contain the prompt's tokens, so the engine refuses it without
+        // tokens.
         let error = prompt_cache.load_prompt_cache(&file).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-        // Without further tokens, there is nothing to compute.
+        // Without further tokens there is nothing to compute, so generation must fail.
         let none =
             prompt_cache.continue_prompt_cache(&file, &Prompt::Tokens(Vec::new()), &greedy(1));
         assert_eq!(none.err().unwrap().kind(), ErrorKind::InvalidOption);
     }
 }
 
-/// The texts that mlx-lm reads: the classes of layers, and which tensors are numbers.
+/// The text metadata that mlx-lm reads: class names of layer caches, and which entries are
+/// integers.
 fn texts(path: &Path) -> BTreeMap<String, String> {
     let mut texts = SafetensorsCheckpoint::metadata(path).unwrap();
     texts.retain(|key, _| key.starts_with("1.") || key.starts_with("2."));
     texts
 }
 
-/// The number in a tensor with one element.
+/// The integer in a tensor with one element.
 fn number(file: &SafetensorsCheckpoint, tensor: &str) -> Option<i32> {
     let values = file.read::<i32>(file.info(tensor)?).unwrap();
     assert_eq!(values.len(), 1, "{tensor}");
     Some(values[0])
 }
 
-/// Keys or values `[1, H, n, ..]` up to a number of positions.
+/// The first `positions` positions of keys or values, shape `[1, H, n, ..]`.
 fn begun(values: &[f32], shape: &[usize], positions: usize) -> Vec<f32> {
     let width = values.len() / (shape[1] * shape[2]);
     let heads = values.chunks(shape[2] * width);
@@ -116,7 +118,7 @@ fn files_of_ours_have_the_form_of_theirs() {
         let [ours_read, theirs_read] =
             [&ours, &theirs].map(|path| SafetensorsCheckpoint::open_file(path).unwrap());
         assert!(ours_read.names().eq(theirs_read.names()), "{name}");
-        // A ring may begin anywhere; ours begins with its oldest position.
+        // A ring buffer may start at any slot; our files start with the oldest position.
         let rings: Vec<Option<usize>> = (0..8)
             .map(|i| number(&theirs_read, &format!("{i}.5")).map(|next| next as usize))
             .collect();
@@ -134,7 +136,7 @@ fn files_of_ours_have_the_form_of_theirs() {
                 }
                 continue;
             }
-            // mlx-lm's tensors have space for more positions.
+            // mlx-lm's tensors have capacity for more positions than they contain.
             let mut shape = theirs_info.shape.clone();
             assert!(shape[2] >= ours_info.shape[2], "{name}: {tensor}");
             shape[2] = ours_info.shape[2];
@@ -146,7 +148,8 @@ fn files_of_ours_have_the_form_of_theirs() {
                 let theirs = in_order(&theirs, &shape, rings[layer]);
                 let ours = ours_read.read::<f32>(ours_info).unwrap();
                 let difference = max_difference(&ours, &theirs);
-                // mlx-lm packs after the prompt, whose later layers used exact keys.
+                // mlx-lm quantizes its cache after the prompt, so its later layers attended to
+                // exact keys.
                 let allowed = if name.starts_with("packed") {
                     0.1
                 } else {
@@ -158,7 +161,8 @@ fn files_of_ours_have_the_form_of_theirs() {
                 );
             }
         }
-        // Without our own texts, the file looks like one of mlx-lm and is refused in the same way.
+        // Without our own metadata the file looks like a file of mlx-lm, and must be refused like
+        // one.
         let metadata = SafetensorsCheckpoint::metadata(&ours).unwrap();
         assert_eq!(metadata["0.tokenizer_config"], "{}");
         assert!(Path::new(&metadata["0.model"]).is_dir(), "{metadata:?}");
@@ -175,7 +179,8 @@ fn files_of_ours_have_the_form_of_theirs() {
     }
 }
 
-/// Keys or values `[1, H, n, D]` of a ring, the oldest position first; `next` is its slot.
+/// Keys or values `[1, H, n, D]` of a ring buffer, oldest position first. `next` is the slot of the
+/// next write.
 fn in_order(values: &[f32], shape: &[usize], next: Option<usize>) -> Vec<f32> {
     let (positions, width) = (shape[2], shape[3]);
     let next = next.unwrap_or(0) % positions;
@@ -188,7 +193,7 @@ fn in_order(values: &[f32], shape: &[usize], next: Option<usize>) -> Vec<f32> {
         .collect()
 }
 
-/// Removes the texts that only our files have.
+/// Removes the metadata that only our files have.
 fn strip(path: &Path) {
     let bytes = std::fs::read(path).unwrap();
     let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -199,7 +204,7 @@ fn strip(path: &Path) {
     std::fs::write(path, out).unwrap();
 }
 
-/// A file with one text changed.
+/// Copies a file and changes one metadata value.
 fn changed(from: &Path, to: &Path, key: &str, value: &str) {
     let bytes = std::fs::read(from).unwrap();
     let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -231,7 +236,7 @@ fn damaged_files_and_those_of_others_are_refused() {
     let (llama, qwen3) = (tiny("llama"), tiny("qwen3"));
     says(&refused(qwen3.as_ref(), &file("growing")), "3 layers");
     says(&refused(llama.as_ref(), &file("bounded")), "2 layers");
-    // The model has the same number of layers but other heads.
+    // This model has the same number of layers as the saved one, but other heads.
     let granite = tiny("granite");
     says(
         &refused(granite.as_ref(), &file("bounded")),

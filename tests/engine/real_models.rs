@@ -1,5 +1,5 @@
-//! Compares ids and greedy tokens of real models, such as Gemma 3, Qwen or Llama, with mlx-lm.
-//! Gigabytes of weights are not fetched: `RUST_MLX_REAL_MODELS` lists directories of models, and
+//! Compares token ids and greedy replies of real models, such as Gemma 3, Qwen or Llama, with
+//! mlx-lm. The test downloads nothing: `RUST_MLX_REAL_MODELS` lists model directories, and
 //! `tools/golden/real_models.py` writes the expected results into each.
 
 use std::path::Path;
@@ -11,10 +11,12 @@ use crate::common::{fixture, floats, greedy, ids, load};
 
 const VARIABLE: &str = "RUST_MLX_REAL_MODELS";
 
-/// A token that wins by a smaller margin may differ, because the order of sums differs.
+/// The order of sums differs between the engines. So a token whose logit leads by less than this
+/// margin may differ.
 const MARGIN: f32 = 1e-3;
 
-/// Compares the model of a directory with mlx-lm's results. Returns the number of compared tokens.
+/// Compares the model in a directory with mlx-lm's results, and returns the number of compared
+/// tokens.
 fn compare(directory: &Path) -> usize {
     let path = directory.join("greedy.json");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| {
@@ -62,7 +64,8 @@ fn real_models_answer_as_mlx_lm_does() {
     assert!(models > 0);
 }
 
-/// Tests the comparison on a tiny checkpoint with mlx-lm's results. It must find a wrong token.
+/// Tests the comparison itself on a tiny checkpoint with mlx-lm's results. The comparison must
+/// detect a wrong token.
 #[test]
 fn the_comparison_finds_a_wrong_token() {
     let tiny = fixture("tiny/llama");
@@ -91,7 +94,7 @@ fn the_comparison_finds_a_wrong_token() {
     assert_eq!(run().unwrap(), all);
     write(1, 1.0);
     assert!(run().is_err());
-    // All margins are too small, so no token was compared.
+    // Each margin is below the bound, so no token was compared.
     write(0, 1e-6);
     assert!(run().is_err());
 }

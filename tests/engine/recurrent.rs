@@ -1,13 +1,13 @@
-//! Tests requests of models with a state of fixed size, in every layer or beside layers with keys
-//! and values. `golden.rs` checks their numbers, `generation.rs` batches of every architecture,
-//! `layouts.rs` their layouts. Unit tests check the recurrences.
+//! Tests requests of models with a recurrent state of fixed size, with and without attention
+//! layers. `golden.rs` checks logits, `generation.rs` batches of every architecture, and
+//! `layouts.rs` file layouts. Unit tests check the recurrences.
 
 use crate::common::{fixture, greedy, max_difference, tiny};
 use inference::{
     ComputeType, Error, ErrorKind, GenerateOptions, Interrupt, LoadOptions, Prompt, TextModel,
 };
 
-/// Ids of the tiny vocabulary.
+/// Token ids of the tiny vocabulary.
 fn ids(seed: u32, n: u32) -> Vec<u32> {
     (0..n).map(|i| (i * 37 + seed * 61) % 260 + 16).collect()
 }
@@ -46,13 +46,13 @@ fn a_prompt_in_pieces_equals_one_pass() {
         let model = tiny(name);
         let prompt = ids(1, 100);
         let (expected, _) = reply(model.as_ref(), &prompt, &fresh(12));
-        // Steps of one token use the recurrence, others chunks of any length.
+        // A step of one token uses the recurrent form. A longer step uses the chunked form.
         for step in [1, 7, 16, 33, 99] {
             let options = fresh(12).with_prefill_step_size(step);
             let (actual, _) = reply(model.as_ref(), &prompt, &options);
             assert_eq!(actual, expected, "{name}, steps of {step}");
         }
-        // The logits of all positions in one pass equal those of each prefix.
+        // The logits of all positions in one pass must equal the last logits of each prefix.
         let tokens = model.as_token_model().unwrap();
         let all = tokens
             .logits(&Prompt::Tokens(prompt.clone()), true, &Interrupt::new())
@@ -90,9 +90,9 @@ fn a_prefix_is_used_again_as_a_whole_or_not_at_all() {
         let (expected, _) = reply(model.as_ref(), &second, &fresh(8));
         let (actual, cached) = reply(model.as_ref(), &second, &greedy(8));
         assert_eq!(actual, expected, "{name}");
-        // The last token of a reply is never computed.
+        // The last token of a reply is never fed to the model, so it is not cached.
         assert_eq!(cached, 16, "{name}");
-        // A state cannot be trimmed to a shorter prefix.
+        // The engine cannot trim a state to a shorter prefix.
         second.truncate(9);
         second.push(30);
         let (expected, _) = reply(model.as_ref(), &second, &fresh(8));
@@ -101,7 +101,7 @@ fn a_prefix_is_used_again_as_a_whole_or_not_at_all() {
     }
 }
 
-/// Rows of different ages share a prefix only if both kinds of layers have all of it.
+/// Rows of different ages share a prefix only if both the state and the KV cache cover the prefix.
 #[test]
 fn a_batch_of_a_hybrid_gives_what_each_gets_alone() {
     let start = ids(11, 40);
@@ -153,7 +153,8 @@ fn a_state_survives_a_file_and_serves_many_prompts() {
             .unwrap(),
         30
     );
-    // Two blocks have four heads with C of 16 x 32, n of 16 and m, in float32, for any length.
+    // Two blocks have four heads each. A head's state has C (16 x 32), n (16) and m (1) in float32,
+    // whatever the length.
     let state = 2 * 4 * (16 * 32 + 16 + 1) * 4;
     let bytes = std::fs::metadata(&path).unwrap().len();
     assert!(
@@ -174,7 +175,7 @@ fn a_state_survives_a_file_and_serves_many_prompts() {
         let (actual, cached) = reply(reader.as_ref(), &full_prompt, &greedy(10));
         assert_eq!((actual, cached), (expected, 30), "{more:?}");
     }
-    // One file has both kinds of layers.
+    // A prompt cache file stores both recurrent states and keys with values.
     for name in [
         "lfm2",
         "qwen3-next",
@@ -230,7 +231,8 @@ fn what_needs_keys_is_refused_with_the_reason() {
     refused(with(packed), "kv_bits");
     let drafted = LoadOptions::new().with_draft_model(Some(path.clone()));
     refused(with(drafted), "recurrent");
-    // The model is also refused as a drafter of a model that could undo guesses.
+    // The drafter's state cannot be rolled back either, so this model cannot draft for an attention
+    // model.
     let drafted = LoadOptions::new()
         .with_backend("cpu")
         .with_draft_model(Some(path.clone()));
@@ -256,7 +258,7 @@ fn what_needs_keys_is_refused_with_the_reason() {
     assert_eq!(states.blocks[1].len(), 2 * 128);
 }
 
-/// Gated attention can be inspected like any other.
+/// Attention with an output gate can be inspected like plain attention.
 #[test]
 fn gated_attention_shows_its_queries() {
     let model = tiny("qwen3-5");
@@ -271,7 +273,8 @@ fn gated_attention_shows_its_queries() {
     assert_eq!(seen.queries.unwrap()[3][0].len(), 40 * 16);
 }
 
-/// A block with two mixers shows the keys of its attention. Blocks of one part have none.
+/// A block with both mixers returns the keys of its attention. A block with only one part returns
+/// none.
 #[test]
 fn blocks_of_two_mixers_and_of_one_part_show_the_keys_they_have() {
     let prompt = Prompt::Tokens(ids(3, 40));
@@ -293,7 +296,8 @@ fn blocks_of_two_mixers_and_of_one_part_show_the_keys_they_have() {
     }
 }
 
-/// Its attention layers have keys, which can be bounded and inspected. Its convolutions have none.
+/// The attention layers have keys, which a bound limits and inspection returns. The convolution
+/// layers have none.
 #[test]
 fn a_hybrid_has_keys_in_its_layers_of_attention() {
     let path = fixture("tiny/lfm2");
@@ -314,7 +318,7 @@ fn a_hybrid_has_keys_in_its_layers_of_attention() {
     assert_eq!(heads(&seen.keys), [0, 0, 2, 0, 2]);
     assert_eq!(heads(seen.queries.as_ref().unwrap()), [0, 0, 4, 0, 4]);
     assert_eq!(seen.keys[2][0].len(), 40 * 8);
-    // A bound above the length changes nothing, a smaller one does.
+    // A bound above the length does not change the reply; a smaller bound does.
     let free = reply(model.as_ref(), &ids(3, 40), &fresh(12)).0;
     let bounded = |n| {
         let model = load(LoadOptions::new().with_context_len(Some(n))).unwrap();
@@ -324,7 +328,7 @@ fn a_hybrid_has_keys_in_its_layers_of_attention() {
     assert_ne!(bounded(8), free);
 }
 
-/// Weights have 16 bits, but the state is float32, so long sums do not lose small values.
+/// Weights have 16 bits, but the state is float32, so that long sums do not lose small values.
 #[test]
 fn bfloat16_stays_finite_over_two_thousand_tokens() {
     let options = LoadOptions::new()
@@ -363,7 +367,7 @@ fn bfloat16_stays_finite_over_two_thousand_tokens() {
     }
 }
 
-/// The test measures the whole process, so it runs in a separate one.
+/// The test measures memory of the whole process, so it runs in a separate process.
 #[test]
 fn memory_does_not_grow_with_the_length() {
     let run = std::process::Command::new(std::env::current_exe().unwrap())
@@ -390,10 +394,11 @@ fn alone_memory_does_not_grow() {
             mlx_rs_core::memory::active().unwrap()
         })
         .collect();
-    // The minimum is used, since a step in progress holds more: two states of 17 KiB, and outputs.
+    // A step in progress owns more memory: two states of 17 KiB, and outputs. Therefore the test
+    // compares the minimum.
     let least = |live_bytes: &[usize]| live_bytes.iter().min().copied().unwrap();
     let (first, last) = (least(&live_bytes[..500]), least(&live_bytes[500..]));
-    // Keys and values of 500 tokens would take some 100 KB.
+    // A KV cache of 500 tokens would need about 100 KB.
     assert!(last < first + 8192, "{first} grew to {last}");
 }
 
@@ -425,8 +430,8 @@ fn converted_to_four_bits_it_answers_and_its_gates_stay_whole() {
     assert_eq!(tokens.len(), 24);
 }
 
-/// Compares `use_bias` of xLSTM with numpy (`tools/golden/xlstm_bias.py`), for a prompt at once and
-/// one token after another.
+/// Compares xLSTM's `use_bias` with numpy (`tools/golden/xlstm_bias.py`), in prefill and token by
+/// token.
 #[test]
 fn biases_of_xlstm_are_those_of_numpy() {
     let dir = fixture("xlstm_bias");

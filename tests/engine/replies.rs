@@ -1,4 +1,4 @@
-//! Tests of `mlx generate` and `mlx chat` besides the reply itself: exit codes, metrics, limits,
+//! Tests of `mlx generate` and `mlx chat` beyond the reply's text: exit codes, metrics, limits and
 //! logs. They run the program with a tiny random model.
 
 use std::process::{Command, Output, Stdio};
@@ -27,7 +27,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// An option that only the model can refuse is a usage error, like one refused earlier.
+/// If only the model can refuse an option, the error is still a usage error with exit code 2.
 #[test]
 fn impossible_values_exit_with_2_also_once_the_model_is_there() {
     for args in [
@@ -48,7 +48,8 @@ fn impossible_values_exit_with_2_also_once_the_model_is_there() {
     }
 }
 
-/// A chain of 20,000 references once overflowed the stack and ended the process with 134.
+/// A schema with a chain of 20,000 references must not overflow the stack. It once ended the
+/// process with exit code 134.
 #[test]
 fn a_schema_of_chained_references_is_a_wrong_command_line() {
     let mut definitions = serde_json::Map::new();
@@ -68,7 +69,7 @@ fn a_schema_of_chained_references_is_a_wrong_command_line() {
     assert!(told.contains("schema"), "{told}");
 }
 
-/// An earlier version invented a reply to an empty prompt.
+/// An empty prompt must be refused. An earlier version generated a random reply.
 #[test]
 fn an_empty_prompt_has_no_reply() {
     for prompt in ["", "  \n"] {
@@ -98,7 +99,7 @@ fn nothing_generated_has_no_speed() {
     assert_eq!(stderr(&output).matches("tok/s").count(), 2);
 }
 
-/// Each further `-v` logs more, and nothing of it is on standard output.
+/// Each further `-v` logs more to standard error, and nothing to standard output.
 #[test]
 fn more_v_says_more() {
     let mut before = 0;
@@ -165,7 +166,7 @@ fn ctrl_c_exits_with_130() {
     );
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
-    // The partial reply is kept, with its metrics.
+    // The program keeps the partial reply and its metrics.
     assert!(
         stderr(&output).contains("generated: "),
         "{}",
@@ -203,7 +204,7 @@ fn a_prompt_beyond_the_context_is_refused() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let output = run(&fits, &["-n", "1"]);
     assert!(!stderr(&output).contains("warning"), "{}", stderr(&output));
-    // Tokens beyond the context are reported at the end, because their number is not known earlier.
+    // Before the reply ends, its length is unknown. So the program reports the overflow at the end.
     let output = run(&fits, &["-n", "4"]);
     assert_eq!(output.status.code(), Some(0));
     assert!(
@@ -213,7 +214,8 @@ fn a_prompt_beyond_the_context_is_refused() {
     );
 }
 
-/// A chat reports where a reply was cut. Without a flag, it cuts at the end of the context.
+/// The chat reports where it cut a reply. Without a flag, it cuts a reply at the end of the
+/// context.
 #[test]
 fn a_chat_says_where_a_reply_is_cut() {
     use std::io::Write;

@@ -1,5 +1,5 @@
 //! Tests of the engine's guarantees on tiny checkpoints: determinism, isolation of requests,
-//! stopping, cancellation. `flat_memory.rs` tests that memory stays constant.
+//! stopping and cancellation. `flat_memory.rs` tests that memory does not grow.
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ fn sixteen_interleaved_requests_equal_their_solo_runs() {
     loop {
         let mut any = false;
         for (i, stream) in streams.iter_mut().enumerate() {
-            // Some requests are dropped half way; the others must not change.
+            // Some requests end early, and the replies of the others must not change.
             if i % 5 == 4 && together[i].len() == 6 {
                 continue;
             }
@@ -202,12 +202,12 @@ fn bad_prompts_are_errors_that_say_why() {
 
 #[test]
 fn closing_frees_the_weights_and_ends_what_runs() {
-    // The counts of arrays and bytes are those of the whole process.
+    // The counters of arrays and bytes cover the whole process.
     alone(
         "requests::closing_frees_the_weights_and_ends_what_runs",
         || {
             let memory_use = || (memory::live_arrays(), memory::active().unwrap());
-            // The first model leaves data that all later ones use, which is not their leak.
+            // The first model allocates data that all later models share, which is not a leak.
             let model = tiny("llama");
             model
                 .generate(&prompt(), &greedy(2))
@@ -228,7 +228,7 @@ fn closing_frees_the_weights_and_ends_what_runs() {
             stream.next().unwrap().unwrap();
             model.close().unwrap();
             model.close().unwrap();
-            // The running request keeps its weights until it notices that the model was closed.
+            // The running request keeps its weights until it notices the close.
             assert!(
                 memory_use().1 >= before.1 + weights,
                 "{before:?} {:?}",
@@ -238,7 +238,8 @@ fn closing_frees_the_weights_and_ends_what_runs() {
                 stream.next().unwrap().unwrap_err().kind(),
                 ErrorKind::Closed
             );
-            // Both handles still exist. The engine's thread answers before it drops its data.
+            // Both handles still exist. The engine's thread answers the close before it frees its
+            // data.
             let until = Instant::now() + Duration::from_secs(60);
             while memory_use() != before && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(5));
@@ -269,7 +270,7 @@ fn closing_frees_all_that_a_model_brings() {
             let output = stream.collect_output().unwrap();
             (output.tokens, output.metrics.cached_tokens)
         };
-        // The first model leaves data that all later ones use, which is not their leak.
+        // The first model allocates data that all later models share, which is not a leak.
         let model = load();
         let (tokens, cached) = reply(model.as_ref());
         assert_eq!(cached, 0);
@@ -278,14 +279,14 @@ fn closing_frees_all_that_a_model_brings() {
         let before = memory_use();
         let model = load();
         assert_eq!(reply(model.as_ref()).0, tokens);
-        // The second run begins from the cache.
+        // The second run starts from the cached prefix.
         let (again, cached) = reply(model.as_ref());
         assert!(again == tokens && cached > 0, "{cached}");
         let loaded = memory_use();
         let weights = model.info().weight_bytes as usize;
         assert!(loaded.1 > before.1 + weights, "{before:?} {loaded:?}");
         model.close().unwrap();
-        // The handle still exists. The engine's thread answers before it drops its data.
+        // The handle still exists. The engine's thread answers the close before it frees its data.
         let until = Instant::now() + Duration::from_secs(60);
         while memory_use() != before && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
@@ -310,7 +311,7 @@ fn classify_and_batches_equal_single_calls() {
             .logits(prompt, false, &Interrupt::new())
             .unwrap()
             .logits;
-        // Rows of a batch are summed in another order.
+        // A batch sums its rows in another order than a single run.
         let near = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-4;
         assert!(class.logits.as_ref().unwrap().iter().zip(&logits).all(near));
         let best = (0..logits.len())
@@ -342,7 +343,7 @@ fn classify_and_batches_equal_single_calls() {
 
 #[test]
 fn prefill_in_steps_equals_one_pass() {
-    // The prompt is longer than a prefill step of 512.
+    // The prompt is longer than a prefill step of 512 tokens.
     let model = tiny("mistral");
     let long: Vec<u32> = (0..1200u32).map(|i| 10 + i * 7 % 280).collect();
     let tokens = model.as_token_model().unwrap();

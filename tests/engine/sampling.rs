@@ -1,5 +1,5 @@
-//! Tests of sampling and structured output through the contract, on tiny checkpoints: whole replies
-//! must follow the options. `metal-backend/tests/engine/samplers.rs` tests each filter.
+//! Tests of sampling and structured output through the contract, on tiny checkpoints. Whole replies
+//! must obey the options. `metal-backend/tests/engine/samplers.rs` tests each filter.
 
 use crate::common::{greedy, tiny};
 use inference::{
@@ -28,7 +28,7 @@ fn hot(seed: u64) -> GenerateOptions {
 fn logprobs_are_those_of_the_logits() {
     let model = tiny("llama");
     let options = greedy(8).with_logits(true).with_logprobs(5);
-    // Options that change the choice do not change the log-probabilities.
+    // Options that change which token is sampled must not change the log-probabilities.
     for options in [
         options.clone(),
         options.with_banned_tokens([5, 6]).with_temperature(0.7),
@@ -60,14 +60,15 @@ fn logprobs_are_those_of_the_logits() {
 #[test]
 fn logprobs_stay_with_their_tokens_while_text_is_held_back() {
     let model = tiny("llama");
-    // Both runs compute their prompts, because a cached prefix would change the last digits.
+    // Both runs disable the prefix cache, because a cached prefix would change the last digits.
     let request = greedy(24).with_logprobs(1).with_cache_prompt(false);
     let plain: Vec<_> = model
         .generate(&prompt(), &request)
         .unwrap()
         .map(Result::unwrap)
         .collect();
-    // A stop string that often begins but never completes makes tokens wait.
+    // Each time the stop string begins, tokens are withheld. The stop string never completes, so
+    // they must follow later.
     let first: String = plain[3].text.chars().take(1).collect();
     let stops = vec![format!("{first}\u{1}\u{2}"), String::from(" \u{1}")];
     let delayed: Vec<_> = model
@@ -150,7 +151,7 @@ fn a_cut_reply_is_the_beginning_of_one_that_fits() {
     let out = reply(model.as_ref(), &options);
     assert_eq!(out.finish_reason, Some(FinishReason::Length));
     assert!(!out.text.is_empty() && out.text.chars().all(|c| "ab".contains(c)));
-    // The minimal length does not apply if the grammar requires the end.
+    // If the grammar requires the end, the reply may be shorter than the minimal length.
     let options = hot(3)
         .with_min_tokens(300)
         .with_grammar(Grammar::Regex("[ab]{3}".into()));
@@ -174,7 +175,7 @@ fn bad_grammars_are_errors_before_anything_runs() {
         let e = model.generate(&prompt(), &options).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::InvalidOption, "{e}");
     }
-    // Forced tokens that do not match the grammar fail at their step.
+    // If a forced token does not match the grammar, the request fails at that token's step.
     let options = hot(1)
         .with_forced_tokens([50, 51, 52])
         .with_grammar(Grammar::Regex("yes|no".into()));
@@ -195,11 +196,11 @@ fn bans_forced_tokens_and_minimal_length_hold() {
     assert!(banned.iter().all(|id| !plain.contains(id)));
     let forced = reply(model.as_ref(), &greedy(12).with_forced_tokens([70, 71])).tokens;
     assert_eq!(forced[..2], [70, 71]);
-    // The tokens after forced ones equal those after the same tokens in a prompt.
+    // After forced tokens, the reply equals the reply to a prompt that ends with the same tokens.
     let longer = Prompt::Tokens((40..60).chain([70, 71]).collect());
     let after = model.generate(&longer, &greedy(10)).unwrap();
     assert_eq!(after.collect_output().unwrap().tokens, forced[2..]);
-    // A token that would end the reply cannot come before the minimal length.
+    // `plain[0]` would end the reply, so it must not appear before the minimal length.
     let stop = plain[0];
     let options = greedy(12).with_stop_tokens([stop]);
     assert_eq!(reply(model.as_ref(), &options).tokens.len(), 0);
@@ -260,7 +261,8 @@ fn a_failing_processor_ends_its_reply_only() {
     assert_eq!(reply(model.as_ref(), &greedy(5)).tokens.len(), 5);
 }
 
-/// Hostile schemas are refused and large ones work, on a stack as small as that of server threads.
+/// Hostile schemas are refused and large schemas compile, on a stack as small as those of server
+/// threads.
 #[test]
 fn grammars_need_no_stack_of_the_caller() {
     let model = tiny("llama");
@@ -279,7 +281,7 @@ fn grammars_need_no_stack_of_the_caller() {
         serde_json::json!({"$defs": defs, "$ref": "#/$defs/d1"})
     };
     std::thread::scope(|scope| {
-        // This thread creates and drops the deep value, so it needs a large stack.
+        // This thread creates and drops the deeply nested value, so it needs a large stack.
         let large = std::thread::Builder::new().stack_size(1 << 30);
         let all = || {
             let deep = (0..100_000).fold(serde_json::Value::Null, |inner, _| {

@@ -1,6 +1,6 @@
-//! Compares edits of a request with hooks of PyTorch in transformers (`tools/golden/steering.py`),
+//! Compares edits of activations with PyTorch hooks in transformers (`tools/golden/steering.py`),
 //! and with TransformerLens and nnsight (`tools/golden/steering_libraries.py`). Also tests caches,
-//! and batches with plain requests.
+//! and batches that mix edited and plain requests.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ fn steering(edits: Value) -> Steering {
     serde_json::from_value(json!({ "edits": edits })).unwrap()
 }
 
-/// Scales the stream after block 0, at all positions.
+/// Multiplies the residual stream after block 0 by `factor`, at all positions.
 fn louder(factor: f32) -> Steering {
     steering(json!([{"layers": 0, "hook": "resid_post", "op": "scale", "factor": factor}]))
 }
@@ -46,7 +46,7 @@ fn plain(model: &dyn TextModel, prompt: &Prompt) -> Vec<f32> {
         .logits
 }
 
-/// Compares the logits, and replies with one token each step and with guessed tokens.
+/// Compares the logits, the greedy reply, and the reply with speculative decoding.
 #[test]
 fn edits_give_what_hooks_in_transformers_give() {
     let golden = golden_of("steering.json");
@@ -67,7 +67,7 @@ fn edits_give_what_hooks_in_transformers_give() {
             let options = greedy(4).with_ignore_eos(true).with_steering(steering);
             let wanted = ids(&golden["reply"]);
             assert_eq!(reply(model.as_ref(), &prompt, &options), wanted, "{what}");
-            // With steps of two tokens, the edited positions are the same.
+            // With prefill steps of two tokens, the edits must reach the same positions.
             let small = options
                 .clone()
                 .with_prefill_step_size(2)
@@ -128,7 +128,8 @@ fn captured_states_put_back_change_nothing() {
                 let back = Steering::new(edits.collect()).unwrap();
                 let difference = max_difference(&logits(model.as_ref(), &prompt, &back), &expected);
                 assert!(difference < 1e-4, "{name}, {hook} of {layer}: {difference}");
-                // Patching in the same prompt changes nothing; another prompt does.
+                // A patch with states of the same prompt changes nothing. States of another prompt
+                // must change the logits.
                 let patch = |tokens: &[u32]| {
                     steering(json!([{"layers": layer, "hook": hook.name(), "op": "patch",
                                      "tokens": tokens}]))
@@ -150,7 +151,8 @@ fn captured_states_put_back_change_nothing() {
     }
 }
 
-/// The hooks of Gemma 4 are the states that transformers returns (`tools/golden/trace.py`).
+/// The values at Gemma 4's hooks are the hidden states that transformers returns
+/// (`tools/golden/trace.py`).
 #[test]
 fn the_places_of_gemma4_are_those_of_the_trace() {
     for name in ["gemma4-small", "gemma4-large"] {
@@ -182,11 +184,11 @@ fn the_places_of_gemma4_are_those_of_the_trace() {
     }
 }
 
-/// The prompt is long, so that it is cached. The second request with the same edits reuses it; one
-/// with other edits or none does not.
+/// The prompt is long enough to be cached. A second request with equal edits reuses the cache. A
+/// request with other edits or without edits must not.
 #[test]
 fn computed_prompts_are_of_the_same_edits_alone() {
-    // The model caches several sequences.
+    // With several slots, the model caches several sequences.
     let slots = LoadOptions::new()
         .with_backend("cpu")
         .with_parallel_slots(4);
@@ -216,7 +218,8 @@ fn computed_prompts_are_of_the_same_edits_alone() {
     let (again, cached) = run(Some(louder(-2.0)), None);
     assert_eq!(again, edited);
     assert!(cached > 30, "{cached}");
-    // Nothing is cached if the prompt's length decides which positions are edited.
+    // If an edit selects positions relative to the prompt's end, the engine must not cache its keys
+    // and values.
     let last = || {
         steering(
             json!([{"layers": 1, "hook": "resid_post", "positions": "last", "op": "scale",
@@ -227,7 +230,7 @@ fn computed_prompts_are_of_the_same_edits_alone() {
     assert_eq!(run(Some(last()), None), (edited, 0));
 }
 
-/// The tokens and logits of each request of a batch.
+/// The tokens and logits of each request in a batch.
 fn batch(
     model: &dyn TextModel,
     requests: &[(Prompt, GenerateOptions)],
@@ -274,7 +277,7 @@ fn plain_requests_of_a_batch_keep_their_bits_beside_edited_ones() {
             })
             .into();
         let alone = batch(model.as_ref(), &simple);
-        // Edited requests come first, in the middle and last.
+        // Edited requests are the first, the middle and the last row.
         let mixed = batch(
             model.as_ref(),
             &[
@@ -286,7 +289,7 @@ fn plain_requests_of_a_batch_keep_their_bits_beside_edited_ones() {
             ],
         );
         assert_eq!([&mixed[1], &mixed[3]], [&alone[0], &alone[1]], "{name}");
-        // Edited requests get the same as alone, which differs from plain ones.
+        // An edited request's reply equals its reply alone, and differs from the plain reply.
         for (row, edit_index) in [(0, 0), (2, 1), (4, 2)] {
             let tokens: Vec<u32> = mixed[row].iter().map(|(id, _)| *id).collect();
             let (prompt, options) = &steered[edit_index];
@@ -353,13 +356,15 @@ fn what_does_not_fit_the_model_is_said() {
         json!([{"layers": 0, "hook": "mlp_post", "op": "zero"}]),
     );
     assert!(experts.contains("edits[0].hook is mlp_post"), "{experts}");
-    // In a block with a mixture beside the dense part, the neurons are not those of the whole part.
+    // This block adds a mixture of experts to a dense part, so an edit of the dense part's neurons
+    // alone is refused.
     let beside = refused(
         tiny("gemma4-large").as_ref(),
         json!([{"layers": 0, "hook": "mlp_post", "op": "zero"}]),
     );
     assert!(beside.contains("edits[0].hook is mlp_post"), "{beside}");
-    // The plan makes this layer only a factor.
+    // The plan replaces this layer's feed-forward part by a factor, so the layer has no neurons to
+    // edit.
     let plan = LoadOptions::new()
         .with_feed_forward("1=gain:1.5".parse::<inference::FeedForwardPlan>().unwrap());
     let model = inference::load_model(fixture("tiny").join("llama"), &plan.with_backend("cpu"));
@@ -370,7 +375,8 @@ fn what_does_not_fit_the_model_is_said() {
     assert!(gain.contains("it has resid_pre, resid_post"), "{gain}");
 }
 
-/// The trace of an edited model ends in its logits, and shows each edit at its hook.
+/// The trace of an edited model ends with the edited logits, and shows the effect of each edit at
+/// its hook.
 #[test]
 fn a_trace_shows_the_edited_model() {
     let model = tiny("llama");
@@ -398,7 +404,7 @@ fn a_trace_shows_the_edited_model() {
     assert_eq!(edited.embedding, before.embedding);
     assert_eq!(edited.layers[0].residual, before.layers[0].residual);
     assert!(max_difference(&edited.layers[1].mixer, &before.layers[1].mixer) < 1e-6);
-    // Without the neuron, the remaining difference is the vector.
+    // With the neuron set to zero, the remaining difference is the added vector.
     let silent = steering(json!([
         {"layers": 1, "hook": "mlp_post", "neurons": [3], "op": "zero"},
     ]));
@@ -435,7 +441,7 @@ fn a_trace_shows_the_edited_model() {
             .weights,
     );
     assert_eq!(weights[..2], plain[..2]);
-    // The edits change the states that layer 2 reads.
+    // The edits change the states that layer 2 reads, and so its attention weights.
     assert_ne!(weights[2], plain[2]);
 
     let outside = steering(json!([{"layers": 9, "hook": "z", "op": "zero"}]));
@@ -445,7 +451,8 @@ fn a_trace_shows_the_edited_model() {
 
 const LIBRARIES: [&str; 2] = ["transformer_lens", "nnsight"];
 
-/// Two other implementations give the same for these edits (`tools/golden/steering_libraries.py`).
+/// Two other libraries compute equal results for these edits
+/// (`tools/golden/steering_libraries.py`).
 #[test]
 fn edits_give_what_transformer_lens_and_nnsight_give() {
     let golden = golden_of("steering_libraries.json");
@@ -477,8 +484,8 @@ fn edits_give_what_transformer_lens_and_nnsight_give() {
     assert!(cases >= 50, "{cases}");
 }
 
-/// Patches one head at one position per run (hook `z`). `tests/cli/steer.rs` patches all heads
-/// together.
+/// Each run patches one head at one position (hook `z`). `tests/cli/steer.rs` patches all heads in
+/// one run.
 #[test]
 fn patched_heads_bring_back_what_transformer_lens_and_nnsight_say() {
     let golden = &golden_of("steering_libraries.json")["patching"];

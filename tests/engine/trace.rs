@@ -1,5 +1,5 @@
-//! Compares a model's residual streams, the output of each part, and attention weights with
-//! transformers (`tools/golden/trace.py`). Also tests `mlx trace`.
+//! Compares residual streams, the output of each part, and attention weights with transformers
+//! (`tools/golden/trace.py`). Also tests `mlx trace`.
 #![cfg(feature = "probe")]
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ fn goldens() -> BTreeMap<String, Value> {
     models.iter().map(|(k, v)| (k.clone(), v.clone())).collect()
 }
 
-/// The greatest difference relative to the greatest number.
+/// The greatest difference, relative to the greatest absolute value.
 fn relative(ours: &[f32], expected: &[f32]) -> f32 {
     let greatest = expected.iter().fold(1.0f32, |m, x| m.max(x.abs()));
     max_difference(ours, expected) / greatest
@@ -116,7 +116,7 @@ fn attention_weights_are_those_of_transformers() {
     assert_eq!(none.unwrap_err().kind(), ErrorKind::Unsupported);
 }
 
-/// Covers every family, quantized and recurrent ones included, at every position.
+/// The test covers every family, with quantized and recurrent models, at every position.
 #[test]
 fn parts_add_up_to_the_residual_stream() {
     for name in crate::common::tiny_names() {
@@ -142,7 +142,7 @@ fn parts_add_up_to_the_residual_stream() {
                 difference < order_bound(1e-5),
                 "{name}, layer {i}: {difference}"
             );
-            // Both parts of each block contribute, if the block has both.
+            // A block with both parts adds both to the stream.
             let parts = [&layer.mixer, &layer.feed_forward];
             let works = |part: &&&Vec<f32>| part.iter().any(|x| x.abs() > 1e-6);
             let mamba = ["mamba", "falcon-mamba", "mamba2"];
@@ -151,7 +151,7 @@ fn parts_add_up_to_the_residual_stream() {
             assert_eq!(count, if one { 1 } else { 2 }, "{name}, layer {i}");
             before = &layer.residual;
         }
-        // The last residual gives the model's own logits.
+        // The last residual, through the norm and the head, must give the model's logits.
         let last = trace.hidden_size * (positions.len() - 1);
         let logits = inspector.unembed(&before[last..]).unwrap();
         let actual = model
@@ -200,7 +200,7 @@ fn the_program_shows_the_growth_of_an_answer() {
     // The answer is the most likely token after the last layer.
     assert_eq!(steps[2]["rank"], 1);
     assert_eq!(steps[2]["top"][0]["token"], report["answer"]["token"]);
-    // The parts' logits add up from the embedding to the end.
+    // The contributions of all parts must add up to the final logit.
     let of = |i: usize, name: &str| steps[i][name].as_f64().unwrap();
     let sum = of(0, "logit")
         + (1..3)
@@ -235,8 +235,8 @@ fn the_program_shows_the_growth_of_an_answer() {
     assert!(stderr.contains("the model has 2"), "{stderr}");
 }
 
-/// Windows have the vectors of the trace at their last positions, and the parts of some layers add
-/// up to the state after them.
+/// The stored windows have the trace's vectors at the last positions. The stored outputs of both
+/// parts must add up to the state after the layer.
 #[test]
 fn the_program_saves_the_ends_of_windows() {
     let name = "gemma2";
@@ -304,7 +304,7 @@ fn the_program_saves_the_ends_of_windows() {
             }
         }
     }
-    // The state before a later layer is that after the one before it.
+    // The state before a layer is the state after the preceding layer.
     let later = save(&["--save-layers", "1"]);
     near(
         later.window(1).unwrap().residual,
@@ -344,7 +344,7 @@ fn the_program_draws_the_growth_of_an_answer() {
     for text in ["logit", "added: mixer", "added: mlp", "</svg>"] {
         assert!(svg.contains(text), "{text}: {svg}");
     }
-    // A curve has a point for each layer, and none for the embedding.
+    // The curve has one point per layer, and no point for the embedding.
     let layers = report["steps"].as_array().unwrap().len() - 1;
     let curves: Vec<usize> = (svg.split("<path d=\"").skip(1))
         .map(|rest| rest.split('"').next().unwrap())
@@ -389,7 +389,7 @@ fn logits_as_numpy_reads_them() {
     assert!(String::from_utf8_lossy(&bytes[..128]).contains(&shape));
 }
 
-/// Compares the inputs of the down matrices with numpy (`tools/golden/activations.py`).
+/// Compares the inputs of the down projections with numpy (`tools/golden/activations.py`).
 #[test]
 fn activations_are_those_of_numpy() {
     let text = std::fs::read_to_string(fixture("activations.json")).unwrap();
@@ -417,7 +417,8 @@ fn activations_are_those_of_numpy() {
         assert_eq!(beyond.kind(), ErrorKind::InvalidOption);
     }
     assert!(layers >= 5, "{layers}");
-    // In a layer that computes few features, the others are 0. Experts have no list.
+    // In a layer that computes only some features, the other activations are 0. A layer with
+    // experts has no activation list.
     let prompt = Prompt::Tokens((3..20).collect());
     let seen = |model: &dyn inference::TextModel| {
         let inspector = model.as_attention_inspector().unwrap();

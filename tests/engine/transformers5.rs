@@ -1,4 +1,4 @@
-//! Tests checkpoints in the form of Hugging Face transformers 5: the same tensors, but another
+//! Tests checkpoints as transformers 5 writes them: unchanged tensors, but another form of
 //! `config.json`.
 
 use std::fs;
@@ -9,7 +9,7 @@ use inference::{Interrupt, Prompt};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-/// For each checkpoint, a configuration and the tensors that it no longer has.
+/// For each checkpoint, the new configuration and the names of tensors that the new form omits.
 /// `tools/golden/transformers5.py` made them.
 fn checkpoints() -> serde_json::Map<String, Value> {
     let text = fs::read(fixture("transformers5.json")).unwrap();
@@ -26,7 +26,7 @@ fn without(file: &Path, dropped: &[Value]) -> Vec<u8> {
     safetensors::serialize(is_kept, None).unwrap()
 }
 
-/// Logits after a prompt longer than the windows.
+/// The logits after a prompt that is longer than the sliding windows.
 fn logits(dir: &Path) -> Vec<f32> {
     let model = load(dir);
     let ids = (0..40).map(|i| (i * i * 7 + i * 13 + 5) % 300).collect();

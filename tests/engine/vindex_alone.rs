@@ -1,4 +1,4 @@
-//! Tests that a vindex of the level `all` is a complete model, whose layers walk.
+//! Tests that a vindex of level `all` loads as a complete model, with walking layers.
 #![cfg(feature = "probe")]
 
 use std::path::{Path, PathBuf};
@@ -49,7 +49,8 @@ fn it_gives_the_logits_of_the_model_for_all_families_that_walk() {
                 let expected = logits(dense.as_ref());
                 let greatest = expected.iter().fold(1.0f32, |m, x| m.max(x.abs()));
                 let difference = max_difference(&logits(model.as_ref()), &expected) / greatest;
-                // Kernels round the inputs of quantized products; products of a vindex are float32.
+                // The kernels round inputs of quantized multiplications. Multiplications with a
+                // vindex are in float32.
                 let bound = match dense.info().quantization_bits {
                     Some(_) => 2e-2,
                     None => order_bound(1e-5),

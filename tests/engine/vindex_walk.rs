@@ -1,6 +1,6 @@
-//! Compares walking layers, which read features from a vindex's mapped files, with numpy
-//! (`tools/golden/feed_forward.py`), the dense pass and `sparse`. Both the kernels and MLX are
-//! tested, and damaged files.
+//! Compares walking layers with numpy (`tools/golden/feed_forward.py`), the dense pass and the
+//! strategy `sparse`. A walking layer reads features from a vindex's mapped files. The tests cover
+//! the kernels, MLX's operations, and damaged files.
 #![cfg(feature = "probe")]
 
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ fn model(name: &str) -> String {
     fixture("tiny").join(name).display().to_string()
 }
 
-/// Writes the features of a tiny model to `dir`, without the tokens of features.
+/// Writes the features of a tiny model to `dir`, without the top tokens of each feature.
 fn build(name: &str, dir: &Path) -> std::result::Result<PathBuf, String> {
     let path = dir.join(name);
     let (model_path, to) = (model(name), path.display().to_string());
@@ -49,7 +49,7 @@ fn logits(model: &dyn TextModel, tokens: &[u32]) -> Vec<f32> {
         .logits
 }
 
-/// The greatest difference relative to the greatest number.
+/// The greatest difference, relative to the greatest absolute value.
 fn relative(ours: &[f32], expected: &[f32]) -> f32 {
     let greatest = expected.iter().fold(1.0f32, |m, x| m.max(x.abs()));
     max_difference(ours, expected) / greatest
@@ -77,7 +77,7 @@ fn walks_are_those_of_numpy() {
     assert!(plans >= 8, "only {plans} plans were compared");
 }
 
-/// Covers all families and kinds of weights.
+/// The test covers all families and kinds of weights.
 #[test]
 fn all_features_are_the_dense_pass_and_few_are_sparse() {
     let tokens: Vec<u32> = (3..23).collect();
@@ -102,7 +102,8 @@ fn all_features_are_the_dense_pass_and_few_are_sparse() {
             without += 1;
             continue;
         };
-        // Kernels round the inputs of quantized products, but not of products with features.
+        // The kernels round inputs of quantized multiplications, but not inputs of multiplications
+        // with features.
         let bound = match dense.info().quantization_bits {
             Some(_) => 2e-2,
             None => order_bound(1e-5),
@@ -125,7 +126,7 @@ fn all_features_are_the_dense_pass_and_few_are_sparse() {
     assert!(compared > 30 && without > 8, "{compared}, {without}");
 }
 
-/// Prompt and reply in one pass must equal single tokens with caches.
+/// One pass over prompt and reply must equal a run token by token with a KV cache.
 #[test]
 fn steps_with_caches_are_one_pass() {
     let dir = tempfile::tempdir().unwrap();
@@ -179,7 +180,7 @@ fn the_program_walks_wherever_it_loads_a_model() {
         };
         let plain = stdout(&run(command, &[]));
         assert_ne!(plain, with("walk:2"), "{command:?}");
-        // Numbers are printed with few digits.
+        // The program prints few digits, so the output must be equal.
         assert_eq!(plain, with("0-1=walk"), "{command:?}");
     }
     let probabilities = |plan| {
@@ -221,7 +222,7 @@ fn the_program_walks_wherever_it_loads_a_model() {
     assert!(wrong.contains("index.json"), "{wrong}");
 }
 
-/// MLX's own operations compute the same when the kernels are off.
+/// With the kernels off, MLX's operations must compute equal results.
 #[test]
 fn mlx_walks_as_the_kernels_do() {
     let dir = tempfile::tempdir().unwrap();
@@ -266,8 +267,8 @@ fn files_that_are_damaged_or_of_another_model_are_errors() {
         let shown = name.display().to_string();
         let original = std::fs::read(gpt2.join(&name)).unwrap();
         let n = original.len();
-        // Some files are read and others are not, such as the gate's rows, because the layer has
-        // its own.
+        // Walking reads only these files. It takes gate rows, for example, from the model's own
+        // weights.
         let read = matches!(&*shown, "index.json" | "down_features.bin" | "biases.bin");
         let fails = |case: &str, bytes: Option<&[u8]>| {
             let other = dir.path().join("damaged");
@@ -305,7 +306,7 @@ fn files_that_are_damaged_or_of_another_model_are_errors() {
     std::fs::write(&up, &bytes).unwrap();
     let error = walking("llama", "walk", &llama).err().unwrap().to_string();
     assert!(error.contains("layer 1 has another hash"), "{error}");
-    // Layers that do not walk are not read.
+    // Layers that do not walk do not read the damaged file.
     walking("llama", "0=walk,2=walk:3", &llama).unwrap();
 
     for (name, plan) in [("llama-yarn", "walk"), ("gpt2", "0=walk:3")] {
@@ -313,7 +314,7 @@ fn files_that_are_damaged_or_of_another_model_are_errors() {
         assert_eq!(error.kind(), ErrorKind::InvalidOption, "{name}: {error}");
         assert!(error.to_string().contains("of the model llama"), "{error}");
     }
-    // Complete files with other numbers of features are errors too, at each check of sizes.
+    // A complete vindex with another number of features must fail at each size check.
     let from = Vindex::open(&gpt2).unwrap();
     let narrow = dir.path().join("narrow");
     let mut writer = Writer::create(&narrow, from.about().clone(), 0).unwrap();
@@ -340,7 +341,7 @@ fn files_that_are_damaged_or_of_another_model_are_errors() {
     assert_eq!(error.unwrap().kind(), ErrorKind::InvalidOption);
 }
 
-/// Caches that one plan computed are wrong for another plan.
+/// A cache computed with one plan is wrong for another plan, so plans must not share caches.
 #[test]
 fn prompt_caches_belong_to_their_plan() {
     let dir = tempfile::tempdir().unwrap();
@@ -363,12 +364,12 @@ fn prompt_caches_belong_to_their_plan() {
     );
 }
 
-/// A file that is truncated while a model reads it ends requests with an error that names it. The
-/// process goes on.
+/// If a file is truncated while a model reads it, requests end with an error that names the file.
+/// The process must survive.
 #[test]
 fn a_file_that_shrinks_is_an_error_and_no_signal() {
     if !mlx_rs_core::cpu::enabled() {
-        return; // MLX's operations use a copy.
+        return; // MLX's operations use a copy, which the truncation does not affect.
     }
     let dir = tempfile::tempdir().unwrap();
     let vindex = build("llama", dir.path()).unwrap();
@@ -383,7 +384,7 @@ fn a_file_that_shrinks_is_an_error_and_no_signal() {
         .open(vindex.join("down_features.bin"))
         .unwrap();
     file.set_len(0).unwrap();
-    // At most a few tokens were computed before.
+    // The stream may contain a few tokens from before the truncation.
     let error = stream.find_map(std::result::Result::err).unwrap();
     assert_eq!(error.kind(), ErrorKind::Engine, "{error:#}");
     let tokens = model.as_token_model().unwrap();

@@ -1,5 +1,5 @@
-//! Tests walking layers whose feed-forward weights are not loaded: their results, the loaded
-//! memory, and the report of `mlx inspect`.
+//! Tests models whose walking layers load no feed-forward weights: results, loaded memory, and the
+//! report of `mlx inspect`.
 #![cfg(feature = "probe")]
 
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use inference_formats::{Gguf, ModelConfig, ModelFiles, gguf_config, locate};
 use mlx_rs_core::memory;
 use serde_json::Value;
 
-/// Tests run one at a time, because they measure the memory of the process.
+/// Serializes the tests, because they measure the memory of the process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn path(name: &str) -> PathBuf {
@@ -61,7 +61,7 @@ fn relative(ours: &[f32], expected: &[f32]) -> f32 {
     max_difference(ours, expected) / greatest
 }
 
-/// The bytes in memory of each layer's feed-forward part, from the headers, without packing.
+/// The bytes in memory of each layer's feed-forward part, unpacked, computed from the file headers.
 fn parts(name: &str) -> Vec<u64> {
     let mut storage = WeightStorage::converted(4);
     storage.keeps_halves = true;
@@ -87,8 +87,8 @@ fn parts(name: &str) -> Vec<u64> {
     (0..layers).map(of).collect()
 }
 
-/// Covers separate gate matrices, gates joined with the up matrix, biases, no gates, other kinds of
-/// blocks, packed weights, and GGUF.
+/// The test covers separate gate matrices, fused gate and up matrices, biases, models without
+/// gates, other kinds of blocks, packed weights, and GGUF.
 #[test]
 fn nothing_of_the_part_is_loaded_and_the_logits_stay() {
     let _alone = ALONE.lock();
@@ -131,7 +131,7 @@ fn nothing_of_the_part_is_loaded_and_the_logits_stay() {
     }
 }
 
-/// The count is MLX's, not ours.
+/// MLX's allocator counts these bytes, so the engine's own accounting cannot hide an error.
 #[test]
 fn the_memory_of_the_part_is_free() {
     crate::alone::alone(
@@ -153,7 +153,7 @@ fn the_memory_of_the_part_is_free_alone() {
     let dense_memory = loaded(&|| dense("llama"));
     let few = loaded(&|| walking("llama", "walk:7", &vindex).unwrap());
     let part = usize::try_from(parts("llama").iter().sum::<u64>()).unwrap();
-    // Arrays are rounded up to pages.
+    // MLX rounds each array up to whole pages.
     let saved = dense_memory.saturating_sub(few);
     assert!(saved >= part * 9 / 10, "{saved} of {part}");
 }
@@ -194,7 +194,8 @@ fn an_estimate_counts_what_is_loaded() {
                 );
                 assert_eq!(full_estimate - one, parts(name)[1]);
             } else {
-                // MLX's operations use a copy of the features.
+                // MLX's operations use a copy of the features, so the saving applies to the kernels
+                // only.
                 assert!(
                     walk > full_estimate && only == full_estimate && one == full_estimate,
                     "{name}"
@@ -251,7 +252,8 @@ fn gates_that_are_damaged_and_parts_that_are_not_there_are_errors() {
     let own_gate = options("walk:3", &vindex).with_walk_only(false);
     inference::load_model(path("llama"), &own_gate).unwrap();
 
-    // Without a matching vindex, the report would describe another model, so it is refused.
+    // Without a matching vindex, the report would describe another model. So the command is
+    // refused.
     let mut command = mlx(dir.path(), &["inspect", "--no-load", "--ffn", "walk"]);
     command.arg(path("gpt2")).arg("--vindex").arg(&vindex);
     let wrong = refused(&command.output().unwrap(), 1);
@@ -265,7 +267,7 @@ fn gates_that_are_damaged_and_parts_that_are_not_there_are_errors() {
     command.arg("--model").arg(path("llama"));
     let wrong = refused(&command.output().unwrap(), 2);
     assert!(wrong.contains("walk_only"), "{wrong}");
-    // A model with experts is refused, also without loading its weights.
+    // A model with experts is refused, even when its weights are not loaded.
     let error = walking("mixtral", "walk", &vindex).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::InvalidOption, "{error}");
 }

@@ -1,5 +1,6 @@
-//! Compares `mlx convert` with mlx-lm's converter, tensor for tensor (`tools/golden/convert.py`).
-//! From GGUF, the numbers are the file's. A directory is complete or absent.
+//! Compares `mlx convert` with mlx-lm's converter, tensor by tensor (`tools/golden/convert.py`). A
+//! model converted from GGUF must have the file's weights. After a failure, no output directory may
+//! exist.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -39,7 +40,8 @@ fn json(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
-/// In mlx-lm, `-q` means quantize. As the program's `--quiet` it would silently make a copy.
+/// In mlx-lm, `-q` means quantize. If `mlx convert` read `-q` as `--quiet`, it would copy the model
+/// unquantized.
 #[test]
 fn q_quantizes() {
     let dirs = tempfile::tempdir().unwrap();
@@ -51,7 +53,7 @@ fn q_quantizes() {
     }
 }
 
-/// Type, shape and digest of every tensor in a directory.
+/// The type, shape and digest of each tensor in a directory.
 fn tensors(dir: &Path) -> BTreeMap<String, (String, Value, String)> {
     let mut tensors = BTreeMap::new();
     for entry in fs::read_dir(dir).unwrap() {
@@ -129,7 +131,7 @@ fn tensors_are_those_that_mlx_lm_writes() {
             config["quantization"], config["quantization_config"],
             "{what}"
         );
-        // MLX 0.32, which made the golden numbers, chooses other scales.
+        // MLX 0.32 made the golden numbers; MLX 0.30 chooses other scales.
         let mx = arguments.iter().any(|a| a.starts_with("mxfp"));
         let other_scales = mx && mlx_rs_core::mlx_version().unwrap().starts_with("0.30.");
         for (tensor, (dtype, shape, digest)) in &ours {
@@ -147,12 +149,12 @@ fn tensors_are_those_that_mlx_lm_writes() {
                 );
             }
         }
-        // The output can also be loaded here.
+        // Our engine must also load the output.
         drop(load(&output));
     }
 }
 
-/// Models whose files can be run but not converted.
+/// Models that the engine can run but the program cannot convert.
 const RUN_ONLY: [&str; 9] = [
     "apertus",
     "falcon-h1",
@@ -223,7 +225,8 @@ fn a_gguf_file_becomes_a_directory_with_its_numbers_and_its_tokenizer() {
                     .unwrap()
                     .logits,
             );
-            // Packed experts in MXFP4 become dense. Dense products do not round their inputs.
+            // Experts packed in MXFP4 become dense. Multiplications with dense weights do not round
+            // their inputs.
             let bound = if name == "gpt-oss-mxfp4" { 2e-4 } else { 1e-5 };
             assert!(difference <= bound, "{name}: {difference} from the file");
             let difference = max_difference(&ours, &floats(&case["logits"]));
@@ -292,7 +295,8 @@ fn a_gguf_file_keeps_its_blocks_packed_or_is_quantized_anew() {
     let run = mlx(&file, &anew, &["--quantize", "--bits", "8"]);
     assert!(run.status.success());
     assert_eq!(load(&anew).info().quantization_bits, Some(8));
-    // A message reports the second rounding, and the scales do not exceed those of the blocks.
+    // A message warns that weights are rounded a second time. The new scales must not exceed the
+    // scales of the blocks.
     let told = String::from_utf8_lossy(&run.stderr).into_owned();
     assert!(
         told.contains("quantized again to affine, 8 bits in groups of 64"),
@@ -301,7 +305,7 @@ fn a_gguf_file_keeps_its_blocks_packed_or_is_quantized_anew() {
     let kind = |dir: &Path, name: &str| tensors(dir)[name].0.clone();
     let scales = "model.layers.0.mlp.up_proj.scales";
     assert_eq!(kind(&anew, scales), "F16");
-    // A matrix that already has the target's form keeps its numbers, without a message.
+    // A matrix that already has the target format keeps its codes, and no message appears.
     let same = dir.path().join("same");
     let run = mlx(&file, &same, &["--quantize", "--group-size", "32"]);
     assert!(run.status.success());
@@ -310,8 +314,8 @@ fn a_gguf_file_keeps_its_blocks_packed_or_is_quantized_anew() {
     assert_eq!(kind(&same, scales), "F16");
 }
 
-/// A directory with the requested quantization is copied with its packed weights. Another target is
-/// refused.
+/// A model that already has the requested quantization is copied with its packed weights. Another
+/// quantization is refused.
 #[test]
 fn a_quantized_directory_is_not_quantized_again() {
     let dir = tempfile::tempdir().unwrap();
@@ -388,13 +392,14 @@ fn nothing_is_left_behind_or_lost_when_it_fails() {
     };
     let output = dir.path().join("out");
 
-    // Damage that appears only at the last tensors must not leave a half-written directory.
+    // This damage is in the last tensors, so the converter detects it late. No partial directory
+    // may remain.
     let model = dir.path().join("model");
     fs::create_dir(&model).unwrap();
     for name in ["config.json", "model.safetensors", "tokenizer_config.json"] {
         fs::copy(fixture("tiny/llama").join(name), model.join(name)).unwrap();
     }
-    // These float32 numbers are out of float16's range.
+    // These float32 values exceed float16's range.
     let path = model.join("model.safetensors");
     let mut bytes = fs::read(&path).unwrap();
     let end = bytes.len();
@@ -409,7 +414,7 @@ fn nothing_is_left_behind_or_lost_when_it_fails() {
     );
     assert_eq!(entries(), ["model"]);
 
-    // An existing output is kept unless a flag replaces it.
+    // The program keeps an existing output directory unless `--force` is given.
     convert(&fixture("tiny/llama"), &output, &[]);
     let before = tensors(&output);
     let run = mlx(&fixture("tiny/qwen3"), &output, &[]);
@@ -419,7 +424,8 @@ fn nothing_is_left_behind_or_lost_when_it_fails() {
     convert(&fixture("tiny/qwen3"), &output, &["--force"]);
     assert_ne!(tensors(&output), before);
 
-    // The output may not be the model itself, and a model is not quantized twice.
+    // The output must not be the model's own directory. A quantized model must not be quantized
+    // again.
     let run = mlx(&output, &output, &["--force"]);
     assert_eq!(run.status.code(), Some(1));
     let run = mlx(
@@ -473,7 +479,7 @@ fn nothing_executable_is_copied() {
     );
 }
 
-/// mlx-lm loads our output and computes the golden numbers.
+/// mlx-lm loads our output and computes the golden numbers from it.
 #[test]
 #[ignore = "needs Python with mlx-lm (tools/golden/requirements.txt): set MLX_LM_PYTHON to it"]
 fn mlx_lm_loads_it_and_computes_the_same() {

@@ -1,5 +1,5 @@
-//! Tests of `mlx fuse --export-gguf`: our own reader and the `gguf` package read the file, and it
-//! gives the model's logits.
+//! Tests of `mlx fuse --export-gguf`. Our reader and the `gguf` package must read the file, and its
+//! logits must equal the model's.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ fn logits(model: &dyn TextModel) -> Vec<f32> {
         .logits
 }
 
-/// Covers every family, with tied and untied embeddings, grouped heads, biases and scalings of
+/// The test covers every family, with tied and untied embeddings, grouped heads, biases and scaled
 /// positions.
 #[test]
 fn files_have_the_logits_of_their_models() {
@@ -42,7 +42,8 @@ fn files_have_the_logits_of_their_models() {
         for (kind, error) in [
             (GgufType::F32, order_bound(2e-5)),
             (GgufType::F16, 5e-3),
-            // In a tiny model with random weights, rounding errors do not average out.
+            // A tiny model with random weights sums too few rounding errors for them to average
+            // out.
             (GgufType::Q8_0, 0.15),
         ] {
             let path = dir.path().join(format!("{name}-{kind:?}.gguf"));
@@ -59,7 +60,7 @@ fn files_have_the_logits_of_their_models() {
     }
 }
 
-/// A text gives the same ids, and a conversation the same prompt.
+/// The exported tokenizer returns equal ids for a text, and an equal prompt for a conversation.
 #[test]
 fn files_have_the_tokenizer_of_their_models() {
     let dir = tempfile::tempdir().unwrap();
@@ -88,7 +89,7 @@ fn files_have_the_tokenizer_of_their_models() {
         expected.prepare_chat(&chat).unwrap(),
         theirs.prepare_chat(&chat).unwrap()
     );
-    // A reader of GGUF adds tokens that usually end a text.
+    // A reader of GGUF adds tokens that usually end a text, so its list may be longer.
     let ends = theirs.eos_tokens();
     assert!(
         expected.eos_tokens().iter().all(|id| ends.contains(id)),
@@ -96,7 +97,7 @@ fn files_have_the_tokenizer_of_their_models() {
     );
     let error = export_gguf(&source, &path, GgufType::F16).unwrap_err();
     assert!(error.to_string().contains("there already"), "{error}");
-    // Others may read it, like any new file.
+    // Other users may read the file, as with any new file.
     let other = dir.path().join("other");
     std::fs::write(&other, "").unwrap();
     let permissions = |path: &Path| std::fs::metadata(path).unwrap().permissions();
@@ -148,7 +149,7 @@ fn an_adapter_is_in_the_file() {
     crate::program::refused(&alone, 2);
 }
 
-/// The `gguf` package reads the file's names, shapes, types and numbers.
+/// The `gguf` package must read the file's names, shapes, types and values.
 #[test]
 #[ignore = "needs Python with gguf (tools/golden/requirements.txt): set MLX_LM_PYTHON to it"]
 fn the_gguf_package_reads_it() {
@@ -181,7 +182,7 @@ print(json.dumps({'architecture': fields['general.architecture'], 'tokens': len(
     let embedding = &read["tensors"]["token_embd.weight"];
     assert_eq!(embedding[0], serde_json::json!([32, 300]));
     assert_eq!(embedding[1], "Q8_0");
-    // The sum of the checkpoint's numbers.
+    // The sum of all weights in the checkpoint.
     let checkpoint = inference_formats::safetensors::SafetensorsCheckpoint::open(&source).unwrap();
     let info = checkpoint.info("model.embed_tokens.weight").unwrap();
     let sum: f32 = checkpoint

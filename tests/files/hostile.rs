@@ -1,5 +1,5 @@
-//! Tests of truncated, corrupted and contradictory model files through the program: exit 1, an
-//! error with the file's name, no crash.
+//! Tests of truncated, corrupted and contradictory model files. The program must exit with code 1
+//! and an error that contains the file's name, and must not crash.
 
 use std::fs;
 use std::path::Path;
@@ -27,7 +27,7 @@ fn mlx(model: &Path) -> Output {
         .unwrap()
 }
 
-/// A copy of a tiny checkpoint for damage.
+/// A copy of a tiny checkpoint that the test may damage.
 fn copy(name: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(crate::common::fixture("tiny").join(name)).unwrap() {
@@ -37,7 +37,7 @@ fn copy(name: &str) -> tempfile::TempDir {
     dir
 }
 
-/// Loading must fail with a fault of the model's files that names one.
+/// Expects loading to fail with an error about the model's files that names a file.
 fn refused(path: &Path, what: &str) {
     let loaded = inference::load_model(path, &LoadOptions::new().with_backend("cpu"));
     let e = loaded.err().unwrap_or_else(|| panic!("{what}: it loaded"));
@@ -70,8 +70,8 @@ fn truncation_anywhere_is_an_error() {
         let dir = copy(name);
         let path = dir.path().join(file);
         let length = fs::metadata(&path).unwrap().len() as usize;
-        // Covers every early byte, where the header is, then steps through the data to the last
-        // byte.
+        // The cuts cover each of the first 64 bytes, where the header starts, and then steps
+        // through the data.
         let cuts = (0..64)
             .chain((64..length).step_by(1009))
             .chain([length - 1]);
@@ -161,7 +161,7 @@ fn flipped_bytes_of_a_header_never_crash() {
         };
         for at in (0..2000).step_by(13) {
             let damaged = damage(&path, |b| b[at] ^= 0x55);
-            // The file may still load if the byte is in a comment or an unused name.
+            // The model may still load if the changed byte is in a comment or an unused name.
             drop(inference::load_model(
                 &target,
                 &LoadOptions::new().with_backend("cpu"),
@@ -196,7 +196,8 @@ fn the_program_names_the_file_and_exits_with_one() {
 
 #[test]
 fn nothing_is_written_to_the_temporary_directory() {
-    // MLX's CPU compiler would write sources there, run a compiler and load the library it finds.
+    // MLX's CPU compiler would write sources to this directory, compile them, and load the
+    // resulting library.
     let empty = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_mlx"))
         .args([

@@ -1,9 +1,9 @@
-//! A matrix of malformed files: contradictions in model directories and GGUF files, through the
-//! program. The system limits it to three gigabytes of addresses. It must end by itself, with exit
-//! code 1 and an error that names the fault. It must never end by a signal, a panic or the time
-//! limit.
+//! A matrix of malformed files: model directories and GGUF files that contradict themselves, opened
+//! by the program. The system limits the program to three gigabytes of address space. The program
+//! must exit by itself with code 1 and an error that names the fault. A signal, a panic or a
+//! timeout is a failure.
 //!
-//! Only Linux enforces `ulimit -v`.
+//! Only Linux enforces the limit, which `ulimit -v` sets.
 //!
 //! `tests/files/hostile.rs` damages files byte by byte. Unit tests cover the errors of each reader.
 
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// Runs the program on a model with little memory, for at most a minute.
+/// Runs the program on a model with limited memory, for at most a minute.
 fn run(model: &Path, arguments: &[&str]) -> Output {
     let mut child = Command::new("sh")
         .args(["-c", "ulimit -v 3000000 && exec \"$@\"", "sh"])
@@ -61,7 +61,7 @@ fn ends_with_an_error(hazard: u32, what: &str, output: &Output, says: &[&str]) {
     }
 }
 
-/// A copy of a tiny checkpoint for damage.
+/// A copy of a tiny checkpoint that the test may damage.
 fn copy(name: &str) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model");
@@ -158,7 +158,7 @@ fn configurations_that_ask_for_the_world() {
         });
         ends_with_an_error(13, what, &run(&model, &TOKENS), says);
     }
-    // The cases are deeply nested brackets and an endless file.
+    // The JSON files contain deeply nested brackets, or have no end.
     let (_dir, model) = copy("llama-q4");
     let path = model.join("config.json");
     fs::write(&path, "[".repeat(1 << 20)).unwrap();
@@ -167,7 +167,7 @@ fn configurations_that_ask_for_the_world() {
     ends_with_an_error(13, "long", &run(&model, &TOKENS), &["config.json"]);
 }
 
-/// A GGUF header with these counts, followed by `rest`.
+/// A GGUF header that announces these counts, followed by `rest`.
 fn gguf(tensors: u64, keys: u64, rest: &[&[u8]]) -> Vec<u8> {
     let mut out = b"GGUF\x03\0\0\0".to_vec();
     out.extend(tensors.to_le_bytes());
@@ -184,7 +184,7 @@ fn key(name: &str, kind: u32, value: &[u8]) -> Vec<u8> {
     [text(name).as_slice(), &kind.to_le_bytes(), value].concat()
 }
 
-/// The description of a tensor.
+/// The description of a tensor in a GGUF header.
 fn info(name: &str, dims: &[u64], kind: u32, offset: u64) -> Vec<u8> {
     let mut out = text(name);
     out.extend((dims.len() as u32).to_le_bytes());
@@ -380,7 +380,8 @@ fn tokenizers_and_templates_that_do_not_end() {
         edit(&model.join("tokenizer.json"), change);
         ends_with_an_error(19, what, &run(&model, &CHAT), &["tokenizer.json"]);
     }
-    // The pattern tries every way to split a text. It may fail or finish, within the time limit.
+    // A regular expression with exponentially many ways to split a text. It may fail or match, but
+    // within the time limit.
     let (_dir, model) = copy("llama");
     edit(&model.join("tokenizer.json"), |t| {
         t["pre_tokenizer"] = json!({"type": "Split", "pattern": {"Regex": "(?=(a+)+$)(a|a)*b"}, "behavior": "Isolated", "invert": false});
@@ -424,7 +425,7 @@ fn names_that_lead_out_of_the_directory() {
         .unwrap();
         ends_with_an_error(20, name, &run(&model, &TOKENS), &["/model"]);
     }
-    // The cases are pipes, and links to other directories, to devices and to themselves.
+    // The files are pipes, or links to other directories, to devices or to themselves.
     for file in ["model.safetensors", "config.json"] {
         for target in [
             outside.as_path(),
@@ -473,7 +474,7 @@ fn names_that_lead_out_of_the_directory() {
 
 #[test]
 fn files_that_are_cut_short_at_every_boundary() {
-    // The file is cut between parts of the header, between tensors, and inside a tensor.
+    // The file ends between parts of the header, between tensors, or inside a tensor.
     for (name, file) in [
         ("llama-q4", "model.safetensors"),
         ("llama-gguf", "model.gguf"),

@@ -1,5 +1,5 @@
-//! Tests of several layouts of one network. Files from Hugging Face, MLX and older tools must load
-//! to the same numbers. Each test rewrites a tiny checkpoint into another layout.
+//! Tests that one network loads from several file layouts: those of Hugging Face, MLX and older
+//! tools. Each test rewrites a tiny checkpoint into another layout and expects equal logits.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,7 +23,7 @@ impl Tensor {
         self.dtype.bitsize() / 8
     }
 
-    /// Selects and orders rows of the second last axis by `pick`, in every stacked matrix.
+    /// Selects and orders the rows of the second-to-last axis by `pick`, in each stacked matrix.
     fn rows(&self, pick: &dyn Fn(usize) -> Vec<usize>) -> Self {
         let n = self.shape.len();
         let (rows, cols) = (self.shape[n - 2], self.shape[n - 1] * self.width());
@@ -76,7 +76,7 @@ impl Tensor {
         }
     }
 
-    /// Appends another tensor's rows.
+    /// Appends the rows of another tensor.
     fn below(&self, other: &Self) -> Self {
         let mut shape = self.shape.clone();
         shape[0] += other.shape[0];
@@ -177,7 +177,7 @@ impl Checkpoint {
     }
 }
 
-/// Rewrites a fixture, which must then give exactly the same logits.
+/// Rewrites a fixture, and expects exactly the fixture's logits from the result.
 fn same_after(name: &str, rewrite: impl FnOnce(&mut Checkpoint)) {
     let source = fixture("tiny").join(name);
     let mut checkpoint = Checkpoint::read(&source);
@@ -199,7 +199,7 @@ fn same_after(name: &str, rewrite: impl FnOnce(&mut Checkpoint)) {
     assert_eq!(expected_type, got_type);
 }
 
-/// Stacks separate experts, as MLX stores them.
+/// Stacks the tensors of separate experts into one tensor, as MLX stores experts.
 fn stack_experts(c: &mut Checkpoint, at: &str, experts: usize, parts: [(&str, &str); 3]) {
     for layer in 0..c.layers() {
         for (from, to) in parts {
@@ -321,8 +321,8 @@ fn lfm2_as_mlx_lm_stores_it() {
     }
 }
 
-/// mlx-lm transposes the convolutions and adds one to most norms. The sums need more digits than
-/// bfloat16 has.
+/// mlx-lm transposes the convolutions and adds one to most norms. bfloat16 cannot represent these
+/// sums exactly, so the test stores them with more digits.
 #[test]
 fn qwen3_next_as_mlx_lm_stores_it() {
     for name in ["qwen3-next", "qwen3-5"] {
@@ -374,13 +374,13 @@ fn granite_as_mlx_lm_stores_it() {
     }
 }
 
-/// Without its last norm, the model gives the logits of the states before it. A norm of ones only
-/// scales a state, so the same model with such a norm gives proportional logits. transformers
-/// stores the norm and always applies it.
+/// The logits without a last norm are those of the unnormalized states. A norm of ones only scales
+/// a state, so logits with such a norm are proportional to logits without one. transformers stores
+/// the last norm and always applies it.
 #[test]
 fn xlstm_without_its_last_norm() {
     same_after("xlstm", |c| c.config["add_out_norm"] = json!(false));
-    // Chunks of any length give the same numbers; a file may leave `weight_mode` out.
+    // The chunk length does not change the logits. A configuration may omit `weight_mode`.
     same_after("xlstm", |c| {
         c.config["chunk_size"] = json!(1000);
         c.config["weight_mode"] = Value::Null;
@@ -388,7 +388,7 @@ fn xlstm_without_its_last_norm() {
     let source = fixture("tiny/xlstm");
     let mut checkpoint = Checkpoint::read(&source);
     checkpoint.config["add_out_norm"] = json!(false);
-    // Without a cap, logits are linear in the state.
+    // Without the cap on logits, logits are linear in the state.
     checkpoint.config["output_logit_soft_cap"] = Value::Null;
     let norm = checkpoint.take("backbone.out_norm.weight");
     let prompt = Prompt::Tokens((40..60).collect());
@@ -408,7 +408,7 @@ fn xlstm_without_its_last_norm() {
         (logits.logits, states.blocks.last().unwrap().clone())
     };
     let (without, state) = of(&checkpoint);
-    // The bytes are ones in bfloat16.
+    // These bytes are the value 1 in bfloat16.
     let ones = Tensor {
         data: [0x80, 0x3f].repeat(norm.data.len() / 2),
         ..norm
@@ -514,7 +514,7 @@ fn gpt2_as_mlx_stores_it_and_with_another_prefix() {
 
 #[test]
 fn the_text_part_of_gemma3_by_both_names() {
-    // Multimodal checkpoints have used both names. Other parts of the model are skipped.
+    // Multimodal checkpoints have used both of these prefixes. The loader skips the image parts.
     same_after("gemma3", |c| {
         assert!(c.tensors.keys().any(|n| n.contains("vision_tower")));
         c.rename(|name| {
@@ -553,7 +553,7 @@ fn gpt_oss_with_gate_and_up_apart() {
             c.put(format!("{at}.down_proj.bias"), down_bias);
         }
     });
-    // The packed form is equivalent, with the quantization in MLX's notation.
+    // The packed MXFP4 layout has the same values; MLX's notation names the quantization.
     same_after("gpt-oss-mxfp4", |c| {
         for layer in 0..c.layers() {
             let at = format!("model.layers.{layer}.mlp.experts");
@@ -607,7 +607,7 @@ fn gemma4_with_sizes_listed_by_layer() {
 
 #[test]
 fn olmo3_with_a_rotation_for_each_kind_of_layer() {
-    // This form is that of transformers 5.
+    // transformers 5 writes the rotary parameters in this form.
     same_after("olmo3", |c| {
         let config = c.config.as_object_mut().unwrap();
         let theta = config.remove("rope_theta").unwrap();
@@ -617,7 +617,7 @@ fn olmo3_with_a_rotation_for_each_kind_of_layer() {
         let both = json!({"full_attention": full, "sliding_attention": sliding});
         config.insert("rope_parameters".into(), both);
     });
-    // This form is that of other tools, with the default for missing fields.
+    // Other tools write the rotary parameters in this form, and omit fields with default values.
     same_after("olmo3", |c| {
         let config = c.config.as_object_mut().unwrap();
         config.remove("rope_theta").unwrap();
@@ -657,7 +657,8 @@ fn without_a_model_type_the_weights_tell() {
 
 #[test]
 fn without_head_dim_the_query_projection_tells() {
-    // The file has 16, but hidden_size / num_attention_heads is 8.
+    // The fixture's `head_dim` is 16, but hidden_size / num_attention_heads is 8. Without the
+    // field, only the query projection's shape tells.
     same_after("qwen3", |c| {
         assert_eq!(c.config["head_dim"], 16);
         c.config.as_object_mut().unwrap().remove("head_dim");

@@ -1,4 +1,4 @@
-//! Tests of model files: damaged, hostile, in other layouts, converted, exported.
+//! Tests of model files: damaged, hostile, in other layouts, converted or exported.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,5 +1,5 @@
-//! Tests of downloads from the Hugging Face Hub, with a hub on this machine. They check the layout
-//! of the shared cache, the fetched files, and every failure of a transfer.
+//! Tests of downloads from a local copy of the Hugging Face Hub. They check the layout of the
+//! shared cache, which files are fetched, and every failure of a transfer.
 
 mod refusals;
 mod transfers;
@@ -24,7 +24,7 @@ fn small() -> FakeHub {
     hub
 }
 
-/// Varying bytes that exceed every buffer.
+/// Varying bytes, larger than every buffer.
 fn weights() -> Vec<u8> {
     (0..700_000u32)
         .flat_map(|n| (n.wrapping_mul(2_654_435_761) >> 7).to_le_bytes())
@@ -82,7 +82,7 @@ fn a_model_is_fetched_into_pythons_layout_and_runs() {
             "{name}"
         );
     }
-    // A fetched model can also be used by its name.
+    // The program finds the downloaded model by its name.
     let output = hub
         .program(&["generate", "--backend", "cpu", "--raw", "--tokens", "40,41"])
         .args(["--max-tokens", "2", "--json", "--model", "own/tiny"])
@@ -95,8 +95,8 @@ fn a_model_is_fetched_into_pythons_layout_and_runs() {
         String::from_utf8_lossy(&output.stderr)
     );
 
-    // The second time, only the list and the files' headers are requested. If the cache comes
-    // first, nothing is.
+    // A second download requests only the file list and the files' headers. With the option that
+    // prefers the cache, it requests nothing.
     hub.forget_log();
     assert_eq!(pull(&hub).unwrap(), path);
     assert!(
@@ -242,7 +242,7 @@ fn damage_in_the_cache_is_found_when_asked() {
         .pull(&spec("own/tiny"), true, &mut Silent)
         .unwrap();
     assert_whole(&hub);
-    // A wrong length is always noticed.
+    // A wrong length is always detected.
     fs::write(&blob, b"short").unwrap();
     pull(&hub).unwrap();
     assert_whole(&hub);
@@ -276,7 +276,7 @@ fn offline_the_cache_is_all_there_is() {
             .is_err()
     );
     assert!(hub.log().is_empty());
-    // A snapshot without its weights is not a model.
+    // A snapshot without its weights does not count as a model.
     fs::remove_file(hub.blob("model.safetensors", &weights())).unwrap();
     assert!(
         offline()
@@ -292,7 +292,8 @@ fn offline_the_cache_is_all_there_is() {
 fn one_revision_is_removed_and_what_others_use_stays() {
     let hub = small();
     pull(&hub).unwrap();
-    // Another revision has the same weights and a different configuration, in Python's layout.
+    // Another revision, in the layout of Python's client, has equal weights and another
+    // configuration.
     let other = hub.repository().join("snapshots/feedbeef");
     fs::create_dir_all(&other).unwrap();
     fs::write(hub.repository().join("blobs/otherconfig"), "{}").unwrap();

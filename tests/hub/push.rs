@@ -1,6 +1,6 @@
-//! Tests of `mlx push`: a directory becomes one commit of a local hub, and content that the hub has
-//! is not sent again. `mlx ps` and `mlx stop` are tested with a minimal server, and `mlx ps` with
-//! `mlx serve`.
+//! Tests of `mlx push`, which uploads a directory as one commit to a local hub, without content
+//! that the hub already has. Also tests `mlx ps` and `mlx stop` with a minimal server, and `mlx ps`
+//! with `mlx serve`.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -23,7 +23,8 @@ struct Request {
 
 type Answer = Box<dyn Fn(&Request, &str) -> (u16, Value) + Send + Sync>;
 
-/// A server that answers each request with `answer`, which also gets the server's address.
+/// Starts a server that answers each request with `answer`. The function also receives the server's
+/// address.
 fn server(answer: Answer) -> (String, Arc<Mutex<Vec<Request>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -123,8 +124,8 @@ fn parse(body: &[u8]) -> Value {
     serde_json::from_slice(body).unwrap()
 }
 
-/// A hub with the API of `huggingface_hub`. Weights go to the store, which already has `known`.
-/// Files above 1000 bytes come in parts.
+/// A hub with the upload API of `huggingface_hub`. Weights go to the store, which already has the
+/// objects `known`. Files above 1000 bytes are uploaded in parts.
 fn hub(known: Vec<String>) -> (String, Arc<Mutex<Vec<Request>>>) {
     server(Box::new(move |request, own_address| {
         let path = request.path.split('?').next().unwrap_or_default();
@@ -251,7 +252,7 @@ fn a_directory_becomes_one_commit() {
     }
     assert_eq!(lines.len(), 5);
 
-    // The store got the bytes, the large file in parts, and never the token.
+    // The store received the bytes, the large file in parts, and never the token.
     let puts: Vec<&Request> = log.iter().filter(|r| r.method == "PUT").collect();
     assert_eq!(puts.len(), 4);
     assert_eq!(puts[0].body, small);
@@ -319,7 +320,7 @@ fn refusals_name_the_way_out() {
     assert_eq!(log.lock().unwrap().len(), 1);
 }
 
-/// A server with two models, of which it unloads one on request.
+/// A server with two models. It unloads one of them on request.
 #[test]
 fn models_of_a_server_are_listed_and_stopped() {
     let loaded = Arc::new(Mutex::new(vec!["stays", "goes"]));

@@ -1,6 +1,6 @@
-//! Long generations use no more handles and bytes at their end than at their start.
+//! A long generation must not use more handles or bytes at its end than at its start.
 //!
-//! The counters cover the whole process, so the test runs in a separate one.
+//! The counters cover the whole process, so the test runs in a separate process.
 
 use crate::common::{greedy, tiny};
 use inference::Prompt;
@@ -15,7 +15,7 @@ fn five_thousand_steps_leave_memory_and_handles_flat() {
 }
 
 fn five_thousand_steps_leave_memory_and_handles_flat_alone() {
-    // With one block, the growing cache is small compared with a retained graph.
+    // A model with one block has a small KV cache, so a leaked graph would be visible beside it.
     let model = tiny("llama");
     let mut stream = model
         .generate(&Prompt::Tokens((40..60).collect()), &greedy(5000))
@@ -32,8 +32,8 @@ fn five_thousand_steps_leave_memory_and_handles_flat_alone() {
             (now - handles).abs() <= 8,
             "{handles} handles grew to {now} at {step}"
         );
-        // Keys and values in float32 may grow by a chunk of 256 positions, and exist twice while
-        // growing.
+        // The float32 KV cache may grow by one chunk of 256 positions. While it grows, the old and
+        // the new chunk exist.
         let row = 2 * info.num_layers * info.num_kv_heads * info.head_dim * 4;
         let allowed = bytes + 2 * row * (step * 1000 + 512) + (1 << 20);
         assert!(

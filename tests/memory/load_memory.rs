@@ -1,8 +1,8 @@
-//! Loading a model takes at any time at most a quarter more memory than the model.
+//! Loading a model must need at most a quarter more memory than the model itself, at any time.
 //!
 //! The test has its own binary, because the peak of resident memory covers the whole process. It
-//! makes models of about 100 MB in every storage. As in small models, the embeddings are the
-//! largest part.
+//! makes models of about 100 MB in each storage format. As in real small models, the embedding is
+//! the largest tensor.
 
 #![cfg(target_os = "linux")]
 
@@ -21,8 +21,8 @@ const HIDDEN: usize = 512;
 const WIDE: usize = 1408;
 const LAYERS: usize = 4;
 
-/// The names and shapes of a llama with a tied output, also with GGUF's names. Rows and layers are
-/// multiplied by `times`.
+/// Names and shapes of a llama with tied output weights, also with GGUF's names. Row and layer
+/// counts are multiplied by `times`.
 fn tensors(times: usize) -> Vec<(String, String, Vec<usize>)> {
     let mut all = vec![
         (
@@ -63,7 +63,7 @@ enum Storage {
     FourBits,
 }
 
-/// Packed numbers are small, so packed models have more of them.
+/// Size factor of packed models. A packed weight is small, so packed models have more weights.
 const PACKED_TIMES: usize = 6;
 
 fn directory(dir: &Path, storage: Storage) {
@@ -122,7 +122,7 @@ fn directory(dir: &Path, storage: Storage) {
                 "F32" => out.write_all(&number(i).to_le_bytes()),
                 "U32" => out.write_all(&(i as u32).wrapping_mul(2_654_435_761).to_le_bytes()),
                 "BF16" => out.write_all(&number(i).to_le_bytes()[2..]),
-                // The bytes are half of 2^-10.
+                // 2^-10 as float16.
                 _ => out.write_all(&0x1400u16.to_le_bytes()),
             }
             .unwrap();
@@ -221,7 +221,7 @@ fn gguf(path: &Path, halves: bool) {
             let byte = match kind {
                 0 => number(i / 4).to_le_bytes()[i % 4],
                 30 => number(i / 2).to_le_bytes()[2 + i % 2],
-                // The scales come first: half of 2^-10.
+                // Each block starts with its float16 scale, 2^-10.
                 8 if i % 34 < 2 => [0x00, 0x14][i % 34],
                 3 if i % 20 < 4 => [0x00, 0x14, 0x00, 0x94][i % 20],
                 _ => (i.wrapping_mul(2_654_435_761) >> 16) as u8,
@@ -234,7 +234,7 @@ fn gguf(path: &Path, halves: bool) {
     out.flush().unwrap();
 }
 
-/// A line of /proc/self/status, in bytes.
+/// A line of `/proc/self/status`, converted to bytes.
 fn status(name: &str) -> u64 {
     let text = fs::read_to_string("/proc/self/status").unwrap();
     let line = text.lines().find(|l| l.starts_with(name)).unwrap();
@@ -246,12 +246,13 @@ fn status(name: &str) -> u64 {
 const CHILD: &str = "LOAD_MEMORY_OF";
 
 fn measure(path: &Path) {
-    // Memory that every load needs once (MLX, threads, tables) does not belong to the model.
+    // The first load also allocates memory once per process (MLX, threads, tables). It must not
+    // count as memory of the measured model.
     drop(load(&fixture("tiny/llama")));
     let before = status("VmRSS:");
     let model = load(path);
     let peak = status("VmHWM:").saturating_sub(before);
-    // The loaded model must also compute.
+    // Inference proves that the loaded model works.
     let prompt = Prompt::Tokens(vec![5, 6, 7]);
     let output = model
         .as_token_model()
@@ -298,11 +299,11 @@ fn loading_takes_at_most_a_quarter_more_than_the_model() {
         let (peak, bytes, estimate) = (number(), number(), number());
         let ratio = peak as f64 / bytes as f64;
         println!("{what}: {bytes} bytes of weights, {peak} at the peak: {ratio:.2}");
-        // The estimate by which loading refuses a model must equal the allocated bytes.
+        // Loading refuses a model by this estimate. It must equal the allocated bytes.
         let miss = estimate.abs_diff(bytes);
         assert!(miss <= bytes / 100, "{what}: {estimate}, loaded {bytes}");
         assert!(bytes > 80 << 20, "{what}: {bytes}");
-        // Matrices of 16 bits stay so; norms become float32.
+        // 16-bit matrices keep their type in memory; norms become float32.
         if what.contains("Bf16") {
             let files = fs::read_dir(dir.path()).unwrap();
             let stored: u64 = files.map(|f| f.unwrap().metadata().unwrap().len()).sum();

@@ -1,7 +1,8 @@
-//! A bounded cache uses no more bytes and handles after 5,000 tokens than after 1,000. The process
-//! needs no more memory, so no graph is retained. A request reports its own peak.
+//! A bounded cache must not use more bytes or handles after 5,000 tokens than after 1,000. The
+//! process must not grow either, because then a graph would be retained. A request must report its
+//! own peak.
 //!
-//! The counters cover the whole process, so the test runs in a separate one.
+//! The counters cover the whole process, so the test runs in a separate process.
 
 use crate::common::{fixture, greedy};
 use inference::{LoadOptions, Prompt};
@@ -40,14 +41,14 @@ fn five_thousand_steps_in_a_circle_leave_memory_handles_and_graph_flat_alone() {
             (now - handles).abs() <= 8,
             "{handles} handles grew to {now} at {step}"
         );
-        // A growing cache would take 3 layers * 2 * 32 numbers of 4 bytes more for each token: 768
-        // KB for 1,000 tokens.
+        // An unbounded cache would need 3 layers * 2 * 32 values * 4 bytes = 768 bytes more per
+        // token, which is 768 KB for 1,000 tokens.
         assert!(
             used <= bytes + (64 << 10),
             "{bytes} bytes grew to {used} at {step}"
         );
-        // A step has more than 50 nodes of some 400 bytes. If kept, a thousand steps would take 20
-        // MB.
+        // A step's graph has more than 50 nodes of about 400 bytes. If graphs were retained, 1,000
+        // steps would need 20 MB.
         println!("{step}: {} KB more", all.saturating_sub(process) >> 10);
         assert!(
             all <= process + (8 << 20),

@@ -1,5 +1,5 @@
-//! Tests of `mlx launch`: several processes on this machine compute one model. The reference is the
-//! result of one process.
+//! Tests of `mlx launch`, where several local processes compute one model. One process computes the
+//! expected results.
 #![cfg(all(unix, feature = "mlx-backend"))]
 
 mod pipeline;
@@ -38,12 +38,13 @@ fn logits(output: &Output) -> Vec<f64> {
     logits.iter().map(|x| x.as_f64().unwrap()).collect()
 }
 
-/// Compares logits, up to `bound`, and greedy tokens of `n` processes with those of one.
+/// Expects the logits of `n` processes to equal those of one process up to `bound`, and equal
+/// greedy tokens.
 fn same(name: &str, counts: &[usize], kernels: &str, bound: f64) {
     same_with(&[], &model(name), counts, kernels, bound);
 }
 
-/// The same with flags of the launcher, for the model at `path`.
+/// Like [`same`], with launcher flags and a model path.
 fn same_with(flags: &[&str], path: &str, counts: &[usize], kernels: &str, bound: f64) {
     let name = path.rsplit('/').next().unwrap();
     let command = |args: &[&str]| {
@@ -86,8 +87,8 @@ fn dense_models_are_computed_by_several() {
 
 #[test]
 fn quantized_models_are_computed_by_several() {
-    // The models have divided groups of 64, groups of 32, 8 bits, and experts. Our kernels round
-    // inputs by groups.
+    // The models have groups of 64 that the split divides, groups of 32, 8 bits, and experts. Our
+    // kernels round inputs per group, so a divided group changes roundings.
     for (kernels, bound) in [("off", 1e-4), ("on", 1e-3)] {
         same("qwen3-q4", &[2, 4], kernels, bound);
         for name in [
@@ -122,7 +123,7 @@ fn what_does_not_divide_is_told_once_by_each() {
     let output = launched(3, &["logits", "--model", &path, "--tokens", "1"]);
     let err = refused(&output, 1);
     assert!(err.contains("num_attention_heads is 4"), "{err}");
-    // A part of 16 inputs is smaller than a group.
+    // Each process gets 16 inputs, which is less than a group.
     let path = model("llama-q8");
     let err = refused(
         &launched(4, &["logits", "--model", &path, "--tokens", "1"]),
@@ -191,7 +192,7 @@ fn the_plan_tells_what_each_process_holds() {
     assert!(err.contains("num_attention_heads is 4"), "{err}");
 }
 
-/// A script called `ssh` stands for other machines. It runs its command here.
+/// A script named `ssh` replaces the real one. It runs the remote command on this machine.
 #[test]
 fn other_machines_are_reached_by_ssh() {
     let dir = tempfile::tempdir().unwrap();
@@ -236,7 +237,7 @@ fn other_machines_are_reached_by_ssh() {
     assert_eq!(reached, "other\n");
 }
 
-/// A command that runs until it is stopped.
+/// A command that generates until a signal stops it.
 fn endless(path: &str) -> [&str; 8] {
     [
         "generate",
@@ -250,7 +251,7 @@ fn endless(path: &str) -> [&str; 8] {
     ]
 }
 
-/// A member of a ring with these addresses, without a launcher.
+/// A group member started directly, without the launcher. `file` lists the addresses.
 fn member(rank: usize, file: &Path, args: &[&str]) -> Command {
     let mut command = mlx(file.parent().unwrap(), args);
     command
@@ -290,7 +291,7 @@ fn a_member_that_never_comes_is_named() {
     assert!(started.elapsed() < Duration::from_secs(30));
 }
 
-/// A member that refuses its flags has not joined, so no other member reports it as lost.
+/// A member with invalid flags must exit before it joins. So no other member reports it as lost.
 #[test]
 fn a_member_refuses_its_flags_before_it_joins() {
     let dir = tempfile::tempdir().unwrap();
@@ -299,7 +300,7 @@ fn a_member_refuses_its_flags_before_it_joins() {
     let adapter = dir.path().to_str().unwrap();
     let model = ["--model", &path, "--adapter-path", adapter];
     for command in [&["logits", "--tokens", "1"][..], &["generate", "hi"]] {
-        // Rank 1 never starts, so rank 0 would wait for it if it joined first.
+        // Rank 1 never starts. If rank 0 joined before it checked its flags, it would wait.
         let output = member(0, &file, &[command, &model].concat()).output();
         let err = refused(&output.unwrap(), 2);
         assert!(err.contains("split and adapter_path"), "{err}");
@@ -314,7 +315,7 @@ fn a_member_that_dies_is_named_by_the_others_without_a_launcher() {
     let args = endless(&path);
     let mut first = member(0, &file, &args).spawn().unwrap();
     let mut second = member(1, &file, &args).spawn().unwrap();
-    // The reply has begun, so both processes are computing.
+    // The first output proves that both processes compute.
     let mut out = first.stdout.take().unwrap();
     out.read_exact(&mut [0; 16]).unwrap();
     second.kill().unwrap();
@@ -347,7 +348,7 @@ fn a_member_that_ends_early_is_named_by_the_others() {
         if second.status.success() {
             break first;
         }
-        // Another test may have taken the free port.
+        // Another test may have bound the port in the meantime.
         attempts += 1;
         let _ = first.kill();
         let first = text(&first.wait_with_output().unwrap().stderr);
@@ -413,7 +414,7 @@ mod processes {
         false
     }
 
-    /// A launcher of two processes during a reply.
+    /// A launcher of two processes that are generating a reply.
     fn talking() -> (Child, std::process::ChildStdout, Vec<(u32, Option<usize>)>) {
         let home = tempfile::tempdir().unwrap();
         let path = model("llama");
@@ -442,8 +443,8 @@ mod processes {
         std::thread::spawn(move || std::io::copy(&mut out, &mut std::io::sink()));
     }
 
-    /// Kills a rank. The launcher must end with its exit code and name the rank, and all processes
-    /// must end.
+    /// Kills one rank. The launcher must exit with that rank's code and name the rank, and all
+    /// processes must end.
     fn ends_of_a_kill(launcher: Child, pid: u32, victim: usize, all: &[(u32, Option<usize>)]) {
         signal(pid, "-KILL");
         let killed = Instant::now();
@@ -465,8 +466,8 @@ mod processes {
         }
     }
 
-    /// A short form of `tools/group_faults.py`, which kills processes while they start, join, load
-    /// and compute.
+    /// A short form of `tools/group_faults.py`. It kills processes while they start, join, load or
+    /// compute.
     #[test]
     fn ranks_that_are_killed_at_any_moment_end_all() {
         let path = model("llama");
@@ -527,8 +528,8 @@ mod processes {
     }
 }
 
-/// Several processes have the losses of one process with the whole batches. Rank 0 writes the same
-/// files.
+/// Training with several processes must have the losses of one process with whole batches. Rank 0
+/// must write equal files.
 #[test]
 fn training_together_learns_as_one() {
     let path = model("llama");

@@ -1,4 +1,5 @@
-//! Tests with several processes: groups that compute one model, Python's mlx-lm, a moved program.
+//! Tests with several processes: groups that compute one model, Python's mlx-lm, and a program that
+//! was moved to another place.
 
 #[path = "../common/mod.rs"]
 mod common;

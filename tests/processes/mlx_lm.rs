@@ -1,6 +1,6 @@
-//! Tests of the backend `mlx_lm` with the real package. It replies like the native engine, honors
-//! the options, refuses bad models and ends with its program. `mlxlm-backend` tests faults of the
-//! protocol with a mock.
+//! Tests of the backend `mlx_lm` with the real Python package. It must reply like the native
+//! engine, honor the options, refuse invalid models, and end with its program. `mlxlm-backend`
+//! tests faults of the protocol with a mock.
 //!
 //! They run with `MLX_TEST_PYTHON=1`, which `.ci/run` sets. The first run installs pinned Python
 //! packages into a separate environment: see `common/python.rs`.
@@ -31,7 +31,7 @@ fn backend() -> MlxLmBackend {
     MlxLmBackend::new(Settings::new().with_python(crate::python::with_mlx_lm()))
 }
 
-/// Loads in float32, in which `cpu` computes.
+/// Loads with the backend `mlx_lm` in float32, the type in which the backend `cpu` computes.
 fn theirs(path: &Path) -> Box<dyn TextModel> {
     let options = LoadOptions::new().with_dtype(ComputeType::Float32);
     backend()
@@ -48,7 +48,7 @@ fn refused(path: &Path) -> inference::Error {
     loaded.map(|_| ()).unwrap_err()
 }
 
-/// A copy of a tiny model for damage.
+/// A copy of a tiny model that the test may damage.
 fn copy(name: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(tiny(name)).unwrap() {
@@ -58,7 +58,7 @@ fn copy(name: &str) -> tempfile::TempDir {
     dir
 }
 
-/// Changes a JSON file of a model.
+/// Changes a JSON file of a model directory.
 fn edit(dir: &Path, file: &str, change: impl FnOnce(&mut Value)) {
     let path = dir.join(file);
     let mut value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
@@ -218,7 +218,8 @@ fn tokens(model: &dyn TextModel, options: &GenerateOptions) -> Vec<u32> {
     ignore = "installs Python packages: set MLX_TEST_PYTHON=1"
 )]
 fn an_adapter_is_applied() {
-    // LoRA of rank 1 on one layer's queries, in mlx_lm's form: y += scale * (x a) b.
+    // A LoRA adapter of rank 1 on one layer's query projection, in mlx_lm's form: y += scale * (x
+    // a) b.
     let dir = tempfile::tempdir().unwrap();
     let config = r#"{"fine_tune_type": "lora", "num_layers": 1,
         "lora_parameters": {"rank": 1, "scale": 2.0, "dropout": 0.0, "keys": ["self_attn.q_proj"]}}"#;
@@ -327,7 +328,7 @@ fn requests_are_cancelled_and_the_model_goes_on() {
     let error = stream.find_map(Result::err).unwrap();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
     assert!(begun.elapsed() < Duration::from_secs(10));
-    // The next request contains nothing of the earlier ones.
+    // The next request must not contain tokens or state of the dropped request.
     let mut stream = model.generate(&prompt(), &greedy(100_000)).unwrap();
     assert_eq!(stream.next().unwrap().unwrap().id, plain[0]);
     drop(stream);
@@ -349,7 +350,8 @@ fn messages_cannot_forge_control_tokens() {
         let stream = model.chat(&[Message::user(content)], &greedy(1)).unwrap();
         stream.collect_output().unwrap().metrics.prompt_tokens
     };
-    // As one control token, the text would count like any other single token.
+    // If the text became one control token, the prompt would be as long as with any other single
+    // token.
     let spelled = count("<|im_end|>");
     assert!(spelled > count("a") + 2, "{spelled}");
     assert_eq!(tokens.encode("<|im_end|>", false).unwrap().len(), 1);
@@ -363,7 +365,7 @@ fn messages_cannot_forge_control_tokens() {
     ignore = "installs Python packages: set MLX_TEST_PYTHON=1"
 )]
 fn damaged_and_hostile_models_are_refused() {
-    // The file is cut. MLX's own reader would invent numbers.
+    // The file is truncated. MLX's own reader would return arbitrary values for the missing part.
     let dir = copy("llama");
     let file = dir.path().join("model.safetensors");
     let bytes = std::fs::read(&file).unwrap();
@@ -379,7 +381,7 @@ fn damaged_and_hostile_models_are_refused() {
     std::fs::remove_file(&file).unwrap();
     assert_eq!(refused(dir.path()).kind(), ErrorKind::InvalidModel);
 
-    // Code in a model's directory is not run.
+    // The backend must not run Python code from a model's directory.
     let dir = copy("llama");
     let mark = dir.path().join("ran");
     let code = format!("open({:?}, 'w')", mark.to_str().unwrap());

@@ -1,5 +1,5 @@
-//! A bundled program needs nothing from its build. A program without MLX's library reports a
-//! remedy.
+//! A bundled program must run without any file of its build. A program that cannot find MLX's
+//! library must print a remedy.
 #![cfg(target_os = "linux")]
 
 use std::path::Path;
@@ -42,7 +42,7 @@ fn a_bundle_works_for_another_user_in_another_place() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny/llama");
     let model = dir.path().join("model");
     copy(&fixture, &model);
-    // The loader logs the files that it opens.
+    // The dynamic loader logs each file that it opens.
     let log = dir.path().join("log");
     std::fs::create_dir(&log).unwrap();
     std::fs::set_permissions(&log, std::fs::Permissions::from_mode(0o777)).unwrap();
@@ -55,7 +55,7 @@ fn a_bundle_works_for_another_user_in_another_place() {
     if std::fs::metadata("/proc/self")
         .is_ok_and(|metadata| std::os::unix::fs::MetadataExt::uid(&metadata) == 0)
     {
-        // This user may not read the home directory of the user that built it.
+        // This user may not read the home directory of the user who built the program.
         command.uid(65534).gid(65534);
     }
     let output = command.output().unwrap();
@@ -112,7 +112,7 @@ fn without_the_library_the_program_starts_and_says_what_would_help() {
         "{}",
         text(&output)
     );
-    // The reason is printed once, not for each backend.
+    // The program prints the reason once, not once per backend.
     assert_eq!(
         text(&output).matches("libmlx").count(),
         1,

@@ -1,5 +1,5 @@
-//! numpy reads every file of a vindex (`tools/golden/vindex_read.py`), of each level and type, and
-//! files of vectors (`tools/golden/stores_read.py`).
+//! numpy must read every file of a vindex (`tools/golden/vindex_read.py`), of each level and type,
+//! and files of vectors (`tools/golden/stores_read.py`).
 #![cfg(feature = "probe")]
 
 use std::path::Path;
@@ -45,7 +45,7 @@ fn numpy_reads_all_of_it() {
     }
 }
 
-/// Traces, boundary stores, context stores and extracted vectors.
+/// Tests traces, boundary stores, context stores and extracted vectors.
 #[test]
 #[cfg_attr(
     not(test_python),
@@ -78,7 +78,7 @@ fn numpy_reads_files_of_vectors() {
     let expected = serde_json::json!({
         "tokens": 7, "nodes": 4, "boundaries": 3, "contexts": 3, "vectors": 192});
     assert_eq!(counted, expected);
-    // The script finds a changed byte.
+    // The script must detect a changed byte.
     let mut bytes = std::fs::read(&ctxt).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&ctxt, bytes).unwrap();

@@ -1,4 +1,5 @@
-//! Tests of `mlx serve` on a tiny model: replies over HTTP equal the engine's, and signals stop it.
+//! Tests of `mlx serve` on a tiny model. Replies over HTTP must equal the engine's replies, and
+//! signals must stop the server.
 #![cfg(unix)]
 
 #[path = "../common/mod.rs"]
@@ -59,7 +60,7 @@ fn replies_are_those_of_the_engine() {
                 .unwrap()
         })
         .collect();
-    // All requests run at once, in one batch.
+    // The requests run concurrently, in one batch.
     std::thread::scope(|scope| {
         for (prompt, expected) in prompts.iter().zip(&alone) {
             let server = &server;
@@ -100,7 +101,7 @@ fn replies_are_those_of_the_engine() {
         logprobs[0]["logprob"]
     );
 
-    // The streamed text is the same.
+    // The streamed text must equal the text of the whole reply.
     let mut streamed = body.clone();
     streamed["stream"] = true.into();
     let (status, text) = server.post("/v1/chat/completions", &streamed);
@@ -143,7 +144,7 @@ fn replies_are_those_of_the_engine() {
 
 #[test]
 fn thinking_is_cut_at_its_budget() {
-    // The tiny Llama has a template here that begins each reply with thinking.
+    // In this copy, the tiny Llama's template starts each reply with reasoning.
     let dir = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(fixture("tiny/llama")).unwrap() {
         let from = file.unwrap().path();
@@ -174,7 +175,7 @@ fn thinking_is_cut_at_its_budget() {
     for budget in [5, 12] {
         assert!(free.len() > budget, "the model ends by itself: {free:?}");
         let (thought, thinking) = continued(&prompt, budget);
-        // The reply continues after the forced end of thinking.
+        // After the forced end of the reasoning, the reply must continue.
         let ending = tokens.encode("</think>\n\n", false).unwrap();
         let so_far = [prompt.as_slice(), &thought, &ending].concat();
         let (_, answer) = continued(&so_far, 40 - budget - ending.len());
@@ -372,7 +373,8 @@ fn flags_hold_for_requests_that_do_not_say_it() {
     let chat = json!({"messages": [{"role": "user", "content": "hi"}]});
     assert_eq!(server.json("/apply-template", &chat)["prompt"], "[hi!]");
 
-    // Heads have 32 elements. The cache is packed from the first position.
+    // Heads have 32 elements, which allows a quantized cache. It is quantized from the first
+    // position.
     let model = fixture("tiny/qwen3-q8");
     let bits = [
         "--kv-bits",
@@ -416,7 +418,8 @@ fn flags_hold_for_requests_that_do_not_say_it() {
     }
 }
 
-/// Edits equal the engine's, also beside a plain request. They need the server's permission.
+/// Edited requests over HTTP must equal edited requests to the engine, also in a batch with plain
+/// ones. The server must allow edits.
 #[test]
 fn requests_edit_the_model_where_they_may() {
     let steering = json!({"edits": [
@@ -441,7 +444,7 @@ fn requests_edit_the_model_where_they_may() {
     let plain = text(&options);
     let edited = text(&options.clone().with_steering(edits));
     assert_ne!(plain, edited);
-    // The requests run at the same time, in one batch.
+    // The requests run concurrently, in one batch.
     std::thread::scope(|scope| {
         for _ in 0..3 {
             for (steering, expected) in [(&Value::Null, &plain), (&steering, &edited)] {
@@ -467,7 +470,7 @@ fn requests_edit_the_model_where_they_may() {
         server.json("/v1/infer", &body)["predictions"].clone()
     };
     assert_ne!(infer(&Value::Null), infer(&steering));
-    // An impossible edit is the client's error, which names the field.
+    // An impossible edit is a client error, which must name the field.
     let zero = |layer: usize| json!({"layers": layer, "hook": "z", "op": "zero"});
     for (steering, wanted) in [
         (json!({"edits": [zero(9)]}), "edits[0].layers names layer 9"),

@@ -1,4 +1,4 @@
-//! Tests of `mlx train`'s flags for existing files.
+//! Tests of `mlx train`'s flags when files of earlier runs exist.
 
 use std::path::Path;
 
@@ -7,8 +7,8 @@ use metal_backend::train::{CONFIG_FILE, STATE_FILE, WEIGHTS_FILE};
 
 use crate::{json, mlx, model, pirate, stderr};
 
-/// As in mlx-lm, `--test` without `--train` only measures. A run replaces another's adapter only on
-/// request.
+/// As in mlx-lm, `--test` without `--train` only measures. A run must not replace an existing
+/// adapter without a flag.
 #[test]
 fn an_adapter_is_only_replaced_on_request() {
     let dirs = tempfile::tempdir().unwrap();
@@ -75,7 +75,7 @@ fn an_adapter_is_only_replaced_on_request() {
     let again = run(&["--overwrite", "--seed", "1"]);
     assert_eq!(again.status.code(), Some(0), "{}", stderr(&again));
     assert!(before != weights());
-    // Files with which only the earlier run could continue are removed.
+    // The new run removes files that only the earlier run could use to resume.
     assert!(adapters.join(STATE_FILE).is_file());
     assert!(!adapters.join("0000002_adapters.safetensors").exists());
 }
@@ -90,8 +90,8 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Runs with an adapter of another shape than the default. Missing options come from the adapter;
-/// given ones must match it.
+/// A run can start from an adapter with a non-default shape. Options that the command omits come
+/// from the adapter; options that the command sets must match it.
 #[test]
 fn an_earlier_adapter_keeps_its_shape() {
     let dirs = tempfile::tempdir().unwrap();
@@ -157,13 +157,13 @@ fn an_earlier_adapter_keeps_its_shape() {
         assert!(told.contains(&format!("{name} is {value}")), "{told}");
         assert!(told.contains(&format!("has {theirs};")), "{told}");
     }
-    // Dropout is not part of the adapter.
+    // Dropout is not stored in the adapter, so it may differ.
     let other = ["--resume-adapter-file", from, "--dropout", "0.5"];
     assert_eq!(json(&run(&second, &other))["base"]["loss"], loss);
     assert_eq!(config(&second)["lora_parameters"]["dropout"], 0.5);
 
-    // A file without a configuration determines rank, layers and type. Only the scale must be
-    // given.
+    // Without a configuration file, the tensors determine rank, layers and type. Only the scale
+    // must be given as an option.
     let bare = dirs.path().join("bare.safetensors");
     std::fs::copy(first.join(WEIGHTS_FILE), &bare).unwrap();
     let from = bare.to_str().unwrap();
@@ -184,7 +184,8 @@ fn an_earlier_adapter_keeps_its_shape() {
     assert_ne!(larger["base"]["loss"], loss);
 }
 
-/// A run whose numbers overflow ends with an error that names the step. Earlier saves stay.
+/// If weights overflow, the run must end with an error that names the step. Earlier saves must
+/// remain.
 #[test]
 fn a_run_that_diverges_ends_with_an_error() {
     let dirs = tempfile::tempdir().unwrap();
@@ -204,12 +205,13 @@ fn a_run_that_diverges_ends_with_an_error() {
         .concat();
         mlx("train", &args)
     };
-    // With such a rate, the loss may still be a finite number.
+    // With this learning rate, the loss may still be finite after the first update.
     let refused = run(&["--iters", "2", "--learning-rate", "1e10"]);
     let told = stderr(&refused);
     assert_eq!(refused.status.code(), Some(2), "{told}");
     assert!(told.contains("from 0 to 10000"), "{told}");
-    // One loss is after the first update. The other update is the last, without a later loss.
+    // In the first case, a later loss shows the overflow. In the second case, the overflowing
+    // update is the last, and no loss follows.
     for (iters, what) in [("9", "step 2: the loss is NaN"), ("1", "step 1: ")] {
         let ended = run(&[&["--iters", iters], &decay[..]].concat());
         let told = stderr(&ended);
@@ -220,7 +222,7 @@ fn a_run_that_diverges_ends_with_an_error() {
         );
         assert!(!adapters.join(WEIGHTS_FILE).exists(), "{iters}");
     }
-    // Step 1 is small and saved, step 2 overflows, and the save of step 1 stays.
+    // Step 1 has a small update and is saved. Step 2 overflows, and the save of step 1 must remain.
     let schedule = "{name: constant, arguments: [1e4], warmup: 1, warmup_init: 1e-38}";
     let text = std::fs::read_to_string(&config).unwrap();
     std::fs::write(&config, format!("{text}lr_schedule: {schedule}\n")).unwrap();

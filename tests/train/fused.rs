@@ -1,4 +1,4 @@
-//! Tests of fusing adapters into quantized models with the program.
+//! Tests of fusing adapters into quantized models, through the program.
 
 use std::path::Path;
 
@@ -8,7 +8,8 @@ use metal_backend::train::{Run, Start};
 use crate::common::{fixture, max_difference};
 use crate::{config, cpu, mlx, stderr};
 
-/// A quantized model is trained directly. Fused to a dense one, it gives the learned reply.
+/// A quantized model can be trained directly. After fusing into a dense model, it must reply as
+/// trained.
 #[test]
 fn a_quantized_model_is_fused_dense() {
     let dirs = tempfile::tempdir().unwrap();
@@ -47,7 +48,7 @@ fn a_quantized_model_is_fused_dense() {
     );
 }
 
-/// The logits of a short prompt, by a model with or without an adapter.
+/// The logits after a short prompt, with or without an adapter.
 fn logits(path: &Path, adapter: Option<&Path>) -> Vec<f32> {
     let options = adapter.map_or_else(cpu, |adapter| cpu().with_adapter_path(adapter));
     let model =
@@ -60,12 +61,13 @@ fn logits(path: &Path, adapter: Option<&Path>) -> Vec<f32> {
         .logits
 }
 
-/// A GGUF file is trained directly. `mlx fuse --dequantize` makes an equal directory of it.
+/// A GGUF model can be trained directly. `mlx fuse --dequantize` must make an equal directory of
+/// it.
 #[test]
 fn a_gguf_file_is_fused_dense() {
-    // Numbers of packed blocks become float32, so only the order of sums differs. In the other
-    // file, llama.cpp's converter changed names, norms and tables. Its half floats, and their sums
-    // with the adapter at 8 bits or more, are rounded.
+    // Packed blocks are converted to float32, so only the order of sums differs. In the other file,
+    // llama.cpp's converter changed names, norms and tables. There, float16 weights are rounded,
+    // and so are their sums with the adapter at 8 bits or more.
     for (name, share) in [
         ("tiny/llama-gguf/model.gguf", 1e-4),
         ("gguf/gemma3-text.gguf", 0.02),
@@ -81,7 +83,8 @@ fn a_gguf_file_is_fused_dense() {
             let args = ["--model", base, "--adapter-path", adapters, "-o", fused];
             mlx("fuse", &[&args[..], more].concat())
         };
-        // The result cannot be packed again, and nothing of the attempt stays.
+        // The fused weights cannot be stored in the original format, and the failed command must
+        // leave no files.
         let refused = fuse(&[]);
         assert_eq!(refused.status.code(), Some(1), "{name}");
         assert!(

@@ -1,4 +1,4 @@
-//! Tests of runs that end early, by a kill or Ctrl-C, at random moments.
+//! Tests of training runs that a kill or Ctrl-C ends at a random moment.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -11,11 +11,11 @@ use serde_json::Value;
 
 use crate::{command, cpu, log, model, pirate, stderr};
 
-/// The variable with the seed of the moments, so that a failure can be repeated.
+/// The environment variable with the random seed. With the printed seed, a failure can be repeated.
 const SEED: &str = "TRAIN_INTERRUPT_SEED";
 
-/// Pseudo-random numbers (SplitMix64), seeded by the clock or by [`SEED`], which a failing test
-/// prints.
+/// A pseudo-random generator (SplitMix64). [`SEED`] or the clock seeds it, and a failing test
+/// prints the seed.
 struct Moments {
     seed: u64,
     state: u64,
@@ -35,7 +35,7 @@ impl Moments {
         Self { seed, state: seed }
     }
 
-    /// A duration up to `longest`, to the microsecond.
+    /// A random duration up to `longest`, in microseconds.
     fn next(&mut self, longest: Duration) -> Duration {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -54,7 +54,7 @@ impl Drop for Moments {
     }
 }
 
-/// Trains in the background; `output` makes the process's output.
+/// Starts a training process. `output` makes its standard output.
 fn begin(adapters: &Path, output: fn() -> Stdio, more: &[&str]) -> Child {
     let (model, data) = (model(), pirate());
     let [model, data, path] = [&model, &data, adapters].map(|p| p.to_str().unwrap());
@@ -83,7 +83,7 @@ fn begin(adapters: &Path, output: fn() -> Stdio, more: &[&str]) -> Child {
         .unwrap()
 }
 
-/// Waits at most a minute for a condition, while the program runs.
+/// Waits up to a minute until the condition is true. The program must keep running.
 fn wait(child: &mut Child, what: impl Fn() -> bool) {
     let begun = Instant::now();
     while !what() {
@@ -93,14 +93,14 @@ fn wait(child: &mut Child, what: impl Fn() -> bool) {
     }
 }
 
-/// Reads every file of an adapter's directory completely, and returns the number of files with
+/// Reads each file of an adapter directory completely, and returns the number of files with
 /// tensors.
 fn all_are_whole(adapters: &Path) -> usize {
     let mut tensors = 0;
     for entry in std::fs::read_dir(adapters).unwrap() {
         let file = entry.unwrap().path();
         let name = file.file_name().unwrap().to_str().unwrap();
-        // A partial file has a different name, and is never read.
+        // The name of a partial file starts with a dot. Readers ignore such files.
         if name.starts_with('.') || file.is_dir() {
             continue;
         }
@@ -119,7 +119,8 @@ fn all_are_whole(adapters: &Path) -> usize {
                 TrainConfig::from_yaml(text()).unwrap_or_else(|e| panic!("{name}: {e}"));
             }
             Some("svg") => assert!(text().trim_end().ends_with("</svg>"), "{name}"),
-            // The file grows by lines. Its last line may be incomplete, and resuming removes it.
+            // The log grows by lines. A kill may leave an incomplete last line, which resuming
+            // removes.
             Some("jsonl") => {
                 for line in text().split_inclusive('\n').filter(|l| l.ends_with('\n')) {
                     serde_json::from_str::<Value>(line).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -131,7 +132,7 @@ fn all_are_whole(adapters: &Path) -> usize {
     tensors
 }
 
-/// After a kill at any moment, every file is complete and the run can be resumed.
+/// After a kill at any moment, every file must be complete, and the run must be resumable.
 #[test]
 fn killed_at_any_moment_no_file_is_torn() {
     let mut moments = Moments::new();
@@ -143,13 +144,13 @@ fn killed_at_any_moment_no_file_is_torn() {
     for round in 0..6 {
         let before = saved();
         let more: &[&str] = if round > 0 { &["--resume"] } else { &[] };
-        // The run saves after every step.
+        // The run saves its state after every step.
         let mut child = begin(
             &adapters,
             Stdio::null,
             &[&["--save-every", "1"], more].concat(),
         );
-        // Every second round may end before its first save, but not the first round.
+        // Every second round may be killed before its first save, but the first round may not.
         if round % 2 == 0 {
             wait(&mut child, || saved() != before);
         } else {
@@ -169,13 +170,14 @@ fn killed_at_any_moment_no_file_is_torn() {
         );
         last = step;
         drop(resumed);
-        // A new run removes the partial files of a killed one, and then its own.
+        // A new run removes the partial files that the killed run left, and leaves none itself.
         assert_eq!(hidden(&adapters), 0, "round {round}");
     }
     assert!(last >= 3, "{last}");
 }
 
-/// Ctrl-C at any moment saves, reports it and exits with 130; SIGTERM exits with 143.
+/// At any moment, Ctrl-C must save the run, print a report and exit with 130. SIGTERM must exit
+/// with 143.
 #[test]
 fn ctrl_c_saves_and_leaves() {
     let mut moments = Moments::new();
@@ -216,7 +218,7 @@ fn ctrl_c_saves_and_leaves() {
         assert!(steps >= last + 3, "{steps} after {last}");
         assert!(adapters.join(WEIGHTS_FILE).is_file());
         assert_eq!(all_are_whole(&adapters), 2 + numbered(&adapters));
-        // All completed steps were saved, so none is repeated.
+        // All completed steps were saved, so the resumed run must not repeat a step.
         let entries = log(&adapters);
         let numbers: Vec<u64> = entries.iter().map(Entry::step).collect();
         assert_eq!(numbers, (1..=steps).collect::<Vec<_>>());
@@ -227,7 +229,7 @@ fn ctrl_c_saves_and_leaves() {
     }
 }
 
-/// The number of partial files.
+/// Number of partial files.
 fn hidden(adapters: &Path) -> usize {
     let names = std::fs::read_dir(adapters).unwrap();
     names
@@ -238,7 +240,7 @@ fn hidden(adapters: &Path) -> usize {
         .count()
 }
 
-/// The number of adapters that are kept under their step's number.
+/// Number of saved adapters whose names contain a step number.
 fn numbered(adapters: &Path) -> usize {
     let names = std::fs::read_dir(adapters).unwrap();
     names

@@ -1,5 +1,5 @@
-//! Tests of training on tiny models through the program and the library: written files, resumed
-//! runs, and refusals. `metal-backend/tests/engine/training.rs` compares losses with mlx-lm.
+//! Tests of training tiny models through the program and the library: written files, resumed runs
+//! and refusals. `metal-backend/tests/engine/training.rs` compares losses with mlx-lm.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -51,7 +51,7 @@ fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// A short run on the example data. `more` lines come before the others.
+/// A short run on the example data. `more` has further lines of the configuration.
 fn config(adapters: &Path, more: &str) -> TrainConfig {
     let yaml = format!(
         "{more}\ndata: {}\nadapter_path: {}\nmask_prompt: true\nbatch_size: 2\nsteps_per_report: 1\n\
@@ -66,7 +66,7 @@ fn cpu() -> LoadOptions {
     LoadOptions::new().with_backend("cpu")
 }
 
-/// Trains up to the step `stop_after`, or to the end.
+/// Trains until the step `stop_after`, or until the end if it is `None`.
 fn train(config: TrainConfig, start: Start, stop_after: Option<u64>) -> Vec<Entry> {
     let dir = config.adapter_path.clone();
     let mut run = Run::prepare(&model(), &cpu(), config, start).unwrap();
@@ -91,7 +91,7 @@ fn log(dir: &Path) -> Vec<Entry> {
         .collect()
 }
 
-/// The values that do not depend on the clock.
+/// The values of each log entry that do not depend on the clock.
 fn numbers(entries: &[Entry]) -> Vec<(u64, f64, f64)> {
     let number = |entry: &Entry| match entry {
         Entry::Train(TrainReport {
@@ -107,8 +107,8 @@ fn numbers(entries: &[Entry]) -> Vec<(u64, f64, f64)> {
 
 #[test]
 fn an_interrupted_run_goes_on_as_if_it_had_not_been() {
-    // The run has all kinds of state: dropout, momentum, accumulated gradients, a schedule, an
-    // epoch's order.
+    // The run has every kind of state: dropout, momentum, accumulated gradients, a schedule, and a
+    // shuffled order of batches.
     let more = "iters: 14\nsave_every: 5\ngrad_accumulation_steps: 2\noptimizer: adamw\n\
                 lr_schedule: {name: cosine_decay, arguments: [5e-3, 7], warmup: 2}";
     let dirs = tempfile::tempdir().unwrap();
@@ -116,7 +116,7 @@ fn an_interrupted_run_goes_on_as_if_it_had_not_been() {
     let expected = train(config(&uninterrupted, more), Start::Fresh, None);
     assert_eq!(expected.len(), 14 + 4);
     let stopped = train(config(&parts, more), Start::Fresh, Some(5));
-    // The gradients of the fifth batch wait for those of the sixth.
+    // The gradients of the fifth batch are not applied alone; they wait for the sixth batch.
     assert_eq!(stopped.last().map(Entry::step), Some(6));
     train(config(&parts, more), Start::Resume, Some(8));
     let resumed = train(config(&parts, more), Start::Resume, None);
@@ -128,11 +128,11 @@ fn an_interrupted_run_goes_on_as_if_it_had_not_been() {
     assert!(parts.join("0000010_adapters.safetensors").is_file());
     let picture = std::fs::read_to_string(parts.join(PLOT_FILE)).unwrap();
     assert!(picture.contains("validation"));
-    // The written options are a valid config file.
+    // The options that the run wrote must be a valid configuration file.
     let again = TrainConfig::read(parts.join("training_config.yaml")).unwrap();
     assert_eq!(again, config(&parts, more));
 
-    // Fused operations round differently, so a compiled run counts as another run, too.
+    // Fused operations round differently. So a compiled run cannot resume an uncompiled one.
     for (other, what) in [
         ("seed: 1", "seed 0, this one has 1"),
         ("compile: on", "compiled absent, this one has true"),
@@ -145,7 +145,7 @@ fn an_interrupted_run_goes_on_as_if_it_had_not_been() {
     }
     let none = dirs.path().join("none");
     assert!(Run::prepare(&model(), &cpu(), config(&none, more), Start::Resume).is_err());
-    // A longer run with the same settings continues.
+    // A run with more steps and otherwise equal settings may resume.
     let longer = train(
         config(&parts, &more.replace("iters: 14", "iters: 16")),
         Start::Resume,
@@ -167,7 +167,7 @@ fn so_does_one_that_trains_the_weights_themselves() {
     assert!(read(&uninterrupted) == read(&parts));
 }
 
-/// The tiny model learns a reply, which the program gives only with the adapter.
+/// The tiny model learns a reply. The program must print the reply only with the adapter.
 #[test]
 fn what_was_learned_is_said() {
     let dirs = tempfile::tempdir().unwrap();
@@ -198,8 +198,8 @@ fn what_was_learned_is_said() {
             "1e-2",
             "--max-grad-norm",
             "1",
-            // The random head of a tiny model cannot give high probabilities, so it is trained,
-            // too.
+            // The random head of a tiny model cannot produce high probabilities, so the run also
+            // trains the head.
             "--keys",
             "mlp.up_proj,lm_head",
             "--lr-schedule",
@@ -262,8 +262,8 @@ fn what_was_learned_is_said() {
     assert_eq!(with["loss"], told["test"]["loss"]);
     assert_eq!(with["examples"], 1);
     let without = judged(&["--model", model])["loss"].as_f64().unwrap();
-    // The sums are equal but ordered differently: with an adapter, even one without effect, fewer
-    // operations are fused.
+    // An adapter disables the fusion of some operations, even an adapter without effect. So the
+    // sums are equal except for their order.
     assert!((without - loss("base")).abs() < 1e-5, "{without} {told}");
 
     let args = [
@@ -384,7 +384,8 @@ fn what_cannot_be_is_told_before_anything_is_written() {
     }
 }
 
-/// A run begins with the adapter of an earlier run, also with one kept under its step's number.
+/// A run may start from an adapter of an earlier run, including one that was saved under a step
+/// number.
 #[test]
 fn a_run_begins_with_another_s_adapter() {
     let dirs = tempfile::tempdir().unwrap();
@@ -405,7 +406,8 @@ fn a_run_begins_with_another_s_adapter() {
         );
         let begun = numbers(&train(config(&second, &more), Start::Overwrite, None));
         match loss {
-            // The validation before the first step equals the earlier run's last one.
+            // The validation loss before the first step must equal the last validation loss of the
+            // earlier run.
             Some(loss) => assert_eq!(begun[0].1, loss),
             None => assert_ne!(begun[0].1, last.1),
         }

@@ -1,4 +1,4 @@
-//! Tests of `mlx train --method dpo`: training, measuring and reports with pairs of replies.
+//! Tests of `mlx train --method dpo`: training, evaluation and reports with pairs of replies.
 
 use std::path::Path;
 
@@ -93,7 +93,7 @@ fn the_better_replies_are_learned() {
     let output = mlx("train", &place.args(&place.adapters, &more));
     let told = json(&output);
     let loss = |part: &str| told[part]["loss"].as_f64().unwrap();
-    // A new adapter changes nothing, so every reward is 0.
+    // A new adapter does not change the model, so every reward is 0 and the loss is ln 2.
     assert!((loss("base") - f64::ln(2.0)).abs() < 1e-5, "{told}");
     assert!(loss("validation") < 0.8 * loss("base"), "{told}");
     assert_eq!(told["validation"]["pairs"], 4);
@@ -108,8 +108,8 @@ fn the_better_replies_are_learned() {
         .iter()
         .map(|m| m["iteration"].as_u64().unwrap())
         .collect();
-    // Reports come after every fourth step; validations before the first, after the twelfth and
-    // after the last; then the test.
+    // Reports follow every fourth step. Validations run before the first step, after step 12 and
+    // after the last step. The last entry is the test.
     assert_eq!(steps, [0, 4, 8, 12, 12, 16, 20, 24, 24, 24]);
     assert!(metrics[1]["train_loss"].is_number() && metrics[1]["chosen_reward"].is_number());
     assert_eq!(metrics[0]["val_loss"], told["base"]["loss"]);
@@ -120,7 +120,7 @@ fn the_better_replies_are_learned() {
     });
     assert_eq!(events.count(), 1);
 
-    // `--test` alone measures with the adapter and without.
+    // `--test` without `--train` measures the model with and without the adapter.
     let alone = json(&mlx(
         "train",
         &place.args(&place.adapters, &["--test", "--json"]),
@@ -132,7 +132,7 @@ fn the_better_replies_are_learned() {
     );
 }
 
-/// A run that is interrupted after a save and resumed has the same losses to the bit.
+/// A run that is interrupted after a save and then resumed must have bit-identical losses.
 #[test]
 fn a_run_of_pairs_goes_on_as_if_it_had_not_been_interrupted() {
     let place = Place::new();
@@ -159,7 +159,7 @@ fn a_run_of_pairs_goes_on_as_if_it_had_not_been_interrupted() {
         straight["validation"]["loss"],
         resumed["validation"]["loss"]
     );
-    // Another weight of preferences makes another run.
+    // With another `--beta` the run is a different one, so it cannot be resumed.
     let other = [&more[..], &["--resume", "--beta", "0.5"]].concat();
     let refused = mlx("train", &place.args(&place.adapters, &other));
     assert_eq!(refused.status.code(), Some(1));

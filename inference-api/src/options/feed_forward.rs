@@ -1,5 +1,5 @@
-//! Strategies for the feed-forward part of each layer, and a plan that assigns one to each layer.
-//! This file names, parses and checks them; backends compute them.
+//! Strategies for the feed-forward part of each layer, and a plan that assigns a strategy to each
+//! layer. This file names, parses and checks strategies; backends compute them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 use super::invalid;
 use crate::error::{Error, Result};
 
-/// The strategies, for error messages.
+/// The syntax of all strategies, for error messages.
 const KNOWN: &str = "dense, sparse:K, walk, walk:K, attention-only, gain:G";
 
-/// One way to compute the feed-forward part of a layer.
+/// A way to compute the feed-forward part of a layer.
 ///
-/// A feed-forward part has as many *features* as its inner width. Feature `f` has an activation
-/// `a_f`, made by row `f` of the gate and up matrices, and adds `a_f` times column `f` of the down
-/// matrix to the residual stream (Geva et al. 2021).
+/// A feed-forward part has one *feature* per element of its inner width. Row `f` of the gate and up
+/// matrices computes the activation `a_f` of feature `f`. The feature adds `a_f` times column `f`
+/// of the down matrix to the residual stream (Geva et al. 2021).
 ///
 /// ```
 /// use inference::FeedForwardStrategy;
@@ -29,17 +29,18 @@ const KNOWN: &str = "dense, sparse:K, walk, walk:K, attention-only, gain:G";
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub enum FeedForwardStrategy {
-    /// All features, as the model was trained.
+    /// Computes all features, as the model was trained.
     #[default]
     Dense,
-    /// Per position, the `top_k` features with the greatest magnitude of the gate before the
-    /// activation; without a gate, of the activation's input. The others count as zero.
+    /// At each position, computes only the `top_k` features whose gate value before the activation
+    /// has the greatest magnitude. Without a gate, the input of the activation decides. Other
+    /// features count as zero.
     Sparse {
         /// The number of features, at least 1. If it reaches the layer's number of features, the
         /// result is [`FeedForwardStrategy::Dense`].
         top_k: usize,
     },
-    /// The same features, read from the files of
+    /// Computes the features of [`FeedForwardStrategy::Sparse`], but reads them from the files of
     /// [`LoadOptions::vindex`](crate::LoadOptions::vindex), where each feature is contiguous. The
     /// up and down weights of other features are not read.
     Walk {
@@ -55,7 +56,7 @@ pub enum FeedForwardStrategy {
 }
 
 impl FeedForwardStrategy {
-    /// Checks the numbers.
+    /// Checks the parameters of the strategy.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) for zero features or a factor
@@ -142,7 +143,7 @@ impl FromStr for FeedForwardStrategy {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct FeedForwardPlan {
-    /// Sorted, without overlap.
+    /// Sorted by layer, without overlap.
     ranges: Vec<Range>,
 }
 
@@ -167,7 +168,7 @@ impl FeedForwardPlan {
         Self::default()
     }
 
-    /// One strategy for all layers.
+    /// The same strategy for all layers.
     #[must_use]
     pub fn uniform(strategy: FeedForwardStrategy) -> Self {
         Self {
@@ -251,7 +252,7 @@ impl FeedForwardPlan {
         Ok((0..layers).map(|layer| self.of(layer)).collect())
     }
 
-    /// Checks the numbers of all strategies.
+    /// Checks the parameters of all strategies.
     ///
     /// # Errors
     /// As [`FeedForwardStrategy::validate`].

@@ -1,5 +1,6 @@
-//! The groups of [`GenerateOptions`](super::GenerateOptions): each with defaults, chained setters
-//! and a check of its own fields. The parent module checks conditions that concern two groups.
+//! The groups of [`GenerateOptions`](super::GenerateOptions). Each group has defaults, chained
+//! setters and a check of its own fields. The parent module checks conditions that concern two
+//! groups.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,10 +12,10 @@ use super::{GenerateOptions, invalid};
 use crate::error::Result;
 use crate::sampling::{Grammar, LogitsProcessorFactory};
 
-/// The maximum of [`OutputOptions::logprobs`].
+/// Maximum of [`OutputOptions::logprobs`].
 const MAX_LOGPROBS: usize = 1024;
 
-/// The maximum tokens that a drafter proposes per step.
+/// Maximum number of tokens that a drafter may propose per step.
 const MAX_DRAFT: usize = 64;
 
 /// The order of filters and temperature. At a temperature other than 1, the order changes which
@@ -25,17 +26,17 @@ const MAX_DRAFT: usize = 64;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SamplerOrder {
-    /// Top-n-sigma, typical-p, top-p, min-p, XTC, top-k, temperature: filters see the model's own
-    /// distribution (mlx-lm).
+    /// Top-n-sigma, typical-p, top-p, min-p, XTC, top-k, temperature. Filters apply to the model's
+    /// own distribution, as in mlx-lm.
     #[default]
     NucleusFirst,
-    /// Temperature, top-n-sigma, top-k, top-p, min-p, typical-p, XTC: each filter sees the
-    /// renormalized result of the previous one (transformers).
+    /// Temperature, top-n-sigma, top-k, top-p, min-p, typical-p, XTC. Each filter applies to the
+    /// renormalized result of the preceding filter, as in transformers.
     TemperatureFirst,
 }
 
-/// Declares a group of options: fields with defaults, setters on the group and on
-/// [`GenerateOptions`], and which fields are a [`Parameter`]. One declaration produces all of them.
+/// Declares a group of options: its fields with defaults, the setters on the group and on
+/// [`GenerateOptions`], and the fields that are a [`Parameter`].
 macro_rules! group {
     (
         $(#[$meta:meta])*
@@ -112,9 +113,10 @@ macro_rules! parameter {
 }
 
 group! {
-    /// How one token is chosen among many. The filters apply in this order: top-n-sigma, typical-p,
-    /// top-p, min-p, XTC, top-k, temperature, draw; [`SamplerOrder`] has the other. At temperature
-    /// 0 the greatest logit is taken, and nothing is filtered.
+    /// How one token is chosen among all tokens of the vocabulary. By default, the filters apply in
+    /// this order: top-n-sigma, typical-p, top-p, min-p, XTC, top-k, temperature, draw.
+    /// [`SamplerOrder`] selects another order. At temperature 0 the token with the greatest logit
+    /// is chosen, and no filter applies.
     ///
     /// Sources: top-n-sigma, Tang et al. 2024 (arXiv 2411.07641); typical-p, Meister et al. 2023
     /// (arXiv 2202.00666).
@@ -181,15 +183,16 @@ group! {
     }
 }
 
-/// What the reply may hold. After the penalties these apply in the order of the fields; tokens that
-/// would end the reply are forbidden before `min_tokens`, after `banned_tokens`.
+/// Constraints on the reply. They apply after the penalties, in the order of the fields. Before
+/// `min_tokens` is reached, tokens that would end the reply are forbidden; this rule applies after
+/// `banned_tokens`.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ConstraintOptions {
-    /// Tokens that the reply begins with, whatever the model's logits. They count as generated.
+    /// Tokens with which the reply must start, whatever the logits. They count as generated tokens.
     pub forced_tokens: Vec<u32>,
-    /// Added to the logits of single tokens.
+    /// Values that are added to the logits of single tokens.
     pub logit_bias: BTreeMap<u32, f32>,
     /// Functions that change the logits, in this order.
     #[serde(skip)]
@@ -201,7 +204,7 @@ pub struct ConstraintOptions {
 }
 
 impl ConstraintOptions {
-    /// The defaults: none.
+    /// The defaults: no constraints.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -240,11 +243,12 @@ impl ConstraintOptions {
 pub struct StopOptions {
     /// Tokens that end the reply, besides the model's own.
     pub stop_tokens: Vec<u32>,
-    /// Strings that end the reply; they are not part of it.
+    /// Strings that end the reply. The reply does not contain them.
     pub stop_strings: Vec<String>,
-    /// Go on after the model's end-of-text token.
+    /// Continue after the model's end-of-text token.
     pub ignore_eos: bool,
-    /// The minimum number of tokens: until then, tokens that would end the reply are not drawn.
+    /// Minimum number of tokens. Until it is reached, tokens that would end the reply are not
+    /// drawn.
     pub min_tokens: usize,
 }
 
@@ -260,7 +264,7 @@ impl StopOptions {
         with_stop_tokens(stop_tokens: impl Into<Vec<u32>>);
         /// Sets strings that end the reply.
         with_stop_strings(stop_strings: impl Into<Vec<String>>);
-        /// Sets whether to go on after the end-of-text token.
+        /// Sets whether the reply continues after the end-of-text token.
         with_ignore_eos(ignore_eos: bool);
         /// Sets the minimum number of tokens in the reply.
         with_min_tokens(min_tokens: usize);
@@ -288,7 +292,7 @@ pub struct OutputOptions {
 }
 
 impl OutputOptions {
-    /// The defaults: the token alone.
+    /// The defaults: no additional data.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -311,7 +315,7 @@ impl OutputOptions {
     }
 }
 
-/// Prefill of the prompt. None of it changes the reply.
+/// Prefill of the prompt. No option of this group changes the reply.
 #[non_exhaustive]
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -350,7 +354,7 @@ impl PrefillOptions {
     setters! {
         /// Sets how many positions of the prompt go into one forward pass.
         with_prefill_step_size(prefill_step_size: usize);
-        /// Sets whether the caches of earlier requests are reused and this one's are kept.
+        /// Sets whether this request reuses cached prefixes, and whether its own cache is kept.
         with_cache_prompt(cache_prompt: bool);
         /// Sets the group of requests that share cached prompt prefixes.
         with_cache_salt(cache_salt: impl Into<Option<String>>);
@@ -368,14 +372,14 @@ impl PrefillOptions {
     }
 }
 
-/// Speculative decoding: a drafter proposes tokens, and the model checks several of them in one
-/// forward pass. The reply is the same.
+/// Speculative decoding: a drafter proposes tokens, and the model verifies several of them in one
+/// forward pass. The reply does not depend on these options.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SpeculativeOptions {
-    /// Tokens proposed at a time, where the model was loaded with a draft model or `prompt_lookup`
-    /// is set; 0 proposes none.
+    /// Number of tokens that the drafter proposes per step; 0 disables drafting. It applies if the
+    /// model was loaded with a draft model or `prompt_lookup` is set.
     pub num_draft_tokens: usize,
     /// Length of the n-gram of the prompt lookup, which drafts without a model: it proposes the
     /// tokens that followed the last occurrence of the n-gram. 0 is off.
@@ -416,8 +420,8 @@ impl SpeculativeOptions {
     }
 }
 
-/// Receives the prefill progress: positions done, and their total. It is called on the thread that
-/// generates and should return soon.
+/// A callback that receives the prefill progress: the number of computed positions, and the total.
+/// It runs on the generating thread, so it should return quickly.
 #[derive(Clone)]
 pub struct Progress(Arc<ProgressFn>);
 
@@ -429,7 +433,7 @@ impl Progress {
         Self(Arc::new(f))
     }
 
-    /// Reports that `done` of `total` positions are done.
+    /// Reports that `done` of `total` positions are computed.
     pub fn report(&self, done: usize, total: usize) {
         (self.0)(done, total);
     }

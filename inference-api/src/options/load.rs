@@ -1,4 +1,4 @@
-//! How to load a model.
+//! Options for loading a model.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{FeedForwardPlan, first_changed, invalid, unsupported};
 use crate::error::{Error, Result};
 
-/// The type of number a model computes in.
+/// The floating-point type in which a model computes.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -58,10 +58,9 @@ impl FromStr for ComputeType {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
-    /// In the type the model computes in.
+    /// The compute type of the model.
     Exact,
-    /// The fastest form that the backend has: inputs of quantized matrices are rounded to 8-bit
-    /// integers.
+    /// The fastest form of the backend: inputs of quantized matrices are rounded to 8-bit integers.
     Fast,
 }
 
@@ -98,11 +97,11 @@ impl FromStr for Precision {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AttentionSums {
-    /// The one that is fast in the backend, with sums of float32.
+    /// The backend's fast type, with sums in float32.
     #[default]
     Native,
-    /// Double precision. It is slow, and a check of the other one: queries, keys and values are
-    /// those that the model computes otherwise.
+    /// Double precision. It is slow, and serves to check the native type. The model computes
+    /// queries, keys and values in its usual type.
     Float64,
 }
 
@@ -144,46 +143,47 @@ pub enum Split {
     /// Each process has the whole model and computes alone.
     #[default]
     None,
-    /// Each process has a part of every layer: some attention heads and a slice of the feed-forward
-    /// width. All processes must make the same calls in the same order, and all get the same
-    /// logits. A single process has the whole model.
+    /// Each process computes a part of every layer: some attention heads and a slice of the
+    /// feed-forward width. All processes must make equal calls in the same order, and all receive
+    /// the same logits. A group of one process computes the whole model.
     Tensor,
-    /// Each process has consecutive layers and passes its output to the next process. The rules for
-    /// calls and logits are those of [`Split::Tensor`].
+    /// Each process computes consecutive layers, and sends its output to the next process. The
+    /// rules for calls and logits are those of [`Split::Tensor`].
     Pipeline,
 }
 
-/// How to load a model.
+/// Options for loading a model.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LoadOptions {
     /// The backend's name; `None` lets the registry choose.
     pub backend: Option<String>,
-    /// The maximum positions that each layer's cache keeps; `None` keeps all. Longer prompts and
-    /// replies continue, and the oldest positions are dropped, except the first few.
+    /// Maximum number of positions in each layer's KV cache; `None` sets no limit. Longer prompts
+    /// and replies continue, but the cache drops its oldest positions, except the first few.
     pub context_len: Option<usize>,
-    /// Layers to put on the GPU; `None` or -1 means all. A backend with one device ignores it.
+    /// Number of layers to put on the GPU; `None` or -1 means all. A backend with one device
+    /// ignores this option.
     pub gpu_layers: Option<i32>,
-    /// The number of requests to prepare for. The caches of the last requests are kept for prompts
-    /// with a common prefix: of one request with one slot, of several per slot with more. `None` is
-    /// one.
+    /// Number of concurrent requests to prepare for; `None` means one. The caches of the last
+    /// requests are kept for prompts with a common prefix: one cache with one slot, several per
+    /// slot with more slots.
     pub parallel_slots: Option<usize>,
     /// A directory with a trained adapter to apply.
     pub adapter_path: Option<PathBuf>,
-    /// Bits per number in the KV cache, such as 8 or 4; `None` keeps the compute type. Layers with
-    /// a sliding window are not quantized.
+    /// Bits per value in the KV cache, such as 8 or 4; `None` keeps the compute type. Layers with a
+    /// sliding window are not quantized.
     pub kv_bits: Option<u32>,
-    /// Numbers of the cache that share a scale: 32, 64 or 128.
+    /// Number of cache values that share a scale: 32, 64 or 128.
     pub kv_group_size: u32,
-    /// The number of positions above which the cache is quantized; 0 quantizes from the start.
+    /// The cache is quantized once it has more positions than this; 0 quantizes from the start.
     pub quantized_kv_start: usize,
-    /// A smaller model with the same vocabulary that proposes tokens for speculative decoding.
-    /// Requests that run together do not use it, because they already fill a forward pass.
+    /// A smaller model with the same vocabulary, which proposes tokens for speculative decoding.
+    /// Batched requests do not use it, because a batch already fills a forward pass.
     pub draft_model: Option<PathBuf>,
-    /// A Jinja chat template that replaces the model's; `None` uses the model's.
+    /// A Jinja chat template that replaces the model's own; `None` keeps the model's own.
     pub chat_template: Option<String>,
-    /// The type to compute in; `None` lets the backend choose for its device.
+    /// The compute type; `None` lets the backend choose for its device.
     pub dtype: Option<ComputeType>,
     /// The precision of prefill; `None` lets the backend choose.
     pub precision: Option<Precision>,
@@ -193,13 +193,13 @@ pub struct LoadOptions {
     pub split: Split,
     /// The strategy of each layer's feed-forward part.
     pub feed_forward: FeedForwardPlan,
-    /// A directory with the features of this model's feed-forward parts, as `mlx vindex build`
-    /// writes it, for layers that [walk](crate::FeedForwardStrategy::Walk). Its files are mapped
-    /// into memory: they must not change while the model is loaded.
+    /// A directory with the features of this model's feed-forward parts, for layers that
+    /// [walk](crate::FeedForwardStrategy::Walk). `mlx vindex build` writes such a directory. Its
+    /// files are mapped into memory, so they must not change while the model is loaded.
     pub vindex: Option<PathBuf>,
-    /// Do not read the feed-forward parts of walking layers from the model's files; the gate also
-    /// comes from the vindex. This saves the memory of those parts. A quantized gate from the
-    /// model's files is faster.
+    /// Skip the feed-forward weights of walking layers in the model's files, and read the gate from
+    /// the vindex, too. This saves the memory of these weights. Without this option, a quantized
+    /// gate of the model's files can be used, which is faster.
     pub walk_only: bool,
 }
 
@@ -243,13 +243,13 @@ impl LoadOptions {
         with_parallel_slots(parallel_slots: impl Into<Option<usize>>);
         /// Sets the chat template in place of the model's.
         with_chat_template(chat_template: impl Into<Option<String>>);
-        /// Sets the type to compute in.
+        /// Sets the compute type.
         with_dtype(dtype: impl Into<Option<ComputeType>>);
-        /// Sets how precisely prompts are computed.
+        /// Sets the precision of prefill.
         with_precision(precision: impl Into<Option<Precision>>);
         /// Sets the type in which attention layers compute.
         with_attention_sums(attention_sums: AttentionSums);
-        /// Sets the bits per number in the KV cache.
+        /// Sets the bits per value in the KV cache.
         with_kv_bits(kv_bits: impl Into<Option<u32>>);
         /// Sets the number of cache values that share a scale.
         with_kv_group_size(kv_group_size: u32);
@@ -261,7 +261,7 @@ impl LoadOptions {
         with_feed_forward(feed_forward: FeedForwardPlan);
         /// Sets the directory with features.
         with_vindex(vindex: impl Into<Option<PathBuf>>);
-        /// Sets whether walking layers read no weights from the model's files.
+        /// Sets whether to skip the feed-forward weights of walking layers in the model's files.
         with_walk_only(walk_only: bool);
         /// Sets the draft model.
         with_draft_model(draft_model: impl Into<Option<PathBuf>>);
@@ -292,7 +292,7 @@ impl LoadOptions {
     /// own message.
     ///
     /// # Errors
-    /// No error today: every load option has a form in JSON.
+    /// Currently none, because every load option can be represented in JSON.
     pub fn first_not_of(&self, honored: &[&str]) -> Result<Option<String>> {
         let known =
             |name: &str| honored.contains(&name) || matches!(name, "backend" | "gpu_layers");

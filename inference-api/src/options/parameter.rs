@@ -1,4 +1,4 @@
-//! Numeric generation options as data. The groups declare each option once; command-line flags,
+//! Numeric generation options as data. The groups declare each option once. Command-line flags,
 //! `/set`, request fields of HTTP APIs and validation follow from the declaration.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use crate::error::Result;
 /// The value of a [`Parameter`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ParameterValue {
-    /// A whole number from 0.
+    /// A nonnegative integer.
     Count(usize),
     /// A real number.
     Real(f32),
@@ -24,7 +24,8 @@ impl ParameterValue {
     pub fn as_f64(self) -> f64 {
         match self {
             Self::Count(n) => n as f64,
-            // Through the shortest decimal form, so that a float32 of 0.1 becomes a float64 of 0.1.
+            // Converts by the shortest decimal form, so that the float32 0.1 becomes the float64
+            // 0.1.
             Self::Real(x) => x.to_string().parse().unwrap_or_else(|_| f64::from(x)),
         }
     }
@@ -39,10 +40,10 @@ impl fmt::Display for ParameterValue {
     }
 }
 
-/// The type of an option's field.
+/// The numeric type of an option's field.
 pub(super) trait Number: Copy {
     fn value(self) -> ParameterValue;
-    /// `None` where `value` is not of this type.
+    /// Converts `value`; `None` if it has another type.
     fn from_value(value: ParameterValue) -> Option<Self>;
 }
 
@@ -89,7 +90,7 @@ impl ParameterRange {
         most: f32::MAX,
     };
 
-    /// From `least` to `most`, both allowed.
+    /// From `least` to `most`, both included.
     #[must_use]
     pub const fn between(least: f32, most: f32) -> Self {
         Self {
@@ -155,7 +156,7 @@ pub struct Parameter {
     pub(super) documentation: &'static str,
     pub(super) range: ParameterRange,
     pub(super) get: fn(&GenerateOptions) -> ParameterValue,
-    /// Does nothing if the value has another type.
+    /// Sets the field. Does nothing if the value has another type.
     pub(super) put: fn(&mut GenerateOptions, ParameterValue),
 }
 
@@ -172,7 +173,7 @@ impl PartialEq for Parameter {
 }
 
 impl Parameter {
-    /// All of them, in the order of their declaration: sampling, then penalties.
+    /// All parameters in the order of their declaration: sampling, then penalties.
     pub fn all() -> impl Iterator<Item = &'static Self> {
         [SamplingOptions::PARAMETERS, PenaltyOptions::PARAMETERS]
             .into_iter()
@@ -193,7 +194,7 @@ impl Parameter {
         self.name
     }
 
-    /// Names that other tools have for it.
+    /// Names of this parameter in other tools.
     #[must_use]
     pub fn aliases(&self) -> &'static [&'static str] {
         self.aliases
@@ -204,7 +205,7 @@ impl Parameter {
         std::iter::once(self.name).chain(self.aliases.iter().copied())
     }
 
-    /// A letter that stands for the value in usage texts.
+    /// A letter for the value in usage texts.
     #[must_use]
     pub fn placeholder(&self) -> &'static str {
         self.placeholder
@@ -216,13 +217,13 @@ impl Parameter {
         self.documentation.trim()
     }
 
-    /// The values that it may have.
+    /// The range of allowed values.
     #[must_use]
     pub fn range(&self) -> ParameterRange {
         self.range
     }
 
-    /// Whether the values are whole numbers.
+    /// Whether the values are nonnegative integers.
     #[must_use]
     pub fn is_count(&self) -> bool {
         matches!(self.default_value(), ParameterValue::Count(_))
@@ -243,7 +244,7 @@ impl Parameter {
     /// Sets the parameter in `options`.
     ///
     /// # Errors
-    /// As [`Parameter::check`]; `options` then stay unchanged.
+    /// As [`Parameter::check`]. After an error, `options` is unchanged.
     pub fn set(&self, options: &mut GenerateOptions, value: ParameterValue) -> Result<()> {
         self.check(value)?;
         (self.put)(options, value);
@@ -267,7 +268,7 @@ impl Parameter {
         }
     }
 
-    /// Reads and checks a value.
+    /// Parses and checks a value.
     ///
     /// # Errors
     /// As [`Parameter::check`], and for a text that is not a number.
@@ -287,7 +288,7 @@ impl Parameter {
     }
 }
 
-/// Values of some parameters; the other parameters keep their values when applied.
+/// Values of some parameters. Applying them does not change other parameters.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ParameterValues(BTreeMap<&'static str, ParameterValue>);
 
@@ -313,12 +314,12 @@ impl ParameterValues {
         Self(set.collect())
     }
 
-    /// Puts a value in place of an earlier one, if any. [`ParameterValues::apply`] checks it.
+    /// Sets a value, and replaces an earlier one. [`ParameterValues::apply`] checks the value.
     pub fn put(&mut self, parameter: &Parameter, value: ParameterValue) {
         self.0.insert(parameter.name, value);
     }
 
-    /// Puts `value` for the parameter of this name or alias, checked.
+    /// Sets a checked value for the parameter with this name or alias.
     ///
     /// # Errors
     /// For an unknown name, and as [`Parameter::check`].
@@ -346,15 +347,15 @@ impl ParameterValues {
         self.0.get(name).copied()
     }
 
-    /// The parameters that have a value here, in the order of [`Parameter::all`].
+    /// The parameters that have a value, in the order of [`Parameter::all`].
     pub fn iter(&self) -> impl Iterator<Item = (&'static Parameter, ParameterValue)> + '_ {
         Parameter::all().filter_map(|p| Some((p, self.get(p.name)?)))
     }
 
-    /// Sets the parameters that have a value here.
+    /// Sets these values in `options`.
     ///
     /// # Errors
-    /// As [`Parameter::check`], at the first value that is refused.
+    /// As [`Parameter::check`], for the first refused value.
     pub fn apply(&self, options: &mut GenerateOptions) -> Result<()> {
         self.iter()
             .try_for_each(|(parameter, value)| parameter.set(options, value))
@@ -375,7 +376,7 @@ mod tests {
             }
             assert!(parameter.check(parameter.default_value()).is_ok());
             assert!(!parameter.documentation().is_empty());
-            // A value that was set is read back, and no other parameter changes.
+            // The value that was set must be read back, and no other parameter may change.
             let value = match parameter.is_count() {
                 true => ParameterValue::Count(7),
                 false => ParameterValue::Real(0.25),

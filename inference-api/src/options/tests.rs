@@ -1,4 +1,4 @@
-//! Options: defaults, builders, and what is refused.
+//! Tests of options: defaults, setters and refusals.
 
 use super::*;
 use proptest::prelude::*;
@@ -128,7 +128,7 @@ fn fields_of_groups_stand_for_themselves() {
     let groups = groups();
     let names: Vec<&str> = groups.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, GROUPS, "every group is known as one");
-    // No two fields share a name, otherwise `to_flat_json` would lose one.
+    // Each field name must be unique among all groups; otherwise `to_flat_json` would lose a field.
     let of_groups: usize = groups.iter().map(|(_, fields)| fields.len()).sum();
     let flat = GenerateOptions::default().to_flat_json().unwrap();
     assert_eq!(flat.len(), of_groups + 1, "max_tokens, and those of groups");
@@ -181,13 +181,13 @@ fn what_is_not_honored_is_refused_by_name() {
     };
     let o = || GenerateOptions::new().with_top_k(3).with_max_tokens(9);
     assert!(refused(o(), &["max_tokens"]).contains("option top_k;"));
-    // The name of a group does not honor the group's fields.
+    // Naming a group does not honor the group's fields.
     assert!(refused(o(), &["max_tokens", "sampling"]).contains("option top_k;"));
     o().refuse_all_but("mine", &["max_tokens", "top_k"])
         .unwrap();
     let biased = GenerateOptions::new().with_logit_bias([(1, 2.0)]);
     assert!(refused(biased, &[]).contains("option logit_bias;"));
-    // Options that change only the speed, and those that every backend honors.
+    // These options change only the speed, or every backend must honor them.
     GenerateOptions::new()
         .with_cache_prompt(false)
         .with_cancel(CancelToken::new())

@@ -1,25 +1,25 @@
-//! Validation of edits, alone and against a model.
+//! Checks of edits, without a model and against a model.
 
 use super::{Edit, EditOperation, EditPositions, Hook, Numbers, Steering, invalid};
 use crate::error::Result;
 
-/// The places of one layer that can be edited.
+/// The hooks of one layer that can be edited.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LayerHooks {
-    /// Whether attention, or the mixer that replaces it, has a separate output.
+    /// Whether attention, or the mixer in its place, has a separate output.
     pub attn_out: bool,
     /// Whether the residual stream exists between attention and feed-forward part.
     pub resid_mid: bool,
     /// Whether the feed-forward part has a separate output.
     pub mlp_out: bool,
-    /// The number of heads and their width; `None` if they cannot be edited.
+    /// Number of heads and their width; `None` if heads cannot be edited.
     pub heads: Option<(usize, usize)>,
-    /// The number of neurons in the feed-forward part; `None` if they cannot be edited.
+    /// Number of neurons in the feed-forward part; `None` if neurons cannot be edited.
     pub neurons: Option<usize>,
 }
 
-/// The places of a model that can be edited.
+/// The hooks of a model that can be edited.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SteeringShape {
@@ -39,7 +39,7 @@ impl SteeringShape {
         }
     }
 
-    /// The width of the states at a place.
+    /// The width of the states at a hook of a layer.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) for an unknown layer or a hook
@@ -62,7 +62,7 @@ impl SteeringShape {
 }
 
 impl LayerHooks {
-    /// The available hooks, for messages.
+    /// The available hooks of the layer, for error messages.
     fn names(&self, hidden: usize) -> String {
         let there = Hook::ALL
             .into_iter()
@@ -70,7 +70,7 @@ impl LayerHooks {
         there.map(Hook::name).collect::<Vec<_>>().join(", ")
     }
 
-    /// The width of a unit and the number of units; `None` if the layer lacks `hook`.
+    /// Width of a unit and number of units; `None` if the layer lacks `hook`.
     fn units(&self, hook: Hook, hidden: usize) -> Option<(usize, usize)> {
         match hook {
             Hook::ResidPre | Hook::ResidPost => Some((1, hidden)),

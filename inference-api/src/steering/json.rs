@@ -1,4 +1,4 @@
-//! Edits in JSON, and the files of their vectors.
+//! Edits in JSON, and the files with their vectors.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub struct File {
     edits: Vec<Raw>,
 }
 
-/// One edit with the fields of all operations.
+/// An edit in JSON, with the fields of all operations.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Raw {
@@ -69,7 +69,7 @@ impl Op {
     }
 }
 
-/// A number, several, or a word.
+/// A number, a list of numbers, or a word.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(
     untagged,
@@ -119,7 +119,7 @@ impl<'de> Deserialize<'de> for Hook {
 }
 
 impl Which {
-    /// The numbers, or an error with the word found instead.
+    /// The numbers. If the value is an unknown word, the error is that word.
     fn numbers(self) -> std::result::Result<Numbers, String> {
         match self {
             Which::One(n) => Ok(Numbers::List(vec![n])),
@@ -172,7 +172,7 @@ impl Raw {
         }
     }
 
-    /// Converts to an edit; `load` reads the vector.
+    /// Converts to an edit. `load` reads the vector from its file.
     fn edit(mut self, at: usize, load: &dyn Fn(&Reference) -> Result<Vec<f32>>) -> Result<Edit> {
         let layers = self.layers.clone().numbers().or_else(|word| {
             invalid(format!(
@@ -336,7 +336,7 @@ impl From<Steering> for File {
     }
 }
 
-/// Reads a file of edits and the vectors that it refers to.
+/// Reads a file of edits and the vector files that it refers to.
 pub fn read(path: &Path) -> Result<Steering> {
     let text = read_text(path, MOST_BYTES)?;
     let file: File = serde_json::from_str(&text).map_err(|e| {

@@ -1,5 +1,5 @@
-//! Edits of activations during the forward passes of a request. A list of places, each with one
-//! operation. `json.rs` reads them, `check.rs` compares them with a model.
+//! Edits of activations during the forward passes of a request. Each edit has places and one
+//! operation. `json.rs` parses edits, and `check.rs` checks them against a model.
 
 mod check;
 mod json;
@@ -21,28 +21,28 @@ fn invalid<T>(message: String) -> Result<T> {
     Err(Error::new(ErrorKind::InvalidOption, message))
 }
 
-/// A place in a decoder block. The names are those of TransformerLens. Arrays are `[positions,
-/// width]`.
+/// A place in a decoder block where states can be edited. The names are those of TransformerLens.
+/// States are `[positions, width]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Hook {
-    /// `resid_pre`: the residual stream that the block reads, `hidden_size` wide.
+    /// `resid_pre`: the residual stream at the block's input, `hidden_size` wide.
     ResidPre,
     /// `resid_mid`: the residual stream between attention and feed-forward part. A block that
     /// computes both from one input lacks it.
     ResidMid,
-    /// `resid_post`: the residual stream that the block passes to the next one.
+    /// `resid_post`: the residual stream at the block's output.
     ResidPost,
-    /// `attn_out`: the contribution of attention or of a recurrent mixer to the stream, after a
-    /// norm on it and before a factor on it.
+    /// `attn_out`: the contribution of attention or a recurrent mixer to the residual stream. An
+    /// output norm is applied, but an output factor is not.
     AttnOut,
-    /// `mlp_out`: the contribution of the feed-forward part to the stream, after a norm on it and
-    /// before a factor on it.
+    /// `mlp_out`: the contribution of the feed-forward part to the residual stream. An output norm
+    /// is applied, but an output factor is not.
     MlpOut,
-    /// `z`: the output of each head before the output projection; heads are concatenated, `n_heads
-    /// * head_dim` wide.
+    /// `z`: the output of each head before the output projection. Heads are concatenated, so the
+    /// width is `n_heads * head_dim`.
     Heads,
-    /// `mlp_post`: activations of the feed-forward part, before the down projection, of its inner
-    /// width.
+    /// `mlp_post`: the activations of the feed-forward part before the down projection. Their width
+    /// is the inner width.
     Neurons,
 }
 
@@ -58,7 +58,7 @@ impl Hook {
         Hook::ResidPost,
     ];
 
-    /// The name in files.
+    /// The name in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -84,9 +84,10 @@ impl fmt::Display for Hook {
 pub enum Numbers {
     /// All numbers.
     All,
-    /// These.
+    /// These numbers.
     List(Vec<usize>),
-    /// From the first to the last, both included; without a last, no upper end.
+    /// From the first number to the last, both included. Without a last number, there is no upper
+    /// end.
     Range(usize, Option<usize>),
 }
 
@@ -105,13 +106,14 @@ impl Numbers {
 /// The positions of a sequence that an edit changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EditPositions {
-    /// By number, from 0, which is the first token of the prompt.
+    /// Positions by number; 0 is the first token of the prompt.
     At(Numbers),
     /// All positions of the prompt.
     Prompt,
-    /// The last position of the prompt, which yields the first token of the reply.
+    /// The last position of the prompt, whose logits select the first token of the reply.
     Last,
-    /// The last position of the prompt and all after it: those that yield tokens of the reply.
+    /// The last position of the prompt and all later ones: their logits select the tokens of the
+    /// reply.
     Reply,
 }
 
@@ -127,7 +129,7 @@ impl EditPositions {
         }
     }
 
-    /// Whether selection of a position depends on the length of the prompt.
+    /// Whether the selected positions depend on the length of the prompt.
     #[must_use]
     pub fn depend_on_prompt(&self) -> bool {
         !matches!(self, Self::At(_))
@@ -139,7 +141,7 @@ impl EditPositions {
 pub enum EditOperation {
     /// Adds `coefficient * vector`.
     Add {
-        /// As wide as the edited states.
+        /// The vector, as wide as the edited states.
         vector: Arc<[f32]>,
         /// The factor.
         coefficient: f32,
@@ -148,13 +150,14 @@ pub enum EditOperation {
     Scale(f32),
     /// Replaces the states at every position.
     Replace(Arc<[f32]>),
-    /// Replaces the states by those that the unedited model computes for another prompt at the same
-    /// place.
+    /// Replaces the states by the states of another prompt at the same hook. The unedited model
+    /// computes these states.
     Patch {
         /// The other prompt.
         prompt: Prompt,
         /// The source position for each edited position; the edited positions must then be a list.
-        /// `None` takes the same position, or the last one for [`EditPositions::Last`].
+        /// With `None`, the source position equals the edited position; for
+        /// [`EditPositions::Last`], it is the other prompt's last position.
         from: Option<Vec<usize>>,
     },
 }
@@ -169,7 +172,7 @@ pub struct Edit {
     /// The positions.
     pub positions: EditPositions,
     /// The heads of [`Hook::Heads`] or neurons of [`Hook::Neurons`] to edit; `None` means all. A
-    /// vector holds the values of these alone, in this order.
+    /// vector contains values for these units only, in this order.
     pub units: Option<Vec<usize>>,
     /// The operation.
     pub operation: EditOperation,
@@ -202,7 +205,7 @@ impl Steering {
     /// The maximum number of values in all vectors together.
     pub const MOST_NUMBERS: usize = 1 << 24;
 
-    /// These edits, in this order.
+    /// A list of these edits, in this order.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] naming the edit and the field that is invalid for every model.
@@ -213,8 +216,8 @@ impl Steering {
         })
     }
 
-    /// Reads a JSON file. Vectors may be in separate files beside it, `{"file": "v.npy"}` or
-    /// `{"file": "v.safetensors", "tensor": "name"}`; `row` selects one of several.
+    /// Reads a JSON file. A vector may be in a separate file, `{"file": "v.npy"}` or `{"file":
+    /// "v.safetensors", "tensor": "name"}`. `row` selects one of several vectors in a file.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] and [`ErrorKind::Io`] naming the file, the edit and the field.
@@ -228,7 +231,7 @@ impl Steering {
         &self.edits
     }
 
-    /// Whether the edits depend on the prompt, so that other prompts cannot reuse its caches.
+    /// Whether the edits depend on the prompt. If they do, other prompts cannot reuse its caches.
     #[must_use]
     pub fn depends_on_prompt(&self) -> bool {
         (self.edits.iter()).any(|edit| edit.positions.depend_on_prompt())

@@ -8,7 +8,7 @@ use crate::inspect::{AttentionWeights, FeedForwardActivations, ResidualTrace};
 use crate::message::Prompt;
 use crate::token_model::LogitsOutput;
 
-/// The states of a prompt at one place of the model.
+/// The states of a prompt at one hook of a layer.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq)]
 pub struct HookStates {
@@ -23,7 +23,7 @@ pub struct HookStates {
 }
 
 impl HookStates {
-    /// These states `[tokens, width]` of a prompt.
+    /// The states `[tokens, width]` of the prompt `tokens`.
     #[must_use]
     pub fn new((layer, hook): (usize, Hook), tokens: Vec<u32>, states: Vec<f32>) -> Self {
         Self {
@@ -34,7 +34,7 @@ impl HookStates {
         }
     }
 
-    /// The state of each position.
+    /// The states, position by position.
     pub fn rows(&self) -> impl Iterator<Item = &[f32]> {
         let width = self.states.len().checked_div(self.tokens.len());
         self.states.chunks_exact(width.unwrap_or(0).max(1))
@@ -50,7 +50,7 @@ fn unseen() -> Error {
 
 /// A model that honors [`GenerateOptions::steering`](crate::GenerateOptions::steering).
 pub trait SteerableModel: TextModel {
-    /// The places that can be edited.
+    /// The hooks that can be edited.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) with the reason if no place can be
@@ -132,10 +132,10 @@ pub trait SteerableModel: TextModel {
         Err(unseen())
     }
 
-    /// The states of a prompt at `places` (layer and hook) in the unedited model.
+    /// The states of a prompt at `places` (layer and hook), computed by the unedited model.
     ///
     /// # Errors
-    /// For an unknown place, lack of memory, a closed model, or an interrupt.
+    /// For an unknown place, insufficient memory, a closed model, or an interrupt.
     fn hook_states(
         &self,
         prompt: &Prompt,

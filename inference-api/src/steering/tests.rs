@@ -37,7 +37,7 @@ fn what_is_written_is_read_again() {
         serde_json::from_str::<Steering>(&written).unwrap(),
         steering
     );
-    // Other backends refuse the option by its name.
+    // A backend without edits must refuse the option by its name.
     let options = GenerateOptions::new().with_steering(steering.clone());
     options.validate().unwrap();
     let text = serde_json::to_string(&options).unwrap();
@@ -189,7 +189,7 @@ fn a_model_says_what_it_has() {
     }
 }
 
-/// An array in version 1 of the format with this shape.
+/// A numpy file of format version 1 with this shape.
 fn npy(shape: &str, values: &[f32]) -> Vec<u8> {
     let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n");
     let mut file = b"\x93NUMPY\x01\x00".to_vec();

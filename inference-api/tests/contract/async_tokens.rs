@@ -1,4 +1,4 @@
-//! Streams for asynchronous programs, on an executor of ten lines.
+//! Tests of asynchronous token streams, with a minimal executor.
 
 #![cfg(feature = "async")]
 
@@ -46,8 +46,8 @@ struct Seen {
     control: Arc<Control>,
 }
 
-/// Counts from 1 up to `until`, then stops, fails or panics. The test can see which tokens were
-/// computed, and whether the request ended.
+/// A stream that counts from 1 to `until`, then stops, fails or panics. The test can observe which
+/// tokens were computed, and whether the request ended.
 fn stream(until: u32, end: End) -> (AsyncTokens, Seen) {
     let made = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&made);

@@ -1,4 +1,4 @@
-//! The contract as backends and programs use it.
+//! Tests of the contract from both sides: backends that implement it, and programs that call it.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! The contract through `dyn` objects and a mock backend, as a program and a plugin use it.
-//! `broken_plugins.rs` tests plugins that fail, and `optional_traits.rs` the optional traits.
+//! Tests the contract with a mock backend and `dyn` objects, as a plugin and a program use it.
+//! `broken_plugins.rs` tests faulty plugins, and `optional_traits.rs` tests the optional traits.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use inference::{
 };
 use inference_conformance::scripted::{Input, Reply, Scripted, ScriptedBackend};
 
-/// A model that repeats the prompt's bytes as tokens.
+/// A model whose reply is the prompt's bytes, one token per byte.
 fn echo() -> Scripted {
     let model = Scripted::computed(|asked| match asked.input {
         Input::Tokens(_) => Err(Error::new(ErrorKind::Unsupported, "only text")),
@@ -33,7 +33,7 @@ fn away(name: &str) -> ScriptedBackend {
     mock(name).unavailable("its device is on the moon")
 }
 
-/// A backend that panics when it is asked whether it is available.
+/// A backend whose `available` panics.
 struct Panics;
 
 impl Backend for Panics {
@@ -108,8 +108,8 @@ fn unknown_unavailable_and_duplicate_are_different_errors() {
 
 #[test]
 fn the_default_follows_the_preference_and_register_refuses_taken_names() {
-    // A single test, because there is one registry per process; at first no preferred backend is
-    // linked.
+    // There is one registry per process, so this is a single test. At the start no backend of the
+    // preference list is linked.
     assert_eq!(inference::default_backend().unwrap().name(), "mock-linked");
     assert_eq!(inference::backend("").unwrap().name(), "mock-linked");
     let register = |name, available| {
@@ -247,7 +247,8 @@ fn every_prompt_of_a_batch_has_its_own_error() {
     );
 }
 
-/// Yields a token, then an error, and would continue; does not report its end.
+/// A source that yields a token and then an error, would continue afterwards, and does not report
+/// its end.
 struct Careless(u32);
 
 impl Iterator for Careless {

@@ -1,5 +1,5 @@
-//! Optional abilities through `dyn TextModel`: ids and logits, training, attention. The model is a
-//! table: each letter is followed by the next one.
+//! Tests optional abilities through `dyn TextModel`: ids and logits, training, attention. The model
+//! is a table in which each letter has a fixed next letter.
 
 use std::path::Path;
 

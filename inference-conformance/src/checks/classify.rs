@@ -60,7 +60,7 @@ pub(crate) fn errors(context: &Context) -> Verdict {
     let good = context.prompt();
     let before = reply(model.as_ref(), &good, &greedy(N))?;
     for (what, options) in bad_options() {
-        // A call without generated text has no use for stop strings.
+        // Classification generates no text, so stop strings are not tested.
         if options.stop.stop_strings.is_empty() {
             let answer = model.classify(std::slice::from_ref(&good), &options, false);
             let what = format!("classify with {what}");

@@ -1,4 +1,4 @@
-//! Closing a model, and loading the same model twice.
+//! Checks of closing a model, and of loading a model twice.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub(crate) fn reload(context: &Context) -> Verdict {
     same("the reply of the model loaded after closing", &anew, &first)
 }
 
-/// The number of models that are loaded one after another.
+/// Number of models that are loaded one after another.
 const LOADS: usize = 6;
 
 pub(crate) fn dropped_models(context: &Context) -> Verdict {
@@ -44,8 +44,8 @@ pub(crate) fn dropped_models(context: &Context) -> Verdict {
     if memory.iter().all(|bytes| *bytes == 0) {
         return skip("the backend does not tell how much memory is in use");
     }
-    // Other work in the process moves the number up and down; a leak increases it each time by the
-    // size of a model.
+    // Other work in the process changes the memory in both directions. A leak increases it each
+    // time by the size of a model.
     let grows = memory.windows(2).all(|w| w[0] < w[1]);
     let growth = memory[LOADS - 1].saturating_sub(memory[0]);
     ensure!(
@@ -100,12 +100,12 @@ pub(crate) fn calls(context: &Context) -> Verdict {
         )?;
     }
     closed_traits(context, model.as_ref())?;
-    // These calls return no error; they must only not panic.
+    // These calls cannot return an error, but they must not panic.
     let _ = (model.model_type(), model.info(), model.metrics());
     Ok(())
 }
 
-/// Checks the calls of declared traits after close.
+/// Checks calls of declared traits after close.
 fn closed_traits(context: &Context, model: &dyn TextModel) -> Verdict {
     let (declared, prompt) = (context.capabilities, context.prompt());
     let (closed, none) = (&[ErrorKind::Closed], Interrupt::new());
@@ -136,7 +136,7 @@ pub(crate) fn streams(context: &Context) -> Verdict {
         Some(Ok(_)) => {}
         other => return fail(format!("the first token is {other:?}")),
     }
-    // In another thread, because `close` may wait until running requests notice it.
+    // `close` may wait until running requests notice it, so another thread calls it.
     let closing = Arc::clone(&model);
     let closer = std::thread::spawn(move || closing.close());
     for _ in 0..2000 {
@@ -166,7 +166,7 @@ pub(crate) fn drop_model(context: &Context) -> Verdict {
     for token in stream {
         match token {
             Ok(token) => ids.push(token.id),
-            // The backend reported it, which is allowed.
+            // The backend reported the close, which is allowed.
             Err(_) => return Ok(()),
         }
     }

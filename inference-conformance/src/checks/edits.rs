@@ -1,4 +1,4 @@
-//! Edits of activations during a request.
+//! Checks of edits of activations during a request.
 
 use inference::{Edit, EditOperation, EditPositions, ErrorKind, Hook, Numbers, Steering};
 
@@ -31,7 +31,7 @@ pub(crate) fn edits(context: &Context) -> Verdict {
         &unedited,
         &plain[0],
     )?;
-    // Without the output of any layer, nothing of the prompt reaches the logits.
+    // If all layers' outputs are zero, the prompt cannot influence the logits.
     let edited = greedy(N).with_steering(silenced(Numbers::All)?);
     let edited: Vec<_> = prompts
         .iter()

@@ -1,4 +1,4 @@
-//! Requests that `generate` must reject, and options that other calls must reject too.
+//! Checks of requests that `generate` must reject, and of options that other calls must reject.
 
 use std::time::{Duration, Instant};
 
@@ -7,8 +7,7 @@ use inference::{CancelToken, ErrorKind, GenerateOptions, Prompt};
 use crate::context::{Context, Verdict, fail};
 use crate::probe::{N, first_item, greedy, read, refused, reply, usable};
 
-/// Options that end a request before it does any work, the error that must result, and a
-/// description.
+/// Options that end a request before any work, with a description and the error that must result.
 pub(super) fn interrupted(n: usize) -> [(&'static str, ErrorKind, GenerateOptions); 2] {
     let cancel = CancelToken::new();
     cancel.cancel();
@@ -72,7 +71,7 @@ pub(crate) fn options(context: &Context) -> Verdict {
     usable(model.as_ref(), &context.prompt(), &before)
 }
 
-/// Prompts with ids that are not in the model's vocabulary.
+/// Prompts with ids outside the model's vocabulary.
 pub(super) fn foreign_ids(vocab_size: usize) -> Vec<Prompt> {
     let mut ids = vec![u32::MAX, i32::MAX as u32];
     ids.extend(u32::try_from(vocab_size));
@@ -82,7 +81,7 @@ pub(super) fn foreign_ids(vocab_size: usize) -> Vec<Prompt> {
 pub(crate) fn prompts(context: &Context) -> Verdict {
     let model = context.model()?;
     let before = reply(model.as_ref(), &context.prompt(), &greedy(N))?;
-    // A backend without access to ids may reject all prompts of ids.
+    // A backend without access to ids may reject all prompts that consist of ids.
     let kinds: &[ErrorKind] = if context.capabilities.logits {
         INVALID
     } else {
@@ -108,7 +107,7 @@ pub(crate) fn prompts(context: &Context) -> Verdict {
 pub(crate) fn empty_text(context: &Context) -> Verdict {
     let model = context.model()?;
     let before = reply(model.as_ref(), &context.prompt(), &greedy(N))?;
-    // A tokenizer that adds a start token before each text turns an empty text into a valid prompt.
+    // With a tokenizer that adds a start token, an empty text becomes a valid prompt.
     match model.generate(&Prompt::from(""), &greedy(4)) {
         Ok(stream) => {
             read(stream)?;

@@ -1,4 +1,4 @@
-//! One reply: the arrival of its tokens, their number, the end, and the metrics.
+//! Checks of a single reply: the arrival and number of its tokens, its end, and its metrics.
 
 use std::time::{Duration, Instant};
 
@@ -7,11 +7,11 @@ use inference::{ErrorKind, FinishReason, GenerateMetrics};
 use crate::context::{Context, Verdict, ensure, fail};
 use crate::probe::{LONG, N, greedy, read, reply, same, start};
 
-/// The number of tokens that a backend may compute ahead of the reader.
+/// Number of tokens that a backend may compute ahead of the reader.
 const AHEAD: usize = 1000;
 
-/// Requests far more tokens than can be computed in the time limit. A backend that completes the
-/// reply before it returns the first token does not pass.
+/// Requests far more tokens than can be computed within the time limit. A backend that completes
+/// the reply before it returns the first token fails.
 pub(crate) fn streaming(context: &Context) -> Verdict {
     let model = context.model()?;
     let patience = (context.timeout / 4).min(Duration::from_secs(20));
@@ -54,8 +54,8 @@ pub(crate) fn stream_text(context: &Context) -> Verdict {
         output.text,
         again.text()
     );
-    // If the model can decode ids, the decoded text must be the same. Tokenizers may differ in
-    // white space at the beginning of a text, and in an incomplete character at the end.
+    // If the model can decode ids, the decoded text must be equal. Tokenizers may differ in white
+    // space at the start of a text, and in an incomplete character at the end.
     let Some(tokens) = model.as_token_model() else {
         return Ok(());
     };
@@ -86,7 +86,7 @@ pub(crate) fn stream_end(context: &Context) -> Verdict {
             return fail(format!("the reply failed after {count} tokens: {e}"));
         }
         count += 1;
-        // The reason may be known as soon as the last token is there.
+        // The reason may be known as soon as the last token was returned.
         ensure!(
             stream.finish_reason().is_none() || count == N,
             "finish_reason is {:?} after {count} tokens of {N}",
@@ -142,7 +142,7 @@ pub(crate) fn ignore_eos(context: &Context) -> Verdict {
     Ok(())
 }
 
-/// Numbers that a backend cannot measure are 0; the others must match the reply.
+/// Metrics that a backend cannot measure are 0. All others must match the reply.
 pub(crate) fn metrics(context: &Context) -> Verdict {
     let model = context.model()?;
     let prompt = context.prompt();
@@ -245,7 +245,7 @@ pub(crate) fn model_metrics(context: &Context) -> Verdict {
             got.ids.len()
         );
     }
-    // A stream that is dropped must also end.
+    // A dropped stream must also end.
     let uncut = reply(model.as_ref(), &context.prompt(), &greedy(N))?;
     let mut stream = start(model.as_ref(), &context.prompt(), &greedy(LONG))?;
     let _ = stream.next();

@@ -1,4 +1,4 @@
-//! Replies that are constrained by a grammar.
+//! Checks of replies that a grammar constrains.
 
 use inference::{ErrorKind, FinishReason, Grammar};
 
@@ -43,7 +43,7 @@ pub(crate) fn grammars(context: &Context) -> Verdict {
             again.text(),
             first.text()
         );
-        // A truncated reply must be the beginning of an allowed one.
+        // A truncated reply must be the start of an allowed one.
         let cut = reply(model.as_ref(), &prompt, &options.with_max_tokens(1))?;
         ensure!(
             allowed.iter().any(|a| a.starts_with(cut.text().trim())),
@@ -51,7 +51,7 @@ pub(crate) fn grammars(context: &Context) -> Verdict {
             cut.text()
         );
     }
-    // The error must come no later than at the start of the request.
+    // The error must be returned before or at the start of the request.
     let broken = greedy(N)
         .with_ignore_eos(false)
         .with_grammar(Grammar::Regex("(".into()));
@@ -61,7 +61,7 @@ pub(crate) fn grammars(context: &Context) -> Verdict {
         answer,
         &[ErrorKind::InvalidOption],
     )?;
-    // A backend must not pass deeply nested or recursive schemas to a library that recurses.
+    // A backend must not pass a deeply nested or recursive schema to a library that recurses.
     let deep = (0..1000).fold(serde_json::Value::Bool(true), |inner, _| {
         serde_json::Value::Object([(String::from("items"), inner)].into_iter().collect())
     });

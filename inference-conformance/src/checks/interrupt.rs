@@ -1,4 +1,4 @@
-//! Requests that end early: cancelled, past the deadline, or dropped.
+//! Checks of requests that end early: cancelled, past the deadline, or dropped.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use super::errors::interrupted;
 use crate::context::{Context, Verdict, ensure, fail, skip};
 use crate::probe::{GROWTH, LONG, N, ends_with, greedy, read, reply, same, start, usable};
 
-/// A request that must end before its first token, either in the call or in the stream.
+/// Checks a request that must fail before its first token, either in the call or in the stream.
 fn stillborn(context: &Context, options: &GenerateOptions, kind: ErrorKind) -> Verdict {
     let model = context.model()?;
     let before = reply(model.as_ref(), &context.prompt(), &greedy(N))?;
@@ -62,7 +62,7 @@ pub(crate) fn deadline_past(context: &Context) -> Verdict {
     stillborn(context, &options, kind)
 }
 
-/// Reads the first token, if there is one before the request is stopped.
+/// Reads the first token, unless the request ends before it.
 fn first(stream: &mut TokenStream) -> Verdict {
     match stream.next() {
         Some(Ok(_)) => Ok(()),
@@ -94,13 +94,13 @@ pub(crate) fn deadline_during(context: &Context) -> Verdict {
     let options = greedy(LONG).with_deadline(deadline);
     let mut stream = start(model.as_ref(), &context.prompt(), &options)?;
     match stream.next() {
-        // With a slow model the deadline comes first; the error reports it.
+        // A slow model may reach the deadline first. The error then reports the deadline.
         Some(Err(e)) if e.kind() == ErrorKind::DeadlineExceeded => {}
         Some(Err(e)) => return fail(format!("the first token: {e}")),
         None => return fail("the reply has no token"),
         Some(Ok(_)) => {
-            // Waits until after the deadline, so that the result does not depend on the speed of
-            // the model.
+            // Waits until the deadline has passed, so that the result does not depend on the
+            // model's speed.
             std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
             ends_with(&mut stream, ErrorKind::DeadlineExceeded)?;
         }
@@ -109,10 +109,10 @@ pub(crate) fn deadline_during(context: &Context) -> Verdict {
     usable(model.as_ref(), &context.prompt(), &before)
 }
 
-/// The result of a call; `None` if the model does not have the call.
+/// The result of a call; `None` if the model lacks this call.
 type Ended = Option<Result<(), Error>>;
 
-/// A call without options.
+/// A call that has no generation options.
 type Call = fn(&dyn TextModel, &Context, &Interrupt) -> Ended;
 
 /// The calls that a model may have.
@@ -208,8 +208,8 @@ pub(crate) fn drop_stream(context: &Context) -> Verdict {
         same("the reply after dropped streams", &after, &before)?;
         memory.push(metrics.active_memory_bytes);
     }
-    // Other work in the process changes the memory in use in both directions. A leak increases it
-    // in every round.
+    // Other work in the process changes the memory in both directions. A leak increases it in each
+    // round.
     let grows = memory.windows(2).all(|w| w[0] < w[1]);
     let growth = memory[memory.len() - 1].saturating_sub(memory[0]);
     ensure!(

@@ -1,4 +1,4 @@
-//! Loading: paths and options that must work, and those that must be rejected.
+//! Checks of loading: paths and options that must work, and others that must be rejected.
 
 use std::path::{Path, PathBuf};
 
@@ -36,7 +36,7 @@ pub(crate) fn missing(context: &Context) -> Verdict {
     Ok(())
 }
 
-/// A temporary directory of one check, which is removed at the end.
+/// A temporary directory of one check. It is deleted at the end.
 pub(super) struct Scratch(pub(super) PathBuf);
 
 impl Scratch {
@@ -110,8 +110,8 @@ pub(crate) fn adapter(context: &Context) -> Verdict {
     Ok(())
 }
 
-/// Checks that the backend declares the model's format. Formats other than these two have no
-/// capability, so they are skipped.
+/// Checks that the backend declares the model's format. Only two formats have a capability, so the
+/// check is skipped for others.
 pub(crate) fn formats(context: &Context) -> Verdict {
     context.model()?;
     let is = |path: &Path, extension: &str| path.extension().is_some_and(|e| e == extension);
@@ -131,7 +131,7 @@ pub(crate) fn formats(context: &Context) -> Verdict {
     if there().next().is_none() {
         return skip("the model is neither of safetensors nor a GGUF file");
     }
-    // In a directory with both formats, one of them must be loaded.
+    // If a directory contains both formats, the backend must load one of them.
     ensure!(
         there().any(|(_, declared, _)| *declared),
         "a model of {} loads, but that is not declared",
@@ -143,11 +143,11 @@ pub(crate) fn formats(context: &Context) -> Verdict {
     Ok(())
 }
 
-/// A limit of the cache that a long prompt or reply exceeds.
+/// Checks a cache limit that a long prompt or reply exceeds.
 pub(crate) fn context_len(context: &Context) -> Verdict {
     let prompt = context.prompt();
     let free = reply(context.model()?.as_ref(), &prompt, &greedy(2 * N))?;
-    // The first limit is above the suite's prompts and replies; the second is below them.
+    // The first limit is above the length of all prompts and replies, and the second is below.
     for (n, changes_nothing) in [(4096, true), (N, false)] {
         let options = context.load.clone().with_context_len(n);
         let model = match context.backend.load_model(&context.path, &options) {

@@ -1,4 +1,4 @@
-//! Conversations and batches.
+//! Checks of conversations and batches.
 
 use inference::{BatchResult, ErrorKind, FinishReason, Message, Prompt};
 
@@ -63,7 +63,7 @@ pub(crate) fn chat_errors(context: &Context) -> Verdict {
             &[ErrorKind::InvalidOption],
         )?;
     }
-    // A template may accept or reject these, but must not panic.
+    // A template may accept or reject these conversations, but must not panic.
     for messages in [
         Vec::new(),
         vec![Message::new("no such role", "hello")],

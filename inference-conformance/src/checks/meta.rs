@@ -1,4 +1,4 @@
-//! The information that the backend and the model give about themselves.
+//! Checks of the information that the backend and the model report about themselves.
 
 use crate::context::{Context, Verdict, ensure, fail};
 

@@ -1,5 +1,5 @@
-//! The checks, one file for each topic. Each is a function from a [`Context`](crate::context) to a
-//! verdict; names and requirements are in `check.rs`.
+//! The checks, one file per topic. Each check is a function from a [`Context`](crate::context) to a
+//! verdict. `check.rs` has names and requirements.
 
 pub(crate) mod classify;
 pub(crate) mod close;

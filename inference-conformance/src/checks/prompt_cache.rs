@@ -1,4 +1,4 @@
-//! Computed prompts in files: saved, loaded and continued.
+//! Checks of prompt caches in files: saved, loaded and continued.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use super::load::Scratch;
 use crate::context::{Context, Verdict, ensure, fail, skip};
 use crate::probe::{N, greedy, read, refused, reply, same};
 
-/// The number of ids that continue a file.
+/// Number of ids with which a file is continued.
 const MORE: usize = 4;
 
 pub(crate) fn prompt_cache(context: &Context) -> Verdict {
@@ -25,7 +25,7 @@ pub(crate) fn prompt_cache(context: &Context) -> Verdict {
     };
     ensure!(path.is_file(), "save_prompt_cache wrote no file");
 
-    // A model that has not computed the prompt.
+    // This model has not computed the prompt yet.
     let fresh = context.own_model()?;
     let Some(cache) = fresh.as_prompt_cache() else {
         return fail("the model loaded again saves no prompts");
@@ -47,7 +47,7 @@ pub(crate) fn prompt_cache(context: &Context) -> Verdict {
             "the file has the tokens {tokens:?}, and the prompt {ids:?}"
         );
     }
-    // The contract has no other way to ids that every model knows.
+    // The contract offers no other source of ids that each model knows.
     let more = tokens[..tokens.len().min(MORE)].to_vec();
     let all = Prompt::Tokens([&tokens[..], &more].concat());
     let expected = reply(model.as_ref(), &all, &greedy(N))?;

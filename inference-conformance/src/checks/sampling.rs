@@ -1,4 +1,4 @@
-//! Sampling: results that must be reproducible, and results that must vary.
+//! Checks of sampling: some results must be reproducible, and others must vary.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ pub(crate) fn greedy_replies(context: &Context) -> Verdict {
     let model = context.model()?;
     let first = reply(model.as_ref(), &context.prompt(), &greedy(N))?;
     for prompt in context.all_prompts() {
-        // A request in between must not have an effect on the next one.
+        // A request in between must not affect the next one.
         reply(model.as_ref(), &prompt, &greedy(3))?;
         let seeded = greedy(N).with_seed(7);
         for options in [greedy(N), seeded] {
@@ -47,7 +47,7 @@ pub(crate) fn seeds(context: &Context) -> Verdict {
     for seed in [0, 1, u64::MAX] {
         let options = sampled(N, Some(seed));
         let first = reply(model.as_ref(), &context.prompt(), &options)?;
-        // Other requests in between must not change this one.
+        // Other requests in between must not change this reply.
         reply(model.as_ref(), &context.prompt(), &sampled(3, Some(99)))?;
         let again = reply(model.as_ref(), &context.prompt(), &options)?;
         same(
@@ -59,7 +59,7 @@ pub(crate) fn seeds(context: &Context) -> Verdict {
     Ok(())
 }
 
-/// After this many requests, equal replies are not a coincidence.
+/// If this number of replies is equal, it is no coincidence.
 const DRAWS: u64 = 8;
 
 fn distinct(

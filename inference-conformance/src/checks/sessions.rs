@@ -1,4 +1,4 @@
-//! Requests in a batch session that are added, finish, fail, and are cancelled.
+//! Checks of batch sessions: requests are added, finish, fail, and are cancelled.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use super::errors::{bad_options, interrupted};
 use crate::context::{Context, Stop, Verdict, ensure, fail};
 use crate::probe::{LONG, N, Reply, greedy, refused, reply, same, usable};
 
-/// More steps than the session of any check needs.
+/// More steps than any check's session needs.
 const MANY: usize = 1_000_000;
 
 /// The result of one request.
@@ -163,7 +163,8 @@ pub(crate) fn replies(context: &Context) -> Verdict {
         alone.push(reply(model.as_ref(), prompt, &greedy(N))?);
     }
     let mut driver = Driver::new(context)?;
-    // They are added one after another while earlier ones run, the first prompt twice.
+    // The requests are added one after another while earlier ones run. The first prompt is added
+    // twice.
     let mut rows = Vec::new();
     for (i, prompt) in prompts.iter().chain([&prompts[0]]).enumerate() {
         rows.push((i % prompts.len(), driver.add(prompt, &greedy(N))?));
@@ -193,7 +194,7 @@ pub(crate) fn removed(context: &Context) -> Verdict {
     let before = reply(model.as_ref(), first, &greedy(N))?;
     let other = reply(model.as_ref(), second, &greedy(N))?;
     let mut driver = Driver::new(context)?;
-    // One request that has not started, one that runs, and one that continues.
+    // One request has not started, one is cancelled while running, and one continues.
     let new = driver.add(first, &greedy(LONG))?;
     ensure!(
         driver.session.remove(new),
@@ -254,7 +255,7 @@ pub(crate) fn errors(context: &Context) -> Verdict {
         refusals.len() + 1,
         driver.session.len()
     );
-    // A request that fails while it runs must not affect the others.
+    // A request that fails while running must not affect the others.
     let failing = LogitsProcessorFactory::new(|| {
         |_: &[u32], reply: &[u32], _: &mut [f32]| match reply.len() {
             3 => Err(Error::new(ErrorKind::Engine, "the processor had enough")),
@@ -304,7 +305,7 @@ pub(crate) fn stopped(context: &Context) -> Verdict {
     driver.step()?;
     driver.step()?;
     cancel.cancel();
-    // The cancelled request must end soon; otherwise the deadline ends the check.
+    // The cancelled request must end soon. Otherwise the check's time limit ends the check.
     driver.finish()?;
     ended.push(("cancelled as it runs", ErrorKind::Cancelled, cancelled));
     ended.push(("out of time", ErrorKind::DeadlineExceeded, late));

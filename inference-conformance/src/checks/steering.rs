@@ -1,5 +1,5 @@
-//! Options that change which tokens are sampled: penalties, biases, bans, forced tokens, XTC,
-//! processors. A backend may reject an option as unsupported, but must not ignore it.
+//! Checks of options that change which tokens are sampled: penalties, biases, bans, forced tokens,
+//! XTC, processors. A backend may reject an option as unsupported, but must not ignore it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,14 +11,14 @@ use inference::{
 use crate::context::{Context, Stop, Verdict, ensure, fail, skip};
 use crate::probe::{N, Reply, greedy, read, reply, reply_if_supported, start, usable};
 
-/// Larger than any difference of logits.
+/// Larger than any difference between logits.
 const HUGE: f32 = 1e6;
 
 fn unsupported<T>(what: &str) -> Result<T, Stop> {
     skip(format!("the backend says that it does not have {what}"))
 }
 
-/// A greedy reply in which some token occurs twice, with its prompt.
+/// A greedy reply in which a token occurs twice, with its prompt.
 fn repeating(context: &Context) -> Result<Option<(Prompt, Reply)>, Stop> {
     let model = context.model()?;
     for prompt in context.all_prompts() {
@@ -35,7 +35,7 @@ pub(crate) fn repeat_penalty(context: &Context) -> Verdict {
     let Some((prompt, free)) = repeating(context)? else {
         return skip("no reply repeats a token; give other prompts");
     };
-    // So strong that a token that has occurred is hardly ever the most probable.
+    // With this strong penalty, a token that has occurred is almost never the most probable.
     let options = greedy(2 * N).with_repeat_penalty(1e4);
     match reply_if_supported(context.model()?.as_ref(), &prompt, &options)? {
         None => unsupported("a repeat penalty"),
@@ -44,7 +44,7 @@ pub(crate) fn repeat_penalty(context: &Context) -> Verdict {
     }
 }
 
-/// A penalty larger than any difference of logits, so that no token may occur twice.
+/// Checks a penalty that exceeds any difference between logits, so no token may occur twice.
 fn never_twice(context: &Context, what: &str, options: &GenerateOptions) -> Verdict {
     let Some((prompt, _)) = repeating(context)? else {
         return skip("no reply repeats a token; give other prompts");
@@ -85,7 +85,7 @@ fn plain(context: &Context) -> Result<(Prompt, Reply), Stop> {
     Ok((prompt, free))
 }
 
-/// The greedy reply with `options`, if the backend supports them.
+/// The greedy reply with `options`; `None` if the backend does not support them.
 fn bound(
     context: &Context,
     what: &str,
@@ -101,7 +101,7 @@ fn bound(
 pub(crate) fn logit_bias(context: &Context) -> Verdict {
     let (prompt, free) = plain(context)?;
     let first = free.ids[0];
-    // Any token of the vocabulary except the one that is chosen without the option.
+    // Any token except the one that is chosen without the option.
     let wanted = if first == 1 { 2 } else { 1 };
     for (bias, says) in [
         (BTreeMap::from([(wanted, HUGE)]), "all of it"),
@@ -137,7 +137,8 @@ pub(crate) fn banned_tokens(context: &Context) -> Verdict {
 
 pub(crate) fn forced_tokens(context: &Context) -> Verdict {
     let (prompt, free) = plain(context)?;
-    // Options that force the same tokens must change nothing, including text and count.
+    // Options that force the tokens of the plain reply must change nothing, including text and
+    // token count.
     let options = greedy(N).with_forced_tokens(&free.ids[..2.min(free.ids.len())]);
     let got = bound(context, "forced tokens", &prompt, &options)?;
     ensure!(
@@ -164,7 +165,7 @@ pub(crate) fn forced_tokens(context: &Context) -> Verdict {
 
 pub(crate) fn min_tokens(context: &Context) -> Verdict {
     let (prompt, free) = plain(context)?;
-    // A token that would end the reply at once.
+    // Each of these tokens would end the reply immediately.
     let ends = greedy(N).with_stop_tokens([free.ids[0]]);
     let least = N / 2;
     let got = bound(
@@ -179,7 +180,7 @@ pub(crate) fn min_tokens(context: &Context) -> Verdict {
         got.ids.len(),
         got.finish
     );
-    // The end-of-text token must not end it either.
+    // The end-of-text token must not end the reply either.
     let prompts = context.all_prompts();
     for prompt in &prompts {
         let options = greedy(4 * N).with_ignore_eos(false).with_min_tokens(4 * N);
@@ -198,8 +199,8 @@ pub(crate) fn min_tokens(context: &Context) -> Verdict {
 pub(crate) fn xtc(context: &Context) -> Verdict {
     let (prompt, mut free) = plain(context)?;
     let model = context.model()?;
-    // XTC never removes tokens that end a reply. If one of them is the most probable token, it is
-    // banned.
+    // XTC never removes a token that ends a reply. Such a token may be the most probable one, so it
+    // is banned.
     let enders = model
         .as_token_model()
         .map(inference::TokenModel::eos_tokens)
@@ -211,8 +212,8 @@ pub(crate) fn xtc(context: &Context) -> Verdict {
         free = bound(context, "XTC with banned tokens", &prompt, &options)?;
     }
     for seed in 1..=4 {
-        // The temperature is so low that without XTC only the greedy token is chosen; XTC uses
-        // temperature 1.
+        // At this low temperature, only the greedy token is chosen without XTC. XTC itself uses the
+        // probabilities of temperature 1.
         let cold = greedy(1)
             .with_temperature(0.001)
             .with_seed(seed)
@@ -221,8 +222,7 @@ pub(crate) fn xtc(context: &Context) -> Verdict {
         if usual.ids[..] != free.ids[..1] {
             return skip("two tokens are about as probable; give other prompts");
         }
-        // All but a few tokens reach this probability, and of those all but the least probable are
-        // removed.
+        // Almost all tokens reach this threshold. Of these, XTC removes all but the least probable.
         let options = cold.with_xtc_probability(1.0).with_xtc_threshold(1e-6);
         let got = bound(context, "XTC", &prompt, &options)?;
         ensure!(
@@ -249,7 +249,8 @@ pub(crate) fn processors(context: &Context) -> Verdict {
     let (prompt, free) = plain(context)?;
     let model = context.model()?;
     let wanted = if free.ids[0] == 1 { 2 } else { 1 };
-    // Forbids all tokens but one, and a second one after four tokens. It counts the tokens itself.
+    // The processor forbids all tokens but one, and after four tokens allows a second one. It
+    // counts the tokens itself.
     let factory = LogitsProcessorFactory::new(move || {
         let mut calls = 0;
         move |prompt: &[u32], reply: &[u32], logits: &mut [f32]| {
@@ -273,7 +274,7 @@ pub(crate) fn processors(context: &Context) -> Verdict {
         }
     });
     let options = greedy(N).with_logits_processors([factory]);
-    // Twice, because each reply has its own processor.
+    // Two replies are generated, because each must get its own processor.
     for _ in 0..2 {
         let got = bound(context, "logits processors", &prompt, &options)?;
         ensure!(
@@ -330,7 +331,7 @@ pub(crate) fn logprobs(context: &Context) -> Verdict {
                 l.logprob
             );
             if let Some(best) = l.top.first() {
-                // Any of several tokens with equal logits may have been chosen.
+                // If several tokens have equal logits, any of them may have been chosen.
                 ensure!(
                     (best.logprob - l.logprob).abs() < 1e-3,
                     "greedy took token {} with the log-probability {}, the best is {best:?}",
@@ -365,7 +366,7 @@ fn fits_logits(model: &dyn TextModel, context: &Context, asked: usize) -> Verdic
     };
     let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|l| f64::from(l - greatest).exp()).sum();
-    // Neither a ban nor the temperature changes the model's own distribution.
+    // Neither a ban nor the temperature may change the model's own distribution.
     let first = reply(model, &prompt, &greedy(1))?.ids;
     let options = greedy(1).with_logprobs(asked).with_banned_tokens(first);
     let options = match model.generate(&prompt, &options) {

@@ -1,4 +1,4 @@
-//! The conditions that end a reply before `max_tokens`.
+//! Checks of the conditions that end a reply before `max_tokens`.
 
 use inference::{BatchEvent, FinishReason, GenerateOptions, Prompt, StopCause};
 
@@ -7,7 +7,7 @@ use crate::probe::{N, Reply, greedy, reply, sampled, start};
 
 const STOP: Option<FinishReason> = Some(FinishReason::Stop);
 
-/// Searches for a reply that ends by itself: first a greedy one, then ones with a high temperature.
+/// Searches for a reply that ends on its own: first greedy, then with a high temperature.
 pub(crate) fn eos(context: &Context) -> Verdict {
     let model = context.model()?;
     let n = 8 * N;
@@ -46,7 +46,8 @@ pub(crate) fn eos(context: &Context) -> Verdict {
             return fail(format!("the end-of-text token {id} is part of the reply"));
         }
         let full = reply(model.as_ref(), &prompt, &on)?;
-        // Without a seed, replies are comparable only if the backend supports seeds.
+        // Without a seed, replies are comparable only if they are greedy or the backend supports
+        // seeds.
         if on.sampling.seed.is_none() || context.capabilities.seeds {
             let next = full.ids.get(ended.ids.len());
             ensure!(
@@ -62,7 +63,7 @@ pub(crate) fn eos(context: &Context) -> Verdict {
     skip(format!("no end-of-text token came in {tried} tokens"))
 }
 
-/// Returns the first prompt whose greedy reply `usable` accepts, with that reply.
+/// The first prompt whose greedy reply satisfies `usable`, with this reply.
 fn find(
     context: &Context,
     usable: impl Fn(&Reply) -> bool,
@@ -77,7 +78,7 @@ fn find(
     Ok(None)
 }
 
-/// The last token that does not occur before.
+/// The index of the last token that does not occur earlier.
 fn last_new(ids: &[u32]) -> Option<usize> {
     (0..ids.len()).rev().find(|&i| !ids[..i].contains(&ids[i]))
 }
@@ -99,7 +100,7 @@ pub(crate) fn tokens(context: &Context) -> Verdict {
         got.finish,
         &uncut.ids[..at]
     );
-    // The first token as well, and among other tokens.
+    // Also tests the first token, and several stop tokens.
     let options = greedy(2 * N).with_stop_tokens([stop, uncut.ids[0]]);
     let got = reply(model.as_ref(), &prompt, &options)?;
     ensure!(
@@ -111,7 +112,8 @@ pub(crate) fn tokens(context: &Context) -> Verdict {
     Ok(())
 }
 
-/// A string that begins with the end of one token and ends with the beginning of the next.
+/// A string that spans two tokens: it starts with the end of one and ends with the start of the
+/// next.
 fn across(r: &Reply) -> Option<String> {
     let texts: Vec<&str> = r
         .texts
@@ -119,11 +121,12 @@ fn across(r: &Reply) -> Option<String> {
         .map(String::as_str)
         .filter(|t| !t.is_empty())
         .collect();
-    // The later the string, the more text must be returned before it.
+    // A later string is a better test, because more text must be returned before it.
     texts.windows(2).rev().find_map(|pair| {
         let (end, begin) = (pair[0].chars().next_back()?, pair[1].chars().next()?);
         let stop = String::from_iter([end, begin]);
-        // The replacement for an incomplete character disappears when the model writes the rest.
+        // U+FFFD replaces an incomplete character, and disappears when the model completes the
+        // character.
         let usable = !stop.contains('\u{fffd}') && r.text().find(&stop)? > 0;
         usable.then_some(stop)
     })
@@ -160,7 +163,7 @@ pub(crate) fn held_back(context: &Context) -> Verdict {
         return skip("no reply has any text; give other prompts");
     };
     let model = context.model()?;
-    // The end of the text could be the start of this string.
+    // The end of the text may be the start of this string, which never completes.
     let never = format!("{}\u{1}never\u{2}", last(&uncut).unwrap_or_default());
     let options = greedy(2 * N).with_stop([never.clone()]);
     let got = reply(model.as_ref(), &prompt, &options)?;

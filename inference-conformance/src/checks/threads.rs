@@ -1,4 +1,4 @@
-//! Several requests at once, and requests that move between threads.
+//! Checks of concurrent requests, and of requests that move between threads.
 
 use std::sync::Arc;
 

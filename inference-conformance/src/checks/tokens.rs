@@ -1,4 +1,4 @@
-//! Models that give access to ids and logits.
+//! Checks of models with access to ids and logits.
 
 use inference::{
     ChatEnd, ChatPrompt, ErrorKind, Interrupt, LogitsOutput, Message, Prompt, TextModel,
@@ -37,7 +37,7 @@ pub(crate) fn encode_decode(context: &Context) -> Verdict {
             ));
         }
         match tokens.decode(&ids) {
-            // Some tokenizers add white space at the beginning of a text, others remove it.
+            // Some tokenizers add white space at the start of a text, and others remove it.
             Ok(back) => ensure!(back.trim() == text.trim(), "{text:?} came back as {back:?}"),
             Err(e) => return fail(format!("the tokens of {text:?} cannot be decoded: {e}")),
         }
@@ -45,7 +45,7 @@ pub(crate) fn encode_decode(context: &Context) -> Verdict {
             encode(tokens, text, false)? == ids,
             "{text:?} has other tokens each time"
         );
-        // Special tokens may surround a text, but must not be inside it.
+        // Special tokens may be before and after a text, but not inside it.
         let special = encode(tokens, text, true)?;
         ensure!(
             special.windows(ids.len()).any(|w| w == ids),
@@ -92,8 +92,8 @@ fn logits_of(tokens: &dyn TokenModel, prompt: &Prompt, all: bool) -> Result<Logi
     output.or_else(|e| fail(format!("logits of {prompt:?}: {e}")))
 }
 
-/// The largest accepted difference of the same logits, computed in one pass or several, relative to
-/// their range.
+/// Maximum difference between logits that one pass computes and logits that several passes compute,
+/// relative to the range of the logits.
 const SPREAD: f32 = 0.02;
 
 pub(crate) fn logits(context: &Context) -> Verdict {
@@ -125,7 +125,7 @@ pub(crate) fn logits(context: &Context) -> Verdict {
         let finite = one.iter().copied().filter(|l| l.is_finite());
         let (low, high) = finite.fold((f32::MAX, f32::MIN), |(l, h), x| (l.min(x), h.max(x)));
         let bound = SPREAD * (high - low).max(1.0);
-        // Equal infinities have no difference.
+        // Two equal infinities have no difference, so they are compared first.
         let close = |a: f32, b: f32| a == b || (a - b).abs() <= bound;
         let apart = one.iter().zip(other).find(|(a, b)| !close(**a, **b));
         if let Some((a, b)) = apart {
@@ -216,7 +216,7 @@ pub(crate) fn prepare_chat(context: &Context) -> Verdict {
         tokens.or_else(|e| fail(format!("the reply to the conversation: {e}")))
     };
     let by_ids = ids(model.generate(&prompted.into(), &greedy(4)))?;
-    // Whether `chat` honors the limit is the check `chat`.
+    // Whether `chat` honors the limit is tested by the check `chat`.
     let mut by_chat = ids(model.chat(&messages, &greedy(4)))?;
     by_chat.truncate(by_ids.len());
     ensure!(

@@ -1,4 +1,4 @@
-//! Models that can be trained, and models that return their attention.
+//! Checks of models that can be trained, and of models whose attention can be inspected.
 
 use inference::{ErrorKind, Interrupt, LoraConfig, Prompt};
 

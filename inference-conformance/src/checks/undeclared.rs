@@ -1,4 +1,4 @@
-//! Capabilities that a backend does not declare: their use is an error of kind unsupported.
+//! Checks that the use of an undeclared capability returns an error of kind `Unsupported`.
 
 use inference::{
     EmbedOptions, ErrorKind, Grammar, Interrupt, LoraConfig, Message, Numbers, Prompt,
@@ -19,7 +19,7 @@ pub(crate) fn undeclared(context: &Context) -> Verdict {
     parts_of_a_model(context)
 }
 
-/// Calls of [`TextModel`] and options of requests.
+/// Checks calls of [`TextModel`] and options of requests.
 fn requests(context: &Context, model: &dyn TextModel) -> Verdict {
     let declared = context.capabilities;
     let prompts: [Prompt; 1] = [context.prompt()];
@@ -67,7 +67,7 @@ fn requests(context: &Context, model: &dyn TextModel) -> Verdict {
     Ok(())
 }
 
-/// Calls of the traits that a model may have although they are not declared.
+/// Checks calls of traits that a model may implement although they are not declared.
 fn traits(context: &Context, model: &dyn TextModel) -> Verdict {
     let declared = context.capabilities;
     let prompts: [Prompt; 1] = [context.prompt()];
@@ -111,7 +111,7 @@ fn traits(context: &Context, model: &dyn TextModel) -> Verdict {
     Ok(())
 }
 
-/// Loading one process's part of a model.
+/// Checks loading one process's part of a model.
 fn parts_of_a_model(context: &Context) -> Verdict {
     let declared = context.capabilities;
     for (what, declared, split) in [
@@ -120,7 +120,7 @@ fn parts_of_a_model(context: &Context) -> Verdict {
     ] {
         if !declared {
             let mut options = context.load.clone().with_split(split);
-            // No backend has both yet.
+            // No backend supports both options, so the adapter is removed.
             options.adapter_path = None;
             let answer = context.backend.load_model(&context.path, &options);
             let what = format!("split {what}, which is not declared,");

@@ -1,4 +1,5 @@
-//! Vectors that a model computes from texts: embeddings, hidden states, and scores of documents.
+//! Checks of vectors that a model computes from texts: embeddings, hidden states, and scores of
+//! documents.
 
 use inference::{
     AttentionInspector, EmbedOptions, EmbedPrompt, EmbeddingModel, ErrorKind, HiddenStates,
@@ -9,8 +10,8 @@ use super::errors::foreign_ids;
 use crate::context::{Context, Stop, Verdict, ensure, fail, skip};
 use crate::probe::refused;
 
-/// The largest accepted distance of two vectors for one text, relative to their lengths. A text
-/// alone and among others may be computed by different kernels.
+/// Maximum distance between two vectors of one text, relative to their lengths. A text alone and a
+/// text in a batch may be computed by different kernels.
 const SPREAD: f64 = 0.02;
 
 fn norm(vector: &[f32]) -> f64 {
@@ -21,7 +22,7 @@ fn norm(vector: &[f32]) -> f64 {
         .sqrt()
 }
 
-/// Whether both have equal lengths and almost equal numbers.
+/// Whether both vectors have equal lengths and almost equal elements.
 fn close(one: &[f32], other: &[f32]) -> bool {
     let apart: Vec<f32> = one.iter().zip(other).map(|(a, b)| a - b).collect();
     let bound = SPREAD * norm(one).max(norm(other)) + f64::from(f32::EPSILON);
@@ -102,7 +103,8 @@ pub(crate) fn embeddings(context: &Context) -> Verdict {
     embedding_errors(embedder, model.info().vocab_size, info.dimensions)
 }
 
-/// Checks that the ids are those of `embed`, and that a maximum cuts them.
+/// Checks that the reported ids are those that `embed` uses, and that a maximum length truncates
+/// them.
 fn tokens_of_embeddings(
     embedder: &dyn EmbeddingModel,
     context: &Context,
@@ -209,7 +211,7 @@ pub(crate) fn reranking(context: &Context) -> Verdict {
     Ok(())
 }
 
-/// The states at `positions`, whose shapes agree with each other.
+/// The states at `positions`, after a check of their shapes.
 fn states_at(
     inspector: &dyn AttentionInspector,
     prompt: &Prompt,
@@ -249,7 +251,7 @@ fn shaped(states: HiddenStates, positions: &[usize]) -> Result<HiddenStates, Sto
     Ok(states)
 }
 
-/// Whether row `i` of `all` is the only row of `one`, in each block.
+/// Whether, in each block, row `i` of `all` equals the only row of `one`.
 fn row_is(all: &HiddenStates, i: usize, one: &HiddenStates) -> bool {
     let row = |block: &[f32]| block[i * all.hidden_size..(i + 1) * all.hidden_size].to_vec();
     all.hidden_size == one.hidden_size

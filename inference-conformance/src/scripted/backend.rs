@@ -1,4 +1,4 @@
-//! A backend of scripted or other models, known by name.
+//! A backend that loads scripted models or others, under any name.
 
 use std::path::Path;
 
@@ -8,7 +8,8 @@ use super::Scripted;
 
 type Load = dyn Fn(&Path, &LoadOptions) -> Result<Box<dyn TextModel>> + Send + Sync;
 
-/// A backend with a name. [`ScriptedBackend::loading`] sets what it loads, by default nothing.
+/// A backend with a name. [`ScriptedBackend::loading`] sets which models it loads; by default it
+/// loads none.
 pub struct ScriptedBackend {
     name: String,
     reason: Option<String>,
@@ -34,7 +35,7 @@ impl ScriptedBackend {
         self
     }
 
-    /// Declares capabilities. They must be those of the models that it loads.
+    /// Declares capabilities. They must match the models that the backend loads.
     #[must_use]
     pub fn with_capabilities(mut self, capabilities: Capabilities) -> Self {
         self.capabilities = capabilities;

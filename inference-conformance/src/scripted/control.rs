@@ -9,11 +9,11 @@ use std::time::Duration;
 use inference::{Error, ErrorKind, GenerateMetrics, GenerateOptions, Message, Result};
 use parking_lot::Mutex;
 
-/// The number of requests that a model remembers, so that the memory of a long run is bounded.
+/// Number of requests that a model remembers. The limit bounds the memory of long runs.
 const REMEMBERED: usize = 64;
 
-/// The prompt of a request, as the caller gave it. If the model itself made the ids from a text or
-/// a conversation, this is that text or conversation.
+/// The prompt of a request, as the caller gave it. If the model computed the ids from a text or a
+/// conversation, it is this text or conversation.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq)]
 pub enum Input {
@@ -39,20 +39,20 @@ impl fmt::Display for Input {
     }
 }
 
-/// A request, as a script reads it.
+/// A request, as input of a script.
 #[derive(Debug, Clone)]
 pub struct Asked {
     /// The prompt as the caller gave it.
     pub input: Input,
     /// The ids of the prompt.
     pub ids: Arc<[u32]>,
-    /// The text of the ids, with special tokens by name.
+    /// The text of the ids. Special tokens have their names.
     pub text: String,
     /// The options.
     pub options: GenerateOptions,
 }
 
-/// The state of a model, which its requests and sessions share.
+/// The state of a model. All its requests and sessions share it.
 #[derive(Default)]
 pub struct Control {
     running: AtomicUsize,
@@ -62,7 +62,7 @@ pub struct Control {
     closed: AtomicBool,
     paused: AtomicBool,
     asked: Mutex<VecDeque<Asked>>,
-    /// The latest ids that the model made, and the input of each.
+    /// The latest ids that the model computed, each with its input.
     prepared: Mutex<VecDeque<(Vec<u32>, Input)>>,
     metrics: Mutex<GenerateMetrics>,
 }
@@ -73,7 +73,7 @@ impl Control {
         self.running.load(Ordering::SeqCst)
     }
 
-    /// The maximum number of requests that ran at the same time.
+    /// Maximum number of concurrent requests so far.
     pub fn peak(&self) -> usize {
         self.peak.load(Ordering::SeqCst)
     }
@@ -93,7 +93,7 @@ impl Control {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Pauses all steps until [`Control::release`].
+    /// Pauses all steps until [`Control::release`] is called.
     pub fn hold(&self) {
         self.paused.store(true, Ordering::SeqCst);
     }
@@ -146,7 +146,7 @@ impl Control {
         list.push_back(asked);
     }
 
-    /// Records that `ids` were made of `input`.
+    /// Records that `ids` were computed from `input`.
     pub(super) fn prepare(&self, ids: &[u32], input: Input) {
         let mut list = self.prepared.lock();
         if list.len() == REMEMBERED {
@@ -155,7 +155,7 @@ impl Control {
         list.push_back((ids.to_vec(), input));
     }
 
-    /// The latest input from which the model made `ids`.
+    /// The latest input from which the model computed `ids`.
     pub(super) fn made_of(&self, ids: &[u32]) -> Option<Input> {
         let list = self.prepared.lock();
         let made = list.iter().rev().find(|(made, _)| made == ids);

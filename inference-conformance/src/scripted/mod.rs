@@ -1,8 +1,9 @@
 //! A backend whose models reply by a script, for tests of programs and for authors of backends.
 //!
-//! A [`Scripted`] model gives fixed or computed replies. It honors stop strings and stop tokens,
-//! logits processors, cancellation and deadlines as the contract says. It waits, fails or panics
-//! where the script says so. It computes nothing, so it ignores options that change probabilities.
+//! A [`Scripted`] model has fixed or computed replies. It honors stop strings and stop tokens,
+//! logits processors, cancellation and deadlines, as the contract requires. It waits, fails or
+//! panics where the script says so. It computes no probabilities, so it ignores options that change
+//! them.
 //!
 //! ```
 //! use inference::{ErrorKind, GenerateOptions, TextModel};
@@ -18,8 +19,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`ScriptedBackend`] puts models behind a name, and [`Reply::into_stream`] makes a stream without
-//! a model.
+//! [`ScriptedBackend`] registers models under a name. [`Reply::into_stream`] creates a stream
+//! without a model.
 
 mod backend;
 mod control;
@@ -45,7 +46,7 @@ type Replying = dyn Fn(&Asked) -> Result<Reply> + Send + Sync;
 type Measuring = dyn Fn(&mut GenerateMetrics) + Send + Sync;
 type Rendering = dyn Fn(&ChatPrompt) -> Result<String> + Send + Sync;
 type Preparing = dyn Fn(&GenerateOptions) -> Result<()> + Send + Sync;
-/// Numbers that a model computes from ids: logits, or a vector.
+/// A function that computes logits or a vector from ids.
 type Computing = dyn Fn(&[u32]) -> Vec<f32> + Send + Sync;
 type Reranking = dyn Fn(&str, &str, &RerankOptions) -> Result<f32> + Send + Sync;
 
@@ -76,7 +77,7 @@ pub struct Scripted {
 }
 
 impl Scripted {
-    /// A model that replies to each request with tokens of these texts, whose ids count from 0.
+    /// A model that replies to each request with these texts, one token each. Ids count from 0.
     pub fn replies<S: Into<String>>(pieces: impl IntoIterator<Item = S>) -> Self {
         let pieces: Vec<String> = pieces.into_iter().map(Into::into).collect();
         Self::computed(move |_| Ok(Reply::pieces(&pieces)))
@@ -109,8 +110,8 @@ impl Scripted {
         }
     }
 
-    /// A model that computes each token by `next`, from the ids so far. Its logits are 1 for that
-    /// token and 0 for all others.
+    /// A model in which `next` computes each token from the ids so far. The token's logit is 1, and
+    /// all other logits are 0.
     pub fn predicting(next: impl Fn(&[u32]) -> u32 + Send + Sync + 'static) -> Self {
         let next = Arc::new(next);
         let after = Arc::clone(&next);
@@ -143,7 +144,7 @@ impl Scripted {
         self.with(|script| script.reply = Arc::new(changed))
     }
 
-    /// Waits this long before each step, to imitate the time of a forward pass.
+    /// Waits for `pace` before each step, to imitate the time of a forward pass.
     #[must_use]
     pub fn with_pace(self, pace: Duration) -> Self {
         self.with(|script| script.pace = pace)
@@ -164,7 +165,8 @@ impl Scripted {
         self.with(|script| change(&mut script.info))
     }
 
-    /// Changes the metrics of each request, such as times that must be the same in each run.
+    /// Sets a function that changes the metrics of each request, for example to make times
+    /// reproducible.
     #[must_use]
     pub fn with_metrics(
         self,
@@ -173,7 +175,7 @@ impl Scripted {
         self.with(|script| script.measured = Arc::new(change))
     }
 
-    /// Sets how conversations become text. The default is a line `role: content` per message.
+    /// Sets how conversations are rendered. By default, each message is a line `role: content`.
     #[must_use]
     pub fn with_rendering(
         self,
@@ -200,7 +202,7 @@ impl Scripted {
         self.with(|script| script.prepared = Arc::new(prepare))
     }
 
-    /// Sets the function that computes a token's logits from the ids before it. Replies do not
+    /// Sets the function that computes a token's logits from the preceding ids. Replies do not
     /// depend on it.
     #[must_use]
     pub fn with_logits(self, logits: impl Fn(&[u32]) -> Vec<f32> + Send + Sync + 'static) -> Self {
@@ -218,8 +220,8 @@ impl Scripted {
         self.with(|script| script.embedded = Some((info, Arc::new(embed))))
     }
 
-    /// Makes the model a [`RerankModel`](inference::RerankModel). `score` rates a document for a
-    /// query.
+    /// Makes the model a [`RerankModel`](inference::RerankModel). `score` computes the score of a
+    /// document for a query.
     #[must_use]
     pub fn with_reranking(
         self,
@@ -242,7 +244,7 @@ impl Scripted {
         self.with(|script| script.inspectable = true)
     }
 
-    /// Removes the [`TokenModel`](inference::TokenModel), which models have by default.
+    /// Removes access to the [`TokenModel`](inference::TokenModel), which models have by default.
     #[must_use]
     pub fn opaque(self) -> Self {
         self.with(|script| script.opaque = true)

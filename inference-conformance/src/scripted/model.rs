@@ -1,4 +1,4 @@
-//! The traits of the contract, implemented by scripted models.
+//! Implements the contract's traits for scripted models.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ fn unsupported<T>(what: &str) -> Result<T> {
     Err(Error::new(ErrorKind::Unsupported, message))
 }
 
-/// The default rendering: a line `role: content` per message.
+/// The default rendering: each message is a line `role: content`.
 pub(super) fn render(prompt: &ChatPrompt) -> Result<String> {
     let lines = prompt.messages.iter();
     let lines = lines.map(|message| format!("{}: {}\n", message.role, message.content));
@@ -201,7 +201,7 @@ impl TokenModel for Scripted {
         self.script.vocabulary.decode(ids, false)
     }
 
-    /// Text in a conversation never becomes a special token.
+    /// Text of a conversation never becomes a special token.
     fn prepare_chat(&self, prompt: &ChatPrompt) -> Result<PreparedPrompt> {
         let text = (self.script.rendered)(prompt)?;
         let ids: Vec<u32> = text.bytes().map(u32::from).collect();
@@ -232,7 +232,7 @@ impl TokenModel for Scripted {
     }
 }
 
-/// An adapter of a scripted model. Its file lists the names of its parameters.
+/// An adapter of a scripted model. Its file contains the names of its parameters.
 #[derive(Debug)]
 pub struct ScriptedAdapter(LoraConfig);
 

@@ -8,19 +8,19 @@ use inference::{Error, ErrorKind, Result, Token};
 #[non_exhaustive]
 #[derive(Debug, Clone)]
 pub enum Step {
-    /// Gives this token, with its text.
+    /// Returns this token, with its text.
     Token(Token),
-    /// Gives a token of the vocabulary. `END` ends the reply, unless the request ignores it.
+    /// Returns a token of the vocabulary. `END` ends the reply, unless the request ignores it.
     Id(u32),
-    /// Gives no token, like one prefill step of a long prompt.
+    /// Returns no token, like a prefill step of a long prompt.
     Idle,
-    /// Waits, and gives no token.
+    /// Waits, and returns no token.
     Wait(Duration),
     /// Ends the reply, even if the request ignores `END`.
     End,
     /// Fails the request.
     Fail(Error),
-    /// Fails the request, and in a session all others.
+    /// Fails the request and, in a session, all other requests.
     FailAll(Error),
     /// Panics with this message.
     Panic(String),
@@ -46,11 +46,11 @@ impl From<Result<Token>> for Step {
 
 pub(super) type Steps = Box<dyn Iterator<Item = Step> + Send>;
 
-/// The reply to one request. After the last step, the model gives `END`.
+/// The reply to one request. After the last step, the model returns `END`.
 pub struct Reply(pub(super) Steps);
 
 impl Reply {
-    /// A reply of these steps. They are read one at a time, so an endless iterator is allowed.
+    /// A reply of these steps. The iterator may be endless, because steps are read one at a time.
     pub fn new<S: Into<Step> + 'static>(
         steps: impl IntoIterator<Item = S, IntoIter: Send + 'static>,
     ) -> Self {
@@ -69,7 +69,7 @@ impl Reply {
         Self::ids(bytes.into_iter().map(u32::from))
     }
 
-    /// A reply whose tokens have these texts. Their ids count from 0.
+    /// A reply of tokens with these texts. Ids count from 0.
     pub fn pieces<S: Into<String>>(pieces: impl IntoIterator<Item = S>) -> Self {
         let tokens = (0..).zip(pieces).map(|(id, piece)| Token::new(id, piece));
         Self(Box::new(
@@ -77,8 +77,8 @@ impl Reply {
         ))
     }
 
-    /// Inserts `step` after `n` tokens, also at the end of a reply of exactly `n`. A shorter reply
-    /// does not change.
+    /// Inserts `step` after `n` tokens, even at the end of a reply with exactly `n` tokens. A
+    /// shorter reply does not change.
     #[must_use]
     pub fn after(self, n: usize, step: Step) -> Self {
         let (mut rest, mut emitted, mut step) = (self.0, 0, Some(step));

@@ -1,4 +1,4 @@
-//! Running requests: one as a stream, several in a session.
+//! Running requests: single ones as streams, several in a session.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::iter::Peekable;
@@ -15,7 +15,7 @@ use super::reply::{Reply, Step, Steps};
 use super::vocabulary::END;
 use super::{Script, Scripted};
 
-/// The log-probability that scripted tokens carry.
+/// The log-probability of scripted tokens.
 const LOGPROB: f32 = -0.5;
 
 /// A running request. Dropping it cancels the request.
@@ -73,7 +73,7 @@ impl Run {
         }
     }
 
-    /// Releases the held-back text, and ends the reply.
+    /// Releases the withheld text, and ends the reply.
     fn flush(&mut self, reason: FinishReason) {
         let rest = self.characters.finish();
         let released = self.text.finish(&rest);
@@ -92,8 +92,8 @@ impl Run {
         }
     }
 
-    /// Applies the logits processors to logits that favor `wanted`, the script's token. Returns the
-    /// token with the greatest logit.
+    /// Applies the logits processors to logits in which `wanted`, the script's token, has the
+    /// greatest value. Returns the token with the greatest logit afterwards.
     fn processed(&mut self, wanted: u32) -> Result<u32> {
         if self.processors.is_empty() {
             return Ok(wanted);
@@ -108,7 +108,7 @@ impl Run {
         Ok(greatest.map_or(wanted, |(id, _)| id))
     }
 
-    /// Runs one step of the script, which gives at most one token.
+    /// Runs one step of the script, which returns at most one token.
     fn step(&mut self) -> Result<()> {
         self.script.control.wait();
         self.check()?;
@@ -234,7 +234,7 @@ impl Stream {
 }
 
 impl Reply {
-    /// Makes a stream of the reply, without a model.
+    /// Creates a stream of the reply, without a model.
     #[must_use]
     pub fn into_stream(self) -> TokenStream {
         let model = Scripted::computed(|_| Ok(Reply::ids([END])));

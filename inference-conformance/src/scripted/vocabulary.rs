@@ -1,11 +1,11 @@
-//! The vocabulary of scripted models: the 256 bytes, the token that ends a text, special tokens.
+//! The vocabulary of scripted models: the 256 bytes, the end-of-text token, and special tokens.
 
 use inference::{Error, ErrorKind, Result};
 
 /// The token that ends a text.
 pub const END: u32 = 256;
 
-/// The tokens of a model: a byte each, [`END`], and from 257 on the special tokens.
+/// The tokens of a model: one per byte, [`END`], and the special tokens from 257 on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Vocabulary {
     specials: Vec<String>,
@@ -56,7 +56,8 @@ impl Vocabulary {
         ids
     }
 
-    /// Converts ids to text. Special tokens become their names if `special`, else nothing.
+    /// Converts ids to text. If `special` is true, special tokens become their names; otherwise
+    /// they add nothing.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] for an id outside the vocabulary.

@@ -1,12 +1,12 @@
-//! Grammars of the mock: plain alternatives, which a logits processor enforces byte by byte.
+//! Grammars of the mock: plain alternatives. A logits processor enforces them byte by byte.
 
 use inference::{Grammar, LogitsProcessorFactory};
 
 /// The token that ends a text.
 const END: usize = 256;
 
-/// The alternatives of a grammar: those of an expression that has nothing else, or the values of an
-/// enumeration.
+/// The alternatives of a grammar: those of a regular expression that has only alternatives, or the
+/// values of an `enum`.
 fn alternatives(grammar: &Grammar) -> Vec<String> {
     match grammar {
         Grammar::Regex(text) => text.split('|').map(String::from).collect(),

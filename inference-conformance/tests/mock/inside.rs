@@ -1,4 +1,4 @@
-//! What the mock shows of its inside, computed from ids: vectors, states, saved prompts, edits.
+//! The mock's vectors, hidden states, saved prompts and edits. All are computed from ids.
 
 use std::path::Path;
 

@@ -1,6 +1,6 @@
-//! A backend for the tests: `echo` of `examples/plugin/`, which conforms, and a wrapper that breaks
-//! one promise at a time. Without a fault the wrapper conforms. It also declares training and
-//! attention, so that every check runs.
+//! The backend for the suite's tests. It wraps the conforming backend `echo` of `examples/plugin/`,
+//! and breaks one promise at a time. Without a fault, the wrapper conforms. It also declares
+//! training and attention, so that each check runs.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 
 use model::{Model, State};
 
-/// The promise that is broken: the check that must fail, and how it is broken.
+/// The broken promise: the check that must fail, and how the mock breaks it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     None,
@@ -142,14 +142,14 @@ pub fn tales() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/plugin/models/tales")
 }
 
-/// The fixture with an additional file, so that it looks like a model of the format that the mock
-/// declares.
+/// The fixture with an additional file, which makes it look like a model of the format that the
+/// mock declares.
 pub fn tales_of_a_format() -> PathBuf {
     static DIR: LazyLock<PathBuf> = LazyLock::new(|| {
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("conformance-tales");
         std::fs::create_dir_all(&dir).unwrap();
-        // Written under another name and then renamed, because test binaries may run at the same
-        // time.
+        // The file is written under another name and then renamed, because several test binaries
+        // may run concurrently.
         let aside = dir.join(format!("{}.part", std::process::id()));
         std::fs::copy(tales().join("corpus.txt"), &aside).unwrap();
         std::fs::rename(&aside, dir.join("corpus.txt")).unwrap();
@@ -163,7 +163,7 @@ pub fn tales_of_a_format() -> PathBuf {
 pub struct Mock {
     fault: Fault,
     loaded: Mutex<Vec<Weak<State>>>,
-    /// The number of bytes that its models report.
+    /// The memory that its models report, in bytes.
     bytes_in_use: Arc<AtomicU64>,
 }
 

@@ -1,4 +1,4 @@
-//! A model of the mock: the model of `echo`, and the effect of the fault on its calls.
+//! A model of the mock: it wraps the model of `echo`, and applies the fault to its calls.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -24,18 +24,18 @@ use super::stream::{ORDINARY, Source};
 pub struct State {
     /// The number of existing streams.
     pub streams: AtomicUsize,
-    /// The number of bytes that all models of the backend report.
+    /// The memory that all models of the backend report, in bytes.
     pub bytes_in_use: Arc<AtomicU64>,
-    /// The number of bytes that dropped streams seem to leave.
+    /// The memory that dropped streams pretend to leak, in bytes.
     pub leaked: AtomicU64,
     /// Whether the model's handle is dropped.
     pub dropped: AtomicBool,
     /// Whether another model closed this one.
     pub closed: AtomicBool,
     closings: AtomicUsize,
-    /// Models that close with this one.
+    /// Models that are closed together with this one.
     pub others: Mutex<Vec<Weak<State>>>,
-    /// Threads with a stream.
+    /// The threads that have a stream.
     pub threads: Mutex<Vec<ThreadId>>,
     requests: AtomicU64,
 }
@@ -85,7 +85,7 @@ impl Model {
         TokenStream::new(Source::new(inner, options, self.fault, &self.state))
     }
 
-    /// The options that the wrapped model gets in place of `o`.
+    /// The options for the wrapped model: `o`, changed by the fault.
     fn bent(&self, o: &GenerateOptions) -> GenerateOptions {
         let mut o = o.clone();
         o.steering = None;
@@ -196,7 +196,7 @@ impl TextModel for Model {
         let mut bent = self.bent_prompt(prompt);
         if let Some(steering) = options.steering.as_ref().filter(|s| !s.edits().is_empty()) {
             steering.check(&self.steering_shape()?)?;
-            // Nothing of the prompt is left.
+            // The edit removes all influence of the prompt.
             if self.fault != Fault::EditsIgnored {
                 bent = Prompt::from([0]);
             }
@@ -264,7 +264,7 @@ impl TextModel for Model {
         let mut results = Vec::new();
         let mut bent = options.clone();
         if self.fault == Fault::BatchOutlivesDeadline && bent.interrupt.deadline.take().is_some() {
-            bent.max_tokens = ORDINARY; // so that it ends
+            bent.max_tokens = ORDINARY; // so that the reply ends
         }
         for prompt in prompts {
             let mut stream = match self.generate(prompt, &bent) {
@@ -286,7 +286,7 @@ impl TextModel for Model {
 
     fn batch_session(&self) -> Result<Box<dyn BatchSession>> {
         self.check_open()?;
-        // Returns an error when closed.
+        // Returns an error if the model is closed.
         self.inner.batch_generate(&[], &GenerateOptions::new())?;
         Ok(Box::new(Session::new(Arc::clone(&self.inner), self.fault)))
     }
@@ -382,7 +382,7 @@ impl TokenModel for Model {
         let mut output = self.tokens().logits(prompt, all, &Interrupt::new())?;
         match self.fault {
             Fault::LogitsShapeSwapped => output.shape.reverse(),
-            // Log-probabilities are compared for the first prompt.
+            // The check compares log-probabilities for the first prompt only.
             Fault::LogitsNegated if !output.tokens.iter().eq(&FIRST.map(u32::from)) => {
                 output.logits.iter_mut().for_each(|l| *l = -*l);
             }

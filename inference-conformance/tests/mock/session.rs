@@ -1,4 +1,4 @@
-//! A batch session of the mock: a stream of the wrapped model for each request.
+//! A batch session of the mock. Each request is a stream of the wrapped model.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ impl BatchSession for Session {
     fn add(&mut self, prompt: &Prompt, options: &GenerateOptions) -> Result<RequestId> {
         let mut options = options.clone();
         if self.fault == Fault::SessionNotCancelled && options.interrupt.cancel.take().is_some() {
-            options.max_tokens = options.max_tokens.min(64); // so that it ends
+            options.max_tokens = options.max_tokens.min(64); // so that the reply ends
         }
         let prompt = match (self.fault, prompt) {
             (Fault::SessionMixesRows, Prompt::Text(_)) if self.rows.len() > 1 => {
@@ -66,7 +66,7 @@ impl BatchSession for Session {
             let row = *row;
             let event = match stream.next() {
                 Some(Ok(mut token)) => {
-                    // This changes every reply of the model.
+                    // This fault changes each reply of the model.
                     if self.fault == Fault::OtherText {
                         token.text = token.text.to_uppercase();
                     }

@@ -1,4 +1,4 @@
-//! A reply of the mock: the stream of the wrapped model, and the effect of the fault.
+//! A reply of the mock: the stream of the wrapped model, changed by the fault.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use inference::{
 use super::Fault;
 use super::model::State;
 
-/// The length of the replies in the streaming and cancelling checks.
+/// Length of the replies in the checks of streaming and cancellation.
 const LONG: usize = 10_000;
-/// The length of the replies in most checks. A fault that is limited to it does not affect the
-/// other checks.
+/// Length of the replies in most checks. A fault that depends on this length does not affect other
+/// checks.
 pub const ORDINARY: usize = 16;
 
 pub struct Source {
     inner: TokenStream,
-    /// The caller's options; the inner stream may have other ones.
+    /// The caller's options. The inner stream may have other options.
     options: GenerateOptions,
     fault: Fault,
     state: Arc<State>,
@@ -92,7 +92,7 @@ impl Source {
             {
                 return None;
             }
-            // The wrapped stream has neither cancellation nor a deadline.
+            // The wrapped stream has neither a cancel token nor a deadline.
             Fault::CancelledGivesToken | Fault::DeadlineGivesToken if self.given > 0 => {
                 if let Err(e) = self.options.check_interrupt() {
                     return Some(Err(e));

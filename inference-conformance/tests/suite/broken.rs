@@ -1,4 +1,4 @@
-//! Backends that break one promise each: exactly the matching check must fail.
+//! Tests with backends that break one promise each. Exactly the matching check must fail.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -132,7 +132,7 @@ fn report(fault: Fault) -> Report {
     suite.run()
 }
 
-/// Checks that fail beside the one named for the fault, because they run ids, too.
+/// Further checks that fail because of a fault, because they use the same function.
 const ALSO: [(Fault, Check); 1] = [(Fault::IdsReversed, Check::PrepareChat)];
 
 fn failed(report: &Report) -> Vec<Check> {

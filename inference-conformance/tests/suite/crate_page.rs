@@ -1,4 +1,4 @@
-//! The backend on the front page of the contract passes the whole suite.
+//! Tests that the example backend on the front page of `inference-api` passes the whole suite.
 
 #[path = "../../../inference-api/src/front_page.rs"]
 mod front_page;

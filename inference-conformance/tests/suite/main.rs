@@ -1,4 +1,4 @@
-//! The suite itself: correct backends pass, and each fault is found.
+//! Tests of the suite itself: correct backends must pass, and each fault must be found.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Scripted models keep the promises that need neither files nor probabilities.
+//! Tests that scripted models keep all promises that need neither files nor probabilities.
 
 use std::sync::Arc;
 use std::time::Duration;

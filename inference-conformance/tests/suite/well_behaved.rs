@@ -1,4 +1,5 @@
-//! A correct backend passes, and the suite's settings and report work as documented.
+//! Tests that a correct backend passes, and that the suite's settings and report work as
+//! documented.
 
 use std::sync::Arc;
 
@@ -50,7 +51,7 @@ fn the_suite_works_with_the_registry_and_says_what_is_linked() {
     assert!(e.message().contains("echo"), "{e}");
 }
 
-/// A backend that declares nothing of what its models can do.
+/// A backend that declares no capability, although its models have some.
 fn plain() -> ScriptedBackend {
     ScriptedBackend::new("plain")
         .with_capabilities(Capabilities::new().with_streaming())
@@ -82,7 +83,7 @@ fn what_is_not_declared_is_skipped_unless_required() {
         panic!("{report}");
     };
     assert!(reason.contains("`classify`"), "{reason}");
-    // It works although it is not declared, which breaks another promise.
+    // The call works although the capability is not declared, which breaks another promise.
     assert!(matches!(
         report.outcome(Check::Undeclared),
         Some(Outcome::Failed(_))

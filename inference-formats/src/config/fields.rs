@@ -1,17 +1,18 @@
-//! Typed access to the fields of an untrusted JSON object. Each error names the field, its value
-//! and the allowed values. `null` counts as absent, because checkpoints write it so.
+//! Typed access to the fields of an untrusted JSON object. Each error contains the field's name,
+//! its value and the allowed values. `null` counts as absent, because checkpoints use it for absent
+//! fields.
 
 use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
 
-/// A result whose error is a message without the name of the file.
+/// A result whose error is a message without the file's name.
 pub(super) type Fault<T> = Result<T, String>;
 
 /// A JSON object, and the prefix of its field names in messages.
 pub(super) struct Fields<'a> {
     map: &'a Map<String, Value>,
-    /// `""`, or `"rope_scaling."`.
+    /// The prefix: `""` or, for example, `"rope_scaling."`.
     prefix: &'static str,
 }
 
@@ -58,7 +59,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The fields of the object `name`. Messages put `prefix` (`"name."`) before their names.
+    /// The fields of the nested object `name`. Messages put `prefix` (`"name."`) before their
+    /// names.
     pub(super) fn nested(&self, name: &'static str, prefix: &'static str) -> Fault<Option<Self>> {
         Ok(self.object(name)?.map(|map| Self { map, prefix }))
     }
@@ -67,7 +69,7 @@ impl<'a> Fields<'a> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
-        // Some writers store whole numbers as floats.
+        // Some writers store integers as floats.
         let number = value.as_u64().or_else(|| {
             value
                 .as_f64()
@@ -161,7 +163,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// One token id or a list of them. A negative id stands for "none".
+/// One token id or a list of ids. A negative id means that there is none.
 pub(super) fn token_ids(name: &str, value: Option<&Value>) -> Fault<Vec<u32>> {
     let Some(value) = value else {
         return Ok(Vec::new());

@@ -1,5 +1,5 @@
-//! Differences between layers: which layers have a sliding window or a state, and how the files of
-//! each family say so.
+//! Differences between layers: which layers have a sliding window or a recurrent state. Also parses
+//! how each family's files describe these layers.
 
 use crate::error::Result;
 use crate::family::{Defaults, Family, Recurrence, Windows};
@@ -8,20 +8,20 @@ use super::fields::{Fields, shown};
 use super::{fault, limits};
 use serde_json::Value;
 
-/// Which positions a layer attends to, if it attends to any.
+/// Which positions a layer attends to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerKind {
-    /// All positions up to its own.
+    /// All positions up to the query's own position.
     Full,
-    /// Only the last positions, up to the window.
+    /// Only the last positions, as many as the window has.
     Sliding,
-    /// None: it keeps a state of fixed size instead of keys and values.
+    /// No positions: the layer has a recurrent state of fixed size instead of keys and values.
     Recurrent,
-    /// None: it has a feed-forward part only, and keeps nothing.
+    /// No positions: the layer has only a feed-forward part, and caches nothing.
     FeedForward,
 }
 
-/// The values of `layer_types` for layers with a state.
+/// The values of `layer_types` for layers with a recurrent state.
 const RECURRENT: [&str; 3] = ["conv", "linear_attention", "mamba"];
 
 /// The values of `layer_types` for layers that have only a feed-forward part.
@@ -39,18 +39,19 @@ pub(super) fn parse(
     let Defaults { windows, .. } = family.defaults;
     let listed = listed(fields, layers, family.recurrence)?;
     let used = fields.bool("use_sliding_window").map_err(fault)?;
-    // Some files write a window that is switched off as 0.
+    // Some files write 0 for a disabled window.
     let least = usize::from(used != Some(false));
     let window = fields
         .uint("sliding_window", least..=limits::POSITIONS)
         .map_err(fault)?;
     let window = match (windows, used) {
-        // Such checkpoints name a window, which is off unless the switch is on.
+        // These checkpoints contain a window even if it is disabled. It applies only if the flag is
+        // set.
         (_, Some(false)) | (Windows::FromLayer, None) => None,
         (Windows::Never, _) if listed.is_none() => None,
         _ => window,
     };
-    // The kinds matter even without a window: the rotation of a layer depends on its kind.
+    // Layer kinds matter even without a window, because a layer's rotation depends on its kind.
     let kinds = match (listed, windows) {
         (Some(kinds), _) => kinds,
         (None, Windows::All) => vec![LayerKind::Sliding; layers],
@@ -93,7 +94,7 @@ fn kind(sliding: bool) -> LayerKind {
     }
 }
 
-/// The kinds that the file lists, one for each layer.
+/// The layer kinds in the file's list, one per layer.
 fn listed(
     fields: &Fields<'_>,
     layers: usize,
@@ -140,8 +141,8 @@ fn listed(
         .map(Some)
 }
 
-/// The kinds from a repeated pattern of letters: `L` (local) is a sliding layer, `G` (global) a
-/// full one. EXAONE 4 writes such patterns; other families have a number in this field.
+/// The layer kinds of a repeated pattern of letters. `L` (local) is a sliding layer, and `G`
+/// (global) is a full layer. EXAONE 4 uses such patterns; in other families this field is a number.
 fn lettered(fields: &Fields<'_>, layers: usize) -> Result<Option<Vec<LayerKind>>> {
     const FIELD: &str = "sliding_window_pattern";
     let Some(Value::String(letters)) = fields.get(FIELD) else {

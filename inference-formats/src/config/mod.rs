@@ -1,6 +1,6 @@
-//! The configuration of a network: `config.json` as transformers and mlx-lm write it. GGUF metadata
-//! becomes the same [`ModelConfig`], in [`crate::gguf_config`]. No weights are read here; an engine
-//! compares shapes when it fetches weights.
+//! The configuration of a network: `config.json` as transformers and mlx-lm write it.
+//! [`crate::gguf_config`] converts GGUF metadata to the same [`ModelConfig`]. This module reads no
+//! weights; an engine checks shapes when it loads weights.
 
 mod fields;
 mod layers;
@@ -29,64 +29,65 @@ pub use rope::{RopeConfig, RopeScaling, llama3_stretch};
 use super::files::read_capped;
 use fields::{Fault, Fields};
 
-/// The largest accepted `config.json`, in bytes.
+/// Maximum size of a `config.json` in bytes.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
 
 pub use crate::limits;
 
-/// The numbers of a decoder-only network. The fields are named as in `config.json`.
+/// The parameters of a decoder-only network. Fields have their names in `config.json`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
-    /// The architecture's name; `None` when the file does not give it.
+    /// The architecture's name; `None` if the file does not contain it.
     pub model_type: Option<String>,
     /// Width of the residual stream, in elements.
     pub hidden_size: usize,
-    /// Decoder blocks.
+    /// Number of decoder blocks.
     pub num_hidden_layers: usize,
-    /// Width of the feed-forward block.
+    /// Width of the feed-forward part.
     pub intermediate_size: usize,
     /// Query heads.
     pub num_attention_heads: usize,
     /// Key and value heads.
     pub num_key_value_heads: usize,
-    /// Width of a head, in elements; `None` when the file does not give it.
+    /// Width of a head in elements; `None` if the file does not contain it.
     pub head_dim: Option<usize>,
     /// Epsilon of the norms, added to the mean square before the root.
     pub rms_norm_eps: f32,
     /// Rows of the embedding.
     pub vocab_size: usize,
-    /// Rotary positions (RoPE) of full-attention layers. If `rope_sliding` is `None`, sliding
-    /// layers use them, too.
+    /// Rotary position embeddings (RoPE) of full-attention layers. Sliding layers use them, too,
+    /// unless `rope_sliding` is set.
     pub rope: RopeConfig,
-    /// Rotary positions of layers with a sliding window, where they differ.
+    /// Rotary position embeddings of sliding layers, if they differ.
     pub rope_sliding: Option<RopeConfig>,
-    /// Whether the rotation pairs neighboring elements rather than the two halves of a head.
+    /// Whether the rotation pairs adjacent elements. Otherwise it pairs elements of the two halves
+    /// of a head.
     pub rope_traditional: bool,
-    /// The context that the model was trained for, in positions.
+    /// Context length for which the model was trained, in positions.
     pub max_position_embeddings: Option<usize>,
-    /// Whether the output matrix is the embedding. With `None`, it depends on whether the file has
-    /// a tensor for the output matrix.
+    /// Whether the output matrix is the embedding matrix. With `None`, it is if the file has no
+    /// tensor for the output matrix.
     pub tie_word_embeddings: Option<bool>,
     /// Whether the projections of attention have biases.
     pub attention_bias: bool,
     /// Whether the feed-forward block has biases.
     pub mlp_bias: bool,
-    /// Positions that each query of a sliding layer looks back to; `None` for all. A window that
-    /// the file gives but switches off is `None`, too.
+    /// Number of positions that a query of a sliding layer attends to; `None` means all. A window
+    /// that the file contains but disables is also `None`.
     pub sliding_window: Option<usize>,
     /// The kind of each layer.
     pub layer_kinds: Vec<LayerKind>,
     /// The activation of the feed-forward block, as the file names it.
     pub activation: Option<String>,
-    /// Experts in each mixture, for estimates of memory. Dense networks have 0.
+    /// Number of experts in each mixture, for estimates of memory; 0 for dense networks.
     pub num_experts: usize,
     /// Tokens that end a reply.
     pub eos_token_ids: Vec<u32>,
-    /// How matrices are quantized. `None` for dense models, and for GGUF files, where each tensor
-    /// has its own type.
+    /// The quantization of matrices. `None` for dense models. Also `None` for GGUF files, where
+    /// each tensor has its own type.
     pub quantization: Option<QuantConfig>,
-    /// Exceptions from `quantization`: the name of a layer, such as `model.layers.3.mlp.down_proj`,
-    /// and its quantization, `None` for a dense layer.
+    /// Exceptions from `quantization`, by layer name, such as `model.layers.3.mlp.down_proj`. The
+    /// value `None` means a dense layer.
     pub quantization_overrides: BTreeMap<String, Option<QuantConfig>>,
     /// The layout of quantized matrices in safetensors files. `quantization` is the format in
     /// memory.
@@ -117,15 +118,15 @@ impl ModelConfig {
     /// Reads and checks a `config.json`.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] without the file; [`ErrorKind::Invalid`] when it is too large, not
-    /// JSON, or has impossible values; [`ErrorKind::Unsupported`] when it asks for a feature that
-    /// is not supported. The message names the field.
+    /// [`ErrorKind::NotFound`] if there is no file; [`ErrorKind::Invalid`] if the file is too
+    /// large, is not JSON, or has impossible values; [`ErrorKind::Unsupported`] if it requires an
+    /// unsupported feature. The message names the field.
     pub fn from_file(path: &Path) -> Result<Self> {
         let bytes = read_capped(path, MAX_CONFIG_BYTES)?;
         Self::from_json(&bytes).map_err(|e| e.with_path(path))
     }
 
-    /// As [`Self::from_file`], from the bytes of the file.
+    /// Like [`Self::from_file`], from the content of the file.
     ///
     /// # Errors
     /// As [`Self::from_file`].
@@ -133,7 +134,7 @@ impl ModelConfig {
         Self::from_map(object(bytes)?)
     }
 
-    /// As [`Self::from_file`], from the fields of the file.
+    /// Like [`Self::from_file`], from the parsed fields of the file.
     ///
     /// # Errors
     /// As [`Self::from_file`].
@@ -163,7 +164,7 @@ impl ModelConfig {
         Ok(config)
     }
 
-    /// Reads all values that come from one field each.
+    /// Reads all values that depend on a single field.
     fn plain(fields: &Fields<'_>, rope: rope::Ropes, positions: Option<usize>) -> Fault<Self> {
         let heads = fields.required_uint("num_attention_heads", 1..=limits::HEADS)?;
         Ok(Self {
@@ -198,12 +199,12 @@ impl ModelConfig {
         })
     }
 
-    /// The family of the model; `None` when the family is unknown or the file does not name one.
+    /// The family of the model; `None` if the family is unknown or the file does not name one.
     pub fn family(&self) -> Option<&'static Family> {
         self.model_type.as_deref().and_then(Family::of)
     }
 
-    /// Elements of a head. Where the configuration does not give the number, it is computed.
+    /// Width of a head in elements. If the configuration does not contain it, it is computed.
     pub fn head_size(&self) -> usize {
         self.head_dim
             .unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
@@ -217,17 +218,17 @@ impl ModelConfig {
         }
     }
 
-    /// Whether a layer is a sliding one, whether or not the model has a window.
+    /// Whether a layer is a sliding layer, even if the model has no window.
     pub fn slides(&self, layer: usize) -> bool {
         self.layer_kinds.get(layer) == Some(&LayerKind::Sliding)
     }
 
-    /// Whether a layer keeps a state of fixed size instead of keys and values.
+    /// Whether a layer has a recurrent state of fixed size instead of keys and values.
     pub fn is_recurrent(&self, layer: usize) -> bool {
         self.layer_kinds.get(layer) == Some(&LayerKind::Recurrent)
     }
 
-    /// Whether a layer keeps keys and values.
+    /// Whether a layer has a KV cache.
     pub fn has_keys(&self, layer: usize) -> bool {
         matches!(
             self.layer_kinds.get(layer),
@@ -235,7 +236,7 @@ impl ModelConfig {
         )
     }
 
-    /// The rotary positions of a layer.
+    /// The rotary position embeddings of a layer.
     pub fn rope_of(&self, layer: usize) -> &RopeConfig {
         match &self.rope_sliding {
             Some(sliding) if self.slides(layer) => sliding,
@@ -243,10 +244,11 @@ impl ModelConfig {
         }
     }
 
-    /// A whole number in `range`, from a field of one architecture. `None` without the field.
+    /// An integer in `range`, from a field of a specific architecture. `None` if the field is
+    /// missing.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] when the field holds anything else.
+    /// [`ErrorKind::Invalid`] if the field has another value.
     pub fn uint(&self, name: &str, range: RangeInclusive<usize>) -> Result<Option<usize>> {
         Fields::new(&self.fields).uint(name, range).map_err(fault)
     }
@@ -254,33 +256,33 @@ impl ModelConfig {
     /// As [`Self::uint`], for a required field.
     ///
     /// # Errors
-    /// As [`Self::uint`], and when it is missing.
+    /// As [`Self::uint`], and if the field is missing.
     pub fn required_uint(&self, name: &str, range: RangeInclusive<usize>) -> Result<usize> {
         Fields::new(&self.fields)
             .required_uint(name, range)
             .map_err(fault)
     }
 
-    /// A finite number, from a field of one architecture.
+    /// A finite number, from a field of a specific architecture.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] when the field holds anything else.
+    /// [`ErrorKind::Invalid`] if the field has another value.
     pub fn number(&self, name: &str) -> Result<Option<f32>> {
         Fields::new(&self.fields).number(name).map_err(fault)
     }
 
-    /// A switch, from a field of one architecture.
+    /// A Boolean, from a field of a specific architecture.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] when the field is not true or false.
+    /// [`ErrorKind::Invalid`] if the field is neither true nor false.
     pub fn flag(&self, name: &str) -> Result<Option<bool>> {
         Fields::new(&self.fields).bool(name).map_err(fault)
     }
 
-    /// A list of finite numbers, from a field of one architecture.
+    /// A list of finite numbers, from a field of a specific architecture.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] when the field holds anything else.
+    /// [`ErrorKind::Invalid`] if the field has another value.
     pub fn numbers(&self, name: &str) -> Result<Option<Vec<f32>>> {
         Fields::new(&self.fields).numbers(name).map_err(fault)
     }
@@ -296,7 +298,7 @@ fn activation(fields: &Fields<'_>) -> Fault<Option<String>> {
     Ok(None)
 }
 
-/// Experts in each mixture. Its field has a different name in each family.
+/// Number of experts in each mixture. Each family has another name for this field.
 fn experts(fields: &Fields<'_>) -> Fault<usize> {
     for name in ["num_experts", "num_local_experts", "n_routed_experts"] {
         if let Some(n) = fields.uint(name, 0..=limits::EXPERTS)? {
@@ -306,10 +308,11 @@ fn experts(fields: &Fields<'_>) -> Fault<usize> {
     Ok(0)
 }
 
-/// The token ids of the field `key`: one, a list, or none. A negative id stands for "none".
+/// The token ids of the field `key`: one id, a list, or none. A negative id means that there is
+/// none.
 ///
 /// # Errors
-/// A message with field and value when the field holds anything else.
+/// A message with field and value if the field has another value.
 pub fn token_ids(key: &str, value: Option<&Value>) -> Fault<Vec<u32>> {
     fields::token_ids(key, value.filter(|v| !v.is_null()))
 }

@@ -1,6 +1,5 @@
-//! Brings the different spellings of configurations into one form: the text part of multimodal
-//! configurations, the field names of GPT-2, and the fields that the files of a family leave out
-//! ([`crate::family`]).
+//! Normalizes configurations: extracts the text part of multimodal configurations, renames the
+//! fields of GPT-2, and adds fields that the files of a family omit ([`crate::family`]).
 
 use crate::error::Result;
 use crate::family::{Defaults, Family, fill, is_set};
@@ -8,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::unsupported;
 
-/// Fields outside the text part that apply to it.
+/// Fields outside the text part that also apply to the text part.
 const SHARED: [&str; 4] = [
     "quantization",
     "quantization_config",

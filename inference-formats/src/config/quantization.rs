@@ -12,7 +12,7 @@ use super::packing::Packing;
 /// How a matrix is quantized.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuantConfig {
-    /// Neighboring weights of a row that share a scale and a bias.
+    /// Number of adjacent weights in a row that share a scale and a bias.
     pub group_size: i32,
     /// Bits of a weight.
     pub bits: i32,
@@ -31,7 +31,7 @@ pub(super) struct Parsed {
     pub packing: Packing,
 }
 
-/// The formats of MLX: mode, group sizes, bits.
+/// The quantization formats of MLX: mode, group sizes, bits.
 const FORMATS: [(&str, &[i32], &[i32]); 4] = [
     ("affine", &[32, 64, 128], &[2, 3, 4, 5, 6, 8]),
     ("mxfp4", &[32], &[4]),
@@ -39,7 +39,7 @@ const FORMATS: [(&str, &[i32], &[i32]); 4] = [
     ("nvfp4", &[16], &[4]),
 ];
 
-/// Whether MLX has the format.
+/// Checks that MLX supports the format.
 pub(super) fn fits(config: &QuantConfig) -> Result<(), String> {
     let Some((_, groups, bits)) = FORMATS.iter().find(|(mode, ..)| *mode == config.mode) else {
         return Err(format!(
@@ -61,7 +61,7 @@ pub(super) fn fits(config: &QuantConfig) -> Result<(), String> {
     Ok(())
 }
 
-/// A message, and whether it reports a missing feature rather than a bad file.
+/// A message, and whether a feature is unsupported (otherwise the file is invalid).
 pub(super) type QuantFault = super::rope::RopeFault;
 
 pub(super) fn unsupported(message: String) -> QuantFault {
@@ -80,7 +80,7 @@ pub(super) fn parse(fields: &Fields<'_>) -> Result<Parsed, QuantFault> {
         },
     };
     if let Some(method) = map.get("quant_method") {
-        // OpenAI's own format packs only the experts, in a layout that MLX supports.
+        // OpenAI's format quantizes only the experts, in a layout that MLX supports.
         if method.as_str() == Some("mxfp4") {
             let packed = QuantConfig {
                 group_size: 32,
@@ -117,7 +117,7 @@ pub(super) fn parse(fields: &Fields<'_>) -> Result<Parsed, QuantFault> {
                 fields,
                 Some(&default),
             )?),
-            _ => continue, // group_size, bits, mode, and what we do not know
+            _ => continue, // group_size, bits, mode, and unknown fields
         };
         overrides.insert(layer.clone(), parsed);
     }
@@ -145,7 +145,7 @@ fn parse_one(
         let value = match (map.get(field), default) {
             (Some(value), _) => value,
             (None, Some(default)) if allowed.contains(&default) => return Ok(default),
-            // A mode with only one choice needs no value in the file.
+            // If a mode allows only one value, the file may omit it.
             (None, _) if allowed.len() == 1 => return Ok(allowed[0]),
             (None, _) => {
                 return Err(QuantFault::from(format!(

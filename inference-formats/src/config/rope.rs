@@ -1,6 +1,6 @@
-//! How a configuration describes rotary positions: `rope_theta` and `rope_scaling`, or
-//! `rope_parameters` of transformers 5. Kinds of layers may have different ones. The formulas are
-//! in the engine, except for the one whose results GGUF files hold ([`llama3_stretch`]).
+//! Parses rotary position embeddings: `rope_theta` and `rope_scaling`, or `rope_parameters` of
+//! transformers 5. Kinds of layers may have different parameters. The engine has the formulas,
+//! except for the formula whose results GGUF files contain ([`llama3_stretch`]).
 
 use super::fields::{Fault, Fields, shown};
 use crate::limits;
@@ -11,19 +11,19 @@ pub enum RopeScaling {
     /// No scaling.
     #[default]
     None,
-    /// Positions divided by `factor`.
+    /// Divides positions by `factor`.
     Linear {
-        /// The stretch.
+        /// The divisor of positions.
         factor: f32,
     },
     /// Dynamic NTK: beyond the trained context, the base grows with the length of the sequence.
     Dynamic {
-        /// The growth of the base.
+        /// The factor by which the base grows.
         factor: f32,
-        /// The trained context, in positions.
+        /// The trained context length, in positions.
         original_context: usize,
     },
-    /// Llama 3.1: long wavelengths are stretched, short ones are not.
+    /// Llama 3.1: stretches long wavelengths, but not short ones.
     Llama3 {
         /// The stretch of the longest wavelengths.
         factor: f32,
@@ -31,56 +31,57 @@ pub enum RopeScaling {
         low_freq_factor: f32,
         /// Wavelengths below `original_context / high_freq_factor` stay unchanged.
         high_freq_factor: f32,
-        /// The trained context, in positions.
+        /// The trained context length, in positions.
         original_context: f32,
     },
-    /// `YaRN` (Peng et al. 2023): a gradual change from unstretched to stretched wavelengths.
+    /// `YaRN` (Peng et al. 2023): a gradual transition from unstretched to stretched wavelengths.
     Yarn {
         /// The stretch of the longest wavelengths.
         factor: f32,
-        /// The trained context, in positions.
+        /// The trained context length, in positions.
         original_context: f32,
-        /// A wavelength with more rotations than this in the trained context stays unchanged.
+        /// A pair with more rotations than this in the trained context is not stretched.
         beta_fast: f32,
-        /// A wavelength with fewer rotations than this gets the full factor.
+        /// A pair with fewer rotations than this in the trained context gets the full factor.
         beta_slow: f32,
-        /// Whether the ramp's ends are rounded to whole elements.
+        /// Whether the ends of the transition are rounded to integer element numbers.
         truncate: bool,
         /// Factor on queries and keys.
         attention_factor: f32,
     },
     /// `LongRoPE` (Ding et al. 2024): a factor for each pair of elements. There are two sets of
-    /// factors, one for positions within the trained context and one for more.
+    /// factors: one while the sequence fits into the trained context, and one for longer sequences.
     LongRope {
-        /// Factors while all positions are within the trained context.
+        /// Factors for sequences within the trained context.
         short: Vec<f32>,
-        /// Factors beyond the trained context.
+        /// Factors for longer sequences.
         long: Vec<f32>,
-        /// The trained context, in positions.
+        /// The trained context length, in positions.
         original_context: usize,
         /// Factor on queries and keys.
         attention_factor: f32,
     },
-    /// Gemma 4: wavelengths are computed over the whole head, but only its first part rotates.
+    /// Gemma 4: wavelengths depend on the width of the whole head, but only the first part of the
+    /// head rotates.
     Proportional {
         /// The divisor of positions.
         factor: f32,
     },
 }
 
-/// The rotary embedding of one kind of layer.
+/// The rotary position embeddings of one kind of layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeConfig {
     /// Base of the frequencies.
     pub theta: f32,
     /// The scaling of the wavelengths.
     pub scaling: RopeScaling,
-    /// The fraction of each head that rotates, from its start; 1 for all of it.
+    /// The fraction of each head that rotates, counted from its start; 1 means the whole head.
     pub partial: f32,
 }
 
 impl RopeConfig {
-    /// No stretch, and the whole head rotates.
+    /// No scaling, and the whole head rotates.
     pub fn plain(theta: f32) -> Self {
         Self {
             theta,
@@ -101,7 +102,7 @@ pub fn llama3_stretch(
     if wavelength > original_context / low {
         factor
     } else if wavelength < original_context / high || low == high {
-        // Llama 4's two bounds are equal: there is no ramp.
+        // In Llama 4 the two bounds are equal, so there is no transition.
         1.0
     } else {
         let ramp = (original_context / wavelength - low) / (high - low);
@@ -109,10 +110,10 @@ pub fn llama3_stretch(
     }
 }
 
-/// The rotations of full layers and of sliding layers.
+/// The rotary position embeddings of full layers and of sliding layers.
 pub(super) struct Ropes {
     pub full: RopeConfig,
-    /// `None` when sliding layers have the same rotation as the full ones.
+    /// `None` if sliding layers rotate like full layers.
     pub sliding: Option<RopeConfig>,
 }
 
@@ -121,7 +122,7 @@ const KNOWN: &str = "default, mrope, linear, dynamic, llama3, yarn, longrope, \
 /// The maximum length of a list of factors.
 const MAX_PAIRS: usize = 2048;
 
-/// A message, and whether it reports a missing feature rather than a bad file.
+/// A message, and whether a feature is unsupported (otherwise the file is invalid).
 pub(super) struct RopeFault {
     pub message: String,
     pub unsupported: bool,
@@ -178,8 +179,8 @@ pub(super) fn parse(fields: &Fields<'_>, max_positions: Option<usize>) -> Result
     Ok(Ropes { full, sliding })
 }
 
-/// Reads one rotation. Base and fraction come from `parameters` or the configuration, the scaling
-/// from `scaling`.
+/// Parses the rotation of one kind of layer. Base and fraction come from `parameters` or the
+/// configuration; the scaling comes from `scaling`.
 fn one(
     fields: &Fields<'_>,
     parameters: Option<&Fields<'_>>,
@@ -214,7 +215,7 @@ fn parse_scaling(
     top: &Fields<'_>,
     max_positions: Option<usize>,
 ) -> Result<RopeScaling, RopeFault> {
-    // `type` is the older name.
+    // `type` is the older name of `rope_type`.
     let kind = match fields.str("rope_type")? {
         Some(kind) => Some(kind),
         None => fields.str("type")?,
@@ -231,7 +232,8 @@ fn parse_scaling(
         }
     };
     Ok(match kind {
-        // The sections of Qwen-VL separate time, height and width, which are equal for text.
+        // Qwen-VL has separate sections for time, height and width. For text, all three positions
+        // are equal.
         None | Some("default" | "none" | "mrope") => RopeScaling::None,
         Some("linear") => RopeScaling::Linear {
             factor: fields.required_positive("factor")?,
@@ -316,8 +318,8 @@ fn parse_scaling(
     })
 }
 
-/// The `YaRN` factor on queries and keys: given in the file, or computed from the scaling factor
-/// (equation 22 of the paper). In `DeepSeek` files, two weights enter it.
+/// `YaRN`'s factor on queries and keys. It is in the file, or it is computed from the scaling
+/// factor (equation 22 of the paper). `DeepSeek` files contain two weights that change it.
 fn yarn_attention(fields: &Fields<'_>, factor: f32) -> Fault<f32> {
     if let Some(stated) = fields.positive("attention_factor")? {
         return Ok(stated);
@@ -329,7 +331,7 @@ fn yarn_attention(fields: &Fields<'_>, factor: f32) -> Fault<f32> {
             0.1 * weight * factor.ln() + 1.0
         }
     };
-    // A weight of 0 is the same as no weight.
+    // A weight of 0 means that there is no weight.
     let weight = |name: &str| -> Fault<Option<f32>> {
         match fields.get(name).and_then(serde_json::Value::as_f64) {
             Some(0.0) => Ok(None),

@@ -1,4 +1,4 @@
-//! Configurations of all families, and invalid ones.
+//! Tests of configurations of all families, and of invalid configurations.
 
 use std::time::{Duration, Instant};
 
@@ -236,7 +236,7 @@ fn modes_other_than_affine() {
         let q = q.unwrap();
         assert_eq!((q.mode.as_str(), q.group_size, q.bits), (mode, group, bits));
     }
-    // An exception may have another mode.
+    // An exception may have another mode than the other layers.
     let c = with(json!({"quantization": {"mode": "mxfp4",
         "lm_head": {"mode": "affine", "group_size": 64, "bits": 8}}}))
     .unwrap();
@@ -300,7 +300,7 @@ fn olmo3_scales_positions_in_full_layers_only() {
     assert_eq!(c.rope_of(0), &RopeConfig::plain(2e5));
     assert_eq!(c.rope_of(3).theta, 2e5);
     assert!(matches!(c.rope_of(3).scaling, RopeScaling::Yarn { factor, .. } if factor == 8.0));
-    // The default base of the reference, and a base outside the scaling object.
+    // Tests the reference's default base, and a base outside the scaling object.
     let c = olmo(json!({"rope_theta": null}));
     assert_eq!((c.rope_of(0).theta, c.rope_of(3).theta), (5e5, 5e5));
     let flat = json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 3e5});
@@ -410,7 +410,7 @@ fn xlstm_has_names_defaults_and_a_rounded_width() {
         let error = parse(json!({"model_type": "xlstm", field: value})).unwrap_err();
         assert!(!error.message().is_empty());
     }
-    // In other families these fields have another meaning.
+    // In other families these fields have another meaning, so they must have no effect.
     let mut other = base();
     other["num_heads"] = json!(1000);
     assert_ne!(parse(other).unwrap().num_attention_heads, 1000);
@@ -432,7 +432,7 @@ fn layers_of_hybrids_keep_a_state_or_keys() {
     // 2/3 of 6656, rounded up to a multiple of 256, as in the smallest published model.
     assert_eq!((c.intermediate_size, c.rms_norm_eps), (4608, 1e-4));
     assert_eq!(c.tie_word_embeddings, Some(true));
-    // Normalizing a second time changes nothing.
+    // Normalizing a second time must change nothing.
     let again = ModelConfig::from_map(c.fields.clone()).unwrap();
     assert_eq!(again.intermediate_size, 4608);
     let plain = json!({"block_auto_adjust_ff_dim": false, "tie_embedding": false,
@@ -448,7 +448,7 @@ fn layers_of_hybrids_keep_a_state_or_keys() {
     let kinds = json!(["conv", "full_attention", "conv", "other"]);
     let error = hybrid(json!({"layer_types": kinds})).unwrap_err();
     assert!(error.message().contains("conv, "), "{error}");
-    // In other families no layer has a state.
+    // In other families no layer may have a recurrent state.
     let error = with(json!({"layer_types": ["conv", "full_attention"]})).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     let every = parse(&json!({"model_type": "xlstm"})).unwrap();
@@ -485,7 +485,7 @@ fn three_layers_of_four_have_a_gated_delta_net() {
     assert_eq!((c.head_dim, c.num_experts), (Some(256), 0));
     let moe = json!({"model_type": "qwen3_5_moe", "text_config": config["text_config"]});
     assert_eq!(parse(&moe).unwrap().num_experts, 256);
-    // Granite has other names for its layers.
+    // Granite uses other names for the layer kinds.
     let granite = json!({"model_type": "granitemoehybrid", "hidden_size": 64,
         "num_hidden_layers": 2, "intermediate_size": 96, "num_attention_heads": 4,
         "vocab_size": 131, "mamba_n_heads": 8, "layer_types": ["mamba", "attention"]});
@@ -604,7 +604,7 @@ proptest! {
         let _ = ModelConfig::from_json(text.as_bytes());
     }
 
-    /// For any number in any field, the configuration is either rejected or safe to compute with.
+    /// Whatever number a field has, the configuration must be rejected or safe to compute with.
     #[test]
     fn any_number_anywhere_is_safe(at in 0usize..9, number in prop_oneof![
         any::<i64>().prop_map(|n| json!(n)), any::<u64>().prop_map(|n| json!(n)),
@@ -641,7 +641,7 @@ fn families_say_sizes_in_their_own_words() {
         json!({"rotary_dim": 8, "num_local_experts": 6}),
     );
     assert_eq!((minimax.rope.partial, minimax.num_experts), (0.5, 6));
-    // A base of 1e4, times 50 to the power of 16 / 14.
+    // The expected base is 1e4 times 50 to the power of 16 / 14.
     let scaling = json!({"rope_scaling": {"alpha": 50.0, "type": "dynamic", "factor": 1.0}});
     let hunyuan = with("hunyuan_v1_dense", scaling);
     assert!(

@@ -1,4 +1,4 @@
-//! Checks that the numbers of a configuration are possible, and limits the cost of a model.
+//! Checks that the numbers of a configuration are possible, and limits the size of a model.
 
 use std::ops::RangeInclusive;
 
@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use super::quantization::fits;
 use super::{ModelConfig, RopeScaling, limits};
 
-/// A model whose weights take more bytes than this is assumed to be a mistake.
+/// A model with more bytes of weights than this is assumed to be a mistake.
 const MAX_WEIGHT_BYTES: u64 = 1 << 44;
 
 fn fault(message: String) -> Error {
@@ -35,8 +35,8 @@ fn positive(field: &str, value: f32) -> Result<()> {
 }
 
 impl ModelConfig {
-    /// Checks ranges, divisibility, and the size that follows from the numbers. Configurations read
-    /// from files have passed this check. Call it again after a change.
+    /// Checks ranges, divisibility, and the resulting model size. Configurations that were read
+    /// from files have passed this check. After changing a configuration, call it again.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`]; the message names field, value and allowed values.
@@ -127,9 +127,9 @@ impl ModelConfig {
         all.try_for_each(fits).map_err(fault)
     }
 
-    /// A rough size of the weights in bytes, at two bytes a number; quantized matrices count with
-    /// scales and biases. `None` when the number overflows. [`crate::footprint`] counts exactly,
-    /// from the tensors.
+    /// A rough size of the weights in bytes, with two bytes per weight. For quantized matrices,
+    /// scales and biases are included. `None` if the number overflows. [`crate::footprint`] counts
+    /// exactly, from the tensors.
     pub fn estimated_weight_bytes(&self) -> Option<u64> {
         let (matrices, other) = self.counts()?;
         let element = 2u64;
@@ -144,7 +144,7 @@ impl ModelConfig {
         matrix_bytes.checked_add(other.checked_mul(element)?)
     }
 
-    /// The number of elements in matrices, and in everything else.
+    /// Number of matrix elements, and number of all other elements.
     fn counts(&self) -> Option<(u64, u64)> {
         let n = |v: usize| v as u64;
         let (hidden, inter, layers) = (
@@ -163,7 +163,7 @@ impl ModelConfig {
         );
         // q, o: [hidden, q] each; k, v: [hidden, kv] each; gate, up, down: [hidden, inter] each.
         let attention = hidden.checked_mul(q.checked_add(kv)?.checked_mul(2)?)?;
-        // A mixture has this block once per expert, with a separate width if the file gives one.
+        // A mixture has a feed-forward block per expert. Its width may be in a separate field.
         let width = self
             .fields
             .get("moe_intermediate_size")
@@ -231,7 +231,7 @@ fn check_scaling(scaling: &RopeScaling) -> Result<()> {
     }
 }
 
-/// The rotation works on pairs of elements, so the width must be even.
+/// The rotation operates on pairs of elements, so the width must be even.
 fn check_head_dim(dim: usize) -> Result<()> {
     within("head_dim", dim, 2..=limits::HEAD_DIM)?;
     if !dim.is_multiple_of(2) {

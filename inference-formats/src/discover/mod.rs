@@ -1,5 +1,5 @@
-//! Finding models on disk without loading them: directories with `config.json` and safetensors
-//! files, and `.gguf` files. Backends decide whether a model is complete and supported.
+//! Finds models on disk without loading them: directories with `config.json` and safetensors files,
+//! and `.gguf` files. Whether a model is complete and supported is for backends to decide.
 
 use std::collections::HashSet;
 use std::fs;
@@ -13,9 +13,9 @@ use crate::files::read_capped;
 use crate::gguf::GgufSummary;
 use crate::quantization::TYPES;
 
-/// The maximum depth of the search below the given directory.
+/// Maximum depth of the search below the given directory.
 const MAX_DEPTH: usize = 4;
-/// The largest `config.json` that is read, in bytes.
+/// Maximum size of a `config.json` that is read, in bytes.
 const MAX_CONFIG: u64 = 16 << 20;
 
 /// The format of a model's files.
@@ -45,27 +45,27 @@ pub struct Quantization {
 pub struct DiscoveredModel {
     /// The directory or file to load.
     pub path: PathBuf,
-    /// The architecture's name; empty when the files do not say.
+    /// The architecture's name; empty if the files do not contain it.
     pub model_type: String,
     /// The files' format.
     pub format: ModelFormat,
     /// The quantization, if all weights share one.
     pub quantization: Option<Quantization>,
-    /// The quantization's name, such as `Q4_1`, `4-bit` or `gptq 4-bit`. For a GGUF that is not
-    /// quantized it is the type of the weights, such as `F16`.
+    /// The quantization's name, such as `Q4_1`, `4-bit` or `gptq 4-bit`. For an unquantized GGUF
+    /// file, the type of its weights, such as `F16`.
     pub quantization_name: Option<String>,
-    /// The number of weight files.
+    /// Number of weight files.
     pub num_files: usize,
-    /// Their size in bytes.
+    /// Total size of the weight files in bytes.
     pub bytes: u64,
 }
 
-/// The models below a directory; see [`discover`].
+/// An iterator over the models below a directory; see [`discover`].
 #[derive(Debug)]
 pub struct Discover {
-    /// Entries to visit, the next one last.
+    /// Entries to visit. The last element is visited next.
     stack: Vec<Visit>,
-    /// Visited directories, with links resolved.
+    /// Directories that were visited, with links resolved.
     seen: HashSet<PathBuf>,
 }
 
@@ -73,16 +73,16 @@ pub struct Discover {
 enum Visit {
     Directory(PathBuf, usize),
     Gguf(PathBuf),
-    /// An error to report when its turn comes.
+    /// An error, which is reported in its place in the order.
     Fault(Error),
 }
 
 /// Searches `dir` and its subdirectories, up to a depth of 4, for models, sorted by path.
 ///
-/// A directory with `config.json` and safetensors files is a model and is not searched further.
-/// Every other `.gguf` file is a model. A GGUF in numbered parts (`-00001-of-00003.gguf`) is one
-/// model, with the path of the first part. `dir` may itself be a model, or a `.gguf` file. Links
-/// are followed, and each directory is visited once.
+/// A directory with `config.json` and safetensors files is a model, and the search does not enter
+/// it. Every other `.gguf` file is a model. A GGUF model in numbered parts (`-00001-of-00003.gguf`)
+/// counts once, with the path of the first part. `dir` may itself be a model, or a `.gguf` file.
+/// Links are followed, and each directory is visited once.
 ///
 /// An unreadable or damaged entry becomes an `Err` item with its path, and the search continues.
 /// Only headers and configurations are read, so a listed model may still be incomplete.
@@ -146,7 +146,7 @@ impl Iterator for Discover {
 impl std::iter::FusedIterator for Discover {}
 
 impl Discover {
-    /// Describes a model directory, or queues the entries of another one.
+    /// Describes the model in a directory. If the directory is no model, queues its entries.
     fn visit(&mut self, dir: &Path, depth: usize) -> Result<Option<DiscoveredModel>> {
         let real = dir
             .canonicalize()
@@ -160,7 +160,7 @@ impl Discover {
                 Ok(entry) => entries.push(entry.path()),
                 Err(e) => {
                     faults.push(Visit::Fault(io_error(dir, "an entry cannot be read", e)));
-                    break; // a failing directory iterator may return errors forever
+                    break; // a broken directory iterator may return errors forever
                 }
             }
         }
@@ -175,7 +175,7 @@ impl Discover {
         if configured && !weights.is_empty() {
             return describe(dir, &weights).map(Some);
         }
-        // Reversed, since the stack hands out its last entry first.
+        // Reversed, because the last element of the stack is visited next.
         for path in entries.into_iter().rev() {
             if path.is_dir() {
                 if depth < MAX_DEPTH {
@@ -190,12 +190,12 @@ impl Discover {
     }
 }
 
-/// One part of a split file, named as llama.cpp does: `stem-00001-of-00003.gguf`.
+/// One part of a split file with llama.cpp's naming: `stem-00001-of-00003.gguf`.
 struct Part<'a> {
     stem: &'a str,
     number: u32,
     count: u32,
-    /// `.gguf`, in the file's own case.
+    /// `.gguf`, in the letter case of the file name.
     extension: &'a str,
 }
 
@@ -228,7 +228,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Whether this is a later part of a split file whose first part exists.
+/// Whether the file is a later part of a split file whose first part exists.
 fn follows_another(path: &Path) -> bool {
     Part::from_path(path)
         .is_some_and(|p| (2..=p.count).contains(&p.number) && p.sibling(path, 1).exists())
@@ -236,7 +236,8 @@ fn follows_another(path: &Path) -> bool {
 
 fn describe_gguf(path: &Path) -> Result<DiscoveredModel> {
     let summary = GgufSummary::open(path)?;
-    // Other types have nested scales or mix types, so no single pair describes them.
+    // Other types have nested scales or mix types, so one pair of bits and group size cannot
+    // describe them.
     let name = summary.quantization.as_deref();
     let row = TYPES.iter().find(|row| Some(row.name) == name);
     let quantization = row.and_then(|row| row.uniform);
@@ -306,7 +307,7 @@ fn text_of<'a>(value: &'a Value, key: &str) -> Option<&'a str> {
     value.get(key).and_then(Value::as_str)
 }
 
-/// MLX writes `quantization`; other tools write `quantization_config` with a method's name.
+/// MLX writes `quantization`; other tools write `quantization_config` with the name of a method.
 fn quantization(config: &Value) -> (Option<Quantization>, Option<String>) {
     let number = |q: &Value, key: &str, most: u64| {
         let n = q.get(key)?.as_u64()?;
@@ -319,7 +320,7 @@ fn quantization(config: &Value) -> (Option<Quantization>, Option<String>) {
         let bits = number(q, "bits", 64);
         let group_size = number(q, "group_size", 1 << 20);
         let method = text_of(q, "quant_method").or_else(|| {
-            // A quantization mode of MLX other than affine.
+            // The name of an MLX quantization mode other than affine.
             text_of(q, "mode").filter(|mode| *mode != "affine")
         });
         let name = match (method, bits) {

@@ -1,10 +1,10 @@
-//! Searches of temporary directories.
+//! Tests of searches in temporary directories.
 
 use crate::gguf::testing::Writer;
 
 use super::*;
 
-/// A GGUF file with an array before the keys that the search reads.
+/// A GGUF file whose metadata have an array before the keys that the search reads.
 fn gguf(architecture: &str, file_type: u32) -> Vec<u8> {
     Writer::default()
         .strings("tokens", &["a", "b"])
@@ -59,7 +59,7 @@ fn finds_directories_and_files_in_order_and_reports_what_is_broken() {
     );
     assert_eq!(g.quantization_name.as_deref(), Some("Q4_1"));
 
-    // The directory itself may be the model, and so may a file.
+    // The given path itself may be a model directory or a model file.
     assert_eq!(discover(d.join("b")).unwrap().count(), 1);
     assert_eq!(discover(d.join("d/x.gguf")).unwrap().count(), 1);
     let refused = |name: &str| discover(d.join(name)).unwrap_err().kind();
@@ -106,7 +106,7 @@ fn quantizations_are_named() {
         named(r#"{"quantization_config": {"quant_method": "fp8"}}"#),
         (None, name("fp8"))
     );
-    // Invalid values are not reported.
+    // Invalid values are omitted from the result.
     assert_eq!(
         named(r#"{"quantization": {"bits": 4000000000, "group_size": 0}}"#),
         (None, name(""))
@@ -160,7 +160,7 @@ fn links_are_followed_and_broken_ones_reported() {
     let d = tmp.path();
     write(&d.join("blobs/1"), "{\"model_type\": \"llama\"}");
     write(&d.join("blobs/2"), "1234");
-    // The layout of the Hugging Face cache.
+    // The directory layout of the Hugging Face cache.
     fs::create_dir_all(d.join("snapshots/abc")).unwrap();
     symlink("../../blobs/1", d.join("snapshots/abc/config.json")).unwrap();
     symlink("../../blobs/2", d.join("snapshots/abc/model.safetensors")).unwrap();
@@ -168,7 +168,7 @@ fn links_are_followed_and_broken_ones_reported() {
     symlink("../../blobs/9", d.join("snapshots/def/config.json")).unwrap();
     symlink("../../blobs/2", d.join("snapshots/def/model.safetensors")).unwrap();
     symlink("nowhere", d.join("y.gguf")).unwrap();
-    // Devices and pipes may block when opened, so they are refused first.
+    // Opening a device or a pipe may block, so the search must refuse them before opening.
     symlink("/dev/null", d.join("z.gguf")).unwrap();
     let models: Vec<_> = discover(d).unwrap().collect();
     assert_eq!(models.len(), 4, "{models:?}");

@@ -12,7 +12,7 @@ pub static FAMILY: Family = Family {
         (".post_mlp_layernorm.", ".post_feedforward_layernorm."),
         (".mlp.router.gate.", ".mlp.gate."),
         (".mlp.expert_bias", ".mlp.gate.e_score_correction_bias"),
-        // mlx-lm's names of the stacks.
+        // mlx-lm's names of stacked experts.
         (".mlp.experts.gate_proj.", ".mlp.switch_mlp.gate_proj."),
         (".mlp.experts.up_proj.", ".mlp.switch_mlp.up_proj."),
         (".mlp.experts.down_proj.", ".mlp.switch_mlp.down_proj."),
@@ -32,7 +32,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// The fields of the router have names of their own in these files.
+/// In these files, the router's fields have other names than usual.
 fn complete(map: &mut Map<String, Value>) {
     rename(
         map,

@@ -15,7 +15,7 @@ pub static FAMILY: Family = Family {
     pipeline: false,
     gguf: Some(GgufFamily {
         activation: "xielu",
-        // Directories have tensors for the factors of the activation.
+        // In directories, the activation's factors are tensors, so a GGUF file cannot be converted.
         runs_only: true,
         read,
         ..GgufFamily::new("apertus")
@@ -31,7 +31,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// The factors of the activation, with a number for each layer.
+/// Reads the factors of the activation, one number per layer.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let mut fields = Map::new();
     for (key, field) in [
@@ -47,7 +47,7 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     Ok(Value::Object(fields))
 }
 
-/// The reference scales positions even if the file does not say so.
+/// The reference always scales positions, even if the file contains no scaling.
 fn complete(map: &mut Map<String, Value>) {
     if !is_set(map, "rope_parameters") && !map.contains_key("rope_scaling") {
         let scaling = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,

@@ -7,7 +7,7 @@ use super::{Defaults, Family, Windows, fill, rename};
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete,
-    // Names of mixtures and attention.
+    // The names of tensors in mixtures and attention.
     names: &[
         ("model.word_embeddings.", "model.embed_tokens."),
         (".attention.query_key_value.", ".self_attn.qkv_proj."),
@@ -29,7 +29,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// The fields of the router have names of their own in these files.
+/// In these files, the router's fields have other names than usual.
 fn complete(map: &mut Map<String, Value>) {
     super::rotated_elements(map);
     rename(

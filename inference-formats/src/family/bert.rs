@@ -19,10 +19,10 @@ pub static FAMILY: Family = Family {
     ..Family::new("bert", "BertModel", DEFAULTS)
 };
 
-/// Values that the configurations of BERT and its successors leave out.
+/// Values that configurations of BERT and related models omit.
 pub(super) const DEFAULTS: Defaults = Defaults {
     norm_eps: 1e-12,
-    // Positions are learned, so nothing reads this value.
+    // Positions are learned embeddings, so no code reads this value.
     rope_theta: 10_000.0,
     windows: Windows::Never,
 };

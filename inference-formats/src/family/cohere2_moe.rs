@@ -23,7 +23,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// The name of the epsilon selects the formula of norms.
+/// The name of the epsilon field determines the formula of norms.
 fn prepare(map: &mut Map<String, Value>) {
     if !is_set(map, "norm_type") {
         let kind = match is_set(map, "rms_norm_eps") {
@@ -34,7 +34,7 @@ fn prepare(map: &mut Map<String, Value>) {
     }
 }
 
-/// The first layers may be dense, with windows of their own.
+/// The first layers may be dense, with separate windows.
 fn complete(map: &mut Map<String, Value>) {
     fill(
         map,

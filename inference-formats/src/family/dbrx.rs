@@ -30,7 +30,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// The fields of attention and experts are in parts of their own.
+/// The fields of attention and experts are in nested objects.
 fn prepare(map: &mut Map<String, Value>) {
     let parts = [
         ("attn_config", "kv_n_heads", "num_key_value_heads"),
@@ -71,7 +71,8 @@ fn prepare(map: &mut Map<String, Value>) {
         json!({"num_key_value_heads": 1, "intermediate_size": 3584, "num_experts": 4,
             "num_experts_per_tok": 1, "tie_word_embeddings": false}),
     );
-    // A null means that weights are not normalized, so only a missing field gets the default.
+    // A null means that the router's weights are not normalized, so only a missing field gets the
+    // default.
     map.entry("moe_normalize_expert_weights")
         .or_insert(json!(1.0));
 }

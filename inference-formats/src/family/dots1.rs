@@ -12,7 +12,7 @@ pub static FAMILY: Family = Family {
             json!({"n_group": 1, "topk_group": 1, "norm_topk_prob": false}),
         );
     },
-    // mlx-lm's names of the stacks.
+    // mlx-lm's names of stacked experts.
     names: &[
         (".mlp.experts.gate_proj.", ".mlp.switch_mlp.gate_proj."),
         (".mlp.experts.up_proj.", ".mlp.switch_mlp.up_proj."),

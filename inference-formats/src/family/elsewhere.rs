@@ -1,7 +1,8 @@
-//! Families of mlx-lm that are not supported, with the most similar supported family. Error
-//! messages name it.
+//! Families that mlx-lm supports and this engine does not, each with the most similar supported
+//! family for error messages.
 
-/// Each entry: an unsupported `model_type`, the nearest supported one, and the missing feature.
+/// Each entry: an unsupported `model_type`, the most similar supported one, and the missing
+/// feature.
 const NEAREST: [(&str, &str, &str); 32] = [
     ("Klear", "qwen3_moe", "router and shared experts"),
     ("afm7", "llama", "shared keys and adapters"),
@@ -37,7 +38,7 @@ const NEAREST: [(&str, &str, &str); 32] = [
     ("zamba2", "granitemoehybrid", "shared blocks"),
 ];
 
-/// For an unsupported family: the most similar supported family, and the feature that is missing.
+/// For an unsupported family, the most similar supported family and the missing feature.
 pub fn nearest(model_type: &str) -> Option<(&'static str, &'static str)> {
     let entry = NEAREST.iter().find(|(name, ..)| *name == model_type)?;
     Some((entry.1, entry.2))

@@ -12,7 +12,7 @@ pub static FAMILY: Family = Family {
         ".mlp.gate.e_score_correction_bias",
     )],
     pipeline: false,
-    // Layers that predict further tokens; they are not used.
+    // Layers for multi-token prediction. The engine does not use them.
     spare: &["model.mtp_"],
     ..Family::new(
         "ernie4_5_moe",
@@ -25,7 +25,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// The fields of experts have names of their own in these files.
+/// In these files, the experts' fields have other names than usual.
 fn complete(map: &mut Map<String, Value>) {
     rename(
         map,

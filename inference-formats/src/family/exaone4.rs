@@ -8,7 +8,7 @@ use crate::error::Result;
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
-    // A null means that there is no window, so only a missing field gets the default.
+    // A null means no window, so only a missing field gets the default.
     complete: |map| {
         map.entry("sliding_window").or_insert(json!(4096));
     },
@@ -43,14 +43,14 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     Ok(json!({"sliding_window": window, "layer_types": kinds}))
 }
 
-/// mlx-lm requires all of these fields, and does not read `layer_types`.
+/// mlx-lm requires all of these fields, and ignores `layer_types`.
 fn write(config: &mut Map<String, Value>) {
     let fields = json!({"head_dim": quotient(config), "rope_scaling": null,
         "sliding_window": null, "sliding_window_pattern": letters(config)});
     add(config, fields);
 }
 
-/// The kinds of layers as letters: `L` for sliding, `G` for full. `None` without a window.
+/// The layer kinds as letters: `L` means sliding, `G` means full. `None` without a window.
 fn letters(config: &Map<String, Value>) -> Option<String> {
     config.get("sliding_window")?.as_u64()?;
     let kinds = config.get("layer_types")?.as_array()?;

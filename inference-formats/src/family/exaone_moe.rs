@@ -12,7 +12,7 @@ pub static FAMILY: Family = Family {
         ".mlp.e_score_correction_bias",
         ".mlp.gate.e_score_correction_bias",
     )],
-    // Layers that predict several tokens at once.
+    // Layers for multi-token prediction. The engine does not use them.
     spare: &["mtp."],
     pipeline: false,
     ..Family::new(
@@ -30,7 +30,7 @@ pub static FAMILY: Family = Family {
 };
 
 fn complete(map: &mut Map<String, Value>) {
-    // A null means that there is no window, so only a missing field gets the default.
+    // A null means no window, so only a missing field gets the default.
     map.entry("sliding_window").or_insert(json!(4096));
     rename(
         map,

@@ -18,7 +18,7 @@ pub static FAMILY: Family = Family {
             ("ffn_up", "feed_forward.up_proj"),
             ("ffn_down", "feed_forward.down_proj"),
         ),
-        // This name has no suffix in GGUF files.
+        // In GGUF files this name has no suffix.
         unsuffixed: ssm::vectors!("mamba", ("ffn_norm", "pre_ff_layernorm.weight")),
         global: GLOBAL,
         ..GgufFamily::new("falcon-h1")
@@ -41,8 +41,8 @@ const GLOBAL: Names = &[
     ("output", "lm_head"),
 ];
 
-/// Reads the fields of a GGUF file. It has no factors: the converter multiplies them into the
-/// matrices. llama.cpp applies the norm after the gate.
+/// Reads the fields of a GGUF file. The file has no factors, because the converter multiplies them
+/// into the matrices. llama.cpp applies the norm after the gate.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let sizes = ssm::Sizes::read(header)?;
     Ok(json!({
@@ -63,7 +63,7 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
 }
 
 fn complete(map: &mut Map<String, Value>) {
-    // All blocks are of the same kind.
+    // All blocks are of one kind, so the list is removed.
     map.remove("layer_types");
     fill(
         map,
@@ -77,7 +77,7 @@ fn complete(map: &mut Map<String, Value>) {
             let hidden = number("hidden_size")?;
             Some(number("mamba_expand")?.saturating_mul(hidden))
         });
-        // Without heads the result is a null, which is rejected as a missing width.
+        // Without heads, the result is null, which is later rejected as a missing width.
         let heads = number("mamba_n_heads").unwrap_or(0);
         let dim = width.and_then(|width| width.checked_div(heads));
         map.insert("mamba_d_head".into(), json!(dim));

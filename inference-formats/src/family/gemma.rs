@@ -12,7 +12,7 @@ pub static FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         activation: TANH_GELU,
         norm_plus_one: true,
-        // The default of transformers differs from this quotient.
+        // transformers has another default for `head_dim`, so this quotient is written.
         write: |config| add(config, json!({"head_dim": quotient(config)})),
         ..GgufFamily::new("gemma")
     }),

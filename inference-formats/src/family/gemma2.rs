@@ -5,7 +5,7 @@ use serde_json::json;
 use super::gguf::{SANDWICH, TANH_GELU, add, quotient};
 use super::{ChatFormat, Defaults, Family, GgufFamily, Windows, fill};
 
-/// Layers of the largest model.
+/// Number of layers in the largest model.
 const LAYERS_OF_27B: usize = 46;
 
 /// The descriptor of this family.
@@ -30,7 +30,7 @@ pub static FAMILY: Family = Family {
                 "query_pre_attn_scalar": header.score_dim(LAYERS_OF_27B),
             }))
         },
-        // The default of transformers differs from this quotient.
+        // transformers has another default for `head_dim`, so this quotient is written.
         write: |config| add(config, json!({"head_dim": quotient(config)})),
         overrides: SANDWICH,
         ..GgufFamily::new("gemma2")

@@ -5,10 +5,10 @@ use serde_json::json;
 use super::gguf::{SANDWICH, TANH_GELU, add, quotient};
 use super::{ChatFormat, Defaults, Family, GgufFamily, Windows, fill};
 
-/// Layers of the largest model.
+/// Number of layers in the largest model.
 const LAYERS_OF_27B: usize = 62;
 
-/// Base of the rotation in sliding layers. The metadata of GGUF does not give it.
+/// Rotary base of sliding layers. GGUF metadata do not contain it.
 const LOCAL_BASE: f32 = 10_000.0;
 
 /// The descriptor of this family.
@@ -35,7 +35,7 @@ pub static FAMILY: Family = Family {
                 "rope_local_base_freq": local.unwrap_or(LOCAL_BASE),
             }))
         },
-        // Each reader knows the pattern by one of the two names.
+        // Readers expect the pattern under different names, so both names are written.
         write: |config| {
             let fields = json!({"head_dim": quotient(config), "sliding_window_pattern": 6,
                 "_sliding_window_pattern": 6});

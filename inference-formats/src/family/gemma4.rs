@@ -9,13 +9,14 @@ use crate::files::invalid;
 use crate::limits;
 use crate::quantization::dequantize;
 
-/// Base of the rotation in sliding layers, for files whose metadata do not give it.
+/// Rotary base of sliding layers, for files whose metadata do not contain it.
 const LOCAL_BASE: f32 = 10_000.0;
 
-/// With a factor of at least this, a pair of elements is treated as not rotating.
+/// A pair of elements with a factor of at least this counts as not rotating.
 const STILL: f32 = 1e20;
 
-/// Tensor with the factors of rotary wavelengths in full layers: 1 for pairs that rotate.
+/// The tensor with the factors of rotary wavelengths in full layers. The factor is 1 for pairs that
+/// rotate.
 const FACTORS: &str = "rope_freqs.weight";
 
 /// The descriptor of this family.
@@ -84,7 +85,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Reads the fields of a file: sizes for each kind of layer, shared keys, inputs of layers,
+/// Reads the fields of a GGUF file: sizes for each kind of layer, shared keys, per-layer inputs,
 /// experts.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let keys = &header.keys;
@@ -107,7 +108,7 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     }
     let heads = header.by_layer("attention.head_count_kv", (1, limits::HEADS))?;
     let heads = heads.unwrap_or_else(|| vec![header.heads; header.layers]);
-    // The number of heads that all layers of a kind have.
+    // The number of heads that all layers of one kind share.
     let heads_of = |sliding: bool| -> Result<Option<usize>> {
         let mut counts = (layers.clone().zip(&heads)).filter(|(i, _)| slides(*i) == sliding);
         let first = counts.next().map(|(_, n)| *n);
@@ -141,7 +142,7 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
         let message = format!("is {actual} in layer {layer}; only layers that share keys differ");
         return Err(keys.unsupported("feed_forward_length", message));
     }
-    // In large models, full layers use their keys as values.
+    // In large models, full layers use their keys as values, too.
     let mut without = (0..with_keys).filter(|i| !slides(*i));
     let has_values = |i: usize| tensors.contains_key(&format!("blk.{i}.attn_v.weight"));
     let values_are_keys = without.next().is_some_and(|first| !has_values(first));
@@ -200,8 +201,8 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     Ok(Value::Object(fields))
 }
 
-/// The part of a full layer's heads that rotates, from their start. Converters express it by
-/// factors of wavelengths, which are infinite for elements that do not rotate.
+/// The fraction of a full layer's heads that rotates, counted from the start. GGUF files express it
+/// by factors of wavelengths, which are huge for elements that do not rotate.
 fn turning(header: &GgufHeader<'_>) -> Result<f64> {
     let file = header.file;
     let Some(tensor) = file.tensors().get(FACTORS) else {

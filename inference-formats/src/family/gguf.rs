@@ -1,5 +1,5 @@
-//! Common properties of the GGUF files of one family: names, the order of rows, and facts that are
-//! not in the metadata.
+//! Properties of the GGUF files of one family: names, the order of rows, and properties that the
+//! metadata do not contain.
 
 use serde_json::{Map, Value};
 
@@ -13,46 +13,46 @@ use crate::limits;
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy)]
 pub struct GgufFamily {
-    /// `general.architecture`. Two families may share one.
+    /// `general.architecture`. Two families may have the same name.
     pub architecture: &'static str,
-    /// Other names of `general.architecture` for the same files.
+    /// Alternative names of `general.architecture` for these files.
     pub(crate) also: &'static [&'static str],
-    /// Whether no layer has attention: heads are those of the recurrence, and there is no
-    /// feed-forward part.
+    /// Whether no layer has attention. The number of heads is then that of the recurrence, and
+    /// there is no feed-forward part.
     pub(crate) is_recurrent: bool,
-    /// Whether the layout differs from that of a directory by more than names. Such files can be
+    /// Whether the layout differs from a directory's layout not only by names. Such files can be
     /// run but not converted.
     pub runs_only: bool,
-    /// Whether files of this architecture are first read as another family, whose `read` then
-    /// detects this one.
+    /// Whether files of this architecture are first read as another family. That family's `read`
+    /// then detects this family.
     pub is_variant: bool,
     /// The activation of the feed-forward block, as transformers names it.
     pub activation: &'static str,
-    /// The field of a `config.json` that holds the activation.
+    /// The field of `config.json` that contains the activation.
     pub activation_field: &'static str,
-    /// Whether converters reorder the rows of query and key heads, for a rotation of neighboring
-    /// elements.
+    /// Whether converters reorder the rows of query and key heads, so that the rotation pairs
+    /// adjacent elements.
     pub permuted: bool,
-    /// Whether norms subtract the mean. Their epsilon has a key of its own.
+    /// Whether norms subtract the mean. Such norms have their epsilon under a different key.
     pub layer_norm: bool,
     /// Whether converters store the weights of norms with 1 added.
     pub norm_plus_one: bool,
-    /// Whether a `config.json` states if there are biases. In other families they are a part of the
-    /// architecture, or there are none.
+    /// Whether `config.json` has a field for biases. In other families, the architecture determines
+    /// whether there are biases.
     pub optional_biases: bool,
-    /// Whether widths and numbers of heads may differ between layers. `read` returns them; the
-    /// fields that all families have are those of the first layer.
+    /// Whether layers may differ in width and number of heads. `read` then returns these numbers,
+    /// and the common fields are those of the first layer.
     pub layers_differ: bool,
     /// Reads the fields that only this family has from the metadata.
     pub(crate) read: fn(&GgufHeader<'_>) -> Result<Value>,
-    /// Changes the fields of a `config.json` to the form that its readers expect.
+    /// Changes the fields of a `config.json` to the form that transformers and mlx-lm expect.
     pub write: fn(&mut Map<String, Value>),
-    /// The metadata of a written file in addition to the sizes; `None` for a family that is only
-    /// read.
+    /// The metadata of an exported file in addition to the sizes; `None` if the family cannot be
+    /// exported.
     pub export: Option<GgufExport>,
-    /// Names inside blocks that differ from `block`.
+    /// Names inside blocks that replace names of `block`.
     pub(crate) overrides: Names,
-    /// Names inside `blk.N` in GGUF files, each with the name in transformers.
+    /// Names inside `blk.N` in GGUF files, each with its name in transformers.
     pub(crate) block: Names,
     /// Names inside blocks that have a suffix in GGUF files but none in transformers.
     pub(crate) unsuffixed: Names,
@@ -64,14 +64,14 @@ pub struct GgufFamily {
     pub(crate) mixture: &'static str,
 }
 
-/// Metadata of a written file that only its family has.
+/// Metadata of an exported file that only this family has.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy)]
 pub struct GgufExport {
-    /// Keys without the architecture's prefix, each with the field of `config.json` that has the
-    /// value, or 1 where the field is missing.
+    /// Keys without the architecture's prefix, each with the field of `config.json` that contains
+    /// its value. If the field is missing, the value is 1.
     pub factors: Names,
-    /// Fields that a GGUF file cannot express, with the only values that readers assume.
+    /// Fields that a GGUF file cannot express, with the only value that readers assume.
     pub assumed: &'static [(&'static str, u32)],
 }
 
@@ -114,7 +114,7 @@ const BLOCK: Names = &[
     ("ffn_norm", "post_attention_layernorm"),
 ];
 
-/// In families with norms after attention and feed-forward, these GGUF names belong to other norms.
+/// In families with norms after attention and feed-forward, these GGUF names mean other norms.
 pub(super) const SANDWICH: Names = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("ffn_norm", "pre_feedforward_layernorm"),
@@ -124,11 +124,11 @@ pub(super) const SANDWICH: Names = &[
 /// The tanh approximation of GELU.
 pub(super) const TANH_GELU: &str = "gelu_pytorch_tanh";
 
-/// Used for a family without an entry.
+/// The properties of a family without an entry.
 pub(crate) static PLAIN: GgufFamily = GgufFamily::new("");
 
 impl GgufFamily {
-    /// A family that is like llama, except that rows are in the usual order.
+    /// A family like llama, but with rows in the usual order.
     pub(super) const fn new(architecture: &'static str) -> Self {
         Self {
             architecture,
@@ -167,7 +167,7 @@ pub(crate) struct GgufHeader<'a> {
 }
 
 impl GgufHeader<'_> {
-    /// The window; zero means none.
+    /// The sliding window; `None` if the value is zero.
     pub fn window(&self) -> Result<Option<usize>> {
         let window = self
             .keys
@@ -175,13 +175,13 @@ impl GgufHeader<'_> {
         Ok(window.filter(|n| *n > 0))
     }
 
-    /// Experts in a mixture, where there is one.
+    /// Number of experts in a mixture; `None` without a mixture.
     pub fn experts(&self) -> Result<Option<usize>> {
         let experts = self.keys.uint("expert_count", 0, limits::EXPERTS)?;
         Ok(experts.filter(|n| *n > 0))
     }
 
-    /// Reads a number for each layer. A file may have one number for all layers.
+    /// Reads one number per layer. The file may contain a single number for all layers.
     pub fn by_layer(
         &self,
         name: &str,
@@ -209,8 +209,8 @@ impl GgufHeader<'_> {
         }
     }
 
-    /// The kinds of layers. The file has a bool for each layer (true for sliding ones), or a number
-    /// n: every n-th layer is full.
+    /// The kinds of layers. The file contains one bool per layer (true means sliding), or a number
+    /// n, which makes every n-th layer a full layer.
     pub fn layer_types(&self) -> Result<Vec<&'static str>> {
         const NAME: &str = "attention.sliding_window_pattern";
         let (keys, layers) = (&self.keys, self.layers);
@@ -232,9 +232,9 @@ impl GgufHeader<'_> {
         Ok(slides.into_iter().map(name).collect())
     }
 
-    /// The width that determines the scale of attention scores: `head_dim`, except in the largest
-    /// model of a family, where it is `hidden_size` divided by the number of heads. The metadata
-    /// does not give it.
+    /// The width that determines the scale of attention scores. It is `head_dim`, but in the
+    /// largest model of a family it is `hidden_size` divided by the number of heads. The metadata
+    /// do not contain it.
     pub fn score_dim(&self, layers_of_largest: usize) -> usize {
         if self.layers == layers_of_largest {
             self.hidden / self.heads
@@ -244,13 +244,14 @@ impl GgufHeader<'_> {
     }
 }
 
-/// The hidden size divided by the number of heads, for readers that have another default.
+/// The hidden size divided by the number of heads. It is written for readers that have another
+/// default.
 pub(super) fn quotient(config: &Map<String, Value>) -> u64 {
     let number = |name: &str| config.get(name).and_then(Value::as_u64).unwrap_or(0);
     number("hidden_size") / number("num_attention_heads").max(1)
 }
 
-/// Adds each field that is missing.
+/// Adds each of these fields that is missing.
 pub(super) fn add(config: &mut Map<String, Value>, fields: Value) {
     let Value::Object(fields) = fields else {
         return;

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Defaults, Family, GgufFamily, Renaming, Windows, is_set};
 
-/// The usual names of fields, each with GPT-2's names for it.
+/// The usual field names, each with GPT-2's names for the field.
 const FIELDS: [(&str, &[&str]); 6] = [
     ("hidden_size", &["n_embd"]),
     ("num_hidden_layers", &["n_layer"]),
@@ -18,7 +18,7 @@ const FIELDS: [(&str, &[&str]); 6] = [
 pub static FAMILY: Family = Family {
     complete,
     older_fields: &[("n_positions", "n_ctx")],
-    // GGUF files may also store the head, and do not say that it is tied.
+    // GGUF files may also store the output matrix, and do not say that it is tied.
     always_tied: true,
     mlx_lm: Renaming {
         added: "model.",
@@ -30,7 +30,7 @@ pub static FAMILY: Family = Family {
         "mlp.c_fc.weight",
         "mlp.c_proj.weight",
     ],
-    // The causal mask that old checkpoints carry.
+    // The causal mask, which old checkpoints store.
     buffers: &[".attn.bias", ".attn.masked_bias"],
     gguf: Some(GgufFamily {
         activation: "gelu_new",
@@ -60,14 +60,14 @@ pub static FAMILY: Family = Family {
         "GPT2LMHeadModel",
         Defaults {
             norm_eps: 1e-5,
-            // Positions are learned, so nothing reads this value.
+            // Positions are learned embeddings, so no code reads this value.
             rope_theta: 10_000.0,
             windows: Windows::Never,
         },
     )
 };
 
-/// In GPT-2, the width of the feed-forward block follows from a rule.
+/// Computes the width of the feed-forward block, which GPT-2's files may omit.
 pub(super) fn complete(map: &mut Map<String, Value>) {
     if !is_set(map, "intermediate_size")
         && let Some(width) = map.get("hidden_size").and_then(Value::as_u64)

@@ -12,7 +12,7 @@ pub static FAMILY: Family = Family {
             json!({"partial_rotary_factor": 0.25, "tie_word_embeddings": false}),
         );
     },
-    // Masks and frequencies, which old checkpoints store.
+    // Masks and rotary frequencies, which old checkpoints store.
     buffers: &[
         ".attention.bias",
         ".attention.masked_bias",

@@ -40,8 +40,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Reads the fields from the metadata. It also turns off the rounding of YaRN's ends, as in the
-/// reference; the metadata cannot express that.
+/// Reads the fields of a GGUF file. It also disables the rounding of YaRN's transition, as in the
+/// reference. The metadata cannot express that.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let keys = &header.keys;
     let mut fields = Map::new();
@@ -72,7 +72,7 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     Ok(Value::Object(fields))
 }
 
-/// Lists the kinds of layers, because transformers does not derive them.
+/// Lists the kinds of layers, because transformers cannot derive them.
 fn write(config: &mut Map<String, Value>) {
     let layers = config.get("num_hidden_layers").and_then(Value::as_u64);
     let kinds: Vec<_> = (0..layers.unwrap_or(0))

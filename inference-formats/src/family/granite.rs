@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::{Defaults, Family, GgufExport, GgufFamily, GgufHeader, Windows};
 use crate::error::Result;
 
-/// Keys in GGUF files and the matching fields of `config.json`: factors on scores, embeddings,
+/// Keys of GGUF files, each with its field of `config.json`: factors on scores, embeddings,
 /// residuals and logits.
 const FACTORS: [(&str, &str); 4] = [
     ("attention.scale", "attention_multiplier"),

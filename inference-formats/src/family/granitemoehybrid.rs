@@ -1,4 +1,5 @@
-//! Granite 4: layers of Mamba-2 and layers of attention, with experts or dense.
+//! Granite 4: layers of Mamba-2 and layers of attention. The feed-forward parts are mixtures of
+//! experts or dense.
 
 use serde_json::{Map, Value, json};
 
@@ -41,7 +42,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Reads the fields of a GGUF file. Layers with key heads have attention.
+/// Reads the fields of a GGUF file. A layer with key heads is an attention layer.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let keys = &header.keys;
     let sizes = ssm::Sizes::read(header)?;
@@ -50,7 +51,7 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let kinds: Vec<&str> = (heads.iter())
         .map(|n| if *n == 0 { "mamba" } else { "attention" })
         .collect();
-    // llama.cpp's switch for rotation.
+    // llama.cpp stores under this key whether positions are rotated.
     let rotates = keys.metadata.bool(&keys.key("rope.scaling.finetuned"))?;
     let rotates = if rotates.unwrap_or(true) {
         "rope"
@@ -96,7 +97,7 @@ fn complete(map: &mut Map<String, Value>) {
     if map.get("mamba_d_head") == Some(&json!("auto")) {
         let number = |name: &str| map.get(name).and_then(Value::as_u64).unwrap_or(0);
         let width = number("mamba_expand").saturating_mul(number("hidden_size"));
-        // Without heads the result is a null, which is rejected as a missing width.
+        // Without heads, the result is null, which is later rejected as a missing width.
         let dim = width.checked_div(number("mamba_n_heads"));
         map.insert("mamba_d_head".into(), json!(dim));
     }

@@ -1,4 +1,4 @@
-//! Hunyuan, mixtures of experts.
+//! Hunyuan with mixtures of experts.
 
 use serde_json::{Map, Value, json};
 
@@ -26,7 +26,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Some fields are lists with a number for each layer.
+/// Some fields may be lists with one number per layer.
 fn complete(map: &mut Map<String, Value>) {
     for name in [
         "num_experts",
@@ -34,7 +34,7 @@ fn complete(map: &mut Map<String, Value>) {
         "moe_intermediate_size",
         "num_shared_expert",
     ] {
-        // Lists of different numbers stay, and are refused as numbers.
+        // A list with different numbers stays a list, and is refused later because it is no number.
         if let Some(Value::Array(each)) = map.get(name)
             && let Some(first) = each.first().filter(|one| each.iter().all(|n| n == *one))
         {

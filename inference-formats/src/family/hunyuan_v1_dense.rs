@@ -23,8 +23,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// `rope_scaling` has a factor for the base, which is raised to a power that depends on the width
-/// of a head. In files of transformers 5 it is in `rope_parameters`, beside the base.
+/// `rope_scaling` contains a factor for the base. The factor is raised to a power that depends on
+/// the head's width. In files of transformers 5 it is in `rope_parameters`, beside the base.
 pub(super) fn complete(map: &mut Map<String, Value>) {
     fill(map, json!({"use_qk_norm": true}));
     let nested = |map: &Map<String, Value>, field: &str, name: &str| {
@@ -46,8 +46,8 @@ pub(super) fn complete(map: &mut Map<String, Value>) {
     if let (Some(alpha), Some(dim), Some(base)) = (alpha, head_dim, number("rope_theta"))
         && dim > 2.0
     {
-        // The factor is applied only once: a configuration that is read again already has the
-        // result.
+        // The factor must be applied only once, because a configuration that is read again already
+        // contains the result.
         map.insert(
             "rope_theta".into(),
             json!(base * alpha.powf(dim / (dim - 2.0))),

@@ -23,7 +23,7 @@ pub static FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         permuted: true,
         optional_biases: true,
-        // Files have three matrices where directories have one.
+        // GGUF files have three matrices where directories have one fused matrix.
         runs_only: true,
         ..GgufFamily::new("internlm2")
     }),
@@ -38,7 +38,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// One field is for the biases of all projections of attention.
+/// A single field sets the biases of all attention projections.
 fn complete(map: &mut Map<String, Value>) {
     rename(map, &[("bias", "attention_bias")]);
     fill(map, json!({"attention_bias": true}));

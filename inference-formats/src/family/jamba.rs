@@ -24,7 +24,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// A period and an offset say which layers have attention.
+/// A period and an offset determine which layers have attention.
 fn complete(map: &mut Map<String, Value>) {
     fill(
         map,

@@ -18,7 +18,7 @@ pub static FAMILY: Family = Family {
         layers_differ: true,
         read: |header| {
             let mut fields = convolutions(header)?;
-            // The width in the file needs no adjustment.
+            // The width in a GGUF file is final, so the adjustment is disabled.
             fields["block_auto_adjust_ff_dim"] = json!(false);
             Ok(fields)
         },
@@ -29,7 +29,7 @@ pub static FAMILY: Family = Family {
     ..Family::new("lfm2", "Lfm2ForCausalLM", DEFAULTS)
 };
 
-/// Values that the configurations of both families of LFM2 leave out.
+/// Values that the configurations of both LFM2 families omit.
 pub(super) const DEFAULTS: Defaults = Defaults {
     norm_eps: 1e-5,
     rope_theta: 1e6,
@@ -62,7 +62,7 @@ pub(super) const GLOBAL: Names = &[
     ("output", "lm_head"),
 ];
 
-/// The kinds of layers in a GGUF file: layers without key heads are convolutions.
+/// The kinds of layers in a GGUF file: a layer without key heads is a convolution layer.
 pub(super) fn convolutions(header: &GgufHeader<'_>) -> Result<Value> {
     let heads = header.by_layer("attention.head_count_kv", (0, limits::HEADS))?;
     let heads = heads.unwrap_or_else(|| vec![header.heads; header.layers]);
@@ -100,7 +100,7 @@ fn complete(map: &mut Map<String, Value>) {
     shared(map);
 }
 
-/// Completes the fields of both families of LFM2.
+/// Completes the fields of both LFM2 families.
 pub(super) fn shared(map: &mut Map<String, Value>) {
     if let Some(eps) = map.get("norm_eps").filter(|v| !v.is_null()).cloned() {
         map.insert("rms_norm_eps".into(), eps);
@@ -119,15 +119,16 @@ pub(super) fn shared(map: &mut Map<String, Value>) {
     });
 }
 
-/// Sets the width to two thirds of itself, times a factor, rounded up to a multiple. This is done
-/// only once: a configuration that is read again already has the result.
+/// Sets the feed-forward width to two thirds of itself, times a factor, rounded up to a multiple.
+/// This must happen only once, because a configuration that is read again already contains the
+/// result.
 fn adjust_width(map: &mut Map<String, Value>) {
     let number = |name: &str| map.get(name).and_then(Value::as_f64).unwrap_or(f64::NAN);
     let multiple = number("block_multiple_of");
     let width = (2.0 * number("intermediate_size") / 3.0).trunc();
     let width = (number("block_ffn_dim_multiplier") * width).trunc();
     let width = ((width + multiple - 1.0) / multiple).floor() * multiple;
-    // A value that is not a number becomes a null, which is rejected as a missing width.
+    // NaN becomes null, which is later rejected as a missing width.
     map.insert("intermediate_size".into(), json!(width));
     map.insert("block_auto_adjust_ff_dim".into(), json!(false));
 }

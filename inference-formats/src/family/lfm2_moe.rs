@@ -6,7 +6,7 @@ use super::{Family, GgufFamily, GgufHeader, Recurrence, fill, lfm2};
 use crate::error::Result;
 use crate::limits;
 
-/// llama.cpp's number for scores from a sigmoid.
+/// llama.cpp's number for router scores by sigmoid.
 const SIGMOID: usize = 2;
 
 /// The descriptor of this family.
@@ -35,8 +35,8 @@ fn complete(map: &mut Map<String, Value>) {
     );
 }
 
-/// Reads the fields of a GGUF file: layers and experts. Scores are scaled to a sum of one unless
-/// the file says otherwise.
+/// Reads the fields of a GGUF file: layers and experts. Router weights are normalized to a sum of
+/// one, unless the file disables it.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let keys = &header.keys;
     let gating = keys.uint("expert_gating_func", 0, limits::EXPERTS)?;

@@ -10,7 +10,8 @@ pub static FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         permuted: true,
         optional_biases: true,
-        // Mistral and Mixtral share the architecture's name; a file with experts is Mixtral.
+        // Mistral and Mixtral files also have the architecture name `llama`. A file with experts is
+        // Mixtral.
         read: |header| match header.experts()? {
             Some(experts) => mixtral::read(header, experts),
             None => Ok(Value::Null),

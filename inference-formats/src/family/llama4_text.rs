@@ -22,7 +22,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Layers with a rotation attend to chunks of positions. As for windows, earlier keys are not kept.
+/// Layers with rotation attend to chunks of positions. As with sliding windows, the cache drops
+/// earlier keys.
 fn complete(map: &mut Map<String, Value>) {
     fill(
         map,
@@ -31,10 +32,10 @@ fn complete(map: &mut Map<String, Value>) {
             "attn_temperature_tuning": true, "floor_scale": 8192, "attn_scale": 0.1,
             "intermediate_size_mlp": 16384, "tie_word_embeddings": false}),
     );
-    // A null means that there are no chunks, so only a missing field gets the default.
+    // A null means no chunks, so only a missing field gets the default.
     let chunk = map.get("attention_chunk_size").cloned();
     map.insert("sliding_window".into(), chunk.unwrap_or(json!(8192)));
-    // An empty list stands for the default.
+    // An empty list means the default.
     if map.get("no_rope_layers") == Some(&json!([])) {
         map.remove("no_rope_layers");
     }

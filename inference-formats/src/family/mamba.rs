@@ -19,7 +19,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// There are no heads: each channel has a state.
+/// There are no heads; each channel has its own state.
 pub(super) fn complete(map: &mut Map<String, Value>) {
     fill(
         map,
@@ -38,7 +38,7 @@ pub(super) fn complete(map: &mut Map<String, Value>) {
     rank(map, "time_step_rank");
 }
 
-/// The width of the short step, which `auto` makes a sixteenth of the hidden width.
+/// The rank of the time-step projection. `auto` means a sixteenth of the hidden width.
 pub(super) fn rank(map: &mut Map<String, Value>, name: &str) {
     let hidden = map.get("hidden_size").and_then(Value::as_u64).unwrap_or(0);
     if !is_set(map, name) || map.get(name) == Some(&json!("auto")) {

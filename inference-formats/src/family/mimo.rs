@@ -4,7 +4,7 @@ use super::{Defaults, Family, Windows};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
-    // Layers that predict further tokens; they are not used.
+    // Layers for multi-token prediction. The engine does not use them.
     spare: &["model.mtp_layers."],
     ..Family::new(
         "mimo",

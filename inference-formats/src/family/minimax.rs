@@ -28,8 +28,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// The file gives the rotated part of a head in elements, and the width of an expert as that of the
-/// feed-forward block.
+/// The file contains the rotated part of a head as a number of elements, and the width of an expert
+/// under the name of the feed-forward width.
 fn complete(map: &mut Map<String, Value>) {
     super::rotated_elements(map);
     rename(

@@ -6,7 +6,8 @@ use super::{ChatFormat, Defaults, Family, GgufExport, GgufFamily, Windows};
 pub static FAMILY: Family = Family {
     chat: Some(ChatFormat::Mistral),
     gguf: Some(GgufFamily {
-        // Nothing in such a file distinguishes it from a file of Llama, which computes the same.
+        // A GGUF file of Mistral has no difference to a file of Llama, and both networks compute
+        // equal results.
         is_variant: true,
         permuted: true,
         export: Some(GgufExport::PLAIN),

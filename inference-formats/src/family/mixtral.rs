@@ -32,7 +32,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Reads the fields of a file that has Llama's architecture and experts.
+/// Reads the fields of a GGUF file with the architecture name `llama` and with experts.
 pub(super) fn read(header: &GgufHeader<'_>, experts: usize) -> Result<Value> {
     Ok(json!({
         "model_type": FAMILY.model_type,

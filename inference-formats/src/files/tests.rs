@@ -1,4 +1,5 @@
-//! Finding and reading files: models, sizes, and paths that lead out of the directory.
+//! Tests of finding and reading files: models, file sizes, and paths that lead out of the
+//! directory.
 
 use std::fs;
 
@@ -22,7 +23,7 @@ fn what_a_path_holds() {
         locate(&at.join("a.gguf")).unwrap(),
         ModelFiles::Gguf(at.join("a.gguf"))
     );
-    // Repositories of GGUF files often contain the configuration of the original.
+    // Repositories with a GGUF file often also contain the original model's configuration.
     fs::write(at.join("config.json"), "{}").unwrap();
     assert_eq!(locate(at).unwrap(), ModelFiles::Gguf(at.join("a.gguf")));
     fs::write(at.join("b.gguf"), "").unwrap();
@@ -101,7 +102,7 @@ fn links_stay_inside_but_for_the_hub_cache() {
     );
     symlink("nothing", root.join("broken")).unwrap();
     assert!(dir.find("broken").is_err());
-    // The user named the link to the directory, so it may be followed.
+    // The user named this link, so it may be followed.
     symlink(&root, at.join("alias")).unwrap();
     assert!(
         ModelDir::open(&at.join("alias"))
@@ -128,7 +129,7 @@ fn links_stay_inside_but_for_the_hub_cache() {
             .message()
             .contains("leads out")
     );
-    // Outside of a hub's cache, links into a directory named `blobs` are refused.
+    // Outside a Hugging Face cache, links into a directory named `blobs` are refused.
     fs::create_dir_all(at.join("blobs")).unwrap();
     fs::write(at.join("blobs/h"), "x").unwrap();
     symlink(at.join("blobs/h"), root.join("blob")).unwrap();

@@ -50,7 +50,7 @@ impl Keys<'_> {
             .ok_or_else(|| self.metadata.missing(&self.key(name)))
     }
 
-    /// A number that a file may give separately for each layer. It must be the same for all layers.
+    /// A number that a file may contain once or per layer. All layers must have an equal number.
     pub fn per_layer(&self, name: &str, most: usize) -> Result<Option<usize>> {
         let Some(values) = self.metadata.i32s(&self.key(name))? else {
             return Ok(None);
@@ -67,8 +67,8 @@ impl Keys<'_> {
         }
     }
 
-    /// The first nonzero value of a number that a file may give separately for each layer. Layers
-    /// without the counted thing have 0.
+    /// A number that a file may contain once or per layer. Returns the first nonzero value, because
+    /// layers without the counted part have 0.
     pub fn of_first_layer(&self, name: &str, most: usize) -> Result<Option<usize>> {
         let Some(values) = self.metadata.i32s(&self.key(name))? else {
             return Ok(None);

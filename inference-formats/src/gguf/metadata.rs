@@ -1,5 +1,5 @@
-//! GGUF metadata: values by key, fetched as the type that the caller wants. An error names the key
-//! and the type of its value in the file.
+//! GGUF metadata: values by key, converted to the caller's type. An error names the key and the
+//! type of its value in the file.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -71,7 +71,7 @@ pub enum GgufArray {
 }
 
 impl GgufArray {
-    /// The elements; `None` for an array of another type than integers.
+    /// The elements; `None` unless they are integers.
     fn integers(&self) -> Option<Vec<i128>> {
         Some(match self {
             Self::U8(a) => a.iter().map(|&v| v.into()).collect(),
@@ -155,7 +155,7 @@ impl GgufMetadata {
         }
     }
 
-    /// Adds a value. `false` when the key was already present.
+    /// Adds a value. Returns false if the key was already present.
     pub(super) fn insert(&mut self, key: String, value: GgufValue) -> bool {
         self.values.insert(key, value).is_none()
     }
@@ -200,18 +200,18 @@ impl GgufMetadata {
         }
     }
 
-    /// The number of `key`, from any integer type. `None` without the key, as in the methods below.
+    /// The integer of `key`. `None` if the key is missing; this also applies to the methods below.
     ///
     /// # Errors
-    /// When it has another type or does not fit.
+    /// If the value is not an integer or does not fit.
     pub fn u32(&self, key: &str) -> Result<Option<u32>> {
         self.integer(key, "an unsigned number of 32 bits")
     }
 
-    /// The number of `key`, from any integer type.
+    /// The integer of `key`.
     ///
     /// # Errors
-    /// When it has another type or does not fit.
+    /// If the value is not an integer or does not fit.
     pub fn usize(&self, key: &str) -> Result<Option<usize>> {
         self.integer(key, "an unsigned number")
     }
@@ -231,10 +231,10 @@ impl GgufMetadata {
         })
     }
 
-    /// The number of `key`, from a float or an integer.
+    /// The number of `key`, a float or an integer.
     ///
     /// # Errors
-    /// When it has another type.
+    /// If the value is not a number.
     pub fn f32(&self, key: &str) -> Result<Option<f32>> {
         match self.get(key) {
             None => Ok(None),
@@ -283,11 +283,11 @@ impl GgufMetadata {
         }
     }
 
-    /// The numbers of `key`, from an array of any integer type. A single number is returned as an
-    /// array of one.
+    /// The integers of `key`, an array of any integer type. A single integer is returned as an
+    /// array with one element.
     ///
     /// # Errors
-    /// When it has another type or a number does not fit.
+    /// If the value has another type, or an integer does not fit.
     pub fn i32s(&self, key: &str) -> Result<Option<Vec<i32>>> {
         let Some(value) = self.get(key) else {
             return Ok(None);

@@ -1,7 +1,7 @@
-//! GGUF files, versions 2 and 3: the header and its tensors. [`Gguf::open`] checks the whole header
-//! against the file. The bytes of tensors are read later, at their exact positions. [`GgufSummary`]
-//! reads only the fields that lists of models show. Blocks are decoded in [`crate::quantization`];
-//! metadata becomes a configuration in [`crate::gguf_config`].
+//! GGUF files, versions 2 and 3. [`Gguf::open`] reads the header, and checks it against the file.
+//! Tensor data are read later, at their exact positions. [`GgufSummary`] reads only the fields that
+//! model lists show. [`crate::quantization`] decodes blocks; [`crate::gguf_config`] converts
+//! metadata to a configuration.
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
 
@@ -38,15 +38,15 @@ const MIN_INFO_BYTES: u64 = 8 + 4 + 4 + 8;
 /// A metadata entry has at least a key length, a type and one byte.
 const MIN_KEY_BYTES: u64 = 8 + 4 + 1;
 
-/// A tensor of a GGUF file: its type, its shape, and where its bytes are.
+/// A tensor of a GGUF file: its type, its shape, and the position of its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GgufTensor {
     /// How its elements are stored.
     pub kind: GgmlType,
-    /// The dimensions, row-major: GGUF's order, reversed. Each block covers elements along the last
-    /// dimension.
+    /// The dimensions, row-major, which is the reverse of GGUF's order. A block covers consecutive
+    /// elements of the last dimension.
     pub shape: Vec<usize>,
-    /// Bytes of its data; 0 for a type whose size is not known.
+    /// Size of its data in bytes; 0 if the type's size is unknown.
     pub nbytes: usize,
     /// Position of its first byte in the file.
     offset: u64,
@@ -64,7 +64,7 @@ impl Gguf {
     /// Opens a file and checks its header against its length.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] for anything but a whole, consistent, little-endian GGUF file of
+    /// [`ErrorKind::Invalid`] unless the file is a complete, consistent, little-endian GGUF file of
     /// version 2 or 3; [`ErrorKind::Unsupported`] for a part of a split file.
     pub fn open(path: &Path) -> Result<Self> {
         let file = CheckedFile::open(path)?;
@@ -127,8 +127,8 @@ impl Gguf {
     /// A tensor's stored bytes: whole blocks, row after row.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for a type that is not decoded here; [`ErrorKind::OutOfMemory`]
-    /// or [`ErrorKind::Io`] when memory is short or reading fails.
+    /// [`ErrorKind::Unsupported`] for a type that this crate does not decode;
+    /// [`ErrorKind::OutOfMemory`] or [`ErrorKind::Io`] if memory is insufficient or reading fails.
     pub fn read(&self, tensor: &GgufTensor) -> Result<Vec<u8>> {
         if tensor.kind.block().is_none() {
             return Err(crate::error::Error::new(
@@ -220,7 +220,7 @@ fn alignment(metadata: &GgufMetadata) -> Result<u64> {
     Ok(alignment)
 }
 
-/// One tensor's header entry. Its offset counts from the start of the data.
+/// The header entry of one tensor. The offset is relative to the start of the data.
 fn read_info(reader: &mut Reader<'_>) -> Result<(String, GgufTensor)> {
     let name = reader.name()?;
     let dims = reader.u32("a tensor's dimensions")?;
@@ -269,8 +269,8 @@ fn read_info(reader: &mut Reader<'_>) -> Result<(String, GgufTensor)> {
     ))
 }
 
-/// Converts offsets to positions in the file. Checks that each tensor is aligned, lies inside the
-/// file, and overlaps no other.
+/// Converts relative offsets to file positions. Checks that each tensor is aligned, lies inside the
+/// file, and overlaps no other tensor.
 fn place(
     tensors: &mut BTreeMap<String, GgufTensor>,
     file: &CheckedFile,
@@ -285,7 +285,7 @@ fn place(
                 tensor.offset
             )));
         }
-        // The size of an unknown type is unknown, but its first byte must exist.
+        // The size of an unknown type is unknown, but at least its first byte must be in the file.
         let nbytes = (tensor.nbytes as u64).max(1);
         let start = data.checked_add(tensor.offset);
         let end = start.and_then(|s| s.checked_add(nbytes));

@@ -1,32 +1,32 @@
-//! Sequential, bounded reading of a GGUF header. Each length is compared with the rest of the file
-//! before memory is allocated. There is a common limit for all metadata.
+//! Sequential reading of a GGUF header within limits. Each length is compared with the remaining
+//! file before memory is allocated. One limit applies to all metadata together.
 
 use crate::error::{Error, Result};
 
 use super::metadata::{GgufArray, GgufValue};
 use crate::files::{CheckedFile, invalid};
 
-/// Bytes fetched from the file at a time.
+/// Number of bytes that are read from the file at once.
 const CHUNK: u64 = 256 << 10;
-/// The largest header, in bytes. The largest vocabularies take some tens of megabytes.
+/// Maximum header size in bytes. The largest vocabularies need some tens of megabytes.
 const MAX_HEADER: u64 = 256 << 20;
-/// The longest key or tensor name, in bytes.
+/// Maximum length of a key or tensor name in bytes.
 const MAX_KEY: u64 = 1 << 10;
-/// The longest string value, in bytes. Chat templates are the longest in use.
+/// Maximum length of a string value in bytes. The longest strings in use are chat templates.
 const MAX_STRING: u64 = 4 << 20;
 /// The maximum depth of nested arrays.
 const MAX_DEPTH: usize = 3;
-/// The maximum number of strings and nested arrays in all metadata. Vocabularies have some 500,000
+/// Maximum number of strings and nested arrays in all metadata. Vocabularies have about 500,000
 /// strings.
 const MAX_STRINGS: u64 = 4 << 20;
-/// The maximum number of numbers in arrays, in all metadata.
+/// Maximum number of array elements that are numbers, in all metadata.
 const MAX_NUMBERS: u64 = 32 << 20;
 
 pub(super) struct Reader<'a> {
     file: &'a CheckedFile,
     /// Position in the file of the next read.
     position: u64,
-    /// The latest position where the header may end: the end of the file, or the maximum size.
+    /// The latest possible end of the header: the end of the file, or the maximum header size.
     end: u64,
     chunk: Vec<u8>,
     /// Position in the file of the chunk's first byte.
@@ -60,7 +60,7 @@ impl<'a> Reader<'a> {
         invalid(self.file.path(), message)
     }
 
-    /// Checks that the file has `wanted` more bytes of `what`.
+    /// Checks that at least `wanted` bytes remain in the file. `what` names them in the error.
     fn check(&self, wanted: u64, what: &str) -> Result<()> {
         if wanted <= self.remaining() {
             return Ok(());
@@ -274,8 +274,8 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Checks that the file can hold `count` elements of at least `size` bytes, and that `left`
-    /// allows them.
+    /// Checks that the remaining file has space for `count` elements of at least `size` bytes, and
+    /// that `left` is not exceeded.
     fn check_count(&self, count: u64, size: u64, left: u64, what: &str) -> Result<()> {
         let possible = (self.remaining() / size).min(left);
         if count > possible {

@@ -1,6 +1,6 @@
-//! The properties of a GGUF file that are shown in a list of models: architecture and quantization.
-//! The vocabulary is skipped. The file may be a part of a split model, or hold tensors that cannot
-//! be read.
+//! Properties of a GGUF file for model lists: architecture and quantization. The vocabulary is
+//! skipped. The file may be a part of a split model, or contain tensors that this crate cannot
+//! read.
 
 use std::path::Path;
 
@@ -18,18 +18,18 @@ const FILE_TYPE: &str = "general.file_type";
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GgufSummary {
-    /// `general.architecture`, where the file has the key.
+    /// `general.architecture`; `None` if the key is missing.
     pub architecture: Option<String>,
-    /// The quantization's name, such as `Q4_K_M`, from `general.file_type`, or otherwise the type
-    /// of most weights. `None` when neither is known.
+    /// The quantization's name, such as `Q4_K_M`, from `general.file_type`. Without this key, the
+    /// type of most weights. `None` if neither is known.
     pub quantization: Option<String>,
     /// Bytes of the file.
     pub bytes: u64,
 }
 
 impl GgufSummary {
-    /// Reads the header of the file at `path` as far as needed. Lengths and counts are checked as
-    /// in [`super::Gguf::open`]; the positions of tensors are not.
+    /// Reads the header of the file at `path` as far as necessary. Lengths and counts are checked
+    /// as in [`super::Gguf::open`]; tensor positions are not.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Invalid`] for anything that is not a GGUF header of version 2 or 3,
@@ -48,7 +48,7 @@ impl GgufSummary {
             }
             let value = reader.value(kind, &key)?;
             metadata.insert(key, value);
-            // The vocabulary usually comes after these keys, and is long.
+            // The vocabulary is long and usually follows these keys, so reading stops here.
             if metadata.contains(ARCHITECTURE) && file_type(&metadata).is_some() {
                 break;
             }
@@ -69,7 +69,7 @@ fn file_type(metadata: &GgufMetadata) -> Option<&'static str> {
     file_type_name(metadata.u32(FILE_TYPE).ok().flatten()?)
 }
 
-/// The type of most weights. Of equal shares, the type with the lower number wins.
+/// The type of most weights. If two types have equal shares, the lower type number wins.
 fn most_common_type(reader: &mut Reader<'_>, tensors: u64) -> Result<Option<String>> {
     let mut weights = std::collections::BTreeMap::new();
     for _ in 0..tensors {
@@ -83,7 +83,7 @@ fn most_common_type(reader: &mut Reader<'_>, tensors: u64) -> Result<Option<Stri
             .or_insert((0u64, tensor.kind));
         sum.0 = sum.0.saturating_add(elements);
     }
-    // A number without a known name tells the reader nothing.
+    // A type number without a known name does not help a reader, so it is omitted.
     let named = weights.values().filter(|(_, kind)| kind.is_named());
     let most = named.rev().max_by_key(|(elements, _)| *elements);
     Ok(most.map(|(_, kind)| kind.name()))

@@ -1,10 +1,11 @@
-//! For tests: a writer of small GGUF files, valid ones and ones with a wrong header; and blocks.
+//! Test helpers: a writer of small GGUF files, with valid or wrong headers, and blocks of weights.
 
 use std::path::PathBuf;
 
 use super::GgmlType;
 
-/// A file under construction. The header counts the added entries, unless a test patches the bytes.
+/// A file under construction. The header contains the correct counts, unless a test changes the
+/// bytes.
 #[derive(Clone, Default)]
 pub struct Writer {
     keys: Vec<Vec<u8>>,
@@ -12,7 +13,7 @@ pub struct Writer {
     data: Vec<u8>,
 }
 
-/// A string as the format stores it: its length in 8 bytes, then its bytes.
+/// A string in GGUF's form: its length in 8 bytes, then its bytes.
 pub fn string(s: &str) -> Vec<u8> {
     [(s.len() as u64).to_le_bytes().as_slice(), s.as_bytes()].concat()
 }
@@ -25,35 +26,36 @@ impl Writer {
         self
     }
 
-    /// A key with an unsigned number of 32 bits.
+    /// Adds a key with an unsigned 32-bit integer.
     pub fn u32(self, key: &str, value: u32) -> Self {
         self.raw(key, 4, &value.to_le_bytes())
     }
 
-    /// A key with a single-precision number.
+    /// Adds a key with a float32.
     pub fn f32(self, key: &str, value: f32) -> Self {
         self.raw(key, 6, &value.to_le_bytes())
     }
 
-    /// A key with a string.
+    /// Adds a key with a string.
     pub fn str(self, key: &str, value: &str) -> Self {
         self.raw(key, 8, &string(value))
     }
 
-    /// A key with an array of strings.
+    /// Adds a key with an array of strings.
     pub fn strings(self, key: &str, values: &[&str]) -> Self {
         let items: Vec<u8> = values.iter().flat_map(|v| string(v)).collect();
         self.array(key, 8, values.len() as u64, &items)
     }
 
-    /// A key with an array of elements of type `kind`, which claims to have `count` elements.
+    /// Adds a key with an array of elements of type `kind`. `count` is the announced number of
+    /// elements, which may be wrong.
     pub fn array(self, key: &str, kind: u32, count: u64, items: &[u8]) -> Self {
         let value = [kind.to_le_bytes().as_slice(), &count.to_le_bytes(), items].concat();
         self.raw(key, 9, &value)
     }
 
-    /// The header entry of a tensor, without data. `dims` are in GGUF's order, the fastest first;
-    /// `offset` counts from the start of the data.
+    /// Adds the header entry of a tensor without data. `dims` are in GGUF's order, fastest
+    /// dimension first. `offset` is relative to the start of the data.
     pub fn info(mut self, name: &str, dims: &[u64], kind: u32, offset: u64) -> Self {
         let mut info = string(name);
         info.extend((dims.len() as u32).to_le_bytes());
@@ -64,7 +66,7 @@ impl Writer {
         self
     }
 
-    /// A tensor with its bytes, placed after the tensors before it.
+    /// Adds a tensor with its data, after the data of earlier tensors.
     pub fn tensor(mut self, name: &str, dims: &[u64], kind: u32, bytes: &[u8]) -> Self {
         self.data.resize(self.data.len().next_multiple_of(32), 0);
         let offset = self.data.len() as u64;
@@ -72,14 +74,14 @@ impl Writer {
         self.info(name, dims, kind, offset)
     }
 
-    /// Makes the data `bytes` bytes long.
+    /// Sets the size of the data to `bytes` bytes.
     pub fn data(mut self, bytes: usize) -> Self {
         self.data.resize(bytes, 7);
         self
     }
 
-    /// The file's bytes, without padding at the end, so that a test that cuts off a byte cuts off a
-    /// used one.
+    /// The bytes of the file. There is no padding at the end, so removing the last byte always
+    /// damages data.
     pub fn bytes(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(3u32.to_le_bytes());
@@ -94,13 +96,13 @@ impl Writer {
         out
     }
 
-    /// The file on disk, in a directory that lives as long as the guard.
+    /// Writes the file to a directory that exists as long as the guard.
     pub fn file(&self) -> (tempfile::TempDir, PathBuf) {
         write(&self.bytes())
     }
 }
 
-/// `bytes` as the file `model.gguf` of a new directory, which lives as long as the guard.
+/// Writes `bytes` to `model.gguf` in a new directory that exists as long as the guard.
 pub fn write(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
@@ -108,7 +110,7 @@ pub fn write(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
     (dir, path)
 }
 
-/// `count` blocks of arbitrary bytes, with scales that are finite.
+/// `count` blocks of arbitrary bytes. The scales are finite.
 pub fn blocks(kind: GgmlType, count: usize) -> Vec<u8> {
     let row = kind.row().unwrap();
     let mut bytes: Vec<u8> = (0..count * row.bytes)
@@ -119,7 +121,7 @@ pub fn blocks(kind: GgmlType, count: usize) -> Vec<u8> {
             block[at + 1] &= 0xbf;
         }
         match kind {
-            // An exponent.
+            // The first byte is the exponent of the scale.
             GgmlType::MXFP4 => block[0] = 64 + block[0] % 128,
             // The upper bits of the last word belong to the scale.
             GgmlType::IQ1M => block[55] &= 0xbf,

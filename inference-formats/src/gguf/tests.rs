@@ -1,4 +1,5 @@
-//! The reader with truncated and changed files, wrong headers, huge counts, and random bytes.
+//! Tests of the reader with truncated and changed files, wrong headers, huge counts and random
+//! bytes.
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,7 @@ fn refused(bytes: &[u8]) -> Error {
     open(bytes).expect_err("the file must be refused")
 }
 
-/// Checks that every tensor of an open file can be read, or is of an unsupported type.
+/// Checks that each tensor of an open file can be read or has an unsupported type.
 fn readable(gguf: &Gguf) {
     for tensor in gguf.tensors().values() {
         match gguf.read(tensor) {
@@ -64,7 +65,7 @@ fn reads_what_was_written() {
     );
     assert_eq!(gguf.read(w).unwrap(), [9; 40]);
     assert_eq!(gguf.read(&gguf.tensors()["b"]).unwrap(), [1; 12]);
-    // The message for a wrong type names the key.
+    // The error for a wrong type must name the key.
     let e = m.u32("list").unwrap_err();
     assert!(
         e.message().contains("list") && e.message().contains("array of strings"),
@@ -262,7 +263,7 @@ fn arrays_nest_only_so_deep() {
 
 #[test]
 fn a_crowd_of_empty_arrays_is_bounded() {
-    // Each takes 12 bytes in the file. More than the limit must be rejected before they are
+    // Each string needs 12 bytes in the file. Too many strings must be rejected before memory is
     // allocated.
     let count = (4u64 << 20) + 1;
     let items = [0u32.to_le_bytes().as_slice(), &0u64.to_le_bytes()]
@@ -299,7 +300,7 @@ proptest! {
         }
     }
 
-    /// A key with a random value gets further into the reader than random bytes.
+    /// A valid key with a random value reaches more code of the reader than random bytes do.
     #[test]
     fn random_values_never_panic(kind in 0u32..14, value in prop::collection::vec(any::<u8>(), 0..200)) {
         let _ = open(&Writer::default().raw("k", kind, &value).bytes());

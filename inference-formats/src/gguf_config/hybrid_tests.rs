@@ -1,9 +1,10 @@
-//! Files of hybrids: kinds of layers, sizes of recurrences, and inconsistent metadata.
+//! Tests of GGUF files of hybrid models: layer kinds, sizes of the recurrent state, and
+//! inconsistent metadata.
 
 use super::*;
 use crate::gguf::testing::Writer;
 
-/// Properties that a test can change to wrong ones.
+/// Properties of the file that a test can make wrong.
 struct File {
     architecture: &'static str,
     heads: &'static [i32],
@@ -98,9 +99,9 @@ fn layers_are_told_by_what_they_have() {
         config["layer_types"],
         json!(["mamba", "attention", "mamba"])
     );
-    // Rotation is on unless the file turns it off.
+    // Rotation is on unless the file disables it.
     assert_eq!(config["position_embedding_type"], "rope");
-    // Without attention, the heads are those of the recurrence.
+    // Without attention, the number of heads is that of the recurrence.
     let alone = File {
         heads: &[],
         widths: &[],

@@ -1,4 +1,4 @@
-//! Metadata whose numbers differ between layers: Gemma 4 and LFM2, complete and wrong.
+//! Tests of metadata that differ between layers: Gemma 4 and LFM2, complete and wrong.
 
 use super::*;
 use crate::gguf::testing::Writer;
@@ -29,7 +29,7 @@ fn common(architecture: &str, layers: u32) -> Writer {
     .tensor("token_embd.weight", &[32, 3], 0, &[0; 384])
 }
 
-/// Six layers: two sliding ones for each full one. The last three share keys.
+/// Six layers, with two sliding layers before each full layer. The last three layers share keys.
 struct Gemma {
     heads: Vec<i32>,
     widths: Vec<i32>,
@@ -138,7 +138,7 @@ fn gemma4_has_numbers_of_its_own_for_full_layers() {
     assert_eq!(rope["full_attention"]["rope_type"], "proportional");
     assert_eq!(rope["sliding_attention"]["rope_theta"], 10_000.0);
     assert_eq!(config["layer_types"][2], "full_attention");
-    // Full layers have their own values, and all layers the same width.
+    // In this model, full layers have separate values, and all layers have equal widths.
     let other = Gemma {
         values: vec![0, 1, 2],
         widths: vec![48],
@@ -353,7 +353,7 @@ fn names_of_gemma4_and_lfm2_go_both_ways() {
     assert_eq!(gemma.usual("blk.x.ffn_gate_inp.scale"), None);
     assert_eq!(gemma.usual("blk.0.attn_q.scale"), None);
     assert_eq!(gemma.tensor("model.layers.0.self_attn.scale"), None);
-    // Stacks that are read packed have the suffix.
+    // Stacks that are loaded packed keep the suffix.
     assert_eq!(
         gemma
             .tensor("model.layers.0.experts.gate_up_proj.weight")

@@ -25,14 +25,14 @@ use crate::limits;
 
 const EMBEDDING: &str = "token_embd.weight";
 
-/// Fields with the number of experts. The name depends on the family.
+/// Fields for the number of experts. The field name depends on the family.
 const EXPERTS: [&str; 2] = ["num_experts", "num_local_experts"];
 
-/// The configuration from the metadata and the tensors of a file, after checks.
+/// The checked configuration of a file, from its metadata and tensors.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] when a key is missing, of the wrong type or out of range;
-/// [`ErrorKind::Unsupported`] for another architecture or a feature that is not supported.
+/// [`ErrorKind::Invalid`] if a key is missing, has the wrong type or is out of range;
+/// [`ErrorKind::Unsupported`] for an unknown architecture or an unsupported feature.
 pub fn config(file: &Gguf) -> Result<ModelConfig> {
     checked(file).map(|(_, config)| config)
 }
@@ -90,7 +90,7 @@ fn read(
     };
     let layers = keys.required("block_count", limits::LAYERS)?;
     let hidden_size = keys.required("embedding_length", limits::HIDDEN)?;
-    // Files without attention have 0 heads, and 0 as the width of the feed-forward part.
+    // Files without attention have 0 heads, and 0 as feed-forward width.
     let (heads_key, width_key) = match family.is_recurrent {
         true => ("ssm.time_step_rank", "ssm.inner_size"),
         false => ("attention.head_count", "feed_forward_length"),
@@ -173,7 +173,7 @@ fn head_dim(keys: &Keys<'_>) -> Result<Option<usize>> {
     }
 }
 
-/// Rows of the embedding. There are at least as many rows as tokens.
+/// Number of embedding rows. It must be at least the number of tokens.
 fn vocab_size(keys: &Keys<'_>, file: &Gguf) -> Result<usize> {
     let Some(embedding) = file.tensors().get(EMBEDDING) else {
         return Err(invalid(
@@ -224,7 +224,7 @@ fn rope_scaling(keys: &Keys<'_>, file: &Gguf) -> Result<Value> {
         }));
     }
     match keys.metadata.str(&keys.key("rope.scaling.type"))? {
-        // Without a type: an older key for `linear`.
+        // Without a scaling type, this older key means linear scaling.
         None => Ok(match keys.positive("rope.scale_linear")? {
             Some(factor) if factor != 1.0 => json!({"rope_type": "linear", "factor": factor}),
             _ => Value::Null,

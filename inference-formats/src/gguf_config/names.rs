@@ -2,14 +2,14 @@
 
 use crate::family::{Family, GgufFamily, PLAIN};
 
-/// Factors of rotary wavelengths. They have no other name.
+/// Tensors with factors of rotary wavelengths, which have the same name in all formats.
 const KEPT: [&str; 3] = [
     "rope_freqs.weight",
     "rope_factors_long.weight",
     "rope_factors_short.weight",
 ];
 
-/// Parts of blocks whose names have no suffix in transformers.
+/// Parts of blocks whose transformers names have no suffix.
 const BARE: [&str; 4] = [
     "self_attn.sinks",
     "layer_scalar",
@@ -24,7 +24,7 @@ pub struct GgufNames {
 }
 
 impl GgufNames {
-    /// The names of a `model_type`. A `model_type` without an entry has the most common names.
+    /// The tensor names of a `model_type`. An unknown `model_type` has the most common names.
     pub fn new(model_type: &str) -> Self {
         Self {
             family: Family::of(model_type)
@@ -38,7 +38,7 @@ impl GgufNames {
         self.family.permuted
     }
 
-    /// The names inside blocks, those of the family first.
+    /// The names inside blocks. The family's own names come first.
     fn block(&self) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
         self.family.overrides.iter().chain(self.family.block)
     }
@@ -70,7 +70,7 @@ impl GgufNames {
             return Some(format!("{to}.{suffix}"));
         }
         let (layer, part) = stem.strip_prefix(self.family.prefix)?.split_once('.')?;
-        // Mixtral's name of its mixture.
+        // Mixtral's name of the mixture part.
         let renamed = part
             .strip_prefix("block_sparse_moe.")
             .map(|rest| format!("mlp.{rest}"));

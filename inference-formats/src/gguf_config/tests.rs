@@ -1,4 +1,5 @@
-//! Metadata of tiny files, read as configuration and tokenizer parts: complete, missing and wrong.
+//! Tests of converting metadata to a configuration and tokenizer parts: complete, missing and wrong
+//! keys.
 
 use super::*;
 use crate::config::RopeScaling;
@@ -84,7 +85,7 @@ fn a_configuration_is_read() {
         read_config(&untied).unwrap().tie_word_embeddings,
         Some(false)
     );
-    // Some files repeat a value for each layer although it is the same for all.
+    // Some files repeat an equal value for each layer.
     let per_layer = file("llama", &["attention.head_count_kv"]).array(
         "llama.attention.head_count_kv",
         5,
@@ -128,7 +129,7 @@ fn olmo2_with_a_window_is_olmo3_and_exaone4_may_have_one() {
         let (model_type, slides) = windows(&plain(architecture)).unwrap();
         assert_eq!((model_type.as_str(), slides), (without, vec![false; 5]));
         if architecture == "exaone4" {
-            // transformers divides by the missing pattern unless the layers are listed.
+            // Unless the layers are listed, transformers divides by this missing pattern and fails.
             let (_dir, path) = plain(architecture).file();
             let fields = fields(&Gguf::open(&path).unwrap()).unwrap();
             assert_eq!(fields["layer_types"], json!(vec!["full_attention"; 5]));
@@ -165,7 +166,7 @@ fn olmo2_with_a_window_is_olmo3_and_exaone4_may_have_one() {
             assert!(error.message().contains(&pattern), "{error}");
         }
     }
-    // The scaling applies to full layers only, and the file may give a base for the sliding ones.
+    // Scaling applies to full layers only. The file may have a separate base for sliding layers.
     let scaled = plain("olmo2")
         .u32("olmo2.attention.sliding_window", 64)
         .str("olmo2.rope.scaling.type", "yarn")

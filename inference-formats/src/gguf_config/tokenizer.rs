@@ -1,5 +1,5 @@
-//! The parts of a tokenizer in GGUF metadata, checked for consistency. A tokenizer library combines
-//! them.
+//! The parts of a tokenizer in GGUF metadata, with consistency checks. A tokenizer library
+//! assembles them.
 
 use crate::error::Result;
 
@@ -11,7 +11,7 @@ use crate::gguf::Gguf;
 pub struct GgufTokenizerParts {
     /// The kind, such as `gpt2` (byte-level BPE) or `llama` (SentencePiece).
     pub model: String,
-    /// How text is split before BPE, such as `smollm` or `qwen2`.
+    /// The pre-tokenizer, which splits text before BPE, such as `smollm` or `qwen2`.
     pub pre: Option<String>,
     /// The text of each token, in order of ids.
     pub tokens: Vec<String>,
@@ -19,7 +19,7 @@ pub struct GgufTokenizerParts {
     pub scores: Option<Vec<f32>>,
     /// The type of each token: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte.
     pub token_types: Option<Vec<i32>>,
-    /// BPE merges, each as two parts with a space between, in order of application.
+    /// BPE merges in order of application. Each is two parts separated by a space.
     pub merges: Vec<String>,
     /// The token that starts a text.
     pub bos_id: Option<u32>,
@@ -39,7 +39,7 @@ pub struct GgufTokenizerParts {
     pub add_bos: Option<bool>,
     /// Whether a text ends with `eos`.
     pub add_eos: Option<bool>,
-    /// Whether a text starts with a space, if the file states it.
+    /// Whether a space is added at the start of a text; `None` if the file does not state it.
     pub add_space_prefix: Option<bool>,
     /// The chat template, in Jinja.
     pub chat_template: Option<String>,
@@ -54,13 +54,13 @@ const END_KEYS: [&str; 2] = ["eot_token_id", "eom_token_id"];
 /// Reads the parts from the metadata of a file.
 ///
 /// # Errors
-/// When there is no tokenizer, a key has the wrong type, or parts contradict each other.
+/// If there is no tokenizer, a key has the wrong type, or parts contradict each other.
 pub fn tokenizer_parts(file: &Gguf) -> Result<GgufTokenizerParts> {
     let metadata = file.metadata();
     let key = |name: &str| format!("tokenizer.ggml.{name}");
     let text = |key: &str| -> Result<Option<String>> { Ok(metadata.str(key)?.map(str::to_owned)) };
     let id = |name: &str| -> Result<Option<u32>> {
-        // Some writers store -1 for "none".
+        // Some writers store -1 for an absent token.
         let none = metadata
             .i32s(&key(name))
             .is_ok_and(|v| v.as_deref() == Some(&[-1]));
@@ -95,7 +95,7 @@ pub fn tokenizer_parts(file: &Gguf) -> Result<GgufTokenizerParts> {
         unk_id: id("unknown_token_id")?,
         pad_id: id("padding_token_id")?,
         cls_id: id("cls_token_id")?,
-        // The misspelling is part of the format.
+        // The misspelled key is part of the format.
         sep_id: id("seperator_token_id")?,
         extra_eos_ids,
         add_bos: metadata.bool("tokenizer.ggml.add_bos_token")?,

@@ -1,9 +1,9 @@
-//! Packs small integers into words, the first in the lowest bits.
+//! Packs small integers into 32-bit words. The first integer is in the lowest bits.
 
 use super::layout::GROUP;
 
-/// Packs the 32 codes of a group, of `bits` bits each, into `bits` words. Callers pass a constant,
-/// so that the compiler drops the other branches.
+/// Packs the 32 codes of a group into `bits` words. Each code has `bits` bits. Callers pass a
+/// constant, so the compiler removes the other branches.
 #[inline(always)]
 pub(super) fn pack_group(bits: u32, q: &[u8; GROUP], words: &mut [u32]) {
     match bits {
@@ -30,7 +30,7 @@ fn pack_pairs(q: &[u8; 16]) -> u32 {
     q.iter().rev().fold(0, |word, &q| word << 2 | u32::from(q))
 }
 
-/// The 16 values from `at` on.
+/// The 16 values that start at `at`.
 fn sixteen(q: &[u8; GROUP], at: usize) -> &[u8; 16] {
     q.as_chunks::<16>().0.get(at / 16).unwrap_or(&[0; 16])
 }
@@ -43,8 +43,8 @@ fn quarters(q: &[u8; GROUP]) -> [[u8; 8]; 4] {
     all
 }
 
-/// Joins the two fields of each pair, for all pairs at once. A field of `FIELD` bits holds a value
-/// of `WIDTH` bits. `low` masks the first value of each pair.
+/// Joins the two fields of each pair, for all pairs at once. Each field has `FIELD` bits, of which
+/// a value uses `WIDTH` bits. `low` is a mask of the first value in each pair.
 #[inline(always)]
 fn join_pairs<const WIDTH: u32, const FIELD: u32>(x: u64, low: u64) -> u64 {
     (x & low) | (x >> (FIELD - WIDTH) & (low << WIDTH))
@@ -80,7 +80,7 @@ pub(super) fn pack_six(q: &[u8; 16]) -> [u32; 3] {
 /// Packs 32 values of 5 bits into 5 words.
 #[inline(always)]
 fn pack_five(q: &[u8; GROUP]) -> [u32; 5] {
-    // Each quarter becomes 40 bits.
+    // The eight values of a quarter become 40 bits.
     let [a, b, c, d] = quarters(q).map(|q| {
         let x = u64::from_le_bytes(q);
         let x = join_pairs::<5, 8>(x, 0x001f_001f_001f_001f);

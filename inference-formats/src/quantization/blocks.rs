@@ -1,9 +1,9 @@
-//! Blocks whose codes are integers: converts bytes to small integers with their scale and bias.
-//! Comments list the fields of a block in their order: `d`, `m` and `dmin` are float16, `q` are the
-//! codes.
+//! Block types whose codes are integers. The functions convert bytes to integer codes with a scale
+//! and a bias. Comments list the fields of a block in order: `d`, `m` and `dmin` are float16, and
+//! `q` are the codes.
 //!
-//! Products of an `f16` scale with the small integers of a block are exact in `f32`. Therefore the
-//! order of operations here gives the same bits as the reference.
+//! The product of a float16 scale and a small integer is exact in float32. Therefore the operations
+//! here give bit-identical results to the reference.
 
 use half::f16;
 
@@ -18,7 +18,7 @@ pub(super) fn half_of(bytes: &[u8; 2]) -> f16 {
     f16::from_le_bytes(*bytes)
 }
 
-/// The part of a block at a fixed position.
+/// The bytes of a block at a fixed position.
 pub(super) fn part<const AT: usize, const LEN: usize, const N: usize>(
     block: &[u8; N],
 ) -> &[u8; LEN] {
@@ -32,11 +32,11 @@ pub(super) fn part<const AT: usize, const LEN: usize, const N: usize>(
         .unwrap_or(&[0; LEN])
 }
 
-/// `d, q: 128 x 1 bit`: a set bit is a plus, the lowest bit of a byte is first.
+/// `d, q: 128 x 1 bit`. A set bit means plus; the first weight is in the lowest bit of a byte.
 pub(super) struct Q1_0;
 
 impl SymmetricBlocks for Q1_0 {
-    /// The layout of the ternary types, without code 1, which stands for zero.
+    /// The codes are those of the ternary types. Code 1, which means zero, does not occur.
     const BITS: u32 = 2;
 
     fn groups(data: &[u8], mut f: impl FnMut(&[u8; GROUP], f16)) {
@@ -117,13 +117,13 @@ impl SymmetricBlocks for Q8_0 {
     fn groups(data: &[u8], mut f: impl FnMut(&[u8; GROUP], f16)) {
         for block in data.as_chunks::<34>().0 {
             let d = half_of(part::<0, 2, 34>(block));
-            // Signed -128..=127 to unsigned 0..=255.
+            // Converts signed -128..=127 to unsigned 0..=255.
             f(&part::<2, 32, 34>(block).map(|b| b ^ 0x80), d);
         }
     }
 }
 
-/// `240 numbers, five to a byte; 16 numbers, four to a byte; d`. See [`ternary`].
+/// `240 ternary digits, five per byte; 16 digits, four per byte; d`. See [`ternary`].
 pub(super) struct TQ1_0;
 
 impl SymmetricBlocks for TQ1_0 {
@@ -139,8 +139,8 @@ impl SymmetricBlocks for TQ1_0 {
     }
 }
 
-/// `q: 256 x 2 bits, d`. Each 32 bytes hold four groups: group `g` is bits `2g` and `2g + 1` of
-/// every byte.
+/// `q: 256 x 2 bits, d`. Each 32 bytes contain four groups: group `g` has bits `2g` and `2g + 1` of
+/// each byte.
 pub(super) struct TQ2_0;
 
 impl SymmetricBlocks for TQ2_0 {
@@ -206,7 +206,7 @@ pub(super) fn nibbles(qs: &[u8; 16]) -> [u8; GROUP] {
     q
 }
 
-/// As [`nibbles`], with bit `i` of `high` as the fifth bit of element `i`.
+/// Like [`nibbles`], with bit `i` of `high` as the fifth bit of element `i`.
 fn five_bits(qs: &[u8; 16], high: u32) -> [u8; GROUP] {
     let mut q = nibbles(qs);
     for (i, q) in q.iter_mut().enumerate() {
@@ -215,9 +215,9 @@ fn five_bits(qs: &[u8; 16], high: u32) -> [u8; GROUP] {
     q
 }
 
-/// The numbers 0 to 2 of a `TQ1_0` block: 48 bytes with five numbers each, and 4 bytes with four. A
-/// byte is a fraction of 256, with the numbers as its digits in base 3. Each multiplication by
-/// three moves the next digit into the integer part.
+/// The ternary digits (0 to 2) of a `TQ1_0` block: 48 bytes with five digits each, and 4 bytes with
+/// four. A byte is a fraction of 256, written in base 3. Each multiplication by three moves the
+/// next digit into the integer part.
 fn ternary(bytes: &[u8; 52]) -> [u8; 256] {
     let number = |byte: u8, n: usize| {
         let rest = (0..n).fold(byte, |rest, _| rest.wrapping_mul(3));
@@ -282,8 +282,8 @@ pub(super) fn q2_k(data: &[u8], out: &mut Vec<f32>) {
     }
 }
 
-/// Calls `f` with `d`, the scale and the codes (0..8, of which 4 stands for zero) of each group of
-/// 16. A block: `high bits: 256, q: 256 x 2 bits, scales: 16 x 6 bits, d`.
+/// Calls `f` with `d`, the scale and the codes of each group of 16. Codes are 0..8, and 4 means
+/// zero. A block is `high bits: 256, q: 256 x 2 bits, scales: 16 x 6 bits, d`.
 pub(super) fn q3_k(data: &[u8], mut f: impl FnMut(f16, i8, [u8; 16])) {
     for block in data.as_chunks::<110>().0 {
         let high = part::<0, 32, 110>(block);
@@ -302,9 +302,8 @@ pub(super) fn q3_k(data: &[u8], mut f: impl FnMut(f16, i8, [u8; 16])) {
     }
 }
 
-/// Calls `f` with `d`, the scale and the codes (0..64, of which 32 stands for zero) of each group
-/// of
-/// 16. A block: `q low: 256 x 4 bits, q high: 256 x 2 bits, scales: 16 signed bytes, d`.
+/// Calls `f` with `d`, the scale and the codes of each group of 16. Codes are 0..64, and 32 means
+/// zero. A block is `q low: 256 x 4 bits, q high: 256 x 2 bits, scales: 16 signed bytes, d`.
 pub(super) fn q6_k(data: &[u8], mut f: impl FnMut(f16, i8, [u8; 16])) {
     for block in data.as_chunks::<210>().0 {
         let low = part::<0, 128, 210>(block);

@@ -1,5 +1,5 @@
 //! Converts blocks of GGUF types: decodes them to floats, or packs them into a [`Layout`]. The
-//! traits of `kinds.rs` read the blocks.
+//! traits of `kinds.rs` parse the blocks.
 
 use half::f16;
 
@@ -13,16 +13,16 @@ use super::nibble_codes::NibbleCodes;
 /// Scales and biases of groups, in MLX's affine form.
 pub(super) type Factors<'a> = (&'a mut [f32], &'a mut [f32]);
 
-/// Appends the numbers of blocks.
+/// Appends the decoded values of blocks.
 pub(super) type Decode = fn(&[u8], &mut Vec<f32>);
 
-/// Writes the parts of a layout. Their lengths must be those for this data.
+/// Writes the arrays of a layout. Their lengths must match the data.
 pub(super) type Pack = fn(&[u8], &mut [&mut [u8]]) -> Result<(), Misfit>;
 
-/// Writes codes and factors of MLX's affine form.
+/// Writes the codes, scales and biases of MLX's affine form.
 pub(super) type Repack = fn(&[u8], &mut [u32], Factors<'_>);
 
-/// The functions of a type. All take whole blocks.
+/// The conversion functions of a type. Each accepts whole blocks only.
 pub(super) struct Coding {
     pub layout: Layout,
     pub decode: Decode,
@@ -31,10 +31,10 @@ pub(super) struct Coding {
     pub affine: Option<Repack>,
 }
 
-/// The code that stands for zero in [`Layout::Symmetric`].
+/// The code that means zero in [`Layout::Symmetric`].
 const fn zero_code(bits: u32) -> u8 {
     match bits {
-        // Codes 0, 1 and 2.
+        // The codes are 0, 1 and 2.
         2 => 1,
         _ => 1 << (bits - 1),
     }
@@ -72,7 +72,7 @@ pub(super) const fn symmetric<B: SymmetricBlocks>() -> Coding {
     Coding {
         layout: Layout::Symmetric { bits: B::BITS },
         decode: |data, out| {
-            // The integer is computed first, so that a zero keeps the sign of the scale.
+            // The integer difference comes first, so that a zero keeps the sign of the scale.
             let zero = f32::from(zero_code(B::BITS));
             B::groups(data, |q, scale| {
                 let scale = scale.to_f32();
@@ -125,7 +125,7 @@ pub(super) const fn super_affine<B: SuperAffineBlocks>() -> Coding {
                 for ((scale, min), q) in k_scales(start).into_iter().zip(&groups) {
                     if let (Some(words), Some(bytes)) = (words.next(), bytes.next()) {
                         pack_group(B::BITS, q, words);
-                        // Both have six bits, so they fit.
+                        // Both values have six bits, so they fit into a byte.
                         *bytes = [scale as i8, min as i8];
                     }
                 }
@@ -184,8 +184,8 @@ pub(super) const fn powers() -> Coding {
         decode: |data, out| {
             let (integers, unit) = NibbleCodes::E2m1.integers();
             mxfp4(data, |exponent, codes| {
-                // Half of the power, with doubled integers: the largest power itself, of exponent
-                // 255, exceeds float32.
+                // Uses half of the power and doubled integers, because the power for exponent 255
+                // exceeds float32.
                 let scale = match exponent {
                     0 | 1 => power_of_two(exponent) * unit,
                     _ => power_of_two(exponent - 1),
@@ -260,7 +260,7 @@ pub(super) const fn table<B: TableBlocks>() -> Coding {
     }
 }
 
-/// Writes group after group in MLX's affine form.
+/// Writes one group after another in MLX's affine form.
 #[inline(always)]
 fn affine_writer<'a>(
     bits: u32,
@@ -299,7 +299,8 @@ fn parts<'a, 'b, const N: usize>(
     out.try_into().map_err(|_| Misfit::Size)
 }
 
-/// The bytes of a part as elements. Unaligned bytes are an error; the memory of arrays is aligned.
+/// Casts the bytes of a part to elements. Unaligned bytes cause an error; memory of arrays is
+/// always aligned.
 fn cast<T: bytemuck::Pod>(bytes: &mut [u8]) -> Result<&mut [T], Misfit> {
     bytemuck::try_cast_slice_mut(bytes).map_err(|_| Misfit::Size)
 }

@@ -1,8 +1,8 @@
-//! Encoding of numbers in the types that we write.
+//! Encodes values in the types that this workspace writes.
 
 use half::{bf16 as Bf16, f16 as F16};
 
-/// Encodes numbers; `None` if one is out of the type's range.
+/// Encodes values; `None` if a value is out of the type's range.
 pub(super) type Encode = fn(&[f32]) -> Option<Vec<u8>>;
 
 pub(super) fn f32(numbers: &[f32]) -> Option<Vec<u8>> {
@@ -26,8 +26,8 @@ pub(super) fn bf16(numbers: &[f32]) -> Option<Vec<u8>> {
     Some(halves.flat_map(Bf16::to_le_bytes).collect())
 }
 
-/// Blocks of 32 numbers. As in ggml, the largest magnitude becomes 127, and codes are computed with
-/// the scale before it is rounded to float16.
+/// Encodes blocks of 32 values. As in ggml, the largest magnitude becomes 127, and codes are
+/// computed with the scale before its rounding to float16.
 pub(super) fn q8_0(numbers: &[f32]) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(numbers.len().div_ceil(32) * 34);
     for block in numbers.chunks(32) {

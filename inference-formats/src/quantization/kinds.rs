@@ -1,12 +1,12 @@
-//! The kinds of blocks. A type implements one of these traits, which read its blocks; `coding.rs`
-//! decodes and packs them.
+//! The kinds of blocks. Each type implements one of these traits, which parse its blocks.
+//! `coding.rs` decodes and packs them.
 
 use half::f16;
 
 use super::layout::{GROUP, Layout};
 use super::nibble_codes::NibbleCodes;
 
-/// Blocks of groups of 32 with a scale and a bias each.
+/// Blocks with a scale and a bias for each group of 32 weights.
 pub(super) trait AffineBlocks {
     /// Bits of a code in memory.
     const BITS: u32;
@@ -15,7 +15,7 @@ pub(super) trait AffineBlocks {
     fn groups(data: &[u8], f: impl FnMut(&[u8; GROUP], f32, f32));
 }
 
-/// Blocks of groups of 32 with a float16 scale, and a code that stands for zero.
+/// Blocks with a float16 scale for each group of 32 weights. One code means zero.
 pub(super) trait SymmetricBlocks {
     /// Bits of a code in memory.
     const BITS: u32;
@@ -41,7 +41,7 @@ pub(super) trait TableBlocks {
     /// The integers.
     const CODES: NibbleCodes;
 
-    /// Calls `f` with `d`, the scale and the 16 or 32 codes of each group. A weight is `d` times
-    /// the scale, the integer of its code and the unit.
+    /// Calls `f` with `d`, the scale and the 16 or 32 codes of each group. A weight is the product
+    /// of `d`, the scale, the code's integer, and the unit.
     fn groups(data: &[u8], f: impl FnMut(f16, i8, &[u8]));
 }

@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::nibble_codes::NibbleCodes;
 
-/// The number of weights that share a scale. The exceptions are [`Layout::SuperScaled`] with 16,
-/// and [`Layout::TableSuper`] with 16 or 32.
+/// Number of weights that share a scale. It differs for [`Layout::SuperScaled`] (16) and
+/// [`Layout::TableSuper`] (16 or 32).
 pub const GROUP: usize = 32;
 
 /// The layout in memory of a type's matrices. Codes have MLX's packing: code `i` of a row is at bit
@@ -13,7 +13,7 @@ pub const GROUP: usize = 32;
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// Floats without scales, to which the type is decoded.
+    /// Floats without scales. Types with this layout are decoded.
     Floats,
     /// `w = scale * q + bias`, with a scale and a bias for each [`GROUP`]: MLX's affine form. An
     /// engine chooses the type of scales and biases.
@@ -21,8 +21,8 @@ pub enum Layout {
         /// Bits of a code.
         bits: u32,
     },
-    /// `w = scale * (q - zero)`, with a float16 scale for each [`GROUP`]. The zero is the code in
-    /// the middle: 1 for 2 bits, else half of the number of codes.
+    /// `w = scale * (q - zero)`, with a float16 scale for each [`GROUP`]. `zero` is the middle
+    /// code: 1 for 2 bits, otherwise half of the number of codes.
     Symmetric {
         /// Bits of a code.
         bits: u32,
@@ -36,20 +36,20 @@ pub enum Layout {
     /// `w = d * scale * (q - 32)` with codes of 6 bits. A signed byte for each 16 weights (scale)
     /// and a float16 for each 256 (`d`).
     SuperScaled,
-    /// 4-bit floats (E2M1) with a power of two for each [`GROUP`]. A byte holds the exponent plus
-    /// 127. MLX calls this format `mxfp4`.
+    /// 4-bit floats (E2M1), scaled by a power of two for each [`GROUP`]. A byte stores the exponent
+    /// plus 127. MLX calls this format `mxfp4`.
     Powers,
-    /// 4-bit codes that index a table of integers, with a float16 for each [`GROUP`].
+    /// 4-bit codes that index a table of integers, with a float16 scale for each [`GROUP`].
     Table {
         /// The integers.
         codes: NibbleCodes,
     },
-    /// 4-bit codes that index a table of integers. A signed byte for each group (scale), times a
-    /// float16 for each 256 weights.
+    /// 4-bit codes that index a table of integers. A group's scale is a signed byte times a float16
+    /// that 256 weights share.
     TableSuper {
         /// The integers.
         codes: NibbleCodes,
-        /// Weights that share a byte: 16 or 32.
+        /// Number of weights that share the signed byte: 16 or 32.
         group: usize,
     },
 }
@@ -78,7 +78,7 @@ impl PartType {
     }
 }
 
-/// One array of a packed matrix. Each row of the matrix has a row in it.
+/// One array of a packed matrix. It has one row per row of the matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
     /// The type of its elements.
@@ -92,9 +92,9 @@ impl Part {
         Self { kind, per_256 }
     }
 
-    /// The number of elements for `weights` weights, which must be a whole number of groups.
+    /// Number of elements for `weights` weights. `weights` must be a multiple of the group.
     pub const fn elements(self, weights: usize) -> usize {
-        // Divides first, because a product with all weights could overflow.
+        // Divides first, because multiplying all weights first could overflow.
         weights / 256 * self.per_256 + weights % 256 * self.per_256 / 256
     }
 
@@ -139,7 +139,7 @@ impl Layout {
         weights.saturating_mul(per_256 as u64) / 256
     }
 
-    /// Bits of a code, if MLX's affine form with groups of [`GROUP`] holds the same numbers.
+    /// Bits per code, if MLX's affine form with groups of [`GROUP`] can represent equal values.
     pub const fn affine_bits(self) -> Option<u32> {
         match self {
             Self::Affine { bits } | Self::Symmetric { bits } | Self::SuperAffine { bits } => {
@@ -149,7 +149,7 @@ impl Layout {
         }
     }
 
-    /// Whether scales and biases of the affine form are products, which need more than 16 bits.
+    /// Whether scales and biases in the affine form are products, which need more than 16 bits.
     pub const fn has_product_scales(self) -> bool {
         matches!(self, Self::SuperAffine { .. })
     }
@@ -159,11 +159,11 @@ impl Layout {
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Misfit {
-    /// The type has no layout with parts.
+    /// The type's layout has no parts.
     Layout,
-    /// The data is not a whole number of blocks, or a part has another length.
+    /// The data is not a whole number of blocks, or a part has the wrong length.
     Size,
-    /// The exponent of a scale is 255, which stands for NaN.
+    /// The exponent of a scale is 255, which means NaN.
     Scale,
 }
 

@@ -1,7 +1,7 @@
-//! Formats of quantized matrices in GGUF files. [`TYPES`] is the table: names, numbers, sizes of
-//! blocks, and the memory layout of each type. Blocks are decoded to `f32`, packed without loss in
-//! a [`Layout`] that kernels read, or repacked to MLX's affine form if that form holds the same
-//! numbers. These are pure functions of bytes.
+//! Types of quantized matrices in GGUF files. [`TYPES`] is the table of names, numbers, block sizes
+//! and memory layouts. Blocks can be decoded to `f32`, packed without loss into a [`Layout`] that
+//! kernels read, or repacked to MLX's affine form if it can represent equal values. All functions
+//! are pure functions of bytes.
 //!
 //! A tensor `[rows, cols]` is stored row after row; each row is a whole number of blocks, as ggml
 //! defines them. MLX packs element `i` of a row at bit `i * bits` of a little-endian stream of
@@ -48,9 +48,9 @@ pub struct AffinePacked {
     pub biases: Vec<f32>,
 }
 
-/// Decodes `data`, whole blocks of `kind`, exactly as ggml's reference does. Integers (`I8` to
-/// `I64`) and `F64` become the nearest `f32`. `None` for a type that is not decoded, or when `data`
-/// is not a whole number of blocks.
+/// Decodes `data`, whole blocks of `kind`, with the exact results of ggml's reference. Integers
+/// (`I8` to `I64`) and `F64` become the nearest `f32`. Returns `None` for a type that cannot be
+/// decoded, or if `data` is not a whole number of blocks.
 pub fn dequantize(kind: GgmlType, data: &[u8]) -> Option<Vec<f32>> {
     let weights = count_weights(kind, data)?;
     let mut out = Vec::with_capacity(weights);
@@ -58,8 +58,8 @@ pub fn dequantize(kind: GgmlType, data: &[u8]) -> Option<Vec<f32>> {
     Some(out)
 }
 
-/// Encodes `numbers` as blocks of `kind`. `None` for a type that we do not write, for a partial
-/// block, and for a number out of the type's range.
+/// Encodes `numbers` as blocks of `kind`. Returns `None` for a type without an encoder, for a
+/// partial block, or for a value out of the type's range.
 pub fn encode(kind: GgmlType, numbers: &[f32]) -> Option<Vec<u8>> {
     let row = kind.row()?;
     if !numbers.len().is_multiple_of(row.weights) {
@@ -89,9 +89,9 @@ pub fn pack_into(kind: GgmlType, data: &[u8], out: &mut [&mut [u8]]) -> Result<(
     (row.coding.pack)(data, out)
 }
 
-/// Repacks `data`, whole blocks of `kind`, to MLX's affine form without loss. The integers stay the
-/// same, with scale and bias as `f32`. `None` for types without [`Layout::affine_bits`], and when
-/// `data` is not a whole number of blocks.
+/// Repacks `data`, whole blocks of `kind`, to MLX's affine form without loss. The integers stay
+/// unchanged; scale and bias become `f32`. Returns `None` for types without
+/// [`Layout::affine_bits`], or if `data` is not a whole number of blocks.
 pub fn repack(kind: GgmlType, data: &[u8]) -> Option<AffinePacked> {
     let bits = kind.layout().affine_bits()?;
     let groups = count_weights(kind, data)? / GROUP;
@@ -111,8 +111,8 @@ pub fn repack(kind: GgmlType, data: &[u8]) -> Option<AffinePacked> {
     Some(all)
 }
 
-/// As [`repack`], into slices with exactly the lengths of its results. Also `None` if a length
-/// differs.
+/// Like [`repack`], but writes to slices. Also returns `None` if a slice does not have the exact
+/// length of its result.
 pub fn repack_into(
     kind: GgmlType,
     data: &[u8],
@@ -130,8 +130,8 @@ pub fn repack_into(
     Some(())
 }
 
-/// The number of weights in `data`, if it is a whole number of blocks. A byte holds at most eight
-/// weights, so the number does not overflow for data in memory.
+/// Number of weights in `data`, if `data` is a whole number of blocks. A byte stores at most eight
+/// weights, so the number cannot overflow for data in memory.
 fn count_weights(kind: GgmlType, data: &[u8]) -> Option<usize> {
     let (weights, bytes) = kind.block()?;
     data.len()

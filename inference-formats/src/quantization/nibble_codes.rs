@@ -1,7 +1,7 @@
 //! The tables of integers that 4-bit codes index.
 
-/// The integers that 4-bit codes stand for. A weight is the integer times a unit and the scale of
-/// its group.
+/// The integers that 4-bit codes index. A weight is the product of its integer, a unit, and the
+/// scale of its group.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NibbleCodes {
@@ -15,15 +15,15 @@ pub enum NibbleCodes {
     Iq3S,
     /// `IQ2_XXS`, `IQ2_XS`, `IQ2_S`: two bits of magnitude, and the sign in the highest bit.
     Iq2,
-    /// `IQ1_S`, `IQ1_M`, in eighths: -1, 0 and 1 plus an eighth (codes 0 to 2), or minus an eighth
-    /// (codes 4 to 6).
+    /// `IQ1_S`, `IQ1_M`, in eighths. Codes 0 to 2 are -1, 0 and 1 plus an eighth; codes 4 to 6 are
+    /// these numbers minus an eighth.
     Iq1,
     /// `Q3_K`: the integers -4 to 3.
     Q3k,
 }
 
 impl NibbleCodes {
-    /// The integers of all codes, and the unit that they are multiplied by.
+    /// The integers of all codes, and the unit by which they are multiplied.
     pub fn integers(self) -> ([i8; 16], f32) {
         match self {
             Self::E2m1 => (

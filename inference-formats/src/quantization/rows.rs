@@ -1,17 +1,17 @@
-//! The order of rows in query and key projections. For llama, GGUF files order the rows of each
-//! head for a rotation of neighboring elements; other formats rotate the two halves of a head.
+//! The order of rows in query and key projections. For llama, GGUF files order each head's rows so
+//! that the rotation pairs adjacent elements. Other formats rotate the two halves of a head.
 
-/// Puts the rows of `attn_q` or `attn_k` into the usual order. `data` holds the stored bytes of
-/// `rows` rows; `heads` is the number of query heads or key heads. Whole rows move, so any type
-/// works, quantized ones too. A bias is a tensor with rows of one element. `rows` must be a
-/// multiple of `2 * heads`, and the number of bytes a multiple of `rows`.
+/// Restores the usual row order of `attn_q` or `attn_k`. `data` contains the stored bytes of `rows`
+/// rows; `heads` is the number of query or key heads. Whole rows move, so every type works,
+/// including quantized types. A bias counts as rows of one element. `rows` must be a multiple of
+/// `2 * heads`, and the number of bytes a multiple of `rows`.
 pub fn unpermute_rows(data: &[u8], rows: usize, heads: usize) -> Vec<u8> {
     let row_bytes = data.len() / rows.max(1);
     let dim = rows / heads.max(1);
     let half = (dim / 2).max(1);
     let mut out = Vec::with_capacity(data.len());
     for row in 0..rows {
-        // Row (head, half h, i) of the usual order is row (head, i, h) of the file.
+        // Row (head, half h, i) of the usual order is row (head, i, h) in the file.
         let (head, h, i) = (row / dim.max(1), row % dim.max(1) / half, row % half);
         let start = (head * dim + 2 * i + h) * row_bytes;
         out.extend_from_slice(data.get(start..start + row_bytes).unwrap_or_default());

@@ -1,5 +1,5 @@
-//! The table of GGUF's element types. Only the row here describes a type: readers, writers, the
-//! loader, estimates of memory and lists of types use it.
+//! The table of GGUF's element types. Its rows are the only description of a type. Readers,
+//! writers, the loader, memory estimates and type lists use the table.
 
 use super::blocks::{Q1_0, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q8_0, TQ1_0, TQ2_0, q2_k};
 use super::codes::{IQ1M, IQ1S, IQ2S, IQ2XS, IQ2XXS, IQ3S, IQ3XXS, IQ4NL, IQ4XS, Q3K};
@@ -20,8 +20,8 @@ pub struct BlockType {
     pub weights: usize,
     /// Bytes of a block.
     pub bytes: usize,
-    /// Values of `general.file_type`, with their names, for files of mostly this type
-    /// (`llama_ftype` in llama.cpp).
+    /// Values of `general.file_type` with their names, for files in which most tensors have this
+    /// type (`llama_ftype` in llama.cpp).
     pub file_types: &'static [(u32, &'static str)],
     /// Bits and group size for lists of models, if one pair describes the whole type.
     pub uniform: Option<(u32, u32)>,
@@ -32,7 +32,7 @@ pub struct BlockType {
 }
 
 impl BlockType {
-    /// A row whose type is still missing: the macro below sets it.
+    /// A row without its type, which the macro below sets.
     const fn row(
         id: u32,
         name: &'static str,
@@ -84,13 +84,13 @@ impl BlockType {
         self.coding.layout
     }
 
-    /// Whether we write the type; see [`super::encode`].
+    /// Whether this workspace can encode the type; see [`super::encode`].
     pub fn is_written(&self) -> bool {
         self.encode.is_some()
     }
 }
 
-/// Makes [`GgmlType`] and [`TYPES`] from rows.
+/// Generates [`GgmlType`] and [`TYPES`] from the rows.
 macro_rules! block_types {
     ($($(#[$doc:meta])* $kind:ident = $row:expr;)*) => {
         /// How a GGUF tensor's elements are stored.
@@ -98,7 +98,7 @@ macro_rules! block_types {
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum GgmlType {
             $($(#[$doc])* $kind,)*
-            /// A type that this crate does not decode, by its number.
+            /// A type that this crate cannot decode, by its number.
             Other(u32),
         }
 

@@ -1,5 +1,5 @@
-//! Compares decoding with the numbers of an independent implementation, and packing with decoding.
-//! `tools/golden/gguf_blocks.py` also checks that MLX reads the packed layout.
+//! Compares decoding with values of an independent implementation, and packing with decoding.
+//! `tools/golden/gguf_blocks.py` also checks that MLX can read the packed layout.
 
 use half::f16;
 use proptest::prelude::*;
@@ -53,7 +53,7 @@ fn golden() -> Vec<(GgmlType, Vec<u8>, Vec<f32>)> {
         .collect()
 }
 
-/// The values that MLX computes from a packed matrix, read bit by bit.
+/// The values of a packed matrix by MLX's definition, read bit by bit.
 fn unpack(p: &AffinePacked) -> Vec<f32> {
     let bits = p.bits as usize;
     let bit = |i: usize| p.packed[i / 32] >> (i % 32) & 1;
@@ -68,7 +68,7 @@ fn unpack(p: &AffinePacked) -> Vec<f32> {
 #[test]
 fn decodes_bit_for_bit_what_the_reference_decodes() {
     let cases = golden();
-    // Every type with blocks, and both 16-bit floats.
+    // The cases must cover each type with blocks, and both 16-bit float types.
     let mut kinds: Vec<_> = cases.iter().map(|(kind, ..)| *kind).collect();
     kinds.sort();
     let halves = [GgmlType::F16, GgmlType::BF16];
@@ -79,7 +79,7 @@ fn decodes_bit_for_bit_what_the_reference_decodes() {
         let got = dequantize(kind, &data).unwrap();
         assert_eq!(got.len(), expected.len());
         for (i, (g, e)) in got.iter().zip(&expected).enumerate() {
-            // Compares bits, so that -0 and 0 differ.
+            // Compares bits, because -0 and 0 must differ.
             assert_eq!(
                 g.to_bits(),
                 e.to_bits(),
@@ -117,7 +117,7 @@ fn packs_what_the_reference_decodes() {
 /// The parts of packed blocks.
 struct Parts {
     parts: Vec<Part>,
-    /// In words, so that they are aligned.
+    /// Stored as words, so that the bytes are aligned.
     memory: Vec<Vec<u32>>,
     weights: usize,
 }
@@ -157,7 +157,7 @@ impl Parts {
         parts.map(|part| part.bytes(self.weights)).sum()
     }
 
-    /// The weights, by the definitions of [`Layout`], from bits.
+    /// The weights by the definitions of [`Layout`], read bit by bit.
     fn unpack(&self, layout: Layout) -> Vec<f32> {
         let words = self.part::<u32>(0, PartType::U32);
         let bits = words.len() * 32 / self.weights;
@@ -306,7 +306,7 @@ fn parts_of_blocks_and_other_types_are_refused() {
             assert_eq!(Parts::read(kind, &vec![0; n]).err(), Some(Misfit::Size));
         }
         assert_eq!(dequantize(kind, &[]).unwrap(), [0.0; 0]);
-        // Refuses a part of another length, and another number of parts.
+        // A part with another length must be refused, and so must another number of parts.
         let parts = kind.layout().parts();
         let data = vec![0; bytes * 256 / row.weights];
         let mut memory: Vec<Vec<u32>> = parts.iter().map(|p| vec![0; p.bytes(256) / 2]).collect();
@@ -346,7 +346,7 @@ fn the_table_names_each_type_once() {
     let mut files: Vec<_> = names.map(|(number, _)| *number).collect();
     files.sort_unstable();
     files.dedup();
-    // All numbers of llama.cpp up to the last one, but those of NVFP4 and of removed types.
+    // Covers all of llama.cpp's numbers, except those of NVFP4 and of removed types.
     let none = [4, 5, 6, 33, 34, 35, 39];
     let last = files.last().copied().unwrap();
     let expected: Vec<_> = (0..=last).filter(|n| !none.contains(n)).collect();
@@ -399,7 +399,8 @@ fn blocks_of_eight_bits_are_ggml_s() {
 
 #[test]
 fn unpermuting_undoes_the_conversion() {
-    // Two heads of four rows of two bytes. The order within a head in the file is 0, 2, 1, 3.
+    // Two heads of four rows with two bytes each. In the file, the rows of a head have the order 0,
+    // 2, 1, 3.
     let stored = [0u8, 0, 2, 2, 1, 1, 3, 3, 4, 4, 6, 6, 5, 5, 7, 7];
     let usual = [0u8, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7];
     assert_eq!(unpermute_rows(&stored, 8, 2), usual);
@@ -419,7 +420,7 @@ proptest! {
                     _ => {}
                 }
                 for &at in row.halves {
-                    // Finite, of either sign; a NaN is never equal to itself.
+                    // The values must be finite, because NaN never equals itself.
                     let half = f16::from_le_bytes([block[at], block[at + 1]]);
                     if !half.is_finite() {
                         block[at + 1] &= 0x80;
@@ -447,7 +448,7 @@ proptest! {
         prop_assert_eq!(out.len(), data.len());
         for (usual, bytes) in out.chunks_exact(row).enumerate() {
             let (head, within) = (usual / (2 * half), usual % (2 * half));
-            // The converter: [heads, 2, half] -> [heads, half, 2].
+            // Imitates the converter: [heads, 2, half] -> [heads, half, 2].
             let stored = head * 2 * half + within % half * 2 + within / half;
             prop_assert!(bytes.iter().all(|&b| b as usize == stored));
         }

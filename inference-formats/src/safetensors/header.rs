@@ -1,6 +1,6 @@
 //! The header of one safetensors file. The `safetensors` crate checks offsets, sizes and types.
-//! This module limits time and memory, rejects repeated names, and compares the end of the data
-//! with the end of the file.
+//! This module limits time and memory, rejects repeated names, and checks that the data ends at the
+//! end of the file.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -21,7 +21,7 @@ pub(super) const MAX_TENSORS: usize = 1 << 18;
 pub(super) const MAX_DIMS: usize = 8;
 /// The maximum length of a name, in bytes.
 const MAX_NAME: usize = 1024;
-/// A file begins with the length of the header, in this number of bytes.
+/// Number of bytes for the header's length, at the start of a file.
 const LENGTH_BYTES: u64 = 8;
 
 /// A tensor of one file.
@@ -63,9 +63,9 @@ fn parsed<'de, T: Deserialize<'de>>(file: &CheckedFile, header: &'de [u8]) -> Re
         .map_err(|e| invalid(file.path(), "the safetensors header is malformed").with_source(e))
 }
 
-/// The texts in the header of `file`, by name.
+/// The strings in the header's metadata, by name.
 pub(super) fn metadata(file: &CheckedFile) -> Result<BTreeMap<String, String>> {
-    /// Repeated names are rejected when tensors are read.
+    /// Repeated names are accepted here; reading tensors rejects them.
     #[derive(Deserialize)]
     struct Texts {
         #[serde(rename = "__metadata__")]
@@ -110,7 +110,7 @@ pub(super) fn read(file: &CheckedFile) -> Result<Vec<Entry>> {
         .collect())
 }
 
-/// The JSON object of a header; limits apply while it is read.
+/// The JSON object of a header. Limits are enforced during parsing.
 struct Header {
     tensors: Vec<(String, TensorInfo)>,
 }
@@ -141,8 +141,8 @@ impl<'de> Visitor<'de> for HeaderVisitor {
                 return Err(A::Error::custom(format!("the name {name:?} occurs twice")));
             }
             if name == "__metadata__" {
-                // Free text for people: its form is checked, and its content dropped. MLX writes
-                // null if there is none.
+                // Free text for people. Its form is checked, and its content is ignored. MLX writes
+                // null if there is no text.
                 map.next_value::<Option<HashMap<String, IgnoredText>>>()?;
                 continue;
             }
@@ -193,7 +193,7 @@ impl<'de> Deserialize<'de> for Shape {
                 let mut dims = Vec::new();
                 while let Some(dim) = seq.next_element()? {
                     if dims.len() == MAX_DIMS {
-                        // Stops here, because the rest may be long.
+                        // Stops immediately, because the rest may be long.
                         return Err(A::Error::custom(format!(
                             "a tensor has more than {MAX_DIMS} dimensions"
                         )));

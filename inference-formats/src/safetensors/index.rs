@@ -12,7 +12,7 @@ use crate::files::{invalid, read_capped};
 /// The largest accepted index, in bytes.
 const MAX_INDEX_BYTES: u64 = 64 << 20;
 
-/// The part of the file that is used.
+/// The fields of the file that are used.
 #[derive(Debug, Deserialize)]
 pub(super) struct Index {
     weight_map: BTreeMap<String, String>,
@@ -36,7 +36,7 @@ impl Index {
             ));
         }
         for shard in index.weight_map.values() {
-            // The path is checked when the file is opened; this checks only the extension.
+            // The path is checked when the shard is opened. This checks only the extension.
             if !shard.ends_with(".safetensors") {
                 return Err(invalid(
                     path,

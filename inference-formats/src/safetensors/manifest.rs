@@ -1,5 +1,5 @@
-//! `weight_manifest.json` of a vindex, which lists tensors in files of plain numbers. The
-//! feed-forward parts are not among them.
+//! `weight_manifest.json` of a vindex, which lists tensors in files of unquantized values.
+//! Feed-forward weights are not among these tensors.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::files::{CheckedFile, MANIFEST, ModelDir, invalid, read_capped};
 /// The largest accepted manifest, in bytes.
 const MAX_MANIFEST_BYTES: u64 = 64 << 20;
 
-/// The part of the file that is used.
+/// The fields of the file that are used.
 #[derive(Debug, Deserialize)]
 struct Manifest {
     tensors: Vec<Entry>,

@@ -1,5 +1,5 @@
-//! Named tensors of safetensors files. Headers are validated when a file is opened. The bytes of
-//! tensors are read later, at their exact positions.
+//! Named tensors of safetensors files. Headers are validated when a file is opened. Tensor data are
+//! read later, at their exact positions.
 
 mod header;
 mod index;
@@ -21,7 +21,7 @@ use header::MAX_TENSORS;
 pub use ::safetensors::Dtype;
 pub use names::TensorNames;
 
-/// A tensor: its type, its shape, and where its bytes are.
+/// A tensor: its type, its shape, and the position of its data.
 #[derive(Debug, Clone)]
 pub struct TensorInfo {
     /// The type of its elements.
@@ -43,18 +43,19 @@ pub struct SafetensorsCheckpoint {
 /// A LoRA adapter that mlx-lm may leave in the directory of a model.
 const ADAPTERS: &str = "adapters.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// More shards than this are treated as a mistake, and would exhaust file handles.
+/// Maximum number of shards. A model with more is assumed to be a mistake, and could exhaust file
+/// handles.
 const MAX_FILES: usize = 512;
 
 impl SafetensorsCheckpoint {
-    /// The tensors in the directory `dir`, from the shards that `model.safetensors.index.json`
-    /// names. Without an index they are those of every `.safetensors` file but
-    /// `adapters.safetensors`. Without such a file they are those that `weight_manifest.json` of a
-    /// vindex names, in files of plain numbers.
+    /// Opens the tensors in the directory `dir`. They are in the shards that
+    /// `model.safetensors.index.json` names. Without an index, they are in all `.safetensors` files
+    /// except `adapters.safetensors`. Without such files, they are in the files that a vindex's
+    /// `weight_manifest.json` names.
     ///
     /// # Errors
-    /// When a file is missing, truncated, malformed or outside the directory; when two files
-    /// contain the same name; when the index names a tensor that its shard lacks.
+    /// If a file is missing, truncated, malformed or outside the directory; if two files contain
+    /// one name; if the index names a tensor that its shard lacks.
     pub fn open(dir: &Path) -> Result<Self> {
         let dir = ModelDir::open(dir)?;
         let index = match dir.find(INDEX)? {
@@ -91,7 +92,7 @@ impl SafetensorsCheckpoint {
         }
         let mut checkpoint = Self::default();
         for name in names {
-            // The index may name a missing file; the error is about that file.
+            // The index may name a missing file. The error must name that file.
             let path = dir.require(&name)?;
             checkpoint.add(&path)?;
         }
@@ -104,17 +105,17 @@ impl SafetensorsCheckpoint {
     /// The tensors of one file.
     ///
     /// # Errors
-    /// When it is missing, truncated or malformed.
+    /// If the file is missing, truncated or malformed.
     pub fn open_file(path: &Path) -> Result<Self> {
         let mut checkpoint = Self::default();
         checkpoint.add(path)?;
         Ok(checkpoint)
     }
 
-    /// The texts in the header of a file, by name. Files of weights have no texts that are used.
+    /// The strings in a file's header, by name. For weight files, no string is used.
     ///
     /// # Errors
-    /// When it is missing, or its header is malformed.
+    /// If the file is missing, or its header is malformed.
     pub fn metadata(path: &Path) -> Result<BTreeMap<String, String>> {
         header::metadata(&CheckedFile::open(path)?)
     }
@@ -172,8 +173,8 @@ impl SafetensorsCheckpoint {
         self.tensors.values().map(|t| t.nbytes as u64).sum()
     }
 
-    /// The float type that takes the most bytes, or the widest of types with equal shares. `F32` if
-    /// there are no floats.
+    /// The float type with the largest share of bytes. If two types have equal shares, the wider
+    /// type wins. `F32` if there are no floats.
     pub fn float_type(&self) -> Dtype {
         let bytes = |wanted: Dtype| -> u64 {
             let of_type = self.tensors.values().filter(|t| t.dtype == wanted);
@@ -214,8 +215,8 @@ impl SafetensorsCheckpoint {
         info.file.read_vec(info.offset, info.nbytes)
     }
 
-    /// `length` bytes of a tensor from its byte `first` on, as elements of `T`. The caller has
-    /// compared `T` with the tensor's type.
+    /// Reads `length` bytes of a tensor from byte `first` on, as elements of `T`. The caller must
+    /// have checked that `T` is the tensor's type.
     ///
     /// # Errors
     /// When the range lies outside the tensor or is not a whole number of elements, memory is

@@ -1,5 +1,5 @@
-//! Names of tensors in safetensors files, and the usual names that architectures request. In
-//! multimodal checkpoints, the text part has a prefix, and there are other parts.
+//! Maps tensor names in safetensors files to the usual names, which architectures request. In
+//! multimodal checkpoints, the text part has a name prefix, and there are other parts.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ impl TensorNames {
         let multimodal = family.is_some_and(|family| family.is_multimodal(model_type));
         let is_spare = |name: &str| family.is_some_and(|family| family.is_spare(name));
         let stored: Vec<&str> = stored.collect();
-        // A network without a head, which is the form in which embedding models are saved.
+        // Embedding models are saved as a network without an output head.
         let bare = stored.contains(&"embed_tokens.weight");
         let usual = |name: &str| match bare {
             true => format!("model.{name}"),
@@ -67,7 +67,7 @@ impl TensorNames {
 }
 
 fn usual(name: &str) -> String {
-    // Old checkpoints of BERT have TensorFlow's names for the parts of a norm.
+    // Old BERT checkpoints use TensorFlow's names for the weights of a norm.
     for (old, new) in [(".LayerNorm.gamma", "weight"), (".LayerNorm.beta", "bias")] {
         if let Some(stem) = name.strip_suffix(old) {
             return format!("{stem}.LayerNorm.{new}");
@@ -113,7 +113,7 @@ mod tests {
             ]
         );
         assert_eq!(names.stored("model.norm.weight"), Some(stored[0]));
-        // A network without its head.
+        // A network without an output head.
         let bare = ["embed_tokens.weight", "layers.0.mlp.up_proj.weight"];
         let names = TensorNames::new(bare.into_iter(), "qwen3");
         assert_eq!(names.stored("model.embed_tokens.weight"), Some(bare[0]));

@@ -1,4 +1,4 @@
-//! Checkpoints that are truncated or changed, wrong headers and indices, and names that lead out of
+//! Tests of truncated or changed checkpoints, wrong headers and indices, and names that lead out of
 //! the directory.
 
 use std::fs;
@@ -11,7 +11,7 @@ use safetensors::tensor::TensorView;
 
 use super::*;
 
-/// The bytes of a file with tensors of f32 `[n]`, filled with their index.
+/// The bytes of a file with f32 tensors of shape `[n]`. Each element is the tensor's index.
 fn file(names: &[(&str, usize)]) -> Vec<u8> {
     let data: Vec<Vec<u8>> = names
         .iter()
@@ -93,7 +93,7 @@ fn every_truncation_is_an_error() {
 fn every_mutation_is_an_error_or_a_consistent_file() {
     let original = file(&[("a", 3), ("b", 5)]);
     let header = original.len() - 32;
-    // Bytes with a meaning in JSON, and some others. Each case is a file.
+    // Bytes that have a meaning in JSON, and some others. Each case is a file.
     let meaningful = *b"\"{}[],:0123456789-+.eE\\ntfu \n\x7f\xff";
     let bytes: std::collections::BTreeSet<u8> = meaningful
         .into_iter()
@@ -203,7 +203,8 @@ fn bombs_cost_nothing() {
         bytes.extend(b"{}");
         assert!(refused(&bytes).message().contains("claims"));
     }
-    // Shorter than the maximum, but nested deeply, or with a long value where that is not allowed.
+    // The header is shorter than the maximum, but nested deeply, or has a long value where that is
+    // forbidden.
     assert!(one(&raw(&"[".repeat(1 << 20), 0)).is_err());
     assert!(one(&raw(&format!(r#"{{"a":{}"#, "{\"b\":".repeat(1 << 18)), 0)).is_err());
     let dims = "1,".repeat(1 << 20);
@@ -225,7 +226,7 @@ fn shards_are_read_by_their_index() {
     fs::write(at.join("m-2.safetensors"), file(&[("b", 2), ("c", 3)])).unwrap();
     fs::write(at.join("other.safetensors"), file(&[("a", 1)])).unwrap();
     let open = || SafetensorsCheckpoint::open(at);
-    // Without the index, the other file repeats a name.
+    // Without the index, the other file contains a repeated name.
     assert!(open().unwrap_err().message().contains("is also in"));
     index(
         at,
@@ -300,7 +301,7 @@ fn shard_names_do_not_escape() {
         index(&dir, &[("a", "link.safetensors")]);
         let e = SafetensorsCheckpoint::open(&dir).unwrap_err();
         assert!(e.message().contains("leads out"), "{e}");
-        // The index itself must not lead out of the directory either.
+        // The index itself must not lead out of the directory.
         fs::rename(dir.join(INDEX), outer.path().join("index")).unwrap();
         std::os::unix::fs::symlink(outer.path().join("index"), dir.join(INDEX)).unwrap();
         assert!(

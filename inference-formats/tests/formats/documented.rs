@@ -1,13 +1,13 @@
-//! The table of GGUF's types in `docs/architectures.md` says what the code's table says.
+//! Tests that the table of GGUF types in `docs/architectures.md` matches the table in the code.
 
 use std::collections::BTreeMap;
 
 use inference_formats::quantization::{BlockType, Layout, TYPES};
 
-/// Columns of a type: bits of a weight in the file and in memory, and the form in MLX.
+/// Columns of a type: bits per weight in the file and in memory, and the form in MLX.
 type Columns = [String; 3];
 
-/// The value of each of `count` types in a cell, which may have one value for all.
+/// The values of `count` types in a table cell. A cell with a single value applies to all types.
 fn values(cell: &str, count: usize) -> Vec<String> {
     let values: Vec<_> = cell.split(", ").map(str::to_owned).collect();
     match values.as_slice() {
@@ -47,11 +47,11 @@ fn documented() -> BTreeMap<String, Columns> {
     types
 }
 
-/// Bits of a weight in memory, for the kernels.
+/// Bits per weight in memory, as the kernels store the type.
 fn in_memory(row: &BlockType) -> f64 {
     match row.layout() {
         Layout::Floats => 32.0,
-        // A float16 scale and bias.
+        // Each group of 32 weights has a float16 scale and a float16 bias.
         Layout::Affine { bits } => f64::from(bits) + 1.0,
         packed => packed.bytes(256) as f64 / 32.0,
     }

@@ -1,5 +1,5 @@
-//! In the workspace, only the descriptor of a family contains the family's name. All other code
-//! uses the descriptor, so a new family needs no change elsewhere.
+//! Tests that only the descriptor of a family contains the family's name. All other code must use
+//! the descriptor, so that a new family needs no change elsewhere.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,12 +11,12 @@ use serde_json::json;
 #[allow(dead_code)]
 mod layering;
 
-/// The folder of the descriptors, as a module of its crate.
+/// The folder of the descriptors: its crate and module.
 const DESCRIPTORS: (&str, &str) = ("inference-formats", "family");
 
-/// Crate, module, and names that mean something else in that module.
+/// Exceptions: crate, module, and names that have another meaning in that module.
 const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
-    // Kinds of tokenizers and of splitting, in the metadata of GGUF.
+    // Kinds of tokenizers and pre-tokenizers in GGUF metadata.
     (
         "inference-text",
         "tokenizer_gguf",
@@ -26,7 +26,7 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
     ),
     // Kinds of layers in configurations.
     ("inference-formats", "config::layers", &["mamba"]),
-    // Formats of chats, in messages.
+    // Chat formats in messages.
     ("inference-text", "template_defaults", &["gemma", "mistral"]),
     // Syntaxes of tool calls.
     (
@@ -43,7 +43,7 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
             "olmo3",
         ],
     ),
-    // ollama's names of models to download.
+    // ollama's model names.
     (
         "",
         "hub::elsewhere",
@@ -53,7 +53,8 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
     ),
 ];
 
-/// All names of families: each `model_type`, its name in GGUF, and the word before its number.
+/// All names of families: each `model_type`, its name in GGUF, and the word before its version
+/// number.
 fn names() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for family in Family::all() {
@@ -76,7 +77,7 @@ fn spelled<'n>(names: &'n BTreeSet<String>, text: &str) -> BTreeSet<&'n str> {
     spelled.map(String::as_str).collect()
 }
 
-/// Each module that contains the name of a family without another meaning there.
+/// Each module that contains a family's name, unless the name has another meaning there.
 fn faults(modules: &[(String, String, String)]) -> Vec<String> {
     let names = names();
     let mut faults = Vec::new();
@@ -97,7 +98,7 @@ fn faults(modules: &[(String, String, String)]) -> Vec<String> {
     faults
 }
 
-/// Crate, module and text of all library and program code of the workspace, without descriptors.
+/// Crate, module and text of all library and program code in the workspace, without descriptors.
 fn sources() -> Vec<(String, String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut all = Vec::new();
@@ -173,7 +174,7 @@ fn a_name_in_other_code_is_found() {
 
 #[test]
 fn each_family_fills_in_what_its_reference_does() {
-    // Defaults of the configuration classes in transformers.
+    // These are the defaults of the configuration classes in transformers.
     for (model_type, norm_eps, theta) in [
         ("llama", 1e-6, 1e4),
         ("smollm3", 1e-6, 2e6),
@@ -209,7 +210,7 @@ fn each_family_fills_in_what_its_reference_does() {
         assert!(family.model_types().any(|name| name == model_type));
     }
     assert!(Family::of("gemma3").unwrap().is_multimodal("gemma3"));
-    // Several names of one family, with and without other parts.
+    // Several names of one family, for text models and multimodal models.
     for (name, family, multimodal) in [
         ("qwen2_5_vl", "qwen2", true),
         ("qwen3_vl_moe", "qwen3_moe", true),

@@ -1,4 +1,4 @@
-//! The computed bytes in memory, compared with the definitions of the formats.
+//! Compares computed sizes in memory with the definitions of the formats.
 
 use std::path::Path;
 
@@ -30,7 +30,7 @@ fn config(model_type: &str, more: Value) -> ModelConfig {
     ModelConfig::from_json(config.to_string().as_bytes()).unwrap()
 }
 
-/// Writes a file with tensors of zeros and opens its directory.
+/// Writes a file whose tensors contain zeros, and opens its directory.
 fn checkpoint(dir: &Path, tensors: &[(&str, &str, &[usize])]) -> SafetensorsCheckpoint {
     let mut header = Map::new();
     let mut at = 0;
@@ -54,7 +54,7 @@ fn checkpoint(dir: &Path, tensors: &[(&str, &str, &[usize])]) -> SafetensorsChec
     SafetensorsCheckpoint::open(dir).unwrap()
 }
 
-/// The bytes of the tensor `name` in memory, and its weights.
+/// The size of the tensor `name` in memory in bytes, and its number of weights.
 fn of(footprint: &Footprint, name: &str) -> (u64, u64) {
     let tensor = footprint.tensors().iter().find(|t| t.name == name);
     let tensor = tensor.unwrap_or_else(|| panic!("{name}"));
@@ -102,7 +102,7 @@ fn dense_matrices_stay_halves_only_where_the_engine_keeps_them() {
             (of("self_attn.q_proj.weight").0, of("norm.weight").0)
         })
     };
-    // Bytes of the matrix, which has 64 * 32 weights, and of the norm, which has 64.
+    // Sizes of the matrix, which has 64 * 32 weights, and of the norm, which has 64.
     assert_eq!(measured(&KERNELS), [(8192, 256), (4096, 256), (4096, 256)]);
     let float32 = WeightStorage::converted(4);
     assert_eq!(measured(&float32), [(8192, 256), (8192, 256), (8192, 256)]);
@@ -139,9 +139,9 @@ fn packed_matrices_keep_their_words_and_convert_their_factors() {
         parts.iter().map(|p| p.0).sum::<u64>()
     };
     let (words4, words8) = (64 * 64 / 2, 64 * 64);
-    // Two factors for each of 64 or 128 groups.
+    // Each of the 64 or 128 groups has a scale and a bias.
     assert_eq!(sum(&KERNELS, "m.q_proj"), words4 + 2 * 64 * 2);
-    // Float16 may not be able to represent a bfloat16 number.
+    // float16 may be unable to represent a bfloat16 value, so the scales stay float32.
     assert_eq!(sum(&KERNELS, "m.k_proj"), words8 + 2 * 128 * 4);
     let experts = "m.mlp.experts.0.up_proj";
     assert_eq!(sum(&KERNELS, experts), words4 + 2 * 64 * 2);
@@ -226,8 +226,8 @@ fn weights_packed_by_openai_stay_packed() {
     assert_eq!(of(&footprint, &name("bias")), (512, 128));
 }
 
-/// Loader and report share one estimate. Before, one counted 4 bytes for each number of an F16 or
-/// BF16 matrix, and the other 2.
+/// Loader and report must use one estimate. Earlier, one of them counted 4 bytes per value of an
+/// F16 or BF16 matrix, and the other counted 2.
 #[test]
 fn gguf_blocks_are_counted_as_they_are_loaded() {
     let (weights, groups) = (32 * 256u64, 256u64);
@@ -358,7 +358,8 @@ fn gguf_experts_vectors_and_factors_of_the_rotation() {
     assert_eq!(of(&footprint, "rope_factors_long.weight").0, 0);
 }
 
-/// Converters write the head of GPT-2 a second time, but nothing reads it.
+/// Converters write GPT-2's output matrix a second time, but no code reads it, so it must count as
+/// 0.
 #[test]
 fn the_head_of_gpt2_is_its_embedding() {
     let (_dir, path) = Writer::default()
@@ -415,7 +416,7 @@ fn packed_matrices_of_gguf_are_kept_or_named() {
     assert_eq!(of(&halves, name).0, 512 * 16 * 17 / 32);
 }
 
-/// The matrices that expand the short vectors of latent attention become plain numbers.
+/// The matrices that expand the compressed vectors of latent attention become plain floats.
 #[test]
 fn expansions_of_latent_attention_are_plain() {
     let dir = tempfile::tempdir().unwrap();

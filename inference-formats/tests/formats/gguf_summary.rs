@@ -1,4 +1,4 @@
-//! Summaries of GGUF files that are complete, truncated, changed and malicious.
+//! Tests of summaries of GGUF files that are complete, truncated, changed or malicious.
 
 use std::time::{Duration, Instant};
 
@@ -45,7 +45,7 @@ fn the_file_type_names_the_quantization() {
     assert_eq!(summary.architecture.as_deref(), Some("qwen2"));
     assert_eq!(summary.quantization.as_deref(), Some("Q8_0"));
     assert_eq!(summary.bytes, bytes.len() as u64);
-    // An unknown number gives no name, and neither does a file without tensors.
+    // An unknown file type gives no name, and neither does a file without tensors.
     assert_eq!(read(&typed(777).bytes()).unwrap().quantization, None);
     assert_eq!(read(&Writer::default().bytes()).unwrap().architecture, None);
 }
@@ -55,7 +55,7 @@ fn without_a_file_type_most_weights_decide() {
     let summary = read(&untyped().bytes()).unwrap();
     assert_eq!(summary.architecture.as_deref(), Some("qwen3"));
     assert_eq!(summary.quantization.as_deref(), Some("Q4_K"));
-    // A type that is not decoded still has a name.
+    // A type that cannot be decoded still has a name.
     let other = Writer::default().info("w", &[256, 16], 23, 0).bytes();
     assert_eq!(
         read(&other).unwrap().quantization.as_deref(),
@@ -65,7 +65,7 @@ fn without_a_file_type_most_weights_decide() {
 
 #[test]
 fn it_reads_what_loading_refuses_and_agrees_elsewhere() {
-    // A part of a split file, and tensors whose data is missing: the summary still shows a model.
+    // A part of a split file, and tensors without data: a model list must still show the model.
     let part = typed(2)
         .raw("split.count", 2, &[3, 0])
         .info("w", &[32], 2, 0);
@@ -129,10 +129,11 @@ fn lies_are_named() {
     says(key.bytes(), "UTF-8");
 }
 
-/// The whole file may be large, but no header is, and neither reader reads more than that.
+/// The file may be large, but the header is limited. Neither reader may read more than the limit.
 #[test]
 fn a_header_longer_than_any_models_is_refused() {
-    // A sparse file whose only key claims 256 MiB of numbers, which the file is large enough for.
+    // A sparse file whose only key announces 256 MiB of integers. The file is large enough to
+    // contain them.
     let claim = [10u32.to_le_bytes().as_slice(), &(32u64 << 20).to_le_bytes()].concat();
     let (_dir, path) = Writer::default().raw("k", 9, &claim).file();
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
@@ -145,7 +146,7 @@ fn a_header_longer_than_any_models_is_refused() {
         assert_eq!(e.kind(), ErrorKind::Invalid);
         assert!(e.message().contains("at most"), "{e}");
     }
-    // The same with a short key after the largest array that is accepted.
+    // A similar file, with a short key after the largest accepted array.
     let claim = [
         10u32.to_le_bytes().as_slice(),
         &((32u64 << 20) - 7).to_le_bytes(),
@@ -162,7 +163,7 @@ fn a_header_longer_than_any_models_is_refused() {
 #[cfg(unix)]
 #[test]
 fn what_is_no_file_is_not_opened() {
-    // Opening a pipe would wait for a writer.
+    // Opening a device or pipe could block, so it must be refused.
     let e = GgufSummary::open(std::path::Path::new("/dev/null")).unwrap_err();
     assert!(e.message().contains("regular"), "{e}");
     let e = GgufSummary::open(std::path::Path::new("/nothing/here.gguf")).unwrap_err();
@@ -186,7 +187,7 @@ proptest! {
         let _ = read(&bytes);
     }
 
-    /// Skipping a value and storing it end at the same byte, or both fail.
+    /// Skipping a value must end at the byte where storing the value ends, or both must fail.
     #[test]
     fn skipped_values_are_as_long_as_kept_ones(
         kind in 0u32..14,

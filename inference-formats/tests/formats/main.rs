@@ -1,4 +1,4 @@
-//! Files of models without arrays: descriptors, headers, footprints, damaged input.
+//! Tests of model files without arrays: descriptors, headers, footprints and damaged input.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! `docs/architecture.md` shows every crate of the workspace and every folder of its sources, and
-//! nothing that does not exist.
+//! Tests that `docs/architecture.md` lists each crate of the workspace and each folder of its
+//! sources, and nothing that does not exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,15 +9,15 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The words of a line in backticks that end with a slash.
+/// The words of a line that are in backquotes and end with a slash.
 fn quoted(line: &str) -> impl Iterator<Item = &str> {
     let words = line.split('`').skip(1).step_by(2);
     words.filter(|word| word.ends_with('/'))
 }
 
-/// The paths that the page shows, from the root of the repository. A row of a table begins with
-/// paths; its other folders are below the first path, or below each other where a sentence in
-/// parentheses follows. A header with a path says that the rows are below it.
+/// The paths on the page, relative to the root of the repository. A table row starts with paths.
+/// Further folders in the row are below the first path, or below each other if a sentence in
+/// parentheses follows. If a table header contains a path, the rows are below it.
 fn shown(page: &str) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     let mut base = "";

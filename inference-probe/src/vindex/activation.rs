@@ -44,7 +44,7 @@ impl Activation {
         }
     }
 
-    /// The activation of a number.
+    /// Applies the activation to a value.
     pub(super) fn apply(self, x: f64) -> f64 {
         match self {
             Self::Silu => x / (1.0 + (-x).exp()),
@@ -59,8 +59,8 @@ impl Activation {
     }
 }
 
-/// The error function by its Maclaurin series, which converges everywhere; beyond 6 it is 1 in
-/// float64.
+/// The error function by its Maclaurin series, which converges everywhere. Beyond 6, the function
+/// is 1 in float64.
 fn erf(x: f64) -> f64 {
     if x.abs() > 6.0 {
         return x.signum();

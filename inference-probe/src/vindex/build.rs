@@ -2,7 +2,7 @@
 
 use super::index::{Level, Numbers};
 
-/// The content of a new vindex, and what happens to an interrupted one.
+/// The content of a new vindex, and how an interrupted build is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Build {
     /// The maximum number of tokens for each feature, up to 255.
@@ -11,8 +11,8 @@ pub struct Build {
     pub level: Level,
     /// How numbers are stored.
     pub numbers: Numbers,
-    /// Whether to continue an interrupted build of the same kind, and to keep the partial result if
-    /// this build is interrupted. Otherwise an interrupted build leaves nothing.
+    /// Whether to continue an interrupted build with equal settings, and to keep the partial result
+    /// if this build is interrupted. If false, an interrupted build leaves no files.
     pub resume: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The content of `index.json` and `weight_manifest.json`, and the sizes that follow from it.
+//! The content of `index.json` and `weight_manifest.json`, and the file sizes that follow from it.
 
 use std::collections::BTreeMap;
 
@@ -23,13 +23,13 @@ const META_MAGIC: &[u8; 4] = b"DMET";
 pub(super) const META_HEADER: u64 = 16;
 /// The maximum size of an index or a manifest; they take some hundred bytes per layer.
 pub(super) const MAX_INDEX: u64 = 64 << 20;
-/// Indices with larger sizes are rejected.
+/// Maximum number of layers in an index.
 pub(super) const MAX_LAYERS: usize = 4096;
 pub(super) const MAX_WIDTH: usize = 1 << 24;
 /// The maximum number of tokens of a feature.
 pub(super) const MAX_TOKENS: usize = 255;
 
-/// The files with data of each layer, in the order of writing.
+/// The files with a part for each layer, in the order of writing.
 pub(super) const FILES: [&str; 5] = [GATE, UP, DOWN, BIASES, META];
 
 /// The output of a feature: tokens and their logits, in decreasing order.
@@ -39,7 +39,7 @@ pub type Tokens = Vec<(u32, f32)>;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct About {
-    /// The model's name for people; the same model may also have other names.
+    /// The model's name for people. Equal models may have different names.
     pub model: String,
     /// A hash that identifies the model.
     pub identity: String,
@@ -52,20 +52,20 @@ pub struct About {
 }
 
 impl About {
-    /// Whether both have the same model, regardless of its name.
+    /// Whether both are of one model, whatever its name.
     pub fn is_same_model(&self, other: &Self) -> bool {
         (&self.identity, &self.family) == (&other.identity, &other.family)
             && (self.hidden_size, self.vocab_size) == (other.hidden_size, other.vocab_size)
     }
 }
 
-/// How much of a model a vindex has.
+/// How much of a model a vindex contains.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     /// The data for search and display: gates, and the tokens of features.
     Browse,
-    /// In addition, the data that layers need to compute with features: all parts of each feature.
+    /// In addition, the data with which layers can compute: all parts of each feature.
     #[default]
     Inference,
     /// In addition, all other weights.
@@ -94,7 +94,7 @@ impl std::str::FromStr for Level {
     }
 }
 
-/// How numbers are stored.
+/// How values are stored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Numbers {
@@ -106,7 +106,7 @@ pub enum Numbers {
 }
 
 impl Numbers {
-    /// The number of bytes of a number.
+    /// Size of a value in bytes.
     #[must_use]
     pub fn size(self) -> u64 {
         match self {
@@ -126,7 +126,7 @@ pub struct Experts {
     pub features: usize,
 }
 
-/// The position and hashes of one layer.
+/// Properties, position and hashes of one layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerIndex {
@@ -143,7 +143,7 @@ pub struct LayerIndex {
     /// The experts among which the features are divided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<Experts>,
-    /// The SHA-256 of its part in each file.
+    /// The SHA-256 of the layer's part in each file.
     pub(super) sha256: BTreeMap<String, String>,
 }
 
@@ -159,7 +159,7 @@ pub enum TensorKind {
     Norm,
     /// The output head.
     Head,
-    /// Routers, and experts that process all tokens.
+    /// Routers, and experts that process all tokens (shared experts).
     Router,
 }
 
@@ -201,13 +201,13 @@ pub struct TensorIndex {
     pub bytes: u64,
     /// The lengths of its axes.
     pub shape: Vec<usize>,
-    /// The type of its numbers.
+    /// The type of the tensor's values.
     pub dtype: Numbers,
     pub(super) sha256: String,
 }
 
 impl TensorIndex {
-    /// The number of elements; `None` for sizes that no tensor can have.
+    /// Number of elements; `None` if the shape is too large for any tensor.
     pub(super) fn elements(&self) -> Option<u64> {
         self.shape
             .iter()
@@ -238,8 +238,7 @@ pub(super) struct Index {
     /// The maximum number of tokens of a feature in `down_meta.bin`.
     pub down_top_k: usize,
     pub layers: Vec<LayerIndex>,
-    // Omitted when the value is that of version 1, so that the hash of an old index does not
-    // change.
+    // Omitted if the value is that of version 1, so that the hash of an old index stays valid.
     #[serde(default, skip_serializing_if = "is_default")]
     pub level: Level,
     #[serde(default, skip_serializing_if = "is_default")]
@@ -254,7 +253,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 impl Index {
-    /// The number of bytes of a layer in a file.
+    /// Size of a layer's part in a file, in bytes.
     pub fn part(&self, name: &str, layer: &LayerIndex) -> u64 {
         let (features, hidden) = (layer.num_features as u64, self.about.hidden_size as u64);
         let matrix = self.dtype.size() * features * hidden;
@@ -301,7 +300,7 @@ impl Index {
         Ok(sha256(&json))
     }
 
-    /// Checks for sizes that contradict each other, or that no vindex can have.
+    /// Checks for sizes that contradict each other, or that are impossible for a vindex.
     pub fn check(&self) -> std::result::Result<(), String> {
         let sizes = (1..=MAX_WIDTH).contains(&self.about.hidden_size)
             && self.layers.len() <= MAX_LAYERS
@@ -335,7 +334,7 @@ impl Index {
     }
 }
 
-/// The file: the index, and the hash of its JSON.
+/// The content of `index.json`: the index, and the hash of its JSON.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct IndexFile {

@@ -1,4 +1,4 @@
-//! The features of one layer: how strongly a state activates them, and what they add. Computed in
+//! The features of one layer: how strongly a state activates them, and their output. Computed in
 //! float64.
 
 use serde::Serialize;
@@ -29,7 +29,7 @@ pub struct Layer {
 pub struct Biases {
     /// `[features]`.
     pub gate: Vec<f32>,
-    /// `[features]`, as many as the layer has up rows.
+    /// `[features]`; `None` if the layer has no up rows.
     pub up: Option<Vec<f32>>,
     /// `[hidden]`; with experts, `[experts, hidden]`.
     pub down: Vec<f32>,
@@ -40,11 +40,11 @@ pub struct Biases {
 pub struct Hit {
     /// The index of the feature in the layer.
     pub feature: usize,
-    /// The gate before the activation: row times state, plus the bias.
+    /// The gate value before the activation: dot product of row and state, plus bias.
     pub gate: f32,
 }
 
-/// Features, each with the factor of its column of the down matrix.
+/// Features, each with its activation, which is the factor of its column of the down matrix.
 pub type Taken = Vec<(usize, f32)>;
 
 impl Layer {
@@ -79,7 +79,7 @@ impl Layer {
         Ok(features)
     }
 
-    /// Gate and activation of a feature for a state `[hidden]`, in float64.
+    /// The activation of a feature for a state `[hidden]`, in float64.
     fn activation_of(&self, feature: usize, gate: f64, x: &[f32]) -> f64 {
         let hidden = x.len();
         let opened = self.activation.apply(gate);
@@ -89,7 +89,7 @@ impl Layer {
         opened * (dot(&up[feature * hidden..(feature + 1) * hidden], x) + bias)
     }
 
-    /// All gates for a state `[hidden]`, before the activation, in float64.
+    /// The gate values of all features for a state `[hidden]`, before the activation, in float64.
     fn gates(&self, x: &[f32]) -> Vec<f64> {
         gates(
             &self.gate,
@@ -117,9 +117,9 @@ impl Layer {
         hits.iter().map(of).collect()
     }
 
-    /// The `top_k` features with the largest gates by magnitude, for a state `[hidden]` in the form
-    /// in which the layer's feed-forward part reads it (after the norm). The largest comes first;
-    /// equal ones are sorted by index.
+    /// The `top_k` features with the largest gate values by magnitude, the largest first. Equal
+    /// values are sorted by index. The state `[hidden]` must be the input of the feed-forward part
+    /// (after the norm).
     ///
     /// # Errors
     /// [`Error::Data`] for a state of another length.
@@ -128,19 +128,19 @@ impl Layer {
         Ok(hits(&self.gates(x), top_k))
     }
 
-    /// The output of the feed-forward part with only the `top_k` nearest features, and the factor
-    /// of each of them. `[hidden] -> [hidden]`.
+    /// The output of the feed-forward part with only the `top_k` nearest features, and the
+    /// activation of each of them. `[hidden] -> [hidden]`.
     ///
     /// # Errors
     /// As [`Layer::nearest`]; [`Error::Data`] for a layer with experts, because a router must
-    /// choose them.
+    /// choose the experts.
     pub fn walk(&self, x: &[f32], top_k: usize) -> Result<(Vec<f32>, Taken)> {
         self.check(x.len())?;
         self.walk_by(x, &self.gates(x), top_k)
     }
 
-    /// [`Layer::walk`] from gates `[features]` that were computed elsewhere, with the bias, before
-    /// the activation.
+    /// [`Layer::walk`] with precomputed gate values `[features]`, with bias and before the
+    /// activation.
     ///
     /// # Errors
     /// As [`Layer::walk`]; [`Error::Data`] for another number of gates.
@@ -195,7 +195,7 @@ pub(super) fn hits(gates: &[f64], top_k: usize) -> Vec<Hit> {
         .collect()
 }
 
-/// Uses eight sums, so that the compiler can use vector instructions.
+/// Eight separate sums let the compiler use vector instructions.
 fn dot(a: &[f32], b: &[f32]) -> f64 {
     let (a, a_left) = a.as_chunks::<8>();
     let (b, b_left) = b.as_chunks::<8>();

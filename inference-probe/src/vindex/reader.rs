@@ -1,4 +1,4 @@
-//! Reading a vindex. No data is used before its hash is checked.
+//! Reads a vindex. No data is used before its hash is checked.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -39,8 +39,8 @@ impl MatrixFile {
     }
 }
 
-/// The position of a layer's matrix, for readers that map the file instead of copying it. Check the
-/// bytes with [`MatrixPart::verify`] before use.
+/// The position of a layer's matrix, for readers that map the file into memory. Check the bytes
+/// with [`MatrixPart::verify`] before use.
 #[derive(Debug, Clone)]
 pub struct MatrixPart {
     path: PathBuf,
@@ -69,7 +69,7 @@ impl MatrixPart {
         self.numbers
     }
 
-    /// The numbers that `bytes` encode.
+    /// Decodes the values in `bytes`.
     #[must_use]
     pub fn floats(&self, bytes: &[u8]) -> Vec<f32> {
         floats(bytes, self.numbers)
@@ -91,14 +91,14 @@ fn damaged(path: &Path, layer: usize) -> Error {
     Error::file(path, format!("is damaged: layer {layer} has another hash"))
 }
 
-/// A vindex on disk. Clones share the record of parts that were already compared with their hashes.
-/// The files must not change while the vindex is open.
+/// A vindex on disk. Clones share the record of parts whose hashes were checked. The files must not
+/// change while the vindex is open.
 #[derive(Debug, Clone)]
 pub struct Vindex {
     dir: PathBuf,
     index: Index,
     tensors: Vec<TensorIndex>,
-    /// Layers and files whose bytes have been compared with their hashes.
+    /// Layers and files whose hashes were checked.
     compared: Arc<Mutex<BTreeSet<(usize, &'static str)>>>,
 }
 
@@ -148,7 +148,7 @@ fn read_checked(dir: &Path, name: &str, about: &FileIndex) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The tensors in a manifest, which must fill whole files without gaps.
+/// The tensors of a manifest. They must fill whole files without gaps.
 fn tensors_of(path: &Path, bytes: &[u8]) -> Result<Vec<TensorIndex>> {
     let fault = |message: String| Error::file(path, message);
     let manifest: Manifest = serde_json::from_slice(bytes)
@@ -173,8 +173,8 @@ fn tensors_of(path: &Path, bytes: &[u8]) -> Result<Vec<TensorIndex>> {
 }
 
 impl Vindex {
-    /// Opens a vindex and checks its index, its small files and the sizes of the others. Their
-    /// content is checked when it is read.
+    /// Opens a vindex. Checks its index, its small files, and the sizes of all other files. The
+    /// content of these files is checked when it is read.
     ///
     /// # Errors
     /// [`Error::Io`] for files that cannot be read; [`Error::File`] for files that are damaged, of
@@ -234,7 +234,7 @@ impl Vindex {
         let fault = |e| Error::io(&path, e);
         let mut file = File::open(&path).map_err(fault)?;
         file.seek(SeekFrom::Start(from)).map_err(fault)?;
-        // The file has the size in the index, which limits it.
+        // The index contains the file's size, which bounds this read.
         let mut bytes = Vec::new();
         file.take(count).read_to_end(&mut bytes).map_err(fault)?;
         if bytes.len() as u64 != count {
@@ -243,8 +243,8 @@ impl Vindex {
         Ok(bytes)
     }
 
-    /// Reads a layer's part of a file, and compares its hash the first time. `None` if the layer
-    /// has no such part.
+    /// Reads a layer's part of a file, and checks its hash the first time. `None` if the layer has
+    /// no such part.
     fn read(&self, name: &'static str, number: usize) -> Result<Option<Vec<u8>>> {
         let layer = self.layer_index(number)?;
         let count = self.index.part(name, layer);
@@ -269,8 +269,8 @@ impl Vindex {
         self.dir.join(file.name())
     }
 
-    /// The position of a layer's matrix. `None` if the layer, or a vindex of this level, has no
-    /// such matrix.
+    /// The position of a layer's matrix. `None` if the layer has no such matrix, or if this level
+    /// does not include it.
     ///
     /// # Errors
     /// [`Error::Data`] for a layer that does not exist.
@@ -413,8 +413,8 @@ impl Vindex {
         Ok(layer)
     }
 
-    /// The features of a layer with the largest gates by magnitude, for each of the states
-    /// `[states, hidden]`, in the form in which the layer's feed-forward part reads them. Only the
+    /// For each of the states `[states, hidden]`, the features of a layer with the largest gate
+    /// values by magnitude. The states must be inputs of the layer's feed-forward part. Only the
     /// gate rows are read, once for all states.
     ///
     /// # Errors
@@ -438,8 +438,8 @@ impl Vindex {
         Ok(states.chunks_exact(hidden).map(of).collect())
     }
 
-    /// [`Vindex::nearest`] from gates that were computed elsewhere: `[states, features]`, with the
-    /// bias, before the activation.
+    /// [`Vindex::nearest`] with precomputed gate values `[states, features]`, with bias and before
+    /// the activation.
     ///
     /// # Errors
     /// [`Error::Data`] for an incomplete row of gates, and a layer that does not exist.

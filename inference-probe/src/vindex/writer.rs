@@ -1,5 +1,5 @@
-//! Writes a vindex completely or not at all. Until it is complete, it is in a directory next to its
-//! final place, with a journal of the finished parts.
+//! Writes a vindex completely or not at all. An incomplete vindex is in a separate directory beside
+//! its final place, with a journal of the finished parts.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -34,7 +34,7 @@ pub struct Writer {
     files: BTreeMap<&'static str, BufWriter<File>>,
     index: Index,
     tensors: Vec<TensorIndex>,
-    /// Locked while this process builds in the directory.
+    /// The lock of the build directory, held by this process.
     lock: Option<File>,
     done: bool,
 }
@@ -43,14 +43,14 @@ impl Drop for Writer {
     fn drop(&mut self) {
         self.files.clear();
         if !self.done && !self.build.resume {
-            // Errors are ignored: the next build replaces the remaining files.
+            // Errors are ignored, because the next build replaces remaining files.
             let _ = std::fs::remove_dir_all(&self.dir);
         }
         self.lock = None;
     }
 }
 
-/// The directory next to `path` in which it is built.
+/// The build directory, beside `path`.
 fn beside(path: &Path) -> Result<PathBuf> {
     let name = (path.file_name()).ok_or_else(|| Error::file(path, "does not name a directory"))?;
     let mut name = name.to_owned();
@@ -59,7 +59,7 @@ fn beside(path: &Path) -> Result<PathBuf> {
 }
 
 impl Writer {
-    /// Starts a vindex that will be at `path`, with at most `down_top_k` tokens for each feature.
+    /// Starts a vindex at `path`, with at most `down_top_k` tokens per feature.
     ///
     /// # Errors
     /// As [`Writer::begin`].
@@ -71,13 +71,13 @@ impl Writer {
         Self::begin(path, about, build)
     }
 
-    /// Starts a vindex that will be at `path`, or continues an interrupted build. Until it is
-    /// complete, it is at `path` with the suffix `.partial`.
+    /// Starts a vindex at `path`, or continues an interrupted build. Until it is complete, its
+    /// directory has the suffix `.partial`.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Data`] for sizes that a vindex cannot have; [`Error::File`] when
-    /// `path` exists, another process builds there, or the interrupted build is damaged or of
-    /// another model or kind.
+    /// [`Error::Io`]; [`Error::Data`] for impossible sizes; [`Error::File`] if `path` exists, if
+    /// another process builds there, or if the interrupted build is damaged or has another model or
+    /// other settings.
     pub fn begin(path: &Path, about: About, build: Build) -> Result<Self> {
         if path.exists() {
             return Err(Error::file(path, "already exists; choose another path"));
@@ -136,7 +136,7 @@ impl Writer {
         let has_journal = writer.dir.join(JOURNAL).is_file();
         if there && build.resume && has_journal {
             if let Err(e) = writer.take_up() {
-                // Files of another build must not be removed.
+                // The files belong to another build, so dropping this writer must not remove them.
                 writer.done = true;
                 return Err(e);
             }
@@ -159,7 +159,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Reads the journal of an earlier build, and compares the written files with it.
+    /// Reads the journal of an interrupted build, and checks the written files against it.
     fn take_up(&mut self) -> Result<()> {
         let path = self.dir.join(JOURNAL);
         let index = read_index(&path)?;
@@ -229,7 +229,7 @@ impl Writer {
             self.open(name, length)?;
         }
         if self.index.layers.is_empty() {
-            // The number of layers is written at the end.
+            // The number of layers in the header is written at the end.
             self.open(META, 0)?;
             self.put(META, &[0; META_HEADER as usize])?;
         }
@@ -304,7 +304,7 @@ impl Writer {
         }
     }
 
-    /// Adds a tensor that is not a feature. It is permanent after [`Writer::save`] or the next
+    /// Adds a tensor that is not a feature. It is durable after [`Writer::save`] or after the next
     /// layer.
     ///
     /// # Errors
@@ -345,7 +345,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Adds a file unchanged.
+    /// Adds a copy of a file.
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Data`] for a name that the vindex itself uses.
@@ -381,11 +381,11 @@ impl Writer {
         written.and_then(|hashes| self.end_layer((layer, features), tokens, hashes))
     }
 
-    /// As [`Writer::push`], but `tokens` computes the tokens in this thread while another thread
-    /// writes the matrices. Its error is the outer one; the writer is then unchanged.
+    /// Like [`Writer::push`], but `tokens` computes the tokens in this thread while another thread
+    /// writes the matrices. The outer error is that of `tokens`; the writer is then unchanged.
     ///
     /// # Errors
-    /// The error of `tokens`; inside, those of [`Writer::push`].
+    /// The error of `tokens`; the inner result has the errors of [`Writer::push`].
     pub fn push_with<E>(
         &mut self,
         layer: &Layer,
@@ -417,7 +417,7 @@ impl Writer {
         Ok(self.end_layer((layer, features), &tokens, hashes))
     }
 
-    /// Removes everything from the files that is not in the index.
+    /// Removes all data from the files that the index does not contain.
     fn forget(&mut self) -> Result<()> {
         self.files.clear();
         self.open_files()
@@ -464,7 +464,8 @@ impl Writer {
         Ok(hashes)
     }
 
-    /// Writes the tokens of the layer whose matrices were written, and adds it to the index.
+    /// Writes the tokens of the layer whose matrices were written last, and adds the layer to the
+    /// index.
     fn end_layer(
         &mut self,
         (layer, features): (&Layer, usize),
@@ -487,7 +488,7 @@ impl Writer {
         self.save()
     }
 
-    /// Makes everything written so far permanent, and records it in the journal.
+    /// Makes everything written so far durable, and records it in the journal.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -520,7 +521,7 @@ impl Writer {
         let mut index = self.index.clone();
         let experts = index.layers.iter().any(|layer| layer.experts.is_some());
         let plain = index.level == Level::default() && index.dtype == Numbers::default();
-        // A vindex without new features gets version 1, so that older readers can read it.
+        // A vindex without newer features gets version 1, so that older readers accept it.
         index.version = if plain && !experts && index.files.is_empty() {
             1
         } else {
@@ -530,7 +531,7 @@ impl Writer {
         self.write_json(name, &IndexFile { index, sha256 })
     }
 
-    /// Writes the index, and gives the directory its name.
+    /// Writes the index, and renames the directory to its final name.
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Data`] for a vindex without layers.
@@ -555,7 +556,7 @@ impl Writer {
             self.push_file(MANIFEST, &manifest)?;
         }
         self.write_index(INDEX)?;
-        // A directory that is not empty cannot be replaced.
+        // The rename cannot replace a directory that is not empty.
         std::fs::rename(&self.dir, &self.target).map_err(|e| Error::io(&self.target, e))?;
         self.done = true;
         for name in [JOURNAL, JOURNAL_TENSORS, LOCK] {

@@ -1,6 +1,6 @@
 //! OV circuits of attention heads (Elhage et al. 2021, "A Mathematical Framework for Transformer
-//! Circuits"): what a head adds to the residual stream where it looks at a token. For the token's
-//! embedding `e`, that is `W_O[:, h] W_V[h, :] e`.
+//! Circuits"): the vector that a head adds to the residual stream when it attends to a token. For
+//! the token's embedding `e`, the vector is `W_O[:, h] W_V[h, :] e`.
 
 use crate::error::{Error, Result};
 
@@ -34,8 +34,8 @@ impl Head<'_> {
         Ok(self.values.len() / self.hidden)
     }
 
-    /// For each token, the length of the vector that the head adds. `scores` are the products of
-    /// all token embeddings with the rows of `values`, `[head_dim][tokens]`.
+    /// For each token, the length of the vector that the head adds. `scores` are the dot products
+    /// of the rows of `values` with all token embeddings, `[head_dim][tokens]`.
     ///
     /// # Errors
     /// As [`Self::dim`], and when the shape of `scores` does not match the head.
@@ -48,7 +48,7 @@ impl Head<'_> {
                 scores.len()
             )));
         }
-        // |W_O v|^2 = v^T G v, where G has the products of the columns of W_O.
+        // |W_O v|^2 = v^T G v, where G has the dot products of the columns of W_O.
         let columns: Vec<&[f32]> = self.outputs.chunks_exact(self.hidden).collect();
         let gram: Vec<Vec<f64>> = (columns.iter())
             .map(|a| columns.iter().map(|b| dot(a, b)).collect())
@@ -67,8 +67,8 @@ impl Head<'_> {
         Ok((0..tokens).map(length).collect())
     }
 
-    /// The vector `[hidden]` that the head adds for a token; `value` has the token's products with
-    /// the rows of `values`.
+    /// The vector `[hidden]` that the head adds for a token. `value` has the dot products of the
+    /// token's embedding with the rows of `values`.
     #[must_use]
     pub fn added(&self, value: &[f32]) -> Vec<f32> {
         let mut sum = vec![0.0f64; self.hidden];

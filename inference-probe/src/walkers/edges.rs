@@ -21,13 +21,13 @@ pub struct Edge {
     pub input: u32,
     /// The token that is similar to the output.
     pub output: u32,
-    /// The product of the input's embedding and the gate's row.
+    /// The dot product of the input's embedding and the gate's row.
     pub c_in: f64,
-    /// The product of the output's embedding and the down matrix's column.
+    /// The dot product of the output's embedding and the down matrix's column.
     pub c_out: f64,
     /// `c_in c_out` divided by the greatest such product in the layer, from 0 to 1.
     pub c: f64,
-    /// `c_in` divided by the greatest in the layer, from 0 to 1.
+    /// `c_in` divided by the greatest `c_in` in the layer, from 0 to 1.
     pub selectivity: f64,
 }
 
@@ -48,12 +48,13 @@ pub struct EdgeStats {
     pub max_product: f64,
     /// The mean `c`.
     pub mean_c: f64,
-    /// For each of [`THRESHOLDS`], the number of edges whose `c` is at least that.
+    /// For each of [`THRESHOLDS`], the number of edges with at least this `c`.
     pub at_least: Vec<(f64, usize)>,
 }
 
-/// The edges of a layer whose features have these best input and output tokens, by decreasing
-/// confidence; equal ones by feature, input and output. Scores must be positive.
+/// The edges of a layer, computed from each feature's best input and output tokens. Edges are
+/// sorted by decreasing confidence; equal ones by feature, input and output. Scores must be
+/// positive.
 ///
 /// ```
 /// use inference_probe::walkers::{Scored, edges::edges};

@@ -1,9 +1,9 @@
-//! Vectors of a model as lines of JSON, layer by layer. An interrupted run continues after the last
-//! complete layer.
+//! Files of a model's vectors as lines of JSON, layer by layer. An interrupted run continues after
+//! the last complete layer.
 //!
-//! The first line is a [`Header`]. Then there is a line for each vector, and after each layer a
-//! line `{"done": LAYER, "vectors": N, "sha256": HASH}`. The hash covers the layer's number and
-//! lines; a file without hashes is also continued.
+//! The first line is a [`Header`]. Each vector has a line, and after each layer there is a line
+//! `{"done": LAYER, "vectors": N, "sha256": HASH}`. The hash covers the layer's number and lines. A
+//! file without hashes can be continued, too.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead as _, BufReader, BufWriter, Read as _, Seek as _, SeekFrom, Write as _};
@@ -18,10 +18,10 @@ use crate::error::{Error, Result};
 /// The version of the format.
 pub const VERSION: u32 = 1;
 
-/// The longest line that is read, in bytes: a vector of 131,072 numbers fits.
+/// Maximum length of a line in bytes. A vector of 131,072 values fits.
 const MAX_LINE: u64 = 8 << 20;
 
-/// The contents of a file.
+/// The header: a description of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Header {
@@ -46,12 +46,12 @@ pub struct Line {
     pub layer: usize,
     /// The index of the vector in the layer.
     pub index: usize,
-    /// The numbers.
+    /// The elements of the vector.
     pub vector: Vec<f32>,
-    /// For a head, the vector from which its values (or keys) are computed.
+    /// For a head's output column or query row, the matching value or key row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<Vec<f32>>,
-    /// The tokens with the greatest products.
+    /// The tokens with the greatest dot products.
     pub top_k: Vec<Named>,
 }
 
@@ -62,7 +62,7 @@ pub struct Named {
     pub token: u32,
     /// The text.
     pub text: String,
-    /// The product of its embedding and the vector.
+    /// The dot product of the token's embedding and the vector.
     pub score: f32,
 }
 
@@ -100,14 +100,14 @@ pub struct Extraction {
     path: PathBuf,
     /// Complete layers.
     done: Vec<usize>,
-    /// The number of vectors after the last of them, and the hash of their lines.
+    /// Number of vectors after the last complete layer, and the hash of their lines.
     vectors: usize,
     hash: Sha256,
 }
 
 impl Extraction {
-    /// Starts the file. With `resume`, continues the file at `path` if it has the same header:
-    /// everything after the last complete layer is removed.
+    /// Starts the file. With `resume`, continues the file at `path` if its header is equal, and
+    /// removes everything after the last complete layer.
     ///
     /// # Errors
     /// [`Error::Io`], also when the file exists and `resume` is false; [`Error::File`] for a file
@@ -163,7 +163,7 @@ impl Extraction {
         Ok(())
     }
 
-    /// Ends a layer: it is on the disk when this returns.
+    /// Ends a layer. When this returns, the layer is durable on disk.
     ///
     /// # Errors
     /// [`Error::Io`].

@@ -1,4 +1,5 @@
-//! The numbers of scikit-learn, scipy and numpy (`tools/golden/probe.py`) on the same activations.
+//! Compares results with scikit-learn, scipy and numpy (`tools/golden/probe.py`) on equal
+//! activations.
 
 use inference_probe::activations::Activations;
 use inference_probe::cca::{CcaOptions, Components, correlations, held_out, one_hot};

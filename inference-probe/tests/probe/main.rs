@@ -1,4 +1,4 @@
-//! Statistics against references, and files of features and windows.
+//! Tests of statistics against references, and of files of features and windows.
 
 #![forbid(unsafe_code)]
 

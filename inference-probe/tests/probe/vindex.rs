@@ -1,4 +1,4 @@
-//! Vindexes on disk: they are complete or absent, and all damage is detected.
+//! Tests of vindexes on disk: a vindex must be complete or absent, and all damage must be detected.
 
 use std::path::Path;
 
@@ -94,7 +94,7 @@ fn what_is_written_is_read() {
             .to_string()
             .contains("there are 3")
     );
-    // numpy can read it with only the sizes.
+    // numpy can read the file if it knows the sizes.
     let gates = std::fs::read(path.join("gate_vectors.bin")).unwrap();
     assert_eq!(gates.len(), 4 * HIDDEN * (7 + 4 + 7));
     let first = f32::from_le_bytes(gates[..4].try_into().unwrap());
@@ -115,7 +115,7 @@ fn layers_whose_tokens_are_found_meanwhile_are_the_same_files() {
     write(&one);
     let mut writer = Writer::create(&two, about(), 2).unwrap();
     for (layer, tokens) in layers() {
-        // A failure leaves no trace, whether the tokens cannot be computed or their number is
+        // A failure must leave no trace, whether the tokens cannot be computed or their number is
         // wrong.
         let failed = writer.push_with(&layer, || Err("no tokens"));
         assert_eq!(failed.unwrap_err(), "no tokens");
@@ -210,7 +210,7 @@ fn levels_have_what_they_say() {
             }
             _ => assert_eq!(vindex.layer(0).unwrap(), layers()[0].0),
         }
-        // Gates alone are sufficient to search, for many states at once.
+        // Gate rows suffice for a search, for many states at once.
         let states = noise(3 * HIDDEN, 50);
         let nearest = vindex.nearest(2, &states, 4).unwrap();
         for (hits, x) in nearest.iter().zip(states.chunks(HIDDEN)) {
@@ -266,8 +266,8 @@ fn half_precision_is_the_nearest() {
     assert!(error.to_string().contains("float32"), "{error}");
 }
 
-/// A build that stops at any layer continues to the same bytes. A build that does not resume leaves
-/// nothing.
+/// A build that was interrupted at any layer must continue to equal bytes. An interrupted build
+/// without `resume` must leave no files.
 #[test]
 fn an_interrupted_build_goes_on() {
     let dir = tempfile::tempdir().unwrap();
@@ -299,11 +299,11 @@ fn an_interrupted_build_goes_on() {
         writer.push_tensor("torn", kind, &[1], &[1.0]).unwrap();
         drop(writer);
         assert!(partial.is_dir() && !path.exists());
-        // Bytes that are not in the journal come from an interrupted write.
+        // An interrupted write can leave bytes that are not in the journal.
         let mut torn = std::fs::read(partial.join("gate_vectors.bin")).unwrap();
         torn.extend([1, 2, 3]);
         std::fs::write(partial.join("gate_vectors.bin"), torn).unwrap();
-        // Another kind of build cannot continue here, and does not change it.
+        // A build with other settings must be refused here, and must not change the files.
         let other = Build {
             level: Level::Browse,
             ..resume
@@ -316,19 +316,19 @@ fn an_interrupted_build_goes_on() {
             );
         }
         let writer = write_all(&path, resume, stop);
-        // Two builds at the same time are not possible either.
+        // Two concurrent builds must be refused, too.
         let error = Writer::begin(&path, about(), resume).map(drop).unwrap_err();
         assert!(error.to_string().contains("another process"), "{error}");
         writer.finish().unwrap();
         assert!(!partial.exists());
         assert_eq!(read(&path), read(&uninterrupted), "{stop}");
     }
-    // Without `resume`, the rest of another build is replaced, and nothing of it remains.
+    // Without `resume`, the files of another interrupted build are replaced, and none may remain.
     let path = dir.path().join("c");
     drop(write_all(&path, resume, 0));
     drop(write_all(&path, all(), 0));
     assert!(!path.exists() && !dir.path().join("c.partial").exists());
-    // A damaged build is not continued.
+    // A damaged build must not be continued.
     drop(write_all(&path, resume, 0));
     let file = dir.path().join("c.partial/embeddings.bin");
     let mut bytes = std::fs::read(&file).unwrap();
@@ -337,7 +337,7 @@ fn an_interrupted_build_goes_on() {
     let error = Writer::begin(&path, about(), resume).map(drop).unwrap_err();
     assert!(error.to_string().contains("damaged"), "{error}");
     assert!(file.exists());
-    // A directory of another origin is not touched.
+    // A directory that no build made must not be touched.
     let mine = dir.path().join("d.partial");
     std::fs::create_dir(&mine).unwrap();
     std::fs::write(mine.join("text"), "mine").unwrap();
@@ -345,7 +345,7 @@ fn an_interrupted_build_goes_on() {
     assert!(error.is_err() && mine.join("text").exists());
 }
 
-/// A vindex without new features is written and read as in earlier versions.
+/// A vindex without newer features must be written and read as in earlier versions.
 #[test]
 fn the_first_version_is_read_and_written() {
     let dir = tempfile::tempdir().unwrap();
@@ -388,7 +388,7 @@ fn an_unfinished_one_is_not_there() {
     assert!(!path.exists());
     drop(writer);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-    // A complete one is not overwritten.
+    // A complete vindex must not be overwritten.
     write(&path);
     assert!(Writer::create(&path, about(), 2).is_err());
     let empty = Writer::create(&dir.path().join("b"), about(), 2).unwrap();
@@ -430,7 +430,7 @@ fn parts_that_do_not_fit_are_refused() {
     assert!(Writer::create(&dir.path().join("y"), about(), 256).is_err());
 }
 
-/// Changing any byte of any file causes an error, at the latest when the byte is read.
+/// Changing any byte of any file must cause an error, at the latest when the byte is read.
 #[test]
 fn no_damaged_byte_goes_unseen() {
     let dir = tempfile::tempdir().unwrap();
@@ -515,14 +515,14 @@ fn the_nearest_come_first_and_all_are_the_whole_part() {
         for (y, expected) in y.iter().zip(&expected) {
             assert!((f64::from(*y) - expected).abs() < 1e-6, "{y} {expected}");
         }
-        // Without features only the bias remains.
+        // Without features, only the bias remains.
         let (y, _) = layer.walk(&x, 0).unwrap();
         assert_eq!(y, bias.map_or(vec![0.0; HIDDEN], |b| b.down.clone()));
         assert!(layer.nearest(&x[1..], 1).is_err());
     }
 }
 
-/// The exact GELU, with values of scipy.special.erf.
+/// Compares the exact GELU with values of scipy.special.erf.
 #[test]
 fn the_exact_gelu() {
     let layer = Layer {

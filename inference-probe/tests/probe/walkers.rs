@@ -1,5 +1,5 @@
-//! Properties of the helpers of walkers, edges and circuits compared with their definitions, and
-//! truncated files.
+//! Tests the helpers of walkers by their properties, edges and circuits against their definitions,
+//! and truncated files.
 
 use inference_probe::walkers::circuits::Head;
 use inference_probe::walkers::edges::{THRESHOLDS, edges};
@@ -8,7 +8,7 @@ use inference_probe::walkers::{Lines, Scored, counts, round, top_k};
 use proptest::prelude::*;
 
 fn scores() -> impl Strategy<Value = Vec<f32>> {
-    // Only a few different numbers, so that equal ones occur.
+    // There are only a few different numbers, so that equal ones occur.
     let number = prop_oneof![
         12 => (-8i32..9).prop_map(|n| n as f32 * 0.25),
         1 => Just(f32::NAN),
@@ -20,7 +20,7 @@ fn scores() -> impl Strategy<Value = Vec<f32>> {
 }
 
 proptest! {
-    /// A full sort gives the same result.
+    /// The result must equal that of a full sort.
     #[test]
     fn the_best_are_those_of_a_sort(scores in scores(), k in 0usize..70, least in -3i32..4) {
         let least = least as f32 * 0.5;
@@ -33,8 +33,7 @@ proptest! {
         prop_assert_eq!(actual, expected);
     }
 
-    /// A rounded number is close, has no further digits, and does not change when it is rounded
-    /// again.
+    /// A rounded number must be close, have no further digits, and not change when rounded again.
     #[test]
     fn rounding_is_near_and_final(x in -1e9f64..1e9, digits in 0u32..7) {
         let rounded = round(x, digits);
@@ -44,7 +43,7 @@ proptest! {
         prop_assert_eq!(round(-x, digits), -rounded);
     }
 
-    /// Counts decrease with increasing thresholds, and match those of a filter.
+    /// Counts must decrease with increasing thresholds, and must equal those of a filter.
     #[test]
     fn counts_are_those_of_a_filter(values in prop::collection::vec(0.0f64..1.0, 0..50)) {
         let actual = counts(&values, &THRESHOLDS);
@@ -54,7 +53,7 @@ proptest! {
         }
     }
 
-    /// Edges are sorted, between 0 and 1, one for each pair, and the best is 1.
+    /// Edges must be sorted, between 0 and 1, and unique per pair; the best edge is 1.
     #[test]
     fn edges_are_pairs_by_confidence(
         features in prop::collection::vec((scores(), scores()), 0..6),
@@ -79,7 +78,8 @@ proptest! {
         prop_assert!(stats.connected <= stats.features);
     }
 
-    /// The computed length is that of the added vector, and both match the product of matrices.
+    /// The computed length must be that of the added vector, and both must match the matrix
+    /// multiplication.
     #[test]
     fn a_head_adds_the_product_of_its_matrices(
         numbers in prop::collection::vec(-2.0f32..2.0, 2 * 3 * 5 + 4 * 5),
@@ -159,7 +159,7 @@ fn line(layer: usize, index: usize) -> Line {
     }
 }
 
-/// Writes the layers that the file does not have, and stops after at most `stop` lines.
+/// Writes the layers that the file lacks. Stops after at most `stop` lines.
 fn write(path: &std::path::Path, resume: bool, stop: usize) -> usize {
     let mut file = Extraction::open(path, &header(), resume).unwrap();
     let mut written = 0;
@@ -202,7 +202,7 @@ fn what_is_cut_anywhere_goes_on_and_ends_as_if_it_was_not() {
         write(&path, true, usize::MAX);
         assert!(std::fs::read(&path).unwrap() == all, "cut at {end}");
     }
-    // Nothing is left to write; and an existing file is not overwritten.
+    // Nothing remains to be written, and an existing file must not be overwritten.
     assert_eq!(write(&path, true, usize::MAX), 0);
     assert!(Extraction::open(&path, &header(), false).is_err());
 }
@@ -242,7 +242,7 @@ fn another_file_is_not_gone_on_with() {
     );
 }
 
-/// A changed byte is an error, or its layer counts as incomplete and is written again.
+/// A changed byte must cause an error, or its layer must count as incomplete and be written again.
 #[test]
 fn no_changed_byte_stays() {
     let dir = tempfile::tempdir().unwrap();

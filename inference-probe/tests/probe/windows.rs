@@ -1,4 +1,4 @@
-//! Window stores: round trips, offsets as numpy reads them, atomic writes, and detection of every
+//! Tests of window stores: round trips, offsets for numpy, atomic writes, and detection of each
 //! damaged byte.
 
 use std::path::Path;
@@ -86,7 +86,7 @@ fn what_is_written_is_read() {
     assert_eq!(windows, [Some(0), Some(0), Some(1), Some(2), None]);
 }
 
-/// The offsets are written out, because readers without this library rely on them.
+/// The test states the offsets as numbers, because other readers rely on them.
 #[test]
 fn fields_are_at_the_offsets_of_the_documentation() {
     let dir = tempfile::tempdir().unwrap();
@@ -147,7 +147,7 @@ fn damage_at_every_byte_and_every_truncation_is_an_error() {
     }
 }
 
-/// Without a hash, as in files of other writers, everything but the vectors is still checked.
+/// Files of other writers have no hash. Everything except the vectors must still be checked.
 #[test]
 fn headers_and_entries_are_checked_without_a_hash_too() {
     let dir = tempfile::tempdir().unwrap();
@@ -162,8 +162,8 @@ fn headers_and_entries_are_checked_without_a_hash_too() {
         for n in 0..plain.len() {
             assert!(read(&plain[..n], dir.path()).is_err(), "{n} bytes");
         }
-        // A damaged entry, count, tier or reserved byte is detected, but not a wrong model size,
-        // window size or layer, because those cannot contradict anything.
+        // A damaged entry, count, tier or reserved byte must be detected. A wrong model size,
+        // window size or layer cannot be detected, because no other field depends on it.
         let free = [12, 13, 14, 15, 16, 17, 18, 19, 24, 25];
         let fields = (0..header - 32).chain(header..header + 2 * entry);
         for at in fields.filter(|at| !free.contains(at) || header == 64 && *at >= 16) {
@@ -171,7 +171,7 @@ fn headers_and_entries_are_checked_without_a_hash_too() {
             bytes[at] ^= 0x80;
             assert!(read(&bytes, dir.path()).is_err(), "byte {at}");
         }
-        // Unused entries before the vectors, as in files of larql.
+        // Files of larql have unused entries before the vectors.
         let mut spare = plain[..header + 2 * entry].to_vec();
         spare.resize(header + 5 * entry, 0);
         spare.extend(&plain[header + 2 * entry..]);
@@ -205,7 +205,7 @@ fn numbers_that_cannot_be_stored_are_errors() {
     assert_eq!((store.windows(), store.tokens()), (0, 0));
 }
 
-/// The child process of the test below writes two stores in turn until it is killed.
+/// The child process of the test below. It writes two stores alternately until it is killed.
 #[test]
 fn a_killed_writer_leaves_a_whole_file_or_none() {
     const CHILD: &str = "WINDOW_STORE_TEST_PATH";
@@ -269,7 +269,7 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let mut bytes = bytes;
         if small {
-            // Small numbers get further than random ones.
+            // Small numbers reach more code of the reader than random numbers do.
             bytes.iter_mut().for_each(|b| *b &= (*b >> 3) & 3);
         }
         for magic in [b"BNDX\x01\0\0\0", b"CTXT\x01\0\0\0"] {

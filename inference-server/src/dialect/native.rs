@@ -155,7 +155,7 @@ fn prediction(token: &str, probability: f64) -> Value {
     json!({"token": token, "probability": (probability * 1e4).round() / 1e4})
 }
 
-/// A checked request.
+/// A validated request.
 struct Asked<'a> {
     app: &'a App,
     model: &'a Lease,
@@ -179,7 +179,7 @@ impl Asked<'_> {
         let mut options = GenerateOptions::new();
         let logprobs = crate::pipeline::prepare::with_logprobs(self.model, Some(self.top))?;
         options.output.logprobs = logprobs;
-        // The text may end here, so the end-of-text token is a valid prediction.
+        // The reply may end here, so the end-of-text token is a valid prediction.
         options.stop.ignore_eos = true;
         options.steering.clone_from(&self.steering);
         let mut ask = Ask::new(self.app, options, self.arrived)?;
@@ -194,10 +194,11 @@ impl Asked<'_> {
         Ok(top.iter().map(one).collect())
     }
 
-    /// Predicts by the model's plan or, if `dense`, as the model was trained.
+    /// Predicts with the model's feed-forward plan or, if `dense`, without the plan.
     async fn routed(&self, places: Places, dense: bool) -> Result<Value, ApiError> {
         let (place, prepared) = self.prepared(places).await?;
-        // When a client disconnects, this future is dropped, and the guard with it.
+        // When the client disconnects, this future is dropped. Its guard then cancels the
+        // computation.
         let cancel = CancelToken::new();
         let _leaves = Leaves(cancel.clone());
         let job = LogitsJob {
@@ -225,7 +226,8 @@ impl Asked<'_> {
     }
 }
 
-/// The most probable tokens with their probabilities. Of equal ones, the lower id comes first.
+/// The most probable tokens with their probabilities. Among tokens of equal probability, the lower
+/// id comes first.
 fn most_probable(logits: &[f32], top: usize) -> Vec<(u32, f64)> {
     let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let power = |x: f32| f64::from(x - greatest).exp();

@@ -1,5 +1,5 @@
-//! Slow work before a request starts, such as compiling a grammar. It runs on a separate thread, so
-//! running replies get their tokens meanwhile. A single thread leaves the other cores to the
+//! Slow work before a request starts, such as compiling a grammar. A separate thread does this
+//! work, so that running replies continue. One thread is enough, and leaves the other cores to the
 //! engine.
 
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use tokio::sync::mpsc;
 use super::scheduler::shielded;
 use super::{Command, Event, Job, Ready, Shared};
 
-/// A request that is not prepared yet, and the sender of its events.
+/// A request before its preparation, and the sender of its events.
 pub(super) type Waiting = (Box<Job>, mpsc::Sender<Event>);
 
-/// Starts the thread, which sends prepared requests to `commands`. It ends when its senders are
-/// dropped.
+/// Starts the thread, which prepares requests and sends them to `commands`. The thread ends when
+/// all senders to it are dropped.
 ///
 /// # Errors
 /// If the system cannot start a thread.
@@ -37,7 +37,7 @@ pub(super) fn start(commands: Sender<Command>, shared: Arc<Shared>) -> Result<Se
 }
 
 fn prepare(job: Box<Job>, out: mpsc::Sender<Event>, commands: &Sender<Command>, shared: &Shared) {
-    // Clients may have disconnected while earlier requests were prepared.
+    // Clients may have disconnected while earlier requests were being prepared.
     let interrupted = job.options.check_interrupt();
     let prepared = interrupted.and_then(|()| {
         let model = job.model.model();

@@ -1,8 +1,9 @@
-//! The scheduler. Any thread submits requests; one thread runs them in the models' batch sessions.
+//! The scheduler. Any thread may submit requests; one thread runs them in the models' batch
+//! sessions.
 //!
-//! A request holds a place from its arrival to its end, so the number of waiting and running
-//! requests is bounded before anything is tokenized. `scheduler.rs` is the thread. `ahead.rs` is
-//! another thread, for slow work before a request starts.
+//! Each request has a place in the queue from its arrival to its end. So the number of waiting and
+//! running requests is bounded before any tokenization. `scheduler.rs` implements the engine's
+//! thread. `ahead.rs` implements a second thread for slow work before a request starts.
 
 mod ahead;
 mod scheduler;
@@ -29,7 +30,7 @@ use crate::models::{Lease, Unload};
 pub(crate) enum Event {
     /// The request left the queue and runs.
     Started {
-        /// The time that it waited.
+        /// Time that the request spent in the queue.
         queued: Duration,
     },
     Token(Box<Token>),
@@ -41,13 +42,14 @@ pub(crate) enum Event {
     Failed(Error),
 }
 
-/// The memory of a request's body and of its values. Dropping the last copy releases it.
+/// Memory reserved for a request's body and its parsed values. The reservation ends when the last
+/// clone is dropped.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct BodyMemory(
     #[allow(dead_code, reason = "held alone")] Option<Arc<OwnedSemaphorePermit>>,
 );
 
-/// Places for requests, held until they end.
+/// Reserved places in the queue. Dropping the value releases them.
 #[derive(Debug)]
 pub(crate) struct Places {
     permit: OwnedSemaphorePermit,
@@ -55,13 +57,13 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// Splits off one place, for one request.
+    /// Splits off one place, for one of several requests.
     pub(crate) fn one(&mut self) -> Option<Places> {
         let body = self.body();
         self.permit.split(1).map(|permit| Places { permit, body })
     }
 
-    /// Adds the reservation of memory for the request's body, released together with the places.
+    /// Attaches the memory reservation of the request's body. Both are released together.
     pub(crate) fn holding(mut self, body: Option<OwnedSemaphorePermit>) -> Places {
         self.body = BodyMemory(body.map(Arc::new));
         self
@@ -82,7 +84,7 @@ impl Places {
     }
 }
 
-/// The reason why there is no place.
+/// Why no place is available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refused {
     Full,
@@ -91,18 +93,18 @@ pub(crate) enum Refused {
 
 /// A request to generate.
 pub(crate) struct Job {
-    /// The model, which stays loaded until the request ends.
+    /// The model. The lease keeps it loaded until the request ends.
     pub(crate) model: Lease,
     pub(crate) prompt: Vec<u32>,
-    /// The most bytes of keys and values that the request may use.
+    /// Maximum size of the request's KV cache in bytes.
     pub(crate) kv_bytes: u64,
     pub(crate) options: GenerateOptions,
-    /// The time of the request's arrival.
+    /// Arrival time of the request.
     pub(crate) arrived: Instant,
     pub(crate) place: Places,
 }
 
-/// A request, and the data that its model prepared for it.
+/// A request after its preparation, with the data that the model prepared.
 struct Ready {
     job: Box<Job>,
     prepared: Prepared,
@@ -136,11 +138,11 @@ pub(crate) struct RerankJob {
     pub(crate) _place: Places,
 }
 
-/// A request for the logits after a prompt. Its model has a plan for its feed-forward parts.
+/// A request for the logits after a prompt, to a model with a feed-forward plan.
 pub(crate) struct LogitsJob {
     pub(crate) model: Lease,
     pub(crate) prompt: Vec<u32>,
-    /// Computes the model as it was trained, without the plan.
+    /// Whether to ignore the plan and compute the model as trained.
     pub(crate) dense: bool,
     pub(crate) interrupt: Interrupt,
     pub(crate) _place: Places,
@@ -151,7 +153,7 @@ enum Command {
     Embed(Box<EmbedJob>, oneshot::Sender<Result<Vec<Vec<f32>>>>),
     Rerank(Box<RerankJob>, oneshot::Sender<Result<Ranking>>),
     Logits(Box<LogitsJob>, oneshot::Sender<Result<Vec<f32>>>),
-    /// Drops the session of a model that no request uses.
+    /// Drops the session of a model without requests.
     Unload(u64, oneshot::Sender<()>),
     Stop,
 }
@@ -164,7 +166,8 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// The next event; `None` after the last one, or if the reader fell too far behind.
+    /// Waits for the next event. Returns `None` after the last event, or if the reader was too slow
+    /// and lost events.
     pub(crate) async fn next(&mut self) -> Option<Event> {
         self.events.recv().await
     }
@@ -180,22 +183,22 @@ impl Drop for Running {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Health {
     Good,
-    /// A step takes longer than the limit for stalls.
+    /// The current step exceeds the stall limit.
     Stalled,
     /// Several steps in a row failed.
     Failing,
-    /// The thread has ended.
+    /// The engine's thread has ended.
     Dead,
 }
 
-/// State that the thread and its callers share.
+/// State that the engine's thread shares with its callers.
 struct Shared {
     metrics: Arc<Metrics>,
-    /// The start of the running step in milliseconds after `born`, plus one; 0 while idle.
+    /// Start of the current step in milliseconds after `born`, plus one; 0 while idle.
     busy_since: AtomicU64,
     born: Instant,
     alive: AtomicBool,
-    /// The number of steps in a row that failed.
+    /// Number of consecutive failed steps.
     failures: AtomicUsize,
     draining: AtomicBool,
     cancel_all: AtomicBool,
@@ -207,14 +210,14 @@ impl Shared {
     }
 }
 
-/// The engine counts as broken after this number of failed steps in a row.
+/// After this number of consecutive failed steps, the engine counts as broken.
 const FAILURES: usize = 3;
 
 /// The callers' handle of the scheduler.
 pub(crate) struct Engine {
     shared: Arc<Shared>,
     commands: std_mpsc::Sender<Command>,
-    /// Takes requests that the model must prepare.
+    /// Sends requests that need preparation to the thread of `ahead.rs`.
     ahead: std_mpsc::Sender<ahead::Waiting>,
     places: Arc<Semaphore>,
     capacity: usize,
@@ -227,7 +230,7 @@ pub(crate) struct EngineOptions {
     pub(crate) parallel: usize,
     pub(crate) max_queue: usize,
     pub(crate) kv_budget: Option<u64>,
-    /// The most events that a reader may fall behind.
+    /// Maximum number of events that a slow reader may leave unread.
     pub(crate) buffered: usize,
     pub(crate) stall: Duration,
 }
@@ -269,7 +272,7 @@ impl Engine {
         })
     }
 
-    /// Takes `n` places, or says why there are none.
+    /// Reserves `n` places, or returns why that is impossible.
     pub(crate) fn reserve(&self, n: usize) -> std::result::Result<Places, Refused> {
         if self.shared.draining.load(Ordering::Acquire) {
             return Err(Refused::Stopping);
@@ -302,7 +305,7 @@ impl Engine {
         let cancel = CancelToken::new();
         job.options.interrupt.cancel = Some(cancel.clone());
         let (sender, events) = mpsc::channel(self.buffered);
-        // If the thread has ended, the sender is dropped, and the reader sees the end.
+        // If the thread has ended, the sender is dropped and the reader sees the end of events.
         if job.options.constraints.grammar.is_some() {
             let _ = self.ahead.send((Box::new(job), sender));
         } else {
@@ -353,7 +356,7 @@ impl Engine {
         }
     }
 
-    /// Whether new requests are refused because the server stops.
+    /// Whether the server is stopping and therefore refuses new requests.
     pub(crate) fn is_draining(&self) -> bool {
         self.shared.draining.load(Ordering::Acquire)
     }
@@ -369,7 +372,7 @@ impl Engine {
         self.shared.cancel_all.store(true, Ordering::Release);
     }
 
-    /// Stops the thread after its current step, and waits at most `wait` for that.
+    /// Stops the thread after its current step. Waits at most `wait` for its end.
     pub(crate) fn stop(&self, wait: Duration) {
         self.cancel_all();
         let _ = self.commands.send(Command::Stop);
@@ -380,7 +383,7 @@ impl Engine {
                 std::thread::sleep(Duration::from_millis(5));
             }
             if thread.is_finished() {
-                // The thread has caught and logged its own panics.
+                // The thread catches and logs its own panics, so a join error adds nothing.
                 let _ = thread.join();
             } else {
                 tracing::warn!("the engine's step did not end in time; it is left behind");
@@ -394,7 +397,7 @@ impl Unload for Engine {
         Box::pin(async move {
             let (sender, receiver) = oneshot::channel();
             let _ = self.commands.send(Command::Unload(model, sender));
-            // If the thread has ended, the sender is dropped, and no session remains.
+            // If the thread has ended, this returns an error, and no session remains.
             let _ = receiver.await;
         })
     }

@@ -1,7 +1,7 @@
-//! The engine's thread. It takes requests from the queue, steps the sessions and sends events.
+//! The engine's thread. It receives requests, steps the sessions and sends events.
 //!
-//! Models are foreign code, so each call catches panics. If a step fails or panics, its session is
-//! dropped, and the session's requests get the error. The next request gets a new session.
+//! Backends are foreign code, so each call into a model catches panics. If a step fails or panics,
+//! its session is dropped and its requests get the error. The next request starts a new session.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,28 +39,28 @@ struct Row {
     kv_bytes: u64,
 }
 
-/// A request for embeddings, and the vectors computed so far.
+/// A request for embeddings, with the vectors computed so far.
 struct Embedding {
     job: EmbedJob,
     done: Vec<Vec<f32>>,
     out: oneshot::Sender<Result<Vec<Vec<f32>>>>,
 }
 
-/// A request for scores, and the scores computed so far.
+/// A request for scores, with the scores computed so far.
 struct Reranking {
     job: RerankJob,
     done: Ranking,
     out: oneshot::Sender<Result<Ranking>>,
 }
 
-/// The most tokens of texts that one turn embeds. A longer text has a turn alone.
+/// Maximum number of tokens that one turn embeds. A longer text gets a turn of its own.
 const TURN_TOKENS: usize = 1024;
 
-/// The most documents that one turn scores.
+/// Maximum number of documents that one turn scores.
 const TURN_DOCUMENTS: usize = 8;
 
 pub(super) struct Scheduler {
-    /// The slots by the keys of the models' leases.
+    /// The slots, by the key of the model's lease.
     slots: BTreeMap<u64, Slot>,
     parallel: usize,
     kv_budget: Option<u64>,
@@ -73,7 +73,7 @@ pub(super) struct Scheduler {
     stopped: bool,
 }
 
-/// Records the end of the thread when it is dropped, whatever the cause.
+/// On drop, records that the thread has ended, whatever the cause.
 struct Alive(Arc<Shared>);
 
 impl Drop for Alive {
@@ -82,9 +82,9 @@ impl Drop for Alive {
     }
 }
 
-/// Runs a model's code; a panic is an error.
+/// Runs code of a model, and converts a panic to an error.
 pub(super) fn shielded<T>(doing: &str, run: impl FnOnce() -> T) -> Result<T> {
-    // The callers drop whatever a panic left unfinished.
+    // This is unwind safe, because callers drop all state that a panic may leave inconsistent.
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
         let said = panic_text(panic.as_ref()).unwrap_or("without a message");
         tracing::error!("the engine panicked in {doing}: {said}");
@@ -92,7 +92,7 @@ pub(super) fn shielded<T>(doing: &str, run: impl FnOnce() -> T) -> Result<T> {
     })
 }
 
-/// [`shielded`], while the engine counts as busy.
+/// Like [`shielded`]. While `run` executes, the engine counts as busy.
 fn work<T>(shared: &Shared, doing: &str, run: impl FnOnce() -> T) -> Result<T> {
     let started = Instant::now();
     shared.busy_since.store(shared.now(), Ordering::Release);
@@ -128,7 +128,7 @@ impl Scheduler {
         while !self.stopped {
             let pass = catch_unwind(AssertUnwindSafe(|| self.pass()));
             if pass.is_err() {
-                // A panic of the scheduler itself is a bug. It must not leave requests without an
+                // A panic here is a bug of the scheduler. It must not leave requests without an
                 // answer.
                 tracing::error!("the scheduler panicked; its requests are lost");
                 self.fail_all(&Error::new(ErrorKind::Engine, "the scheduler failed"));
@@ -138,8 +138,8 @@ impl Scheduler {
         self.slots.values_mut().for_each(drop_session);
     }
 
-    /// One turn: accepts new requests, steps each session, computes some embeddings and scores, and
-    /// the logits after one prompt.
+    /// One turn of the scheduler. It accepts new requests, steps each session, computes some
+    /// embeddings and scores, and computes the logits after one prompt.
     fn pass(&mut self) {
         self.receive();
         if self.shared.cancel_all.load(Ordering::Acquire) {
@@ -166,7 +166,7 @@ impl Scheduler {
         metrics.queued.set(count(self.waiting()));
     }
 
-    /// Requests that wait for their turn.
+    /// Number of requests that wait to start.
     fn waiting(&self) -> usize {
         let vectors = self.embeddings.len() + self.rerankings.len();
         self.queue.len() + vectors + self.logits.len()
@@ -176,14 +176,14 @@ impl Scheduler {
         self.slots.values().map(|slot| slot.rows.len()).sum()
     }
 
-    /// The most bytes of keys and values that running requests may use.
+    /// Sum of the maximum KV cache sizes of running requests, in bytes.
     fn kv_bytes(&self) -> u64 {
         let rows = self.slots.values().flat_map(|slot| slot.rows.values());
         rows.map(|row| row.kv_bytes).sum()
     }
 
-    /// Whether a request may run beside the running ones. A request over the whole budget may,
-    /// because it is refused later.
+    /// Whether a request fits into the KV budget beside the running ones. A request above the whole
+    /// budget returns true, because a later check refuses it.
     fn fits(&self, kv_bytes: u64) -> bool {
         self.kv_budget
             .is_none_or(|most| kv_bytes > most || self.kv_bytes() + kv_bytes <= most)
@@ -229,7 +229,7 @@ impl Scheduler {
             Command::Logits(job, out) => self.logits.push_back((*job, out)),
             Command::Unload(key, done) => {
                 if let Some(mut slot) = self.slots.remove(&key) {
-                    // A row holds a lease, and a leased model is never unloaded.
+                    // Each row owns a lease, and a leased model is never unloaded.
                     debug_assert!(slot.rows.is_empty(), "unloaded in use");
                     drop_session(&mut slot);
                     let _ = shielded("dropping a model", || drop(slot));
@@ -240,7 +240,7 @@ impl Scheduler {
         }
     }
 
-    /// Drops requests, wherever they are, whose client disconnected or whose time is over.
+    /// Drops all requests whose client disconnected or whose deadline passed, in every stage.
     fn sweep(&mut self) {
         let metrics = &self.shared.metrics;
         self.queue.retain(|(Ready { job, .. }, out)| {
@@ -338,7 +338,7 @@ impl Scheduler {
             self.shared.metrics.ended(reason, arrived.elapsed());
             let _ = out.try_send(Event::Failed(error.clone()));
             if added.is_err() {
-                // The model panicked, so the state of the session is unknown.
+                // The model panicked, so the session's state is unknown.
                 self.failed();
                 self.lose(key, &error);
             }
@@ -367,7 +367,7 @@ impl Scheduler {
                     );
                     dispatch(slot, event, &self.shared);
                 }
-                // Without an error, requests that the session lost would wait forever.
+                // Without an error, a request that the session has lost would wait forever.
                 let empty = slot.session.as_ref().is_none_or(|s| s.is_empty());
                 let lost = empty && !slot.rows.is_empty();
                 if good {
@@ -448,7 +448,7 @@ impl Scheduler {
         let _ = out.send(logits.flatten());
     }
 
-    /// Embeds a few texts, so that replies continue between them.
+    /// Embeds a few texts per turn, so that replies continue between turns.
     fn embed(&mut self) {
         let Some(mut embedding) = self.embeddings.pop_front() else {
             return;
@@ -483,7 +483,7 @@ impl Scheduler {
                 if embedding.done.len() == embedding.job.prompts.len() {
                     let _ = embedding.out.send(Ok(embedding.done));
                 } else {
-                    // Other requests take the next turn.
+                    // The next turn serves another request first.
                     self.embeddings.push_back(embedding);
                 }
             }
@@ -541,7 +541,7 @@ fn remove(slot: &mut Slot, id: RequestId) {
 
 fn drop_session(slot: &mut Slot) {
     let session = slot.session.take();
-    // The panic was logged, and the session is gone either way.
+    // The panic was logged, and the session is dropped in any case.
     let _ = shielded("dropping a session", || drop(session));
 }
 
@@ -581,7 +581,8 @@ fn dispatch(slot: &mut Slot, event: BatchEvent, shared: &Shared) {
         shared.metrics.ended(reason, row.arrived.elapsed());
         slot.rows.remove(&id);
     } else if behind {
-        // Buffers are bounded, and other requests do not wait. The slow reader sees a reply without
+        // Event buffers are bounded, and a full one must not delay other requests. So the slow
+        // reader's stream ends without an end event.
         // an end.
         shared.metrics.slow_readers.inc();
         shared.metrics.ended("slow_reader", row.arrived.elapsed());

@@ -1,11 +1,11 @@
-//! The time for which a model stays loaded without requests, in the notation of Ollama's clients.
+//! Keep-alive times: how long a model stays loaded without requests, in Ollama's notation.
 
 use std::time::Duration;
 
 use inference::{Error, ErrorKind, Result};
 
-/// Reads a duration such as `5m`, `1h30m` or `300` (seconds). A negative value gives `None`, which
-/// means forever.
+/// Parses a duration such as `5m`, `1h30m` or `300` (seconds). Returns `None` for a negative value,
+/// which means forever.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidOption`] for a text that is not a duration.
@@ -18,8 +18,8 @@ pub fn parse_keep_alive(text: &str) -> Result<Option<Duration>> {
     })
 }
 
-/// Reads a duration in Go's notation: `1h30m`, `1.5s`, `300ms`. A bare number is in seconds. A
-/// negative value gives `Some(None)`, which means forever; `None` is an invalid text.
+/// Parses a duration in Go's notation: `1h30m`, `1.5s`, `300ms`. A plain number is in seconds.
+/// Returns `Some(None)` for a negative value, which means forever, and `None` for invalid text.
 fn duration(text: &str) -> Option<Option<Duration>> {
     let text = text.trim();
     let (forever, mut rest) = match text.strip_prefix('-') {

@@ -1,4 +1,5 @@
-//! A model in use. Its owner counts the leases, and unloads no model that has one.
+//! Leases of loaded models. The registry counts the leases of each model, and never unloads a model
+//! that has one.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -6,15 +7,15 @@ use std::time::Duration;
 use super::ServedModel;
 use crate::error::ApiError;
 
-/// The time for which a model stays after its last request; `None` means forever.
+/// How long a model stays loaded after its last request; `None` means forever.
 pub(crate) type KeepAlive = Option<Duration>;
 
 /// The outcome of a load.
 pub(super) type Outcome = Option<std::result::Result<Lease, ApiError>>;
 
-/// The owner of models, to which leases return.
+/// The owner of the models. It is notified when a lease ends.
 pub(super) trait Release: Send + Sync {
-    /// Ends a lease of the model with this key.
+    /// Ends one lease of the model with this key.
     fn release(&self, key: u64);
 }
 
@@ -50,7 +51,7 @@ impl std::fmt::Debug for Lease {
 }
 
 impl Lease {
-    /// A lease of the model with this key. `owner` counted it.
+    /// Creates a lease of the model with this key. `owner` has already counted the lease.
     pub(super) fn new(owner: &Weak<dyn Release>, key: u64, model: &Arc<ServedModel>) -> Self {
         Self(Arc::new(Hold {
             owner: Weak::clone(owner),
@@ -59,7 +60,7 @@ impl Lease {
         }))
     }
 
-    /// Distinguishes this load of the model from earlier and later ones.
+    /// An id of this load of the model. Each load has a different key.
     pub(crate) fn key(&self) -> u64 {
         self.0.key
     }

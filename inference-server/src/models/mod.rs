@@ -1,5 +1,6 @@
-//! The models that are served, by name. `registry.rs` loads and unloads models, `table.rs` has the
-//! loaded ones, `lease.rs` is one in use, and `source.rs` lists those that can be loaded.
+//! The served models, by name. `registry.rs` loads and unloads models, `table.rs` stores the loaded
+//! models, `lease.rs` keeps a model loaded while it is in use, and `source.rs` lists the models
+//! that can be loaded.
 
 mod keep_alive;
 mod lease;
@@ -22,7 +23,7 @@ pub(crate) use lease::{KeepAlive, Lease};
 pub(crate) use registry::{Listed, Models, Unload};
 pub use source::{ModelDescription, ModelEntry, ModelSource, PullProgress};
 
-/// A loaded model and the way it is served.
+/// A loaded model with the settings under which it is served.
 pub struct ServedModel {
     id: String,
     model: Arc<dyn TextModel>,
@@ -35,12 +36,13 @@ pub struct ServedModel {
 }
 
 impl ServedModel {
-    /// A model with its name for requests. The backend's information describes it. Its chat
-    /// template determines how it writes tool calls and reasoning.
+    /// A served model under the name `id`. The backend's information describes the model. The chat
+    /// template determines how the model writes tool calls and reasoning.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for a name that is empty, long or has control characters;
-    /// [`ErrorKind::Unsupported`] for a model without batch sessions or without access to ids.
+    /// [`ErrorKind::InvalidOption`] for a name that is empty, too long or has control characters;
+    /// [`ErrorKind::Unsupported`] for a model without batch sessions or without access to token
+    /// ids.
     pub fn new(
         id: impl Into<String>,
         model: impl Into<Arc<dyn TextModel>>,
@@ -86,22 +88,23 @@ impl ServedModel {
         })
     }
 
-    /// Sets how the model writes tool calls and reasoning, instead of the format found in its
-    /// template.
+    /// Sets how the model writes tool calls and reasoning. Without this call, the chat template
+    /// determines the format.
     #[must_use]
     pub fn with_format(mut self, format: Arc<dyn ReplyFormat>) -> Self {
         self.format = format;
         self
     }
 
-    /// Bounds the tokens of prompt and reply together, below the model's own context.
+    /// Limits prompt and reply together to fewer tokens than the model's own context.
     #[must_use]
     pub fn with_context(mut self, context: impl Into<Option<usize>>) -> Self {
         self.context = context.into();
         self
     }
 
-    /// Sets the description of its files, for lists of models. A source's entry takes precedence.
+    /// Sets the description of the model's files, for model lists. A source's entry for the same
+    /// name overrides it.
     #[must_use]
     pub fn with_files(mut self, files: impl Into<Option<ModelEntry>>) -> Self {
         self.files = files.into();
@@ -152,8 +155,8 @@ impl ServedModel {
         }
     }
 
-    /// The bytes of keys and values of one token. It is an upper bound, since some layers drop old
-    /// ones.
+    /// Upper bound on the KV cache size of one token in bytes. It is an upper bound, because layers
+    /// with sliding windows drop old tokens.
     pub(crate) fn kv_bytes(&self) -> u64 {
         let info = &self.info;
         let each = match info.compute_type {

@@ -1,10 +1,10 @@
-//! The loaded models, by name. All names in requests are looked up here. A name is never a path,
-//! and only models that the source lists are loaded for it.
+//! The registry of loaded models. Every model name in a request is resolved here. A name is never
+//! used as a path, and only models that the source lists can be loaded.
 //!
-//! A request holds a [`Lease`] from before its prompt is read to the end of its reply. A model
-//! without leases is unloaded when its time is over, or when another model needs its place. Models
-//! are loaded and unloaded one at a time. A model that must make room takes no new requests, so
-//! clients of a busy model cannot block other models.
+//! A request has a [`Lease`] from before its prompt is tokenized to the end of its reply. A model
+//! without leases is unloaded when its keep-alive time ends, or when another model needs its
+//! memory. Loads and unloads happen one at a time. A model that is due to be unloaded accepts no
+//! new requests, so clients of a busy model cannot block other models.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -21,13 +21,13 @@ use crate::config::Config;
 use crate::error::ApiError;
 use futures_util::future::BoxFuture;
 
-/// The time for which a request to delete a model waits until its replies have ended.
+/// How long a request to delete a model waits for the model's running replies.
 const FREE: Duration = Duration::from_secs(10);
 
-/// An owner of parts of models, such as running sessions. It must drop them before a model is
+/// An owner of model parts, such as running sessions. It must drop these parts before the model is
 /// unloaded.
 pub(crate) trait Unload: Send + Sync {
-    /// Drops all parts of the model with this key. No request uses the model.
+    /// Drops all parts of the model with this key. When this is called, no request uses the model.
     fn unload(&self, model: u64) -> BoxFuture<'_, ()>;
 }
 
@@ -36,38 +36,38 @@ pub(crate) struct Models {
     source: Option<Arc<dyn ModelSource>>,
     engine: Arc<dyn Unload>,
     keep: KeepAlive,
-    /// The longest time for which a request may keep a model, unless all stay forever.
+    /// Longest keep-alive time that a request may set, unless the operator keeps models forever.
     most_keep: Duration,
-    /// The most models loaded beside the pinned ones.
+    /// Maximum number of loaded models, without the pinned ones.
     most: usize,
-    /// Whether the first model answers for models that are not served.
+    /// Whether the first model answers requests that name an unknown model.
     any: bool,
-    /// Held while a model is loaded or unloaded, so that only one is at a time.
+    /// Locked while a model is loaded or unloaded, so that these operations never overlap.
     turn: tokio::sync::Mutex<()>,
-    /// The requests that may wait for models.
+    /// Limits the number of requests that wait for a model.
     waiting: Semaphore,
-    /// Wakes up when a lease ends or a time changes.
+    /// Signals that a lease has ended or an expiry time has changed.
     changed: Notify,
-    /// Leases outlive handlers and return through this.
+    /// The registry itself. Leases may outlive handlers, and return through this pointer.
     me: Weak<Models>,
 }
 
 /// A model that requests may name.
 pub(crate) struct Listed {
     pub(crate) name: String,
-    /// The known facts of its files; `None` if the source does not list the model.
+    /// The known information about the model's files; `None` if the source does not list the model.
     pub(crate) entry: Option<ModelEntry>,
     pub(crate) loaded: Option<Arc<ServedModel>>,
-    /// How long it stays if no request comes; `None` means forever.
+    /// How long the model stays loaded if no request arrives; `None` means forever.
     pub(crate) stays: Option<Duration>,
 }
 
 impl Models {
-    /// The registry of models that are loaded and models that the source can load. A loaded model
-    /// that the source lists may be unloaded.
+    /// A registry of the models that are already loaded and of the models that the source can load.
+    /// A loaded model may be unloaded only if the source lists it.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] if there is nothing to serve, or if two models have the same
+    /// [`ErrorKind::InvalidOption`] if there is no model to serve, or if two models have the same
     /// name.
     pub(crate) fn new(
         loaded: Vec<ServedModel>,
@@ -122,8 +122,8 @@ impl Models {
         models.collect()
     }
 
-    /// The model with this name, loaded if necessary. No name means the first model. `keep` is the
-    /// time that the request wants the model to stay.
+    /// Leases the model with this name, and loads it if necessary. Without a name, it is the first
+    /// model. `keep` is the keep-alive time that the request sets.
     pub(crate) async fn get(
         &self,
         name: Option<&str>,
@@ -141,7 +141,7 @@ impl Models {
             Err(_) if self.any => self.first().await?,
             entry => entry?,
         };
-        // The number of waiting requests is bounded.
+        // This limits the number of waiting requests.
         let _waits = self.waiting.try_acquire().map_err(|_| ApiError::busy())?;
         let mut outcome = match self.join(&name, keep) {
             Joined::Loaded(lease) => return Ok(lease),
@@ -154,13 +154,13 @@ impl Models {
                 self.keep(lease.key(), keep);
                 Ok(lease)
             }
-            // The task that loads always sends an outcome, so this is a bug.
+            // The loading task always sends an outcome, so a missing outcome is a bug.
             None => Err(ApiError::internal()),
         }
     }
 
-    /// The requested time, within the limit. A client must not keep a model forever if the server's
-    /// owner does not.
+    /// The requested keep-alive time, limited by the configuration. If the operator limits the
+    /// time, no client may keep a model forever.
     fn bounded(&self, keep: KeepAlive) -> KeepAlive {
         let Some(usual) = self.keep else { return keep };
         let most = self.most_keep.max(usual);
@@ -190,7 +190,7 @@ impl Models {
         self.table().lease(name, keep, &self.returns())
     }
 
-    /// Sets how long a model stays.
+    /// Sets the keep-alive time of a model.
     fn keep(&self, key: u64, keep: KeepAlive) {
         let mut table = self.table();
         if let Some(r) = table.residents.iter_mut().find(|r| r.key == key) {
@@ -198,7 +198,7 @@ impl Models {
         }
     }
 
-    /// Where leases return to.
+    /// The pointer through which leases return.
     fn returns(&self) -> Weak<dyn Release> {
         self.me.clone()
     }
@@ -214,7 +214,7 @@ impl Models {
         })
     }
 
-    /// The entry's main name, if the source lists the name.
+    /// The main name of the entry, if the source lists `name`.
     async fn allowed(&self, name: &str) -> std::result::Result<String, ApiError> {
         let entries = self.entries().await;
         if let Some(name) = own_name(&entries, name) {
@@ -242,7 +242,7 @@ impl Models {
             .with_param("model")
     }
 
-    /// Joins a load in progress, or begins one.
+    /// Joins the load of this model that is in progress, or starts one.
     fn join(&self, name: &str, keep: KeepAlive) -> Joined {
         let mut table = self.table();
         if let Some(lease) = table.lease(name, keep, &self.returns()) {
@@ -254,8 +254,8 @@ impl Models {
         let (tell, outcome) = watch::channel(None);
         table.loading.insert(name.to_owned(), outcome.clone());
         drop(table);
-        // The load runs as a separate task and continues when its client disconnects, since others
-        // may wait for it.
+        // The load runs in a separate task, because other requests may wait for it. It continues
+        // when the client that started it disconnects.
         if let Some(models) = self.me.upgrade() {
             let name = name.to_owned();
             tokio::spawn(async move {
@@ -267,7 +267,7 @@ impl Models {
         Joined::Loading(outcome)
     }
 
-    /// Loads a model after unloading others for it, if necessary.
+    /// Loads a model. If necessary, unloads other models first.
     async fn load(&self, name: &str, keep: KeepAlive) -> std::result::Result<Lease, ApiError> {
         let Some(source) = &self.source else {
             return Err(ApiError::internal());
@@ -302,7 +302,7 @@ impl Models {
             tracing::error!(model = name, "cannot be loaded: {error}");
             return Err(match error.kind() {
                 ErrorKind::OutOfMemory => ApiError::of_engine(&error),
-                // Messages of loaders name files, so only the log has them.
+                // Messages of loaders contain file names, so clients get only a general message.
                 _ => ApiError::new(
                     StatusCode::INTERNAL_SERVER_ERROR,
                     "server_error",
@@ -314,7 +314,7 @@ impl Models {
         }
     }
 
-    /// Unloads the model that was least recently used, after its last request.
+    /// Unloads the least recently used model, after its running requests have ended.
     async fn make_room(&self) -> std::result::Result<(), ApiError> {
         let key = self.table().retire().ok_or_else(ApiError::internal)?;
         loop {
@@ -329,12 +329,12 @@ impl Models {
         Ok(())
     }
 
-    /// Unloads a model without leases. The caller holds `turn`.
+    /// Unloads a model without leases. The caller has locked `turn`.
     async fn unload(&self, key: u64) {
         let resident = {
             let mut table = self.table();
             match table.residents.iter().position(|r| r.key == key) {
-                // A request may have come since the caller checked.
+                // A request may have leased the model since the caller checked.
                 Some(at) if table.residents[at].leases == 0 => table.residents.remove(at),
                 _ => return,
             }
@@ -342,7 +342,7 @@ impl Models {
         self.engine.unload(key).await;
         let model = resident.model;
         tracing::info!(model = model.id, "unloaded");
-        // Freeing gigabytes takes a while.
+        // Freeing gigabytes blocks for a while, so another thread does it.
         let closed = tokio::task::spawn_blocking(move || {
             if let Err(e) = model.model().close() {
                 tracing::warn!("closing {}: {e}", model.id);
@@ -353,7 +353,7 @@ impl Models {
         }
     }
 
-    /// Unloads models whose time is over, while the server runs.
+    /// Unloads models whose keep-alive time has ended. Runs as long as the server.
     pub(crate) async fn expire(&self) {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
@@ -390,7 +390,7 @@ impl Models {
                 let at = entries.iter().position(|e| e.name == name);
                 let expires = match r.leases {
                     0 => r.expires(),
-                    // The time begins when the requests end.
+                    // The keep-alive time starts when the last request ends.
                     _ => r
                         .keep
                         .filter(|_| !r.pinned)
@@ -413,7 +413,7 @@ impl Models {
         all
     }
 
-    /// The known facts of the model with this name.
+    /// The known information about the model with this name.
     pub(crate) async fn look(&self, name: Option<&str>) -> std::result::Result<Listed, ApiError> {
         let name = match name.filter(|name| !name.is_empty()) {
             Some(name) => name.to_owned(),
@@ -438,7 +438,7 @@ impl Models {
         }
     }
 
-    /// Deletes a model's files after unloading the model.
+    /// Unloads a model, and then deletes its files.
     pub(crate) async fn delete(&self, name: &str) -> std::result::Result<(), ApiError> {
         let source = self.source.as_ref().filter(|source| source.can_delete());
         let Some(source) = source.cloned() else {
@@ -456,7 +456,7 @@ impl Models {
                     format!("{name} was named when the server started, and cannot be deleted");
                 return Err(ApiError::field("model", message));
             }
-            // No model is loaded or unloaded while `turn` is held.
+            // While `turn` is locked, no model is loaded or unloaded.
             let turn = self.turn.lock().await;
             if !is_loaded(&name) {
                 break turn;
@@ -492,8 +492,8 @@ impl Models {
         }
     }
 
-    /// Asks for a model to be unloaded when no request uses it. Returns whether it is loaded and
-    /// may be unloaded.
+    /// Marks a model for unloading as soon as no request uses it. Returns whether the model is
+    /// loaded and may be unloaded.
     pub(crate) fn dismiss(&self, name: &str) -> bool {
         let mut table = self.table();
         let resident = table.find(name);
@@ -521,10 +521,10 @@ impl Release for Models {
     }
 }
 
-/// The main name of a model, found by one of its names.
+/// The main name of the model that has this name or alias.
 fn own_name<'a>(entries: &'a [ModelEntry], name: &str) -> Option<&'a str> {
     let entry = entries.iter().find(|e| e.name == name);
-    // Ollama's clients add a tag.
+    // Ollama's clients append a tag to names, so the name without its tag must match, too.
     let entry = entry.or_else(|| entries.iter().find(|e| Some(e.name.as_str()) == bare(name)))?;
     Some(entry.same_as.as_deref().unwrap_or(&entry.name))
 }

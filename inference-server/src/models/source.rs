@@ -1,4 +1,4 @@
-//! Sources of models that the server loads by name while it runs.
+//! Sources from which the server loads models by name at run time.
 
 use inference::{Error, ErrorKind, ModelInfo, Result};
 
@@ -10,18 +10,18 @@ use super::ServedModel;
 pub struct ModelEntry {
     /// The name.
     pub name: String,
-    /// The bytes of its files.
+    /// Total size of the model's files in bytes.
     pub bytes: u64,
-    /// When its files last changed, in seconds since 1970.
+    /// Time of the last change of the model's files, in seconds since 1970.
     pub modified: u64,
     /// The information in the headers of its files.
     pub info: Option<ModelInfo>,
-    /// The format of its files, such as `gguf` or `safetensors`; empty where it is not known.
+    /// The file format, such as `gguf` or `safetensors`; empty if unknown.
     pub format: String,
-    /// How its weights are stored, such as `Q4_K_M` or `4-bit`; empty where it is not known.
+    /// How the weights are stored, such as `Q4_K_M` or `4-bit`; empty if unknown.
     pub quantization: String,
-    /// Another name under which the same files are already listed. Requests may use both names;
-    /// lists have only the other one.
+    /// The main name of the same files, if this entry is an alias. Requests may use both names;
+    /// model lists show only the main name.
     pub same_as: Option<String>,
 }
 
@@ -35,7 +35,8 @@ impl ModelEntry {
         }
     }
 
-    /// Sets the bytes of its files, and when they last changed, in seconds since 1970.
+    /// Sets the total size of the files in bytes, and the time of their last change in seconds
+    /// since 1970.
     #[must_use]
     pub fn with_files(mut self, bytes: u64, modified: u64) -> Self {
         (self.bytes, self.modified) = (bytes, modified);
@@ -49,7 +50,7 @@ impl ModelEntry {
         self
     }
 
-    /// Sets the format of its files and how its weights are stored.
+    /// Sets the file format, and how the weights are stored.
     #[must_use]
     pub fn with_format(
         mut self,
@@ -60,7 +61,7 @@ impl ModelEntry {
         self
     }
 
-    /// Sets the name under which the same files are listed already.
+    /// Sets the main name, if this entry is an alias of files that are already listed.
     #[must_use]
     pub fn with_same_as(mut self, name: impl Into<Option<String>>) -> Self {
         self.same_as = name.into();
@@ -124,7 +125,7 @@ pub struct PullProgress {
 }
 
 impl PullProgress {
-    /// Progress with this activity and nothing else.
+    /// Progress with this activity, without a file.
     #[must_use]
     pub fn new(status: impl Into<String>) -> Self {
         Self {
@@ -147,24 +148,24 @@ impl PullProgress {
     }
 }
 
-/// The models that the server may load while it runs: an allow-list, and the functions that load
+/// The models that the server may load at run time: an allow-list, and the functions that load
 /// them.
 ///
-/// The server calls it from its own threads, and never loads two models at a time.
+/// The server calls these functions from several threads, but never loads two models concurrently.
 pub trait ModelSource: Send + Sync {
-    /// All models that requests may name. No other model is ever loaded. The server calls this for
-    /// each list and before each load, so it should read directories at most.
+    /// All models that requests may name. The server loads no other model. It calls this function
+    /// for each model list and before each load, so the function should at most read directories.
     fn entries(&self) -> Vec<ModelEntry>;
 
     /// Loads the model of an entry.
     ///
     /// # Errors
-    /// Any error of loading. After [`ErrorKind::OutOfMemory`] the server unloads an idle model and
+    /// Any error of loading. After [`ErrorKind::OutOfMemory`], the server unloads an idle model and
     /// tries again.
     fn load(&self, name: &str) -> Result<ServedModel>;
 
-    /// Describes the files of an entry, or of a model that the server was started with. It reads
-    /// headers only, and is called for one model at a time.
+    /// Describes the files of an entry, or of a model that was loaded at startup. The function
+    /// reads only headers. The server calls it for one model at a time.
     fn describe(&self, name: &str) -> Option<ModelDescription> {
         let _ = name;
         None
@@ -175,11 +176,11 @@ pub trait ModelSource: Send + Sync {
         false
     }
 
-    /// Deletes the files of an entry. The server has unloaded the model.
+    /// Deletes the files of an entry. The server unloads the model before this call.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] unless it is implemented, or if the source does not own the
-    /// files; any error of deleting.
+    /// [`ErrorKind::Unsupported`] if the source does not implement deletion or does not own the
+    /// files. Otherwise any error of deleting.
     fn delete(&self, name: &str) -> Result<()> {
         let _ = name;
         Err(Error::new(
@@ -193,11 +194,12 @@ pub trait ModelSource: Send + Sync {
         false
     }
 
-    /// Fetches a model by a name that a client sent. The name must never be used as a path. The
+    /// Downloads a model by a name that a client sent. The name must never be used as a path. The
     /// download continues when the client disconnects.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] unless it is implemented; any error of fetching.
+    /// [`ErrorKind::Unsupported`] if the source does not implement downloads; otherwise any error
+    /// of downloading.
     fn pull(&self, name: &str, progress: &mut dyn FnMut(PullProgress)) -> Result<()> {
         let _ = (name, progress);
         Err(Error::new(

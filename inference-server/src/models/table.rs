@@ -1,5 +1,5 @@
-//! The table of loaded models: their leases, and the time at which each is unloaded. `registry.rs`
-//! loads and unloads them.
+//! The table of loaded models, with their leases and expiry times. `registry.rs` loads and unloads
+//! the models.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -10,22 +10,22 @@ use tokio::sync::watch;
 use super::ServedModel;
 use super::lease::{KeepAlive, Lease, Outcome, Release};
 
-/// The shortest time for which a loaded model waits for its first request.
+/// Minimum time that a newly loaded model stays loaded for its first request.
 const FIRST_USE: Duration = Duration::from_secs(10);
 
 /// A loaded model.
 pub(super) struct Resident {
     pub(super) key: u64,
     pub(super) model: Arc<ServedModel>,
-    /// The model stays loaded while the server runs.
+    /// Whether the model stays loaded as long as the server runs.
     pub(super) pinned: bool,
-    /// The model will be unloaded, and takes no new requests.
+    /// Whether the model is due to be unloaded. Such a model accepts no new requests.
     retired: bool,
     pub(super) leases: usize,
     pub(super) keep: KeepAlive,
     /// The time at which its last request ended.
     pub(super) idle_since: Instant,
-    /// The model is not unloaded for being idle before this time.
+    /// Before this time, the model is not unloaded for being idle.
     pub(super) not_before: Instant,
 }
 
@@ -33,7 +33,7 @@ impl Resident {
     /// The time at which the model is unloaded if no request comes; `None` means never.
     pub(super) fn expires(&self) -> Option<Instant> {
         let keep = self.keep.filter(|_| !self.pinned)?;
-        // A time beyond the clock's range means never.
+        // A time beyond the clock's range means that the model never expires.
         let at = self.idle_since.checked_add(keep)?;
         Some(at.max(self.not_before))
     }
@@ -47,7 +47,7 @@ pub(super) struct Table {
     keys: u64,
 }
 
-/// A name without the tag that Ollama's clients add.
+/// The name without the tag that Ollama's clients append; `None` if there is no tag.
 pub(super) fn bare(name: &str) -> Option<&str> {
     name.strip_suffix(":latest")
 }
@@ -69,7 +69,7 @@ impl Table {
         self.keys
     }
 
-    /// Finds a model that takes requests.
+    /// Finds a model that accepts requests.
     pub(super) fn find(&mut self, name: &str) -> Option<&mut Resident> {
         let of = |wanted: &str| {
             let mut all = self.residents.iter();
@@ -109,8 +109,8 @@ impl Table {
             .is_none_or(|r| r.leases == 0)
     }
 
-    /// Retires the least recently used idle model. If none is idle, retires the one with the oldest
-    /// `idle_since`.
+    /// Retires the least recently used idle model. If no model is idle, retires the model with the
+    /// oldest `idle_since`.
     pub(super) fn retire(&mut self) -> Option<u64> {
         let movable = self.residents.iter_mut().filter(|r| !r.pinned);
         let resident = movable.min_by_key(|r| (r.leases > 0, r.idle_since))?;
@@ -118,7 +118,7 @@ impl Table {
         Some(resident.key)
     }
 
-    /// A model whose keep-alive time has passed, otherwise the next time at which one passes.
+    /// A model whose keep-alive time has ended; otherwise the time at which the next one ends.
     pub(super) fn due(&self) -> (Option<u64>, Option<Instant>) {
         let idle = self
             .residents

@@ -1,4 +1,4 @@
-//! The common path from a checked request to its replies.
+//! The steps from a validated request to its replies, for all APIs.
 
 use std::time::Instant;
 
@@ -12,13 +12,13 @@ use crate::error::ApiError;
 use crate::models::Lease;
 use crate::state::App;
 
-/// The parameters of a request, without its prompts.
+/// The parameters of a request, without prompts.
 pub(crate) struct Ask {
-    /// The generation options. The most tokens depend on the prompt and are set later.
+    /// The generation options. The token limit depends on the prompt, so it is set later.
     options: GenerateOptions,
-    /// The request's field for the most tokens, and its value.
+    /// The name and value of the request's field for the maximum number of tokens.
     pub(crate) most: (&'static str, Option<usize>),
-    /// The request's field for the size of the context, and its value.
+    /// The name and value of the request's field for the context size.
     pub(crate) context: (&'static str, Option<usize>),
     /// The most tokens of reasoning.
     pub(crate) reasoning: Option<usize>,
@@ -34,15 +34,15 @@ pub(crate) struct Asked {
     /// The replies to the first prompt, then those to the second, and so on.
     pub(crate) replies: Vec<Reply>,
     pub(crate) prompts: Vec<Prepared>,
-    /// The options of the replies to each prompt.
+    /// The options of the replies, one entry per prompt.
     pub(crate) options: Vec<GenerateOptions>,
 }
 
 impl Ask {
-    /// One reply that is sent as a whole and may fill the context.
+    /// Parameters of one unstreamed reply, which may fill the context.
     ///
     /// # Errors
-    /// For options that exclude each other or are out of range.
+    /// If options contradict each other or are out of range.
     pub(crate) fn new(
         app: &App,
         options: GenerateOptions,
@@ -60,10 +60,11 @@ impl Ask {
         })
     }
 
-    /// Starts replies to a conversation. `places` may have fewer places than there are replies.
+    /// Starts replies to a conversation. `places` may have fewer places than the request needs.
     ///
     /// # Errors
-    /// For a conversation, tools or a length that cannot be served, and a full queue.
+    /// For a conversation, tools or a length that the server cannot serve, and if the queue is
+    /// full.
     pub(crate) async fn chat(
         mut self,
         app: &App,
@@ -72,13 +73,13 @@ impl Ask {
         prompt: ChatPrompt,
         choice: &ToolChoice,
     ) -> Result<Asked, ApiError> {
-        // Checks that need no prompt come before more places are taken.
+        // Checks without a prompt come first, before the request occupies more places.
         let constrained = self.options.constraints.grammar.is_some();
         choice.check(app, model, &prompt, constrained)?;
         prepare::grow(app, &mut places, self.choices)?;
         let (places, mut prepared) = prepare::chat(app, model, places, prompt).await?;
         choice.apply(app, model, &mut prepared, &mut self.options)?;
-        // A reply that must match a grammar has no reasoning.
+        // A reply with a grammar contains no reasoning, so the reasoning budget is ignored.
         if let Some(budget) = self.reasoning
             && self.options.constraints.grammar.is_none()
             && let Some(marks) = model.format().reasoning_marks(&prepared.request)
@@ -90,10 +91,11 @@ impl Ask {
         self.start(app, model, places, vec![prepared]).await
     }
 
-    /// Starts replies that continue texts. `param` is the request's field with the texts.
+    /// Starts replies that continue texts. `param` is the name of the request's field with the
+    /// texts.
     ///
     /// # Errors
-    /// For texts or a length that cannot be served, and for a full queue.
+    /// For texts or a length that the server cannot serve, and if the queue is full.
     pub(crate) async fn texts(
         self,
         app: &App,
@@ -119,7 +121,7 @@ impl Ask {
         for prompt in &prompts {
             let most = self.most_tokens(app, model, prompt.ids.len(), prompts.len())?;
             let options = self.options.clone().with_max_tokens(most);
-            // Everything else was checked before; compiling a grammar again would take time.
+            // Only the length remains to be checked. A full check would compile the grammar again.
             let least = options.stop.min_tokens;
             if least > most {
                 let message =
@@ -150,7 +152,8 @@ impl Ask {
         })
     }
 
-    /// The most tokens of each reply, for `prompts` prompts of which this one has `tokens` tokens.
+    /// Maximum number of tokens per reply. The request has `prompts` prompts, of which this one has
+    /// `tokens` tokens.
     fn most_tokens(
         &self,
         app: &App,
@@ -183,7 +186,7 @@ impl Asked {
     }
 }
 
-/// The options of the `i`th reply to a prompt. Each reply has another seed, so replies differ.
+/// The options of the `i`th reply to a prompt. Each reply has a different seed, so replies differ.
 fn of_choice(options: &GenerateOptions, i: usize) -> GenerateOptions {
     let mut options = options.clone();
     options.sampling.seed = options

@@ -1,5 +1,5 @@
-//! Reading of bodies within limits. A place for the request and the memory of its values are
-//! reserved before the values are made.
+//! Reads request bodies within limits. A queue place and the memory of the parsed values are
+//! reserved before parsing.
 
 use std::sync::Arc;
 
@@ -18,25 +18,25 @@ use crate::limits::Limits;
 use crate::measure::Measure;
 use crate::state::App;
 
-/// A larger body is read as JSON on another thread. Requests without a place have bodies of at most
+/// A body above this size is parsed on another thread. A request without a place must not exceed
 /// this size.
 const SMALL: usize = 64 << 10;
 
-/// The JSON body of a request, and the request's place. The place also holds the memory of the
-/// values.
+/// The JSON body of a request, with the reserved place. The place also owns the memory reservation
+/// of the parsed values.
 pub(crate) struct Work<T>(pub(crate) T, pub(crate) Places);
 
-/// The JSON body of a request that may have no prompt and only load or unload a model. Such a
-/// request is small and needs no place, so a full queue does not refuse it.
+/// The JSON body of a request that may have no prompt, and then only loads or unloads a model. Such
+/// a request is small and needs no place, so a full queue does not refuse it.
 pub(crate) struct Maybe<T> {
     pub(crate) request: T,
     /// The place, if the request has a prompt.
     pub(crate) places: Option<Places>,
-    /// The memory of the values, if the request has no prompt.
+    /// The memory reservation of the parsed values, if the request has no prompt.
     pub(crate) _held: Option<OwnedSemaphorePermit>,
 }
 
-/// The JSON body of a request that needs no place. The body is small.
+/// The JSON body of a small request, which needs no place in the queue.
 pub(crate) struct Json<T>(pub(crate) T);
 
 pub(crate) fn body_too_large(most: usize) -> ApiError {
@@ -90,7 +90,7 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
     }
 }
 
-/// Reads the values of a body after reserving a place.
+/// Reserves a place, and then parses a body.
 async fn work<T: DeserializeOwned + Send + 'static>(
     app: &App,
     body: Vec<u8>,
@@ -99,7 +99,7 @@ async fn work<T: DeserializeOwned + Send + 'static>(
     let places = prepare::reserve(app, 1)?;
     let app = app.clone();
     let is_small = body.len() <= SMALL;
-    // The closure continues when the client disconnects, so it owns the reserved memory.
+    // The closure continues even if the client disconnects, so it owns the reserved memory.
     let read = move || {
         let (value, permit) = values(&app, &body, permit)?;
         Ok(Work(value, places.holding(permit)))
@@ -114,7 +114,8 @@ async fn work<T: DeserializeOwned + Send + 'static>(
     })
 }
 
-/// Whether a body of Ollama's has neither prompt nor messages. It is decided without making values.
+/// Whether an Ollama body has neither prompt nor messages. The function decides without storing
+/// values.
 fn asks_nothing(body: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Asked {
@@ -189,8 +190,8 @@ fn hold(
     Ok(())
 }
 
-/// Reads a body. The total bytes of all bodies are bounded, too. Received bytes count, not
-/// announced ones, so that a slow client does not block others.
+/// Reads a body. The total size of all bodies is limited, too. Only received bytes count, not the
+/// announced size, so a slow client cannot block others.
 async fn read_body(
     app: &App,
     mut body: Body,
@@ -211,7 +212,7 @@ async fn read_body(
     Ok((bytes, permit))
 }
 
-/// The values of a body. Their memory is reserved first.
+/// Parses a body, after reserving the memory of its values.
 fn values<T: DeserializeOwned>(
     app: &App,
     body: &[u8],
@@ -232,16 +233,16 @@ fn measured(body: &[u8], limits: &Limits) -> Result<Measure, ApiError> {
     Measure::from_json(body, limits).map_err(|e| ApiError::invalid(format!("the body has {e}")))
 }
 
-/// The text, cut to the length that an error may repeat.
+/// The text, truncated to the length that error messages may quote.
 fn short(text: &str) -> String {
     text.chars().take(300).collect()
 }
 
-/// Reads JSON. An error names the field.
+/// Parses JSON. The error names the invalid field.
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let text = std::str::from_utf8(body)
         .map_err(|e| ApiError::invalid(format!("the body is not UTF-8: {e}")))?;
-    // serde would also read a struct from a list of its fields' values.
+    // serde would also accept an array of field values in place of the object.
     if text.trim_start().starts_with('[') {
         return Err(ApiError::invalid("the body must be an object, not a list"));
     }

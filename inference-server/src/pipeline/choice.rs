@@ -1,4 +1,4 @@
-//! The tools that a reply may or must call, for all APIs.
+//! The request's rules about tool calls, for all APIs: which tools a reply may or must call.
 
 use inference::{ChatPrompt, GenerateOptions, Tool};
 
@@ -8,18 +8,18 @@ use crate::models::ServedModel;
 use crate::reply::ReplyRequest;
 use crate::state::App;
 
-/// The constraints of a request on its calls.
+/// The constraints of a request on tool calls.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ToolChoice {
     /// The reply must be a call.
     pub(crate) required: bool,
     /// The name of the tool that the reply must call.
     pub(crate) named: Option<String>,
-    /// The reply may have one call at most.
+    /// The reply may have at most one call.
     pub(crate) one: bool,
 }
 
-/// The most bytes of a tool's name. Parsers accept no longer names.
+/// Maximum length of a tool's name in bytes. The reply parsers accept no longer names.
 const NAME_BYTES: usize = 256;
 
 impl ToolChoice {
@@ -39,8 +39,8 @@ impl ToolChoice {
         }
     }
 
-    /// Checks that need no tokenized prompt. `constrained` says whether the reply must match a
-    /// schema.
+    /// Runs the checks that need no tokenized prompt. `constrained` is whether the reply must match
+    /// a schema.
     pub(crate) fn check(
         &self,
         app: &App,
@@ -77,7 +77,7 @@ impl ToolChoice {
             .map(drop)
     }
 
-    /// Adds the choice to a prepared request and its options.
+    /// Applies the choice to a prepared request and its options.
     pub(crate) fn apply(
         &self,
         app: &App,
@@ -89,7 +89,7 @@ impl ToolChoice {
         if self.required {
             options.constraints.grammar = Some(self.grammar(app, model, &prepared.request)?);
         } else if options.constraints.grammar.is_some() {
-            // A reply that matches a schema is all answer.
+            // A reply that matches a schema has no tool calls or reasoning.
             prepared.verbatim = true;
         }
         Ok(())
@@ -111,7 +111,7 @@ impl ToolChoice {
         if !model.capabilities().grammars {
             return Err(refuse(String::from("its backend has no grammars")));
         }
-        // Limits come first, because the time of later steps depends on them.
+        // The limits come first, because they bound the time of all later steps.
         for (i, tool) in request.tools.iter().enumerate() {
             if let Some(schema) = &tool.parameters {
                 super::prepare::grammar(app, model, "tools", schema)

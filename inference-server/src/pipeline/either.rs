@@ -1,5 +1,5 @@
-//! Fields that accept several types. The readers are written by hand, because serde's `untagged`
-//! copies each value once for each level of such types.
+//! Fields that accept several JSON types. The deserializers are handwritten, because serde's
+//! `untagged` copies each value once per nesting level of such types.
 
 use std::marker::PhantomData;
 
@@ -66,8 +66,8 @@ enum Element {
     Prompt(inference::Prompt),
 }
 
-/// llama.cpp's object form of a prompt. llama.cpp allows more than text in it; this server does
-/// not.
+/// llama.cpp's object form of a prompt. llama.cpp also allows other fields there; this server
+/// allows only text.
 fn of_object<E: de::Error>(mut map: Map<String, Value>) -> Result<inference::Prompt, E> {
     match (map.remove("prompt_string"), map.is_empty()) {
         (Some(Value::String(text)), true) => Ok(text.into()),
@@ -160,7 +160,7 @@ impl Prompts {
         }
     }
 
-    /// The prompts of a request: at least one, at most the limit.
+    /// The prompts of a request. There must be at least one, and no more than the limit.
     pub(crate) fn checked(
         prompts: Option<Self>,
         app: &App,

@@ -10,7 +10,7 @@ use crate::error::ApiError;
 use crate::models::Lease;
 use crate::state::App;
 
-/// Cancels the token when the client disconnects, because the future is dropped.
+/// Cancels its token when it is dropped, which happens when the client disconnects.
 pub(crate) struct Leaves(pub(crate) CancelToken);
 
 impl Drop for Leaves {
@@ -31,7 +31,7 @@ pub(crate) async fn vectors(
     if !model.capabilities().embeddings {
         return Err(prepare::no_embeddings(model));
     }
-    // Servers of these APIs return normalized vectors.
+    // The embeddings APIs return normalized vectors.
     let options = options.with_normalize(true);
     at_most("input", prompts.len(), app.limits.embedding_inputs)?;
     if prompts.is_empty() {
@@ -54,7 +54,7 @@ pub(crate) async fn vectors(
     let vectors = app.engine.embed(job).await;
     let vectors = vectors.map_err(|_| ApiError::internal())?;
     let vectors = vectors.map_err(|e| ApiError::of_engine(&e))?;
-    // JSON has no infinities and no NaN.
+    // JSON can represent neither infinities nor NaN.
     if vectors.iter().flatten().any(|v| !v.is_finite()) {
         tracing::error!(
             "a vector of {} has an element that is not a number",

@@ -1,4 +1,4 @@
-//! Replies as server-sent events.
+//! Streams of replies as server-sent events.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use futures_util::stream::{self, Stream};
 
 use super::run::{Item, Reply};
 
-/// The items of several replies in the order of arrival, each with the number of its reply.
+/// The items of several replies in order of arrival, each with the index of its reply.
 pub(crate) fn merged(replies: Vec<Reply>) -> impl Stream<Item = (usize, Item)> + Send {
     let of_one = |(i, reply): (usize, Reply)| {
         Box::pin(stream::unfold(reply, move |mut reply| async move {
@@ -21,7 +21,7 @@ pub(crate) fn merged(replies: Vec<Reply>) -> impl Stream<Item = (usize, Item)> +
     stream::select_all(replies.into_iter().enumerate().map(of_one))
 }
 
-/// Server-sent events, with headers that keep proxies from buffering them.
+/// Server-sent events, with headers that prevent buffering in proxies.
 pub(crate) fn sse(
     events: impl Stream<Item = Result<Event, Infallible>> + Send + 'static,
     ping: Duration,

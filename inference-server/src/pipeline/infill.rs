@@ -1,4 +1,5 @@
-//! Prompts for the text between two others. The model's vocabulary must have tokens for it.
+//! Prompts for text between a prefix and a suffix. The model's vocabulary must have special tokens
+//! for this task.
 
 use inference::{Prompt, TokenModel};
 use serde::Deserialize;
@@ -10,12 +11,12 @@ use crate::error::ApiError;
 use crate::models::{Lease, ServedModel};
 use crate::state::App;
 
-/// A family's tokens before the three parts of the prompt.
+/// The special tokens of a model family that precede the three parts of the prompt.
 struct Format {
     prefix: &'static str,
     suffix: &'static str,
     middle: &'static str,
-    /// The suffix comes before the prefix.
+    /// Whether the prompt has the suffix before the prefix.
     suffix_first: bool,
     /// The token before another file's name. The file's text follows after a line feed.
     file: Option<&'static str>,
@@ -36,29 +37,29 @@ const fn format(
     }
 }
 
-/// The tokens that models were trained with, as their model cards say.
+/// The tokens with which models were trained, according to their model cards.
 const FORMATS: [Format; 6] = [
-    // For Qwen2.5-Coder, Qwen3-Coder and CodeGemma.
+    // The tokens of Qwen2.5-Coder, Qwen3-Coder and CodeGemma.
     format(
         "<|fim_prefix|>",
         "<|fim_suffix|>",
         "<|fim_middle|>",
         Some("<|file_sep|>"),
     ),
-    // For StarCoder, SantaCoder, Granite Code and SmolLM2.
+    // The tokens of StarCoder, SantaCoder, Granite Code and SmolLM2.
     format("<fim_prefix>", "<fim_suffix>", "<fim_middle>", None),
-    // For Granite 4 and Refact.
+    // The tokens of Granite 4 and Refact.
     format("<fim-prefix>", "<fim-suffix>", "<fim-middle>", None),
-    // For DeepSeek Coder.
+    // The tokens of DeepSeek Coder.
     format("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", None),
-    // For GLM-4.
+    // The tokens of GLM-4.
     format(
         "<|code_prefix|>",
         "<|code_suffix|>",
         "<|code_middle|>",
         None,
     ),
-    // For Codestral, which has no token before the middle.
+    // The tokens of Codestral, which has no token before the middle.
     Format {
         prefix: "[PREFIX]",
         suffix: "[SUFFIX]",
@@ -68,8 +69,8 @@ const FORMATS: [Format; 6] = [
     },
 ];
 
-/// The id of the special token with this name. Ordinary text has several tokens, or one that
-/// decodes to itself.
+/// The id of the special token with this name. Ordinary text is different: it encodes to several
+/// tokens, or to one that decodes to the text.
 fn special(tokens: &dyn TokenModel, name: &str) -> Option<u32> {
     let ids = tokens.encode(name, false).ok()?;
     match ids.as_slice() {
@@ -83,7 +84,7 @@ fn special(tokens: &dyn TokenModel, name: &str) -> Option<u32> {
 pub(crate) struct Parts {
     pub(crate) prefix: String,
     pub(crate) suffix: String,
-    /// The beginning of the text in the gap.
+    /// The start of the text to generate, which the reply continues.
     pub(crate) middle: String,
     pub(crate) files: Vec<File>,
 }
@@ -97,7 +98,7 @@ pub(crate) struct File {
     text: String,
 }
 
-/// The ids of a prompt for the text in a gap.
+/// The token ids of a prompt for the text between prefix and suffix.
 pub(crate) async fn prompt(
     app: &App,
     model: &Lease,
@@ -134,7 +135,7 @@ fn build(model: &ServedModel, param: &'static str, parts: &Parts) -> Result<Vec<
     let encode = |text: &str| {
         let failed = |e: inference::Error| ApiError::of_engine(&e).with_param(param);
         let ids = tokens.encode(text, false).map_err(failed)?;
-        // Text of a file must not contain special tokens.
+        // Text of a file must not become special tokens.
         let marked = |id: &&u32| tokens.decode(&[**id]).is_ok_and(|text| text.is_empty());
         match ids.iter().find(marked) {
             None => Ok(ids),
@@ -148,7 +149,7 @@ fn build(model: &ServedModel, param: &'static str, parts: &Parts) -> Result<Vec<
     let mut out = tokens
         .encode("", true)
         .map_err(|e| ApiError::of_engine(&e))?;
-    // An end-of-text token would end the prompt before its text.
+    // Some tokenizers also append an end-of-text token, which would end the prompt before its text.
     let ends = tokens.eos_tokens();
     let starts = out.iter().take_while(|id| !ends.contains(id)).count();
     out.truncate(starts);

@@ -1,5 +1,5 @@
-//! The path from a request to its reply, for all dialects. Bodies are read within limits, prompts
-//! become ids, and replies arrive as items.
+//! The path from a request to its reply, shared by all dialects. It reads bodies within limits,
+//! converts prompts to token ids, and returns replies as items.
 
 pub(crate) mod ask;
 mod body;
@@ -17,7 +17,7 @@ use crate::error::ApiError;
 pub(crate) use body::{Json, Maybe, Work, body_too_large};
 pub(crate) use either::{OneOrMore, Prompts, TextOr};
 
-/// Refuses a list that is too long.
+/// Refuses a list with more than `most` elements.
 pub(crate) fn at_most(param: &str, n: usize, most: usize) -> Result<(), ApiError> {
     if n > most {
         return Err(ApiError::field(
@@ -39,7 +39,8 @@ pub(crate) fn within(param: &str, value: f32, least: f32, most: f32) -> Result<(
     ))
 }
 
-/// Types that describe, for `/openapi.json`, fields that are read as JSON values or by hand.
+/// Types that only describe fields in `/openapi.json`. The handlers read these fields as JSON
+/// values or with handwritten deserializers.
 #[allow(dead_code, reason = "only described")]
 pub(crate) mod described {
     use serde::Deserialize;

@@ -1,5 +1,5 @@
-//! The numeric generation options among a request's fields. The contract declares them. A
-//! [`Dialect`] has an HTTP API's defaults, limits and names in errors.
+//! The numeric generation options in a request's fields. The contract declares the options. A
+//! [`Dialect`] adds an HTTP API's defaults, limits and field names.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,18 +18,19 @@ use utoipa::{PartialSchema, ToSchema};
 use crate::error::ApiError;
 use crate::state::App;
 
-/// An API's use of the parameters.
+/// How an HTTP API uses the parameters.
 pub(crate) trait Dialect {
-    /// The prefix of field names in error messages.
+    /// The prefix of field names in error messages, such as the enclosing object.
     const PREFIX: &'static str = "";
-    /// The greatest temperature of a request. A greater default of the server raises it.
+    /// Greatest temperature that a request may set. If the operator's default is greater, it is the
+    /// limit.
     const MOST_TEMPERATURE: f32 = 10.0;
-    /// Whether a negative number counts as 0, for counts and for filters that 0 turns off.
+    /// Whether the API reads a negative number as 0, for counts and for filters that 0 disables.
     const NEGATIVE_IS_ZERO: bool = false;
     /// The API's name in the schema of a request.
     const NAME: &'static str;
 
-    /// The API's default, if it differs from the contract's.
+    /// The API's default value, if it differs from the contract's.
     fn default_of(_parameter: &Parameter) -> Option<ParameterValue> {
         None
     }
@@ -42,7 +43,7 @@ pub(crate) trait Dialect {
 
 /// The parameters of a request.
 pub(crate) struct Parameters<D> {
-    /// The number of each field. `Err` has the JSON of a value that is not a number.
+    /// The value of each field. `Err` has the JSON text of a value that is not a number.
     values: Vec<(&'static Parameter, Result<f64, String>)>,
     dialect: PhantomData<D>,
 }
@@ -63,13 +64,13 @@ impl<D> fmt::Debug for Parameters<D> {
     }
 }
 
-/// The range that a request may use.
+/// The range of values that a request may set.
 fn bounds<D: Dialect>(parameter: &Parameter, base: ParameterValue) -> ParameterRange {
     match (parameter.name(), base) {
         ("temperature", ParameterValue::Real(base)) => {
             ParameterRange::between(0.0, base.max(D::MOST_TEMPERATURE))
         }
-        // 0 is allowed: it is the limit of ever smaller values, which is greedy.
+        // 0 is allowed for `top_p`: it means greedy sampling, like every very small value.
         ("top_p", _) => ParameterRange::between(0.0, 1.0),
         ("repeat_penalty", _) => ParameterRange::between(0.01, 10.0),
         ("presence_penalty" | "frequency_penalty", _) => ParameterRange::between(-2.0, 2.0),
@@ -77,7 +78,7 @@ fn bounds<D: Dialect>(parameter: &Parameter, base: ParameterValue) -> ParameterR
     }
 }
 
-/// The options that a request begins with. The server's own options override the model's
+/// The options before a request's fields apply. The operator's defaults override the model's
 /// recommendations, which override the API's defaults.
 pub(crate) fn base<D: Dialect>(
     app: &App,
@@ -110,7 +111,7 @@ impl<D: Dialect> Parameters<D> {
             .and_then(|(_, value)| value.clone().ok())
     }
 
-    /// The values, if all are numbers of the parameters' types.
+    /// The values, if each is a number of its parameter's type.
     pub(crate) fn numbers(&self) -> Result<Vec<(&'static Parameter, f64)>, ApiError> {
         let number = |(parameter, value): &(&'static Parameter, Result<f64, String>)| {
             let (shown, kind) = match value {
@@ -188,7 +189,8 @@ static NAMES: LazyLock<Vec<&'static str>> =
     LazyLock::new(|| Parameter::all().flat_map(Parameter::names).collect());
 
 impl<'de, D: Dialect> Deserialize<'de> for Parameters<D> {
-    /// Reads a flattened field: takes the parameters among the fields and ignores the others.
+    /// Deserializes a flattened field. It reads the parameters among the fields, and ignores the
+    /// other fields.
     fn deserialize<R: Deserializer<'de>>(deserializer: R) -> Result<Self, R::Error> {
         struct Fields<D>(PhantomData<D>);
 
@@ -221,7 +223,8 @@ impl<'de, D: Dialect> Deserialize<'de> for Parameters<D> {
                     }
                     values.push((parameter, value));
                 }
-                // The order is that of the declarations, independent of the request's order.
+                // Sorts by the order of the declarations, so the order of the request's fields has
+                // no effect.
                 let place = |parameter: &Parameter| Parameter::all().position(|p| p == parameter);
                 values.sort_by_key(|(parameter, _)| place(parameter));
                 Ok(Parameters {
@@ -231,8 +234,8 @@ impl<'de, D: Dialect> Deserialize<'de> for Parameters<D> {
             }
         }
 
-        // A struct's reader gets only the named fields. A map's would also get those of other
-        // flattened fields.
+        // `deserialize_struct` receives only the named fields. `deserialize_map` would also receive
+        // the fields of other flattened structs.
         deserializer.deserialize_struct("Parameters", &NAMES, Fields(PhantomData))
     }
 }

@@ -1,4 +1,5 @@
-//! Conversion of prompts to ids, within limits, and on other threads than those that answer.
+//! Converts prompts to token ids within limits. The work runs on threads other than those that
+//! answer requests.
 
 use std::time::Instant;
 
@@ -14,17 +15,17 @@ use crate::models::{Lease, ServedModel};
 use crate::reply::ReplyRequest;
 use crate::state::App;
 
-/// A prompt in the engine's form.
+/// A prompt as token ids, with everything that its reply needs.
 #[derive(Debug, Clone)]
 pub(crate) struct Prepared {
     pub(crate) ids: Vec<u32>,
-    /// The information that the reply's parser gets.
+    /// The information for the reply's parser.
     pub(crate) request: ReplyRequest,
-    /// Whether the whole reply is its answer, without tool calls or reasoning.
+    /// Whether the reply is plain text, without tool calls or reasoning.
     pub(crate) verbatim: bool,
 }
 
-/// The number of characters at a prompt's end that parsers see.
+/// Number of characters at the end of a prompt that reply parsers receive.
 const END: usize = 256;
 
 /// Refuses log-probabilities if the backend has none.
@@ -41,7 +42,7 @@ pub(crate) fn with_logprobs(
     Ok(asked)
 }
 
-/// Reserves places for `n` requests, before any work for them.
+/// Reserves places for `n` replies, before any work for them.
 pub(crate) fn reserve(app: &App, n: usize) -> Result<Places, ApiError> {
     app.engine.reserve(n).map_err(|refused| match refused {
         Refused::Full => ApiError::busy(),
@@ -49,12 +50,12 @@ pub(crate) fn reserve(app: &App, n: usize) -> Result<Places, ApiError> {
     })
 }
 
-/// The place of a request, reserved now if it has none.
+/// The place of a request. Reserves one if the request has none.
 pub(crate) fn place(app: &App, place: Option<Places>) -> Result<Places, ApiError> {
     place.map_or_else(|| reserve(app, 1), Ok)
 }
 
-/// Refuses a request without a place when the server stops.
+/// Refuses a request without a place if the server is stopping.
 pub(crate) fn goes_on(app: &App) -> Result<(), ApiError> {
     match app.engine.is_draining() {
         true => Err(ApiError::stopping()),
@@ -62,7 +63,7 @@ pub(crate) fn goes_on(app: &App) -> Result<(), ApiError> {
     }
 }
 
-/// Adds places, up to `n`. A request for zero replies keeps none.
+/// Reserves further places, up to `n` in total. Does nothing if there are already `n` places.
 pub(crate) fn grow(app: &App, places: &mut Places, n: usize) -> Result<(), ApiError> {
     let more = n.saturating_sub(places.len());
     if more > 0 {
@@ -71,8 +72,8 @@ pub(crate) fn grow(app: &App, places: &mut Places, n: usize) -> Result<(), ApiEr
     Ok(())
 }
 
-/// Runs slow work on another thread. The work continues when the client disconnects, so it holds
-/// the request's places.
+/// Runs slow work on another thread. The work continues if the client disconnects, so it owns the
+/// request's places.
 pub(crate) async fn aside<T: Send + 'static>(
     places: Places,
     run: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -96,7 +97,7 @@ pub(crate) fn template_error(e: &inference::Error) -> ApiError {
     }
 }
 
-/// Adds the server's variables for the template.
+/// Adds the operator's variables for the chat template.
 pub(crate) fn add_names(app: &App, prompt: &mut ChatPrompt) {
     for (name, value) in &app.defaults.template {
         if !prompt.template.contains_key(name) {
@@ -142,7 +143,7 @@ pub(crate) async fn chat(
     .await
 }
 
-/// The ids of raw prompts. `param` is the request's field with them.
+/// The token ids of raw prompts. `param` is the name of the request's field with the prompts.
 pub(crate) async fn raw(
     app: &App,
     model: &Lease,
@@ -189,7 +190,8 @@ pub(crate) async fn raw(
     .await
 }
 
-/// Refuses ids that the model's vocabulary does not have. `param` is the request's field with them.
+/// Refuses ids outside the model's vocabulary. `param` is the name of the request's field with the
+/// ids.
 pub(crate) fn check_ids(
     model: &ServedModel,
     param: &'static str,
@@ -205,7 +207,7 @@ pub(crate) fn check_ids(
     }
 }
 
-/// The ids of texts to embed. `param` is the request's field with them.
+/// The token ids of texts to embed. `param` is the name of the request's field with the texts.
 pub(crate) async fn texts(
     app: &App,
     model: &Lease,
@@ -248,7 +250,7 @@ pub(crate) fn no_embeddings(model: &ServedModel) -> ApiError {
     ApiError::unsupported("model", message)
 }
 
-/// Checks a conversation before it is rendered.
+/// Checks a conversation before the chat template renders it.
 pub(crate) fn check_chat(
     app: &App,
     model: &ServedModel,
@@ -350,7 +352,8 @@ pub(crate) fn check_bytes(app: &App, bytes: usize) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Checks that the prompt and one token fit. A prompt is never cut.
+/// Checks that the context has space for the prompt and one more token. A prompt is never
+/// truncated.
 fn check_length(model: &ServedModel, prompt: usize) -> Result<(), ApiError> {
     match model.context() {
         Some(context) if prompt >= context => Err(ApiError::context(prompt, context)),
@@ -358,7 +361,8 @@ fn check_length(model: &ServedModel, prompt: usize) -> Result<(), ApiError> {
     }
 }
 
-/// The most tokens of a reply: as requested, within the context and the limits.
+/// Maximum number of reply tokens: the request's number, limited by the context and the
+/// configuration.
 pub(crate) fn reply_tokens(
     app: &App,
     model: &ServedModel,
@@ -375,8 +379,8 @@ pub(crate) fn reply_tokens(
         .min(app.limits.reply_tokens)
 }
 
-/// The most tokens of a reply whose answer has log-probabilities and is sent as a whole. A request
-/// for more is refused.
+/// Maximum number of tokens of an unstreamed reply with log-probabilities. A request for more
+/// tokens is refused.
 pub(crate) fn whole_tokens(
     app: &App,
     (param, asked): (&str, Option<usize>),
@@ -411,7 +415,7 @@ pub(crate) fn grammar(
             format!("the model {} cannot be held to a schema", model.id()),
         ));
     }
-    // Limits come first, because the time of later steps depends on them.
+    // The limit comes first, because it bounds the time of later steps.
     let (bytes, most) = (json_bytes(schema), app.limits.schema_bytes);
     if bytes > most {
         return Err(ApiError::field(
@@ -457,7 +461,8 @@ pub(crate) fn salt(salt: Option<&String>) -> Result<Option<String>, ApiError> {
     }
 }
 
-/// Checks edits of the model's states: the server must allow them, and they must fit the model.
+/// Checks edits of the model's states. The operator must allow edits, and the edits must fit the
+/// model.
 pub(crate) fn steering(
     app: &App,
     model: &ServedModel,
@@ -498,8 +503,8 @@ pub(crate) fn steering(
 /// The most edits of a request.
 const MOST_EDITS: usize = 256;
 
-/// The most bytes or tokens of all prompts that a request's edits patch in. They are computed
-/// before the request.
+/// Maximum total size, in bytes or tokens, of the prompts whose states the edits patch in. The
+/// engine computes these prompts before the request itself.
 const MOST_PATCHED: usize = 4096;
 
 /// Checks stop strings.

@@ -1,5 +1,5 @@
-//! A request in the engine, as items for its API: text, reasoning, calls, and one end. Streams and
-//! whole replies use the same code.
+//! Runs a request in the engine, and returns items for its API: text, reasoning, calls, and one
+//! end. Streamed and unstreamed replies use the same code.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -17,14 +17,14 @@ use crate::state::App;
 /// An item of a reply.
 #[derive(Debug)]
 pub(crate) enum Item {
-    /// The request left the queue.
+    /// The request has left the queue.
     Started,
-    /// A token, and the deltas that are final with it.
+    /// A token, and the deltas that became final with it.
     Token {
         token: Box<Token>,
         deltas: Vec<Delta>,
     },
-    /// The end of a reply, and the deltas held back until then.
+    /// The end of a reply, and the deltas that were withheld until then.
     End { deltas: Vec<Delta>, end: End },
     /// The failure that ended the reply.
     Failed(ApiError),
@@ -44,7 +44,7 @@ pub(crate) struct Reply {
     parser: Box<dyn ReplyParser>,
     queued: Duration,
     over: bool,
-    /// Items that were read early, and that `next` returns first.
+    /// Items that were read early. `next` returns them first.
     ahead: VecDeque<Item>,
 }
 
@@ -124,8 +124,8 @@ impl Reply {
     }
 }
 
-/// Waits for the first event of each reply, at most `wait` in total. A request that fails at once
-/// then gets its error as HTTP status, not as an event of a stream.
+/// Waits for the first event of each reply, at most `wait` in total. So a request that fails
+/// immediately gets an HTTP error status instead of an event in a stream.
 ///
 /// # Errors
 /// The error of a request that failed.
@@ -133,7 +133,7 @@ pub(crate) async fn first_signs(replies: &mut [Reply], wait: Duration) -> Result
     let until = tokio::time::Instant::now() + wait;
     for reply in replies {
         match tokio::time::timeout_at(until, reply.next()).await {
-            // The request waits in its queue. The client gets its header now.
+            // The request is still in the queue. The client gets its response header now.
             Err(_) | Ok(None) => {}
             Ok(Some(Item::Failed(error))) => return Err(error),
             Ok(Some(item)) => reply.ahead.push_back(item),
@@ -142,26 +142,26 @@ pub(crate) async fn first_signs(replies: &mut [Reply], wait: Duration) -> Result
     Ok(())
 }
 
-/// The data of tokens that a whole reply keeps besides their text.
+/// Selects which data of tokens an unstreamed reply keeps, besides the text.
 pub(crate) trait Keep: Send {
     fn add(&mut self, token: Token);
 }
 
-/// Keeps nothing.
+/// Keeps no data of tokens.
 impl Keep for () {
     fn add(&mut self, _: Token) {}
 }
 
-/// Keeps all tokens, for replies of few tokens.
+/// Keeps all tokens. Use it only for short replies.
 impl Keep for Vec<Token> {
     fn add(&mut self, mut token: Token) {
-        // The logits are as large as the vocabulary.
+        // Logits are as large as the vocabulary, so they are dropped.
         token.logits = None;
         self.push(token);
     }
 }
 
-/// A whole reply.
+/// A complete, unstreamed reply.
 #[derive(Debug)]
 pub(crate) struct Collected<K> {
     pub(crate) content: String,
@@ -179,7 +179,7 @@ pub(crate) struct Call {
     pub(crate) arguments: String,
 }
 
-/// The calls of a reply. Only complete ones count.
+/// The tool calls of a reply. Only complete calls count.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
     /// The complete calls.
@@ -258,7 +258,8 @@ pub(crate) async fn collect<K: Keep>(
     })
 }
 
-/// Reads replies to their ends at the same time. The engine would drop one that is not read.
+/// Reads several replies concurrently to their ends. The engine cancels a reply whose items are not
+/// read.
 ///
 /// # Errors
 /// The first failure. The other replies are cancelled.

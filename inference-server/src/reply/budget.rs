@@ -1,11 +1,11 @@
-//! A limit on the tokens of reasoning. At the limit, the reply is forced to end its reasoning in
-//! the model's own format, and continues with its answer.
+//! A limit on the number of reasoning tokens. At the limit, the reply is forced to end its
+//! reasoning in the model's own format. Then it continues with the answer.
 
 use std::sync::Arc;
 
 use inference::{LogitsProcessor, LogitsProcessorFactory, Result, TextModel};
 
-/// How a format marks reasoning.
+/// The texts that mark reasoning in a reply format.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReasoningMarks {
@@ -13,18 +13,18 @@ pub struct ReasoningMarks {
     pub open: String,
     /// The text that ends reasoning.
     pub close: String,
-    /// The text that the reply is forced to write at the limit. It begins with `close`.
+    /// The text that the reply is forced to write at the limit. It starts with `close`.
     pub ending: String,
-    /// As `ending`, for a reply that reasons again after the first limit.
+    /// Like `ending`, but for reasoning that starts again after the first limit.
     pub last_ending: String,
-    /// Whether reasoning may also begin after content.
+    /// Whether reasoning may also start after content.
     pub anywhere: bool,
-    /// Whether the prompt has begun reasoning.
+    /// Whether the prompt has already opened the reasoning.
     pub is_open: bool,
 }
 
 impl ReasoningMarks {
-    /// Marks for reasoning that the reply begins, before all content.
+    /// Marks of reasoning that the reply opens before all content.
     pub fn new(open: impl Into<String>, close: impl Into<String>) -> Self {
         let close = close.into();
         let ending = format!("{close}\n\n");
@@ -39,13 +39,13 @@ impl ReasoningMarks {
     }
 }
 
-/// The number of tokens at the end of a reply that are searched for a mark.
+/// Number of last tokens of a reply in which marks are searched.
 const TAIL: usize = 32;
 
-/// Limits the reasoning of replies of `model` to `most` tokens, without the marks.
+/// Limits the reasoning of `model`'s replies to `most` tokens, not counting the marks.
 ///
 /// # Errors
-/// If the model's tokenizer does not encode the marks.
+/// If the model's tokenizer cannot encode the marks.
 pub(crate) fn bound(
     model: &Arc<dyn TextModel>,
     marks: ReasoningMarks,
@@ -79,13 +79,13 @@ pub(crate) fn bound(
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// There was no reasoning since this token of the reply.
+    /// Outside reasoning. `from` is the first token to search for an opening mark.
     Waiting { from: usize },
-    /// The reply reasons since this token.
+    /// Inside reasoning, which started at the token `from`.
     Open { from: usize },
-    /// The reply has written this number of the ending's tokens.
+    /// The reply has written this number of the forced ending's tokens.
     Ending { said: usize },
-    /// No more reasoning can begin.
+    /// No further reasoning can start.
     Over,
 }
 
@@ -94,20 +94,20 @@ struct Budget {
     marks: Arc<ReasoningMarks>,
     open: Vec<u32>,
     close: Vec<u32>,
-    /// The tokens that end the next reasoning over the limit.
+    /// The tokens of the ending that the next reasoning is forced to write.
     ending: Vec<u32>,
     last_ending: Vec<u32>,
-    /// The most tokens of reasoning, and the number of those so far.
+    /// Maximum number of reasoning tokens, and the number so far.
     most: usize,
     spent: usize,
-    /// The number of tokens of the reply that were read.
+    /// Number of reply tokens read so far.
     seen: usize,
     state: State,
 }
 
 impl Budget {
-    /// Whether these tokens end with a mark. The mark may be its own tokens or a part of the text,
-    /// since a tokenizer may join a part of a mark with its neighbors.
+    /// Whether these tokens end with a mark. The mark may be separate tokens or part of the text,
+    /// because a tokenizer may merge a part of the mark with adjacent text.
     fn ends_with(&self, tokens: &[u32], ids: &[u32], mark: &str) -> Result<bool> {
         if !ids.is_empty() && tokens.ends_with(ids) {
             return Ok(true);
@@ -115,7 +115,7 @@ impl Budget {
         Ok(self.text(tokens)?.contains(mark))
     }
 
-    /// The text of the last tokens, without special tokens.
+    /// The decoded text of the last tokens, without special tokens.
     fn text(&self, tokens: &[u32]) -> Result<String> {
         match self.model.as_token_model() {
             Some(model) => model.decode(&tokens[tokens.len().saturating_sub(TAIL)..]),
@@ -123,7 +123,7 @@ impl Budget {
         }
     }
 
-    /// Reads the token before `end`.
+    /// Processes the token before position `end`.
     fn read(&mut self, reply: &[u32], end: usize) -> Result<()> {
         self.state = match self.state {
             State::Waiting { from } => {
@@ -133,7 +133,7 @@ impl Budget {
                 } else if self.marks.anywhere {
                     self.state
                 } else {
-                    // After content, reasoning cannot begin.
+                    // After content, reasoning cannot start.
                     let text = self.text(tokens)?;
                     match self.marks.open.starts_with(text.trim()) {
                         true => self.state,
@@ -143,7 +143,7 @@ impl Budget {
             }
             State::Open { from } => {
                 if self.ends_with(&reply[from..end], &self.close, &self.marks.close)? {
-                    // The mark's earlier tokens were counted as reasoning.
+                    // Tokens of the closing mark do not count as reasoning, so they are subtracted.
                     self.spent = self
                         .spent
                         .saturating_sub(self.close.len().saturating_sub(1));
@@ -165,7 +165,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Whether the tokens end within the closing mark.
+    /// Whether the tokens end with an incomplete closing mark.
     fn is_closing(&self, tokens: &[u32]) -> Result<bool> {
         let text = self.text(tokens)?;
         let mark = &self.marks.close;
@@ -198,7 +198,7 @@ impl LogitsProcessor for Budget {
             && let Some(logit) = logits.get(id as usize).copied()
         {
             logits.fill(f32::NEG_INFINITY);
-            // All other tokens have probability 0, so any finite logit makes this one certain.
+            // All other tokens have probability 0, so any finite logit makes this token certain.
             logits[id as usize] = if logit.is_finite() { logit } else { 0.0 };
         }
         Ok(())

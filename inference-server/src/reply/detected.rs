@@ -1,7 +1,8 @@
-//! Replies in the formats of `inference-text`.
+//! Parses replies in the formats of `inference-text`.
 //!
-//! A call is passed on while it is written. A malformed call becomes content. If a client has
-//! already received parts of it, it is told that they stay incomplete.
+//! The parser passes on a call while the model writes it. A malformed call becomes content. If the
+//! client has already received a part of the call, it receives [`Delta::CallBroken`], and the
+//! arguments stay incomplete.
 
 use std::sync::Arc;
 
@@ -15,8 +16,8 @@ use super::{Delta, ReasoningMarks, ReplyFormat, ReplyParser, ReplyRequest, force
 pub struct DetectedFormat(Format);
 
 impl DetectedFormat {
-    /// The format of a chat template. `model_type` is the configuration's. It decides for templates
-    /// that do not show how the model writes calls.
+    /// Detects the format from a chat template. `model_type` is that of the configuration. It
+    /// decides if the template does not show how the model writes calls.
     #[must_use]
     pub fn detect(template: &str, model_type: &str) -> Self {
         Self(Format::detect(template, Some(model_type)))
@@ -44,7 +45,7 @@ fn tools(request: &ReplyRequest) -> Tools {
 }
 
 impl ReplyFormat for DetectedFormat {
-    /// If the template shows no calls, the conversation describes a form for them.
+    /// Always true: if the template shows no call format, the prompt describes one to the model.
     fn reads_tools(&self) -> bool {
         true
     }
@@ -84,7 +85,7 @@ impl ReplyFormat for DetectedFormat {
             marks.anywhere = true;
             marks.last_ending =
                 String::from("<|end|><|start|>assistant<|channel|>final<|message|>");
-            // A call has its own channel, which the model chooses.
+            // A call has its own channel, which the model must choose itself.
             marks.ending = match request.tools.is_empty() {
                 true => marks.last_ending.clone(),
                 false => String::from("<|end|><|start|>assistant"),
@@ -111,11 +112,11 @@ impl ReplyFormat for DetectedFormat {
 /// Converts events of `inference-text` to deltas.
 struct Reader {
     tokens: TokenReader,
-    /// The call that is being written.
+    /// Index of the call that is being written.
     open: Option<usize>,
-    /// The number of calls that were passed on.
+    /// Number of calls passed on so far.
     calls: usize,
-    /// The number of those calls that were malformed.
+    /// Number of those calls that were malformed.
     broken: usize,
     one_call: bool,
 }
@@ -149,15 +150,15 @@ impl Reader {
                     tracing::warn!("a tool call is passed on as text: {diagnosis}");
                     self.take_back(&mut deltas);
                 }
-                // Kinds of events that later versions may add.
+                // Later versions of `inference-text` may add event kinds.
                 other => tracing::debug!(?other, "not passed on"),
             }
         }
         deltas
     }
 
-    /// Ends the open call as malformed. If the call began in `deltas`, removes its deltas.
-    /// Otherwise the client already has a part of it, so appends `CallBroken`.
+    /// Ends the open call as malformed. If the call started in `deltas`, this removes the call's
+    /// deltas. Otherwise the client already has a part of the call, so this appends `CallBroken`.
     fn take_back(&mut self, deltas: &mut Vec<Delta>) {
         let Some(open) = self.open.take() else { return };
         let begins =
@@ -219,7 +220,7 @@ mod tests {
         deltas.extend(parser.feed(&special(2, "<|tool_call_start|>")));
         assert_eq!(content(&deltas), "so");
         let mut deltas = parser.feed(&Token::new(3, "[f(a=1"));
-        // Bytes that were held back come with the special token and precede it.
+        // The special token flushes the withheld bytes, which precede it.
         let mut end = special(4, "<|tool_call_end|>");
         end.text = String::from(")]");
         deltas.extend(parser.feed(&end));
@@ -268,7 +269,7 @@ mod tests {
         assert_eq!(deltas[0], Delta::CallBroken { index: 0 });
         let text = r#" <tool_call>{"name": "f", "arguments": {"a": 1]"#;
         assert_eq!(content(&deltas[1..]), text);
-        // The first good call is the one that the client asked for.
+        // With `one_call`, only complete calls count, so the first well-formed call is the result.
         let deltas = feed(r#"<tool_call>{"name": "g", "arguments": {}}</tool_call>"#);
         assert!(matches!(&deltas[0], Delta::ToolCall { index: 1, name, .. } if name == "g"));
         assert_eq!(deltas.last(), Some(&Delta::CallEnded { index: 1 }));

@@ -1,4 +1,5 @@
-//! Grammars that force a call in the model's own format, for a `tool_choice` that requires one.
+//! Grammars that force a tool call in the model's own format, for a `tool_choice` that requires a
+//! call.
 
 use inference::Grammar;
 use inference_text::reply::{CallGrammar, Format, IdGenerator, RandomIds, Tools};
@@ -6,13 +7,13 @@ use serde_json::{Value, json};
 
 use super::ReplyRequest;
 
-/// White space between the parts of JSON: a space, or a new line with some indentation. Its length
-/// is bounded, so that a model cannot write white space forever. Engines ignore the key if they do
-/// not know it.
+/// White space between the parts of JSON: a space, or a line feed with some indentation. The length
+/// is limited, so that a model cannot write white space forever. Engines that do not know this
+/// schema key ignore it.
 const JSON_SPACE: &str = r"( |\n[ \t]{0,40})";
 
-/// The grammar of a reply that is a call. If the prompt has opened reasoning, the reply first
-/// closes it, since a forced call leaves nothing to decide.
+/// A grammar for a reply that is a call. If the prompt has opened the reasoning, the reply must
+/// first close it. Reasoning is useless here, because the call is forced.
 pub(super) fn grammar(
     format: Format,
     tools: &Tools,
@@ -49,7 +50,8 @@ fn lark(calls: &CallGrammar, lead: &str, one: bool) -> String {
     for (i, shape) in calls.shapes.iter().enumerate() {
         let (prefix, suffix) = (literal(&shape.prefix), literal(&shape.suffix));
         text.push_str(&format!("call_{i}:{prefix} json_{i}{suffix}\n"));
-        // Lark would read `&` as an operator. In JSON it occurs only inside strings.
+        // Lark reads `&` as an operator. In JSON, `&` occurs only inside strings, where it can be
+        // escaped.
         let mut schema = shape.schema.clone();
         if let Value::Object(schema) = &mut schema {
             let space = json!({"whitespace_pattern": JSON_SPACE});
@@ -61,7 +63,7 @@ fn lark(calls: &CallGrammar, lead: &str, one: bool) -> String {
     text
 }
 
-/// A text as a literal with a space before it; nothing for an empty text.
+/// The text as a Lark literal after a space; empty for an empty text.
 fn literal(text: &str) -> String {
     match text {
         "" => String::new(),
@@ -106,7 +108,7 @@ mod tests {
             &format!("json_1: %json {schema}"),
         ];
         let lines: Vec<&str> = lark.lines().collect();
-        // A feature of `serde_json` decides whether keys of the schema keep their order.
+        // Whether the schema's keys keep their order depends on a feature of `serde_json`.
         let unordered = |line: &str| {
             let mut bytes = line.replace(' ', "").into_bytes();
             bytes.sort_unstable();

@@ -1,5 +1,5 @@
-//! Splits the tokens of a reply into text, reasoning and tool calls. Families of models write these
-//! in different formats. `detected` reads the formats that `inference-text` knows.
+//! Splits a reply's tokens into text, reasoning and tool calls. Model families write these parts in
+//! different formats. `detected` parses the formats that `inference-text` knows.
 
 mod budget;
 mod detected;
@@ -15,35 +15,35 @@ pub use detected::DetectedFormat;
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Delta {
-    /// More of the answer.
+    /// Further text of the answer.
     Content(String),
-    /// More of the model's reasoning before its answer.
+    /// Further text of the reasoning before the answer.
     Reasoning(String),
-    /// The model begins to call a tool. The call counts once it has ended.
+    /// The start of a tool call. The call is valid only after `CallEnded`.
     ToolCall {
         /// The index of the call in the reply, from 0.
         index: usize,
         /// The call's id, unique in the conversation.
         id: String,
-        /// The tool.
+        /// Name of the called tool.
         name: String,
     },
-    /// More of the arguments of a call, as JSON text.
+    /// Further text of a call's arguments, as JSON.
     Arguments {
-        /// Which call of the reply.
+        /// Index of the call in the reply.
         index: usize,
-        /// The text. All texts of a call together are a JSON object once the call has ended.
+        /// The text. Once the call has ended, all its texts together are a JSON object.
         json: String,
     },
     /// A call is complete.
     CallEnded {
-        /// Which call of the reply.
+        /// Index of the call in the reply.
         index: usize,
     },
-    /// A call is malformed or cut off, and its arguments stay incomplete. Its text follows as
-    /// content.
+    /// A call is malformed or truncated, so its arguments stay incomplete. The call's text follows
+    /// as content.
     CallBroken {
-        /// Which call of the reply.
+        /// Index of the call in the reply.
         index: usize,
     },
 }
@@ -52,35 +52,36 @@ pub enum Delta {
 #[non_exhaustive]
 #[derive(Debug, Clone, Default)]
 pub struct ReplyRequest {
-    /// The end of the prompt's text, which may have opened the reasoning.
+    /// The last characters of the prompt. They show whether the prompt has opened the reasoning.
     pub prompt_end: String,
     /// The tools that the model may call.
     pub tools: Vec<Tool>,
-    /// Whether only the first call counts; the parser drops further ones.
+    /// Whether only the first call counts. The parser then ignores further calls.
     pub one_call: bool,
-    /// The number of calls that the conversation already has.
+    /// Number of calls in the conversation so far.
     pub earlier_calls: usize,
 }
 
-/// Reads one reply.
+/// A parser of one reply.
 pub trait ReplyParser: Send {
-    /// Takes a token and returns the deltas that are final now.
+    /// Processes a token, and returns the deltas that became final with it.
     fn feed(&mut self, token: &Token) -> Vec<Delta>;
 
-    /// Takes the end of the reply, and returns the deltas that were held back.
+    /// Processes the end of the reply, and returns the deltas that were withheld until then.
     fn finish(&mut self, stop: Option<&StopCause>) -> Vec<Delta>;
 }
 
 /// The format in which a model writes its replies.
 pub trait ReplyFormat: Send + Sync {
-    /// Whether tool calls can be found. Otherwise requests with tools are refused.
+    /// Whether the format can parse tool calls. If not, requests with tools are refused.
     fn reads_tools(&self) -> bool;
 
-    /// Whether reasoning can be separated from the answer. Otherwise requests for it are refused.
+    /// Whether the format can separate reasoning from the answer. If not, requests for reasoning
+    /// are refused.
     fn reads_reasoning(&self) -> bool;
 
-    /// Prepares the conversation with `prepare`. If the template has no place for tools, they may
-    /// become text.
+    /// Prepares the conversation with `prepare`. If the chat template ignores tools, the format may
+    /// first convert the tools to text.
     ///
     /// # Errors
     /// The error of `prepare`.
@@ -92,16 +93,17 @@ pub trait ReplyFormat: Send + Sync {
         prepare(prompt)
     }
 
-    /// A parser of one reply.
+    /// Creates a parser of one reply.
     fn parser(&self, request: &ReplyRequest) -> Box<dyn ReplyParser>;
 
-    /// The marks of reasoning in the reply to a request; `None` if reasoning cannot be cut.
+    /// The marks of reasoning in the reply to a request; `None` if reasoning cannot be limited.
     fn reasoning_marks(&self, request: &ReplyRequest) -> Option<ReasoningMarks> {
         let _ = request;
         None
     }
 
-    /// A grammar of replies that call the tool `named`, or any tool of the request if it is `None`.
+    /// A grammar for replies that call the tool `named`. With `None`, any tool of the request may
+    /// be called.
     ///
     /// # Errors
     /// The reason why the format cannot force a call, in words for the client.
@@ -115,7 +117,7 @@ pub trait ReplyFormat: Send + Sync {
     }
 }
 
-/// The format of models without calls and reasoning: the whole reply is its answer.
+/// The format of models without calls and reasoning. The whole reply is the answer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PlainText;
 

@@ -1,10 +1,11 @@
-//! The chat page at `/` for browsers. Its files are part of the program, and it loads nothing from
-//! elsewhere.
+//! The chat page at `/` for browsers. Its files are part of the program, and the page loads nothing
+//! from other servers.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 
-/// The page may load files of this server only, has no inline code, and may not be framed.
+/// The content security policy: the page loads files of this server only, has no inline code, and
+/// must not appear in a frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                       img-src 'self' data:; base-uri 'none'; form-action 'none'; \
                       frame-ancestors 'none'";
@@ -16,7 +17,7 @@ fn file(kind: &'static str, text: &'static str) -> Response {
         (header::CONTENT_TYPE, kind),
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::REFERRER_POLICY, "no-referrer"),
-        // The files of a page must have the same version.
+        // The page's files must all be of one version, so browsers must not cache them.
         (header::CACHE_CONTROL, "no-cache"),
         (HeaderName::from_static("x-frame-options"), "DENY"),
     ] {
@@ -25,7 +26,7 @@ fn file(kind: &'static str, text: &'static str) -> Response {
     response
 }
 
-/// Whether the client is a browser that opens a page.
+/// Whether the client is a browser that navigates to the page.
 pub(crate) fn is_wanted(headers: &HeaderMap) -> bool {
     let accept = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok());
     accept.is_some_and(|accept| accept.contains("text/html"))

@@ -1,4 +1,4 @@
-//! An HTTP client, written by hand so that it can stop at any point.
+//! An HTTP client for tests. It is handwritten, so that it can stop at any point of a request.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -38,7 +38,7 @@ impl Reply {
         })
     }
 
-    /// The JSON of an answer, which must have this status.
+    /// The JSON of an answer. Panics unless the answer has this status.
     #[track_caller]
     pub fn expect(&self, status: u16) -> Value {
         assert_eq!(self.status, status, "{}", self.text());
@@ -79,7 +79,7 @@ impl Client {
         stream
     }
 
-    /// Sends a request. The caller reads the answer.
+    /// Sends a request. The caller reads the answer from the returned stream.
     pub fn open(&self, method: &str, path: &str, body: &[u8]) -> TcpStream {
         let mut stream = self.connect();
         let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
@@ -93,7 +93,8 @@ impl Client {
             head.push_str(&format!("Content-Length: {}\r\n", body.len()));
         }
         head.push_str("\r\n");
-        // A server may answer before it has read everything.
+        // A server may answer and close before it has read the whole request, so a write error is
+        // ignored.
         let _ = stream.write_all(head.as_bytes());
         let _ = stream.write_all(body);
         stream
@@ -113,7 +114,7 @@ pub fn read(mut stream: TcpStream) -> Reply {
         match stream.read(&mut part) {
             Ok(0) => break,
             Ok(n) => all.extend_from_slice(&part[..n]),
-            // Bytes that arrived before a reset count.
+            // If the server resets the connection, the bytes that arrived before are the answer.
             Err(e) if !all.is_empty() && e.kind() != std::io::ErrorKind::WouldBlock => break,
             Err(e) => panic!("no answer: {e}"),
         }
@@ -174,7 +175,7 @@ pub fn events(reply: &Reply) -> Vec<(String, Value)> {
     events
 }
 
-/// The lines of a stream of JSON.
+/// The lines of an answer that is a stream of JSON lines.
 #[track_caller]
 pub fn lines(reply: &Reply) -> Vec<Value> {
     let text = reply.text();

@@ -1,5 +1,5 @@
-//! A scripted model and a client for the tests, without an engine or MLX. The client can behave in
-//! ways that well-behaved clients never do.
+//! A scripted model, a server and a client for tests, without an engine or MLX. The client can
+//! misbehave in ways that real clients do not.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -18,7 +18,7 @@ use inference_server::{Config, Limits, ServedModel, Server};
 pub use client::{Client, Reply, events, lines, read};
 pub use script::{Script, State, capabilities};
 
-/// A server in its own thread.
+/// A server that runs in its own thread.
 pub struct Running {
     pub address: SocketAddr,
     pub state: Arc<State>,
@@ -40,7 +40,7 @@ impl Running {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Waits until no request runs or waits.
+    /// Waits until no request runs or is queued.
     #[track_caller]
     pub fn idle(&self) {
         let state = Arc::clone(&self.state);
@@ -61,7 +61,7 @@ impl Drop for Running {
     }
 }
 
-/// Limits that keep tests short.
+/// Short time limits, which keep tests fast.
 pub fn limits() -> Limits {
     let mut limits = Limits::default();
     limits.header_timeout = Duration::from_millis(500);
@@ -85,7 +85,7 @@ pub fn serve(config: &Config) -> Running {
     serve_as(config, |model| model.with_context(1000))
 }
 
-/// Serves the scripted model as `tiny`. Its own context has a million tokens.
+/// Serves the scripted model under the name `tiny`. The model's context has a million tokens.
 pub fn serve_as(config: &Config, adjust: impl FnOnce(ServedModel) -> ServedModel) -> Running {
     serve_script(config, Script::new(), adjust)
 }
@@ -111,7 +111,7 @@ pub fn serve_script(
     }
 }
 
-/// Waits until `holds` returns true, or fails.
+/// Waits until `holds` returns true. Panics after a time limit.
 #[track_caller]
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(10);

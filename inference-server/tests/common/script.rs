@@ -1,14 +1,15 @@
-//! A model whose prompt is its script. Tokens are bytes; 256 ends a text.
+//! A model for tests that reads its reply from the prompt. Each byte is a token; token 256 ends a
+//! text.
 //!
-//! It replies with the text after the last `say:` of the prompt, up to a new line, else with
-//! `hello world`. Words anywhere in the prompt make it misbehave. `!long` continues until it is
-//! stopped, `!prefill` computes the prompt in many steps, and `!fail` fails one request at its
-//! third token. `!error` fails the whole step, `!panic` panics in a step, `!addpanic` panics when
-//! it is added, and `!refuse` is refused as invalid. In a grammar, `!badgrammar` is refused and
-//! `!preparepanic` panics, both at preparation.
+//! The reply is the text after the last `say:` in the prompt, up to a line feed; without `say:` it
+//! is `hello world`. Commands anywhere in the prompt make the model misbehave. `!long` generates
+//! until it is stopped. `!prefill` computes the prompt in many steps. `!fail` fails one request at
+//! its third token. `!error` fails the whole step. `!panic` panics in a step, and `!addpanic`
+//! panics when the request is added. `!refuse` is refused as invalid. In a grammar, `!badgrammar`
+//! is refused and `!preparepanic` panics; both happen during preparation.
 //!
-//! `⏎` in a reply is a new line. With [`Script::writing`] the model has a chat template, and
-//! special tokens that a reply writes by name.
+//! `⏎` in a reply is a line feed. With [`Script::writing`], the model has a chat template and
+//! special tokens. A reply writes a special token by its name.
 
 use std::ops::Deref;
 use std::path::Path;
@@ -22,7 +23,7 @@ use inference::{
 };
 use inference_conformance::scripted::{Asked, Control, Reply, Scripted, Step, Vocabulary};
 
-/// The number of steps for a prompt with `!prefill`.
+/// Number of prefill steps for a prompt with `!prefill`.
 const PREFILL: usize = 1_000_000;
 
 /// State that tests read and change.
@@ -41,19 +42,19 @@ impl Deref for State {
     }
 }
 
-/// The compilation of grammars.
+/// State of grammar compilation.
 #[derive(Default)]
 struct Grammars {
-    /// No grammar is compiled while this is set.
+    /// While this is set, no grammar is compiled.
     paused: AtomicBool,
     compiling: AtomicUsize,
     compiled: Mutex<Vec<Grammar>>,
-    /// The number compiled inside a session.
+    /// Number of grammars compiled inside a session, which blocks other requests.
     in_session: AtomicUsize,
 }
 
 impl State {
-    /// Sets whether the compilation of grammars is held.
+    /// Pauses or resumes grammar compilation.
     pub fn hold_grammars(&self, hold: bool) {
         self.grammars.paused.store(hold, Ordering::SeqCst);
     }
@@ -121,7 +122,7 @@ impl Script {
         Self { model, ..script }
     }
 
-    /// The same model with files that recommend this sampling.
+    /// This model, but with files that recommend these sampling options.
     pub fn recommending(self, sampling: SamplingDefaults) -> Self {
         let model = self.model.with_info(|info| info.sampling = sampling);
         Self { model, ..self }
@@ -156,7 +157,8 @@ impl Script {
             .with_info(|info| {
                 info.architecture = String::from("script");
                 info.hidden_size = 2;
-                // A token takes 16 bytes: a key and a value of two numbers.
+                // The KV cache of a token has 16 bytes: a key and a value of two float32 elements
+                // each.
                 (info.num_layers, info.num_kv_heads, info.head_dim) = (1, 1, 2);
                 info.context_length = Some(1_000_000);
                 info.has_chat_template = true;
@@ -211,7 +213,7 @@ fn reply(asked: &Asked, vocabulary: &Vocabulary) -> Result<Reply> {
 
 fn measure(metrics: &mut GenerateMetrics) {
     metrics.cached_tokens = 2.min(metrics.prompt_tokens);
-    // Each token after the first takes two milliseconds.
+    // Each token after the first adds two milliseconds.
     let steps = u32::try_from(metrics.generated_tokens.saturating_sub(1)).unwrap();
     metrics.decode_time = Duration::from_millis(2) * steps;
 }
@@ -271,7 +273,7 @@ fn score(query: &str, document: &str, options: &RerankOptions) -> Result<f32> {
     })
 }
 
-/// Vectors whose length is 5 or 2, so that normalizing them is exact.
+/// Vectors of length 5 or 2, so that normalization is exact in floating point.
 fn embed(ids: &[u32]) -> Vec<f32> {
     let panics: Vec<u32> = b"!embedpanic".iter().copied().map(u32::from).collect();
     assert!(!ids.starts_with(&panics), "asked to");

@@ -1,4 +1,4 @@
-//! Access control, and requests of hostile clients.
+//! Tests of access control, and of requests that hostile clients send.
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
@@ -52,7 +52,7 @@ fn a_key_is_asked_for_everywhere_but_for_signs_of_life() {
         for path in ["/", "/health", "/v1/health", "/ready"] {
             assert_eq!(client.get(path).status, 200, "{path}");
         }
-        // The spelling of a path does not avoid the check.
+        // No spelling of a path may bypass the check.
         for path in [
             "//v1/models",
             "/v1/models/",
@@ -78,13 +78,13 @@ fn a_key_is_asked_for_everywhere_but_for_signs_of_life() {
 fn other_clients_do_not_wait_while_a_large_body_is_read() {
     let mut limits = limits();
     limits.body_timeout = Duration::from_secs(30);
-    // The limits on values are off, so that reading takes long.
+    // The limits on values are disabled, so that parsing takes long.
     limits.json_values = 10_000_000;
     limits.json_containers = 10_000_000;
     limits.all_bodies_bytes = 4_000_000_000;
     let server = serve(&config().with_limits(limits));
     let client = server.client();
-    // Values that the reader keeps; the request is refused once all are read.
+    // The parser stores all these values before the request is refused.
     let wide = "[],".repeat((8 << 20) / 3 - 100);
     let message = r#"{"role":"user","content":"x"}"#;
     let body = format!(r#"{{"messages":[{message}],"chat_template_kwargs":{{"x":[{wide}[]]}}}}"#);
@@ -120,7 +120,7 @@ fn requests_that_need_no_place_are_small() {
             &format!(r#""x":"{}"#, "a".repeat(bytes - body.len())),
         )
     };
-    // This server may not fetch models, so it refuses each pull.
+    // This server may not download models, so it refuses `/api/pull`.
     for (path, status) in [("/api/show", 200), ("/api/pull", 403)] {
         let body = of(MOST);
         assert_eq!(body.len(), MOST);
@@ -131,7 +131,7 @@ fn requests_that_need_no_place_are_small() {
         let message = error["error"].as_str().unwrap();
         assert!(message.contains("larger than 65536 bytes"), "{message}");
     }
-    // Requests for replies may have larger bodies.
+    // Requests for replies need a queue place, and may have larger bodies.
     let body = of(MOST + 1).replace(r#""model""#, r#""prompt":"say:x","model""#);
     let reply = client.ask("POST", "/v1/completions", body.as_bytes());
     reply.expect(200);
@@ -163,7 +163,7 @@ fn web_pages_may_not_ask() {
         .with("Host", "localhost")
         .post(CHAT, &ask())
         .expect(200);
-    // Preflight requests are refused.
+    // CORS preflight requests are refused.
     let preflight = client
         .clone()
         .with("Origin", "https://evil.example")
@@ -213,7 +213,7 @@ fn large_and_odd_bodies_are_refused() {
     limits.json_depth = 16;
     let server = serve(&config().with_limits(limits));
     let client = server.client();
-    // The body's size is announced: none of it is read.
+    // If the announced size is too large, the server must not read the body.
     let mut announced = client.connect();
     let head =
         format!("POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n");
@@ -221,7 +221,7 @@ fn large_and_odd_bodies_are_refused() {
     let mut start = [0; 12];
     announced.read_exact(&mut start).unwrap();
     assert_eq!(&start, b"HTTP/1.1 413");
-    // The body's size is not announced: endless chunks.
+    // The size is not announced, and the chunks have no end.
     let mut chunked = client.connect();
     let head =
         format!("POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
@@ -275,14 +275,14 @@ fn bodies_are_bounded_together() {
     let mut large = ask();
     large["user"] = "x".repeat(80_000).into();
     crate::common::eventually("a refusal", || client.post(CHAT, &large).status == 429);
-    // Small bodies pass, and later large ones too.
+    // Afterwards small bodies pass, and later large ones pass, too.
     client.post(CHAT, &ask()).expect(200);
     drop(slow);
     crate::common::eventually("room", || client.post(CHAT, &large).status == 200);
-    // Errors repeat only a short part of a body.
+    // Error messages quote only a short part of a body.
     let mut odd = ask();
     odd["temperature"] = "x".repeat(80_000).into();
-    // The previous request's memory is free a moment after its answer, when its row ends.
+    // The previous request's memory is freed shortly after its answer, when its row ends.
     let mut error = client.post(CHAT, &odd);
     crate::common::eventually("room", || {
         error = client.post(CHAT, &odd);
@@ -323,11 +323,11 @@ fn hostile_schemas_are_refused() {
     assert!(client.post("/api/chat", &ollama).expect(400)["error"].is_string());
 }
 
-/// Reads until the other side closes.
+/// Reads until the server closes the connection, which must happen within `most`.
 fn closes_within(mut stream: std::net::TcpStream, most: Duration) -> Vec<u8> {
     let started = Instant::now();
     let mut all = Vec::new();
-    // A reset also ends the connection.
+    // A reset also counts as the end of the connection.
     let _ = stream.read_to_end(&mut all);
     assert!(started.elapsed() < most, "{:?}", started.elapsed());
     all
@@ -370,7 +370,7 @@ fn connections_are_bounded_and_the_next_waits() {
     limits.connections = 4;
     let server = serve(&config().with_limits(limits));
     let idle: Vec<_> = (0..4).map(|_| server.client().connect()).collect();
-    // The request is served once the idle connections are closed.
+    // The request is served after the server has closed the idle connections.
     server.client().post(CHAT, &ask()).expect(200);
     drop(idle);
 }
@@ -443,7 +443,7 @@ fn wrong_keys_are_answered_one_after_another() {
     let started = std::time::Instant::now();
     std::thread::scope(|scope| {
         let guesses = [(); 6].map(|()| scope.spawn(|| with("sesam").get("/v1/models").status));
-        // Requests with the right key or without a key do not wait.
+        // Requests with the right key or without a key must not be delayed.
         while !guesses
             .iter()
             .any(std::thread::ScopedJoinHandle::is_finished)

@@ -1,5 +1,5 @@
-//! The server's defaults apply in every API to fields that a request leaves out. Fields of the
-//! request override them.
+//! Tests that the operator's defaults apply in every API to fields that a request omits, and that
+//! the request's fields override them.
 
 use crate::common::{Running, config, serve};
 use inference::{GenerateOptions, Parameter, ParameterValue};
@@ -25,7 +25,7 @@ fn defaults() -> RequestDefaults {
     defaults
 }
 
-/// The options of the engine's last request after this one is sent.
+/// Sends a request, and returns the options that the engine received.
 fn asked(server: &Running, path: &str, body: &Value) -> GenerateOptions {
     server.client().post(path, body).expect(200);
     server.state.last_options()
@@ -40,7 +40,7 @@ fn figures(options: &GenerateOptions) -> [f32; 4] {
     ]
 }
 
-/// Each API's route with a request without optional fields, and one with all of them.
+/// Each API's path, a request without optional fields, and a request with all of them.
 fn requests() -> Vec<(&'static str, Value, Value)> {
     let messages = json!([{"role": "user", "content": "say:abcdefgh"}]);
     vec![
@@ -109,7 +109,7 @@ fn without_defaults_each_api_has_its_own() {
     for ((path, silent, _), temperature) in requests().into_iter().zip([1.0, 1.0, 0.8, 0.8]) {
         let options = asked(&server, path, &silent);
         assert_eq!(options.sampling.temperature, temperature, "{path}");
-        // For raw completions, OpenAI's default is 16.
+        // OpenAI's default for raw completions is 16 tokens.
         let most = match path {
             "/v1/completions" => 16..=16,
             _ => 17..=usize::MAX,

@@ -1,5 +1,5 @@
-//! Compares `/openapi.json` with the server's behavior. Schemathesis checks more
-//! (`tools/serve_schema.py`).
+//! Compares `/openapi.json` with the server's behavior. `tools/serve_schema.py` checks more cases
+//! with schemathesis.
 
 use crate::common::{Reply, Running, config, serve};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ fn description(server: &Running) -> Value {
     server.client().get("/openapi.json").expect(200)
 }
 
-/// The schema after following its reference.
+/// The schema to which `schema` refers, or `schema` itself.
 fn resolved<'a>(all: &'a Value, schema: &'a Value) -> &'a Value {
     match schema["$ref"].as_str() {
         Some(path) => resolved(all, all.pointer(&path[1..]).unwrap()),
@@ -16,7 +16,7 @@ fn resolved<'a>(all: &'a Value, schema: &'a Value) -> &'a Value {
     }
 }
 
-/// The JSON types that a schema admits at its top.
+/// The JSON types that a schema allows at the top level.
 fn types(all: &Value, schema: &Value) -> Vec<String> {
     let schema = resolved(all, schema);
     let mut type_names = Vec::new();
@@ -89,7 +89,7 @@ fn answers_are_described() {
             is_described(&all, operation, &server.client().get(&path));
         }
         if let Some(operation) = methods.get("post") {
-            // An empty body is an error on every route.
+            // Each route must answer an empty body with an error.
             is_described(&all, operation, &server.client().ask("POST", path, b""));
         }
     }
@@ -144,7 +144,7 @@ fn ollama_requests_of_wrong_types_are_refused() {
     }
 }
 
-/// Two types with the same name would replace each other.
+/// Two types with one name would overwrite each other in the description.
 #[test]
 fn each_route_has_its_own_request() {
     let server = serve(&config());

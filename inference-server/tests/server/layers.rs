@@ -1,10 +1,11 @@
-//! Checks the order of the server's modules: each may use only those before it.
+//! Tests the dependencies between the server's modules: a module may use only modules before it in
+//! the list.
 
 use std::path::Path;
 
 use crate::layering::{modules, upward};
 
-/// Modules from the bottom up. `module::*` stands for a module and all files in it.
+/// Modules from the bottom up. `module::*` means a module and all files in its directory.
 const ORDER: &[&str] = &[
     "error",
     "patience",
@@ -19,7 +20,7 @@ const ORDER: &[&str] = &[
     "auth",
     "state",
     "ui::*",
-    // The pipeline comes first, then the dialects.
+    // The dialects use the pipeline, so the pipeline comes first.
     "pipeline::*",
     "status",
     "dialect::openai::*",

@@ -1,5 +1,5 @@
-//! Requests whose client disconnects, excess requests, failing requests, and requests during a
-//! stop.
+//! Tests of requests that do not end normally: the client disconnects, the queue is full, the
+//! request fails, or the server stops.
 
 use std::io::Read;
 use std::time::{Duration, Instant};
@@ -13,14 +13,14 @@ fn ask(text: &str, stream: bool) -> Value {
     json!({"messages": [{"role": "user", "content": text}], "stream": stream})
 }
 
-/// The value of a line of `/metrics`.
+/// The value of a metric in `/metrics`.
 fn figure(server: &Running, name: &str) -> f64 {
     let text = server.client().get("/metrics").text();
     let line = text.lines().find(|l| l.starts_with(&format!("{name} ")));
     line.map_or(0.0, |l| l.rsplit(' ').next().unwrap().parse().unwrap())
 }
 
-/// Checks that all places are free.
+/// Checks that all queue places are free.
 #[track_caller]
 fn free(server: &Running) {
     server.idle();
@@ -42,21 +42,21 @@ fn requests_whose_keys_do_not_fit_wait_for_others_to_end() {
     for reply in replies {
         read(reply).expect(200);
     }
-    // Each request takes 405 tokens, so two fit.
+    // Each request needs the KV cache of 405 tokens, so the budget allows two.
     assert_eq!(server.state.peak(), 2);
     let error = client.post("/v1/completions", &ask(2000)).expect(400);
     let message = error["error"]["message"].as_str().unwrap();
     assert!(message.contains("keys and values"), "{message}");
-    // The refused request does not block others.
+    // The refused request must not block later requests.
     client.post("/v1/completions", &ask(5)).expect(200);
-    // The reply's end is sent before its memory is released.
+    // The server sends the end of a reply before it releases the reply's memory.
     eventually("no keys and values are reserved", || {
         let text = client.get("/metrics").text();
         text.contains("inference_kv_reserved_bytes 0\n")
     });
 }
 
-/// A request whose reply must match a schema of this title.
+/// A request with a JSON schema of this title. The scripted model reads commands from the title.
 fn structured(title: &str) -> Value {
     let schema = json!({"type": "object", "title": title});
     let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
@@ -74,7 +74,7 @@ fn a_schema_that_compiles_slowly_stalls_no_other_reply() {
     let waiting = client.open_json(CHAT, &structured("slow"));
     eventually("both", || client.get("/ready").json()["requests"] == 2);
     eventually("a compilation", || server.state.compiling() == 1);
-    // About a hundred tokens arrive while the grammar is compiled.
+    // While the grammar is compiled, the running reply must receive about a hundred tokens.
     let mut some = [0; 20_000];
     talker.read_exact(&mut some).unwrap();
     assert_eq!(server.state.running(), 1);
@@ -83,7 +83,7 @@ fn a_schema_that_compiles_slowly_stalls_no_other_reply() {
     assert_eq!(reply["choices"][0]["message"]["content"], "{\"a\":1}");
     drop(talker);
     free(&server);
-    // Clients that disconnect meanwhile free their places.
+    // Clients that disconnect during compilation must free their places.
     server.state.hold_grammars(true);
     let first = client.open_json(CHAT, &structured("first"));
     eventually("a compilation", || server.state.compiling() == 1);
@@ -92,7 +92,7 @@ fn a_schema_that_compiles_slowly_stalls_no_other_reply() {
     drop((first, second));
     server.state.hold_grammars(false);
     free(&server);
-    // No grammar was compiled inside the session.
+    // A compilation inside the session would block other requests.
     assert_eq!(server.state.compiled_in_session(), 0);
 }
 
@@ -117,7 +117,7 @@ fn a_client_that_leaves_frees_its_row_in_decode() {
     for stream in [true, false] {
         let mut connection = server.client().open_json(CHAT, &ask("!long", stream));
         if stream {
-            // The reply has begun.
+            // The read proves that the reply has started.
             let mut some = [0; 400];
             connection.read_exact(&mut some).unwrap();
         }
@@ -192,7 +192,7 @@ fn what_is_too_much_is_refused_before_it_costs_anything() {
     drop(running);
     free(&server);
     client.post(CHAT, &ask("say:ok", false)).expect(200);
-    // A request for more choices than there are places is refused, too.
+    // A request for more choices than free places is refused, too.
     let body = json!({"messages": [{"role": "user", "content": "x"}], "n": 4});
     client.post(CHAT, &body).expect(429);
 }
@@ -219,14 +219,14 @@ fn a_reader_that_is_too_slow_is_given_up() {
     let mut limits = limits();
     limits.buffered_tokens = 16;
     let server = serve_as(&config().with_limits(limits), |model| model);
-    // The reply is larger than the system's buffers, which the client leaves full.
+    // The reply exceeds the system's socket buffers, which the client leaves full.
     let body = json!({"prompt": "!long", "max_tokens": 1_000_000, "stream": true, "n": 4});
     let connection = server.client().open_json("/v1/completions", &body);
     eventually("rows", || server.state.running() == 4);
     eventually("an end", || server.state.running() == 0);
     assert!(figure(&server, "inference_slow_readers_total") >= 1.0);
-    // Only the connection of this request to `/metrics` remains. The other one is closed although
-    // its client is connected.
+    // Only the connection of the request to `/metrics` may remain. The server must have closed the
+    // other one, although its client is still connected.
     eventually("a closed connection", || {
         figure(&server, "inference_connections") == 1.0
     });
@@ -311,7 +311,8 @@ fn a_panic_or_a_failing_step_is_survived() {
             !text.contains("secret") && !text.contains("asked to"),
             "{text}"
         );
-        // The other request was in the same forward pass, whose state is now unknown.
+        // The other request was in the failed forward pass. The pass's state is unknown, so that
+        // request must fail, too.
         read(other).expect(500);
         let reply = client.post(CHAT, &ask("say:well", false)).expect(200);
         assert_eq!(reply["choices"][0]["message"]["content"], "well");
@@ -354,9 +355,10 @@ fn a_stop_lets_replies_end() {
     server.state.hold();
     let streamed = client.open_json(CHAT, &ask("say:to the end", true));
     let open = client.open_json(CHAT, &ask("say:me too", false));
-    // One connection is idle, and one sends its request late.
+    // One client is idle, and one client sends its request only after the stop.
     let idle = client.connect();
-    // Rows would be the wrong count: a step that waits at the gate admits no second row.
+    // The test waits for requests, not for rows, because a step that waits at the gate admits no
+    // second row.
     eventually("requests", || client.get("/ready").json()["requests"] == 2);
     server.stop();
     std::thread::sleep(Duration::from_millis(100));
@@ -399,7 +401,7 @@ fn nothing_is_made_of_a_body_before_there_is_a_place() {
     let client = server.client();
     let running = client.open_json(CHAT, &ask("!long", true));
     eventually("it runs", || server.state.running() == 1);
-    // The body was never read as JSON; it is malformed.
+    // The body is malformed, but the server must refuse the request before it parses the body.
     for path in [
         "/v1/chat/completions",
         "/v1/completions",
@@ -436,7 +438,7 @@ fn values_of_a_body_take_memory_until_the_request_ends() {
     limits.all_bodies_bytes = 400_000;
     let server = serve(&config().with_limits(limits));
     let client = server.client();
-    // A few kilobytes of text that become some hundred kilobytes of values.
+    // A few kilobytes of text that need several hundred kilobytes as parsed values.
     let wide = |text: &str| {
         let mut body = ask(text, true);
         body["x"] = vec![json!({}); 300].into();
@@ -450,7 +452,7 @@ fn values_of_a_body_take_memory_until_the_request_ends() {
     eventually("its memory is free", || {
         client.post(CHAT, &wide("say:x")).status == 200
     });
-    // A body that can never fit is too large.
+    // A body that exceeds the limit even alone is refused as too large.
     let mut body = ask("say:x", true);
     body["x"] = vec![json!({}); 1000].into();
     client.post(CHAT, &body).expect(413);

@@ -1,4 +1,4 @@
-//! Tests of models that are loaded by name, used and unloaded.
+//! Tests of models that the server loads by name, uses and unloads.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,22 +14,22 @@ use serde_json::{Value, json};
 
 mod manage;
 
-/// A source of scripted models, which records its calls.
+/// A source of scripted models. It records the server's calls.
 #[derive(Default)]
 struct Shelf {
     names: Vec<&'static str>,
     pulls: bool,
     deletes: bool,
     deleted: Mutex<Vec<String>>,
-    /// A second name, and the name of its model.
+    /// An alias, and the name of its model.
     alias: Option<(&'static str, &'static str)>,
-    /// The latest load of each name.
+    /// The state of each model's latest load.
     states: Mutex<BTreeMap<String, Arc<State>>>,
     loads: Mutex<Vec<String>>,
-    /// The number of loads in progress, and its maximum.
+    /// Number of loads in progress, and its maximum.
     now: AtomicUsize,
     peak: AtomicUsize,
-    /// Loads fail with an out-of-memory error while more models than this are open.
+    /// If more models than this are open, loads fail with an out-of-memory error.
     memory: Option<usize>,
     slow: Duration,
 }
@@ -187,7 +187,7 @@ impl Running {
         reply.expect(200)
     }
 
-    /// The names of the loaded models, and the times at which they are unloaded.
+    /// The names of the loaded models, and the times at which they expire.
     fn ps(&self) -> Vec<(String, String)> {
         let answer = self.client.get("/api/ps").expect(200);
         let models = answer["models"].as_array().unwrap().clone();
@@ -223,7 +223,7 @@ fn a_model_is_loaded_when_a_request_first_names_it() {
     );
     let show = json!({"model": "own/two"});
     server.client.post("/api/show", &show).expect(200);
-    // The properties of a model are unknown until it is loaded.
+    // The properties of a model are unknown until the model is loaded.
     let props = server.client.get("/props").expect(200);
     assert_eq!(
         (&props["is_sleeping"], &props["model_alias"]),
@@ -321,7 +321,7 @@ fn a_request_says_how_long_the_model_stays() {
         let body = json!({"model": "one", "prompt": "x", "stream": false, "keep_alive": keep});
         server.client.post("/api/generate", &body)
     };
-    // A request for forever gets a day, if the server's owner set a time.
+    // A request for an unlimited time gets one day, because the operator set a limit.
     chat(json!(-1)).expect(200);
     assert_ne!(server.ps()[0].1, "9999-12-31T23:59:59Z");
     chat(json!("2h")).expect(200);
@@ -338,7 +338,7 @@ fn a_request_says_how_long_the_model_stays() {
     chat(json!(0)).expect(200);
     eventually("it is closed", || server.shelf.closed("one"));
 
-    // An empty prompt loads or unloads.
+    // A request with an empty prompt loads or unloads the model.
     let load = server
         .client
         .post("/api/generate", &json!({"model": "one"}));
@@ -378,7 +378,7 @@ fn a_full_queue_refuses_neither_loads_nor_unloads() {
         assert_eq!(unload["done_reason"], "unload", "{path}: {nothing}");
         eventually("it is closed", || server.shelf.closed("two"));
         assert_eq!(server.loaded(), ["one"]);
-        // An invalid field is still an error.
+        // An invalid field is an error even in a request that only loads.
         let mut bad = nothing.clone();
         bad["keep_alive"] = "soon".into();
         server.client.post(path, &bad).expect(400);
@@ -398,7 +398,7 @@ fn a_client_cannot_keep_a_model_forever_nor_keep_others_out() {
     let server = serve(&config, Shelf::new(&["one", "two"]), Vec::new());
     let body = json!({"model": "one", "prompt": "x", "stream": false, "keep_alive": -1});
     server.client.post("/api/generate", &body).expect(200);
-    // Another model takes its place at once.
+    // Another model is loaded immediately in its place.
     server.says("two");
     assert!(server.shelf.closed("one"));
     server.client.post("/api/generate", &body).expect(200);
@@ -416,7 +416,7 @@ fn a_model_in_use_stays() {
     });
     let body = json!({"model": "one", "keep_alive": 0});
     server.client.post("/api/chat", &body).expect(200);
-    // Meanwhile other requests start and end.
+    // While the first model is busy, other requests start and end.
     server.says("one");
     std::thread::sleep(Duration::from_millis(300));
     assert!(!server.shelf.closed("one"));
@@ -451,8 +451,8 @@ fn a_busy_model_makes_room_after_its_requests() {
     let waiting = server.client.open_json("/v1/completions", &ask("two", "x"));
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(server.shelf.loads(), ["one"]);
-    // New requests for the retired model do not delay the other model. This one waits until its own
-    // model is loaded again.
+    // New requests for the retired model must not delay the other model. This request waits until
+    // its model is loaded again.
     let again = server.client.open_json("/v1/completions", &ask("one", "x"));
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(server.shelf.state("one").running(), 1);
@@ -523,7 +523,7 @@ fn models_of_the_start_stay() {
     let model = ServedModel::new("tiny", model, capabilities()).unwrap();
     let config = config().with_keep_alive(Duration::ZERO).with_max_models(1);
     let server = serve(&config, Shelf::new(&["one"]), vec![model]);
-    // The first model is the default.
+    // A request without a name gets the first model.
     let reply = server
         .client
         .post("/v1/completions", &json!({"prompt": "x"}));
@@ -594,7 +594,7 @@ fn the_first_model_stands_in_for_others_if_that_is_asked_for() {
     let server = crate::common::serve(&config().with_any_model(true));
     let body = json!({"model": "gpt-4o", "prompt": "say:hello"});
     let reply = server.client().post("/v1/completions", &body).expect(200);
-    // The answer names the model that replied.
+    // The answer contains the name of the model that replied.
     assert_eq!(reply["model"], "tiny");
     assert_eq!(reply["choices"][0]["text"], "hello");
     let strict = crate::common::serve(&config());

@@ -22,7 +22,7 @@ fn a_completion_has_the_shape_that_llama_cpp_gives_it() {
     assert_eq!(reply["tokens_evaluated"], "say:Guten⏎Tag".len());
     assert_eq!(reply["tokens_cached"], 2);
     assert_eq!(reply["timings"]["predicted_n"], 9);
-    // The first token comes from the prefill, so eight decode steps follow.
+    // Prefill computes the first token, so eight decode steps follow.
     let each = reply["timings"]["predicted_per_token_ms"].as_f64().unwrap();
     let all = reply["timings"]["predicted_ms"].as_f64().unwrap();
     assert!(all == 16.0 && each == 2.0, "{reply}");
@@ -216,7 +216,7 @@ fn the_state_is_told() {
     assert_eq!(props["total_slots"], 4);
     assert_eq!(props["default_generation_settings"]["n_ctx"], 1000);
     assert_eq!(props["model_alias"], "tiny");
-    // The model is loaded and has no template.
+    // The model is loaded, and has no chat template.
     assert_eq!(props["chat_template"], "");
     assert_eq!(props["is_sleeping"], false);
     let busy = |slots: &Value| {
@@ -233,7 +233,7 @@ fn the_state_is_told() {
         eventually("one more runs", || server.state.running() == n);
         let slots = client.get("/slots").expect(200);
         assert_eq!(busy(&slots), n);
-        // The first slots are in use.
+        // The first slots count as used.
         for (id, slot) in slots.as_array().unwrap().iter().enumerate() {
             assert_eq!(slot["id"], id);
             assert_eq!(slot["is_processing"], id < n);
@@ -266,7 +266,7 @@ fn documents_are_sorted_by_their_scores_in_each_form() {
         assert_eq!(reply["usage"]["total_tokens"], 11 + 4 * 2);
         assert_eq!(reply["model"], "tiny");
     }
-    // More documents than one turn scores.
+    // There are more documents than one turn scores.
     let many: Vec<String> = (0..40).map(|i| "a".repeat(i % 7)).collect();
     let reply = client.post("/rerank", &json!({"query": "a", "documents": many}));
     let reply = reply.expect(200);
@@ -280,7 +280,7 @@ fn documents_are_sorted_by_their_scores_in_each_form() {
         client.post("/rerank", &list).expect(200),
         json!([{"index": 1, "score": 2.0, "text": "ab"}, {"index": 0, "score": 0.0, "text": "q"}])
     );
-    // A long document is cut, unless the request forbids it.
+    // A long document is truncated, unless the request forbids truncation.
     let long = "a".repeat(60);
     client
         .post("/rerank", &json!({"query": "a", "documents": [long]}))
@@ -322,7 +322,7 @@ fn the_state_is_that_of_this_server() {
     let props = client.get("/props").expect(200);
     assert_eq!(props["total_slots"], 2);
     assert_eq!(props["chat_template"], "{{ messages }}");
-    // Without a limit of the server, this is the model's own context.
+    // If the operator sets no limit, the value is the model's own context.
     assert_eq!(
         props["default_generation_settings"]["n_ctx"],
         client.get("/api/ps").json()["models"][0]["context_length"]
@@ -337,7 +337,7 @@ fn the_state_is_that_of_this_server() {
             .iter()
             .all(|s| s["n_ctx"] == 1_000_000)
     );
-    // The defaults are the options of a request without parameters.
+    // The default settings must equal the options of a request without parameters.
     client
         .post("/completion", &json!({"prompt": "say:x"}))
         .expect(200);
@@ -352,7 +352,7 @@ fn the_state_is_that_of_this_server() {
     assert_eq!(params["repeat_last_n"], ran.penalties.repeat_window);
     assert_eq!(params["seed"], -1);
     assert_eq!(ran.sampling.seed, None);
-    // As many tokens as fit; the prompt has five.
+    // llama.cpp's -1 means as many tokens as fit. The prompt has five tokens.
     assert_eq!(params["n_predict"], -1);
     let mut most = client.post("/completion", &json!({"prompt": "say:x", "n_predict": -1}));
     most.expect(200);
@@ -360,7 +360,7 @@ fn the_state_is_that_of_this_server() {
     most = client.post("/completion", &json!({"prompt": "say:x", "n_predict": 3}));
     most.expect(200);
     assert_eq!(server.state.last_options().max_tokens, 3);
-    // Filters outside llama.cpp's list of samplers are off. The order is one of two.
+    // Filters that the list `samplers` omits are disabled. Only two orders are accepted.
     let with = |samplers: &Value| json!({"prompt": "say:x", "samplers": samplers});
     for (samplers, order, top_k, min_p) in [
         (
@@ -405,7 +405,7 @@ fn the_state_is_that_of_this_server() {
             "{samplers}"
         );
     }
-    // Typical-p has a different place in each order.
+    // The two orders place typical-p differently.
     let typical = |samplers: &Value| {
         let mut body = with(samplers);
         body["typical_p"] = 0.5.into();
@@ -431,7 +431,7 @@ fn the_state_is_that_of_this_server() {
         let refused = client.post("/completion", &with(&samplers));
         refused.expect(400);
     }
-    // The other fields are `n_predict` and `seed`.
+    // The two further fields are `n_predict` and `seed`.
     let names = inference::Parameter::all().count() + 2;
     assert_eq!(params.as_object().unwrap().len(), names, "{params}");
 }
@@ -474,7 +474,7 @@ fn exclusion_of_top_choices_has_one_bound() {
                 let message = error["error"]["message"].as_str().unwrap();
                 assert!(message.ends_with("between 0 and 0.5"), "{message}");
             } else {
-                // A field that the API does not have is ignored.
+                // An API ignores a field that it does not have.
                 reply.expect(200);
                 let ran = server.state.last_options().sampling;
                 assert_eq!(ran.xtc_probability, 0.0, "{path}");
@@ -523,7 +523,7 @@ fn text_is_filled_in_where_the_model_has_tokens_for_it() {
         server.state.last_prompt(),
         "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"
     );
-    // Text of a file cannot contain the special token that ends a part.
+    // Text of a file must not become the special token that ends a part.
     let body = json!({"input_prefix": "a<|fim_middle|>", "input_suffix": "b"});
     let error = client.post("/infill", &body).expect(400);
     assert!(
@@ -561,7 +561,7 @@ fn the_next_token_is_predicted() {
     assert_eq!(reply["prompt"], "say:hello");
     let all = reply["predictions"].as_array().unwrap();
     assert_eq!(all.len(), 3);
-    // The script gives each token the log-probability -0.5.
+    // The scripted model gives each token the log-probability -0.5.
     assert_eq!(all[0], json!({"token": "h", "probability": 0.6065}));
     assert!(reply["latency_ms"].is_number());
     let options = server.state.last_options();
@@ -623,7 +623,7 @@ fn a_list_mixes_texts_ids_and_objects() {
     assert_eq!(said, ["one", "two", "three"]);
     let client = server.client();
     let image = json!({"prompt_string": "a", "multimodal_data": ["AAAA"]});
-    // A list must not be read as an object with its fields in order.
+    // A list must not be accepted as an object with its fields in order.
     for prompt in [image, json!([["AAA"]]), json!({})] {
         client
             .post("/completion", &json!({"prompt": prompt}))
@@ -653,8 +653,8 @@ fn long_texts(
     (server, body.into_bytes())
 }
 
-/// The number of tokens. Their text is larger than the system's socket buffers, since each is
-/// written as six bytes.
+/// The number of tokens. The answer writes six bytes per token, so its text exceeds the system's
+/// socket buffers.
 const LONG: usize = 4_000_000;
 
 #[test]
@@ -678,14 +678,14 @@ fn a_text_of_tokens_holds_its_place_until_it_is_read() {
     crate::common::eventually("the place is free", || {
         client.get("/ready").json()["requests"] == 0
     });
-    // The text is valid JSON in several parts and when it is empty.
+    // The text must be valid JSON, both in several parts and when it is empty.
     let text = "é\"\n".repeat(20_000);
     let ids: Vec<u32> = text.bytes().map(u32::from).collect();
     for (ids, text) in [(ids, text), (Vec::new(), String::new())] {
         let reply = client.post("/detokenize", &json!({"tokens": ids}));
         assert_eq!(reply.expect(200), json!({"content": text}));
     }
-    // The text is limited, whatever its tokens stand for.
+    // The decoded text is limited, however long the text of a token is.
     let small = serve(&config().with_limits({
         let mut limits = crate::common::limits();
         limits.prompt_bytes = 80;
@@ -703,7 +703,8 @@ fn a_client_that_reads_an_answer_slowly_is_left() {
     });
     let mut stream = server.client().open("POST", "/detokenize", &body);
     let (mut bytes, mut part) = (0, vec![0; 64 << 10]);
-    // No single write waits for long. The whole answer would take eight seconds.
+    // The client reads slowly, but each write succeeds in time. The whole answer would need eight
+    // seconds, so the total limit must end it.
     while let Ok(n @ 1..) = stream.read(&mut part) {
         bytes += n;
         std::thread::sleep(std::time::Duration::from_millis(20));
@@ -712,7 +713,7 @@ fn a_client_that_reads_an_answer_slowly_is_left() {
     crate::common::eventually("the place is free", || {
         server.client().get("/ready").json()["requests"] == 0
     });
-    // The time counts separately for each answer of a connection, and for a stream.
+    // The limit applies separately to each answer of a connection, and to a stream.
     let reply = server
         .client()
         .post("/v1/completions", &json!({"prompt": "say:well"}));

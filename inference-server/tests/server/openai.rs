@@ -1,4 +1,4 @@
-//! Tests of OpenAI's API, whole and streamed, with its errors.
+//! Tests of OpenAI's API, streamed and unstreamed, and of its errors.
 
 use crate::common::{Reply, Script, config, events, serve, serve_script};
 use serde_json::{Value, json};
@@ -54,14 +54,14 @@ fn a_chat_is_answered() {
             "prompt_tokens_details": {"cached_tokens": 2},
         })
     );
-    // The values are OpenAI's defaults.
+    // These are OpenAI's default values.
     let options = server.state.last_options();
     assert_eq!(
         (options.sampling.temperature, options.sampling.top_p),
         (1.0, 1.0)
     );
     assert!(options.interrupt.deadline.is_some() && options.interrupt.cancel.is_some());
-    // The default is all that fits into the context.
+    // By default, a reply may fill the context.
     assert_eq!(options.max_tokens, 1000 - prompt);
 }
 
@@ -126,7 +126,7 @@ fn a_stream_has_the_text_in_pieces() {
     for (i, chunk) in chunks.iter().enumerate() {
         assert_eq!(chunk["object"], "chat.completion.chunk");
         assert_eq!(chunk["id"], chunks[0]["id"]);
-        // Unless requested, no chunk has counts or an empty list of choices.
+        // Without a request for usage, no chunk may have counts or an empty list of choices.
         assert!(chunk.get("usage").is_none());
         let finish = &chunk["choices"][0]["finish_reason"];
         assert_eq!(*finish, if i == 4 { json!("stop") } else { Value::Null });
@@ -231,7 +231,8 @@ fn several_choices_are_several_replies() {
     }
 }
 
-/// Replies were once dropped as those of slow readers while they waited to be read.
+/// An earlier version read replies one after another. Replies that were not read yet were dropped
+/// as those of slow readers.
 #[test]
 fn long_choices_are_read_side_by_side() {
     let server = serve(&config());
@@ -292,7 +293,7 @@ fn response_formats_are_grammars() {
         let expected = expected.map(inference::Grammar::JsonSchema);
         assert_eq!(grammar, expected);
     }
-    // Of llama.cpp's fields, one is read and the other is refused.
+    // One of llama.cpp's fields is supported, and another is refused.
     let body = with(ask("x"), json!({"json_schema": schema}));
     server.client().post(CHAT, &body).expect(200);
     let grammar = server.state.last_options().constraints.grammar;
@@ -417,7 +418,7 @@ fn bad_requests_name_what_is_wrong() {
         let error = client.ask("POST", CHAT, body).expect(400);
         assert_eq!(error["error"]["type"], "invalid_request_error");
     }
-    // None of these requests reached the engine.
+    // None of these requests may reach the engine.
     assert_eq!(server.state.started(), 0);
     let error = client
         .post(CHAT, &with(ask("x"), json!({"model": "gpt-9"})))
@@ -441,7 +442,7 @@ fn a_prompt_beyond_the_context_is_told_both_counts() {
         message.contains("2007") && message.contains("1000"),
         "{message}"
     );
-    // A reply that reaches the end of the context stops there and reports it.
+    // A reply that reaches the end of the context must stop there and report the reason `length`.
     let body = with(ask("!long"), json!({"max_tokens": 100_000}));
     let reply = server.client().post(CHAT, &body).expect(200);
     assert_eq!(reply["choices"][0]["finish_reason"], "length");
@@ -554,7 +555,7 @@ fn embeddings_are_vectors_in_order() {
     ] {
         client.post(path, &body).expect(400);
     }
-    // A panic becomes an error, and the next request works.
+    // A panic becomes an error, and the next request succeeds.
     client
         .post(path, &json!({"input": "!embedpanic"}))
         .expect(500);
@@ -567,8 +568,8 @@ fn whole_answers_with_log_probabilities_are_bounded() {
     limits.whole_logprobs = 100;
     let server = serve(&config().with_limits(limits));
     let client = server.client();
-    // Each token has four alternatives and its own log-probability, for two choices: ten tokens
-    // each.
+    // Two choices have ten tokens each. Each token has its own log-probability and four
+    // alternatives.
     let chat = json!({"messages": [{"role": "user", "content": "!long"}], "n": 2,
         "logprobs": true, "top_logprobs": 4});
     let text = json!({"prompt": "!long", "n": 2, "logprobs": 4});
@@ -590,8 +591,8 @@ fn whole_answers_with_log_probabilities_are_bounded() {
         body["stream"] = true.into();
         assert_eq!(client.post(path, &body).status, 200, "{path}");
     }
-    // Without a requested number, the reply gets the greatest allowed number of tokens and reports
-    // the cut.
+    // If the request sets no length, the reply gets the greatest allowed number of tokens and
+    // reports the truncation.
     let reply = client.post("/v1/chat/completions", &chat).expect(200);
     for choice in reply["choices"].as_array().unwrap() {
         assert_eq!(choice["finish_reason"], "length");

@@ -1,4 +1,4 @@
-//! Tests of Anthropic's and Ollama's APIs, and of tool calls in all three, with the test's own
+//! Tests of Anthropic's and Ollama's APIs, and of tool calls in all APIs with a test-specific
 //! parser.
 
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use inference::{StopCause, Token};
 use inference_server::{Delta, ReplyFormat, ReplyParser, ReplyRequest};
 use serde_json::{Value, json};
 
-/// A format in which `(thought)` is reasoning and `[name{json}]` is a call. It reads token by
+/// A test format: `(thought)` is reasoning and `[name{json}]` is a call. Its parser reads token by
 /// token.
 #[derive(Clone, Default)]
 struct Brackets {
@@ -148,11 +148,11 @@ fn openai_calls_are_the_same_whole_and_streamed() {
     }
     assert_eq!((content.as_str(), reasoning.as_str()), ("so ", "hm"));
     assert_eq!((json!(calls), finish), (expected, json!("tool_calls")));
-    // Deltas that were held back come at the end.
+    // The parser withholds the incomplete call, so its text arrives only at the end.
     let half = client.post(path, &openai("say:a[b", false)).expect(200);
     assert_eq!(half["choices"][0]["message"]["content"], "a[b");
     assert_eq!(half["choices"][0]["finish_reason"], "stop");
-    // The reply is only a call, without text.
+    // A reply may consist of a call only, without text.
     let bare = client.post(path, &openai("say:[f{}]", false)).expect(200);
     assert_eq!(bare["choices"][0]["message"]["content"], Value::Null);
 }
@@ -277,7 +277,7 @@ fn anthropic_streams_have_every_event() {
     );
     assert_eq!(events[6]["delta"]["stop_reason"], "end_turn");
     assert_eq!(events[6]["usage"]["output_tokens"], 2);
-    // A failure during a stream is its last event.
+    // If a stream fails, the failure is its last event.
     let failed = client.post(
         MESSAGES,
         &anthropic("say:hello !fail", &json!({"stream": true})),
@@ -447,7 +447,7 @@ fn ollama_chats_in_lines() {
         .post("/api/chat", &json!({"model": "tiny"}))
         .expect(200);
     assert_eq!(loaded["done_reason"], "load");
-    // Types are also checked in requests that only load.
+    // Types of fields are checked even in requests that only load a model.
     for options in [json!({"min_p": {}}), json!({"top_k": 0.5})] {
         let wrong = json!({"model": "tiny", "options": options});
         client.post("/api/chat", &wrong).expect(400);
@@ -555,7 +555,7 @@ fn ollama_calls_are_whole() {
             .contains("call f {\"a\": Number(2)}")
     );
     let all = lines(&server.client().post("/api/chat", &body(true)));
-    // Each call has a line as soon as it is complete.
+    // A call's line is sent as soon as the call is complete.
     let calls: Vec<&Value> = all
         .iter()
         .filter_map(|l| l["message"].get("tool_calls"))

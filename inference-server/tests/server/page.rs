@@ -1,4 +1,5 @@
-//! Tests of the page at `/`: which clients get it, and that it loads nothing from elsewhere.
+//! Tests of the chat page at `/`: which clients receive it, and that it loads nothing from other
+//! servers.
 
 use crate::common::{config, serve};
 
@@ -20,7 +21,7 @@ fn a_browser_gets_the_page_and_its_files() {
         if part.starts_with('/') {
             files.push(part.to_owned());
         }
-        // The page loads nothing from another server and has no inline code.
+        // The page must not load from other servers, and must not contain inline code.
         assert!(!part.starts_with("http"), "{part}");
     }
     assert!(!page.text().contains("<script>"));

@@ -1,4 +1,4 @@
-//! Tests of OpenAI's Responses API, whole and streamed.
+//! Tests of OpenAI's Responses API, streamed and unstreamed.
 
 use crate::common::{Running, Script, config, events, serve, serve_script};
 use serde_json::{Value, json};
@@ -193,7 +193,7 @@ fn reasoning_and_calls_are_items_of_their_own() {
         .collect();
     assert_eq!(arguments, last["output"][2]["arguments"].as_str().unwrap());
 
-    // The client sends the output again, with the result of the call.
+    // The client sends the model's output again, with the result of the call.
     let mut input = vec![json!({"role": "user", "content": "Bonn?"})];
     input.extend(last["output"].as_array().unwrap().iter().cloned());
     let id = &last["output"][2]["call_id"];

@@ -1,5 +1,5 @@
-//! Tests of `strict` tools in the APIs that have them. A grammar holds a forced call to the schema.
-//! With `auto`, the call is passed on unchecked.
+//! Tests of `strict` tools in the APIs that support them. If a call is forced, a grammar enforces
+//! the schema. With `auto`, the server passes on the call unchecked.
 
 use crate::common::{Running, Script, config, serve_script};
 use inference::Grammar;
@@ -41,14 +41,14 @@ fn requests(choice: &str) -> [(&'static str, Value, &'static str); 2] {
     ]
 }
 
-/// The schema of the arguments in the grammar of the last request.
+/// The arguments' schema in the grammar of the last request.
 fn held_to(server: &Running) -> Value {
     let Some(Grammar::Lark(text)) = server.state.last_options().constraints.grammar else {
         panic!("no grammar")
     };
     let rule = text.lines().find_map(|l| l.strip_prefix("json_0: %json "));
     let grammar: Value = serde_json::from_str(rule.unwrap()).unwrap();
-    // In this format, the whole call is an object.
+    // In this format, the whole call is a JSON object.
     let mut arguments = grammar["properties"]["arguments"].clone();
     assert_eq!(grammar["properties"]["name"]["const"], "f", "{text}");
     arguments.as_object_mut().unwrap().remove("x-guidance");

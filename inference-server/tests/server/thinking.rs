@@ -1,5 +1,5 @@
-//! Tests of `budget_tokens` in Anthropic's `thinking`. At the budget, the reply is forced to end
-//! its thinking and continues with its answer.
+//! Tests of `budget_tokens` in Anthropic's `thinking`. When the budget is used up, the reply is
+//! forced to end its reasoning and to continue with the answer.
 
 use crate::common::{Running, Script, config, events, serve_script};
 use serde_json::{Value, json};
@@ -32,7 +32,8 @@ fn ask(said: &str, budget: Option<usize>) -> Value {
     body
 }
 
-/// Thinking, answer and number of tokens of the reply. Whole and streamed replies must agree.
+/// Sends a request. Returns reasoning, answer and number of reply tokens. The streamed reply must
+/// equal the unstreamed one.
 fn answer(server: &Running, mut body: Value) -> (String, String, u64) {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let reply = server.client().post(PATH, &body).expect(200);
@@ -56,7 +57,7 @@ fn answer(server: &Running, mut body: Value) -> (String, String, u64) {
 fn thinking_ends_at_its_budget() {
     let server = serve(HERMES, &[]);
     let said = "<think>one two three</think>⏎⏎The answer.";
-    // A token is a byte. Within the budget nothing changes.
+    // Each token is one byte. Within the budget, the reply must not change.
     for budget in [None, Some(13), Some(100)] {
         let (thinking, text, tokens) = answer(&server, ask(said, budget));
         assert_eq!(
@@ -65,7 +66,8 @@ fn thinking_ends_at_its_budget() {
         );
         assert_eq!(tokens, said.replace('⏎', "\n").len() as u64, "{budget:?}");
     }
-    // Beyond the budget, the rest of the script becomes the answer. No forced letter matches it.
+    // Beyond the budget, the rest of the script becomes the answer. The forced letters replace
+    // script letters, which are lost.
     for (budget, thinking, text) in [
         (12, "one two thre", "e</think>\n\nThe answer."),
         (7, "one two", " three</think>\n\nThe answer."),
@@ -78,7 +80,7 @@ fn thinking_ends_at_its_budget() {
             "{budget}"
         );
     }
-    // A model that never ends its thinking is forced to end it.
+    // A model that would reason forever is forced to stop.
     let mut body = ask("!long", Some(40));
     body["max_tokens"] = 100.into();
     let last = json!({"role": "assistant", "content": "<think>"});
@@ -98,7 +100,7 @@ fn what_does_not_think_has_no_budget() {
         let (thinking, text, _) = answer(&server, ask(said, Some(3)));
         assert_eq!((thinking.as_str(), text.as_str()), ("", said));
     }
-    // The budget has no effect if thinking is off or adaptive, and if the reply must be a call.
+    // The budget has no effect if reasoning is off or adaptive, or if the reply must be a call.
     for (kind, choice) in [
         ("disabled", "auto"),
         ("adaptive", "auto"),
@@ -136,11 +138,12 @@ fn channels_have_a_budget() {
     let (thinking, text, _) = answer(&server, ask(said, Some(100)));
     // The template writes one message on each line.
     assert_eq!((thinking.as_str(), text.trim()), ("one two\nxyz", "Done."));
-    // Without tools, the answer begins where thinking is cut.
+    // Without tools, the answer starts where the reasoning was ended.
     let (thinking, text, _) = answer(&server, ask(said, Some(3)));
     assert_eq!(thinking, "one");
     assert!(text.trim().starts_with("two"), "{text}");
-    // With tools, the model chooses its channel. If it reasons again, it is forced to answer.
+    // With tools, the model chooses the next channel. If it chooses reasoning again, it is forced
+    // to answer.
     let tools = json!([{"name": "f", "input_schema": {"type": "object"}}]);
     let mut body = ask(said, Some(7));
     body["tools"] = tools;
@@ -157,6 +160,6 @@ fn several_thoughts_have_one_budget() {
     assert_eq!((thinking.as_str(), text.as_str()), ("onetwo three", "A.B."));
     let (thinking, text, _) = answer(&server, ask(said, Some(6)));
     assert_eq!(thinking, "onetwo");
-    // The mark that the script still writes is text of the answer.
+    // The closing mark that the script writes later is text of the answer.
     assert_eq!(text, "A.three[/THINK]B.");
 }

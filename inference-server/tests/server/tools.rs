@@ -1,4 +1,4 @@
-//! Tests of tool calls and reasoning in the models' formats, in all three APIs, whole and streamed.
+//! Tests of tool calls and reasoning in the models' formats, in all APIs, streamed and unstreamed.
 
 use crate::common::{Client, Running, Script, config, events, lines, serve_script};
 use inference::Grammar;
@@ -17,13 +17,13 @@ fn hermes() -> Running {
     })
 }
 
-/// The content of a reply, independent of the API.
+/// The result of a reply, independent of the API.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Outcome {
     content: String,
     reasoning: String,
     calls: Vec<(String, Value)>,
-    /// The reason for the end, in the API's word.
+    /// Why the reply ended, in the API's own word.
     end: String,
 }
 
@@ -32,12 +32,12 @@ struct Case {
     content: &'static str,
     reasoning: &'static str,
     calls: &'static [(&'static str, &'static str)],
-    /// The calls that streams begin, with their arguments up to the fault.
+    /// Calls that a stream has started before the fault, with their partial arguments.
     begun: &'static [(&'static str, &'static str)],
 }
 
 impl Case {
-    /// The outcome for streams that pass on parts of calls.
+    /// The expected result for streams that pass on partial calls.
     fn in_parts(&self, called: &str, not: &str) -> Outcome {
         let mut outcome = self.outcome(called, not);
         let begun = |(name, json): &(&str, &str)| (String::from(*name), Value::from(*json));
@@ -95,7 +95,7 @@ const CASES: &[Case] = &[
         calls: &[],
         begun: &[],
     },
-    // The call becomes malformed after its name and a part of its arguments.
+    // The call becomes malformed after its name and a part of its arguments were sent.
     Case {
         said: r#"<tool_call>{"name": "f", "arguments": {"a": 1]}</tool_call> end"#,
         content: r#"<tool_call>{"name": "f", "arguments": {"a": 1]}</tool_call> end"#,
@@ -111,7 +111,7 @@ const CASES: &[Case] = &[
         calls: &[],
         begun: &[("f", r#"{"a""#)],
     },
-    // The call is cut off.
+    // The call is truncated.
     Case {
         said: r#"<tool_call>{"name": "f", "arguments": {"a": "#,
         content: r#"<tool_call>{"name": "f", "arguments": {"a": "#,
@@ -119,7 +119,7 @@ const CASES: &[Case] = &[
         calls: &[],
         begun: &[("f", r#"{"a": "#)],
     },
-    // A malformed call is followed by a good one, which becomes the first call.
+    // A well-formed call follows a malformed one, and becomes the first call.
     Case {
         said: r#"<tool_call>{"name": "f", "arguments": 3}</tool_call><tool_call>{"name": "g", "arguments": {}}</tool_call>"#,
         content: r#"<tool_call>{"name": "f", "arguments": 3}</tool_call>"#,
@@ -136,7 +136,7 @@ const CASES: &[Case] = &[
     },
 ];
 
-/// Adds fields to a body.
+/// Adds fields to a request body.
 fn with(mut body: Value, fields: &Value) -> Value {
     for (name, value) in fields.as_object().unwrap() {
         body[name] = value.clone();
@@ -152,12 +152,12 @@ fn functions() -> Value {
     json!([tool("f"), tool("g")])
 }
 
-/// The arguments of a call; as a text if they are incomplete.
+/// Parses a call's arguments. Incomplete arguments are returned as a string.
 fn arguments(json: &str) -> Value {
     serde_json::from_str(json).unwrap_or_else(|_| json.into())
 }
 
-/// Checks all cases, whole and streamed. `in_parts` says whether streams pass on parts of calls.
+/// Checks all cases, streamed and unstreamed. `in_parts` is whether streams pass on partial calls.
 fn check_cases(
     (called, not): (&str, &str),
     in_parts: bool,
@@ -233,7 +233,7 @@ fn openai_streamed(client: &Client, body: &Value) -> Outcome {
             let (index, function) = (call["index"].as_u64().unwrap() as usize, &call["function"]);
             let arguments = function["arguments"].as_str().unwrap();
             match call["id"].as_str() {
-                // Id and name come first, and only once.
+                // Id and name arrive first, and exactly once.
                 Some(id) => {
                     assert!(id.starts_with("call_"), "{id}");
                     assert_eq!((index, arguments), (calls.len(), ""));
@@ -264,7 +264,7 @@ fn openai_replies_are_read_alike_whole_and_streamed() {
     );
 }
 
-/// Arguments arrive while the model writes them. The server does not hold them back.
+/// Arguments must arrive while the model writes them, without delay by the server.
 #[test]
 fn arguments_come_piece_by_piece() {
     let server = hermes();
@@ -278,7 +278,7 @@ fn arguments_come_piece_by_piece() {
             Some(call["function"]["arguments"].as_str()?.to_owned())
         })
         .collect();
-    // The first piece has the name. The script writes a byte at a time.
+    // The first piece has the tool's name. Afterwards, the script writes one byte per token.
     let json = r#"{"a": [1, "x"]}"#;
     assert_eq!(pieces.concat(), json);
     assert_eq!(pieces.len(), 1 + json.len());
@@ -385,7 +385,7 @@ fn calls_are_forced_by_grammars() {
     );
     assert!(!grammar.contains("\"f\""), "{grammar}");
 
-    // The reply first closes the reasoning that the prompt opened.
+    // The reply must first close the reasoning that the prompt opened.
     let fields = json!({"tool_choice": "required", "continue_final_message": true, "messages": [
         {"role": "user", "content": "say:</think>"},
         {"role": "assistant", "content": "<think>"},
@@ -398,7 +398,7 @@ fn calls_are_forced_by_grammars() {
     );
 }
 
-/// A chat template without tools.
+/// A chat template that ignores tools.
 const PLAIN: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}";
 
 #[test]
@@ -472,7 +472,7 @@ fn calls_that_cannot_be_forced_are_refused() {
         let error = client.post(CHAT, &openai("x", &fields)).expect(400);
         assert_eq!(error["error"]["param"], param, "{fields}");
     }
-    // The arguments in this format are not JSON.
+    // In this format, arguments are not JSON.
     let script = Script::writing(LFM2, LFM2_SPECIALS);
     let server = serve_script(&config(), script, |model| model.with_context(2000));
     let body = openai("x", &json!({"tool_choice": "required"}));
@@ -486,7 +486,7 @@ fn calls_that_cannot_be_forced_are_refused() {
 fn replies_that_match_a_schema_are_answers() {
     let server = hermes();
     let client = server.client();
-    // The prompt opens reasoning, which the schema does not allow.
+    // The prompt opens the reasoning, but a reply with a schema has no reasoning.
     let fields = json!({"response_format": {"type": "json_object"}, "continue_final_message": true,
     "messages": [
         {"role": "user", "content": "x"},
@@ -497,7 +497,7 @@ fn replies_that_match_a_schema_are_answers() {
         (outcome.content.as_str(), outcome.reasoning.as_str()),
         ("{\"a\":1}", "")
     );
-    // Raw continuations also stay unchanged.
+    // The server must not parse raw continuations either.
     let body = json!({"prompt": "say:<think>a</think>b", "max_tokens": 50});
     let reply = client.post("/v1/completions", &body).expect(200);
     assert_eq!(reply["choices"][0]["text"], "<think>a</think>b");
@@ -515,7 +515,8 @@ fn anthropic(said: &str, fields: &Value) -> Value {
     with(body, fields)
 }
 
-/// Converts blocks to an outcome: thinking and text before calls, each at most once.
+/// Converts Anthropic's blocks to an outcome. Reasoning and text may occur at most once, before the
+/// calls.
 fn of_blocks(blocks: &[Value], end: &Value) -> Outcome {
     let mut outcome = Outcome {
         end: end.as_str().unwrap_or_default().into(),
@@ -696,7 +697,7 @@ fn ollama_generates_with_thinking_and_tells_of_it() {
         (&reply["thinking"], &reply["response"]),
         (&json!("hm"), &json!("so"))
     );
-    // A raw continuation is plain text.
+    // The server does not parse a raw continuation.
     let body = with(body, &json!({"raw": true, "think": null}));
     let reply = client.post("/api/generate", &body).expect(200);
     assert_eq!(reply["response"], "<think>hm</think>so");

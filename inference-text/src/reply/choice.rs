@@ -1,4 +1,4 @@
-//! The families of tool calls, and which of them a model uses.
+//! The families of tool-call syntax, and the detection of a model's syntax.
 
 use super::engine::{Engine, Plain};
 use super::harmony::Harmony;
@@ -12,7 +12,7 @@ use std::fmt;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Family {
-    /// No tool calls: all text is content or reasoning.
+    /// No tool calls: all text outside reasoning is content.
     None,
     /// Hermes, Qwen 2.5 and 3, Granite 4, SmolLM3: `<tool_call>{"name", "arguments"}</tool_call>`.
     Hermes,
@@ -142,9 +142,9 @@ pub struct ReasoningTags {
     pub open: &'static str,
     /// The closing tag.
     pub close: &'static str,
-    /// A label directly after the opening tag, which is not part of the reasoning.
+    /// A label directly after the opening tag. It is not part of the reasoning.
     pub label: Option<&'static str>,
-    /// Whether the opening tag is recognized anywhere, which is safe if it is a single token.
+    /// Whether the opening tag is recognized anywhere. That is safe if the tag is a single token.
     /// Otherwise it is recognized only before any content.
     pub anywhere: bool,
 }
@@ -186,11 +186,12 @@ impl ReasoningTags {
         anywhere: true,
     };
 
-    /// Whether a prompt ends inside reasoning, that is, with the opening tag and the label if there
-    /// is one.
+    /// Whether a prompt ends inside reasoning: its last text is the opening tag, followed by the
+    /// label if there is one.
     ///
-    /// A prompt that ends with a closed pair, or with neither tag, does not. Text of users cannot
-    /// change the answer, because only the very end is checked.
+    /// A prompt that ends with a closed pair, or with neither tag, does not end inside reasoning.
+    /// Users cannot change the result by their text, because only the very end of the prompt is
+    /// checked.
     pub fn is_open_at_end_of(&self, prompt: &str) -> bool {
         let prompt = prompt.trim_end();
         let label = self.label.map(str::trim_end).unwrap_or_default();
@@ -206,12 +207,12 @@ impl ReasoningTags {
 pub struct Format {
     /// The syntax of calls.
     pub family: Family,
-    /// The tags of reasoning. gpt-oss has channels instead.
+    /// The reasoning tags. gpt-oss has channels instead.
     pub reasoning: Option<ReasoningTags>,
 }
 
-/// A family, texts that must all be in the template, texts of which one must be, and texts that
-/// must not be. The first matching rule applies.
+/// A rule: a family, texts that must all occur in the template, texts of which at least one must
+/// occur, and texts that must not occur. The first matching rule applies.
 type Rule = (
     Family,
     &'static [&'static str],
@@ -219,7 +220,7 @@ type Rule = (
     &'static [&'static str],
 );
 
-/// The table for [`Format::detect`], beginning with the most specific markers.
+/// The rules for [`Format::detect`], with the most specific markers first.
 const RULES: &[Rule] = &[
     (Family::Harmony, &["<|channel|>", "<|message|>"], &[], &[]),
     (Family::Gemma4, &["<|tool_call>"], &[], &[]),
@@ -247,7 +248,7 @@ const RULES: &[Rule] = &[
     ),
     (Family::Olmo3, &["<function_calls>"], &[], &[]),
     (Family::Granite3, &["<|tool_call|>"], &[], &[]),
-    // Not the list of Apriel, and not the XML of MiniMax M3.
+    // Excludes the list of Apriel, and the XML of MiniMax M3.
     (
         Family::Hermes,
         &["<tool_call>"],
@@ -263,7 +264,7 @@ const RULES: &[Rule] = &[
     ),
     (Family::Pythonic, &["<|python_start|>"], &[], &[]),
     (Family::Pythonic, &["[func_name1("], &[], &[]),
-    // Not functionary, which has Llama's tokens but a different syntax.
+    // Excludes functionary, which has Llama's tokens but another syntax.
     (Family::Llama3, &["<|python_tag|>"], &[], &["<function="]),
     (
         Family::Llama3,
@@ -274,9 +275,9 @@ const RULES: &[Rule] = &[
     (Family::Pythonic, &["<|header_start|>", "ipython"], &[], &[]),
 ];
 
-/// Families by `model_type`, for templates that name no marker of a call: of models that
-/// `inference_formats::family` does not know, or knows as another name of a family with a format of
-/// its own. The descriptors there name the families of the others.
+/// Call syntaxes by `model_type`, for templates without any marker of calls. The list has only
+/// models that `inference_formats::family` does not describe, or describes as an alias of a family
+/// with another syntax. For all other models, the family's descriptor names the syntax.
 const OTHER_MODELS: &[(&str, Family)] = &[("kimi_k2", Family::KimiK2)];
 
 impl Format {
@@ -288,8 +289,9 @@ impl Format {
         }
     }
 
-    /// The format of a family with the reasoning that always belongs to it: Gemma 4's channel and
-    /// Command-R's thinking. Other families have no reasoning unless the template shows it.
+    /// The format of a family, with the reasoning tags that always belong to it: Gemma 4's channel
+    /// and Command-R's thinking. Other families have no reasoning tags unless the template contains
+    /// them.
     pub fn for_family(family: Family) -> Self {
         let reasoning = match family {
             Family::Gemma4 => Some(ReasoningTags::GEMMA4),
@@ -306,11 +308,11 @@ impl Format {
         self
     }
 
-    /// Determines the format from markers in the text of the chat template.
+    /// Detects the format from markers in the text of the chat template.
     ///
-    /// `model_type` of the configuration decides only if the template has no marker of a call. For
-    /// a model with two templates, pass the one for tools. A model without its own tool calls
-    /// (Gemma 3, for example) has [`Family::None`], and reasoning if the template has its tags.
+    /// The configuration's `model_type` decides only if the template has no marker of calls. If a
+    /// model has two templates, pass the template for tools. A model without tool calls of its own,
+    /// such as Gemma 3, gets [`Family::None`], and reasoning tags if the template contains them.
     pub fn detect(template: &str, model_type: Option<&str>) -> Self {
         let has = |marker: &&str| template.contains(*marker);
         let by_template = RULES
@@ -329,8 +331,8 @@ impl Format {
                 known.reply.and_then(Family::from_name)
             })
         };
-        // A template that does not mention any kind of call does not support tools, unless it is
-        // absent.
+        // A template without any kind of call does not support tools. If there is no template, the
+        // `model_type` decides.
         let family = by_template
             .or_else(|| by_type().filter(|_| template.is_empty() || template.contains("tool")))
             .unwrap_or(Family::None);
@@ -352,7 +354,8 @@ impl Format {
     #[must_use]
     pub fn without_calls(self) -> Self {
         match self.family {
-            // Channels are part of the syntax of calls; without tools there are no recipients.
+            // Channels belong to the call syntax and also mark reasoning, so the format stays.
+            // Without tools, no message has a recipient.
             Family::Harmony => self,
             _ => Self {
                 family: Family::None,
@@ -361,8 +364,8 @@ impl Format {
         }
     }
 
-    /// The format for a request that offers tools. A format without calls gets those of Hermes'
-    /// models, which [`written`](super::written) explains to the model.
+    /// The format for a request with tools. A format without calls gets the call syntax of Hermes
+    /// models, and [`written`](super::written) explains it to the model.
     #[must_use]
     pub fn with_calls(self) -> Self {
         match self.family {
@@ -384,7 +387,7 @@ impl Format {
         self.reasoning.is_some() || self.family == Family::Harmony
     }
 
-    /// A parser of one reply.
+    /// Creates a parser of one reply.
     pub fn parser(&self, options: ParserOptions) -> Box<dyn ReplyParser> {
         match (self.family, self.reasoning) {
             (Family::None, None) => Box::new(Plain),

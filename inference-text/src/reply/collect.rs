@@ -5,20 +5,20 @@ use super::{Diagnosis, Event};
 /// A whole reply.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
-    /// Text for the user, including the text of calls that could not be read.
+    /// Text for the user. It includes the text of malformed calls.
     pub content: String,
     /// The model's reasoning.
     pub reasoning: String,
     /// The complete calls, in order.
     pub calls: Vec<Call>,
-    /// The calls and headers that could not be read.
+    /// The faults of malformed calls and headers.
     pub diagnoses: Vec<Diagnosis>,
 }
 
 /// A complete call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Number of the call in the reply. Calls that could not be read leave gaps.
+    /// Number of the call in the reply. Malformed calls leave gaps.
     pub index: usize,
     /// The call's id.
     pub id: String,
@@ -29,7 +29,7 @@ pub struct Call {
 }
 
 impl Reply {
-    /// Joins events. Calls without an end are left out; their text is content.
+    /// Joins events to a reply. A call without an end is omitted; its text is content.
     pub fn collect(events: impl IntoIterator<Item = Event>) -> Self {
         let mut reply = Self::default();
         let mut open: Option<Call> = None;

@@ -1,21 +1,21 @@
-//! The parser of all families whose replies are text with markers: content, reasoning and calls.
+//! The parser of all families whose replies are text with markers.
 //!
-//! A [`Spec`] lists the markers. A [`Body`] reads one call, or one list of calls, after its opening
-//! marker. gpt-oss has messages instead, and a parser of its own (`harmony`).
+//! A [`Spec`] lists a family's markers. A [`Body`] parses one call, or one list of calls, after an
+//! opening marker. gpt-oss has messages instead, and a separate parser (`harmony`).
 
 use super::hold::Hold;
 use super::sink::Sink;
 use super::{Event, Fault, ParserOptions, Piece, ReasoningTags, ReplyParser};
 
-/// The result of a character in a body.
+/// The effect of a character on a body.
 pub(super) enum Step {
-    /// The body continues.
+    /// The character belongs to the body, which continues.
     More,
-    /// The body ends with this character.
+    /// The character is the last one of the body.
     Done,
-    /// The body ended before this character.
+    /// The body ended before this character, which is read again.
     DoneBefore,
-    /// The character does not fit. It is read again as content.
+    /// The character is a syntax error. It is read again as content.
     Fail(Fault),
 }
 
@@ -25,36 +25,37 @@ impl From<Fault> for Step {
     }
 }
 
-/// Reads the text of calls after the opening marker.
+/// Parses the text of calls after an opening marker.
 pub(super) trait Body: Send {
     /// Reads one character.
     fn step(&mut self, c: char, sink: &mut Sink) -> Step;
 
-    /// The reply ends inside the body. `Ok` if all calls are complete.
+    /// Handles the end of the reply inside the body. Returns `Ok` if all calls are complete.
     fn finish(&mut self, sink: &mut Sink) -> Result<(), Fault>;
 }
 
-/// The places where a marker is recognized.
+/// Where a marker is recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
     /// Anywhere in content.
     Always,
-    /// Directly after the beginning, reasoning or a call, before any content.
+    /// Only before any content, directly after the start of the reply, after reasoning or after a
+    /// call.
     Fresh,
     /// Directly after a call, ignoring white space.
     AfterCall,
-    /// At the end of a section that a dropped `Fresh` marker began.
+    /// At the end of a section that started with a dropped `Fresh` marker.
     Wrapped,
 }
 
 /// The effect of a marker in content.
 #[derive(Clone, Copy)]
 pub(super) enum Action {
-    /// A body starts.
+    /// Starts a body.
     Call(fn(tentative: bool) -> Box<dyn Body>),
-    /// The marker is dropped.
+    /// Removes the marker.
     Drop,
-    /// The marker is dropped, and the following text is treated as the beginning.
+    /// Removes the marker, and treats the following text as the start of a reply.
     Restart,
 }
 
@@ -66,8 +67,8 @@ pub(super) struct Marker {
     pub(super) action: Action,
 }
 
-/// A body without a marker, which starts with a character at the beginning of the reply. It is
-/// tried only if tools are offered, and its first call must name one of them.
+/// A body without a marker, which starts with a certain character at the start of the reply. It is
+/// tried only if tools are offered. The first call must name one of these tools.
 #[derive(Clone, Copy)]
 pub(super) struct Unmarked {
     /// Whether a body may begin with this character.
@@ -82,7 +83,7 @@ pub(super) struct Spec {
     pub(super) unmarked: Option<Unmarked>,
     /// Markers of calls that also end reasoning.
     pub(super) breaks: &'static [&'static str],
-    /// Markers inside bodies; special tokens with these texts are not dropped.
+    /// Markers inside bodies. A special token with such a text must not be dropped.
     pub(super) inner: &'static [&'static str],
 }
 
@@ -95,13 +96,14 @@ enum Place {
 
 enum State {
     Content,
-    /// After the opening tag of reasoning, with the part of the label that was read.
+    /// After the opening tag of reasoning. The string is the part of the label that was read so
+    /// far.
     Label(String),
     Reasoning,
     Body(Box<dyn Body>),
 }
 
-/// The meaning of a marker in the current state.
+/// What a marker means in the current state.
 #[derive(Clone, Copy)]
 enum Meaning {
     Open,
@@ -119,11 +121,12 @@ pub(super) struct Engine {
     reasoning: Option<ReasoningTags>,
     in_content: (Vec<&'static str>, Vec<Meaning>),
     in_reasoning: (Vec<&'static str>, Vec<Meaning>),
-    /// The text of the body since its marker or its last complete call.
+    /// Text of the body since its opening marker or since its last complete call.
     raw: String,
-    /// Whether a failure of the body before its first call means that it was not a call.
+    /// Whether the body may turn out not to be a call. This ends with its first complete call.
     tentative: bool,
-    /// Whether a marker at the beginning was dropped, so that its counterpart is not content.
+    /// Whether a marker at the start was dropped. Its closing counterpart must then be dropped,
+    /// too.
     wrapped: bool,
     /// Whether the body started inside reasoning.
     from_reasoning: bool,
@@ -154,7 +157,8 @@ impl Engine {
             in_reasoning.0.push(tags.close);
             in_reasoning.1.push(Meaning::Close);
             if !spec.breaks.is_empty() {
-                // The call ended the reasoning, but the closing tag may still follow.
+                // The call ended the reasoning. The closing tag may still follow, and must not
+                // become content.
                 in_content.0.push(tags.close);
                 let action = Action::Drop;
                 let when = When::AfterCall;
@@ -205,7 +209,8 @@ impl Engine {
     }
 
     fn push(&mut self, c: char) {
-        // A character is read again at most twice: after a label, and after a body.
+        // A character is read at most three times: it may be read again after a label and after a
+        // body.
         let mut again = true;
         while again {
             again = match &mut self.state {
@@ -313,11 +318,11 @@ impl Engine {
             let mut read = std::mem::take(read);
             let close = self.reasoning.map(|tags| tags.close).unwrap_or_default();
             if read == label.trim_end() && close.starts_with(c) {
-                // The reasoning is closed before the newline of its label.
+                // The reasoning is closed before the label's newline.
                 read.clear();
             }
             self.state = State::Reasoning;
-            // No closing tag begins like a label.
+            // The text is no label, because no closing tag starts like a label.
             read.chars().for_each(|c| self.sink.reasoning(c));
             return true;
         }
@@ -372,7 +377,7 @@ impl Engine {
             Step::More => {
                 self.raw.push(c);
                 if self.sink.take_ended() {
-                    // The rest may fail; the preceding call is complete.
+                    // The following text may be malformed, but the preceding call is complete.
                     self.raw.clear();
                     self.tentative = false;
                 }
@@ -408,7 +413,8 @@ impl Engine {
         } else {
             self.state = State::Content;
             raw.chars().for_each(|c| self.sink.content(c));
-            // Also if nothing was read: the same character must not start the same body again.
+            // This is set even if no character was read, because this character must not start the
+            // same body again.
             self.place = Place::Text;
         }
     }

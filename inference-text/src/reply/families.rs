@@ -1,4 +1,4 @@
-//! The markers of each family, and the body that reads its calls.
+//! The markers of each family, and the bodies that parse its calls.
 
 use super::Family;
 use super::engine::{Action, Body, Marker, Spec, Unmarked, When};
@@ -27,7 +27,7 @@ fn drop(text: &'static str, when: When) -> Marker {
     }
 }
 
-/// The end of a call. Elsewhere, this text is content.
+/// A marker for the end of a call. At other places, this text is content.
 fn end(text: &'static str) -> Marker {
     drop(text, When::AfterCall)
 }
@@ -45,10 +45,10 @@ pub(super) fn spec(family: Family, has_reasoning: bool) -> Spec {
         Family::Qwen3Coder => Spec {
             markers: vec![
                 call("<tool_call>", TaggedCall::qwen),
-                // The opening tag may be missing.
+                // The outer tag may be missing.
                 call("<function=", TaggedCall::qwen_function),
                 end("</tool_call>"),
-                // Seed-OSS.
+                // The tag of Seed-OSS.
                 call("<seed:tool_call>", TaggedCall::qwen),
                 end("</seed:tool_call>"),
             ],
@@ -179,7 +179,7 @@ pub(super) fn spec(family: Family, has_reasoning: bool) -> Spec {
                 end("<｜tool▁call▁end｜>"),
             ];
             if family == Family::DeepSeekV3 {
-                // Arguments are in a code block.
+                // Arguments are in a code block, so its closing fence is a marker, too.
                 markers.push(end("```"));
             }
             Spec {
@@ -217,7 +217,7 @@ pub(super) fn spec(family: Family, has_reasoning: bool) -> Spec {
     }
 }
 
-/// Whether the name of some tool begins with this character.
+/// Whether the name of any tool starts with this character.
 fn begins_tool(c: char, sink: &Sink) -> bool {
     sink.tools.iter().any(|tool| tool.name.starts_with(c))
 }
@@ -226,7 +226,7 @@ fn begins_tool(c: char, sink: &Sink) -> bool {
 mod tests {
     use super::*;
 
-    /// `Hold` requires this of every set of markers.
+    /// `Hold` requires this property of each set of markers.
     #[test]
     fn no_marker_is_the_beginning_of_another() {
         for family in Family::ALL {

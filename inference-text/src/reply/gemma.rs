@@ -1,7 +1,7 @@
 //! Calls of FunctionGemma and Gemma 4: `call:f{k:<escape>v<escape>,n:1}`.
 //!
-//! Strings are raw text between two marks. An argument is returned when it is complete. A value
-//! that is not a literal becomes a string with its text.
+//! Strings are raw text between two marks. The parser returns an argument when it is complete. A
+//! value that is not a literal becomes a string.
 
 use super::Fault;
 use super::engine::{Body, Step};
@@ -21,7 +21,7 @@ enum State {
 
 /// Reads one call.
 pub(super) struct GemmaCall {
-    /// The mark around strings.
+    /// The mark before and after a string.
     mark: &'static str,
     state: State,
     hold: Hold,
@@ -48,12 +48,12 @@ impl GemmaCall {
         })
     }
 
-    /// After `<start_function_call>`.
+    /// The body after `<start_function_call>`.
     pub(super) fn function_gemma(_: bool) -> Box<dyn Body> {
         Self::boxed("<escape>")
     }
 
-    /// After `<|tool_call>`.
+    /// The body after `<|tool_call>`.
     pub(super) fn gemma4(_: bool) -> Box<dyn Body> {
         Self::boxed("<|\"|>")
     }

@@ -1,30 +1,31 @@
-//! Tools for models whose chat template does not support them. They are described in the
-//! conversation, and called in the syntax of Hermes' models, which [`Format::with_calls`] reads.
+//! Tool calls for models whose chat template does not support tools. The conversation describes the
+//! tools to the model. The model calls them in the syntax of Hermes models, which
+//! [`Format::with_calls`] parses.
 
 use inference::{ChatPrompt, Message, Result, ToolCall};
 use serde_json::json;
 
 use super::Format;
 
-/// The message in which tools are described.
+/// The message that describes the tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// In the first message, of the role `system`.
+    /// The first message, with the role `system`.
     System,
-    /// At the beginning of the user's first message, together with the text of the system message.
-    /// Some templates reject the role `system`.
+    /// The first message of the user, together with the system message. Some templates reject the
+    /// role `system`.
     User,
 }
 
-/// Calls `prepare` with the conversation in a form that the template of a model with `format` can
-/// render.
+/// Calls `prepare` with the conversation. If necessary, converts the conversation first, so that
+/// the model's template can render it. `format` is the model's format.
 ///
-/// A format with calls has a template that supports them, so the conversation is unchanged.
-/// Otherwise the tools are described in the system message, or in the user's first message if
-/// `prepare` rejects that. Calls and their results become text.
+/// If the format has calls, the template supports them, and the conversation stays unchanged.
+/// Otherwise the tools are described in the system message or, if `prepare` rejects it, in the
+/// user's first message. Calls and their results become text.
 ///
 /// # Errors
-/// The error of `prepare` for the conversation, or for the one with a system message.
+/// The error of `prepare`: for the conversation, or for the converted one with a system message.
 pub fn written<T>(
     format: Format,
     prompt: &ChatPrompt,
@@ -39,10 +40,10 @@ pub fn written<T>(
         .or_else(|error| prepare(&described(prompt, Place::User)).map_err(|_| error))
 }
 
-/// The same conversation without tools, calls and the role `tool`.
+/// The conversation without tools, calls and messages of the role `tool`.
 fn described(prompt: &ChatPrompt, place: Place) -> ChatPrompt {
     let mut messages: Vec<Message> = Vec::with_capacity(prompt.messages.len() + 1);
-    // Whether the last message consists of results, to which more may be added.
+    // Whether the last message contains tool results, to which further results may be added.
     let mut results = false;
     for message in &prompt.messages {
         let mut message = message.clone();
@@ -58,7 +59,7 @@ fn described(prompt: &ChatPrompt, place: Place) -> ChatPrompt {
             message.content.push_str(&written_call(&call));
         }
         match messages.last_mut() {
-            // Templates expect turns to alternate.
+            // Templates expect alternating turns, so adjacent user messages are joined.
             Some(last) if results && message.role == "user" => {
                 last.content.push('\n');
                 last.content.push_str(&message.content);
@@ -76,7 +77,7 @@ fn described(prompt: &ChatPrompt, place: Place) -> ChatPrompt {
     described
 }
 
-/// Adds an introduction at the beginning of the conversation.
+/// Adds the introduction to the start of the conversation.
 fn introduce(messages: &mut Vec<Message>, introduction: String, place: Place) {
     let leads = |m: &Message| matches!(m.role.as_str(), "system" | "developer");
     match place {
@@ -148,7 +149,7 @@ mod tests {
     use super::super::{Family, ReasoningTags};
     use super::*;
 
-    /// Each message on a separate line, like a template without tools.
+    /// Renders each message on a separate line, like a template without tools.
     fn plain(prompt: &ChatPrompt) -> Result<String> {
         assert!(prompt.tools.is_empty());
         let line = |m: &Message| {
@@ -163,7 +164,7 @@ mod tests {
             .join("\n"))
     }
 
-    /// The conversation that is rendered, and its text.
+    /// The converted conversation, and its rendered text.
     fn both(
         render: impl Fn(&ChatPrompt) -> Result<String>,
     ) -> impl Fn(&ChatPrompt) -> Result<(ChatPrompt, String)> {

@@ -1,23 +1,24 @@
-//! The text that a grammar must enforce so that the model calls a tool: the reverse of the parsers.
+//! Grammars that force the model to call a tool. A grammar describes the text that the parsers
+//! read.
 
 use super::{Family, Tool, Tools};
 use serde_json::{Map, Value, json};
 use std::fmt;
 
-/// The depth to which a tool's schema is searched for references.
+/// Maximum depth at which references in a tool's schema are found.
 const MAX_SCHEMA_DEPTH: usize = 128;
 
-/// The text of a reply that consists of calls:
-/// `open shape (separator shape)* close`, where a shape is `prefix JSON suffix`.
+/// The text of a reply that consists of calls: `open shape (separator shape)* close`, where a shape
+/// is `prefix JSON suffix`.
 ///
-/// Reasoning before it is not part of it.
+/// Reasoning before the calls is not included.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CallGrammar {
     /// Text before the first call.
     pub open: String,
     /// The allowed calls, one shape for each tool.
     pub shapes: Vec<CallShape>,
-    /// Text between two calls; `None` if one grammar can hold only one call.
+    /// Text between two calls; `None` if one reply can contain only one call.
     pub separator: Option<String>,
     /// Text after the last call.
     pub close: String,
@@ -30,21 +31,20 @@ pub struct CallShape {
     pub tool: String,
     /// Literal text before the JSON.
     pub prefix: String,
-    /// The schema of the JSON: a whole call object, or the arguments alone. Keys are in the order
-    /// in which the family writes them.
+    /// The schema of the JSON: a whole call object, or only the arguments. Keys are in the order in
+    /// which the family writes them.
     pub schema: Value,
     /// Literal text after the JSON.
     pub suffix: String,
 }
 
-/// The reason why there is no grammar for calls.
+/// Why there is no grammar for calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GrammarUnavailable {
     /// The family has no tool calls.
     NoToolCalls,
-    /// The family writes arguments in a syntax other than JSON, so a JSON schema cannot describe
-    /// it.
+    /// The family's arguments are not JSON, so a JSON schema cannot describe them.
     NotJson(Family),
     /// No tool has this name.
     UnknownTool(String),
@@ -71,15 +71,14 @@ impl fmt::Display for GrammarUnavailable {
 impl std::error::Error for GrammarUnavailable {}
 
 impl Family {
-    /// The text that a grammar must enforce for a call of the tool `named`, or of any tool if it is
-    /// `None`.
+    /// A grammar for a call of the tool `named`. With `None`, any tool may be called.
     ///
-    /// `new_id` returns ids for families that write them before the arguments. `first_index` is the
-    /// number of calls in the conversation so far, which Kimi K2 counts in its ids.
+    /// `new_id` returns ids for families that write an id before the arguments. `first_index` is
+    /// the number of calls in the conversation so far; Kimi K2's ids contain it.
     ///
     /// # Errors
     ///
-    /// If the family does not write JSON, or the tool does not exist.
+    /// If the family does not write JSON, or if the tool does not exist.
     pub fn call_grammar(
         self,
         tools: &Tools,
@@ -169,7 +168,7 @@ impl Family {
                     let name = [("name", name_schema(name))];
                     (String::new(), object(tool, "parameters", &name, &[]), "")
                 }
-                // Granite 3; the other families were rejected above.
+                // Granite 3. The other remaining families were rejected above.
                 _ => {
                     let name = [("name", name_schema(name))];
                     (String::new(), object(tool, "arguments", &name, &[]), "")
@@ -192,13 +191,14 @@ impl Family {
             Self::Granite3 => ("<|tool_call|>[", Some(", "), "]"),
             Self::DeepSeekV3 => ("<｜tool▁calls▁begin｜>", Some("\n"), "<｜tool▁calls▁end｜>"),
             Self::DeepSeekV31 => ("<｜tool▁calls▁begin｜>", Some(""), "<｜tool▁calls▁end｜>"),
-            // Later calls would get an id with the index of the first call.
+            // A further call would get the index of the first call in its id.
             Self::KimiK2 => (
                 "<|tool_calls_section_begin|>",
                 None,
                 "<|tool_calls_section_end|>",
             ),
-            // An id must not occur twice, and the other families write one call per reply.
+            // Ids must be unique, so with an id only one call is allowed. The other families write
+            // one call per reply.
             _ => ("", None, ""),
         };
         Ok(CallGrammar {
@@ -214,7 +214,7 @@ fn name_schema(name: &str) -> Value {
     json!({"type": "string", "const": name})
 }
 
-/// The schema of a tool's arguments. A tool without one gets an empty object.
+/// The schema of a tool's arguments. Without a schema, the arguments are an empty object.
 fn arguments(tool: &Tool) -> Value {
     match &tool.parameters {
         Value::Object(schema) if !schema.is_empty() => tool.parameters.clone(),
@@ -227,7 +227,7 @@ fn object(tool: &Tool, key: &str, before: &[(&str, Value)], after: &[(&str, Valu
     let mut inner = arguments(tool);
     let mut outer = Map::new();
     outer.insert("type".into(), "object".into());
-    // References start at the root, so the definitions are moved there.
+    // References are relative to the root, so the definitions move to the root.
     for word in ["$defs", "definitions"] {
         if let Some(mut definitions) = inner.as_object_mut().and_then(|inner| inner.remove(word)) {
             move_references(&mut definitions, key, MAX_SCHEMA_DEPTH);
@@ -251,7 +251,7 @@ fn object(tool: &Tool, key: &str, before: &[(&str, Value)], after: &[(&str, Valu
     Value::Object(outer)
 }
 
-/// Changes references to parts other than the definitions, so that they point to the new place.
+/// Updates references to all parts except definitions, because these parts have moved.
 fn move_references(schema: &mut Value, key: &str, depth: usize) {
     if depth == 0 {
         return;

@@ -1,9 +1,9 @@
-//! The harmony format of gpt-oss: a reply is a sequence of messages with headers.
+//! The parser for gpt-oss's harmony format. A reply is a sequence of messages with headers.
 //!
-//! `<|start|>assistant<|channel|>commentary to=functions.f<|message|>{…}<|call|>`. The channel
-//! `analysis` is reasoning. `final` and `commentary` without a recipient are content. A message to
-//! `functions.f` is a call, in any channel or header part. Further messages of one kind are
-//! separated by a line break.
+//! For example, `<|start|>assistant<|channel|>commentary to=functions.f<|message|>{…}<|call|>`. The
+//! channel `analysis` is reasoning. `final`, and `commentary` without a recipient, are content. A
+//! message with the recipient `functions.f` is a call, whatever its channel. A line break separates
+//! messages of one kind.
 
 use super::hold::Hold;
 use super::json_scan::{JsonScan, Progress};
@@ -24,7 +24,7 @@ const MARKERS: &[&str] = &[
     "<|call|>",
 ];
 
-/// A longer text is not a header.
+/// Maximum length of a header in bytes. Longer text is not a header.
 const MAX_HEADER: usize = 1024;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,7 +35,7 @@ enum Kind {
 }
 
 enum State {
-    /// In a header, with its text including markers.
+    /// In a header, with the header's text so far, markers included.
     Header(String),
     Body {
         kind: Kind,
@@ -54,7 +54,7 @@ pub(super) struct Harmony {
     /// The text of the call since its header.
     raw: String,
     out: String,
-    /// The number of bytes of the header that are in the prompt rather than the reply.
+    /// Number of header bytes that are in the prompt, not in the reply.
     in_prompt: usize,
     wrote_content: bool,
     wrote_reasoning: bool,
@@ -75,7 +75,7 @@ impl Harmony {
             wrote_reasoning: false,
             finished: false,
         };
-        // The header of the reply may start in the prompt.
+        // The reply's first header may start in the prompt.
         if let Some((_, header)) = options.prompt_tail.rsplit_once(START) {
             header.chars().for_each(|c| parser.push(c));
             parser.sink.take();
@@ -140,7 +140,7 @@ impl Harmony {
                 self.state = State::Header(String::new());
             }
             (State::Header(header), _) => {
-                // The message ends before it starts.
+                // The message ends before its text starts.
                 if !header.trim().is_empty() {
                     self.bad_header();
                 }
@@ -150,7 +150,7 @@ impl Harmony {
                 marker.chars().for_each(|c| self.body(c));
             }
             (_, START | CHANNEL) => {
-                // The end of the previous message may be missing.
+                // The end marker of the previous message may be missing.
                 self.end_message();
                 let header = if marker == CHANNEL { marker } else { "" };
                 self.state = State::Header(header.to_owned());
@@ -165,7 +165,7 @@ impl Harmony {
     }
 
     fn message_begins(&mut self, header: &str) {
-        // If a header was started twice, its last part applies.
+        // If a header occurs twice, its last values apply.
         let channel = words_after(header, CHANNEL).last();
         let kind = if channel == Some("analysis") {
             Kind::Reasoning
@@ -206,7 +206,7 @@ impl Harmony {
                 *empty &= c.is_whitespace();
                 self.call(c);
             }
-            // White space at the beginning of a message is not part of its text.
+            // White space at the start of a message is ignored.
             _ if *empty && c.is_whitespace() => {}
             Kind::Content => {
                 if *empty && self.wrote_content {
@@ -247,7 +247,7 @@ impl Harmony {
         }
     }
 
-    /// Returns the text of the call as content, with its header; the rest of the message is
+    /// Returns the call's text with its header as content. The rest of the message also becomes
     /// content.
     fn fail(&mut self, fault: Fault) {
         self.sink.malformed(fault);
@@ -265,7 +265,7 @@ impl Harmony {
         };
         let header = std::mem::take(header);
         let header = self.in_reply(&header).to_owned();
-        // A reply without any marker is content, not a fault.
+        // A reply without any marker is content, and no fault is reported.
         if header.contains("<|") {
             self.sink.malformed(Fault::BadHeader);
         }
@@ -283,7 +283,7 @@ impl Harmony {
         self.state = State::Between;
     }
 
-    /// Ends the call of a message, if it is one.
+    /// Ends the call, if the message is a call.
     fn end_call(&mut self) {
         let State::Body {
             kind: Kind::Call,
@@ -355,7 +355,7 @@ fn words_after<'a>(header: &'a str, key: &str) -> impl Iterator<Item = &'a str> 
     })
 }
 
-/// Whether text can be the header of a reply: the role, a recipient, or anything with a marker.
+/// Whether a text can be a reply's header: it has the role, a recipient, or a marker.
 fn may_be_header(header: &str) -> bool {
     let begins = |text: &str, word: &str| word.starts_with(text) || text.starts_with(word);
     let header = header.trim_start();

@@ -1,16 +1,16 @@
-//! Holds back text that may be the beginning of a marker.
+//! Withholds text that may be the start of a marker.
 
-/// The text that is held back: always a proper prefix of some marker of the current set.
+/// The withheld text. It is always a proper prefix of a marker in the current set.
 #[derive(Debug, Default)]
 pub(super) struct Hold {
     pending: String,
 }
 
 impl Hold {
-    /// Reads `c`. Text that is not part of a marker is added to `text`; for a complete marker, its
-    /// index is returned. No marker of a set may be a prefix of another.
+    /// Reads `c`. Appends text that is not part of a marker to `text`. Returns the index of a
+    /// complete marker. No marker of a set may be a prefix of another.
     ///
-    /// The work is limited by the length of the markers, whatever the text.
+    /// The cost per character is bounded by the length of the markers.
     pub(super) fn push(
         &mut self,
         c: char,
@@ -38,7 +38,7 @@ impl Hold {
         None
     }
 
-    /// Whether `c` is text immediately: nothing is held back, and no marker begins with it.
+    /// Whether `c` is text without delay: no text is withheld, and no marker starts with `c`.
     pub(super) fn passes(&self, c: char, markers: &[&str]) -> bool {
         self.pending.is_empty() && !markers.iter().any(|marker| marker.starts_with(c))
     }

@@ -1,4 +1,4 @@
-//! Ids of tool calls. They are not used if the model itself writes an id.
+//! Generates ids for tool calls, unless the model itself writes an id.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -55,7 +55,7 @@ impl IdGenerator for RandomIds {
             IdStyle::Call => (String::from("call_"), 24),
             IdStyle::Nine => (String::new(), 9),
         };
-        // One hash gives ten digits: 62^10 is less than 2^64.
+        // One hash provides at most ten digits, because 62^10 is less than 2^64.
         for block in 0..3 {
             let mut bits = self.state.hash_one((self.count, block));
             for _ in 0..10.min(length - block * 10) {
@@ -71,7 +71,8 @@ impl IdGenerator for RandomIds {
     }
 }
 
-/// Counted ids: `call_0`, `call_1`, … or `000000000`, `000000001`, …; for tests and golden files.
+/// Consecutive ids for tests and golden files: `call_0`, `call_1`, … or `000000000`, `000000001`,
+/// ….
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SequentialIds {
     count: u64,

@@ -1,7 +1,8 @@
-//! Calls that are JSON objects which contain the name: `{"name": …, "arguments": {…}}`.
+//! Parses calls that are JSON objects with a name: `{"name": …, "arguments": {…}}`.
 //!
-//! Families: Hermes and similar ones, Llama, Mistral Nemo, Command-R, Granite 3. One object or an
-//! array of them; `tool_name`, `parameters` and `tool_call_id` are accepted as well.
+//! The families are Hermes and similar ones, Llama, Mistral Nemo, Command-R and Granite 3. The text
+//! is one object or an array of objects. `tool_name`, `parameters` and `tool_call_id` are also
+//! accepted.
 
 use super::Fault;
 use super::engine::{Body, Step};
@@ -12,7 +13,8 @@ use super::sink::Sink;
 pub(super) struct JsonCalls {
     at: At,
     in_array: bool,
-    /// A call starts only when its id is known or at its end, because the id comes last.
+    /// Whether a call starts only when its id is known or at its end, because the id is the last
+    /// field.
     id_last: bool,
     tentative: bool,
 }
@@ -90,12 +92,12 @@ impl Body for JsonCalls {
 struct Object {
     state: State,
     scan: JsonScan,
-    /// The value that is currently read.
+    /// Text of the value that is being read.
     value: String,
     max_depth: usize,
     name: Option<String>,
     id: Option<String>,
-    /// Arguments that came before the call could start.
+    /// Arguments that precede the name, kept until the call can start.
     arguments: Option<String>,
     started: bool,
     id_last: bool,
@@ -116,7 +118,7 @@ enum Field {
     Name,
     Id,
     Arguments,
-    /// Arguments that are a JSON text inside a JSON string.
+    /// The arguments are JSON inside a JSON string.
     ArgumentsText,
     Other,
 }
@@ -137,7 +139,7 @@ impl Object {
         }
     }
 
-    /// Reads `c`; true at the end of the object.
+    /// Reads `c`. Returns true at the end of the object.
     fn step(&mut self, c: char, sink: &mut Sink) -> Result<bool, Fault> {
         self.max_depth = sink.limits.max_depth;
         match self.state {
@@ -184,7 +186,7 @@ impl Object {
         self.value.clear();
     }
 
-    /// Reads a character of a value; true at the end of the object.
+    /// Reads a character of a value. Returns true at the end of the object.
     fn value(&mut self, c: char, field: Field, sink: &mut Sink) -> Result<bool, Fault> {
         let mut field = field;
         if self.scan.is_fresh() && !is_space(c) {
@@ -198,7 +200,7 @@ impl Object {
                     }
                 }
                 (Field::Arguments, '"') => field = Field::ArgumentsText,
-                // Null arguments are the same as none.
+                // Null arguments count as absent.
                 (Field::Arguments, 'n') => field = Field::Other,
                 (Field::Arguments, _) => return Err(Fault::ArgumentsNotObject),
                 (Field::Name, c) if c != '"' => return Err(Fault::BadName),
@@ -207,7 +209,7 @@ impl Object {
             self.state = State::Value(field);
         }
         if field == Field::Other {
-            // A value that no field needs is checked, but not stored.
+            // The value of an unused field is checked, but not stored.
             self.value.clear();
         }
         let progress = self.scan.step(c, &mut self.value)?;
@@ -220,7 +222,8 @@ impl Object {
         }
         self.state = State::CommaOrEnd;
         self.take_value(field, sink)?;
-        // A number ends before the comma, bracket or white space that follows it.
+        // A number ends before the next comma, bracket or white space, so that character is read
+        // again.
         if progress == Progress::DoneBefore {
             self.step(c, sink)
         } else {
@@ -258,7 +261,7 @@ impl Object {
         Ok(())
     }
 
-    /// Starts the call if its name is known.
+    /// Starts the call, if its name is known.
     fn start(&mut self, sink: &mut Sink) -> Result<(), Fault> {
         if let Some(name) = &self.name {
             sink.start(name, self.id.take())?;

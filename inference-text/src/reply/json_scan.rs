@@ -1,20 +1,20 @@
-//! An incremental reader of one JSON value (RFC 8259), character by character.
+//! An incremental parser of one JSON value (RFC 8259), character by character.
 //!
-//! It checks the grammar and writes the same value out again. So the output is valid JSON at the
-//! end. Two common faults of models are repaired: raw control characters inside strings are
-//! escaped, and lone surrogates become U+FFFD. No tree is built.
+//! It checks the syntax, and outputs an equal value, so the output is valid JSON at the end. It
+//! repairs two common faults of models: it escapes raw control characters inside strings, and
+//! replaces lone surrogates by U+FFFD. It builds no tree.
 
 use super::Fault;
 use std::fmt::Write;
 
-/// The effect of a character.
+/// The effect of a character on the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     /// The value continues.
     More,
     /// The value is complete, and the character belongs to it.
     Done,
-    /// The value was complete before this character. Only top-level numbers end this way.
+    /// The value was complete before this character. Only top-level numbers end in this way.
     DoneBefore,
 }
 
@@ -32,7 +32,7 @@ enum State {
     Colon,
     /// `,` or the closing bracket must follow.
     CommaOrEnd,
-    /// In a string; whether it is a key.
+    /// Inside a string. The field is whether the string is a key.
     String {
         key: bool,
     },
@@ -92,7 +92,7 @@ pub(super) struct JsonScan {
     /// The open brackets; true for objects.
     open: Vec<bool>,
     max_depth: usize,
-    /// A high surrogate that waits for its other half.
+    /// A high surrogate, whose low surrogate must follow.
     high: Option<u16>,
     done: bool,
 }
@@ -108,7 +108,7 @@ impl JsonScan {
         }
     }
 
-    /// Whether nothing except white space was read.
+    /// Whether only white space was read so far.
     pub(super) fn is_fresh(&self) -> bool {
         self.state == State::Value && self.open.is_empty() && !self.done
     }
@@ -120,8 +120,8 @@ impl JsonScan {
                 && matches!(self.state, State::Number(number) if number.is_complete()))
     }
 
-    /// Reads `c` and appends its character to `out`. White space between tokens is kept, except
-    /// before the value.
+    /// Reads `c`, and appends its output to `out`. White space between tokens is kept, but white
+    /// space before the value is not.
     pub(super) fn step(&mut self, c: char, out: &mut String) -> Result<Progress, Fault> {
         if self.done {
             return Ok(Progress::DoneBefore);
@@ -253,7 +253,7 @@ impl JsonScan {
 
     fn string(&mut self, c: char, key: bool, out: &mut String) -> Progress {
         if c == '\\' {
-            // The surrogate is kept, because its other half may follow.
+            // The surrogate is kept, because its low surrogate may follow.
             self.state = State::Escape { key };
             return Progress::More;
         }
@@ -368,8 +368,8 @@ pub(super) fn quoted(text: &str) -> String {
     out
 }
 
-/// The value that fills a whole text, except for surrounding white space; `None` if the text is not
-/// JSON.
+/// Parses a text that is a single value, with optional white space around it. `None` if the text is
+/// not JSON.
 pub(super) fn normalized(text: &str, max_depth: usize) -> Option<String> {
     let mut scan = JsonScan::new(max_depth);
     let mut out = String::new();
@@ -381,7 +381,7 @@ pub(super) fn normalized(text: &str, max_depth: usize) -> Option<String> {
     scan.is_complete().then_some(out)
 }
 
-/// The text of a JSON string that was read by [`JsonScan`].
+/// The text of a JSON string that [`JsonScan`] has read.
 pub(super) fn unquoted(json: &str) -> Option<String> {
     serde_json::from_str(json).ok()
 }
@@ -451,7 +451,7 @@ mod tests {
             cases: 4000, failure_persistence: None, ..Default::default()
         })]
 
-        /// The grammar matches that of an independent parser.
+        /// The parser must accept the texts that an independent parser accepts.
         #[test]
         fn agrees_with_serde_json(text in r#"[-\[\]{}",:0-9.eE+tfn \\ruals]{0,12}"#) {
             let ours = normalized(&text, 64);

@@ -1,6 +1,6 @@
-//! Literals of Python and of Gemma's call syntax, written out as JSON.
+//! Converts literals of Python and of Gemma's call syntax to JSON.
 //!
-//! Reads complete literals only; the callers find where a literal ends.
+//! The functions parse complete literals only. Callers determine where a literal ends.
 
 use super::json_scan::{normalized, push_escaped, quoted};
 
@@ -12,16 +12,16 @@ pub(super) struct Dialect {
 }
 
 impl Dialect {
-    /// `'a'`, `"a"`, `'''a'''` with escapes.
+    /// Python strings: `'a'`, `"a"`, `'''a'''`, with escapes.
     pub(super) const PYTHON: Self = Self { quote: None };
 
-    /// Raw strings between two marks; keys of objects may be bare.
+    /// Raw strings between two marks. Keys of objects may have no marks.
     pub(super) const fn raw(mark: &'static str) -> Self {
         Self { quote: Some(mark) }
     }
 }
 
-/// The JSON text of a literal that fills all of `text`; `None` if it is not a literal.
+/// The JSON text of a literal. `text` must be a single literal; otherwise returns `None`.
 pub(super) fn parse(text: &str, dialect: Dialect, max_depth: usize) -> Option<String> {
     let mut reader = Reader {
         rest: text,
@@ -125,7 +125,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Text without quotes, up to one of the `ends`.
+    /// Text without quotes, up to one of the characters `ends`.
     fn bare(&mut self, ends: &[char]) -> Option<&'a str> {
         let end = self.rest.find(ends).unwrap_or(self.rest.len());
         let (text, rest) = self.rest.split_at(end);
@@ -149,7 +149,7 @@ impl<'a> Reader<'a> {
         Some(())
     }
 
-    /// A string, if one starts here; the outer `None` means a string without an end.
+    /// A string, if one starts here. The outer `None` means that the string has no end.
     fn string(&mut self) -> Option<Option<String>> {
         if let Some(mark) = self.dialect.quote {
             let Some(rest) = self.rest.strip_prefix(mark) else {
@@ -170,8 +170,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The text of a Python string after its opening quote, and the rest after the closing one. Unknown
-/// escapes stay unchanged, as in Python.
+/// The text of a Python string after its opening quote, and the text after its closing quote. As in
+/// Python, unknown escapes stay unchanged.
 fn python_string<'a>(text: &'a str, quote: &str) -> Option<(String, &'a str)> {
     let mut out = String::new();
     let mut rest = text;
@@ -212,7 +212,7 @@ fn python_string<'a>(text: &'a str, quote: &str) -> Option<(String, &'a str)> {
             _ => 0,
         };
         match code_point(rest, digits) {
-            // The two halves of a surrogate pair, as JSON writes them.
+            // Combines two escapes that form a surrogate pair.
             Some((high @ 0xD800..=0xDBFF, after)) => {
                 let low = after
                     .strip_prefix("\\u")
@@ -248,7 +248,7 @@ fn code_point(text: &str, digits: usize) -> Option<(u32, &str)> {
     Some((u32::from_str_radix(hex, 16).ok().filter(|_| all)?, rest))
 }
 
-/// A Python number as JSON: `1_000`, `.5`, `1.`, `0x1f`.
+/// Converts a Python number to JSON: `1_000`, `.5`, `1.`, `0x1f`.
 fn number(word: &str) -> Option<String> {
     if !word.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '-' | '+' | '.')) {
         return None;
@@ -283,7 +283,7 @@ fn number(word: &str) -> Option<String> {
         out.push('0');
     }
     out.push_str(exponent);
-    // The same digits, checked by JSON's grammar: `1.0.0` and `2024-01-01` are not numbers.
+    // JSON's syntax rejects texts like `1.0.0` and `2024-01-01`, which are not numbers.
     normalized(&out, 0)
 }
 

@@ -1,9 +1,9 @@
-//! Content, reasoning and tool calls in a model's reply.
+//! Parses a model's reply into content, reasoning and tool calls.
 //!
-//! Each model family has its own syntax for tool calls and reasoning. A [`ReplyParser`] reads one
-//! reply token by token and returns [`Event`]s. Streaming and non-streaming callers use the same
-//! parser; [`Reply::collect`] joins the events of a whole reply. [`ReplyStream`] does all of it for
-//! a model of any backend.
+//! Each model family has its own syntax for tool calls and reasoning. A [`ReplyParser`] parses one
+//! reply token by token, and returns [`Event`]s. Streaming and other callers use the same parser;
+//! [`Reply::collect`] joins the events of a whole reply. [`ReplyStream`] combines these steps for a
+//! model of any backend.
 //!
 //! ```
 //! use inference_text::reply::{Event, Format, ParserOptions, Piece, Reply, SequentialIds};
@@ -22,39 +22,39 @@
 //! assert_eq!(reply.calls[0].arguments, r#"{"zone": "UTC"}"#);
 //! ```
 //!
-//! # Rules that hold for every family
+//! # Rules for all families
 //!
-//! - The parsers work character by character, so the boundaries of tokens do not matter.
-//! - Text that may be the beginning of a marker is held back until that is known.
-//! - A special token that is not a marker of the format (an end-of-turn token, for example) is not
-//!   content. It is dropped. Markers are recognized by their text, whether the tokenizer flags them
-//!   as special or not: converted tokenizers disagree about the flag.
+//! - The parsers work character by character, so token boundaries have no effect.
+//! - Text that may be the start of a marker is withheld until its meaning is known.
+//! - A special token that is not a marker of the format, such as an end-of-turn token, is dropped.
+//!   Markers are recognized by their text, whether or not the tokenizer flags them as special,
+//!   because converted tokenizers disagree about this flag.
 //! - White space next to a call or to reasoning is dropped; other white space is kept.
 //! - A call starts when its name is known. Its arguments follow as deltas that concatenate to one
 //!   JSON object. JSON is passed through as written, except that raw control characters inside
 //!   strings are escaped and lone surrogates become U+FFFD.
-//! - A call whose own syntax is complete is valid even if the marker that closes it is missing.
-//! - An unclosed or malformed call gives [`Event::Malformed`] with a [`Diagnosis`]. The text of the
-//!   call follows as content, from its opening marker on. A call that had already started gets no
-//!   [`Event::CallEnded`], and its index is not used again.
-//! - Calls that begin without any marker (Llama, Pythonic, GLM-4-0414) are read only at the
-//!   beginning of a reply. They must also name one of the tools. Other text there is content and no
-//!   fault.
+//! - If the syntax of a call is complete, the call is valid even without its closing marker.
+//! - An unclosed or malformed call causes [`Event::Malformed`] with a [`Diagnosis`]. The text of
+//!   the call follows as content, from its opening marker on. A call that had already started gets
+//!   no [`Event::CallEnded`], and its index is not used again.
+//! - Calls that start without any marker (Llama, Pythonic, GLM-4-0414) are recognized only at the
+//!   start of a reply, and only if they name one of the tools. Other text there is content, and no
+//!   fault is reported.
 //! - Reasoning that is not closed at the end of the reply is still reasoning.
 //! - The work is linear in the length of the reply. Memory is limited by [`Limits`].
 //!
 //! # Types of arguments
 //!
-//! JSON families carry types themselves. In the other families a value is typed by the tool's JSON
-//! schema in [`Tools`]; see [`Tools`] for the rules.
+//! In JSON families, values have JSON types. In the other families, the tool's JSON schema
+//! determines the type of a value; see [`Tools`] for the rules.
 //!
 //! # A call inside reasoning
 //!
 //! The behavior is that of the family's reference. Qwen3-Coder (vLLM's `qwen3`): `<tool_call>`
-//! followed by `<function=` ends the reasoning, a bare mention does not. Kimi K2 (vLLM's `kimi_k2`)
-//! and Gemma 4 (vLLM's `gemma4`): the opening marker of a call ends the reasoning. gpt-oss: the
-//! recipient decides, in whichever channel it stands. All others (llama.cpp, vLLM): the text
-//! remains reasoning.
+//! followed by `<function=` ends the reasoning; `<tool_call>` alone does not. Kimi K2 (vLLM's
+//! `kimi_k2`) and Gemma 4 (vLLM's `gemma4`): the opening marker of a call ends the reasoning.
+//! gpt-oss: the recipient decides, whatever the channel. All others (llama.cpp, vLLM): the text
+//! stays reasoning.
 
 mod choice;
 mod collect;
@@ -90,10 +90,11 @@ pub use tools::{Tool, Tools};
 /// One token of a reply, as input for the parser.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
-    /// The token's id, if the caller knows it. The formats here do not need it: a marker's id
-    /// differs between tokenizers, but its text does not.
+    /// The token's id, if the caller knows it. The parsers do not use it, because a marker's id
+    /// differs between tokenizers.
     pub id: Option<u32>,
-    /// The text of the token. It has only whole characters, as from a streaming detokenizer.
+    /// The text of the token. It must consist of whole characters, as a streaming detokenizer
+    /// returns them.
     pub text: &'a str,
     /// Whether the tokenizer flags the token as special.
     pub special: bool,
@@ -133,35 +134,35 @@ pub enum Event {
         index: usize,
         /// The model's own id of the call, or a generated one.
         id: String,
-        /// The function to call. It need not be one of the tools that were offered.
+        /// The function to call. The model may name a function that was not offered.
         name: String,
     },
     /// A further part of the JSON text of a call's arguments.
     ArgumentsDelta {
-        /// The call.
+        /// Index of the call.
         index: usize,
         /// JSON text to append.
         delta: String,
     },
     /// The arguments of a call are complete, and form a valid JSON object.
     CallEnded {
-        /// The call.
+        /// Index of the call.
         index: usize,
     },
-    /// A call could not be read. Its text follows as content.
+    /// A call is malformed. Its text follows as content.
     Malformed(Diagnosis),
 }
 
-/// Why a call or a header could not be read.
+/// Why a call or a header is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Diagnosis {
     /// The reason.
     pub fault: Fault,
     /// The family whose syntax was expected.
     pub family: Family,
-    /// The call, if it had started. No [`Event::CallEnded`] follows for it.
+    /// Index of the call, if it had started. No [`Event::CallEnded`] follows for this call.
     pub index: Option<usize>,
-    /// Where reading stopped, in bytes of the reply's text.
+    /// Where parsing stopped, in bytes of the reply's text.
     pub offset: usize,
 }
 
@@ -215,12 +216,12 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Reads one reply.
+/// A parser of one reply.
 pub trait ReplyParser: Send {
     /// Reads one more token and returns its events.
     fn feed(&mut self, piece: Piece<'_>) -> Vec<Event>;
 
-    /// Ends the reply and returns the remaining events. Further calls return nothing.
+    /// Ends the reply, and returns the remaining events. Later calls return no events.
     fn finish(&mut self) -> Vec<Event>;
 
     /// Whether the reply is currently inside reasoning.
@@ -248,19 +249,19 @@ impl Default for Limits {
     }
 }
 
-/// The input of a parser in addition to the format.
+/// The input of a parser, besides the format.
 pub struct ParserOptions {
     /// The tools that were offered. For families without JSON, their schemas determine the types of
     /// arguments.
     pub tools: Arc<Tools>,
     /// The end of the rendered prompt. It shows whether the reply begins inside reasoning.
     pub prompt_tail: String,
-    /// Whether the reply begins inside reasoning, for a caller that has better information than the
-    /// end of the prompt. An example is a prompt that ends in the middle of reasoning.
+    /// Whether the reply starts inside reasoning. A caller can set this if the end of the prompt
+    /// does not show it, for example if the prompt ends in the middle of reasoning.
     pub reasoning_open: Option<bool>,
-    /// Makes ids of calls for families that write none.
+    /// Generates ids of calls for families that write none.
     pub ids: Box<dyn IdGenerator>,
-    /// Limits on the text that is held back.
+    /// Limits on the withheld text.
     pub limits: Limits,
 }
 

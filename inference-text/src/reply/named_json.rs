@@ -1,4 +1,4 @@
-//! Calls with JSON arguments, in which the name precedes the JSON.
+//! Parses calls whose name precedes JSON arguments.
 //!
 //! Families: Mistral (`f[CALL_ID]…[ARGS]{…}`), Kimi K2, DeepSeek and GLM-4-0414.
 
@@ -9,14 +9,14 @@ use super::json_calls::JsonCalls;
 use super::json_scan::{JsonScan, Progress};
 use super::sink::Sink;
 
-/// The text that follows the end of a name.
+/// What follows the end of a name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
     Id,
     /// DeepSeek V3 writes a type before the name; later models do not.
     TypeOrName,
     Arguments,
-    /// The end marker is itself the first character of the arguments.
+    /// The end marker of the name is the first character of the arguments.
     Brace,
 }
 
@@ -46,7 +46,7 @@ impl Syntax {
 }
 
 enum State {
-    /// At the beginning; Mistral's older models write an array of objects here.
+    /// At the start. Mistral's older models write an array of objects here.
     Start,
     Array(JsonCalls),
     Name,
@@ -82,22 +82,22 @@ impl NamedJson {
         })
     }
 
-    /// After `[TOOL_CALLS]`.
+    /// The body after `[TOOL_CALLS]`.
     pub(super) fn mistral(tentative: bool) -> Box<dyn Body> {
         Self::boxed(Syntax::Mistral, tentative)
     }
 
-    /// After `<|tool_call_begin|>`.
+    /// The body after `<|tool_call_begin|>`.
     pub(super) fn kimi(tentative: bool) -> Box<dyn Body> {
         Self::boxed(Syntax::Kimi, tentative)
     }
 
-    /// After `<｜tool▁call▁begin｜>`.
+    /// The body after `<｜tool▁call▁begin｜>`.
     pub(super) fn deepseek(tentative: bool) -> Box<dyn Body> {
         Self::boxed(Syntax::DeepSeek, tentative)
     }
 
-    /// At the beginning of a reply: the name and a newline.
+    /// The body at the start of a reply: a name and a newline.
     pub(super) fn glm(tentative: bool) -> Box<dyn Body> {
         Self::boxed(Syntax::Glm, tentative)
     }

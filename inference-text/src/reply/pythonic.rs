@@ -1,7 +1,7 @@
-//! Calls in the syntax of Python: `[f(a="x", b=1), g()]`.
+//! Parses calls in Python's syntax: `[f(a="x", b=1), g()]`.
 //!
-//! Families: Llama 3.2 and 4, LFM2, OLMo 3 (one call per line, without brackets). An argument is
-//! returned when it is complete. A value that is not a literal becomes a string with its text.
+//! The families are Llama 3.2 and 4, LFM2, and OLMo 3 (one call per line, without brackets). The
+//! parser returns an argument when it is complete. A value that is not a literal becomes a string.
 
 use super::Fault;
 use super::engine::{Body, Step};
@@ -95,7 +95,7 @@ impl Pythonic {
                 self.state = State::Key;
             }
             State::Key | State::Equals if c == '=' => {
-                // Only at this point it is certainly a call, and not a link or a formula.
+                // Only here the text is certainly a call, and not a link or a formula.
                 if self.first {
                     sink.start(&self.name, None)?;
                     sink.arguments("{");
@@ -174,12 +174,12 @@ fn is_name(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '.')
 }
 
-/// Collects the text of a value: up to a comma or a closing parenthesis outside of strings and
+/// Collects the text of a value, which ends at a comma or a closing parenthesis outside strings and
 /// brackets.
 #[derive(Default)]
 struct Capture {
     text: String,
-    /// The closing brackets that must follow.
+    /// The closing brackets that are still missing.
     open: Vec<char>,
     string: Quoted,
 }
@@ -188,7 +188,8 @@ struct Capture {
 enum Quoted {
     #[default]
     No,
-    /// After one or two quotes at the beginning: a string, an empty string or a triple quote.
+    /// After one or two quotes at the start. The value is a string, an empty string, or a string
+    /// with triple quotes.
     Opening { mark: char, two: bool },
     Inside {
         mark: char,
@@ -199,7 +200,7 @@ enum Quoted {
 }
 
 impl Capture {
-    /// Reads `c`; true if it ends the value and is not part of it.
+    /// Reads `c`. Returns true if `c` ends the value; `c` is then not part of it.
     fn push(&mut self, c: char, max_depth: usize) -> Result<bool, Fault> {
         match self.string {
             Quoted::No => return self.outside(c, max_depth),

@@ -1,16 +1,17 @@
-//! Collects events, joins neighbors of the same kind and strips white space at boundaries.
+//! Collects events, joins adjacent events of one kind, and strips white space at boundaries.
 
 use super::{Diagnosis, Event, Family, Fault, IdGenerator, IdStyle, Limits, Tools};
 use std::sync::Arc;
 
-/// White space beyond this number of bytes is treated as text, which limits the memory.
+/// Maximum number of bytes of withheld white space. Further white space is treated as text, which
+/// bounds memory.
 const MAX_HELD_SPACE: usize = 4096;
 
-/// White space of one kind of text, held back until the following text is known.
+/// White space of one kind of text. It is withheld until the next text is known.
 #[derive(Clone, Debug, Default)]
 struct Space {
     held: String,
-    /// Whether white space is dropped because it follows a boundary.
+    /// Whether to drop the white space, because it follows a boundary.
     strip: bool,
     /// Whether something other than white space came after the boundary.
     seen: bool,
@@ -23,7 +24,7 @@ impl Space {
         self.seen = false;
     }
 
-    /// Outputs `c`, preceded by the white space that was held back.
+    /// Outputs the withheld white space and then `c`.
     fn push(&mut self, c: char, out: &mut dyn FnMut(&str)) {
         if c.is_whitespace() {
             self.held.push(c);
@@ -46,11 +47,12 @@ impl Space {
     }
 }
 
-/// The events of a parser, and the inputs of calls: tools, ids, limits.
+/// Collects the events of a parser. Also contains the request's tools, the id generator and the
+/// limits.
 pub(super) struct Sink {
     events: Vec<Event>,
     content: Space,
-    /// The content's white space before the open call, which is needed if the call is malformed.
+    /// White space of the content before the open call. If the call is malformed, it is output.
     before_call: Space,
     reasoning: Space,
     next_index: usize,
@@ -111,7 +113,8 @@ impl Sink {
         });
     }
 
-    /// Reasoning or a call begins or ends here: white space on both sides is dropped.
+    /// Marks a boundary, where reasoning or a call starts or ends. White space on both sides is
+    /// dropped.
     pub(super) fn boundary(&mut self) {
         self.content.boundary();
         self.reasoning.boundary();
@@ -129,7 +132,7 @@ impl Sink {
         self.reasoning.held.push('\n');
     }
 
-    /// Handles the end of the reply, where white space after content is part of it.
+    /// Handles the end of the reply. White space after content belongs to the content.
     pub(super) fn end_of_reply(&mut self) {
         let pending = std::mem::take(&mut self.content.held);
         if pending.is_empty() || (self.content.strip && !self.content.seen) {
@@ -206,12 +209,12 @@ impl Sink {
         }
     }
 
-    /// Whether a call ended since the last use of this function.
+    /// Whether a call has ended since the last call of this function.
     pub(super) fn take_ended(&mut self) -> bool {
         std::mem::take(&mut self.ended)
     }
 
-    /// Reports a fault. The open call, if any, gets no end.
+    /// Reports a fault. If a call is open, it gets no end event.
     pub(super) fn malformed(&mut self, fault: Fault) {
         let index = self.open.take();
         if index.is_some() {

@@ -1,4 +1,4 @@
-//! A reply during its generation: from a conversation to events, with any backend.
+//! Streams a reply of any backend: from a conversation to events.
 
 use std::fmt;
 
@@ -9,13 +9,13 @@ use serde_json::Value;
 
 use super::{Call, Event, Format, ParserOptions, Piece, Reply, ReplyParser, Tool, Tools, written};
 
-/// The number of characters at the end of the prompt that are checked for the start of reasoning.
+/// Number of characters at the end of the prompt in which the start of reasoning is searched.
 const TAIL: usize = 256;
 
-/// Reads the tokens of one reply.
+/// Converts the tokens of one reply to events.
 ///
-/// [`ReplyParser`] expects texts. For a special token it needs the name, which the output does not
-/// contain.
+/// [`ReplyParser`] expects text. For a special token it needs the token's name, which the output
+/// text does not contain.
 pub struct TokenReader {
     parser: Box<dyn ReplyParser>,
 }
@@ -30,7 +30,8 @@ impl TokenReader {
 
     /// Reads one more token and returns its events.
     pub fn feed(&mut self, token: &Token) -> Vec<Event> {
-        // A special token may come with text that was held back, which precedes it.
+        // A special token may also have text that was withheld before it. This text precedes the
+        // token.
         let mut events = match token.text.as_str() {
             "" => Vec::new(),
             text => self.parser.feed(Piece::text(text)),
@@ -77,15 +78,14 @@ impl fmt::Debug for TokenReader {
 #[derive(Debug)]
 pub struct ReplyStream {
     tokens: TokenStream,
-    /// `None` after the end was read.
+    /// `None` after the end of the stream.
     reader: Option<TokenReader>,
     ready: std::vec::IntoIter<Event>,
 }
 
 impl ReplyStream {
     /// Starts the reply to a conversation, in the format that the model's chat template shows. If
-    /// the template shows no format of calls, tools are described in the conversation: see
-    /// [`written`].
+    /// the template shows no call format, the conversation describes the tools; see [`written`].
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] for a backend without access to tokens or to the template;
@@ -120,7 +120,7 @@ impl ReplyStream {
         }
     }
 
-    /// The stream that is read, which has the metrics and the finish reason of the reply.
+    /// The underlying stream, with the metrics and the finish reason of the reply.
     pub fn tokens(&self) -> &TokenStream {
         &self.tokens
     }
@@ -135,8 +135,8 @@ impl ReplyStream {
     }
 }
 
-/// A reader of the reply to `prompt`, whose text is `rendered`. Without tools, calls are content.
-/// `prompt` must contain its tools, even if [`written`] put them into messages.
+/// Creates a reader of the reply to `prompt`. `rendered` is the prompt's text. Without tools, calls
+/// are content. `prompt` must contain its tools, even if [`written`] described them in messages.
 pub fn reader(format: Format, prompt: &ChatPrompt, rendered: &str) -> TokenReader {
     let format = match prompt.tools.is_empty() {
         true => format.without_calls(),
@@ -192,8 +192,8 @@ impl From<&[inference::Tool]> for Tools {
 }
 
 impl From<Call> for inference::ToolCall {
-    /// The call in the form that messages contain. The arguments of a complete call are one JSON
-    /// object.
+    /// Converts the call to the form that messages contain. The arguments of a complete call are
+    /// always a JSON object.
     fn from(call: Call) -> Self {
         let arguments = match serde_json::from_str(&call.arguments) {
             Ok(Value::Object(arguments)) => arguments,

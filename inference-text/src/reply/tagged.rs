@@ -1,11 +1,12 @@
-//! Calls whose arguments are written one by one between tags.
+//! Parses calls whose arguments are separate texts between tags.
 //!
 //! Families: Qwen3-Coder (`<function=f><parameter=k>v</parameter></function>`), MiniMax
 //! (`<invoke name="f"><parameter name="k">v</parameter></invoke>`) and GLM-4.5 to 4.7
 //! (`f<arg_key>k</arg_key><arg_value>v</arg_value>`).
 //!
-//! A value of type string (by the schema) is returned while it is read; other values at their end.
-//! One newline at each end of a value is part of the syntax, not of the value.
+//! If the schema says that a value is a string, the parser returns it while reading. It returns
+//! other values at their end. One newline at each end of a value belongs to the syntax, not to the
+//! value.
 
 use super::engine::{Body, Step};
 use super::hold::Hold;
@@ -14,17 +15,17 @@ use super::sink::Sink;
 use super::tools::{Kinds, from_text};
 use super::{Fault, Limits};
 
-/// The tags of a family. Empty lists stand for parts that the family does not have.
+/// The tags of a family. An empty list means that the family lacks this part.
 #[derive(Clone, Copy)]
 struct Tags {
-    /// Before the name.
+    /// Tags before the name.
     head: &'static [&'static str],
-    /// After the name. If empty, the name ends at the first text that may follow.
+    /// Tags after the name. If empty, the name ends at the first possible following tag.
     name_end: &'static [&'static str],
-    /// Before a key, and the end of the call.
+    /// Tags before a key, and tags that end the call.
     next: &'static [&'static str],
     key_end: &'static [&'static str],
-    /// Between a key and its value.
+    /// Tags between a key and its value.
     value_begin: &'static [&'static str],
     value_end: &'static [&'static str],
 }
@@ -90,27 +91,27 @@ impl TaggedCall {
         })
     }
 
-    /// After `<tool_call>`.
+    /// The body after `<tool_call>`.
     pub(super) fn qwen(_: bool) -> Box<dyn Body> {
         Self::boxed(&QWEN, State::Head)
     }
 
-    /// After `<function=`, where `<tool_call>` is missing.
+    /// The body after `<function=`, if `<tool_call>` is missing.
     pub(super) fn qwen_function(_: bool) -> Box<dyn Body> {
         Self::boxed(&QWEN, State::Name)
     }
 
-    /// After `<minimax:tool_call>`.
+    /// The body after `<minimax:tool_call>`.
     pub(super) fn minimax(_: bool) -> Box<dyn Body> {
         Self::boxed(&MINIMAX, State::Head)
     }
 
-    /// After `<invoke name=` of a further call.
+    /// The body after `<invoke name=` of a further call.
     pub(super) fn minimax_invoke(_: bool) -> Box<dyn Body> {
         Self::boxed(&MINIMAX, State::Name)
     }
 
-    /// After `<tool_call>`.
+    /// The body after `<tool_call>`.
     pub(super) fn glm(_: bool) -> Box<dyn Body> {
         Self::boxed(&GLM, State::Name)
     }
@@ -123,7 +124,7 @@ impl TaggedCall {
         Ok(())
     }
 
-    /// After a marker of `next`.
+    /// Handles a marker of `next`.
     fn next_found(&mut self, marker: usize, sink: &mut Sink) -> Step {
         if marker == 0 {
             self.key.clear();
@@ -146,7 +147,7 @@ impl TaggedCall {
         self.state = State::Value;
     }
 
-    /// Reads text in which only white space may come before one of `markers`.
+    /// Reads until one of `markers`. Only white space may precede the marker.
     fn expect(&mut self, c: char, markers: &[&str]) -> Result<Option<usize>, Fault> {
         let mut stray = false;
         let marker = self
@@ -244,10 +245,10 @@ impl Body for TaggedCall {
 struct Value {
     kinds: Kinds,
     text: String,
-    /// JSON text that can be returned.
+    /// JSON text that is ready to be returned.
     ready: String,
     begun: bool,
-    /// Whether there is a newline that is part of the value if more text follows.
+    /// Whether a newline is withheld. It is part of the value only if more text follows.
     line_break: bool,
 }
 
@@ -290,7 +291,7 @@ impl Value {
         }
     }
 
-    /// The rest of the JSON text.
+    /// Returns the rest of the JSON text.
     fn end(&mut self, max_depth: usize) -> String {
         if self.kinds != Kinds::STRING {
             return from_text(&self.text, self.kinds, max_depth);

@@ -1,15 +1,15 @@
-//! The tools of a request, and the types of arguments according to their schemas.
+//! The tools of a request, and the types of arguments by their schemas.
 
 use super::json_scan::{self, quoted};
 use super::literal::{self, Dialect};
 use serde_json::Value;
 use std::ops::{BitOr, BitOrAssign};
 
-/// The maximum number of references in a row that are followed.
+/// Maximum number of consecutive references that are followed.
 const MAX_REFERENCES: usize = 16;
 
-/// The maximum number of schemas, and of values in an `enum`, that are examined for the type of one
-/// argument. Schemas are untrusted, and a reply can contain an argument a hundred thousand times.
+/// Maximum number of schemas and `enum` values that are examined for the type of one argument.
+/// Schemas are untrusted, and a reply can repeat an argument a hundred thousand times.
 const MAX_SCHEMAS: usize = 256;
 
 /// A tool that is offered to the model.
@@ -23,17 +23,18 @@ pub struct Tool {
 
 /// The tools of a request.
 ///
-/// Families without JSON arguments write text or literals. The schema of the argument determines
-/// their types (`type`, `enum`, `const`, `anyOf`, `oneOf`, `allOf` and local `$ref`):
+/// Families without JSON arguments write text or literals. The argument's schema determines the
+/// type of a value (`type`, `enum`, `const`, `anyOf`, `oneOf`, `allOf` and local `$ref`):
 ///
-/// - A schema that allows only strings: the text unchanged, whatever it looks like.
-/// - A schema that allows other types: the first of null, boolean, integer, number, array and
-///   object that parses. If none does, it is a string.
-/// - No schema: the same with all types, that is, JSON if the text is JSON, and otherwise a string.
+/// - If the schema allows only strings, the text is the value, whatever its content.
+/// - If the schema allows other types, the value is the first of null, boolean, integer, number,
+///   array and object that parses. If none parses, it is a string.
+/// - Without a schema, all types are allowed: the value is JSON if the text is JSON, and otherwise
+///   a string.
 ///
-/// Booleans and null are read without regard to case, and `None` is null. Arrays and objects may
-/// be written as JSON or as Python literals. Integers keep all their digits. A name that is given
-/// twice stands twice in the arguments; JSON readers take the last one.
+/// Booleans and null are parsed in any letter case, and `None` means null. Arrays and objects may
+/// be JSON or Python literals. Integers keep all their digits. If the model writes an argument
+/// twice, the arguments contain it twice; JSON readers use the last value.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tools {
     list: Vec<Tool>,
@@ -45,9 +46,9 @@ impl Tools {
         Self { list }
     }
 
-    /// Reads the tools of a request. It takes an array of OpenAI's form
-    /// (`{"type": "function", "function": {"name", "parameters"}}`), of its inner part, or of
-    /// Anthropic's form (`{"name", "input_schema"}`). Entries without a name are left out.
+    /// Parses the tools of a request. Accepts an array of OpenAI's form (`{"type": "function",
+    /// "function": {"name", "parameters"}}`), of the inner part of that form, or of Anthropic's
+    /// form (`{"name", "input_schema"}`). Entries without a name are omitted.
     pub fn from_json(tools: &Value) -> Self {
         let read = |tool: &Value| {
             let function = tool.get("function").unwrap_or(tool);
@@ -170,7 +171,7 @@ fn resolve<'a>(schema: &'a Value, root: &'a Value) -> Option<&'a Value> {
     None
 }
 
-/// The types that a schema allows; none if it does not list any.
+/// The types that a schema allows; an empty set if it lists none.
 fn kinds(schema: &Value, root: &Value) -> Kinds {
     let mut allowed = Kinds::NONE;
     let mut waiting = vec![schema];
@@ -259,8 +260,8 @@ pub(super) fn from_text(text: &str, kinds: Kinds, max_depth: usize) -> String {
     quoted(text)
 }
 
-/// The JSON text of an argument that the model wrote as a literal. `json` is its value, `text` its
-/// spelling.
+/// The JSON text of an argument that the model wrote as a literal. `json` is the literal's value,
+/// and `text` is the text as written.
 pub(super) fn from_literal(json: &str, text: &str, kinds: Kinds, max_depth: usize) -> String {
     if json.starts_with('"') {
         if !kinds.has(Kinds::STRING)

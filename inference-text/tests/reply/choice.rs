@@ -1,4 +1,4 @@
-//! The format that is detected for a template. The snippets imitate the templates of the families.
+//! Tests which format is detected for a template. The templates here imitate those of the families.
 
 use inference_text::reply::{Family, Format, ReasoningTags};
 
@@ -142,7 +142,7 @@ fn templates() {
             Family::DeepSeekV31,
             think,
         ),
-        // Similar syntaxes without a parser.
+        // Similar syntaxes for which there is no parser.
         (
             "within <tool_call></tool_call>: <tool_calls>[{}]</tool_calls>",
             Family::None,
@@ -170,7 +170,7 @@ fn the_model_type_helps_where_the_template_is_silent() {
     assert_eq!(family("", "gpt_oss"), Family::Harmony);
     assert_eq!(family("{{ tools }}", "llama4"), Family::Pythonic);
     assert_eq!(family("{{ tools }}", "qwen3"), Family::Hermes);
-    // A template without tools has no format of calls, and markers have priority over the type.
+    // A template without tools has no call format. Markers have priority over the `model_type`.
     assert_eq!(family("{{ messages }}", "qwen3"), Family::None);
     assert_eq!(
         family("<tool_call><function=f><parameter=k>", "qwen3"),

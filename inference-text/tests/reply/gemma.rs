@@ -1,4 +1,4 @@
-//! FunctionGemma and Gemma 4.
+//! Tests of replies of FunctionGemma and Gemma 4.
 
 use crate::harness::{Golden, typed_tools};
 use inference_text::reply::{Family, Format};
@@ -47,12 +47,12 @@ fn gemma_4() {
             "<|tool_call>call:g{}<tool_call|><|tool_call>call:f{s:bare word,z:None}<tool_call|>",
             &["call 0 call_0 g {}", r#"call 1 call_1 f {"s": "bare word", "z": null}"#],
         )
-        // The schema determines the types.
+        // The schema determines the types of the arguments.
         .says(
             "<|tool_call>call:f{s:5,i:<|\"|>6<|\"|>}<tool_call|>",
             &[r#"call 0 call_0 f {"s": "5", "i": 6}"#],
         )
-        // A call ends the reasoning; an empty channel, and one without a label.
+        // A call ends the reasoning. Then an empty channel, and a channel without a label.
         .says(
             "<|channel>thought\nNow <|tool_call>call:g{}<tool_call|>",
             &["reasoning Now", "call 0 call_0 g {}"],

@@ -1,4 +1,4 @@
-//! The text that a grammar enforces is read by the parser.
+//! Tests that the parser can read the text that a grammar enforces.
 
 use crate::harness::{Golden, render};
 use inference_text::reply::{CallGrammar, Family, Format, GrammarUnavailable, Tools};
@@ -27,7 +27,7 @@ fn grammar(family: Family, named: Option<&str>) -> Result<CallGrammar, GrammarUn
     })
 }
 
-/// A value of a schema: constants, patterns for ids, and fixed arguments.
+/// A value that fits a schema: constants, ids that match patterns, and fixed arguments.
 fn fill(schema: &Value, arguments: &Value) -> Value {
     if let Some(value) = schema.get("const") {
         return value.clone();
@@ -119,7 +119,7 @@ fn call_objects_keep_their_references() {
             "additionalProperties": false,
         })
     );
-    // The name comes first, so that the grammar writes it first.
+    // The name must be the first field, so that the model writes it first.
     let text = grammar.shapes[0].schema["properties"].to_string();
     assert!(text.starts_with("{\"name\""), "{text}");
 }

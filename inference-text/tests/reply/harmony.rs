@@ -1,4 +1,4 @@
-//! gpt-oss.
+//! Tests of replies of gpt-oss.
 
 use crate::harness::{Golden, typed_tools};
 use inference_text::reply::{Family, Format};
@@ -17,14 +17,14 @@ fn channels() {
         )
         .says("<|channel|>final<|message|>Hi\n", &["content Hi\n"])
         .says("<|channel|>analysis<|message|>never ends", &["reasoning never ends"])
-        // Messages of one kind, and a preamble without a recipient.
+        // Several messages of one kind, and a preamble without a recipient.
         .says(
             "<|channel|>analysis<|message|> A.<|end|><|start|>assistant<|channel|>analysis<|message|>B.\
              <|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant\
              <|channel|>final<|message|>Done.<|return|>",
             &["reasoning A.\nB.", "content I look.\nDone."],
         )
-        // A header that starts twice.
+        // A header that starts twice. Its last part must apply.
         .says(
             "<|channel|>commentary to=assistant<|channel|>analysis<|message|>Hm.<|end|>",
             &["reasoning Hm."],
@@ -58,7 +58,7 @@ fn calls() {
              to=functions.f <|constrain|>json<|message|>{\"q\": \"{<é>}\", \"n\": [1]}<|call|>",
             &["reasoning I need f.", r#"call 0 call_0 f {"q": "{<é>}", "n": [1]}"#],
         )
-        // The recipient in the role part, in analysis, and without a constraint.
+        // The recipient is in the role part, in the channel `analysis`, and without a constraint.
         .says(
             " to=functions.f<|channel|>commentary<|constrain|>json<|message|>{}<|call|>",
             &["call 0 call_0 f {}"],
@@ -67,7 +67,7 @@ fn calls() {
             "<|channel|>analysis to=functions.f code<|message|>{\"a\":1}<|call|>",
             &[r#"call 0 call_0 f {"a":1}"#],
         )
-        // Several calls, no arguments, a missing end.
+        // Several calls, a call without arguments, and a missing end marker.
         .says(
             "<|channel|>commentary to=functions.f<|message|><|call|><|start|>assistant to=functions.g\
              <|channel|>commentary<|message|> {} \n<|start|>assistant<|channel|>final<|message|>x",
@@ -98,7 +98,7 @@ fn calls() {
                 "content <|channel|>commentary to=functions.f<|message|>{} {}",
             ],
         )
-        // A built-in tool is not a function.
+        // A built-in tool is not a function, so its message is no call.
         .says(
             "<|channel|>analysis to=python code<|message|>print(1)<|call|>",
             &["fault UnknownRecipient", "reasoning print(1)"],

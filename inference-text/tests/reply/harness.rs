@@ -1,4 +1,4 @@
-//! Checks golden replies: one reply, its events, and all ways to split it into tokens.
+//! Checks golden replies: a reply, its expected events, and all ways to split it into tokens.
 
 use inference_text::reply::{Event, Format, ParserOptions, Piece, SequentialIds, Tools};
 use serde_json::{Value, json};
@@ -62,7 +62,7 @@ const MARKERS: &[&str] = &[
     "<｜tool▁sep｜>",
 ];
 
-/// A reply of a family and its parts.
+/// A reply of a family, and its expected parts.
 pub struct Golden<'a> {
     pub format: Format,
     pub tools: Arc<Tools>,
@@ -95,7 +95,7 @@ impl<'a> Golden<'a> {
             .with_ids(SequentialIds::default())
     }
 
-    /// The events of a reply that comes in pieces.
+    /// The events of a reply that arrives in these pieces.
     pub fn events(&self, pieces: &[(&str, bool)]) -> Vec<Event> {
         let mut parser = self.format.parser(self.options());
         let mut events = Vec::new();
@@ -113,10 +113,10 @@ impl<'a> Golden<'a> {
         events
     }
 
-    /// Checks a reply in one piece, cut at every byte, byte by byte, and with special tokens.
+    /// Checks a reply in one piece, split at each byte, byte by byte, and with special tokens.
     ///
-    /// Lines of `expected`: `content …`, `reasoning …`, `call INDEX ID NAME ARGUMENTS`,
-    /// `open INDEX ID NAME ARGUMENTS` for a call without an end, `fault …`.
+    /// The lines of `expected` are `content …`, `reasoning …`, `call INDEX ID NAME ARGUMENTS`,
+    /// `open INDEX ID NAME ARGUMENTS` for a call without an end, and `fault …`.
     #[track_caller]
     pub fn says(&self, reply: &str, expected: &[&str]) -> &Self {
         let actual = render(self.events(&[(reply, false)]));
@@ -154,7 +154,7 @@ impl<'a> Golden<'a> {
     }
 }
 
-/// Pieces of bytes as a streaming detokenizer returns them: only whole characters.
+/// Converts pieces of bytes to text as a streaming detokenizer does, in whole characters.
 fn decode(parts: &[&[u8]]) -> Vec<String> {
     let mut buffered = Vec::new();
     let mut out = Vec::new();
@@ -171,7 +171,7 @@ fn decode(parts: &[&[u8]]) -> Vec<String> {
     out
 }
 
-/// A reply with every marker as a special token.
+/// The pieces of a reply in which each marker is a special token.
 fn tokens(reply: &str) -> Vec<(&str, bool)> {
     let mut tokens = Vec::new();
     let mut rest = reply;
@@ -189,8 +189,8 @@ fn tokens(reply: &str) -> Vec<(&str, bool)> {
     tokens
 }
 
-/// Events as lines. Neighbors of the same kind are joined. Complete arguments must be a JSON
-/// object.
+/// Events as lines. Adjacent events of one kind are joined. Panics unless complete arguments are a
+/// JSON object.
 pub fn render(events: Vec<Event>) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut open: Option<(usize, String)> = None;

@@ -1,4 +1,4 @@
-//! Hermes, Llama, Mistral Nemo, Command-R, Granite 3.
+//! Tests of replies of Hermes, Llama, Mistral Nemo, Command-R and Granite 3.
 
 use crate::harness::{Golden, typed_tools};
 use inference_text::reply::{Family, Format};
@@ -26,7 +26,7 @@ fn hermes() {
                 "content Done. ",
             ],
         )
-        // Arguments before the name, as a string, missing, or null; other keys; without white
+        // Arguments before the name, as a string, missing, or null. Also unknown keys, and no white
         // space.
         .says(
             r#"<tool_call>{"arguments":{"a":[{"b":[]},{}]},"name":"f"}</tool_call>"#,
@@ -52,7 +52,7 @@ fn hermes() {
             "<tool_call>{\"name\":\"f\",\"arguments\":{\"s\":\"a\nb\tc\"}}</tool_call>",
             &[r#"call 0 call_0 f {"s":"a\nb\tc"}"#],
         )
-        // An array, and a missing closing tag.
+        // An array of calls, and a missing closing tag.
         .says(
             r#"<tool_call>[{"name":"f","arguments":{}},{"name":"g","arguments":{}}]</tool_call>"#,
             &["call 0 call_0 f {}", "call 1 call_1 g {}"],
@@ -65,7 +65,7 @@ fn hermes() {
 #[test]
 fn hermes_malformed() {
     golden(Family::Hermes)
-        // White space before a malformed call is content again.
+        // White space before a malformed call becomes content again.
         .says(
             "So.\n\n<tool_call>{\"name\": \"f\", \"arguments\": {\"a\"}}",
             &[
@@ -92,7 +92,7 @@ fn hermes_malformed() {
             "Hi <tool_call>\n",
             &["content Hi", "fault Unclosed", "content  <tool_call>\n"],
         )
-        // The next call is still read, and the index of the open one is not used again.
+        // The next call is still parsed. The index of the open call is not used again.
         .says(
             r#"<tool_call>{"name":"f","arguments":{"a":<tool_call>{"name":"g","arguments":{}}</tool_call>"#,
             &[
@@ -151,7 +151,7 @@ fn llama() {
             "{\"name\": \"g\", \"arguments\": {}}",
             &["call 0 call_0 g {}"],
         )
-        // JSON that is not a call is content without a fault, and so is JSON after text.
+        // JSON that is no call is content, without a fault. JSON after text is content, too.
         .says(r#"{"answer": 42}"#, &[r#"content {"answer": 42}"#])
         .says(
             r#"{"name": "Bob", "parameters": 1}"#,
@@ -168,7 +168,7 @@ fn llama() {
             &[r#"content See: {"name": "f", "parameters": {}}"#],
         )
         .says("a; b", &["content a; b"])
-        // Code for the built-in interpreter is not a call.
+        // Code for the built-in interpreter is no call.
         .says(
             "<|python_tag|>print(1)",
             &["fault Syntax", "content <|python_tag|>print(1)"],

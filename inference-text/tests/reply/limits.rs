@@ -1,4 +1,4 @@
-//! Extreme lengths: linear time, limited memory, limited depth.
+//! Tests of extreme lengths: the parsers need linear time, bounded memory and bounded depth.
 
 use crate::harness::{render, typed_tools};
 use inference_text::reply::{
@@ -28,7 +28,7 @@ fn options() -> ParserOptions {
         .with_tools(Tools::from_json(&typed_tools()))
 }
 
-/// Feeds a reply in pieces of about 8 bytes, as a model would.
+/// Feeds a reply to the parser in pieces of about 8 bytes, like the tokens of a model.
 fn run(format: Format, reply: &str) -> (Vec<Event>, Duration) {
     let start = Instant::now();
     let mut parser = format.parser(options());
@@ -43,7 +43,7 @@ fn run(format: Format, reply: &str) -> (Vec<Event>, Duration) {
     (events, start.elapsed())
 }
 
-/// The beginning of a value inside arguments, for each family.
+/// The start of a value inside arguments, for each family.
 const BEGINNINGS: &[(Family, &str)] = &[
     (Family::None, ""),
     (
@@ -101,8 +101,8 @@ const BEGINNINGS: &[(Family, &str)] = &[
     ),
 ];
 
-/// 1 MiB for the simplest attacks, and an eighth of that for the others. A quadratic parser would
-/// take minutes for either.
+/// 1 MiB for the simplest attacks, and an eighth for the others. With either length, a quadratic
+/// parser would need minutes.
 fn length(unit: &str) -> usize {
     if matches!(unit, "<" | "[" | "{") {
         MIB
@@ -111,8 +111,8 @@ fn length(unit: &str) -> usize {
     }
 }
 
-/// The time for content of the same length, multiplied by a factor that no linear parser exceeds. A
-/// quadratic one would need minutes for 1 MiB.
+/// The time limit: the time for plain content of equal length, times a factor that no linear parser
+/// exceeds. A quadratic parser would need minutes for 1 MiB.
 fn allowed() -> Duration {
     let format = Format::none().with_reasoning(ReasoningTags::THINK);
     run(format, &"text ".repeat(MIB / 5)).1 * 100 + Duration::from_secs(2)
@@ -139,12 +139,12 @@ fn a_mebibyte_of_the_beginnings_of_markers() {
             let (events, time) = run(format, &reply);
             assert!(time < allowed, "{format:?} {unit:?}: {time:?}");
             let content = Reply::collect(events).content;
-            // White space at the beginning of a harmony message is not part of its text.
+            // White space at the start of a harmony message does not belong to its text.
             let same = match format.family {
                 Family::Harmony => content.trim() == reply.trim(),
                 _ => content == reply,
             };
-            // Not `assert_eq`, which would print a mebibyte.
+            // `assert_eq` would print a mebibyte of text.
             assert!(same, "{format:?} {unit:?}");
         }
     }
@@ -172,7 +172,7 @@ fn a_mebibyte_inside_arguments() {
             assert!(time < allowed, "{family} {unit:?}: {time:?}");
             let reply_out = Reply::collect(events);
             assert!(reply_out.calls.is_empty(), "{family} {unit:?}");
-            // White space at the ends may be dropped, but nothing else.
+            // The parser may drop white space at the ends, but nothing else.
             let same = reply_out.content.trim() == reply.trim();
             assert!(same, "{family} {unit:?}: {:?}", reply_out.diagnoses);
             assert_eq!(

@@ -1,4 +1,4 @@
-//! Formats of tool calls and reasoning, through the public API.
+//! Tests of the formats of tool calls and reasoning, through the public API.
 
 mod choice;
 mod gemma;

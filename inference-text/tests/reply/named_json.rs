@@ -1,4 +1,4 @@
-//! Mistral's three formats, Kimi K2, GLM-4-0414.
+//! Tests of replies in Mistral's three formats, and of Kimi K2 and GLM-4-0414.
 
 use crate::harness::{Golden, typed_tools};
 use inference_text::reply::{Family, Format, ReasoningTags};
@@ -19,7 +19,7 @@ fn mistral_nemo() {
             "Text [1] [TOOL_CALLS] [{\"id\": \"123456789\", \"name\": \"f\", \"arguments\": {\"a\": 1}}]",
             &["content Text [1]", r#"call 0 123456789 f {"a": 1}"#],
         )
-        // An id that the template would reject is replaced.
+        // The template would reject this id, so the parser replaces it.
         .says(
             "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}, \"id\": \"call-1\"}]",
             &["call 0 000000000 f {}"],
@@ -69,7 +69,7 @@ fn mistral_args() {
                 "content and on [x]",
             ],
         )
-        // Also without [ARGS], and with reasoning again after content.
+        // Also tests a call without [ARGS], and a second reasoning part after content.
         .says("[TOOL_CALLS]f{\"a\": 1}", &[r#"call 0 000000000 f {"a": 1}"#])
         .says("a [THINK]b[/THINK] c", &["content a", "reasoning b", "content c"])
         .says(

@@ -1,10 +1,10 @@
-//! Random text of all kinds, split at any place.
+//! Property tests: random text of all kinds, split at random places.
 
 use crate::harness::{Golden, render, typed_tools};
 use inference_text::reply::{Event, Family, Format, ReasoningTags, Reply};
 use proptest::prelude::*;
 
-/// Parts of calls of all families, so that random text gets far into the parsers.
+/// Parts of calls of all families. Random text made of them reaches deep code of the parsers.
 const PARTS: &[&str] = &[
     "<tool_call>",
     "</tool_call>",
@@ -135,7 +135,7 @@ fn format() -> impl Strategy<Value = Format> {
         })
 }
 
-/// JSON of all kinds, with names as keys. Strings do not contain the marks of any syntax.
+/// Random JSON with names as keys. Strings contain no markers of any syntax.
 fn value() -> impl Strategy<Value = serde_json::Value> {
     use serde_json::Value;
     let leaf = prop_oneof![
@@ -155,14 +155,15 @@ fn value() -> impl Strategy<Value = serde_json::Value> {
     })
 }
 
-/// Arguments without strings at the top level, which families without JSON write in many ways.
+/// Random arguments without strings at the top level. Families without JSON can write such strings
+/// in many ways.
 fn arguments() -> impl Strategy<Value = serde_json::Map<String, serde_json::Value>> {
     let value = value().prop_filter("no string at the top", |value| !value.is_string());
     prop::collection::btree_map("[a-z_]{1,6}", value, 0..5)
         .prop_map(|map| map.into_iter().collect())
 }
 
-/// A value as Python writes it.
+/// A value in Python's notation.
 fn python(value: &serde_json::Value) -> String {
     use serde_json::Value;
     match value {
@@ -191,7 +192,7 @@ fn python(value: &serde_json::Value) -> String {
     }
 }
 
-/// A value as Gemma writes it.
+/// A value in Gemma's notation.
 fn gemma(value: &serde_json::Value, mark: &str) -> String {
     use serde_json::Value;
     match value {
@@ -211,7 +212,7 @@ fn gemma(value: &serde_json::Value, mark: &str) -> String {
     }
 }
 
-/// The pieces of a text that is split at these points.
+/// The pieces of a text that is split at these positions.
 fn cut<'a>(text: &'a str, cuts: &[prop::sample::Index]) -> Vec<(&'a str, bool)> {
     let bounds: Vec<_> = text
         .char_indices()
@@ -240,8 +241,8 @@ fn kept(events: Vec<Event>) -> usize {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// No panic, complete arguments are JSON (`render` checks both), and the splitting has no
-    /// effect.
+    /// No parser may panic, complete arguments must be JSON (`render` checks both), and the split
+    /// must have no effect.
     #[test]
     fn cuts_change_nothing(
         format in format(),
@@ -257,7 +258,7 @@ proptest! {
         let parts = golden.events(&cut(&reply, &cuts));
         let whole_lines = render(uncut.clone());
         prop_assert_eq!(&whole_lines, &render(parts));
-        // Without a call or a removed marker, all visible text remains.
+        // Without a call or a removed marker, no visible character may be lost.
         let taken = whole_lines.iter().any(|line| line.starts_with("call "))
             || PARTS
                 .iter()
@@ -267,7 +268,7 @@ proptest! {
         }
     }
 
-    /// Without a format, every character is returned.
+    /// Without a format, the parser must return each character.
     #[test]
     fn no_format_loses_nothing(
         reply in prop_oneof![garbage(), any::<String>()],
@@ -279,7 +280,7 @@ proptest! {
         prop_assert!(out.reasoning.is_empty() && out.calls.is_empty());
     }
 
-    /// A call with any string as its argument, in the syntaxes that can express all strings.
+    /// A call with an arbitrary string argument, in the syntaxes that can express all strings.
     #[test]
     fn any_string_comes_through(text in any::<String>()) {
         let json = serde_json::to_string(&text).expect("a string");
@@ -296,7 +297,7 @@ proptest! {
                 serde_json::from_str(&reply.calls[0].arguments).expect("JSON");
             prop_assert_eq!(&arguments["s"], &text);
         }
-        // Strings of Python and of the tagged families; JSON's escapes are also valid in Python.
+        // Python strings and tagged values. JSON's escapes are also valid in Python.
         let raw = !text.contains("</") && !text.contains('\u{7f}');
         for (family, reply, fits) in [
             (Family::Lfm2, format!("<|tool_call_start|>[f(s={json})]<|tool_call_end|>"),
@@ -318,7 +319,7 @@ proptest! {
         }
     }
 
-    /// Any arguments, in the syntax of the family, are read as the same JSON.
+    /// Arbitrary arguments in a family's syntax must be parsed to equal JSON.
     #[test]
     fn any_arguments_come_through(arguments in arguments()) {
         let json = serde_json::Value::Object(arguments.clone());

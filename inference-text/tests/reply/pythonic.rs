@@ -1,4 +1,4 @@
-//! Llama 3.2 and 4, LFM2, OLMo 3.
+//! Tests of replies of Llama 3.2 and 4, LFM2 and OLMo 3.
 
 use crate::harness::{Golden, typed_tools};
 use inference_text::reply::{Family, Format};
@@ -21,13 +21,13 @@ fn bare_lists() {
                 r#""a": ["x", [1, null]], "o": {"k": {"l": []}}}"#
             )],
         )
-        // The schema determines the types: a string stays a string, and a number in quotes becomes
-        // a number.
+        // The schema determines the types: a string stays a string, and a quoted number becomes a
+        // number.
         .says(
             "[f(s=94103, i='7', t=None, z=None, b='true')]",
             &[r#"call 0 call_0 f {"s": "94103", "i": 7, "t": "None", "z": null, "b": true}"#],
         )
-        // Empty and triple quotes, words without quotes.
+        // Empty and triple quotes, and words without quotes.
         .says(
             "[f(s='', t='''a 'b', c''', x=word, y=f(1))]",
             &[r#"call 0 call_0 f {"s": "", "t": "a 'b', c", "x": "word", "y": "f(1)"}"#],
@@ -36,7 +36,7 @@ fn bare_lists() {
             "<|python_start|>[g()]<|python_end|>",
             &["call 0 call_0 g {}"],
         )
-        // Text that looks similar but is not a call.
+        // Text that looks like a call but is none.
         .says("[1, 2, 3]", &["content [1, 2, 3]"])
         .says("[f](https://example.com)", &["content [f](https://example.com)"])
         .says("[f(x)]", &["content [f(x)]"])

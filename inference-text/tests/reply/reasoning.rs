@@ -1,4 +1,4 @@
-//! `<think>` in its three cases, and formats without calls.
+//! Tests of `<think>` in its three cases, and of formats without calls.
 
 use crate::harness::{Golden, render, typed_tools};
 use inference_text::reply::{Event, Family, Format, ParserOptions, Piece, ReasoningTags};
@@ -17,7 +17,7 @@ fn the_model_opens_the_tag() {
         .says("\n <think></think>Hi", &["content Hi"])
         .says("<think>cut </thi", &["reasoning cut </thi"])
         .says("  Hi", &["content   Hi"])
-        // In the middle of content the tag is text.
+        // In the middle of content, the tag is ordinary text.
         .says(
             "Use <think> and </think>.",
             &["content Use <think> and </think>."],
@@ -43,7 +43,7 @@ fn the_prompt_holds_a_closed_pair() {
     think()
         .prompt("<|im_start|>assistant\n<think>\n\n</think>\n\n")
         .says("Hi", &["content Hi"]);
-    // The user's text has no influence.
+    // The user's text must not open the reasoning.
     think()
         .prompt("user: <think>\nassistant:\n")
         .says("Hi", &["content Hi"]);

@@ -1,4 +1,4 @@
-//! Replies that are read from the tokens of a stream.
+//! Tests of replies that are parsed from the tokens of a stream.
 
 use inference::{ChatPrompt, Error, ErrorKind, Message, Result, Token, Tool};
 use inference_conformance::scripted;
@@ -18,7 +18,7 @@ fn words(parts: &[&str]) -> Vec<Result<Token>> {
 
 #[test]
 fn tokens_become_content_reasoning_and_calls() {
-    // The prompt starts the reasoning; the marker of a call is a special token.
+    // The prompt opens the reasoning. The call's marker is a special token.
     let mut tokens = words(&["hm", "</think>", "So: "]);
     let marker = Token::new(7, "")
         .with_bytes(&b"<tool_call>"[..])

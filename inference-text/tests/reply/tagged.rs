@@ -1,4 +1,4 @@
-//! Qwen3-Coder, MiniMax, GLM-4.5 to 4.7.
+//! Tests of replies of Qwen3-Coder, MiniMax and GLM-4.5 to 4.7.
 
 use crate::harness::{Golden, typed_tools};
 use inference_text::reply::{Family, Format, ReasoningTags};
@@ -24,14 +24,15 @@ fn qwen3_coder() {
                 ),
             ],
         )
-        // A string stays a string, whatever it looks like; other types fall back to a string.
+        // A string stays a string, whatever its content. A value that does not fit another type
+        // becomes a string.
         .says(
             "<tool_call>\n<function=f>\n<parameter=s>\n42\n</parameter>\n<parameter=t>null</parameter>\n\
              <parameter=i>\nmany\n</parameter>\n<parameter=z>\nnull\n</parameter>\n\
              <parameter=new>\n{\"a\": 1}\n</parameter>\n</function>\n</tool_call>",
             &[r#"call 0 call_0 f {"s": "42", "t": "null", "i": "many", "z": null, "new": {"a": 1}}"#],
         )
-        // No arguments, empty values, several calls, text between and after.
+        // No arguments, empty values, several calls, and text between and after calls.
         .says(
             "<tool_call>\n<function=g>\n</function>\n</tool_call>\n<tool_call>\n<function=f>\n\
              <parameter=s>\n</parameter>\n<parameter=t></parameter>\n</function>\n</tool_call>\nbye",
@@ -43,7 +44,7 @@ fn qwen3_coder() {
              <function=g></function>",
             &["content Ok", r#"call 0 call_0 f {"s": "</param\n"}"#, "call 1 call_1 g {}"],
         )
-        // A call in reasoning ends it; a mention of the tag does not.
+        // A call inside the reasoning ends it, but the tag alone does not.
         .says(
             "<think>I use <tool_call> like <tool_call>\n<function=g>\n</function>\n</tool_call></think>\nok",
             &["reasoning I use <tool_call> like", "call 0 call_0 g {}", "content ok"],
@@ -151,7 +152,7 @@ fn glm_4_5() {
                 r#"call 0 call_0 f {"s": "5 < 6 \"q\" é", "i": 5, "o": {"k": [1, 2]}}"#,
             ],
         )
-        // GLM-4.7: without newlines, and calls without arguments.
+        // GLM-4.7 writes no newlines, and calls may have no arguments.
         .says(
             "<tool_call>f<arg_key>s</arg_key><arg_value>x</arg_value><arg_key>b</arg_key>\
              <arg_value>false</arg_value></tool_call><tool_call>g</tool_call>",

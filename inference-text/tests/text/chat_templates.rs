@@ -1,5 +1,6 @@
-//! Chat templates, compared with the texts of Hugging Face transformers. Conversations that contain
-//! the text of control tokens, compared with its sanitized ids (`tools/golden/chat_templates.py`).
+//! Compares rendered chat templates with texts of Hugging Face transformers. Conversations that
+//! contain names of control tokens are compared with sanitized ids
+//! (`tools/golden/chat_templates.py`).
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -53,7 +54,7 @@ fn templates_render_as_in_transformers() {
         match (made, &case.text, &case.error) {
             (Ok(ours), Some(theirs), _) if ours == *theirs => {}
             (Err(ours), _, Some(theirs)) => {
-                // The message of the template's own error is passed to the user.
+                // The error that a template raises must reach the user with its message.
                 if let Some(raised) = theirs.strip_prefix("TemplateError: ") {
                     assert!(ours.to_string().contains(raised), "{what}: {ours}");
                 }

@@ -1,8 +1,8 @@
-//! Texts and conversations of the first model, compared with golden ids
+//! Compares texts and conversations of the first model with golden ids
 //! (`tools/golden/text_golden.py`).
 //!
-//! `assert_golden` takes the loaded model. A test that has the file of the model calls it. The
-//! checks that do not need a file are here.
+//! A test that has the model's file calls `assert_golden` with the loaded model. This file has the
+//! checks that need no model file.
 
 use inference::{ChatEnd, ChatPrompt, Message, TokenModel};
 use serde::Deserialize;
@@ -18,7 +18,7 @@ struct Golden {
 struct Text {
     text: String,
     ids: Vec<u32>,
-    /// The ids when no special token is recognized.
+    /// The ids if no special token is recognized.
     plain: Vec<u32>,
     decoded: String,
 }
@@ -36,7 +36,7 @@ fn golden() -> Golden {
         .expect("the golden file is whole")
 }
 
-/// Runs every golden text and conversation through the model's own encoding, decoding and template.
+/// Checks each golden text and conversation with the model's own encoding, decoding and template.
 #[allow(dead_code, reason = "for tests that have the model's file")]
 pub fn assert_golden(model: &dyn TokenModel) {
     let golden = golden();
@@ -90,8 +90,8 @@ fn the_golden_file_covers_what_it_should() {
         ids.clone()
             .all(|id| usize::try_from(*id).is_ok_and(|id| id < golden.vocab_size))
     );
-    // Encoding as markup and as plain text differ exactly if a text contains a control token (ids 0
-    // to 16).
+    // Encoding as markup and as plain text must differ exactly if a text contains a control token
+    // (ids 0 to 16).
     for case in &golden.texts {
         assert!(case.plain.iter().all(|id| *id > 16), "{:?}", case.text);
         assert_eq!(
@@ -101,7 +101,7 @@ fn the_golden_file_covers_what_it_should() {
             case.text
         );
     }
-    // In every conversation, turns come from the template: no message can start one.
+    // In each conversation, only the template may start a turn, and no message may.
     for case in &golden.chats {
         let count = |id: u32| case.ids.iter().filter(|i| **i == id).count();
         let system = usize::from(case.messages[0].0 != "system");

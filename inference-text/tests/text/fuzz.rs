@@ -1,4 +1,4 @@
-//! A short run of this crate's fuzz targets with a stable compiler; see `fuzz/README.md`.
+//! Runs this crate's fuzz targets for a short time with a stable compiler; see `fuzz/README.md`.
 
 #[path = "../../../fuzz/bounded.rs"]
 mod bounded;

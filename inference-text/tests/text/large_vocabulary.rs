@@ -1,6 +1,5 @@
-//! A vocabulary of 262,144 tokens, the size of Gemma 3's: it loads, encodes according to the
-//! definition of BPE, and streams, in times that do not grow with the vocabulary. The vocabulary is
-//! artificial.
+//! Tests an artificial vocabulary with 262,144 tokens, the size of Gemma 3's. It must load, encode
+//! by the definition of BPE, and stream, in times that do not grow with the vocabulary.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,11 +10,11 @@ use serde_json::{Map, Value, json};
 
 const SIZE: usize = 262_144;
 const LETTERS: &str = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789▁é";
-/// Generous, because the machine may be busy; each step takes a second or less.
+/// A generous limit, because the machine may be busy. Each step needs a second or less.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The tokens by name, and the merges by rank: first of all pairs of letters, then of pairs and
-/// letters until the vocabulary is full.
+/// The tokens by name, and the merges by rank. The first merges are all pairs of letters. Then
+/// pairs are merged with letters until the vocabulary is full.
 struct Vocabulary {
     ids: HashMap<String, u32>,
     merges: Vec<(String, String)>,
@@ -39,7 +38,7 @@ impl Vocabulary {
             }
         }
         names.extend(pairs.iter().cloned());
-        // In reverse order, so that ranks differ from alphabetical order.
+        // The order is reversed, so that ranks differ from alphabetical order.
         for pair in pairs.iter().rev() {
             for letter in &letters {
                 if names.len() < SIZE {
@@ -81,7 +80,7 @@ impl Vocabulary {
     }
 
     /// BPE by its definition (Sennrich et al. 2016): joins the pair with the lowest rank, leftmost
-    /// first, until no pair has a rule. Characters outside of the vocabulary are their UTF-8 bytes.
+    /// first, until no rule applies. Characters outside the vocabulary become their UTF-8 bytes.
     fn encode(&self, text: &str) -> Vec<u32> {
         let mut parts: Vec<String> = Vec::new();
         for c in text.replace(' ', "▁").chars() {
@@ -106,7 +105,7 @@ impl Vocabulary {
     }
 }
 
-/// Random texts of letters, some of which are not in the vocabulary.
+/// Random texts of letters. Some letters are not in the vocabulary.
 fn texts(count: usize, length: usize) -> Vec<String> {
     let letters: Vec<char> = LETTERS.replace('▁', " ").chars().collect();
     let mut state = 1u64;
@@ -151,7 +150,7 @@ fn a_quarter_of_a_million_tokens_load_encode_and_stream() {
         assert_eq!(&tokenizer.decode(&ids).unwrap(), text);
     }
 
-    // Without words to split at, it is one piece of 100,000 characters.
+    // Without word boundaries, this text is a single piece of 100,000 characters.
     let long = texts(1, 100_000).remove(0);
     let start = Instant::now();
     let ids = tokenizer.encode(&long, false).unwrap();

@@ -1,4 +1,4 @@
-//! Tokenizers, templates and replies compared with references, and damaged input.
+//! Tests of tokenizers, templates and replies, against references and with damaged input.
 
 #![forbid(unsafe_code)]
 

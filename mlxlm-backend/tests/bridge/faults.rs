@@ -1,5 +1,5 @@
-//! Tests every violation of the protocol with a mock bridge. The running request ends with an error
-//! that names the fault, the process is reaped, and the next request works.
+//! Tests each violation of the protocol with a mock bridge. The running request must end with an
+//! error that names the fault, the process must be reaped, and the next request must work.
 #![cfg(unix)]
 
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::common::{Mock, ask, collect, exists, kill, pid};
 use inference::{Backend, ChatPrompt, ErrorKind, FinishReason, GenerateOptions, Interrupt};
 
-/// The fault `prompt` follows two tokens, and the error contains `expected`.
+/// The mock commits the fault `prompt` after two tokens. The error must contain `expected`.
 fn fault(prompt: &str, expected: &str) {
     let mock = Mock::good().with(|s| s.with_silence_timeout(Duration::from_secs(2)));
     let model = mock.load();
@@ -89,7 +89,7 @@ fn what_comes_after_the_end_does_not_reach_the_next_request() {
         let (words, error) = collect(ask(model.as_ref(), "afterthought"));
         assert!(error.is_none(), "{error:?}");
         assert_eq!(words, ["1 ", "2 "]);
-        // A late message has arrived when the next request begins.
+        // When the next request begins, a late message has already arrived.
         std::thread::sleep(Duration::from_millis(300));
         let (words, error) = collect(ask(model.as_ref(), "say a|b"));
         assert!(error.is_none(), "{error:?}");
@@ -103,7 +103,7 @@ fn a_process_that_died_while_nobody_asked_is_replaced() {
     let model = mock.load();
     let before = pid(model.as_ref());
     kill(before);
-    // The request during which the process ends may fail, but not the next one.
+    // The request during which the process ends may fail, but the next one must succeed.
     let _ = collect(ask(model.as_ref(), "fine"));
     assert_ne!(pid(model.as_ref()), before);
     assert!(!exists(before));
@@ -119,7 +119,7 @@ fn errors_that_the_other_side_reports_leave_it_running() {
     let error = error.unwrap();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     assert_eq!(error.message(), "out of luck");
-    // An error of the prompt is returned before there is a stream.
+    // An error of the prompt must be returned before there is a stream.
     let error = ask(model.as_ref(), "refused").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidOption);
     assert_eq!(pid(model.as_ref()), before);
@@ -134,7 +134,7 @@ fn short_questions_have_the_same_guards() {
     let error = tokens.encode("silence", false).unwrap_err();
     assert!(error.to_string().contains("heard nothing"), "{error}");
     assert_eq!(tokens.encode("four", false).unwrap(), [4]);
-    // The mock omits the text.
+    // The mock omits the field `text`.
     let error = tokens.decode(&[1]).unwrap_err();
     assert!(error.to_string().contains("lacks"), "{error}");
     let error = tokens.prepare_chat(&ChatPrompt::default()).unwrap_err();

@@ -1,4 +1,4 @@
-//! Tests the ends of requests and processes with a mock bridge: cancellation, deadlines, dropped
+//! Tests how requests and processes end, with a mock bridge: cancellation, deadlines, dropped
 //! streams, several callers, closing, and the death of the program.
 #![cfg(unix)]
 
@@ -68,7 +68,7 @@ fn a_deadline_ends_a_reply_also_while_nothing_comes() {
         assert_eq!(stream.finish_reason(), Some(FinishReason::Deadline));
         assert!(begun.elapsed() < Duration::from_secs(10), "{prompt}");
     }
-    // The same holds if no caller reads the tokens.
+    // This must also hold if no caller reads the tokens.
     let before = pid(model.as_ref());
     let asked = options().with_deadline(Instant::now() + Duration::from_millis(300));
     let mut stream = model.generate(&"flood".into(), &asked).unwrap();
@@ -102,7 +102,7 @@ fn dropping_a_stream_cancels_it() {
         assert!(model.metrics().generated_tokens >= 1);
         assert_eq!(model.metrics().prompt_tokens, 3);
     }
-    // This request is dropped before its turn.
+    // This request is dropped before it runs.
     let running = ask(model.as_ref(), "endless").unwrap();
     drop(ask(model.as_ref(), "endless").unwrap());
     drop(running);
@@ -118,7 +118,7 @@ fn little_is_computed_ahead_of_a_slow_caller() {
     std::thread::sleep(Duration::from_millis(500));
     let produced = stream.metrics().generated_tokens;
     assert!(produced < 50, "{produced}");
-    // Waiting loses no tokens.
+    // While the caller waits, no tokens may be lost.
     let words: Vec<String> = stream.by_ref().take(299).map(|t| text(Some(t))).collect();
     let expected: Vec<String> = (1..300).map(|n| format!("{} ", n % 100)).collect();
     assert_eq!(words, expected);
@@ -133,7 +133,7 @@ fn streams_of_one_thread_do_not_block_each_other() {
     let mut first = ask(model.as_ref(), &prompt).unwrap();
     assert_eq!(text(first.next()), "w0");
     let second = ask(model.as_ref(), "say x|y").unwrap();
-    // An error of a waiting request appears in its stream.
+    // An error of a waiting request must appear in its stream.
     let third = ask(model.as_ref(), "refused").unwrap();
     let (words, error) = collect(Ok(third));
     assert!(words.is_empty());
@@ -190,7 +190,7 @@ fn replies_end_as_asked() {
     assert_eq!(run(options()), ("ab END cd".into(), 4, FinishReason::Stop));
     let few = options().with_max_tokens(2);
     assert_eq!(run(few), ("ab EN".into(), 2, FinishReason::Length));
-    // The text is cut before the stop string, which spans tokens.
+    // The text must end before the stop string, which spans several tokens.
     let stop = options().with_stop(vec![String::from("END")]);
     assert_eq!(run(stop), ("ab ".into(), 3, FinishReason::Stop));
     let stop = options().with_stop(vec![String::from("END!")]);
@@ -213,7 +213,7 @@ fn figures_are_what_was_measured() {
     assert!(m.time_to_first_token + m.decode_time <= m.total_time);
     assert!(m.time_to_first_token > Duration::ZERO);
     assert_eq!(model.metrics(), m);
-    // This side ends a reply at a stop string, and the metrics still come from the bridge.
+    // This side ends the reply at the stop string. The metrics must still come from the bridge.
     let asked = options().with_stop(vec![String::from("5")]);
     let output = model.generate(&"endless".into(), &asked).unwrap();
     let output = output.collect_output().unwrap();
@@ -359,7 +359,7 @@ fn loading_again_and_again_leaves_no_process_behind() {
 
 const MARK: &str = "MLXLM_TEST_LOADS_AND_WAITS";
 
-/// The program that [`a_killed_program_takes_its_process_along`] kills; not a test by itself.
+/// The program that [`a_killed_program_takes_its_process_along`] kills. It is not a test itself.
 #[test]
 fn program_that_loads_and_waits() {
     if std::env::var_os(MARK).is_none() {

@@ -1,4 +1,4 @@
-//! Tests of the Python process: its life and its faults.
+//! Tests of the Python process: its lifetime and its faults.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -103,7 +103,7 @@ pub fn pid(model: &dyn TextModel) -> u32 {
     text.parse().unwrap()
 }
 
-/// Whether a process exists. One that has ended and was not reaped still does.
+/// Whether a process exists. A process that has ended but was not reaped still exists.
 pub fn exists(pid: u32) -> bool {
     Command::new("kill")
         .args(["-0", &pid.to_string()])

@@ -1,5 +1,5 @@
-//! `mlx evaluate`: measures a model on a data set in the format of training data. Tasks of lm-eval
-//! are in `tasks.rs`.
+//! `mlx evaluate`: measures a model on a data set in the format of training data. `tasks.rs` runs
+//! tasks of lm-eval.
 
 use std::path::PathBuf;
 
@@ -28,19 +28,19 @@ pub struct Args {
     /// Count only the last message of a chat, or the completion
     #[arg(long)]
     mask_prompt: bool,
-    /// Examples at a time
+    /// Number of examples in a batch
     #[arg(long, value_name = "N", default_value = "4", value_parser = at_least_one)]
     batch_size: usize,
-    /// Batches at most, drawn by --seed; without it, all
+    /// Maximum number of batches, drawn by --seed [default: all]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     test_batches: Option<usize>,
-    /// Tokens of an example at most; longer ones are cut
+    /// Maximum tokens of an example; longer examples are truncated
     #[arg(long, value_name = "N", default_value = "2048", value_parser = at_least_one)]
     max_seq_length: usize,
-    /// What batches are drawn by, and examples of tasks; default: 0, and 123 for tasks
+    /// Seed for drawing batches, and examples of tasks [default: 0, for tasks 123]
     #[arg(long, value_name = "N")]
     seed: Option<u32>,
-    /// Go on without lines that cannot be used, instead of stopping
+    /// Skip lines that cannot be used, instead of stopping
     #[arg(long)]
     skip_bad_lines: bool,
     /// Print a JSON object
@@ -81,16 +81,16 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     subject.measure(args.json, console)
 }
 
-/// The subject of a measurement, also for `mlx train --test`.
+/// What to measure. `mlx train --test` also uses this.
 pub struct Subject<'a> {
-    /// The model as `--model` names it.
+    /// The model, as `--model` names it.
     pub model: Option<&'a str>,
-    /// The options of loading, with the adapter if there is one.
+    /// The load options, with the adapter if there is one.
     pub load: LoadOptions,
     /// A JSONL file, or a directory with `test.jsonl`.
     pub data: PathBuf,
     pub reading: DataOptions,
-    /// The weighting of pairs of replies, if the data are pairs.
+    /// The parameters of DPO, if the data consist of pairs of replies.
     pub dpo: Option<Dpo>,
     /// The part of the data to measure, and its batches.
     pub portions: EvalOptions,

@@ -12,7 +12,7 @@ use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::progress::Spinner;
 
-/// Make an adapter part of its model
+/// Merge an adapter into its model
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -20,11 +20,10 @@ pub struct Args {
     /// The adapter's directory, as `mlx train` writes it
     #[arg(long, value_name = "DIR", default_value = "adapters", value_parser = directory)]
     adapter_path: PathBuf,
-    /// The directory to make
+    /// The directory to create
     #[arg(long, short, visible_alias = "save-path", value_name = "DIR", default_value = "fused_model", value_parser = directory)]
     output: PathBuf,
-    /// Make quantized matrices dense, so that nothing of the adapter is lost; needed for .gguf
-    /// files
+    /// Make quantized matrices dense, so that the adapter is not rounded; needed for .gguf files
     #[arg(long, visible_alias = "de-quantize")]
     dequantize: bool,
     /// Also write the fused model as a GGUF file; a quantized one needs --dequantize

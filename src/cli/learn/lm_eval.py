@@ -7,13 +7,13 @@ standard error.
 
 import sys
 
-# Python looks into the working directory first: there a `json.py` would run in place of the library.
+# Python searches the working directory first, where a `json.py` would replace the library.
 sys.path[:] = [directory for directory in sys.path if directory]
 
 import json
 import os
 
-# Only requests go to the pipe.
+# Only requests may go to the pipe, so prints go to standard error.
 OUT = os.fdopen(os.dup(1), "w", encoding="utf-8")
 os.dup2(2, 1)
 
@@ -25,17 +25,17 @@ def tell(message):
 
 
 def ask(message):
-    """Writes a request and waits for its answer."""
+    """Writes a request, and waits for the answer."""
     tell(message)
     line = sys.stdin.readline()
     if not line:
-        # The program is gone.
+        # The program has ended.
         sys.exit(1)
     return json.loads(line)
 
 
 def plain(value):
-    """Numbers of numpy as Python's."""
+    """Converts numpy's numbers to Python's."""
     return value.item() if hasattr(value, "item") else str(value)
 
 
@@ -60,7 +60,7 @@ def main():
         tokenizer_name = options["name"]
 
         def loglikelihood(self, requests):
-            # Equal contexts one after another: what is computed of one serves the next.
+            # Requests with equal contexts are adjacent, so the next one reuses the computed context.
             places = {}
             for place, request in enumerate(requests):
                 places.setdefault(request.args[0], []).append(place)
@@ -108,7 +108,7 @@ def main():
             fewshot_random_seed=seed,
             confirm_run_unsafe_code=options["confirm_run_unsafe_code"],
         )
-    except Exception as error:  # Whatever a task raises, its message is the program's.
+    except Exception as error:  # The program reports the message of any exception of a task.
         if options["verbose"]:
             raise
         tell({"error": f"{type(error).__name__}: {error}"})

@@ -1,8 +1,8 @@
 //! `mlx evaluate --tasks`: runs tasks of lm-eval's harness on a model, like `mlx_lm.evaluate`.
 //!
-//! The harness is the package `lm_eval` of a Python that the user provides. It runs in a subprocess
-//! and reads the tasks and their data. It requests scores through two pipes (`lm_eval.py`). The
-//! answers follow mlx-lm's definitions.
+//! The harness is the Python package `lm_eval`; the user provides the Python. The harness runs in a
+//! subprocess, where it loads the tasks and their data. It requests scores through two pipes
+//! (`lm_eval.py`). Scores follow mlx-lm's definitions.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -26,38 +26,38 @@ const SCRIPT: &str = include_str!("lm_eval.py");
 const PYTHON: &str = "MLXLM_PYTHON";
 /// mlx-lm's seed for tasks.
 const SEED: u32 = 123;
-/// The most tokens of a reply, if neither the task nor a flag sets a limit.
+/// Maximum number of tokens in a reply, if neither the task nor a flag sets a limit.
 const MAX_TOKENS: usize = 8192;
 
-/// Which tasks, and how.
+/// The tasks to run, and their options.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Tasks of lm-eval")]
 pub struct TaskArgs {
     /// Run these tasks of lm-eval (the Python package lm_eval) instead of measuring --data
     #[arg(long, value_name = "TASK", num_args = 1..)]
     pub tasks: Vec<String>,
-    /// Examples of each task at most
+    /// Maximum number of examples of each task
     #[arg(long, value_name = "N", requires = "tasks", value_parser = at_least_one)]
     pub limit: Option<usize>,
-    /// Examples shown in each prompt; without it, as the task says
+    /// Number of solved examples in each prompt [default: the task's own number]
     #[arg(long, value_name = "N", requires = "tasks")]
     pub num_shots: Option<usize>,
-    /// A directory with tasks of your own, in lm-eval's YAML
+    /// A directory with your own tasks, in lm-eval's YAML format
     #[arg(long, value_name = "DIR", requires = "tasks")]
     pub include_path: Option<PathBuf>,
     /// Write the results to a file in this directory, too, named as mlx-lm names it
     #[arg(long, value_name = "DIR", requires = "tasks")]
     pub output_dir: Option<PathBuf>,
-    /// Tokens of a reply at most, whatever the task says
+    /// Maximum tokens of a reply, whatever the task says
     #[arg(long, value_name = "N", requires = "tasks", value_parser = at_least_one)]
     pub max_tokens: Option<usize>,
-    /// Write prompts in the model's chat template; without it, if the model has one
+    /// Format prompts with the model's chat template [default: if the model has one]
     #[arg(long, requires = "tasks", overrides_with = "no_apply_chat_template")]
     pub apply_chat_template: bool,
-    /// Leave prompts as the tasks write them
+    /// Do not format prompts with a chat template
     #[arg(long, requires = "tasks")]
     pub no_apply_chat_template: bool,
-    /// More names for the chat template, as a JSON object
+    /// Variables for the chat template, as a JSON object
     #[arg(
         long,
         alias = "chat-template-config",
@@ -65,19 +65,19 @@ pub struct TaskArgs {
         requires = "tasks"
     )]
     pub chat_template_args: Option<Names>,
-    /// Shown examples are turns of a conversation
+    /// Make the solved examples turns of a conversation
     #[arg(long, requires = "tasks")]
     pub fewshot_as_multiturn: bool,
-    /// Allow tasks that run code which the model writes
+    /// Allow tasks that execute code written by the model
     #[arg(long, requires = "tasks")]
     pub confirm_run_unsafe_code: bool,
     /// Temperature of replies
     #[arg(long, value_name = "T", requires = "tasks", default_value_t = 0.0)]
     pub temp: f32,
-    /// Draw replies from the likeliest tokens of this probability together
+    /// Sample from the most likely tokens that together have this probability
     #[arg(long, value_name = "P", requires = "tasks", default_value_t = 1.0)]
     pub top_p: f32,
-    /// Draw replies from this many likeliest tokens; 0 is all
+    /// Sample from this number of most likely tokens; 0 means all
     #[arg(long, value_name = "K", requires = "tasks", default_value_t = 0)]
     pub top_k: usize,
 }
@@ -86,20 +86,21 @@ pub struct TaskArgs {
 #[derive(Debug, Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase")]
 enum Ask {
-    /// The log-probability of a text after another, and whether it is the greedy reply.
+    /// Asks for the log-probability of a text after another text, and whether it is the greedy
+    /// reply.
     Score {
         context: String,
         continuation: String,
     },
-    /// The log-probability of a text.
+    /// Asks for the log-probability of a text.
     Roll { text: String },
-    /// A generated reply.
+    /// Asks for a generated reply.
     Generate {
         context: String,
         until: Vec<String>,
         max_tokens: Option<usize>,
     },
-    /// A conversation rendered as text.
+    /// Asks for a conversation rendered as text.
     Chat { messages: Vec<Message>, reply: bool },
 }
 
@@ -196,7 +197,7 @@ impl TaskArgs {
             .with_seed(u64::from(seed))
     }
 
-    /// Writes the file that `mlx_lm.evaluate` writes.
+    /// Writes the results in the file format of `mlx_lm.evaluate`.
     fn write(
         &self,
         dir: &Path,
@@ -221,7 +222,7 @@ struct Judge<'a> {
     tokens: &'a dyn TokenModel,
     options: GenerateOptions,
     interrupt: Interrupt,
-    /// Whether texts get start tokens. A chat template already writes them.
+    /// Whether texts get start tokens. A chat template writes them itself.
     special: bool,
     names: Map<String, Value>,
     max_tokens: Option<usize>,
@@ -236,7 +237,7 @@ impl Judge<'_> {
                 continuation,
             } => self.score(&context, &continuation),
             Ask::Roll { text } => {
-                // As in mlx-lm, the first token is given.
+                // As in mlx-lm, the first token is not scored, because it has no context.
                 let mut ids = self.tokens.encode(&text, self.special)?;
                 if ids.len() < 2 {
                     ids = self.begun(ids);
@@ -272,13 +273,14 @@ impl Judge<'_> {
         }
     }
 
-    /// The log-probability of the continuation, with each token forced. The context is computed
-    /// once for all its continuations.
+    /// The log-probability of the continuation. Each of its tokens is forced. Continuations of one
+    /// context share the context's computation.
     fn score(&self, context: &str, continuation: &str) -> Result<Value, Failure> {
         let begin = self.tokens.encode(context, self.special)?;
         let full_text = format!("{context}{continuation}");
         let mut ids = self.tokens.encode(&full_text, self.special)?;
-        // As in mlx-lm, the continuation has all tokens after the number of the context's tokens.
+        // As in mlx-lm, the whole text is encoded, and the continuation starts after as many tokens
+        // as the context has.
         let mut forced = ids.split_off(begin.len().min(ids.len()));
         if ids.is_empty() {
             ids = self.begun(std::mem::take(&mut forced));
@@ -288,7 +290,7 @@ impl Judge<'_> {
             return Ok(json!({"logprob": 0.0, "greedy": true}));
         }
         if let Some(context) = self.context {
-            // If the context is too long, only its end is used.
+            // If the context is too long, only its last tokens are used.
             let surplus = (ids.len() + forced.len()).saturating_sub(context + 1);
             ids.drain(..surplus.min(ids.len() - 1));
         }
@@ -310,7 +312,7 @@ impl Judge<'_> {
         Ok(json!({"logprob": sum, "greedy": greedy}))
     }
 
-    /// The ids after a start token, so that the first id is predicted, too.
+    /// The ids with a start token before them, so that the first id is predicted, too.
     fn begun(&self, mut ids: Vec<u32>) -> Vec<u32> {
         let bos = self.tokens.encode("", true).unwrap_or_default();
         let first = bos.first().copied();
@@ -320,7 +322,7 @@ impl Judge<'_> {
     }
 }
 
-/// The process of the harness. Dropping this value ends it.
+/// The process of the harness. Dropping this value kills the process.
 struct Harness {
     child: Child,
     input: ChildStdin,
@@ -337,7 +339,7 @@ impl Harness {
             .args(["-c", SCRIPT])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        // Ctrl-C reaches only this program, which then ends the process.
+        // The process ignores Ctrl-C. This program receives Ctrl-C, and then ends the process.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let mut child = command.spawn().map_err(|e| {
@@ -371,7 +373,8 @@ impl Harness {
         }
     }
 
-    /// The error if the process ended by itself. Its message is on standard error.
+    /// The error if the process exited unexpectedly. The process has printed its own message on
+    /// standard error.
     fn gone(&mut self) -> Failure {
         let status = self.child.wait();
         let status = status.map_or_else(|e| e.to_string(), |status| status.to_string());
@@ -384,7 +387,8 @@ impl Harness {
 
 impl Drop for Harness {
     fn drop(&mut self) {
-        // This may interrupt a task. After the last line, the process has nothing left to do.
+        // The process may still run a task, so this kills it. After the last line there is nothing
+        // left to lose.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,30 +1,34 @@
-//! The speed at which all cores together read memory. It limits decode, which reads every weight
-//! for each token. It does not include caches or writing.
+//! The rate at which all cores together read memory. It limits decode speed, because decode reads
+//! every weight for each token. Reads from caches and writes are not measured.
 
 use std::hint::black_box;
 use std::num::NonZero;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Instant;
 
-/// The bytes that each thread reads in a pass. They exceed its share of any current cache.
+/// Bytes that each thread reads in a pass. They are more than the thread's share of any current
+/// cache.
 const BYTES: usize = 256 << 20;
 
-/// The number of passes. The fastest counts, since other programs only slow a pass down.
+/// Number of passes. The fastest pass counts, because other programs can only slow a pass down.
 const PASSES: usize = 5;
 
-/// The number of independent sums in each thread, so that no addition waits for another.
+/// Number of independent sums in each thread. With several sums, an addition need not wait for the
+/// preceding one.
 const LANES: usize = 32;
 
-/// The bytes per second that the threads of this process read together. Each thread reads its own
-/// memory from start to end, [`PASSES`] times. This takes a quarter of a GiB for each core.
+/// Reads memory with all threads of this process, and returns the bytes per second of all threads
+/// together. Each thread reads its own memory from start to end, [`PASSES`] times. It needs a
+/// quarter of a GiB per core.
 pub fn read_bandwidth() -> f64 {
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
     measure(threads, BYTES / size_of::<u64>())
 }
 
-/// [`read_bandwidth`] with this number of threads and `words` numbers of 64 bits each.
+/// Like [`read_bandwidth`], with this number of threads and `words` 64-bit integers per thread.
 fn measure(threads: usize, words: usize) -> f64 {
-    // The thread that reads the memory also writes it first, so that it is near that thread's core.
+    // The thread that reads the memory also writes it first, so that the system allocates it near
+    // that thread's core.
     let start = std::sync::Barrier::new(threads);
     let passes = thread::scope(|scope| {
         let readers: Vec<_> = (0..threads)
@@ -55,7 +59,7 @@ fn measure(threads: usize, words: usize) -> f64 {
     (threads * words * size_of::<u64>()) as f64 / fastest
 }
 
-/// The sum of all numbers, in a form that the compiler vectorizes.
+/// The sum of all integers, written so that the compiler vectorizes it.
 fn sum(memory: &[u64]) -> u64 {
     let mut sums = [0u64; LANES];
     for block in memory.as_chunks::<LANES>().0 {

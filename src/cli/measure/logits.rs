@@ -1,4 +1,4 @@
-//! `mlx logits`: the logits of the next token as numbers.
+//! `mlx logits`: prints the logits of the next token.
 
 use inference::{Interrupt, Prompt, Steering, TextModel};
 
@@ -15,11 +15,11 @@ pub struct Args {
     model: ModelArgs,
     #[command(flatten)]
     prompt: RawPromptArgs,
-    /// Logits of every position instead of the last one
+    /// Print the logits of all positions instead of the last one
     #[arg(long)]
     all: bool,
-    /// Write the logits to this file, float32 `[rows, vocabulary]` as numpy reads it (`.npy`), and
-    /// print nothing
+    /// Write the logits to this file instead of printing them, as float32 `[rows, vocabulary]` in
+    /// numpy's format (`.npy`)
     #[cfg(feature = "probe")]
     #[arg(long, short, value_name = "FILE")]
     output: Option<std::path::PathBuf>,
@@ -51,7 +51,7 @@ fn print(
     console: &mut Console<'_>,
 ) -> Result<(), Failure> {
     let output = steer::logits(model, prompt, all, steering, &Interrupt::new())?;
-    // JSON has no NaN, and null instead of it would hide a broken model.
+    // JSON has no NaN. Printing null instead would hide a broken model.
     if let Some(at) = output.logits.iter().position(|x| !x.is_finite()) {
         let vocab = output.shape.last().copied().unwrap_or(1).max(1);
         return Err(Failure::failed(format!(

@@ -1,4 +1,4 @@
-//! Commands that measure a model: speed, perplexity, logits, and its inner states.
+//! Commands that measure a model: speed, perplexity, logits and hidden states.
 
 pub mod bandwidth;
 pub mod bench;

@@ -1,4 +1,4 @@
-//! `mlx perplexity`: how well a model predicts a text.
+//! `mlx perplexity`: measures how well a model predicts a text.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::interrupt::cancel_on_interrupt;
 use crate::cli::terminal::progress::TokenBar;
 
-/// Measure how well a model foresees a text: exp of the mean negative log-probability
+/// Measure how well a model predicts a text: exp of the mean negative log-probability
 #[derive(Debug, Clone, clap::Args)]
 #[command(group(clap::ArgGroup::new("source").required(true)))]
 pub struct Args {
@@ -37,19 +37,19 @@ pub struct Args {
     #[cfg(feature = "mlx-backend")]
     #[arg(long, group = "source", value_name = "PATH")]
     data_path: Option<PathBuf>,
-    /// Pieces of the data set that are measured; -1 for all
+    /// Number of pieces of the data set to measure; -1 means all
     #[cfg(feature = "mlx-backend")]
     #[arg(long, value_name = "N", default_value_t = 256, conflicts_with_all = ["file", "prompt"])]
     num_samples: i64,
-    /// The order in which examples of the data set are taken
+    /// Seed of the order in which examples of the data set are taken
     #[cfg(feature = "mlx-backend")]
     #[arg(long, value_name = "N", default_value_t = 123, conflicts_with_all = ["file", "prompt"])]
     seed: u32,
-    /// Of mlx-lm: pieces in one forward pass, which changes no result
+    /// mlx-lm's number of pieces per forward pass; it changes no result
     #[arg(long, value_name = "N", hide = true, value_parser = at_least_one)]
     batch_size: Option<usize>,
-    /// The text is cut into pieces of this many tokens, of which the first is given; a shorter rest
-    /// is not counted, unless it is all there is
+    /// Number of tokens in a piece. The first token of a piece is not measured. A shorter last
+    /// piece is ignored, unless it is the only one
     #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_two)]
     sequence_length: usize,
     #[command(flatten)]
@@ -67,7 +67,7 @@ fn at_least_two(text: &str) -> Result<usize, String> {
 }
 
 impl Args {
-    /// The text to measure; `None` for a data set.
+    /// The text to measure; `None` if the source is a data set.
     fn text(&self, console: &mut Console<'_>) -> Result<Option<String>, Failure> {
         match (&self.file, &self.prompt) {
             (Some(path), None) => bounded::read_text(path, MAX_INPUT)
@@ -78,7 +78,8 @@ impl Args {
         }
     }
 
-    /// The joined examples of the data set in mlx-lm's order, as many as the pieces need.
+    /// Joins examples of the data set in mlx-lm's order, until there are enough tokens for the
+    /// pieces.
     #[cfg(feature = "mlx-backend")]
     fn examples(&self, model: &Path) -> Result<Vec<u32>, Failure> {
         use metal_backend::train::dataset::shuffle::Shuffler;
@@ -118,7 +119,7 @@ impl Args {
         Ok(ids)
     }
 
-    /// Only the engine can read data sets.
+    /// Without the engine, the program cannot read data sets.
     #[cfg(not(feature = "mlx-backend"))]
     fn examples(&self, _: &Path) -> Result<Vec<u32>, Failure> {
         Err(Failure::usage("give one of --file and --prompt"))
@@ -142,8 +143,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             "the text has fewer than two tokens: there is nothing to predict",
         ));
     }
-    // As in mlx-lm, only whole pieces count. Tokens of a short rest have less context but would
-    // weigh as much.
+    // As in mlx-lm, only whole pieces count. Tokens of a shorter last piece would have less
+    // context, but equal weight.
     let evaluated = ids.len() / args.sequence_length * args.sequence_length;
     let (counted, rest) = match evaluated {
         0 => (ids.as_slice(), 0),
@@ -179,8 +180,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             "the model's probabilities are not finite; check its weights",
         ));
     }
-    // The sample variance with n - 1, as in mlx-lm: the sum of squares minus n times the squared
-    // mean.
+    // The sample variance, divided by n - 1 as in mlx-lm. The sum of squared deviations is the sum
+    // of squares minus n times the squared mean.
     let spread = (squares - count as f64 * mean * mean).max(0.0);
     let error = (spread / count.saturating_sub(1).max(1) as f64 / count.max(1) as f64).sqrt();
     console.json(&json!({

@@ -1,6 +1,5 @@
-//! Turns a conversation into a prompt when the model's own template is not enough. The flags set
-//! another template, more variables for it, a beginning of the reply, or further tokens that end
-//! it.
+//! Converts a conversation to a prompt when flags change the conversion. Flags can set another chat
+//! template, template variables, the start of the reply, or further end tokens.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -19,18 +18,18 @@ use inference_text::{ChatTemplate, TextPipeline};
 #[cfg(any(feature = "mlx-backend", feature = "serve"))]
 const MAX_FILE: u64 = 4 << 20;
 
-/// How the conversation is written for the model.
+/// The flags for the conversion of a conversation.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Conversation")]
 pub struct DialogArgs {
-    /// Another chat template than the model's: a file with Jinja, or the template itself
+    /// A chat template instead of the model's: a file with Jinja, or the template itself
     #[arg(long, alias = "chat-template-file", value_name = "FILE")]
     pub chat_template: Option<String>,
-    /// More names for the chat template, as a JSON object: `{"enable_thinking": false}`
+    /// Variables for the chat template, as a JSON object: `{"enable_thinking": false}`
     #[arg(long, aliases = ["chat-template-args", "chat-template-kwargs"], value_name = "JSON")]
     pub chat_template_config: Option<Names>,
-    /// Let the model think before it answers, or not: `--think`, `--think=false`, or an effort such
-    /// as `--think=high`. It sets `enable_thinking` or `reasoning_effort` for the chat template
+    /// Let the model reason before it answers: `--think`, `--think=false`, or an effort such as
+    /// `--think=high`. The flag sets `enable_thinking` or `reasoning_effort` for the chat template
     #[arg(
         long,
         value_name = "HOW",
@@ -40,14 +39,14 @@ pub struct DialogArgs {
         value_parser = think
     )]
     pub think: Option<Think>,
-    /// Tools that the model may call: a JSON file with a list of them in OpenAI's form. A call is
-    /// printed as a line of JSON, and reasoning is left out
+    /// Tools that the model may call: a JSON file with a list of them in OpenAI's form. The program
+    /// prints a call as a line of JSON, and omits reasoning
     #[arg(long, value_name = "FILE")]
     pub tools: Option<std::path::PathBuf>,
-    /// The reply begins with this text, which is not printed
+    /// Start the reply with this text, which is not printed
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prefill_response: Option<String>,
-    /// Tokens that end the reply besides the model's own, by their texts or ids
+    /// More tokens that end the reply, by their texts or ids
     #[arg(long, value_name = "TOKEN", num_args = 1..)]
     pub extra_eos_token: Vec<String>,
 }
@@ -95,7 +94,7 @@ impl FromStr for Names {
     }
 }
 
-/// The conversion of conversations to prompts.
+/// Converts conversations to prompts.
 #[derive(Default)]
 pub struct Dialog {
     #[cfg(feature = "mlx-backend")]
@@ -106,7 +105,7 @@ pub struct Dialog {
 }
 
 impl Dialog {
-    /// The conversion that the flags describe, for the model at `path`.
+    /// The conversion that the flags require, for the model at `path`.
     pub fn new(args: &DialogArgs, preset: Option<&Preset>, path: &Path) -> Result<Self, Failure> {
         let mut names = args.chat_template_config.clone().unwrap_or_default().0;
         match args.think {
@@ -136,7 +135,7 @@ impl Dialog {
         Ok(dialog)
     }
 
-    /// Whether the model's own conversion is enough.
+    /// Whether no flag changes the model's own conversion.
     pub fn is_plain(&self) -> bool {
         !self.has_template()
             && self.prefill.is_none()
@@ -144,7 +143,7 @@ impl Dialog {
             && self.tools.is_empty()
     }
 
-    /// The given flag that needs a chat template, if there is one.
+    /// The first given flag that needs a chat template.
     pub fn needs_template(&self) -> Option<&'static str> {
         let given = [
             (!self.names.is_empty(), "--chat-template-config, --think"),
@@ -161,7 +160,7 @@ impl Dialog {
         !self.tools.is_empty()
     }
 
-    /// Whether a template replaces the model's.
+    /// Whether another template replaces the model's.
     #[cfg(feature = "mlx-backend")]
     pub fn has_template(&self) -> bool {
         self.text.is_some()
@@ -179,7 +178,7 @@ impl Dialog {
         Ok(())
     }
 
-    /// The template in use, if a user changed it.
+    /// The template in use, if the user has replaced the model's.
     #[cfg(feature = "mlx-backend")]
     pub fn template(&self) -> Option<&str> {
         let template = self.text.as_ref()?.template()?;
@@ -198,11 +197,12 @@ impl Dialog {
         ))
     }
 
-    /// The conversation ready to run, and a reader of the reply if there are tools. `None` if the
-    /// backend does not show the ids of a conversation, and [`TextModel::chat`] is enough.
+    /// Renders and tokenizes the conversation. If there are tools, returns a reader of the reply,
+    /// too. Returns `None` if the backend does not report ids; the caller then uses
+    /// [`TextModel::chat`].
     ///
     /// # Errors
-    /// If the template refuses the conversation. This is not a fault of the command line.
+    /// If the template refuses the conversation, which is not an error of the command line.
     pub fn prepare(
         &self,
         model: &dyn TextModel,
@@ -217,7 +217,7 @@ impl Dialog {
         match tokens.prepare_chat(&ChatPrompt::new(messages)) {
             Ok(prepared) => Ok(Some((prepared, None))),
             Err(e) if e.kind() == ErrorKind::InvalidOption => Err(e.into()),
-            // The same call to `chat` reports the error.
+            // The caller then calls `chat`, which reports this error.
             Err(_) => Ok(None),
         }
     }
@@ -237,8 +237,8 @@ impl Dialog {
         prompt
     }
 
-    /// The conversation in the form that its template can render, ready to run, and a reader of
-    /// the reply; no reader without tools, when the whole reply is text.
+    /// Renders and tokenizes the conversation. Returns a reader of the reply only if there are
+    /// tools, because otherwise the whole reply is text.
     #[cfg(feature = "mlx-backend")]
     fn written(
         &self,
@@ -275,8 +275,8 @@ impl Dialog {
     }
 }
 
-/// A text as token ids. It stays a text if the backend has no tokens or cannot encode it; running
-/// it then reports the error.
+/// Converts a text to token ids. If the backend has no tokens or cannot encode the text, the text
+/// is returned, and running it reports the error.
 pub fn ids_of(model: &dyn TextModel, text: String) -> Prompt {
     let tokens = model.as_token_model();
     match tokens.and_then(|tokens| tokens.encode(&text, true).ok()) {
@@ -312,15 +312,16 @@ fn token_model(model: &dyn TextModel) -> Result<&dyn inference::TokenModel, Fail
         .ok_or_else(|| Failure::failed("this backend does not turn texts into tokens"))
 }
 
-/// A template from a file, or from the text itself if it contains tags.
+/// A template from a file. If the argument contains template tags, it is the template itself.
 #[cfg(feature = "mlx-backend")]
 pub fn compiled(template: &str) -> Result<ChatTemplate, Failure> {
     let (text, origin) = read(template)?;
     inline(&text, origin)
 }
 
-/// The text of a template from a file, or the text itself if it contains tags. With the MLX engine,
-/// whose templates are Jinja, the text is checked.
+/// The text of a template. If the argument contains template tags, it is the template itself;
+/// otherwise it names a file. The MLX engine's templates are Jinja, so with that engine the text is
+/// checked.
 #[cfg(feature = "serve")]
 pub fn source(template: &str) -> Result<String, Failure> {
     let (text, origin) = read(template)?;
@@ -356,7 +357,8 @@ pub fn inline(_: &str, _: &str) -> Result<(), Failure> {
 /// A template from text; `origin` names its source in errors.
 #[cfg(feature = "mlx-backend")]
 pub fn inline(template: &str, origin: &str) -> Result<ChatTemplate, Failure> {
-    // Names in Go's templates begin with a dot, which Jinja refuses without a useful message.
+    // In Go's templates, names start with a dot. Jinja would report such names without a useful
+    // message.
     let go = [
         "{{ .",
         "{{.",
@@ -397,7 +399,7 @@ mod tests {
     fn eos_tokens_are_ids_or_single_tokens() {
         let model = mock::instruct(&[]);
         assert_eq!(eos_ids(&["7".into(), "8".into()], &model).unwrap(), [7, 8]);
-        // Each byte is a token of the mock, so this text has three.
+        // The mock has one token per byte, so this text has three tokens.
         let failure = eos_ids(&["END".into()], &model).unwrap_err();
         assert_eq!(failure.exit_code(), 2);
         let failure = eos_ids(&["END".into()], &mock::base(&[]).opaque()).unwrap_err();

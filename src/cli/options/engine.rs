@@ -1,30 +1,30 @@
-//! Flags of the engine's computation. They change the cost of a reply, not its text.
+//! Flags of the engine. They change the cost of a reply, not its text.
 
 use inference::GenerateOptions;
 
 use crate::cli::options::load::at_least_one;
 use crate::cli::terminal::failure::Failure;
 
-/// How the engine goes about it.
+/// Flags of prefill.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// Positions of the prompt in one forward pass
+    /// Number of prompt positions per forward pass
     #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one)]
     pub prefill_step_size: usize,
 }
 
-/// Who guesses tokens: for commands that run one request at a time.
+/// Flags of speculative decoding, for commands that run one request at a time.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Engine")]
 pub struct DraftArgs {
-    /// A smaller model with the same vocabulary that guesses tokens: the reply is the same, sooner
+    /// A smaller model with the same vocabulary that drafts tokens: faster, with an unchanged reply
     #[arg(long, value_name = "MODEL")]
     pub draft_model: Option<String>,
-    /// Tokens guessed at a time, with --draft-model or --prompt-lookup
+    /// Number of drafted tokens per step, with --draft-model or --prompt-lookup
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub num_draft_tokens: usize,
-    /// Guess what followed the last N tokens where they stood before; 0 is off
+    /// Draft the tokens that followed the last N tokens at their previous occurrence; 0 disables it
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub prompt_lookup: usize,
 }

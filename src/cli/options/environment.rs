@@ -1,12 +1,12 @@
-//! Environment variables that the engine reads silently. An invalid value is reported here, so that
-//! the user can correct it.
+//! Environment variables that the engine reads. The engine ignores an invalid value silently, so it
+//! is reported here.
 
 use rust_mlx::mlx::cpu::PrefillInputs;
 
 use crate::cli::terminal::failure::Failure;
 
-/// The values of `MLX_CPU_KERNELS`: a word for off, a word for on, or the name of an instruction
-/// set.
+/// The accepted values of `MLX_CPU_KERNELS`: words that disable kernels, words that enable them,
+/// and names of instruction sets.
 const OFF: [&str; 4] = ["off", "0", "false", "no"];
 const ON: [&str; 4] = ["on", "1", "true", "yes"];
 const SETS: [&str; 6] = ["portable", "avx2", "avx512", "amx", "neon", "neon+dotprod"];
@@ -14,7 +14,7 @@ const SETS: [&str; 6] = ["portable", "avx2", "avx512", "amx", "neon", "neon+dotp
 /// Checks the variables of the engine.
 ///
 /// # Errors
-/// [`Failure::Usage`] naming the variable, its value and the allowed values.
+/// [`Failure::Usage`] with the variable's name, its value and the accepted values.
 pub fn check() -> Result<(), Failure> {
     if let Some(value) = variable("MLX_NUM_THREADS")? {
         threads(&value)?;
@@ -36,7 +36,7 @@ pub fn check() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The value of a variable that is set and not empty.
+/// The value of a variable; `None` if the variable is unset or empty.
 fn variable(name: &str) -> Result<Option<String>, Failure> {
     match std::env::var(name) {
         Ok(value) if value.is_empty() => Ok(None),

@@ -1,5 +1,4 @@
-//! The information in a model's files besides its weights: sizes, the chat template, the license.
-//! No weight is read.
+//! Reads a model's files without its weights: sizes, the chat template, the license.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,7 +9,7 @@ use inference_text::{ChatTemplate, TextPipeline, Tokenizer};
 
 use crate::cli::terminal::failure::Failure;
 
-/// The most bytes of a license that are shown.
+/// Maximum number of bytes of a license text.
 const MAX_LICENSE: u64 = 1 << 20;
 /// The names of license files.
 const LICENSES: [&str; 5] = [
@@ -74,8 +73,8 @@ impl Files {
     }
 }
 
-/// The license of a directory: the text of its license file, else the name in the head of
-/// README.md.
+/// The license of a model directory: the text of its license file, otherwise the license name in
+/// the header of README.md.
 fn license_in(dir: &Path) -> Option<String> {
     let text = LICENSES.iter().find_map(|name| read(dir.join(name)));
     text.or_else(|| license_of_card(&read(dir.join("README.md"))?))
@@ -88,7 +87,7 @@ fn read(path: PathBuf) -> Option<String> {
     (!text.trim().is_empty()).then_some(text)
 }
 
-/// The value of `license: NAME` between the two lines of dashes at the start of a model card.
+/// The value of `license: NAME` in the header of a model card, between two lines of dashes.
 fn license_of_card(card: &str) -> Option<String> {
     let mut lines = card.lines();
     if lines.next()?.trim_end() != "---" {

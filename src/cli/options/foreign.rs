@@ -1,5 +1,5 @@
-//! Flags of other programs that this program does not have. The error names the replacement from
-//! docs/compat.md.
+//! Flags of other programs that this program does not have. The error message contains the
+//! replacement from docs/compat.md.
 
 use std::ffi::OsString;
 
@@ -8,7 +8,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 /// The tables of flags, which `compat_tests` compares with the program.
 const TABLES: &str = include_str!("../../../docs/compat.md");
 
-/// The replacement for the unknown flag of a command line, if one of the tables has it.
+/// The replacement for the command line's unknown flag, if a table has the flag.
 pub fn advice(error: &clap::Error, given: &[OsString]) -> Option<String> {
     if error.kind() != ErrorKind::UnknownArgument {
         return None;
@@ -18,7 +18,7 @@ pub fn advice(error: &clap::Error, given: &[OsString]) -> Option<String> {
     };
     let words = || given.iter().filter_map(|word| word.to_str());
     let command = words().nth(1).unwrap_or_default();
-    // For `-dev`, clap reports only the first letter.
+    // For `-dev`, clap reports only the first letter, so the whole word is searched.
     let flag = |word: &str| word.split('=').next().unwrap_or(word).to_owned();
     let long = words()
         .map(flag)
@@ -32,8 +32,8 @@ pub fn advice(error: &clap::Error, given: &[OsString]) -> Option<String> {
     ))
 }
 
-/// The program of a flag, and the flag's replacement. The heading that names `command` comes first,
-/// then the first one that has the flag.
+/// The program that has the flag, and the flag's replacement. A heading that names `command` is
+/// preferred, otherwise the first heading with the flag.
 fn row(flag: &str, command: &str) -> Option<(&'static str, &'static str)> {
     let ours = format!("`mlx {command}`");
     let mut heading = "";

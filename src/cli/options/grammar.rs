@@ -1,4 +1,4 @@
-//! The flags that constrain the form of a reply.
+//! The flags for structured output.
 
 use std::path::{Path, PathBuf};
 
@@ -7,11 +7,11 @@ use inference::Grammar;
 use crate::cli::terminal::bounded;
 use crate::cli::terminal::failure::Failure;
 
-/// The largest file with a grammar or a schema, in bytes.
+/// Maximum size of a grammar or schema file in bytes.
 const MAX_FILE: u64 = 4 << 20;
 
-/// What the reply must look like; at most one of these. A reply that `--max-tokens` or `--stop`
-/// cuts is the beginning of one that fits.
+/// The structure of the reply. Only one flag may be given. If `--max-tokens` or `--stop` truncates
+/// a reply, it is the start of a valid reply.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Structured output")]
 #[group(multiple = false)]
@@ -19,22 +19,22 @@ pub struct GrammarArgs {
     /// The reply is JSON that this JSON schema allows; `{}` allows any JSON
     #[arg(long, short = 'j', value_name = "SCHEMA")]
     pub json_schema: Option<String>,
-    /// The same with the schema in a file
+    /// A file with the JSON schema
     #[arg(long, value_name = "FILE")]
     pub json_schema_file: Option<PathBuf>,
-    /// The reply matches this regular expression from beginning to end
+    /// The reply matches this regular expression completely
     #[arg(long, value_name = "REGEX", allow_hyphen_values = true)]
     pub regex: Option<String>,
-    /// The reply is a text of this context-free grammar in Lark's syntax, from the rule `start`
+    /// The reply matches this context-free grammar in Lark's syntax, from the rule `start`
     #[arg(long, value_name = "LARK", allow_hyphen_values = true)]
     pub grammar: Option<String>,
-    /// The same with the grammar in a file
+    /// A file with the Lark grammar
     #[arg(long, value_name = "FILE")]
     pub grammar_file: Option<PathBuf>,
 }
 
 impl GrammarArgs {
-    /// The grammar that the flags describe, checked as far as possible without a model.
+    /// The grammar of the flags, checked as far as possible without a model.
     pub fn grammar(&self) -> Result<Option<Grammar>, Failure> {
         let grammar = if let Some(text) = &self.json_schema {
             schema("--json-schema", text)?
@@ -123,7 +123,7 @@ mod tests {
             let failure = grammar(args).map(|_| ()).expect_err(&args.join(" "));
             assert_eq!(failure.exit_code(), 2, "{args:?}");
         }
-        // These schemas overflowed the stack of a grammar library, or would have.
+        // Such schemas overflow the stack of a grammar library unless they are refused.
         let deep = format!("{}{{}}{}", "{\"items\":".repeat(5000), "}".repeat(5000));
         let refer = |i: usize| format!("\"d{i}\": {{\"$ref\": \"#/$defs/d{}\"}}", i + 1);
         let chain: Vec<String> = (0..20_000).map(refer).collect();

@@ -13,59 +13,59 @@ use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::progress::{HubProgress, Spinner};
 
-/// Which model.
+/// The flag that selects the model.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct ModelArgs {
     /// The model: a directory, a .gguf file, a known name (see `mlx pull --list`) or owner/name on
-    /// the Hugging Face Hub, fetched once; default: the first known model
+    /// the Hugging Face Hub, downloaded once [default: the first known model]
     #[arg(long, short, aliases = ["hf-path", "hf-repo"], value_name = "MODEL")]
     pub model: Option<String>,
 }
 
-/// The default number of positions before the cache is packed, as on mlx-lm's command line. Short
-/// contexts take little memory and stay exact.
+/// Default number of positions above which the KV cache is quantized, as on mlx-lm's command line.
+/// Up to it, the cache is small and stays exact.
 pub const QUANTIZED_KV_START: usize = 5000;
 
-/// How to load it.
+/// The flags for loading a model.
 #[derive(Debug, Clone, clap::Args)]
 pub struct LoadArgs {
-    /// The backend (see `mlx backends`); without it, MLX_BACKEND, else the best available
+    /// The backend (see `mlx backends`) [default: MLX_BACKEND, otherwise the best available]
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
-    /// Layers to compute on a GPU. MLX computes all of them on one device: 0 is the CPU, any other
-    /// number or `all` a GPU where there is one
+    /// Layers to compute on a GPU. MLX computes all layers on one device: 0 means the CPU, any
+    /// other number or `all` means a GPU if there is one
     #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", allow_negative_numbers = true, conflicts_with = "backend", value_parser = gpu_layers)]
     pub gpu_layers: Option<GpuLayers>,
-    /// Positions that each layer remembers; beyond, the oldest are forgotten
+    /// Maximum positions in each layer's cache; beyond it, the oldest positions are dropped
     #[arg(long, short = 'c', visible_alias = "max-kv-size", value_name = "N", value_parser = at_least_one)]
     pub ctx_size: Option<usize>,
-    /// Pack the key/value cache to this many bits a number: 2, 3, 4, 5, 6 or 8
+    /// Quantize the key/value cache to this many bits per value: 2, 3, 4, 5, 6 or 8
     #[arg(long, value_name = "BITS", conflicts_with = "ctx_size")]
     pub kv_bits: Option<u32>,
-    /// Numbers of the packed cache that share a scale: 32, 64 or 128
+    /// Values of the quantized cache that share a scale: 32, 64 or 128
     #[arg(long, value_name = "N", default_value_t = 64, requires = "kv_bits")]
     pub kv_group_size: u32,
-    /// Pack the cache once it holds more than this many positions; 0 packs from the first on
+    /// Quantize the cache once it has more than this many positions; 0 quantizes from the start
     #[arg(long, value_name = "N", default_value_t = QUANTIZED_KV_START, requires = "kv_bits")]
     pub quantized_kv_start: usize,
-    /// A trained adapter to put on the model: the directory with its adapters.safetensors
+    /// A trained adapter to apply to the model: the directory with its adapters.safetensors
     #[arg(long, value_name = "DIR")]
     pub adapter_path: Option<PathBuf>,
     /// Compute in this type instead of the backend's choice: float32, float16 or bfloat16
     #[arg(long, value_name = "TYPE", value_parser = compute_type)]
     pub dtype: Option<ComputeType>,
-    /// Compute prompts exactly, or fast with inputs rounded to 8 bits; without it, MLX_CPU_PROMPTS
-    /// or the backend decides
+    /// Compute prompts exactly, or fast with inputs rounded to 8 bits [default: MLX_CPU_PROMPTS,
+    /// otherwise the backend's choice]
     #[arg(long, value_name = "PRECISION", value_parser = precision)]
     pub precision: Option<Precision>,
-    /// Compute attention in this type: native, or float64 to check it (slow, on a CPU only)
+    /// Compute attention in this type: native, or float64 as a check (slow, CPU only)
     #[arg(long, value_name = "TYPE", default_value_t = AttentionSums::Native, value_parser = attention_sums)]
     pub attention_sums: AttentionSums,
     #[command(flatten)]
     pub feed_forward: FeedForwardArgs,
 }
 
-/// The device of the layers, in the values of llama.cpp's `-ngl`.
+/// The device of the layers, from llama.cpp's flag `-ngl`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GpuLayers {
     /// The CPU computes all layers.
@@ -74,7 +74,7 @@ pub enum GpuLayers {
     Some,
 }
 
-/// Parses a number of layers. `all`, `auto` and -1 are llama.cpp's values, too.
+/// Parses a number of layers. llama.cpp also accepts `all`, `auto` and -1.
 pub fn gpu_layers(text: &str) -> Result<GpuLayers, String> {
     match (text, text.parse::<i32>()) {
         ("all" | "auto", _) => Ok(GpuLayers::Some),
@@ -84,23 +84,23 @@ pub fn gpu_layers(text: &str) -> Result<GpuLayers, String> {
     }
 }
 
-/// How to compute the feed-forward parts.
+/// The flags for feed-forward parts.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct FeedForwardArgs {
     /// How to compute the feed-forward parts of layers, such as `0-11=dense,12-=sparse:512`; also
     /// `walk:K`, `attention-only` and `gain:G` (docs/feed-forward.md)
     #[arg(long = "ffn", value_name = "PLAN", value_parser = plans)]
     plan: Option<Plans>,
-    /// The features of layers that walk: a directory that `mlx vindex build` has written
+    /// The features for walking layers: a directory written by `mlx vindex build`
     #[arg(long, value_name = "DIR", requires = "plan")]
     vindex: Option<PathBuf>,
-    /// Load nothing of the feed-forward parts of layers that walk: less memory, but the gate is
-    /// read from the features, too
+    /// Do not load the feed-forward weights of walking layers: needs less memory, but the gate is
+    /// also read from the features
     #[arg(long)]
     walk_only: bool,
 }
 
-/// One plan, or several that `mlx bench` compares.
+/// One plan, or several plans that `mlx bench` compares.
 #[derive(Debug, Clone)]
 struct Plans(Vec<FeedForwardPlan>);
 
@@ -111,7 +111,7 @@ impl FeedForwardArgs {
         (plans.len() > 1).then_some(plans)
     }
 
-    /// These flags with only one of the plans. Layers that do not walk need no vindex.
+    /// These flags with one plan only. Without walking layers, the vindex is removed.
     #[must_use]
     pub fn only(&self, plan: &FeedForwardPlan) -> Self {
         let walks = plan.walks();
@@ -136,8 +136,8 @@ impl FeedForwardArgs {
         self.one().to_string()
     }
 
-    /// Leaves the plan to the caller, who makes one for each measurement. Returns whether these
-    /// plans skip the weights of layers that walk.
+    /// Removes the plan, because the caller makes one per measurement. Returns whether plans skip
+    /// the weights of walking layers.
     #[cfg(feature = "probe")]
     pub fn without_plan(&mut self) -> Result<bool, Failure> {
         if self.plan.is_some() || self.vindex.is_some() {
@@ -156,14 +156,14 @@ impl FeedForwardArgs {
     }
 }
 
-/// A loaded model, with its backend and its origin.
+/// A loaded model with its backend and path.
 pub struct Loaded {
     pub model: Box<dyn TextModel>,
     /// The backend that loaded it.
     pub backend: Arc<dyn Backend>,
-    /// The path from which the model was loaded.
+    /// The path of the model.
     pub path: PathBuf,
-    /// The duration of loading in seconds, without fetching.
+    /// Load time in seconds, without the download.
     pub load_seconds: f64,
 }
 
@@ -180,7 +180,7 @@ pub fn count(text: &str) -> Result<usize, String> {
         .map_err(|_| "must be a whole number, 0 or more".into())
 }
 
-/// Parses a number of bytes with a unit.
+/// Parses a size in bytes with a unit.
 #[cfg(any(feature = "mlx-backend", feature = "serve"))]
 pub fn size(text: &str) -> Result<u64, String> {
     let text = text.trim();
@@ -211,8 +211,8 @@ pub fn size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Parses a plan by layers, several plans with `;` between them, or several strategies for all
-/// layers, such as `dense,walk:64`.
+/// Parses one or several plans: a plan by layers, several such plans separated by `;`, or several
+/// strategies for all layers, such as `dense,walk:64`.
 fn plans(text: &str) -> Result<Plans, String> {
     let plan =
         |text: &str| (text.trim().parse::<FeedForwardPlan>()).map_err(|e| e.message().to_owned());
@@ -249,7 +249,7 @@ pub fn attention_sums(text: &str) -> Result<AttentionSums, String> {
 }
 
 impl LoadArgs {
-    /// The defaults, without any flag.
+    /// The defaults without any flag.
     #[cfg(test)]
     pub fn none() -> Self {
         let defaults = LoadOptions::default();
@@ -287,8 +287,8 @@ impl LoadArgs {
         options
     }
 
-    /// Whether a flag is given that changes the needed memory or that some models and devices
-    /// refuse. Backend and type do not count.
+    /// Whether a given flag changes the needed memory, or is refused by some models or devices. The
+    /// flags for backend and type do not count.
     #[cfg(feature = "mlx-backend")]
     pub fn changes_needs(&self) -> bool {
         self.feed_forward.is_given()
@@ -322,13 +322,14 @@ impl LoadArgs {
     }
 }
 
-/// The best backend that works here.
+/// The best backend that is available.
 fn default_backend() -> Result<Arc<dyn Backend>, Failure> {
     let error = match inference::default_backend() {
         Ok(backend) => return Ok(backend),
         Err(error) => error,
     };
-    // Most backends fail for this one reason, which the other error would repeat for each.
+    // Without MLX's library, each backend fails for this reason. The other error would repeat the
+    // reason for each backend.
     #[cfg(feature = "mlx-backend")]
     if let Err(e) = mlx_rs_core::library::load() {
         return Err(Failure::failed(format!("no backend can be used: {e}")));
@@ -336,16 +337,16 @@ fn default_backend() -> Result<Arc<dyn Backend>, Failure> {
     Err(error.into())
 }
 
-/// The backends that compute on a GPU.
+/// The names of backends that compute on a GPU.
 pub const GPUS: [&str; 2] = ["metal", "cuda"];
 
-/// The name for any GPU that is available.
+/// The name that selects any available GPU.
 const GPU: &str = "gpu";
 
-/// The GPU backend that works here.
+/// The available GPU backend.
 fn gpu() -> Result<Option<Arc<dyn Backend>>, Failure> {
     for name in GPUS {
-        // A program may be built without some of them.
+        // This program may be built without the backend.
         let Ok(backend) = inference::backend(name) else {
             continue;
         };
@@ -357,13 +358,14 @@ fn gpu() -> Result<Option<Arc<dyn Backend>>, Failure> {
 }
 
 impl LoadArgs {
-    /// The backend that its flags name, else the variable `MLX_BACKEND`, else the default one.
+    /// The backend that the flags name. Otherwise the backend in `MLX_BACKEND`, otherwise the
+    /// default backend.
     pub fn backend(&self) -> Result<Arc<dyn Backend>, Failure> {
         backend_for(self.backend.as_deref(), self.gpu_layers)
     }
 }
 
-/// The backend that `flag` names, or that computes layers on the device of `--gpu-layers`.
+/// The backend that `flag` names, or a backend for the device of `--gpu-layers`.
 pub fn backend_for(
     flag: Option<&str>,
     layers: Option<GpuLayers>,
@@ -371,7 +373,7 @@ pub fn backend_for(
     match layers {
         None => choose_backend(flag),
         Some(GpuLayers::None) => choose_backend(Some("cpu")),
-        // As in llama.cpp, the CPU computes if there is no GPU.
+        // As in llama.cpp, the CPU computes the layers if there is no GPU.
         Some(GpuLayers::Some) => match gpu()? {
             Some(backend) => Ok(backend),
             None => choose_backend(flag),
@@ -379,7 +381,8 @@ pub fn backend_for(
     }
 }
 
-/// The backend that the flag names, else the variable `MLX_BACKEND`, else the default one.
+/// The backend that the flag names. Otherwise the backend in `MLX_BACKEND`, otherwise the default
+/// backend.
 pub fn choose_backend(flag: Option<&str>) -> Result<Arc<dyn Backend>, Failure> {
     let variable = match std::env::var("MLX_BACKEND") {
         Ok(name) => Some(name),
@@ -398,15 +401,15 @@ pub fn choose_backend(flag: Option<&str>) -> Result<Arc<dyn Backend>, Failure> {
             ))
         });
     }
-    // An empty name would select the default, but a user who gives the flag wants a certain
-    // backend.
+    // An empty name would select the default backend, but a user who gives the flag wants a
+    // specific one.
     if name.trim().is_empty() {
         return Err(Failure::usage("--backend needs a name; see `mlx backends`"));
     }
     Ok(inference::backend(name).map_err(|e| e.context(origin))?)
 }
 
-/// The preset that `--model` names, unless a file with that name exists.
+/// The preset that `--model` names. A file with that name has priority.
 pub fn find_preset(model: Option<&str>) -> Result<Option<Preset>, Failure> {
     match model {
         Some(name) if !Path::new(name).exists() => preset::find(name),
@@ -414,11 +417,11 @@ pub fn find_preset(model: Option<&str>) -> Result<Option<Preset>, Failure> {
     }
 }
 
-/// Finds a model, and fetches a known one that is not cached. For a preset, it finds only its
-/// model.
+/// Finds a model, and downloads a known model that is not cached. For a preset, finds only the
+/// preset's model.
 ///
 /// # Errors
-/// For a preset with an adapter, since these callers would ignore it.
+/// If the preset has an adapter, because the callers would ignore it.
 pub fn find_model(model: Option<&str>, console: &mut Console<'_>) -> Result<PathBuf, Failure> {
     match find_preset(model)? {
         None => fetched(model, console),
@@ -435,7 +438,7 @@ pub fn find_model(model: Option<&str>, console: &mut Console<'_>) -> Result<Path
     }
 }
 
-/// Finds a model that is not a preset.
+/// Finds a model that is not a preset, and downloads it if necessary.
 pub fn fetched(model: Option<&str>, console: &mut Console<'_>) -> Result<PathBuf, Failure> {
     let mut progress = HubProgress::new(console);
     let error = match rust_mlx::hub::resolve(model, &mut progress) {
@@ -459,7 +462,7 @@ pub fn fetched(model: Option<&str>, console: &mut Console<'_>) -> Result<PathBuf
     Err(error.into())
 }
 
-/// Loads the model at `path` with `backend`, and `draft` as its drafter.
+/// Loads the model at `path` with `backend`. `draft` is the draft model.
 pub fn load_with(
     backend: Arc<dyn Backend>,
     path: &Path,
@@ -474,8 +477,8 @@ pub fn load_with(
     load_with_options(backend, path, &options, console)
 }
 
-/// Loads the model at `path` with `backend` and options that name it. A member of a group first
-/// joins the others.
+/// Loads the model at `path` with `backend`; `options` contains its name, too. A process that
+/// belongs to a group joins the group first.
 pub fn load_with_options(
     backend: Arc<dyn Backend>,
     path: &Path,
@@ -510,7 +513,7 @@ pub fn load_with_options(
     })
 }
 
-/// Chooses the backend first, which is fast and may fail. Then finds and loads the model.
+/// Chooses the backend first, because this is fast and may fail. Then finds and loads the model.
 pub fn load(
     model: &ModelArgs,
     args: &LoadArgs,
@@ -519,7 +522,7 @@ pub fn load(
     load_drafted(model, args, None, console)
 }
 
-/// [`load`] with a drafter, if one is named.
+/// [`load`] with a draft model, if the flags name one.
 pub fn load_drafted(
     model: &ModelArgs,
     args: &LoadArgs,
@@ -531,8 +534,7 @@ pub fn load_drafted(
     load_with(backend, &path, args, draft, console)
 }
 
-/// [`load_drafted`] for a preset's model. The preset's adapter and context apply unless flags
-/// override them.
+/// [`load_drafted`] for a preset's model. Flags override the preset's adapter and context.
 pub fn load_preset(
     preset: &Preset,
     args: &LoadArgs,
@@ -540,7 +542,7 @@ pub fn load_preset(
     console: &mut Console<'_>,
 ) -> Result<Loaded, Failure> {
     let mut args = args.clone();
-    // A packed cache cannot be bounded, and the flag overrides the preset.
+    // A quantized cache cannot be bounded. The flag `--kv-bits` overrides the preset's bound.
     if args.kv_bits.is_none() {
         args.ctx_size = args.ctx_size.or(preset.ctx_size());
     }

@@ -1,5 +1,5 @@
-//! Flags and files that several commands share: the model to load, sampling, prompts,
-//! conversations, presets, and names from other tools.
+//! Flags and files that several commands share: model loading, sampling, prompts, conversations,
+//! presets, and names from other tools.
 
 pub mod dialog;
 pub mod engine;

@@ -1,4 +1,4 @@
-//! Conversion between ollama's Modelfiles and presets. This is syntax only; `create` checks the
+//! Converts between ollama's Modelfiles and presets. It parses the syntax only; `create` checks the
 //! values.
 
 use inference::Message;
@@ -11,10 +11,10 @@ pub const MAX_BYTES: u64 = 4 << 20;
 const QUOTES: &str = "\"\"\"";
 const KNOWN: &str = "FROM, SYSTEM, PARAMETER, TEMPLATE, ADAPTER, LICENSE and MESSAGE";
 
-/// A preset, and the line of each of its parameters.
+/// A preset with the line numbers of its parameters.
 #[derive(Debug, PartialEq)]
 pub struct Modelfile {
-    /// The preset's content; paths are unchanged.
+    /// The preset. Paths are as written in the file.
     pub preset: Preset,
     /// The line number of each parameter, from 1.
     pub lines: Vec<usize>,
@@ -38,7 +38,7 @@ pub fn parse(text: &str) -> Result<Modelfile, String> {
         let at = at + 1;
         let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         let mut rest = rest.trim().to_owned();
-        // In a message, the role comes before the text.
+        // In a MESSAGE line, the role precedes the text.
         let start = rest
             .find(QUOTES)
             .filter(|&n| n == 0 || word.eq_ignore_ascii_case("MESSAGE"));
@@ -155,7 +155,7 @@ pub fn write(preset: &Preset) -> String {
         put("LICENSE", license);
     }
     for message in &preset.messages {
-        // The role comes before the quotes.
+        // The role precedes the quotes.
         let (role, said) = (&message.role, &message.content);
         text.push_str(&format!("MESSAGE {role} {QUOTES}{said}{QUOTES}\n"));
     }

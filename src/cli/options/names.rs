@@ -1,6 +1,6 @@
-//! Command lines of Python's mlx-lm: `mlx_lm.generate`, as the name of a link to the program or as
-//! a subcommand. They keep mlx-lm's short flags and defaults. Long flags with the same meaning are
-//! aliases at the flags' definitions.
+//! Translates command lines of Python's mlx-lm, such as `mlx_lm.generate`, which can be a link to
+//! this program or a subcommand. Translated lines keep mlx-lm's short flags and defaults. For long
+//! flags with equal meaning, the definitions of our flags have aliases.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -11,9 +11,9 @@ use crate::cli::terminal::failure::Failure;
 struct Program {
     theirs: &'static str,
     ours: &'static str,
-    /// Short flags with another meaning here.
+    /// Short flags that have another meaning in this program, with their replacement.
     short: &'static [(&'static str, &'static str)],
-    /// Defaults that apply if none of several synonymous flags is given.
+    /// mlx-lm's defaults. Each applies if none of the listed flags is given.
     defaults: &'static [(&'static [&'static str], &'static str)],
 }
 
@@ -94,7 +94,7 @@ const PROGRAMS: [Program; 11] = [
     },
 ];
 
-/// Programs of mlx-lm that have no counterpart with the same flags.
+/// Programs of mlx-lm without a counterpart that has equal flags.
 const OTHERS: [(&str, &str); 5] = [
     ("awq", "`mlx convert -q` quantizes, without calibration"),
     ("dwq", "`mlx convert -q` quantizes, without distillation"),
@@ -141,7 +141,7 @@ pub fn translate(args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsStrin
     Ok(args)
 }
 
-/// The name under which the program was called, without its directory and Windows' extension.
+/// The name under which the program was started, without directory and `.exe`.
 fn program_name(path: &OsStr) -> String {
     let name = Path::new(path)
         .file_name()
@@ -172,7 +172,7 @@ impl Program {
             else {
                 continue;
             };
-            // `-m100` means `-m 100`.
+            // `-m100` is short for `-m 100`.
             match &text[short.len()..] {
                 "" => *arg = (*long).into(),
                 value if value.starts_with(|c: char| c.is_ascii_digit()) => {
@@ -194,7 +194,8 @@ impl Program {
     }
 }
 
-/// Translates `--verbose True` and `--verbose False` (our `--quiet`), since our flag has no value.
+/// Translates `--verbose True`, and `--verbose False` to `--quiet`, because our flag `--verbose`
+/// has no value.
 fn verbose(args: &mut Vec<OsString>) {
     let truth = |text: &str| match text.to_ascii_lowercase().as_str() {
         "true" | "t" => Some(true),
@@ -223,7 +224,7 @@ fn verbose(args: &mut Vec<OsString>) {
     }
 }
 
-/// Translates llama.cpp's `-ngl N`, which would otherwise be read as `-n gl`.
+/// Translates llama.cpp's `-ngl N`. Without the translation, clap would read `-n gl`.
 fn gpu_layers(args: &mut [OsString]) {
     for arg in args.iter_mut().skip(2) {
         match arg.to_str().and_then(|text| text.strip_prefix("-ngl")) {
@@ -268,7 +269,7 @@ mod tests {
             ("mlx mlx_lm.lora --train", "mlx train --train"),
             ("mlx generate -ngl 99 a", "mlx generate --gpu-layers 99 a"),
             ("mlx serve m -ngl=0", "mlx serve m --gpu-layers=0"),
-            // Under the program's own name, its own flags apply.
+            // If the program has its own name, its own flags apply.
             ("mlx generate -m 5", "mlx generate -m 5"),
             ("mlx_lm --version", "mlx_lm --version"),
             ("mlx", "mlx"),

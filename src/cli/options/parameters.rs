@@ -1,4 +1,4 @@
-//! Flags of the numeric generation options, built from the contract's declarations.
+//! Flags of the numeric generation options, generated from the contract's declarations.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -7,9 +7,9 @@ use std::sync::LazyLock;
 use clap::{Arg, ArgMatches, Command};
 use inference::{Parameter, ParameterValues};
 
-/// The default of a flag that is not given.
+/// What happens to an option whose flag is not given.
 pub trait Otherwise {
-    /// The note about the default after a flag's help.
+    /// The note about the default at the end of a flag's help.
     fn note(parameter: &Parameter) -> String;
 }
 
@@ -32,7 +32,7 @@ impl<O> Clone for ParameterFlags<O> {
 /// The flags that `-h` shows; `--help` shows all.
 const USUAL: [&str; 5] = ["temperature", "top_k", "top_p", "min_p", "repeat_penalty"];
 
-/// The names of flags by the names of fields: `top-k` for `top_k`.
+/// Flag names by field name: `top-k` for `top_k`.
 static FLAGS: LazyLock<BTreeMap<&'static str, String>> = LazyLock::new(|| {
     Parameter::all()
         .flat_map(Parameter::names)

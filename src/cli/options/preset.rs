@@ -1,5 +1,6 @@
-//! Presets: a model with instructions, parameters, a template, an adapter and messages, under a
-//! name. They are small files next to the chat's history. Saved conversations use the same format.
+//! Presets: named combinations of a model, instructions, parameters, a template, an adapter and
+//! messages. Each preset is a small file beside the chat's history. Saved conversations use the
+//! same format.
 
 use std::fs;
 use std::io::Write;
@@ -14,11 +15,11 @@ use crate::cli::options::settings;
 use crate::cli::terminal::bounded;
 use crate::cli::terminal::failure::Failure;
 
-/// The longest file of a preset, in bytes.
+/// Maximum size of a preset's file in bytes.
 const MAX_BYTES: u64 = 64 << 20;
-/// The parameter with the number of positions to remember.
+/// The parameter with the maximum number of cached positions.
 const NUM_CTX: &str = "num_ctx";
-/// Parameters of ollama's engine that change its resources but no reply.
+/// Parameters of ollama that change only resources of its engine, not replies.
 const RESOURCES: [&str; 10] = [
     "num_gpu",
     "num_thread",
@@ -44,7 +45,7 @@ pub struct Preset {
     pub template: Option<String>,
     /// The directory of an adapter.
     pub adapter: Option<String>,
-    /// The names and values that the chat's `/set` accepts, and `num_ctx`.
+    /// Parameters with values: the names that the chat's `/set` accepts, and `num_ctx`.
     pub parameters: Vec<(String, String)>,
     pub license: Vec<String>,
     /// A conversation to continue.
@@ -56,7 +57,7 @@ pub fn dir() -> Result<PathBuf, Failure> {
     Ok(hub::state_dir()?.join("presets"))
 }
 
-/// The normalized name for comparisons. Letter case and `:latest` do not count.
+/// The normalized name for comparisons: without letter case and without `:latest`.
 fn normal(name: &str) -> String {
     let name = name.trim().to_lowercase();
     name.strip_suffix(":latest").unwrap_or(&name).to_owned()
@@ -69,7 +70,7 @@ fn file(name: &str) -> Result<Option<PathBuf>, Failure> {
     if name.is_empty() || name.len() > 100 || name.starts_with('.') || !name.chars().all(plain) {
         return Ok(None);
     }
-    // Some file systems do not allow colons in names.
+    // Some file systems do not allow colons in file names.
     let name = name.replace(':', "%3a");
     Ok(Some(dir()?.join(format!("{name}.json"))))
 }
@@ -96,7 +97,7 @@ pub fn read(path: &Path) -> Result<Option<Preset>, Failure> {
         .map_err(|e| Failure::failed(format!("{} is damaged: {e}", path.display())))
 }
 
-/// Saves a preset under a name, and replaces an older one with that name.
+/// Saves a preset under a name. An older preset with that name is replaced.
 pub fn save(name: &str, preset: &Preset) -> Result<(), Failure> {
     let path = file(name)?.ok_or_else(|| {
         Failure::usage(format!(
@@ -111,7 +112,8 @@ pub fn save(name: &str, preset: &Preset) -> Result<(), Failure> {
     write(&path, preset)
 }
 
-/// Writes the preset to a file that only its owner can read, completely or not at all.
+/// Writes the preset to a file that only its owner can read. The file appears completely or not at
+/// all.
 pub fn write(path: &Path, preset: &Preset) -> Result<(), Failure> {
     let put = || {
         let dir = path.parent().unwrap_or(Path::new("."));
@@ -126,7 +128,7 @@ pub fn write(path: &Path, preset: &Preset) -> Result<(), Failure> {
     })
 }
 
-/// All presets by name; damaged ones are left out with a warning.
+/// All presets, by name. A damaged preset causes a warning and is skipped.
 pub fn all() -> Result<Vec<(String, PathBuf, Preset)>, Failure> {
     let mut presets = Vec::new();
     for entry in fs::read_dir(dir()?).into_iter().flatten().flatten() {
@@ -161,16 +163,16 @@ pub fn remove(name: &str) -> Result<Option<u64>, Failure> {
 /// The effect of a parameter.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It changes the text of replies.
+    /// The parameter changes the text of replies.
     Used,
-    /// It affects only resources of another engine.
+    /// The parameter affects only resources of ollama's engine.
     Resource,
 }
 
 /// Checks a parameter.
 ///
 /// # Errors
-/// The fault of its name or value.
+/// If the name is unknown or the value is invalid.
 pub fn check(name: &str, value: &str) -> Result<Kind, String> {
     if RESOURCES.contains(&name) {
         return Ok(Kind::Resource);
@@ -195,7 +197,7 @@ impl Preset {
         for (name, value) in &self.parameters {
             match (name.as_str(), value.as_str()) {
                 (NUM_CTX, _) => {}
-                // As in ollama, the reply may fill the context.
+                // As in ollama, these values mean that the reply may fill the context.
                 ("num_predict", "-1" | "-2") => options.max_tokens = usize::MAX,
                 _ => settings::set(options, name, value).map_err(Failure::failed)?,
             }
@@ -203,7 +205,7 @@ impl Preset {
         Ok(())
     }
 
-    /// The number of positions to remember, if the preset sets it.
+    /// Maximum number of cached positions, if the preset sets it.
     pub fn ctx_size(&self) -> Option<usize> {
         let given = self
             .parameters
@@ -213,7 +215,7 @@ impl Preset {
         given?.1.parse().ok()
     }
 
-    /// This preset with missing settings taken from `base`.
+    /// This preset. Missing settings come from `base`.
     #[must_use]
     pub fn over(self, base: Preset) -> Self {
         let mut parameters = base.parameters;

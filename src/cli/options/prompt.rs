@@ -33,15 +33,14 @@ impl FromStr for TokenList {
 #[derive(Debug, Clone, clap::Args)]
 #[group(id = "input", multiple = false)]
 pub struct RawPromptArgs {
-    /// The prompt, without chat template; `-` reads it from standard input, as does no prompt at
-    /// all where that is a file or a pipe
+    /// The prompt, without chat template; `-` reads it from standard input, and so does a missing
+    /// prompt if standard input is a file or a pipe
     #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
     /// The same as --prompt
     #[arg(value_name = "PROMPT")]
     text: Option<String>,
-    /// The prompt as token ids, used exactly as they are: `1,2,3`; `-` reads them from standard
-    /// input
+    /// The prompt as token ids, used unchanged: `1,2,3`; `-` reads them from standard input
     #[arg(long, value_name = "IDS", allow_hyphen_values = true)]
     tokens: Option<TokenList>,
 }
@@ -61,13 +60,13 @@ impl RawPromptArgs {
     }
 }
 
-/// Parses ids separated by commas or white space; at least one.
+/// Parses at least one id. Ids are separated by commas or white space.
 fn parse_ids(text: &str) -> Result<Vec<u32>, String> {
     let text = text.trim();
     if text.is_empty() {
         return Err("no token ids".into());
     }
-    // Two ids have only one kind of separator between them: `1,,2` is a mistake, `1, 2` is not.
+    // Two ids may have only one comma between them: `1,,2` is an error, `1, 2` is valid.
     let parse = |part: &str| {
         part.trim()
             .parse()
@@ -91,7 +90,7 @@ pub fn read_text(prompt: &str, console: &mut Console<'_>) -> Result<String, Fail
         return Ok(prompt.to_owned());
     }
     let mut text = read_input(console)?;
-    // The shell adds the newline at the end of a piped line.
+    // The shell adds the newline at the end of a piped line, so it is removed.
     if text.ends_with('\n') {
         text.pop();
         if text.ends_with('\r') {
@@ -120,7 +119,7 @@ pub fn read_tokens(tokens: &TokenList, console: &mut Console<'_>) -> Result<Vec<
     }
 }
 
-/// All of standard input as UTF-8, up to a limit.
+/// Reads standard input to its end as UTF-8, up to a size limit.
 fn read_input(console: &mut Console<'_>) -> Result<String, Failure> {
     read_bounded(console.input, MAX_INPUT)
 }

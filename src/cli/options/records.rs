@@ -1,4 +1,4 @@
-//! Reads many prompts, one on each line of standard input or a file.
+//! Reads many prompts from standard input or a file, one per line.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
@@ -11,23 +11,24 @@ use crate::cli::terminal::bounded::MAX_INPUT;
 use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 
-/// Where the prompts are.
+/// The source of the prompts.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Input")]
 pub struct InputArgs {
-    /// The prompts, one JSON value a line: a string, or an object with `prompt`, `tokens` or
+    /// The prompts, one JSON value per line: a string, or an object with `prompt`, `tokens` or
     /// `messages`; `-` reads standard input
     #[arg(long, short, value_name = "FILE", default_value = "-")]
     input: PathBuf,
-    /// Every line is a prompt as it stands, not JSON
+    /// Read each line as a plain text prompt, not as JSON
     #[arg(long)]
     text: bool,
 }
 
-/// One line.
+/// One prompt of the input.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
-    /// The record's number in the input, from 0. A text counts lines, JSON counts values.
+    /// The prompt's number in the input, from 0: the line number in text input, the number of the
+    /// value in JSON input.
     pub index: usize,
     /// The value of the record's `id` field.
     pub id: Option<Value>,
@@ -66,7 +67,7 @@ impl Ask {
     /// The prompt for `model`.
     ///
     /// # Errors
-    /// If it is a conversation and the model has no template for it.
+    /// If the input is a conversation and the model has no chat template.
     pub fn prompt(&self, model: &dyn TextModel) -> inference::Result<Prompt> {
         match self {
             Ask::Text(text) => Ok(Prompt::Text(text.clone())),
@@ -99,7 +100,7 @@ impl InputArgs {
             &mut file
         };
         let mut all = Vec::new();
-        // Reading one byte more than the limit detects larger input.
+        // Reads one byte more than the limit, to detect larger input.
         let mut limited = source.take(MAX_INPUT + 1);
         let mut line = String::new();
         let mut number = 0;
@@ -121,7 +122,8 @@ impl InputArgs {
             } else {
                 parse(line).map_err(|e| Failure::failed(format!("{name}, line {number}: {e}")))?
             };
-            // Users find a text by its line. A JSON value may have an id.
+            // In text input, the line number identifies a prompt. A JSON value may have an `id`
+            // instead.
             let index = if self.text { number - 1 } else { all.len() };
             all.push(Record { index, id, ask });
         }

@@ -1,4 +1,4 @@
-//! The flags that choose tokens and decide when to stop.
+//! The flags that choose tokens, and the flags that end a reply.
 
 use std::time::{Duration, Instant};
 
@@ -14,20 +14,20 @@ use crate::cli::options::parameters::{Otherwise, ParameterFlags};
 use crate::cli::options::preset::Preset;
 use crate::cli::terminal::failure::Failure;
 
-/// The most tokens of a reply, unless the caller sets another limit.
+/// Maximum number of tokens in a reply, unless the caller sets another limit.
 const MAX_TOKENS: usize = 256;
 
-/// The defaults if neither a flag nor a preset sets an option.
+/// The defaults of options that neither a flag nor a preset sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Habit {
-    /// The most likely token each time, as in mlx-lm.
+    /// Choose the most likely token at each step, as in mlx-lm.
     Greedy,
-    /// The recommendation of the model's files, else Ollama's defaults.
+    /// Use the recommendations of the model's files, otherwise Ollama's defaults.
     Ollama,
 }
 
 impl Habit {
-    /// The initial options for a model with the recommendations `model`.
+    /// The initial options for a model whose files recommend `model`.
     pub fn options(self, model: &SamplingDefaults) -> GenerateOptions {
         let mut options = GenerateOptions::default();
         if self == Habit::Ollama {
@@ -35,7 +35,7 @@ impl Habit {
                 let value = ParameterValues::recommended(model)
                     .get(parameter.name())
                     .or_else(|| ollama(parameter));
-                // Values out of range were refused when the model's files were read.
+                // The model's files were checked for the range, so this error is not expected.
                 if let Some(Err(e)) = value.map(|value| parameter.set(&mut options, value)) {
                     tracing::warn!("{e}");
                 }
@@ -45,7 +45,7 @@ impl Habit {
     }
 }
 
-/// Ollama's defaults, the same as in the server's Ollama routes.
+/// Ollama's defaults, as in the server's Ollama routes.
 fn ollama(parameter: &Parameter) -> Option<ParameterValue> {
     Some(match parameter.name() {
         "temperature" => ParameterValue::Real(0.8),
@@ -56,7 +56,7 @@ fn ollama(parameter: &Parameter) -> Option<ParameterValue> {
     })
 }
 
-/// The note about a flag's default.
+/// Adds the default to a flag's help text.
 #[derive(Debug)]
 pub struct GreedyUnlessRun;
 
@@ -76,7 +76,7 @@ impl Otherwise for GreedyUnlessRun {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// Stop after this many tokens [default: 256; in a chat, where the model's context ends]
+    /// Stop after this many tokens [default: 256; in a chat, at the end of the model's context]
     #[arg(
         long,
         short = 'n',
@@ -88,10 +88,10 @@ pub struct SamplingArgs {
     pub max_tokens: Option<usize>,
     #[command(flatten)]
     pub parameters: ParameterFlags<GreedyUnlessRun>,
-    /// Only as in mlx-lm's own default: no other number of tokens is kept for certain
+    /// mlx-lm's minimal number of tokens that filters keep; only mlx-lm's default, 1, is supported
     #[arg(long, value_name = "N", hide = true, value_parser = one)]
     pub min_tokens_to_keep: Option<usize>,
-    /// Apply the temperature before the other choices, in the order of transformers: temperature,
+    /// Apply the temperature before the filters, in the order of transformers: temperature,
     /// top-n-sigma, top-k, top-p, min-p, typical-p, XTC. The default is top-n-sigma, typical-p,
     /// top-p, min-p, XTC, top-k, temperature
     #[arg(long)]
@@ -108,10 +108,10 @@ pub struct SamplingArgs {
     /// Do not choose tokens that end the reply before it has this many [default: 0]
     #[arg(long, value_name = "N", value_parser = count)]
     pub min_tokens: Option<usize>,
-    /// Seed of the random choices; the same seed gives the same reply
+    /// Seed of the random choices; with one seed, a prompt always gets one reply
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Stop at this text, which is left out of the reply; may be given several times
+    /// Stop at this text, which the reply does not contain; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = NonEmptyStringValueParser::new())]
     pub stop: Vec<String>,
     /// Do not stop at the model's end-of-text tokens
@@ -125,12 +125,12 @@ pub struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    /// The options that the flags describe, checked. [`start`](Self::start) sets the deadline.
+    /// The checked options of the flags. [`start`](Self::start) sets the deadline.
     pub fn options(&self) -> Result<GenerateOptions, Failure> {
         self.of_preset(None)
     }
 
-    /// The options, with the preset's values for flags that are not given.
+    /// The options of the flags. The preset sets options without a flag.
     pub fn of_preset(&self, preset: Option<&Preset>) -> Result<GenerateOptions, Failure> {
         let mut options = GenerateOptions::default();
         options.max_tokens = MAX_TOKENS;
@@ -140,8 +140,8 @@ impl SamplingArgs {
         self.over(options)
     }
 
-    /// Sets the flags for filters and penalties, already checked, in `options`. No file is read
-    /// again, since a grammar may come from a pipe.
+    /// Sets the already checked flags for filters and penalties in `options`. Grammar files are not
+    /// read again, because a grammar may come from a pipe.
     pub fn choices_over(&self, options: GenerateOptions) -> Result<GenerateOptions, Failure> {
         let flags = Self {
             grammar: GrammarArgs::default(),
@@ -151,7 +151,7 @@ impl SamplingArgs {
         flags.over(options)
     }
 
-    /// The options, with the values of `options` for flags that are not given.
+    /// The options of the flags. `options` sets options without a flag.
     pub fn over(&self, mut options: GenerateOptions) -> Result<GenerateOptions, Failure> {
         put(&mut options.max_tokens, self.max_tokens);
         self.parameters
@@ -191,7 +191,7 @@ impl SamplingArgs {
     }
 }
 
-/// Replaces a value by the flag, if given.
+/// Overwrites `place` if the flag is given.
 fn put<T>(place: &mut T, flag: Option<T>) {
     if let Some(value) = flag {
         *place = value;

@@ -1,17 +1,17 @@
-//! The chat's `/set`: generation options by name, including the names of other tools.
+//! The chat's `/set`: sets generation options by name. It accepts names of other tools, too.
 
 use std::str::FromStr;
 
 use inference::{GenerateOptions, Parameter, SamplerOrder};
 
-/// The names that do not belong to a [`Parameter`].
+/// Options that are no [`Parameter`].
 const OTHERS: [&str; 5] = ["sampler_order", "max_tokens", "min_tokens", "seed", "stop"];
 
 pub fn names() -> impl Iterator<Item = &'static str> {
     Parameter::all().map(Parameter::name).chain(OTHERS)
 }
 
-/// Sets the parameter `name` to `value`. An error changes nothing.
+/// Sets the option `name` to `value`. After an error, `options` is unchanged.
 pub fn set(options: &mut GenerateOptions, name: &str, value: &str) -> Result<(), String> {
     let mut changed = options.clone();
     let value = value.trim();
@@ -46,8 +46,8 @@ pub fn set(options: &mut GenerateOptions, name: &str, value: &str) -> Result<(),
     Ok(())
 }
 
-/// The parameters that differ from the defaults or from `base`, in the form that [`set`] accepts. A
-/// program that begins with `base` must see a 0 that was set.
+/// The options that differ from the defaults or from `base`, in the form that [`set`] accepts. An
+/// explicit 0 is included if `base` differs, so that a program that starts with `base` restores it.
 pub fn changed(options: &GenerateOptions, base: &GenerateOptions) -> Vec<(String, String)> {
     let usual = GenerateOptions::default();
     let mut changes = Vec::new();
@@ -67,7 +67,7 @@ pub fn changed(options: &GenerateOptions, base: &GenerateOptions) -> Vec<(String
     let order = options.sampling.sampler_order;
     let usual_order = order == usual.sampling.sampler_order;
     put("sampler_order", order_name(order).into(), usual_order);
-    // A conversation has no limit of its own.
+    // In a conversation, no value means no limit.
     let most = options.max_tokens;
     put("max_tokens", most.to_string(), most == usize::MAX);
     if let Some(seed) = options.sampling.seed {
@@ -90,7 +90,7 @@ fn order_name(order: SamplerOrder) -> &'static str {
     entry.map_or("unknown", |(name, _)| name)
 }
 
-/// All parameters and their values, one on each line.
+/// All options and their values, one per line.
 pub fn list(options: &GenerateOptions) -> String {
     let seed = options
         .sampling
@@ -156,7 +156,7 @@ mod tests {
              frequency_penalty -0.5\nsampler_order temperature_first\nmax_tokens 9\nmin_tokens 2\n\
              seed 3\nstop [\"END\"]";
         assert_eq!(list(&o), text);
-        // Applying the changed settings gives the same options again.
+        // If `set` receives the changed settings, the resulting options must be equal.
         let mut again = GenerateOptions::default();
         for (name, value) in changed(&o, &GenerateOptions::default()) {
             set(&mut again, &name, &value).unwrap();

@@ -1,4 +1,4 @@
-//! `--steer`: edits of the model's states, from a file.
+//! The flag `--steer`: edits of the model's states, read from a file.
 
 use std::path::PathBuf;
 
@@ -6,17 +6,17 @@ use inference::{Interrupt, LogitsOutput, Prompt, SteerableModel, Steering, TextM
 
 use crate::cli::terminal::failure::{Failure, of_options};
 
-/// Edits inside the model.
+/// The flag for edits of the model's states.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Engine")]
 pub struct SteerArgs {
-    /// Change the model's states while it computes, by the edits in this JSON file (docs/edits.md)
+    /// Change the model's states during inference, by the edits in this JSON file (docs/edits.md)
     #[arg(long, value_name = "FILE")]
     steer: Option<PathBuf>,
 }
 
 impl SteerArgs {
-    /// The edits of the file, if one is given.
+    /// Reads the edits, if a file is given.
     pub fn read(&self) -> Result<Option<Steering>, Failure> {
         match &self.steer {
             Some(path) => Steering::read(path).map(Some).map_err(of_options),
@@ -25,10 +25,10 @@ impl SteerArgs {
     }
 }
 
-/// The model as one that supports edits.
+/// The model's interface for edits.
 ///
 /// # Errors
-/// If it supports none.
+/// If the model supports no edits.
 pub fn steerable(model: &dyn TextModel) -> Result<&dyn SteerableModel, Failure> {
     model.as_steerable().ok_or_else(|| {
         let message = "this backend takes no edits; leave --steer out, or see `mlx backends`";
@@ -36,7 +36,7 @@ pub fn steerable(model: &dyn TextModel) -> Result<&dyn SteerableModel, Failure> 
     })
 }
 
-/// The logits after a prompt, with the edits if any are given.
+/// The logits after a prompt, with edits if there are any.
 pub fn logits(
     model: &dyn TextModel,
     prompt: &Prompt,
@@ -58,7 +58,7 @@ pub fn logits(
     Ok(tokens.logits(prompt, all, interrupt)?)
 }
 
-/// Log-probabilities of a prompt's tokens, with these edits.
+/// The log-probabilities of a prompt's tokens, with edits if there are any.
 pub fn logprobs(
     model: &dyn TextModel,
     prompt: &Prompt,

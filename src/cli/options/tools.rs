@@ -10,11 +10,11 @@ use crate::cli::terminal::failure::Failure;
 #[cfg(feature = "mlx-backend")]
 const MAX_FILE: u64 = 4 << 20;
 
-/// The reader of a reply's tokens with calls.
+/// Separates tool calls and reasoning from a reply's text.
 #[cfg(feature = "mlx-backend")]
 pub type Reader = inference_text::reply::TokenReader;
 
-/// Only the engine has templates, which determine the format of calls.
+/// The chat template determines the format of calls, and only the engine reads templates.
 #[cfg(not(feature = "mlx-backend"))]
 pub enum Reader {}
 
@@ -40,8 +40,8 @@ pub fn of(args: &DialogArgs) -> Result<Vec<Tool>, Failure> {
     }
 }
 
-/// Tools as JSON: a list, or an object with a list `tools`. A tool has OpenAI's form, only that
-/// form's inner part, or Anthropic's form.
+/// Parses tools: a JSON list, or an object with a list `tools`. Each tool has OpenAI's form, the
+/// inner part of OpenAI's form, or Anthropic's form.
 #[cfg_attr(
     not(feature = "mlx-backend"),
     allow(dead_code, reason = "without templates no tools")

@@ -21,59 +21,61 @@ use crate::cli::terminal::interrupt::cancel_on_signals;
 /// Serve models over HTTP to clients of OpenAI, Anthropic and Ollama
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Models to load at the start, as --model of other commands takes them. Without one, and
-    /// without --models-dir, --cached and --allow-pull, the first known model
+    /// Models to load at the start, named as for --model of other commands. Without a MODEL and
+    /// without --models-dir, --cached and --allow-pull, the first known model is served
     #[arg(value_name = "MODEL")]
     models: Vec<String>,
     /// A model to load at the start, as by the argument MODEL; may be repeated
     #[arg(long = "model", short = 'm', value_name = "MODEL")]
     more_models: Vec<String>,
-    /// The name of the model for requests, of which there must be one
+    /// The name of the model in requests, if there is exactly one model
     #[arg(long, short = 'a', value_name = "NAME")]
     alias: Option<String>,
-    /// Address to listen on; any but one of this machine alone needs an API key
+    /// Address to listen on; an address that other machines can reach requires an API key
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = address)]
     host: IpAddr,
-    /// Port to listen on; 0 takes a free one
+    /// Port to listen on; 0 means any free port
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     port: u16,
-    /// Clients must show this key; better in the variable MLX_API_KEY, which other users cannot see
+    /// The key that clients must send; prefer the variable MLX_API_KEY, which other users cannot
+    /// see
     #[arg(long, value_name = "KEY")]
     api_key: Option<String>,
-    /// A file whose first line is that key
+    /// A file whose first line is the API key
     #[arg(long, value_name = "FILE", conflicts_with = "api_key")]
     api_key_file: Option<PathBuf>,
-    /// Requests that run together
+    /// Maximum number of requests that run together
     #[arg(long, alias = "decode-concurrency", value_name = "N", default_value_t = 8, value_parser = at_least_one)]
     parallel: usize,
-    /// The most tokens of a prompt and its reply; without it, what the model was trained for
+    /// Maximum tokens of a prompt and its reply [default: the context for which the model was
+    /// trained]
     #[arg(long, short = 'c', value_name = "N", value_parser = at_least_one)]
     ctx_size: Option<usize>,
-    /// Requests that wait for a place; more are refused
+    /// Maximum number of waiting requests; further requests are refused
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = count)]
     max_queue: usize,
-    /// Memory for keys and values of running requests, such as 8GiB. A request counts with its
-    /// prompt and all tokens that its reply may have, and waits until it fits
+    /// Memory for the KV caches of running requests, such as 8GiB. A request counts with its prompt
+    /// and its longest possible reply, and waits until it fits
     #[arg(long, value_name = "SIZE", value_parser = size)]
     kv_budget: Option<u64>,
-    /// Serve the models below this directory, too, each loaded when a request first names it; may
-    /// be repeated
+    /// Also serve the models below this directory; each is loaded when a request first names it;
+    /// may be repeated
     #[arg(long, value_name = "DIR")]
     models_dir: Vec<PathBuf>,
-    /// Serve the models in the caches, too, each loaded when a request first names it (see
-    /// `mlx ls`)
+    /// Also serve the models in the caches (see `mlx ls`); each is loaded when a request first
+    /// names it
     #[arg(long)]
     cached: bool,
-    /// Let clients fetch models (Ollama's /api/pull) and use them; serves the caches as --cached
-    /// does
+    /// Let clients download models (Ollama's /api/pull) and use them; also serves the caches, as
+    /// --cached does
     #[arg(long)]
     allow_pull: bool,
-    /// Let clients delete models of the caches (Ollama's /api/delete); serves the caches as
+    /// Let clients delete models from the caches (Ollama's /api/delete); also serves the caches, as
     /// --cached does
     #[arg(long)]
     allow_delete: bool,
-    /// How long a model that was loaded by name stays after its last request, such as 5m or 1h30m;
-    /// 0 unloads it at once, -1 never. With this flag models named at the start are unloaded, too,
+    /// How long a model loaded by name stays loaded after its last request, such as 5m or 1h30m; 0
+    /// unloads it at once, -1 never. With this flag, models named at the start are also unloaded,
     /// and loaded again on demand [default: 5m]
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = keep_alive)]
     keep_alive: Option<KeepAlive>,
@@ -84,19 +86,19 @@ pub struct Args {
     /// unloaded
     #[arg(long, alias = "models-max", value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     max_models: usize,
-    /// Let the first model answer requests for models that are not served, for clients whose
-    /// model name is fixed
+    /// Let the first model answer requests that name an unknown model, for clients with a fixed
+    /// model name
     #[arg(long)]
     any_model: bool,
-    /// Let requests change the model's states while it computes, by edits in their field `steering`
+    /// Let requests change the model's states during inference, by edits in their field `steering`
     /// (docs/edits.md)
     #[arg(long)]
     allow_steering: bool,
-    /// Serve MODEL:NAME, too: the models with the adapter of this directory; may be repeated
+    /// Also serve MODEL:NAME, each model with the adapter in this directory; may be repeated
     #[arg(long, value_name = "NAME=DIR", value_parser = adapter)]
     adapter: Vec<Adapter>,
-    /// Let web pages of this origin ask, such as `https://chat.example`; may be repeated or have
-    /// several with commas between them, `*` is all
+    /// Accept requests of web pages from this origin, such as `https://chat.example`; may be
+    /// repeated or contain several origins separated by commas; `*` means all
     #[arg(
         long,
         alias = "allowed-origins",
@@ -104,27 +106,27 @@ pub struct Args {
         value_delimiter = ','
     )]
     allow_origin: Vec<String>,
-    /// No page to chat at `/`
+    /// Do not serve the chat page at `/`
     #[arg(long, alias = "no-webui")]
     no_ui: bool,
-    /// How much is logged to standard error, in place of -v and RUST_LOG
+    /// How much to log to standard error; overrides -v and RUST_LOG
     #[arg(long, value_name = "LEVEL", ignore_case = true)]
     log_level: Option<LogLevel>,
-    /// The backend (see `mlx backends`); without it, MLX_BACKEND, else the best available
+    /// The backend (see `mlx backends`) [default: MLX_BACKEND, otherwise the best available]
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
-    /// Layers to compute on a GPU. MLX computes all of them on one device: 0 is the CPU, any other
-    /// number or `all` a GPU where there is one
+    /// Layers to compute on a GPU. MLX computes all layers on one device: 0 means the CPU, any
+    /// other number or `all` means a GPU if there is one
     #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", allow_negative_numbers = true, conflicts_with = "backend", value_parser = gpu_layers)]
     gpu_layers: Option<GpuLayers>,
-    /// A trained adapter to put on the model, of which there must be one
+    /// A trained adapter to apply to the model, if there is exactly one model
     #[arg(long, value_name = "DIR")]
     adapter_path: Option<PathBuf>,
     /// Compute in this type instead of the backend's choice: float32, float16 or bfloat16
     #[arg(long, value_name = "TYPE", value_parser = compute_type)]
     dtype: Option<ComputeType>,
-    /// Compute prompts exactly, or fast with inputs rounded to 8 bits; without it, MLX_CPU_PROMPTS
-    /// or the backend decides
+    /// Compute prompts exactly, or fast with inputs rounded to 8 bits [default: MLX_CPU_PROMPTS,
+    /// otherwise the backend's choice]
     #[arg(long, value_name = "PRECISION", value_parser = precision)]
     precision: Option<Precision>,
     #[command(flatten)]
@@ -144,7 +146,7 @@ fn address(text: &str) -> Result<IpAddr, String> {
     }
 }
 
-/// A duration. clap would read a bare `Option` as an optional flag.
+/// A duration in its own type, because clap would read a plain `Option` as an optional flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct KeepAlive(Option<Duration>);
 
@@ -311,8 +313,8 @@ impl Args {
     }
 }
 
-/// The name of a model for requests: the given name; for a path, only its last part without
-/// `.gguf`.
+/// The name of a model in requests. For a path, it is the last part without `.gguf`; otherwise it
+/// is the given name.
 fn name_of(given: &str, path: &Path) -> String {
     match Path::new(given).exists() {
         false => given.to_owned(),
@@ -380,7 +382,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     Ok(server.run(&stop)?)
 }
 
-/// A loaded model of the command line, and its name for requests.
+/// A model of the command line, with its name in requests.
 type Named = (String, Loaded);
 
 /// Loads the models of the command line.
@@ -392,7 +394,7 @@ fn load_all(
 ) -> Result<Vec<Named>, Failure> {
     let load = |given: &&str| {
         let path = find_model(Some(given), console)?;
-        // For `.` and similar paths, the name is that of the directory.
+        // For `.` and similar paths, the name comes from the directory.
         let named = path.canonicalize().unwrap_or_else(|_| path.clone());
         let loaded = load_with_options(Arc::clone(backend), &path, options, console)?;
         let name = alias.map_or_else(|| name_of(given, &named), str::to_owned);
@@ -401,8 +403,8 @@ fn load_all(
     given.iter().map(load).collect()
 }
 
-/// Serves models that several processes compute. Rank 0 runs the server, the others follow its
-/// orders.
+/// Serves models that several processes compute. Rank 0 runs the server, and the other ranks
+/// execute its commands.
 #[cfg(all(unix, feature = "mlx-backend"))]
 fn together(
     member: &inference_group::Member,
@@ -415,7 +417,8 @@ fn together(
     use inference_group::{Leader, LedModel, follow};
 
     let stop = CancelToken::new();
-    // The other ranks end when rank 0 ends, and rank 0 first lets running replies end.
+    // The other ranks end when rank 0 ends. Rank 0 first completes running replies, so signals must
+    // not stop the other ranks.
     let _guard = console.catches_interrupts.then(|| cancel_on_signals(&stop));
     if member.rank > 0 {
         let models: Vec<Box<dyn TextModel>> = models.into_iter().map(|(_, m)| m.model).collect();

@@ -1,5 +1,5 @@
-//! Defaults of `mlx serve` for fields that a request leaves out, and its own flags for loading
-//! models.
+//! Defaults of `mlx serve` for fields that a request omits, and flags for loading models that only
+//! the server has.
 
 use clap::ValueEnum;
 use inference::{LoadOptions, Parameter};
@@ -10,7 +10,7 @@ use crate::cli::options::load::{QUANTIZED_KV_START, at_least_one};
 use crate::cli::options::parameters::{Otherwise, ParameterFlags};
 use crate::cli::terminal::failure::Failure;
 
-/// The note about a flag's default.
+/// Adds the default to a flag's help text.
 #[derive(Debug)]
 pub struct OfTheApi;
 
@@ -20,20 +20,20 @@ impl Otherwise for OfTheApi {
     }
 }
 
-/// What holds for requests that do not say it.
+/// Defaults for requests that omit a field.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Requests that do not say otherwise")]
 pub struct DefaultArgs {
     #[command(flatten)]
     parameters: ParameterFlags<OfTheApi>,
-    /// The most tokens of a reply [default: what the context has room for]
+    /// Maximum tokens of a reply [default: up to the end of the context]
     #[arg(long, short = 'n', aliases = ["predict", "n-predict"], value_name = "N", value_parser = at_least_one)]
     max_tokens: Option<usize>,
-    /// Tokens of a prompt that are computed in one step, together with the tokens of other replies
+    /// Prompt tokens per step, which a step computes together with tokens of other replies
     /// [default: 512]
     #[arg(long, aliases = ["batch-size", "ubatch-size"], value_name = "N", value_parser = at_least_one)]
     prefill_step_size: Option<usize>,
-    /// More names for the chat template, as a JSON object: `{"enable_thinking": false}`
+    /// Variables for the chat template, as a JSON object: `{"enable_thinking": false}`
     #[arg(long, aliases = ["chat-template-args", "chat-template-kwargs"], value_name = "JSON")]
     chat_template_config: Option<Names>,
 }
@@ -51,20 +51,20 @@ impl DefaultArgs {
     }
 }
 
-/// How the models are loaded.
+/// The flags for loading models.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "How models are loaded")]
 pub struct CacheArgs {
-    /// Another chat template than the models': a file with Jinja, or the template itself
+    /// A chat template instead of the models' own: a file with Jinja, or the template itself
     #[arg(long, alias = "chat-template-file", value_name = "FILE")]
     chat_template: Option<String>,
-    /// Pack the key/value caches to this many bits a number: 2, 3, 4, 5, 6 or 8
+    /// Quantize the key/value caches to this many bits per value: 2, 3, 4, 5, 6 or 8
     #[arg(long, value_name = "BITS")]
     kv_bits: Option<u32>,
-    /// Numbers of a packed cache that share a scale: 32, 64 or 128
+    /// Values of a quantized cache that share a scale: 32, 64 or 128
     #[arg(long, value_name = "N", default_value_t = 64, requires = "kv_bits")]
     kv_group_size: u32,
-    /// Pack a cache once it holds more than this many positions; 0 packs from the first on
+    /// Quantize a cache once it has more than this many positions; 0 quantizes from the start
     #[arg(long, value_name = "N", default_value_t = QUANTIZED_KV_START, requires = "kv_bits")]
     quantized_kv_start: usize,
 }
@@ -84,22 +84,22 @@ impl CacheArgs {
     }
 }
 
-/// How much is logged, by the names of Python's `logging` and of Rust's.
+/// How much to log. Aliases are the level names of Python's `logging`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogLevel {
-    /// Nothing.
+    /// Log nothing.
     Off,
-    /// Failures.
+    /// Log failures.
     #[value(alias = "critical")]
     Error,
-    /// What may go wrong, too.
+    /// Also log possible problems.
     #[value(alias = "warning")]
     Warn,
-    /// What is done, too.
+    /// Also log what the server does.
     Info,
-    /// Each step.
+    /// Also log each step.
     Debug,
-    /// All there is.
+    /// Log everything.
     Trace,
 }
 

@@ -14,17 +14,17 @@ use crate::cli::terminal::failure::Failure;
 /// An adapter for served models.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Adapter {
-    /// The text after the model's name and a colon.
+    /// The adapter's name in requests: `MODEL:NAME`.
     pub name: String,
     /// The directory.
     pub path: PathBuf,
 }
 
-/// The models that may be loaded, and the options of loading.
+/// The models that may be loaded, with their load options.
 pub struct Source {
-    /// The options of loading, which name the backend.
+    /// The load options, which contain the backend's name.
     pub options: LoadOptions,
-    /// The most tokens of a prompt and its reply together.
+    /// Maximum number of tokens in a prompt and its reply together.
     pub context: Option<usize>,
     /// The directories whose models may be loaded.
     pub dirs: Vec<PathBuf>,
@@ -50,7 +50,7 @@ struct Candidate {
 }
 
 impl Source {
-    /// Checks paths that may be mistyped.
+    /// Checks that the given paths exist.
     pub fn check(&self) -> std::result::Result<(), Failure> {
         for dir in &self.dirs {
             inference::discover(dir).map_err(|e| e.context("--models-dir"))?;
@@ -70,8 +70,8 @@ impl Source {
         Ok(())
     }
 
-    /// All models without adapters, those of the command line first. Of two models with the same
-    /// name, the first counts. Another name for the same files refers to the first one.
+    /// All models without adapters; those of the command line come first. If two models have one
+    /// name, the first is used. If two names have the same files, the second refers to the first.
     fn bases(&self) -> Vec<Candidate> {
         let mut bases: Vec<Candidate> = Vec::new();
         let mut files: Vec<PathBuf> = Vec::new();
@@ -128,7 +128,7 @@ impl Source {
             })
             .collect();
         if !self.reload {
-            // They stay loaded, so the source need not load them.
+            // Models of the command line stay loaded, so they are not part of the source.
             bases.drain(..self.named.len().min(bases.len()));
         }
         bases.extend(with_adapters);
@@ -145,7 +145,7 @@ fn name_below(dir: &Path, path: &Path) -> Option<String> {
     let below = path.strip_prefix(dir).ok()?;
     let parts: Option<Vec<&str>> = below.iter().map(|part| part.to_str()).collect();
     match parts?.join("/") {
-        // The directory itself is the model.
+        // The directory itself is a model.
         name if name.is_empty() => {
             let directory = dir.canonicalize().ok()?;
             Some(directory.file_name()?.to_str()?.to_owned())
@@ -162,13 +162,13 @@ fn models_below(dir: &Path) -> Vec<DiscoveredModel> {
             return Vec::new();
         }
     };
-    // One bad model must not hide the others.
+    // An unreadable model must not hide the others, so errors are ignored.
     let mut models: Vec<DiscoveredModel> = discovered.filter_map(Result::ok).collect();
     models.sort_by(|a, b| a.path.cmp(&b.path));
     models
 }
 
-/// The only model at a path.
+/// The single model at a path, without models below it.
 pub fn one(path: &Path) -> Option<DiscoveredModel> {
     inference::discover(path).ok()?.find_map(Result::ok)
 }
@@ -194,7 +194,7 @@ fn cached() -> Vec<(String, PathBuf)> {
     all
 }
 
-/// The data of the model at `path` for lists.
+/// The information about the model at `path` for model lists.
 pub fn entry(name: String, path: &Path, discovered: Option<&DiscoveredModel>) -> ModelEntry {
     let modified = std::fs::metadata(path).and_then(|m| m.modified());
     let modified = modified
@@ -280,7 +280,7 @@ impl ModelSource for Source {
             tell: progress,
             now: PullProgress::default(),
         };
-        // A name that is also a path counts only as a name.
+        // A known model's name has priority over a path with the same text.
         if hub::find(name).is_some() {
             return hub::fetch(name, &mut told).map(drop);
         }
@@ -297,7 +297,7 @@ impl ModelSource for Source {
     }
 }
 
-/// The information in the headers of a model's files. Parts that cannot be read are left out.
+/// The information in the headers of a model's files. Unreadable parts are omitted.
 #[cfg(feature = "mlx-backend")]
 fn described(candidate: &Candidate, license: Option<String>) -> ModelDescription {
     let mut info = candidate.entry.info.clone().unwrap_or_default();
@@ -323,7 +323,7 @@ fn described(candidate: &Candidate, license: Option<String>) -> ModelDescription
     description.with_info(info)
 }
 
-/// Only the engine can read files.
+/// Without the engine, the program cannot read files.
 #[cfg(not(feature = "mlx-backend"))]
 fn described(candidate: &Candidate, license: Option<String>) -> ModelDescription {
     ModelDescription::new()
@@ -331,7 +331,7 @@ fn described(candidate: &Candidate, license: Option<String>) -> ModelDescription
         .with_license(license)
 }
 
-/// Reports the hub's progress as the server's.
+/// Converts progress of the hub to progress of the server.
 struct Told<'a> {
     tell: &'a mut dyn FnMut(PullProgress),
     now: PullProgress,
@@ -346,7 +346,7 @@ impl hub::Progress for Told<'_> {
     }
 
     fn advance(&mut self, done: u64) {
-        // One report for each percent is enough.
+        // Reports progress at most once per percent.
         let step = self.now.total.map_or(1 << 24, |total| (total / 100).max(1));
         if done >= self.now.completed.saturating_add(step) {
             self.now.completed = done;

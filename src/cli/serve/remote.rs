@@ -1,5 +1,5 @@
-//! `mlx ps` and `mlx stop NAME`: list the models of a running server, and unload one. Both use
-//! Ollama's protocol, which `mlx serve` supports, too.
+//! `mlx ps` and `mlx stop NAME`: list the models of a running server, and unload a model. Both use
+//! Ollama's protocol, so they also work with ollama's server.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,28 +11,28 @@ use crate::cli::terminal::failure::Failure;
 
 /// The default address of `mlx serve`.
 const DEFAULT: &str = "http://127.0.0.1:8080";
-/// The most bytes of an answer.
+/// Maximum size of an answer in bytes.
 const MAX_ANSWER: u64 = 16 << 20;
 /// The time limits for a connection and for an answer.
 const CONNECT: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(60);
-/// The year in which a server says that models are unloaded if they stay.
+/// Start of the expiry time that a server reports for models that stay loaded.
 const FOREVER: &str = "9999-";
-/// The time for which `mlx stop` waits for running replies.
+/// How long `mlx stop` waits for running replies.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Which server.
+/// The flags that select a server.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ServerArgs {
-    /// The server's address, such as 127.0.0.1:8080; without it, MLX_SERVER, else that
+    /// The server's address, such as 127.0.0.1:8080 [default: MLX_SERVER, otherwise 127.0.0.1:8080]
     #[arg(long, value_name = "ADDRESS")]
     server: Option<String>,
-    /// The server's API key; better in the variable MLX_API_KEY, which other users cannot see
+    /// The server's API key; prefer the variable MLX_API_KEY, which other users cannot see
     #[arg(long, value_name = "KEY")]
     api_key: Option<String>,
 }
 
-/// List the models that a running server holds
+/// List the models that a running server has loaded
 #[derive(Debug, Clone, clap::Args)]
 pub struct PsArgs {
     #[command(flatten)]
@@ -42,10 +42,10 @@ pub struct PsArgs {
     json: bool,
 }
 
-/// Let a running server unload a model
+/// Unload a model of a running server
 #[derive(Debug, Clone, clap::Args)]
 pub struct StopArgs {
-    /// The model, by the name that `mlx ps` shows
+    /// The model's name, as `mlx ps` prints it
     #[arg(value_name = "NAME")]
     name: String,
     #[command(flatten)]
@@ -119,7 +119,8 @@ pub fn stop(args: &StopArgs, console: &mut Console<'_>) -> Result<(), Failure> {
         if !holds(&models) {
             break;
         }
-        // A server that may unload the model sets a time for it after the request.
+        // A server that may unload the model sets an expiry time after the request. A model without
+        // one is never unloaded.
         let matching = models.iter().find(|m| bare(name_of(m)) == bare(name));
         if matching.is_some_and(stays) {
             return Err(Failure::failed(format!(
@@ -127,7 +128,7 @@ pub fn stop(args: &StopArgs, console: &mut Console<'_>) -> Result<(), Failure> {
                  such models, too"
             )));
         }
-        // Running replies may end first.
+        // Running replies complete first, so the model may stay for a while.
         if started.elapsed() > PATIENCE {
             return Err(Failure::failed(format!(
                 "the server still holds {name:?}, because replies still run"
@@ -139,7 +140,7 @@ pub fn stop(args: &StopArgs, console: &mut Console<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether a model is never unloaded.
+/// Whether the server never unloads this model.
 fn stays(model: &Value) -> bool {
     let expires = model["expires_at"].as_str();
     expires.is_some_and(|at| at.starts_with(FOREVER))
@@ -241,7 +242,7 @@ impl Remote {
     }
 }
 
-/// An address as an origin: `host:port` means `http://host:port`.
+/// Parses an address to an origin: `host:port` means `http://host:port`.
 fn address(text: &str) -> Result<String, String> {
     let text = text.trim();
     let bare = text.strip_suffix('/').filter(|bare| !bare.ends_with('/'));
@@ -271,17 +272,17 @@ fn until_text(expires: &str, now: u64) -> String {
         1..=89 => format!("{left} seconds"),
         90..=5399 => format!("{} minutes", (left + 30) / 60),
         5400..=172_799 => format!("{} hours", (left + 1800) / 3600),
-        // For a model that stays loaded, the server sends a time in the far future.
+        // If a model stays loaded, the server reports a time in the far future.
         _ => String::from("forever"),
     }
 }
 
-/// Seconds since 1970 of a time in RFC 3339, without fractions.
+/// Parses an RFC 3339 time without fractions to seconds since 1970.
 fn seconds(text: &str) -> Option<u64> {
     let number = |range: std::ops::Range<usize>| text.get(range)?.parse::<i64>().ok();
     let (year, month, day) = (number(0..4)?, number(5..7)?, number(8..10)?);
     let (hour, minute, second) = (number(11..13)?, number(14..16)?, number(17..19)?);
-    // Days from the civil calendar, with years that begin in March.
+    // Converts the civil calendar to days. The years start in March.
     let (y, m) = match month {
         1 | 2 => (year - 1, month + 9),
         _ => (year, month - 3),

@@ -1,4 +1,4 @@
-//! `mlx batch`: runs many prompts together, with one line of JSON for each.
+//! `mlx batch`: runs many prompts together, and writes one line of JSON per prompt.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -18,21 +18,21 @@ use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::interrupt::cancel_on_interrupt;
 use crate::cli::terminal::progress::CountBar;
 
-/// The longest line of results that can be read again. No reply comes near it.
+/// Maximum length of a results line that is read again, far above any reply.
 const MAX_LINE: u64 = 64 << 20;
 
-/// Generate replies to many prompts together; JSON lines in, JSON lines out
+/// Generate replies to many prompts together; reads and writes JSON lines
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
     input: InputArgs,
-    /// Append the results to this file instead of printing them; prompts with results in it are
-    /// skipped, so that an interrupted run continues
+    /// Append the results to this file instead of printing them; prompts that already have results
+    /// in the file are skipped, so an interrupted run continues
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Prompts that run at the same time
+    /// Number of prompts that run together
     #[arg(long, visible_alias = "parallel", value_name = "N", default_value = "8", value_parser = at_least_one)]
     batch_size: usize,
     #[command(flatten)]
@@ -66,11 +66,11 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     ran
 }
 
-/// The numbers of the prompts whose results are in the file. A last line that a crash cut off is
+/// The numbers of the prompts that have results in the file. A last line that a crash truncated is
 /// removed.
 fn finished(path: &std::path::Path) -> Result<Vec<usize>, Failure> {
     let fault = |e: std::io::Error| Failure::failed(format!("{}: {e}", path.display()));
-    // This comes before opening, because opening a pipe would wait.
+    // The type is checked before opening, because opening a pipe would block.
     match std::fs::metadata(path) {
         Ok(metadata) if metadata.is_file() => {}
         Ok(_) => {
@@ -117,7 +117,7 @@ fn finished(path: &std::path::Path) -> Result<Vec<usize>, Failure> {
             .and_then(|v| v["index"].as_u64());
         match (index, serde_json::from_str::<Value>(&line).is_ok()) {
             (Some(index), _) => done.push(usize::try_from(index).unwrap_or(usize::MAX)),
-            // A failed prompt is tried again.
+            // A prompt that failed runs again.
             (None, true) => {}
             (None, false) => {
                 return Err(Failure::failed(format!(
@@ -167,7 +167,7 @@ impl Args {
         let mut write = |value: &Value, console: &mut Console<'_>| -> Result<(), Failure> {
             bar.advance(1);
             match &mut file {
-                // Each line is one write, so that a crash leaves at most one incomplete line.
+                // Each line is a single write, so a crash leaves at most one incomplete line.
                 Some(file) => file
                     .write_all(format!("{value}\n").as_bytes())
                     .map_err(|e| Failure::failed(format!("cannot write results: {e}"))),
@@ -226,7 +226,7 @@ impl Args {
                             error.kind(),
                             ErrorKind::Cancelled | ErrorKind::DeadlineExceeded
                         ) {
-                            // An interrupted prompt has no result. The next run computes it.
+                            // An interrupted prompt gets no result, so the next run computes it.
                             stopped.get_or_insert(error);
                         } else {
                             failed += 1;

@@ -10,18 +10,18 @@ use crate::cli::options::prompt::read_text;
 use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 
-/// Compute a prompt once and keep it in a file, for `mlx generate --prompt-cache-file`
+/// Compute a prompt once and save its cache in a file, for `mlx generate --prompt-cache-file`
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// The beginning of the user's message; `-` reads it from standard input
+    /// The start of the user's message; `-` reads it from standard input
     #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: String,
     /// Use the prompt unchanged, without the model's chat template
     #[arg(long, alias = "ignore-chat-template")]
     raw: bool,
-    /// The file, in mlx-lm's format; replaced if it is there
+    /// The file to write, in mlx-lm's format; an existing file is replaced
     #[arg(long, value_name = "FILE")]
     prompt_cache_file: PathBuf,
     #[command(flatten)]

@@ -1,7 +1,8 @@
-//! `mlx chat`: a conversation, line by line. `session` has the conversation.
+//! `mlx chat`: a conversation on the terminal or in a script. `session` implements the
+//! conversation.
 //!
-//! Only replies go to standard output, so a chat can be scripted. If standard input is not a
-//! terminal, each line is a message.
+//! Only replies go to standard output, so scripts can use a chat. If standard input is not a
+//! terminal, each input line is a message.
 
 use std::path::Path;
 
@@ -29,7 +30,7 @@ pub struct Args {
     talk: TalkArgs,
 }
 
-/// How to talk with a model: what `chat` and `run` have in common.
+/// The flags that `chat` and `run` share.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TalkArgs {
     /// Instructions for the model
@@ -52,7 +53,7 @@ pub struct TalkArgs {
     steer: SteerArgs,
     #[command(flatten)]
     load: LoadArgs,
-    /// Go on with the last conversation on this machine
+    /// Continue the last conversation on this machine
     #[arg(long, help_heading = "Conversation")]
     resume: bool,
     /// Do not wrap words at the terminal's width
@@ -65,7 +66,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     talk(model, &args.talk, Habit::Greedy, None, console)
 }
 
-/// Answers `prompt` alone, or starts a conversation.
+/// Answers `prompt` and returns; without a prompt, starts a conversation.
 pub fn talk(
     model: Option<&str>,
     args: &TalkArgs,
@@ -114,9 +115,10 @@ pub fn talk(
         return session.answer(prompt, console);
     }
     session.open = Some(&load);
-    // Scripts do not save the conversation.
+    // A script saves its conversation only with `--resume`.
     session.last_chat = last.filter(|_| on_terminal || args.resume);
-    // The editor draws on standard output. If that is not a terminal, it is only for replies.
+    // The line editor draws on standard output. If standard output is not a terminal, it must
+    // contain only replies.
     if !on_terminal {
         return session.run(&mut Plain, console);
     }
@@ -136,7 +138,7 @@ fn session_context(parameters: &[(String, String)]) -> Option<usize> {
 }
 
 impl TalkArgs {
-    /// The start of the conversation: a preset, a model alone, or the last conversation.
+    /// The start of the conversation: a preset, a plain model, or the last conversation.
     fn beginning(&self, model: Option<&str>, last: Option<&Path>) -> Result<Preset, Failure> {
         let named = match find_preset(model)? {
             Some(preset) => preset,
@@ -152,7 +154,7 @@ impl TalkArgs {
         let last_chat =
             last_chat.ok_or_else(|| Failure::failed("there is no conversation to go on with"))?;
         Ok(match model {
-            // Another model may continue it.
+            // Another model may continue the last conversation.
             Some(_) => Preset {
                 messages: last_chat.messages,
                 system: last_chat.system,
@@ -162,7 +164,7 @@ impl TalkArgs {
         })
     }
 
-    /// The model and backend that answer, in one line.
+    /// One line with the names of model and backend.
     fn introduction(&self, model: Option<&str>, loaded: &Loaded) -> String {
         let info = loaded.model.info();
         let is_name = |name: &&str| !Path::new(name).exists();
@@ -184,7 +186,7 @@ impl TalkArgs {
     }
 }
 
-/// The model's name in a form that is valid in every directory.
+/// The model's name in a form that works in every directory: a path is absolute.
 fn from(model: Option<&str>) -> String {
     let Some(name) = model else {
         return hub::catalog()[0].name.to_owned();

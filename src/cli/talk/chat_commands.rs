@@ -1,4 +1,4 @@
-//! Reading of a chat's lines: commands, their help, and quoted messages.
+//! Parses the lines of a chat: commands and quoted messages. It also has the text of `/help`.
 
 use crate::cli::options::settings;
 use crate::cli::terminal::console::Console;
@@ -25,7 +25,7 @@ pub const HELP: &str = r#"/clear               forget the conversation
 """                  begins and ends a message of several lines
 Ctrl-C               stops a reply"#;
 
-/// The commands that Tab completes, besides the names of parameters.
+/// The commands that Tab completes. Option names are completed, too.
 const COMMANDS: [&str; 19] = [
     "/bye",
     "/clear",
@@ -48,7 +48,7 @@ const COMMANDS: [&str; 19] = [
     "/tool ",
 ];
 
-/// The quotes around a message of several lines.
+/// The quotes around a multi-line message.
 pub const QUOTES: &str = "\"\"\"";
 
 /// All words that Tab completes.
@@ -61,28 +61,29 @@ pub fn words() -> Vec<String> {
         .collect()
 }
 
-/// Whether a line is a command: a slash and a word. `/usr/lib is full` and a lone `/` are messages.
+/// Whether a line is a command: a slash and a single word. `/usr/lib is full` and a lone `/` are
+/// messages.
 pub fn is_command(line: &str) -> bool {
     let (word, _) = split_word(line);
     word.strip_prefix('/')
         .is_some_and(|name| name == "?" || (!name.is_empty() && !name.contains('/')))
 }
 
-/// The first word and the rest, trimmed.
+/// The first word and the remaining text, both trimmed.
 pub fn split_word(text: &str) -> (&str, &str) {
     let text = text.trim();
     let (word, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
     (word, rest.trim_start())
 }
 
-/// Text without a pair of quotes around it.
+/// The text without surrounding quotes.
 pub fn unquote(text: &str) -> &str {
     let inner = |quote: &str| text.strip_prefix(quote)?.strip_suffix(quote);
     inner(QUOTES).or_else(|| inner("\"")).unwrap_or(text)
 }
 
-/// Reads the rest of a message of several lines whose first line began with quotes. `None` if it
-/// was cancelled or is empty.
+/// Reads the rest of a multi-line message whose first line starts with quotes. `None` if the
+/// message was cancelled or is empty.
 pub fn read_quoted(
     first: &str,
     lines: &mut dyn Lines,
@@ -100,7 +101,7 @@ pub fn read_quoted(
         line = match lines.next("... ", console)? {
             Line::Text(line) => line,
             Line::Interrupted => return Ok(None),
-            // The end of the input ends the message too.
+            // The end of the input also ends the message.
             Line::End => break,
         };
     }

@@ -1,4 +1,4 @@
-//! `mlx classify`: the most likely next token of many prompts, computed together.
+//! `mlx classify`: computes the most likely next token of many prompts together.
 
 use inference::{GenerateOptions, Prompt, TextModel};
 use serde_json::{Value, json};
@@ -16,11 +16,11 @@ pub struct Args {
     model: ModelArgs,
     #[command(flatten)]
     input: InputArgs,
-    /// Choose among these: the first token of each must differ. Write a leading space where the
-    /// model would; may be given several times
+    /// Choose among these labels. Their first tokens must differ. Start with a space if the model
+    /// would; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     label: Vec<String>,
-    /// Print this many of the most likely tokens
+    /// Print this number of most likely tokens
     #[arg(long, value_name = "N", default_value_t = 0)]
     top: usize,
     #[command(flatten)]
@@ -29,7 +29,7 @@ pub struct Args {
     load: LoadArgs,
 }
 
-/// The number of prompts in one call. Results are printed after each call.
+/// Number of prompts per call of the engine. Results are printed after each call.
 const TOGETHER: usize = 64;
 
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
@@ -106,7 +106,7 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
     total.ln() + greatest
 }
 
-/// Adds the most likely label, and the probability of each label among them.
+/// Adds the most likely label, and each label's probability among all labels.
 fn add_labels(value: &mut Value, names: &[String], ids: &[u32], logits: &[f32]) {
     let label_logits: Vec<f32> = ids
         .iter()

@@ -1,4 +1,4 @@
-//! Comparison of a prompt's length with the model's context.
+//! Checks of a prompt's length against the model's context.
 
 use inference::ModelInfo;
 
@@ -7,7 +7,7 @@ use crate::cli::terminal::failure::Failure;
 /// Refuses a prompt longer than the model's context, unless the cache is bounded.
 ///
 /// # Errors
-/// A message with both counts.
+/// If the prompt is too long. The message contains both lengths.
 pub fn check(info: &ModelInfo, prompt: usize, ctx_size: Option<usize>) -> Result<(), Failure> {
     match (ctx_size, info.context_length) {
         (None, Some(context)) if prompt > context => Err(Failure::failed(format!(
@@ -18,7 +18,7 @@ pub fn check(info: &ModelInfo, prompt: usize, ctx_size: Option<usize>) -> Result
     }
 }
 
-/// A message if prompt and reply exceeded the model's context.
+/// A message if prompt and reply together exceed the model's context.
 pub fn beyond(info: &ModelInfo, all: usize, ctx_size: Option<usize>) -> Option<String> {
     let context = info.context_length?;
     (ctx_size.is_none() && all > context).then(|| {

@@ -14,10 +14,10 @@ use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::interrupt::cancel_on_interrupt;
 use crate::cli::terminal::progress::CountBar;
 
-/// Print a vector for each of many texts, as an embedding model is trained to make them
+/// Print a vector for each of many texts, as the embedding model was trained to compute it
 ///
-/// A model without files of sentence-transformers gives the mean of its last hidden states, scaled
-/// to length one.
+/// For a model without files of sentence-transformers, the vector is the mean of the last hidden
+/// states, scaled to length one.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -26,7 +26,7 @@ pub struct Args {
     input: InputArgs,
     #[command(flatten)]
     vectors: VectorArgs,
-    /// Write the vectors to this .npy file (numpy, float32, one row a text) instead of printing
+    /// Write the vectors to this .npy file (numpy, float32, one row per text) instead of printing
     /// JSON
     #[cfg(feature = "probe")]
     #[arg(long, value_name = "FILE")]
@@ -55,43 +55,43 @@ fn write(path: &Path, shape: [usize; 2], values: &[f32]) -> Result<(), Failure> 
     inference_probe::npy::write(path, &shape, values).map_err(|e| Failure::failed(e.to_string()))
 }
 
-/// Never called: without the feature `probe`, no flag asks for a file.
+/// Never called: without the feature `probe`, no flag names such a file.
 #[cfg(not(feature = "probe"))]
 fn write(path: &Path, _: [usize; 2], _: &[f32]) -> Result<(), Failure> {
     let message = format!("cannot write {}: built without probe", path.display());
     Err(Failure::failed(message))
 }
 
-/// How vectors are made.
+/// The flags for the vectors.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Vectors")]
 struct VectorArgs {
-    /// How the states of a text become one: mean, last, cls, max, mean_sqrt_length or
-    /// weighted_mean; without it, as the model is trained
+    /// How to combine a text's states into one vector: mean, last, cls, max, mean_sqrt_length or
+    /// weighted_mean [default: as the model was trained]
     #[arg(long, value_name = "HOW", value_parser = pooling)]
     pooling: Option<Pooling>,
-    /// Leave the vectors' lengths as they are
+    /// Do not scale vectors to length one
     #[arg(long)]
     no_normalize: bool,
-    /// Scale vectors to length one, also where the model does not
+    /// Scale vectors to length one, even if the model does not
     #[arg(long, conflicts_with = "no_normalize")]
     normalize: bool,
-    /// Only the first N elements, for models that are trained so (Matryoshka)
+    /// Return only the first N elements, for models trained for this (Matryoshka)
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     dimensions: Option<usize>,
-    /// The most tokens of a text, at most the model's own bound
+    /// Maximum tokens of a text; the model's own maximum also applies
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     max_length: Option<usize>,
-    /// Cut texts that are too long, instead of refusing them
+    /// Truncate texts that are too long, instead of refusing them
     #[arg(long)]
     truncate: bool,
-    /// The model's prompt of this name in front of each text, such as query or document
+    /// Put the model's prompt of this name before each text, such as query or document
     #[arg(long, value_name = "NAME", conflicts_with_all = ["prompt", "no_prompt"])]
     prompt_name: Option<String>,
-    /// This text in front of each text
+    /// Put this text before each text
     #[arg(long, value_name = "TEXT", conflicts_with = "no_prompt")]
     prompt: Option<String>,
-    /// Nothing in front, even where the model has a default prompt
+    /// Put nothing before the texts, even if the model has a default prompt
     #[arg(long)]
     no_prompt: bool,
 }
@@ -124,7 +124,7 @@ impl VectorArgs {
     }
 }
 
-/// The number of texts in one call, which sorts them by length.
+/// Number of texts per call of the engine, which sorts them by length.
 const TOGETHER: usize = 256;
 
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
@@ -142,7 +142,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let options = args.vectors.options();
     options.validate(&embedder.embedding_info())?;
     let mut all: Vec<f32> = Vec::new();
-    // A bar would interrupt the printed lines of results.
+    // On a terminal, a progress bar would interrupt the printed results.
     let shown = args.file().is_some() || !console.out_is_terminal;
     let bar = shown.then(|| CountBar::start("texts", records.len() as u64, console));
     for part in records.chunks(TOGETHER) {

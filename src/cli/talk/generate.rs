@@ -26,21 +26,20 @@ use crate::cli::terminal::progress::PrefillBar;
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// The prompt; `-` reads it from standard input, as does no prompt at all where that is a file
-    /// or a pipe
+    /// The prompt; `-` reads it from standard input, and so does a missing prompt if standard input
+    /// is a file or a pipe
     #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
     /// The same as --prompt
     #[arg(value_name = "PROMPT")]
     text: Option<String>,
-    /// The prompt in a file of UTF-8; a newline at its end is dropped
+    /// Read the prompt from a UTF-8 file, without a newline at its end
     #[arg(long, short, value_name = "FILE")]
     file: Option<std::path::PathBuf>,
-    /// The prompt as token ids, used exactly as they are: `1,2,3`; `-` reads them from standard
-    /// input
+    /// The prompt as token ids, used unchanged: `1,2,3`; `-` reads them from standard input
     #[arg(long, value_name = "IDS", allow_hyphen_values = true, conflicts_with_all = DIALOG)]
     tokens: Option<TokenList>,
-    /// Instructions that come before the prompt; without them the model's chat template decides
+    /// Instructions before the prompt [default: those of the model's chat template, if any]
     #[arg(
         long,
         alias = "system-prompt",
@@ -52,17 +51,18 @@ pub struct Args {
     /// Use the prompt unchanged, without the model's chat template
     #[arg(long, alias = "ignore-chat-template", conflicts_with_all = DIALOG)]
     raw: bool,
-    /// Print one JSON object at the end instead of the text as it comes
+    /// Print one JSON object at the end, instead of the text while it is generated
     #[arg(long)]
     json: bool,
-    /// Continue the message that `mlx cache-prompt` (or mlx-lm's `cache_prompt`) began in this file
+    /// Continue the message that `mlx cache-prompt` (or mlx-lm's `cache_prompt`) started in this
+    /// file
     #[arg(
         long,
         value_name = "FILE",
         conflicts_with_all = ["system", "tokens", "chat_template", "chat_template_config", "think", "prefill_response", "tools"]
     )]
     prompt_cache_file: Option<std::path::PathBuf>,
-    /// With `--json`, the log-probability of each token and of the N most likely ones
+    /// With `--json`, also print the log-probability of each token and of the N most likely tokens
     #[arg(long, value_name = "N", requires = "json")]
     logprobs: Option<usize>,
     #[command(flatten)]
@@ -77,12 +77,12 @@ pub struct Args {
     steer: SteerArgs,
     #[command(flatten)]
     pub load: LoadArgs,
-    /// What a preset has been told before
+    /// The conversation of a preset so far
     #[arg(skip)]
     history: Vec<Message>,
 }
 
-/// Flags of conversations, which have no effect for other prompts.
+/// Flags for conversations. They have no effect on other prompts.
 const DIALOG: [&str; 5] = [
     "chat_template",
     "chat_template_config",
@@ -91,7 +91,7 @@ const DIALOG: [&str; 5] = [
     "tools",
 ];
 
-/// The most tokens of a reply if neither a preset nor the model's context sets a limit.
+/// Maximum number of tokens in a reply, if neither a preset nor the model's context sets a limit.
 const UNKNOWN_CONTEXT: usize = 8192;
 
 /// The input of the model.
@@ -101,7 +101,7 @@ enum Request {
 }
 
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
-    // Checks that need no model run before one is loaded.
+    // Checks that need no model come before the model is loaded.
     let preset = find_preset(args.model.model.as_deref())?;
     let mut options = args.options(preset.as_ref())?;
     args.engine.apply(&mut options)?;
@@ -155,12 +155,12 @@ impl Args {
         let of_file = self.file.as_deref().map(read_file).transpose()?;
         match (given.or(of_file.as_ref()), &self.tokens) {
             (Some(prompt), None) => {
-                // A dash in a file is text.
+                // A single dash in a file is text, not a name for standard input.
                 let text = match &of_file {
                     Some(text) => text.clone(),
                     None => read_text(prompt, console)?,
                 };
-                // A saved prompt can be continued without further text.
+                // A saved prompt can be continued without additional text.
                 if text.trim().is_empty() && self.prompt_cache_file.is_none() {
                     return Err(Failure::usage(
                         "the prompt is empty; there is nothing to reply to",
@@ -285,7 +285,7 @@ impl Args {
         self.run(model, dialog::ids_of(model, text), options)
     }
 
-    /// The reply to a prompt. Refuses token ids that exceed the model's context.
+    /// Generates the reply to a prompt. Refuses token ids that exceed the model's context.
     fn run(
         &self,
         model: &dyn TextModel,
@@ -299,8 +299,8 @@ impl Args {
         Ok((stream, None))
     }
 
-    /// The prompt as a conversation. Without `--system`, only the template decides about
-    /// instructions, as in training and in mlx-lm.
+    /// The prompt as a conversation. Without `--system` no system message is added; the chat
+    /// template decides about instructions, as in training and in mlx-lm.
     fn messages(&self, text: String) -> Vec<Message> {
         let system = self.system.as_deref().filter(|text| !text.is_empty());
         let system = system.map(Message::system);
@@ -408,7 +408,7 @@ mod tests {
         let mut streams = Streams::new("from a pipe\n");
         answer(&model, &["-p", "-"], &mut streams).unwrap();
         assert_eq!(model.asked(), ["text from a pipe"]);
-        // Without a prompt argument, the pipe is the prompt. An empty pipe is no prompt.
+        // Without a prompt argument, the piped text is the prompt. An empty pipe is an error.
         let mut streams = Streams::new("from a pipe\n");
         answer(&model, &["--raw"], &mut streams).unwrap();
         assert_eq!(model.asked()[1], "text from a pipe");

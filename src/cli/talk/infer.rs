@@ -1,5 +1,5 @@
-//! `mlx infer`: the most probable next tokens of a prompt, computed by layers that walk, by the
-//! dense pass, or by both.
+//! `mlx infer`: shows the most probable next tokens of a prompt. Walking layers, the dense pass, or
+//! both compute them.
 
 use std::time::Instant;
 
@@ -13,20 +13,21 @@ use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::interrupt::cancel_on_interrupt;
 
-/// Show the most probable next tokens of a prompt, also by two ways to compute feed-forward parts
+/// Show the most probable next tokens of a prompt; can compare two ways to compute feed-forward
+/// parts
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
     prompt: RawPromptArgs,
-    /// How many tokens
+    /// Number of tokens to show
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     top: usize,
-    /// The plan of --ffn beside the dense pass
+    /// Compare the plan of --ffn with the dense pass
     #[arg(long)]
     compare: bool,
-    /// Print one JSON object, as `/v1/infer` of `mlx serve` does
+    /// Print one JSON object, in the form of `/v1/infer` of `mlx serve`
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -160,8 +161,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The most probable tokens with probabilities of four digits. Of equal ones, the lower id comes
-/// first.
+/// The most probable tokens, with probabilities rounded to four digits. Among equal probabilities,
+/// the lower id comes first.
 fn predictions(
     model: &dyn TextModel,
     output: &LogitsOutput,

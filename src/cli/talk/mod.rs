@@ -1,4 +1,4 @@
-//! Commands that ask a model: for one answer, a conversation, or many prompts.
+//! Commands that run a model: for one reply, a conversation, or many prompts.
 
 pub mod batch;
 pub mod cache_prompt;

@@ -1,4 +1,4 @@
-//! One reply: prints its tokens while they arrive, and its statistics.
+//! A reply: prints its tokens as they arrive, and its statistics.
 
 use inference::{
     Error, ErrorKind, FinishReason, GenerateMetrics, Token, TokenLogprobs, TokenStream, ToolCall,
@@ -12,7 +12,7 @@ use crate::cli::terminal::screen::Screen;
 
 /// The result of a generation, complete or not.
 pub struct Reply {
-    /// All text so far. With a reader, this excludes reasoning and calls.
+    /// The text so far. If a reader separates reasoning and calls, the text does not contain them.
     pub text: String,
     /// The reasoning that a reader found.
     pub reasoning: String,
@@ -22,20 +22,20 @@ pub struct Reply {
     pub tokens: Vec<u32>,
     /// Log-probabilities of the tokens, if requested.
     pub logprobs: Vec<TokenLogprobs>,
-    /// The reason for the end.
+    /// Why the reply ended.
     pub finish_reason: Option<FinishReason>,
     pub metrics: GenerateMetrics,
-    /// The error that ended it early.
+    /// The error that ended the reply early.
     pub error: Option<Error>,
 }
 
 impl Reply {
-    /// Reads a stream to its end. If `show` is set, prints the text while it arrives: rendered by
-    /// `screen`, or as raw text without one. A `reader` separates reasoning and tool calls from the
+    /// Reads a stream to its end. If `show` is set, prints the text as it arrives: rendered by
+    /// `screen`, or raw without a screen. A `reader` separates reasoning and tool calls from the
     /// text.
     ///
     /// # Errors
-    /// Only errors of writing. An error of the stream is part of the reply.
+    /// Only errors of writing. An error of the stream becomes part of the reply.
     pub fn draw(
         mut stream: TokenStream,
         show: bool,
@@ -69,7 +69,7 @@ impl Reply {
             }
         }
         write(&parts.finish(), &mut screen)?;
-        // The next output begins on a new line, on a terminal and in a pipe.
+        // On a terminal and in a pipe, the next output must start on a new line.
         if let Some(screen) = &mut screen {
             console.drawn(&screen.end())?;
         } else if show && !text.is_empty() && !text.ends_with('\n') {
@@ -126,7 +126,7 @@ impl Parts {
         }
     }
 
-    /// The text that was held back.
+    /// Returns the withheld text.
     #[cfg(feature = "mlx-backend")]
     fn finish(&mut self) -> String {
         match &mut self.reader {
@@ -174,8 +174,8 @@ impl Parts {
     }
 }
 
-/// The metrics of a generation as JSON. Without a token there was no prefill, so its speed is left
-/// out.
+/// The metrics of a generation as JSON. Without any token there was no prefill, so the prefill
+/// speed is omitted.
 pub fn figures(metrics: &GenerateMetrics) -> Value {
     let mut figures = json!(metrics);
     if metrics.generated_tokens == 0 {
@@ -184,7 +184,7 @@ pub fn figures(metrics: &GenerateMetrics) -> Value {
     figures
 }
 
-/// The statistics of a generation, on one line.
+/// The statistics of a generation in one line.
 pub fn statistics(metrics: &GenerateMetrics, finish_reason: Option<FinishReason>) -> String {
     let mut line = format!("prompt: {} tokens", metrics.prompt_tokens);
     if metrics.generated_tokens > 0 {

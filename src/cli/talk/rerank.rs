@@ -13,41 +13,41 @@ use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::interrupt::cancel_on_interrupt;
 use crate::cli::terminal::progress::CountBar;
 
-/// Sort documents by how well they answer a query, with a model that is trained to score them
+/// Sort documents by how well they answer a query, with a model trained for scoring
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// The query
     #[arg(value_name = "QUERY")]
     query: String,
-    /// The documents, one a line: a text, a JSON string, or a JSON object with `text` and perhaps
-    /// `id`; `-` reads standard input
+    /// The documents, one per line: a text, a JSON string, or a JSON object with `text` and
+    /// optionally `id`; `-` reads standard input
     #[arg(value_name = "FILE", default_value = "-")]
     file: PathBuf,
     #[command(flatten)]
     model: ModelArgs,
-    /// Only the best N
+    /// Print only the best N documents
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     top_n: Option<usize>,
-    /// Scores as the model's last layer gives them, instead of numbers from 0 to 1
+    /// Print the raw scores of the model's last layer, instead of scores from 0 to 1
     #[arg(long)]
     raw_scores: bool,
-    /// The most tokens of a query with a document, at most the model's own bound
+    /// Maximum tokens of a query with a document; the model's own maximum also applies
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     max_length: Option<usize>,
-    /// Cut documents that are too long, instead of refusing them
+    /// Truncate documents that are too long, instead of refusing them
     #[arg(long)]
     truncate: bool,
-    /// What the model is told to look for, for models that read an instruction
+    /// The task, for models that expect an instruction
     #[arg(long, value_name = "TEXT")]
     instruction: Option<String>,
-    /// Print one JSON value a document, with `index`, `score` and `text`
+    /// Print one JSON value per document, with `index`, `score` and `text`
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     load: LoadArgs,
 }
 
-/// The number of documents in one call.
+/// Number of documents per call of the engine.
 const TOGETHER: usize = 64;
 
 /// A document, and the value of its `id` field.
@@ -119,7 +119,7 @@ fn read(path: &Path, console: &mut Console<'_>) -> Result<Vec<Document>, Failure
         &mut file
     };
     let mut text = String::new();
-    // Reading one byte more than the limit detects larger input.
+    // Reads one byte more than the limit, to detect larger input.
     let read = source.take(MAX_INPUT + 1).read_to_string(&mut text);
     if read.map_err(failed)? as u64 > MAX_INPUT {
         return Err(Failure::failed(format!(
@@ -130,7 +130,7 @@ fn read(path: &Path, console: &mut Console<'_>) -> Result<Vec<Document>, Failure
     Ok(lines.map(document).collect())
 }
 
-/// A document from a line: a JSON string, an object with `text`, or the text itself.
+/// Parses a line: a JSON string, an object with `text`, or plain text.
 fn document(line: &str) -> Document {
     let plain = || Document {
         text: line.to_owned(),

@@ -1,4 +1,4 @@
-//! `mlx run NAME [PROMPT]`: one reply to a prompt; without a prompt, a conversation.
+//! `mlx run NAME [PROMPT]`: prints one reply to a prompt, or starts a conversation without one.
 
 use crate::cli::options::prompt::read_text;
 use crate::cli::options::sampling::Habit;
@@ -6,21 +6,21 @@ use crate::cli::talk::chat::{TalkArgs, talk};
 use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 
-/// Run a model by its name: answer a prompt, or talk on a terminal without one
+/// Run a model by its name: answer a prompt, or start a conversation on a terminal
 ///
-/// Words after NAME are the prompt. Text piped into the program comes before them; without words it
-/// is the prompt. Tokens are drawn as the model's files recommend, else with Ollama's defaults:
-/// `--temp 0` takes the most likely one.
+/// Words after NAME are the prompt. Piped text comes before these words; without words, the piped
+/// text is the prompt. Tokens are sampled as the model's files recommend, otherwise with Ollama's
+/// defaults. `--temp 0` always chooses the most likely token.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// The model: a directory, a .gguf file, a known name (see `mlx pull --list`) or owner/name on
     /// the Hugging Face Hub
     #[arg(value_name = "NAME")]
     name: String,
-    /// The prompt; on a terminal without one a conversation begins
+    /// The prompt; without one, a conversation starts on a terminal
     #[arg(value_name = "PROMPT")]
     prompt: Vec<String>,
-    /// As in ollama: `json` for any JSON object, or a JSON schema
+    /// The format of the reply, as in ollama: `json` for any JSON object, or a JSON schema
     #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json_schema", "json_schema_file", "regex", "grammar", "grammar_file"])]
     format: Option<String>,
     #[command(flatten)]
@@ -37,18 +37,17 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
 }
 
 impl Args {
-    /// The JSON schema that `--format` stands for.
+    /// The JSON schema for the value of `--format`.
     fn schema(&self) -> Option<&str> {
         match self.format.as_deref() {
-            // As in ollama and in the server, this means an object. A bare number would end at
-            // once.
+            // As in ollama and in the server, `json` means a JSON object. Otherwise a plain number
+            // would be a complete reply.
             Some("json") => Some(r#"{"type": "object"}"#),
             schema => schema,
         }
     }
 
-    /// The piped text and the words, with a space between them as in ollama. `None` starts a
-    /// conversation.
+    /// The piped text and the words, joined by a space as in ollama. `None` starts a conversation.
     fn prompt(&self, console: &mut Console<'_>) -> Result<Option<String>, Failure> {
         if console.in_is_terminal && self.prompt.is_empty() {
             return Ok(None);

@@ -1,17 +1,17 @@
-//! Text files that the command line names, read up to a size limit. The length that the system
-//! reports is no limit, because it is 0 for devices and pipes.
+//! Reads text files that the command line names, up to a size limit. The length that the system
+//! reports cannot serve as limit, because it is 0 for devices and pipes.
 
 use std::fs::File;
 use std::io::{Error, Read, Result};
 use std::path::Path;
 
-/// The most bytes of a prompt on standard input, far above any model's context.
+/// Maximum size of a prompt on standard input in bytes, far above any model's context.
 pub const MAX_INPUT: u64 = 64 << 20;
 
 /// Reads a UTF-8 text of at most `limit` bytes. The file may be a pipe.
 ///
 /// # Errors
-/// Those of the system, and an error that names the limit.
+/// Errors of the system, and an error if the file exceeds `limit`.
 pub fn read_text(path: &Path, limit: u64) -> Result<String> {
     let mut bytes = Vec::new();
     File::open(path)?

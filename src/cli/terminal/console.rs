@@ -1,6 +1,7 @@
-//! The three standard streams of the commands. Tests replace them by buffers.
+//! The three standard streams. Tests replace them by buffers.
 //!
-//! All results are written here, so that a closed pipe ends the program without an error.
+//! All results are written through this type, so that a closed pipe ends the program without an
+//! error message.
 
 use std::io::{self, BufRead, BufWriter, Write};
 
@@ -26,15 +27,15 @@ pub struct Console<'a> {
     pub err_is_terminal: bool,
     /// Whether progress and statistics are hidden.
     pub quiet: bool,
-    /// Whether statistics are also shown where they are usually hidden.
+    /// Whether statistics are shown even where they are hidden by default.
     pub verbose: bool,
     /// Whether Ctrl-C is caught while a reply is generated.
     pub catches_interrupts: bool,
 }
 
 impl Console<'_> {
-    /// Writes a piece of a result and flushes it, so that it appears at once. On a terminal,
-    /// control characters are replaced, because a model's text must not control it.
+    /// Writes a piece of a result and flushes it, so that it appears immediately. On a terminal,
+    /// control characters are replaced, because the model's text must not control the terminal.
     pub fn text(&mut self, text: &str) -> Result<(), Failure> {
         if text.is_empty() {
             return Ok(());
@@ -50,7 +51,7 @@ impl Console<'_> {
             .map_err(write_failed)
     }
 
-    /// Writes our own control sequences and text unchanged.
+    /// Writes text that the program itself made, with its control sequences unchanged.
     pub fn drawn(&mut self, text: &str) -> Result<(), Failure> {
         let written = self.out.write_all(text.as_bytes());
         written
@@ -74,28 +75,28 @@ impl Console<'_> {
         written.map_err(write_failed)
     }
 
-    /// Writes an unimportant message, unless `quiet` is set.
+    /// Writes a message for information. `quiet` suppresses it.
     pub fn note(&mut self, text: &str) {
         if !self.quiet {
             self.warn(text);
         }
     }
 
-    /// Writes an important message, even if `quiet` is set.
+    /// Writes a warning. `quiet` does not suppress it.
     pub fn warn(&mut self, text: &str) {
         let columns = self.err_is_terminal.then(tty::error_columns).flatten();
-        // Without standard error, no message can be shown, and the program continues.
+        // Without standard error no message can be shown, so an error is ignored.
         let _ = writeln!(self.err, "{}", wrapped(text, columns.unwrap_or(0)));
         let _ = self.err.flush();
     }
 
-    /// Writes one line of a result, on a terminal wrapped between words.
+    /// Writes one line of a result. On a terminal, the line wraps between words.
     pub fn wrapped_line(&mut self, line: &str) -> Result<(), Failure> {
         let columns = self.out_is_terminal.then(tty::columns).flatten();
         self.line(&wrapped(line, columns.unwrap_or(0)))
     }
 
-    /// Writes lines of a table. On a terminal the last column is wrapped between words.
+    /// Writes lines of a table. On a terminal, the last column wraps between words.
     pub fn rows(&mut self, rows: &[Vec<String>]) -> Result<(), Failure> {
         let lines = table(rows);
         lines.iter().try_for_each(|line| self.wrapped_line(line))
@@ -106,7 +107,7 @@ fn drives_terminal(c: char) -> bool {
     c.is_control() && !matches!(c, '\n' | '\r' | '\t')
 }
 
-/// The failure for an error of writing a result.
+/// Converts an error of writing a result.
 pub fn write_failed(error: io::Error) -> Failure {
     if error.kind() == io::ErrorKind::BrokenPipe {
         return Failure::PipeClosed;
@@ -114,7 +115,7 @@ pub fn write_failed(error: io::Error) -> Failure {
     Failure::Failed(anyhow::Error::new(error).context("cannot write to standard output"))
 }
 
-/// Bytes as text: `1.5 MiB`.
+/// A size as text: `1.5 MiB`.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = n as f64;
@@ -171,7 +172,7 @@ mod tests {
         assert_eq!(console.text("x").unwrap_err().exit_code(), 0);
         let failure = console.json(&vec![1; 100_000]).unwrap_err();
         assert_eq!(failure.exit_code(), 0);
-        // A closed standard error stops nothing.
+        // A closed standard error must not end the program.
         let mut closed = Closed;
         console.err = &mut closed;
         console.warn("nobody hears this");

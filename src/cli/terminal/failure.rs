@@ -1,24 +1,25 @@
-//! The reason why a command stopped, and its exit code.
+//! Why a command stopped, and the resulting exit code.
 
 use std::error::Error as StdError;
 
 use inference::ErrorKind;
 
-/// The reason why a command stopped early.
+/// Why a command stopped early.
 #[derive(Debug)]
 pub enum Failure {
-    /// The command line is wrong: exit 2.
+    /// The command line is invalid: exit code 2.
     Usage(String),
-    /// The reader of our output closed the pipe, which is no error: exit 0.
+    /// The reader of standard output closed the pipe, which is no error: exit code 0.
     PipeClosed,
-    /// A signal stopped it after everything was saved: exit 130 for Ctrl-C, 143 for SIGTERM.
+    /// A signal stopped the command after it saved everything. Exit code 130 for Ctrl-C, 143 for
+    /// SIGTERM.
     Interrupted {
         /// The message about the saved files.
         message: String,
-        /// The exit code of a shell for the signal.
+        /// The exit code that a shell reports for the signal.
         code: u8,
     },
-    /// Anything else: exit 1.
+    /// Any other failure: exit code 1.
     Failed(anyhow::Error),
 }
 
@@ -58,7 +59,7 @@ impl Failure {
 impl From<inference::Error> for Failure {
     fn from(error: inference::Error) -> Self {
         match error.kind() {
-            // Only signals cancel here.
+            // Only signals cancel requests in this program.
             ErrorKind::Cancelled => Failure::Interrupted {
                 message: chain(&error),
                 code: 130,
@@ -87,8 +88,8 @@ impl From<inference_formats::Error> for Failure {
     }
 }
 
-/// Converts an error of options that only a model can check, such as a grammar. It is a usage error
-/// like those found earlier.
+/// Converts an error about options that only a model can check, such as a grammar. It is a usage
+/// error, like errors about other options.
 pub fn of_options(error: inference::Error) -> Failure {
     match error.kind() {
         ErrorKind::InvalidOption => Failure::Usage(chain(&error)),
@@ -96,7 +97,7 @@ pub fn of_options(error: inference::Error) -> Failure {
     }
 }
 
-/// An error and its causes on one line. A cause is left out if the text already contains it.
+/// An error and its causes in one line. A cause is omitted if the text already contains it.
 pub fn chain(error: &dyn StdError) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

@@ -1,9 +1,9 @@
-//! Ctrl-C during a reply: the first one stops the reply, the second one the program.
+//! Ctrl-C during a reply: the first Ctrl-C stops the reply, and the second one ends the program.
 //!
-//! Before the first reply, Ctrl-C has its usual meaning. Later, outside of a reply, it ends the
-//! program with 130, a shell's code for the signal. `train` handles SIGTERM in the same way, with
-//! 143, so that a job ended by a cluster or a container keeps its training. `serve` handles both
-//! signals, too, and exits with 0 after the first one.
+//! Before the first reply, Ctrl-C ends the program as usual. Later, outside of a reply, Ctrl-C ends
+//! the program with 130, the exit code that shells use for this signal. `train` also handles
+//! SIGTERM, with exit code 143, so that a job ended by a cluster or a container saves its training.
+//! `serve` handles both signals, too, and exits with 0 after the first one.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use inference::CancelToken;
 use parking_lot::Mutex;
 
-/// A shell's exit code for SIGINT.
+/// The exit code that shells use for SIGINT.
 const INTERRUPTED: u8 = 130;
-/// A shell's exit code for SIGTERM.
+/// The exit code that shells use for SIGTERM.
 #[cfg(all(unix, any(feature = "mlx-backend", feature = "serve")))]
 const TERMINATED: u8 = 143;
 
@@ -21,13 +21,13 @@ static CURRENT: Mutex<Option<CancelToken>> = Mutex::new(None);
 static HANDLER: Once = Once::new();
 #[cfg(all(unix, any(feature = "mlx-backend", feature = "serve")))]
 static TERM_HANDLER: Once = Once::new();
-/// The exit code for the last signal that cancelled.
+/// The exit code for the last signal that set the token.
 static CODE: AtomicU8 = AtomicU8::new(INTERRUPTED);
 
-/// While this guard lives, Ctrl-C cancels its token.
+/// While this guard exists, Ctrl-C cancels the guard's token.
 pub struct Guard(());
 
-/// Lets Ctrl-C cancel `token` until the guard is dropped.
+/// Makes Ctrl-C cancel `token` until the guard is dropped.
 pub fn cancel_on_interrupt(token: &CancelToken) -> Guard {
     *current() = Some(token.clone());
     HANDLER.call_once(|| {
@@ -38,7 +38,7 @@ pub fn cancel_on_interrupt(token: &CancelToken) -> Guard {
     Guard(())
 }
 
-/// Lets Ctrl-C and SIGTERM cancel `token` until the guard is dropped.
+/// Makes Ctrl-C and SIGTERM cancel `token` until the guard is dropped.
 #[cfg(any(feature = "mlx-backend", feature = "serve"))]
 pub fn cancel_on_signals(token: &CancelToken) -> Guard {
     let guard = cancel_on_interrupt(token);
@@ -59,7 +59,7 @@ pub fn cancel_on_signals(token: &CancelToken) -> Guard {
     guard
 }
 
-/// The exit code for the last signal that cancelled.
+/// The exit code for the last signal that set the token.
 #[cfg(feature = "mlx-backend")]
 pub fn exit_code() -> u8 {
     CODE.load(Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! The source of a chat's lines: an editor with history on a terminal, plain reads elsewhere.
+//! The source of a chat's lines: an editor with history on a terminal, plain reads otherwise.
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, Read};
@@ -17,15 +17,15 @@ use crate::cli::terminal::bounded::MAX_INPUT;
 use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 
-/// The most lines of history that are kept.
+/// Maximum number of saved history lines.
 const HISTORY: usize = 1000;
 
-/// An input of the user.
+/// One input of the user.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Line {
     /// A line, without its newline.
     Text(String),
-    /// Ctrl-C, which drops the line.
+    /// Ctrl-C, which discards the line.
     Interrupted,
     /// Ctrl-D, or the end of the input.
     End,
@@ -33,11 +33,11 @@ pub enum Line {
 
 /// A source of lines.
 pub trait Lines {
-    /// The next line. `prompt` is shown on a terminal.
+    /// Reads the next line. On a terminal, `prompt` is shown before it.
     fn next(&mut self, prompt: &str, console: &mut Console<'_>) -> Result<Line, Failure>;
 }
 
-/// Reads lines from `console`'s input unchanged.
+/// Reads the lines of `console`'s input unchanged.
 pub struct Plain;
 
 impl Lines for Plain {
@@ -64,7 +64,7 @@ impl Lines for Plain {
     }
 }
 
-/// Completes the beginning of a line, such as a command.
+/// Completes the start of a line, for example to a command.
 pub struct Words(pub Vec<String>);
 
 impl Words {
@@ -96,14 +96,14 @@ impl Highlighter for Words {}
 impl Validator for Words {}
 impl Helper for Words {}
 
-/// Edits lines on the terminal and saves them in a file that only the user can read.
+/// An editor on the terminal. It saves its lines in a file that only the user can read.
 pub struct Edited {
     editor: Editor<Words, FileHistory>,
     history: Option<PathBuf>,
 }
 
 impl Edited {
-    /// Opens the editor. Tab completes `words`. A history that cannot be saved causes only a
+    /// Opens the editor. Tab completes `words`. If the history cannot be saved, there is only a
     /// warning.
     pub fn open(history: Option<PathBuf>, words: Words) -> Result<Self, Failure> {
         let config = Config::builder()
@@ -151,7 +151,8 @@ impl Lines for Edited {
 }
 
 impl Edited {
-    /// Saves a line in the file at once, because a killed program cannot save at its end.
+    /// Appends a line to the history file immediately, because a killed program could not save it
+    /// later.
     fn remember(&mut self, line: &str) {
         let added = self.editor.add_history_entry(line);
         if !matches!(added, Ok(true)) {
@@ -160,7 +161,7 @@ impl Edited {
         if let Some(path) = &self.history
             && let Err(e) = self.editor.append_history(path)
         {
-            // The warning appears only once, because the chat matters more.
+            // The warning appears only once, so that it does not disturb the chat.
             tracing::warn!(path = %path.display(), "the history is not saved: {e}");
             self.history = None;
         }
@@ -171,7 +172,7 @@ fn no_terminal(error: ReadlineError) -> Failure {
     Failure::Failed(anyhow::Error::new(error).context("cannot read from the terminal"))
 }
 
-/// Makes sure the history file exists and that no other user can read it.
+/// Creates the history file if it is missing, and removes access for other users.
 fn make_private(path: &Path) -> std::io::Result<()> {
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir)?;
@@ -182,7 +183,7 @@ fn make_private(path: &Path) -> std::io::Result<()> {
     {
         use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
         let file = options.mode(0o600).open(path)?;
-        // The file may have existed with other permissions.
+        // An existing file may have other permissions.
         file.set_permissions(std::fs::Permissions::from_mode(0o600))
     }
     #[cfg(not(unix))]
@@ -211,7 +212,7 @@ mod tests {
         let words = Words(["/set", "/show", "/set seed"].map(String::from).to_vec());
         assert_eq!(words.beginning("/se"), ["/set", "/set seed"]);
         assert_eq!(words.beginning("/set s"), ["/set seed"]);
-        // Otherwise every word of a message would be a candidate.
+        // Otherwise each word of a message would be completed.
         assert!(words.beginning("").is_empty() && words.beginning("a /s").is_empty());
     }
 

@@ -1,4 +1,5 @@
-//! Progress on standard error: bars on a terminal, plain lines elsewhere, nothing with `--quiet`.
+//! Progress on standard error: bars on a terminal, plain lines otherwise, and nothing with
+//! `--quiet`.
 
 use std::fmt;
 use std::io::Write;
@@ -12,19 +13,19 @@ use rust_mlx::hub::{Progress, Stage};
 
 use crate::cli::terminal::console::{Console, bytes};
 
-// The message takes the rest of the line and is cut there. A wrapped line would be drawn
-// repeatedly.
+// The message fills the rest of the line and is truncated there. Otherwise the bar would wrap, and
+// each update would fill another line.
 const BYTES_BAR: &str = "{wide_msg} [{bar:16}] {bytes}/{total_bytes}{speed}{left}";
 const TOKEN_BAR: &str = "{wide_msg} [{bar:16}] {pos}/{len} tokens{left}";
 const COUNT_BAR: &str = "{wide_msg} [{bar:16}] {pos}/{len}{left}";
-/// The time after which a prompt gets a bar.
+/// How long a prefill must take before it gets a bar.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The interval of plain lines during a download.
+/// Interval of plain progress lines during a download.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// The style of a bar. `{speed}` and `{left}` are shown once they can be computed.
 pub fn style(template: &str) -> ProgressStyle {
-    // The template is a valid constant. If it were not, the default style would be used.
+    // The template is a constant. If it were invalid, the default style would be used.
     ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .progress_chars("=> ")
@@ -53,11 +54,11 @@ fn bar(total: u64, template: &str, message: String) -> ProgressBar {
         .with_message(message)
 }
 
-/// A bar for a slow prompt, until its first token. Dropping it removes the bar.
+/// A progress bar for a slow prefill, until the first token. Dropping it removes the bar.
 pub struct PrefillBar(Option<Arc<Mutex<ProgressBar>>>);
 
 impl PrefillBar {
-    /// Makes `options` report the prompt's progress, on a terminal.
+    /// Makes `options` report the prefill progress, if standard error is a terminal.
     pub fn start(options: &mut GenerateOptions, console: &Console<'_>) -> Self {
         if console.quiet || !console.err_is_terminal {
             return Self(None);
@@ -106,7 +107,7 @@ pub struct HubProgress<'c> {
 }
 
 impl<'c> HubProgress<'c> {
-    /// Shows the progress on `console`'s standard error.
+    /// A progress display on `console`'s standard error.
     pub fn new(console: &'c mut Console<'_>) -> Self {
         Self {
             terminal: console.err_is_terminal,
@@ -121,7 +122,7 @@ impl<'c> HubProgress<'c> {
     }
 
     fn line(&mut self, text: &str) {
-        // A failure to show progress must not stop the command.
+        // Errors are ignored, because a failed display must not stop the command.
         let _ = writeln!(self.err, "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! The settings of the terminal while it shows a reply.
+//! The terminal's settings while a reply is shown.
 
 use crate::cli::terminal::console::Console;
 
@@ -20,30 +20,30 @@ fn columns_of(stream: impl std::os::fd::AsFd) -> Option<usize> {
     Some(usize::from(size.ws_col)).filter(|&columns| columns > 0)
 }
 
-/// Unknown on this system.
+/// The width is unknown on this system.
 #[cfg(not(unix))]
 pub fn columns() -> Option<usize> {
     None
 }
 
-/// Unknown on this system.
+/// The width is unknown on this system.
 #[cfg(not(unix))]
 pub fn error_columns() -> Option<usize> {
     None
 }
 
-/// The terminal's settings before keys were hidden. They are not in the guard, because a program
-/// that exits by a second Ctrl-C drops nothing.
+/// The terminal's settings before echo was turned off. They are static, because a second Ctrl-C
+/// exits without dropping the guard.
 #[cfg(unix)]
 static BEFORE: parking_lot::Mutex<Option<rustix::termios::Termios>> = parking_lot::Mutex::new(None);
 
-/// While this guard lives, the terminal does not echo typed keys into the reply. It keeps them for
-/// the next line.
+/// While this guard exists, the terminal does not echo typed keys into the reply. It keeps the keys
+/// for the next line.
 #[must_use]
 pub struct NoEcho(());
 
 impl NoEcho {
-    /// Turns echo off if a person types the input.
+    /// Turns echo off, if standard input is a terminal.
     #[cfg(unix)]
     pub fn start(console: &Console<'_>) -> Self {
         use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
@@ -55,7 +55,7 @@ impl NoEcho {
             let mut during = before.clone();
             during.local_modes.remove(LocalModes::ECHO);
             *of_before() = Some(before);
-            // A terminal that refuses still echoes keys, and the program continues.
+            // If the terminal refuses, it still echoes keys, and the program continues.
             let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &during);
         }
         Self(())

@@ -1,15 +1,15 @@
-//! Wraps our own messages on a narrow terminal. Lines break between words, and a continued last
-//! column keeps its indentation. `screen` wraps replies.
+//! Wraps the program's own messages on a narrow terminal. Lines break between words. A continued
+//! last column keeps its indentation. `screen` wraps replies instead.
 
 use textwrap::{Options, WordSeparator, WordSplitter};
 
 /// The spaces between the columns of a table.
 const GAP: &str = "  ";
-/// The indentation of a continued line in a text without columns.
+/// The indentation of continued lines in text without columns.
 const INDENT: usize = 0;
 
-/// Wraps `text` for a terminal of `width` columns. Lines that fit stay unchanged, and long words,
-/// such as paths, stay whole.
+/// Wraps `text` for a terminal of `width` columns. Lines that fit are unchanged, and long words
+/// such as paths are not divided.
 pub fn wrapped(text: &str, width: usize) -> String {
     let lines: Vec<String> = text.split('\n').map(|line| one(line, width)).collect();
     lines.join("\n")
@@ -23,7 +23,7 @@ fn one(line: &str, width: usize) -> String {
     let (names, rest) = line.split_at(last_column(line));
     let column = textwrap::core::display_width(names);
     let (names, hanging) = match column {
-        // A last column without enough space for words goes below the others.
+        // A last column that has too little space goes to the next line.
         n if n * 2 > width && names.trim().is_empty() => (String::from("    "), 4),
         n if n * 2 > width => (format!("{}\n    ", one(names.trim_end(), width)), 4),
         n if n > 0 => (names.to_owned(), n),
@@ -76,7 +76,7 @@ mod tests {
             wrapped(line, 24),
             "/set NAME  one of many\n           words here"
         );
-        // There is not enough space beside the names.
+        // The last column has too little space beside the names.
         let line = "cpu (default)  yes  a device  streaming chat";
         assert_eq!(
             wrapped(line, 20),
@@ -86,9 +86,9 @@ mod tests {
             wrapped("cpu  a device of many words  streaming chat", 20),
             "cpu  a device of\n     many words\n    streaming chat"
         );
-        // A line with only a wide indentation is indented by four columns.
+        // A line with only a wide indentation gets an indentation of four columns.
         assert_eq!(wrapped("            one two", 16), "    one two");
-        // The indentation is kept.
+        // A narrow indentation stays.
         assert_eq!(wrapped("    a b c", 7), "    a b\n    c");
     }
 }

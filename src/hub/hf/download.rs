@@ -1,5 +1,5 @@
-//! Downloads one file of a repository into the cache, complete and verified. It continues an
-//! earlier attempt.
+//! Downloads one file of a repository into the cache. The file appears only when complete and
+//! verified. A download continues an interrupted one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -24,18 +24,18 @@ pub(super) struct Fetcher<'a> {
     pub repository: &'a Repository,
     pub commit: &'a str,
     pub files: &'a [Sibling],
-    /// Whether cached content is hashed.
+    /// Whether to hash files that are already cached.
     pub verify: bool,
     pub progress: &'a mut dyn Progress,
 }
 
-/// The most bytes of a file whose length neither the server nor the list of files announces.
+/// Maximum size of a file in bytes, if neither the server nor the file list announces its size.
 const MAX_UNANNOUNCED: u64 = 256 << 20;
 
-/// The hub's announcement of a file.
+/// The hub's metadata of a file.
 #[derive(Debug)]
 struct Announced {
-    /// The name of the content in the cache.
+    /// The ETag, which is the file's name in the cache.
     etag: String,
     size: Option<u64>,
     hash: Hash,
@@ -46,7 +46,7 @@ struct Announced {
 enum Hash {
     /// SHA-256 of the bytes, used for large files.
     Sha256(String),
-    /// Git's hash of a blob, used for small files: SHA-1 over its length and its bytes.
+    /// Git's blob hash, used for small files: SHA-1 over length and content.
     Git(String),
     /// The hub announces no hash.
     Unknown,
@@ -91,8 +91,8 @@ impl Hasher {
 }
 
 impl Fetcher<'_> {
-    /// The path of the file `name` in the snapshot. `place` is its number among all files, for
-    /// progress.
+    /// Downloads the file `name` and returns its path in the snapshot. `place` is its number among
+    /// all files, for progress messages.
     pub(super) fn fetch(&mut self, name: &str, place: &str) -> Result<PathBuf> {
         if !is_safe_name(name) {
             return Err(Error::new(
@@ -134,7 +134,7 @@ impl Fetcher<'_> {
         let etag = header("x-linked-etag").or_else(|| header("etag"));
         let etag = etag.unwrap_or_default().trim();
         let etag = etag.strip_prefix("W/").unwrap_or(etag).trim_matches('"');
-        // The tag becomes a file's name.
+        // The ETag becomes a file name, so it must be safe.
         if !is_plain(etag) {
             return Err(Error::new(
                 ErrorKind::Io,
@@ -163,7 +163,8 @@ impl Fetcher<'_> {
             && listed.and_then(|f| f.blob.as_deref()) == Some(etag)
             && size.is_some()
         {
-            // Another server's tag may look alike. The hub's list confirms that it is git's hash.
+            // Another server may use a similar ETag. Only the hub's file list confirms that it is
+            // git's hash.
             Hash::Git(etag.to_ascii_lowercase())
         } else {
             Hash::Unknown
@@ -175,7 +176,7 @@ impl Fetcher<'_> {
         })
     }
 
-    /// Whether the content is in the cache.
+    /// Whether the cache has the content.
     fn is_there(&mut self, blob: &Path, announced: &Announced, label: &str) -> Result<bool> {
         let Ok(metadata) = fs::metadata(blob) else {
             return Ok(false);
@@ -199,7 +200,7 @@ impl Fetcher<'_> {
         Ok(right)
     }
 
-    /// Downloads the content. The caller holds the lock.
+    /// Downloads the content. The caller has the lock.
     fn download(&mut self, url: &str, announced: &Announced, label: &str) -> Result<()> {
         let partial = self.repository.partial(&announced.etag);
         let blob = self.repository.blob(&announced.etag);
@@ -221,7 +222,7 @@ impl Fetcher<'_> {
         Ok(())
     }
 
-    /// Completes `partial` and verifies it. A wrong file is removed.
+    /// Completes the file `partial` and verifies it. A wrong file is deleted.
     fn download_from(
         &mut self,
         url: &str,
@@ -297,12 +298,13 @@ impl Fetcher<'_> {
         Ok(sink.hasher)
     }
 
-    /// Requests the missing part once, and writes it while it arrives.
+    /// Sends one request for the missing part, and writes the part as it arrives.
     fn transfer(&mut self, url: &str, sink: &mut Sink<'_>) -> Result<(), Fault> {
         let from = (sink.length > 0).then_some(sink.length);
         let answer = self.http.request("GET", url, from, Follow::All);
         let answer = match answer {
-            // The server has nothing from this position on, so our part belongs to another file.
+            // The server has no bytes from this position on, so the local part belongs to another
+            // file.
             Err(fault) if fault.status == 416 => {
                 sink.restart()?;
                 return Err(Fault::passing(fault.error));
@@ -315,7 +317,7 @@ impl Fetcher<'_> {
                 .get("content-range")
                 .and_then(|v| range_start(v.to_str().ok()?));
             if answer.status().as_u16() != 206 || start != from {
-                // The server sent the whole file instead of the requested part.
+                // The server sent the whole file instead of the requested range.
                 sink.restart()?;
                 if answer.status().as_u16() == 206 {
                     let error = Error::new(
@@ -345,7 +347,7 @@ impl Fetcher<'_> {
     }
 }
 
-/// The file being written and the hash of its content.
+/// The file that is being written, with the hash of its content.
 struct Sink<'a> {
     file: File,
     path: &'a Path,
@@ -355,7 +357,7 @@ struct Sink<'a> {
 }
 
 impl Sink<'_> {
-    /// Hashes the part of an earlier run, and moves to its end.
+    /// Hashes the part that an earlier run downloaded, and moves to its end.
     fn take_over(&mut self, progress: &mut dyn Progress) -> std::io::Result<()> {
         let mut buffer = vec![0u8; 1 << 17];
         loop {
@@ -417,7 +419,7 @@ impl Sink<'_> {
     }
 }
 
-/// Compares the digest. An error contains the digest that was found.
+/// Compares the digest. The error contains the actual digest.
 fn is_right(hasher: Hasher, hash: &Hash) -> Result<(), String> {
     match (hasher.finish(), hash) {
         (Some(actual), Hash::Sha256(wanted) | Hash::Git(wanted)) if actual != *wanted => {
@@ -443,7 +445,7 @@ fn feed(hasher: &mut Hasher, path: &Path, progress: &mut dyn Progress) -> std::i
     }
 }
 
-/// The number of the first byte in `bytes 5-9/10`.
+/// The first byte position in a header like `bytes 5-9/10`.
 fn range_start(text: &str) -> Option<u64> {
     text.trim()
         .strip_prefix("bytes ")?
@@ -459,8 +461,8 @@ mod tests {
 
     #[test]
     fn git_and_sha_hashes_are_the_published_ones() {
-        // The hashes are from `printf hello | git hash-object --stdin` and from FIPS 180-4 for
-        // "abc".
+        // The expected hashes come from `printf hello | git hash-object --stdin`, and for "abc"
+        // from FIPS 180-4.
         let git = Hash::Git("b6fc4c620b67d95f953a5c1c1230aaab5db5a1b0".into());
         let mut hasher = Hasher::new(&git, Some(5));
         hasher.update(b"hello");

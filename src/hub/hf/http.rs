@@ -1,5 +1,6 @@
-//! Requests to the hub. Redirects are followed here, so that only the hub receives the token and
-//! only its own headers count. Failures are either temporary and repeated, or final.
+//! Requests to the hub. This module follows redirects itself, so that only the hub receives the
+//! token and only the hub's headers are trusted. A temporary failure is retried; other failures are
+//! final.
 
 use std::io::Read;
 use std::time::Duration;
@@ -10,12 +11,12 @@ use ureq::http::{HeaderMap, Response, StatusCode};
 
 /// The most redirects in a row.
 const MAX_REDIRECTS: usize = 10;
-/// A request fails after this number of failures in a row without a byte in between.
+/// After this number of consecutive failures without a received byte, a request fails.
 pub(super) const ATTEMPTS: u32 = 5;
-/// The longest wait before a repetition.
+/// Maximum delay before a retry.
 const MAX_DELAY: Duration = Duration::from_secs(60);
 const CONNECT: Duration = Duration::from_secs(20);
-/// The longest time without data from a server.
+/// Timeout for a server that sends no data.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// A failed request.
@@ -23,14 +24,14 @@ const SILENCE: Duration = Duration::from_secs(60);
 pub(super) struct Fault {
     /// The error for the user.
     pub error: Error,
-    /// The least time to wait before the request is repeated; `None` if it must not be repeated.
+    /// Minimum delay before a retry; `None` if the request must not be retried.
     pub again: Option<Duration>,
-    /// The answer's status, if there was one.
+    /// Status code of the answer; 0 without an answer.
     pub status: u16,
 }
 
 impl Fault {
-    /// A temporary fault.
+    /// A temporary fault, which is retried.
     pub(super) fn passing(error: Error) -> Self {
         Self {
             error,
@@ -64,19 +65,19 @@ pub(super) enum Body<'a> {
     },
 }
 
-/// The redirects that are followed.
+/// Which redirects are followed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Follow {
-    /// All redirects.
+    /// Follow all redirects.
     All,
-    /// Those to the same host. A redirect to another host is the answer.
+    /// Follow redirects to the same host. A redirect to another host is returned as the answer.
     SameHost,
 }
 
 /// A client of one hub.
 pub(super) struct Http {
     agent: Agent,
-    /// Scheme, host and port that the token is valid for.
+    /// Scheme, host and port to which the token may be sent.
     origin: String,
     token: Option<String>,
     retry_delay: Duration,
@@ -96,7 +97,7 @@ impl Http {
             .timeout_recv_response(Some(SILENCE))
             .timeout_per_read(Some(SILENCE))
             .user_agent(concat!("rust-mlx/", env!("CARGO_PKG_VERSION")))
-            // With compression, lengths and ranges would not be those of the file.
+            // With compression, lengths and ranges would refer to compressed data.
             .accept_encoding("identity")
             .tls_config(tls)
             .build();
@@ -108,7 +109,7 @@ impl Http {
         }
     }
 
-    /// Repeats `attempt` after temporary faults.
+    /// Calls `attempt`, and retries it after temporary faults.
     pub(super) fn patiently<T>(&self, mut attempt: impl FnMut() -> Result<T, Fault>) -> Result<T> {
         let mut failures = 0;
         loop {
@@ -122,10 +123,10 @@ impl Http {
         }
     }
 
-    /// Waits before the repetition after the `failures`-th failure in a row.
+    /// Waits before a retry. `failures` is the number of consecutive failures.
     ///
     /// # Errors
-    /// The fault's own, if it must not be repeated.
+    /// The error of the fault, if the request must not be retried.
     pub(super) fn wait(&self, fault: Fault, failures: u32) -> Result<()> {
         let Some(asked) = fault.again.filter(|_| failures < ATTEMPTS) else {
             return Err(fault.error);
@@ -137,7 +138,7 @@ impl Http {
         Ok(())
     }
 
-    /// The body of a small answer. Temporary faults are repeated.
+    /// The body of a small answer. Retries after temporary faults.
     pub(super) fn get_small(&self, url: &str, most: u64) -> Result<Vec<u8>> {
         self.patiently(|| {
             let (_, answer) = self.request("GET", url, None, Follow::All)?;
@@ -155,8 +156,8 @@ impl Http {
         })
     }
 
-    /// Sends one request. Returns the headers of the hub's own answers (including those before a
-    /// redirect to another host) and the last answer. `from` is the first byte to request.
+    /// Sends one request. Returns the hub's own headers (also those before a redirect to another
+    /// host) and the last answer. `from` is the first requested byte.
     pub(super) fn request(
         &self,
         method: &str,
@@ -205,7 +206,7 @@ impl Http {
                 return Err(Fault::lasting(error));
             }
             if follow == Follow::SameHost && origin(&target) != origin(&url) {
-                // This length is that of the redirect's own body.
+                // This length belongs to the body of the redirect, not to the file.
                 headers.remove("content-length");
                 return Ok((headers, answer));
             }
@@ -254,8 +255,8 @@ impl Http {
         })
     }
 
-    /// Sends one request with a body. Redirects are an error, because a body must go only to its
-    /// address.
+    /// Sends one request with a body. A redirect is an error, because the body must go only to the
+    /// given address.
     pub(super) fn send(
         &self,
         method: &str,
@@ -293,8 +294,8 @@ impl Http {
         Err(self.refused(url, status, answer.headers()))
     }
 
-    /// Sends a small body to the hub and returns the answer's JSON, or `null` without one.
-    /// Temporary faults are repeated.
+    /// Sends a small body to the hub, and returns the answer as JSON; `null` for an empty answer.
+    /// Retries after temporary faults.
     pub(super) fn ask(
         &self,
         method: &str,
@@ -312,7 +313,7 @@ impl Http {
         })
     }
 
-    /// The fault for a status other than success.
+    /// The fault for an error status.
     fn refused(&self, url: &str, status: StatusCode, headers: &HeaderMap) -> Fault {
         let code = status.as_u16();
         let header = |name: &str| headers.get(name).and_then(|v| v.to_str().ok());
@@ -378,8 +379,8 @@ pub(super) fn broken(url: &str, e: std::io::Error) -> Fault {
     Fault::passing(error.with_source(e))
 }
 
-/// An address for messages and logs: without the part after `?` or `#`, and without a password.
-/// Signed addresses are secrets.
+/// A URL for messages and logs, without password, query and fragment. The query of a signed URL is
+/// a secret.
 pub(super) fn shown(url: &str) -> String {
     let url = url.split(['?', '#']).next().unwrap_or_default();
     let Some((scheme, rest)) = url.split_once("://") else {
@@ -392,8 +393,8 @@ pub(super) fn shown(url: &str) -> String {
     }
 }
 
-/// The error for a request without an answer. Some texts of `e` repeat the whole address, so `e` is
-/// not kept as the source.
+/// The error for a request without an answer. `e` is not kept as source, because its text may
+/// contain the whole URL.
 fn no_answer(url: &str, e: &ureq::Error, hint: &str) -> Error {
     let shown = shown(url);
     let mut why = e.to_string().replace(url, &shown);
@@ -432,7 +433,7 @@ fn join(url: &str, location: &str) -> Option<String> {
         .then(|| format!("{}{location}", origin(url).unwrap_or_default()))
 }
 
-/// Percent-encodes all but plain characters. `/` is kept if `path` says that it is a separator.
+/// Percent-encodes all but unreserved characters. If `path` is set, `/` stays as separator.
 pub(super) fn encode(text: &str, path: bool) -> String {
     use std::fmt::Write as _;
     let mut out = String::with_capacity(text.len());
@@ -462,7 +463,7 @@ mod tests {
         assert_eq!(shown("https://h/a"), "https://h/a");
 
         use std::io::{BufRead, BufReader, Write};
-        // A hub that redirects to a store. The store refuses, cuts its answer short, or does not
+        // A hub that redirects to a store. The store refuses, truncates its answer, or does not
         // exist.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let origin = format!("http://{}", listener.local_addr().unwrap());

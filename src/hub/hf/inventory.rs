@@ -19,13 +19,13 @@ pub struct CachedModel {
     pub id: String,
     /// The commit.
     pub commit: String,
-    /// The branches and tags of this commit.
+    /// The branches and tags that name this commit.
     pub refs: Vec<String>,
-    /// The bytes of its files, including those shared with other revisions.
+    /// Size of its files in bytes, including files that other revisions share.
     pub bytes: u64,
     /// Number of its files.
     pub files: usize,
-    /// Whether the cache has all files that the model needs.
+    /// Whether the cache contains all files that the model needs.
     pub complete: bool,
     /// The directory.
     pub path: PathBuf,
@@ -44,8 +44,8 @@ pub struct Removed {
 }
 
 impl HfHub {
-    /// The models in the cache, one entry for each revision, sorted by name. Other kinds of
-    /// repositories are left out.
+    /// The models in the cache, one entry per revision, sorted by name. Repositories that are not
+    /// models are omitted.
     ///
     /// # Errors
     /// If the cache exists but cannot be listed.
@@ -108,7 +108,8 @@ impl HfHub {
             .collect()
     }
 
-    /// The revisions that [`Self::remove`] would remove, and the bytes that it would free.
+    /// The revisions that [`Self::remove`] would delete, and the number of bytes that it would
+    /// free.
     ///
     /// # Errors
     /// [`ErrorKind::ModelNotFound`] if the cache does not have the model.
@@ -139,12 +140,13 @@ impl HfHub {
         })
     }
 
-    /// Removes a model from the cache. With a revision, it removes that revision and the files that
-    /// only it uses; otherwise the whole repository. The file in `spec` is ignored.
+    /// Deletes a model from the cache. If `spec` has a revision, deletes that revision and the
+    /// files that only it uses; otherwise deletes the whole repository. The file name in `spec` is
+    /// ignored.
     ///
     /// # Errors
-    /// [`ErrorKind::ModelNotFound`] if the cache does not have the model, [`ErrorKind::Io`] if it
-    /// cannot be removed.
+    /// [`ErrorKind::ModelNotFound`] if the cache does not contain the model, [`ErrorKind::Io`] if
+    /// it cannot be deleted.
     pub fn remove(&self, spec: &ModelSpec) -> Result<Removed> {
         let removed = self.would_remove(spec)?;
         let repository = Repository::new(&self.cache, spec);
@@ -176,7 +178,7 @@ impl HfHub {
     }
 }
 
-/// Removes a directory in one step for other processes.
+/// Deletes a directory. For other processes, it disappears in one step.
 fn remove_tree(cache: &Path, dir: &Path) -> Result<()> {
     let cannot = |e| failed("cannot remove it from the cache", dir, e);
     let holder = tempfile::Builder::new()
@@ -187,14 +189,14 @@ fn remove_tree(cache: &Path, dir: &Path) -> Result<()> {
     holder.close().map_err(cannot)
 }
 
-/// The contents to which only `commit` of `all` links.
+/// The blobs to which only `commit` links. `all` lists all commits.
 fn own_blobs(repository: &Repository, commit: &str, all: &[String]) -> BTreeSet<PathBuf> {
     let blobs = repository.root().join("blobs");
     let of = |commit: &str| -> BTreeSet<PathBuf> {
         let files = files_below(&repository.snapshot(commit));
         let targets = files.iter().filter_map(|f| fs::read_link(f).ok());
-        // A link points to `.../blobs/<etag>`. Only the last part is used, so that nothing outside
-        // is removed.
+        // A link's target is `.../blobs/<etag>`. Only the last component is used, so that nothing
+        // outside the directory is deleted.
         let names = targets.filter_map(|t| t.file_name()?.to_str().map(str::to_owned));
         names
             .filter(|n| is_plain(n))
@@ -231,7 +233,7 @@ fn commits(repository: &Repository) -> Vec<String> {
     commits
 }
 
-/// Revisions by name, with their commits.
+/// The commits of all branches and tags, by name.
 fn refs(dir: &Path) -> BTreeMap<String, String> {
     let mut refs = BTreeMap::new();
     for file in files_below(dir) {
@@ -247,7 +249,7 @@ fn refs(dir: &Path) -> BTreeMap<String, String> {
     refs
 }
 
-/// Files and links below a directory; links to directories are not followed.
+/// Files and links below a directory. Links to directories are not followed.
 fn files_below(dir: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     let mut open = vec![(dir.to_owned(), 0)];

@@ -1,6 +1,6 @@
-//! The layout of one repository in the shared cache: `blobs/<etag>`, `snapshots/<commit>/<file>`
-//! with links to the blobs, `refs/<revision>` with a commit, and locks. It is the layout of
-//! Python's `huggingface_hub`.
+//! The layout of a repository in the shared cache, as in Python's `huggingface_hub`: files in
+//! `blobs/<etag>`, links to them in `snapshots/<commit>/<file>`, a commit in each
+//! `refs/<revision>`, and locks.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -41,12 +41,12 @@ impl Repository {
         &self.locks
     }
 
-    /// The path of the content with this tag.
+    /// The path of the content with this ETag.
     pub(super) fn blob(&self, etag: &str) -> PathBuf {
         self.root.join("blobs").join(etag)
     }
 
-    /// The path of the partial content with this tag.
+    /// The path of the incomplete content with this ETag.
     pub(super) fn partial(&self, etag: &str) -> PathBuf {
         self.root.join("blobs").join(format!("{etag}.incomplete"))
     }
@@ -56,7 +56,7 @@ impl Repository {
         self.root.join("snapshots").join(commit)
     }
 
-    /// The commit of a revision in this cache.
+    /// The commit of a revision, according to the cache.
     pub(super) fn commit_of(&self, revision: &str) -> Option<String> {
         if is_plain(revision) && self.snapshot(revision).is_dir() {
             return Some(revision.to_owned());
@@ -90,7 +90,7 @@ impl Repository {
     /// Makes the file `name` of `commit` a link to the content `etag`.
     pub(super) fn link(&self, commit: &str, name: &str, etag: &str) -> Result<PathBuf> {
         let path = self.snapshot(commit).join(name);
-        // The path leads from `snapshots/<commit>/<dirs>/` up to the repository.
+        // The relative path from `snapshots/<commit>/<dirs>/` up to the repository's directory.
         let up = "../".repeat(2 + name.matches('/').count());
         let target = PathBuf::from(format!("{up}blobs/{etag}"));
         let link = || -> io::Result<()> {
@@ -99,7 +99,8 @@ impl Repository {
             }
             let dir = path.parent().unwrap_or(&self.root);
             fs::create_dir_all(dir)?;
-            // The link gets a temporary name first, so that it appears in one step.
+            // The link is created under a temporary name and then renamed, so that it appears
+            // atomically.
             let holder = tempfile::Builder::new().prefix(".link-").tempdir_in(dir)?;
             let fresh = holder.path().join("l");
             make_link(&target, &self.blob(etag), &fresh)?;
@@ -109,7 +110,7 @@ impl Repository {
         Ok(path)
     }
 
-    /// Waits for the lock of a content and takes it. Dropping the file releases the lock.
+    /// Waits for the lock of a content and acquires it. Dropping the file releases the lock.
     pub(super) fn lock(&self, etag: &str, progress: &mut dyn Progress) -> Result<File> {
         let path = self.locks.join(format!("{etag}.lock"));
         let open = || {
@@ -133,7 +134,8 @@ impl Repository {
                 progress.end();
                 locked.map_err(|e| failed("cannot lock", &path, e))?;
             }
-            // Some network file systems have no locks. Renames still keep the cache consistent.
+            // Some network file systems have no locks. Without a lock, atomic renames still keep
+            // the cache consistent.
             Err(TryLockError::Error(e)) => {
                 tracing::warn!(path = %path.display(), "no lock on this file system: {e}");
             }
@@ -147,7 +149,8 @@ fn make_link(target: &Path, _: &Path, at: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(target, at)
 }
 
-/// Links need a privilege on this system. Like Python, this makes a second name or a copy.
+/// On this system, creating links needs a privilege. Like Python's client, this creates a hard link
+/// or a copy.
 #[cfg(not(unix))]
 fn make_link(_: &Path, blob: &Path, at: &Path) -> io::Result<()> {
     fs::hard_link(blob, at).or_else(|_| fs::copy(blob, at).map(|_| ()))
@@ -159,13 +162,13 @@ pub(super) fn failed(what: &str, path: &Path, e: io::Error) -> Error {
         .with_source(e)
 }
 
-/// Whether a text is one plain path component on every platform.
+/// Whether a text is a single, safe path component on every platform.
 pub(super) fn is_plain(part: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     !part.is_empty() && part.len() <= 200 && !part.starts_with('.') && part.chars().all(allowed)
 }
 
-/// Whether a text can be a branch, a tag or a commit: plain components with `/` between them.
+/// Whether a text can be a branch, tag or commit: safe path components separated by `/`.
 pub(super) fn is_revision(text: &str) -> bool {
     text.len() <= 200
         && text
@@ -250,7 +253,7 @@ mod tests {
                 assert!(fs::read_link(&path).unwrap().is_relative());
             }
         }
-        // Nothing temporary is left beside them.
+        // No temporary files may remain.
         let left = fs::read_dir(repository.snapshot("c")).unwrap().count();
         assert_eq!(left, 2);
     }

@@ -1,12 +1,12 @@
-//! The Hugging Face Hub: models by `owner/name`, in the cache that Python's tools also use.
+//! Models of the Hugging Face Hub, named `owner/name`, in the cache that Python's tools also use.
 //!
-//! It fetches only the files that a model needs. Each is complete and verified, or it does not
-//! appear. They go into `models--owner--name/{blobs,snapshots,refs}`, the layout of
-//! `huggingface_hub`. No weights are read. `select` knows which files belong together, and `layout`
-//! knows the paths.
+//! Only the files that a model needs are downloaded. A file appears in the cache only when it is
+//! complete and verified. Files are stored in `models--owner--name/{blobs,snapshots,refs}`, the
+//! layout of `huggingface_hub`. This module reads no weights. `select` determines which files
+//! belong together, and `layout` determines their paths.
 //!
-//! The crate `hf-hub` (1.0) is not used. It restarts interrupted files, verifies no hash and has no
-//! offline mode. It needs an asynchronous runtime and some 280 crates. This module needs one
+//! Why not the crate `hf-hub` (1.0): it restarts interrupted files, verifies no hash, has no
+//! offline mode, and needs an asynchronous runtime and about 280 crates. This module needs one
 //! blocking client (`ureq`).
 
 mod download;
@@ -34,9 +34,9 @@ pub use inventory::{CachedModel, Removed};
 pub use spec::ModelSpec;
 pub use upload::{PushOptions, Pushed};
 
-/// The most bytes of an answer about a repository.
+/// Maximum size of an answer about a repository, in bytes.
 const MAX_LISTING: u64 = 64 << 20;
-/// A repository with more files is not a model.
+/// Maximum number of files in a repository. No model has more.
 const MAX_FILES: usize = 20_000;
 
 /// A hub and the local cache of its files.
@@ -60,7 +60,7 @@ impl std::fmt::Debug for HfHub {
     }
 }
 
-/// The hub's data of a repository at a revision.
+/// The hub's data about a repository at a revision.
 #[derive(Debug, Deserialize)]
 struct Listing {
     sha: String,
@@ -80,9 +80,10 @@ struct Sibling {
 }
 
 impl HfHub {
-    /// The hub and the cache that these variables name: `HF_ENDPOINT`; `HF_HUB_CACHE`, else `hub`
-    /// in `HF_HOME`; `HF_TOKEN`, else the file that `HF_TOKEN_PATH` names, else `token` in
-    /// `HF_HOME`; `HF_HUB_OFFLINE` and `MLX_OFFLINE`.
+    /// The hub and the cache that environment variables determine. `HF_ENDPOINT` is the hub.
+    /// `HF_HUB_CACHE` is the cache, otherwise `hub` in `HF_HOME`. `HF_TOKEN` is the token,
+    /// otherwise the file `HF_TOKEN_PATH`, otherwise `token` in `HF_HOME`. `HF_HUB_OFFLINE` and
+    /// `MLX_OFFLINE` disable the network.
     ///
     /// # Errors
     /// If neither a variable nor a home directory determines the cache, or if a value is invalid.
@@ -90,7 +91,7 @@ impl HfHub {
         settings::read(&|name| std::env::var_os(name), std::env::home_dir())
     }
 
-    /// A hub at `endpoint` with the cache directory `cache`. The environment is not used.
+    /// A hub at `endpoint` with the cache directory `cache`. Environment variables are ignored.
     ///
     /// # Errors
     /// If `endpoint` is not an `http` or `https` address.
@@ -113,14 +114,15 @@ impl HfHub {
         Ok(self)
     }
 
-    /// Sets whether only the cache is used.
+    /// Sets whether to use only the cache.
     #[must_use]
     pub fn with_offline(mut self, offline: bool) -> Self {
         self.offline = offline;
         self
     }
 
-    /// Sets the wait before a failed request is repeated for the first time. It doubles each time.
+    /// Sets the delay before the first retry of a failed request. Each further retry doubles the
+    /// delay.
     #[must_use]
     pub fn with_retry_delay(mut self, delay: Duration) -> Self {
         self.retry_delay = delay;
@@ -132,7 +134,7 @@ impl HfHub {
         &self.cache
     }
 
-    /// The model's path in the cache, if all files that it needs are there. Nothing is fetched.
+    /// The model's path, if the cache contains all files that it needs. Downloads nothing.
     #[must_use]
     pub fn cached(&self, spec: &ModelSpec) -> Option<PathBuf> {
         let repository = Repository::new(&self.cache, spec);
@@ -140,8 +142,7 @@ impl HfHub {
         select::complete(&repository.snapshot(&commit), spec.file())
     }
 
-    /// The model's path. It comes from the cache if all its files are there; otherwise they are
-    /// fetched.
+    /// The model's path. Downloads the model unless the cache contains all its files.
     ///
     /// # Errors
     /// Those of [`Self::pull`].
@@ -152,17 +153,17 @@ impl HfHub {
         }
     }
 
-    /// Lists the revision's files on the hub, and fetches those that the model needs and the cache
-    /// lacks. Returns the model's path: the snapshot's directory, or a GGUF file in it. Interrupted
-    /// files continue. `verify` hashes cached files again.
+    /// Lists the revision's files on the hub, and downloads those that the model needs and the
+    /// cache lacks. Returns the snapshot's directory, or the path of a GGUF file in it. Interrupted
+    /// downloads continue. `verify` hashes files that are already cached.
     ///
     /// Offline, it returns the cached path.
     ///
     /// # Errors
-    /// [`ErrorKind::ModelNotFound`] if the repository, revision or file does not exist, or if the
-    /// cache lacks it offline; [`ErrorKind::InvalidModel`] for a repository without a usable model,
-    /// and for bytes that differ from the hub's announcement; [`ErrorKind::Io`] for refusals and
-    /// for failures of connections and disks.
+    /// [`ErrorKind::ModelNotFound`] if the repository, revision or file does not exist or, offline,
+    /// is not cached. [`ErrorKind::InvalidModel`] for a repository without a usable model, and for
+    /// bytes that differ from the hub's hash. [`ErrorKind::Io`] for refusals, and for failures of
+    /// connections and disks.
     pub fn pull(
         &self,
         spec: &ModelSpec,
@@ -223,7 +224,7 @@ impl HfHub {
                 repository.snapshot(&listing.sha)
             }
         };
-        // The reference is written last, so that a name in `refs` means a complete model.
+        // The reference is written last, so a name in `refs` implies a complete model.
         repository.write_ref(spec.revision(), &listing.sha)?;
         Ok(path)
     }

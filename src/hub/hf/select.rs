@@ -1,5 +1,5 @@
-//! Selects the files of a repository that a model needs, and checks whether a directory has them
-//! all. It reads names and one index, and no weights.
+//! Selects the files that a model needs, from the files of a repository. Also checks whether a
+//! directory contains all of them. It reads file names and the weights' index, but no weights.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,12 +12,12 @@ use super::layout::is_safe_name;
 
 const CONFIG: &str = "config.json";
 const INDEX: &str = "model.safetensors.index.json";
-/// The most bytes of an index.
+/// Maximum size of an index in bytes.
 const MAX_INDEX: u64 = 64 << 20;
-/// An index with more shards is not a model.
+/// Maximum number of weight files in an index. No model has more.
 const MAX_SHARDS: usize = 4096;
 
-/// The files that a model directory may have besides its weights.
+/// The files that a model needs besides its weights, if they exist.
 const COMPANIONS: [&str; 11] = [
     "generation_config.json",
     "tokenizer.json",
@@ -41,7 +41,7 @@ pub(super) enum Choice {
     Directory {
         /// All files except the weights and their index.
         companions: Vec<String>,
-        /// The index with the names of the weights' files.
+        /// The index that lists the weight files.
         index: Option<String>,
     },
 }
@@ -76,7 +76,7 @@ pub(super) fn choose(names: &[&str], spec: &ModelSpec) -> Result<Choice> {
     }
 }
 
-/// The files with weights in a directory without an index.
+/// The weight files in a directory without an index.
 pub(super) fn loose_weights(names: &[&str]) -> Vec<String> {
     let all: Vec<&str> = names
         .iter()
@@ -88,7 +88,8 @@ pub(super) fn loose_weights(names: &[&str]) -> Vec<String> {
         .copied()
         .filter(|n| n.starts_with("model"))
         .collect();
-    // Adapters, and a second copy in the publisher's own layout, do not belong to the model.
+    // Adapters do not belong to the model, and neither does a second copy in the publisher's own
+    // layout.
     let others = all
         .iter()
         .copied()
@@ -101,8 +102,8 @@ pub(super) fn loose_weights(names: &[&str]) -> Vec<String> {
     chosen.into_iter().map(str::to_owned).collect()
 }
 
-/// The files with weights that the index at `path`, called `name`, lists. All must be in the
-/// repository.
+/// The weight files that the index lists. The index is at `path` and called `name`. All files must
+/// be in the repository.
 pub(super) fn shards(path: &Path, name: &str, names: &[&str]) -> Result<Vec<String>> {
     let shards = index_shards(path)?;
     for shard in &shards {
@@ -157,7 +158,7 @@ fn is_gguf(name: &str) -> bool {
     name.len() > 5 && name.to_ascii_lowercase().ends_with(".gguf")
 }
 
-/// GGUF files that can be a language model. Vision projectors may be beside them.
+/// The GGUF files that can be language models, without vision projectors.
 fn ggufs<'a>(names: &[&'a str]) -> Vec<&'a str> {
     let mut ggufs: Vec<&str> = names
         .iter()
@@ -168,7 +169,7 @@ fn ggufs<'a>(names: &[&'a str]) -> Vec<&'a str> {
     ggufs
 }
 
-/// The GGUF file with the name `wanted`, or the one with that quantization.
+/// The GGUF file with the name or the quantization `wanted`.
 fn find_gguf(names: &[&str], wanted: &str) -> Result<String> {
     if is_gguf(wanted) && names.contains(&wanted) {
         return Ok(wanted.to_owned());
@@ -213,7 +214,8 @@ fn find_gguf(names: &[&str], wanted: &str) -> Result<String> {
     }
 }
 
-/// Whether a file's name has a quantization: `x-Q4_K_M.gguf`, not `x-IQ4_K_M.gguf`.
+/// Whether a file name contains the quantization: for `Q4_K_M`, `x-Q4_K_M.gguf` but not
+/// `x-IQ4_K_M.gguf`.
 fn is_of(name: &str, tag: &str) -> bool {
     let stem = name.rsplit('/').next().unwrap_or(name).to_ascii_lowercase();
     let stem = stem.strip_suffix(".gguf").unwrap_or(&stem);
@@ -239,7 +241,7 @@ fn shown(names: &[&str]) -> String {
     text
 }
 
-/// The model in a snapshot's directory, if all its files are there: the directory or the GGUF file.
+/// The path of a snapshot's model, if all its files exist: the directory or the GGUF file.
 pub(super) fn complete(snapshot: &Path, file: Option<&str>) -> Option<PathBuf> {
     let names = names_below(snapshot);
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -247,7 +249,7 @@ pub(super) fn complete(snapshot: &Path, file: Option<&str>) -> Option<PathBuf> {
         return find_gguf(&names, file).ok().map(|name| snapshot.join(name));
     }
     if names.contains(&CONFIG) {
-        // Snapshots of Python's tools may have only a configuration.
+        // Python's tools may have downloaded only a configuration, without weights.
         let weights = if names.contains(&INDEX) {
             index_shards(&snapshot.join(INDEX)).ok()?
         } else {
@@ -264,7 +266,7 @@ pub(super) fn complete(snapshot: &Path, file: Option<&str>) -> Option<PathBuf> {
     }
 }
 
-/// The names of files in a directory and two levels below it. Broken links do not count.
+/// The names of files in a directory and two levels below it, without broken links.
 fn names_below(dir: &Path) -> Vec<String> {
     let mut names = Vec::new();
     let mut open = vec![(dir.to_owned(), String::new(), 0)];

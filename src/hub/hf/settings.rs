@@ -1,4 +1,4 @@
-//! Reads the environment variables of Python's `huggingface_hub`, with its defaults.
+//! Reads the environment variables of Python's `huggingface_hub`, with its default values.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -9,7 +9,7 @@ use inference::{Error, ErrorKind, Result};
 use super::HfHub;
 use crate::hub::cache::is_on;
 
-/// The hub's address without `HF_ENDPOINT`.
+/// The hub's URL, unless `HF_ENDPOINT` is set.
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 /// The most bytes of a token.
 const MAX_TOKEN: u64 = 4096;
@@ -58,7 +58,7 @@ pub(super) fn read(var: &Variables<'_>, home: Option<PathBuf>) -> Result<HfHub> 
     }
 }
 
-/// As in Python, a leading `~` means the home directory.
+/// As in Python, a leading `~` is the home directory.
 fn expand(value: OsString, home: Option<&Path>) -> PathBuf {
     let path = PathBuf::from(value);
     match (path.strip_prefix("~"), home) {
@@ -74,11 +74,11 @@ fn read_token(path: &Path) -> Option<String> {
     Some(text)
 }
 
-/// A token without the white space around it; `None` for an empty one.
+/// A token without surrounding white space; `None` if it is empty.
 pub(super) fn token(text: &str) -> Result<Option<String>> {
     let text = text.trim();
     if text.len() as u64 > MAX_TOKEN || !text.chars().all(|c| c.is_ascii_graphic()) {
-        // The message must not contain the token, since it may be logged.
+        // The message may be logged, so it must not contain the token.
         return Err(Error::new(
             ErrorKind::InvalidOption,
             "the access token contains characters that are not allowed in a token",

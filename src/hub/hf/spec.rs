@@ -1,5 +1,5 @@
-//! Parses `owner/name[@revision][:file]`, a user's notation for a model on the hub, and addresses
-//! of the hub's pages. It has no I/O.
+//! Parses `owner/name[@revision][:file]`, the notation for a model on the hub, and URLs of the
+//! hub's pages. There is no I/O.
 
 use std::fmt;
 
@@ -18,10 +18,10 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
-    /// Reads `owner/name[@revision][:file]`: a branch, tag or commit, and a GGUF file's name or
-    /// quantization such as `Q4_K_M`. The address of a model's page, with or without `https://`, is
-    /// equivalent. `/tree/REVISION`, `/blob/REVISION/FILE` and `/resolve/REVISION/FILE` may follow.
-    /// `None` for other texts.
+    /// Parses `owner/name[@revision][:file]`. The revision is a branch, tag or commit. The file is
+    /// a GGUF file's name, or a quantization such as `Q4_K_M`. The URL of a model's page is also
+    /// accepted, with or without `https://`, and with `/tree/REVISION`, `/blob/REVISION/FILE` or
+    /// `/resolve/REVISION/FILE`. Returns `None` for other texts.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         match page(text) {
@@ -30,7 +30,7 @@ impl ModelSpec {
         }
     }
 
-    /// The part of an address after the host.
+    /// Parses the part of a URL after the host.
     fn of_page(rest: &str) -> Option<Self> {
         let rest = rest.split(['?', '#']).next()?.trim_end_matches('/');
         let mut parts = rest.splitn(5, '/');
@@ -41,13 +41,14 @@ impl ModelSpec {
         if !matches!(kind, "tree" | "blob" | "resolve" | "raw") || id.contains(['@', ':']) {
             return None;
         }
-        // The hub encodes the slash of `refs/pr/3` in this way.
+        // The hub encodes the slash of `refs/pr/3` as `%2F`.
         let revision = parts.next()?.replace("%2F", "/").replace("%2f", "/");
         let mut name = id;
         if revision != "main" {
             name = format!("{name}@{revision}");
         }
-        // All other files of a model are fetched together.
+        // Other files are ignored, because all files of a safetensors model are downloaded
+        // together.
         let is_gguf = |file: &&str| kind != "tree" && file.to_ascii_lowercase().ends_with(".gguf");
         if let Some(file) = parts.next().filter(is_gguf) {
             name = format!("{name}:{file}");
@@ -65,7 +66,7 @@ impl ModelSpec {
             None => (text, None),
         };
         let (owner, name) = id.split_once('/')?;
-        // In the cache, `--` separates the parts of a directory's name.
+        // In the cache's directory names, `--` separates owner and name, so neither may contain it.
         let fine = |part: &str| is_plain(part) && part.len() <= 96 && !part.contains("--");
         if !fine(owner) || !fine(name) || !revision.is_none_or(is_revision) {
             return None;
@@ -102,18 +103,18 @@ impl ModelSpec {
         self.revision.as_deref().unwrap_or("main")
     }
 
-    /// Whether a revision was given.
+    /// Whether the text contains a revision.
     pub fn has_revision(&self) -> bool {
         self.revision.is_some()
     }
 
-    /// The file or quantization, if one was given.
+    /// The file name or quantization, if the text contains one.
     pub fn file(&self) -> Option<&str> {
         self.file.as_deref()
     }
 }
 
-/// The part after the host, if `text` is an address of the hub.
+/// The part after the host, if `text` is a URL of the hub.
 fn page(text: &str) -> Option<&str> {
     let rest = ["https://", "http://"].iter().find_map(|scheme| {
         let head = text.get(..scheme.len())?;

@@ -1,5 +1,5 @@
 //! Uploads a directory to a repository of the hub as one commit. Large files go to the store that
-//! the hub names, by SHA-256, and only if the store lacks them.
+//! the hub names. The store identifies files by SHA-256, and receives only files that it lacks.
 //!
 //! The requests are those of `huggingface_hub` (`create_repo`, `preupload`, Git LFS's batch
 //! interface, `commit`).
@@ -20,11 +20,11 @@ use super::{HfHub, ModelSpec};
 use crate::hub::digest;
 use crate::hub::progress::{Progress, Stage};
 
-/// The number of first bytes by which the hub detects text files.
+/// Number of first bytes that the hub needs to detect text files.
 const SAMPLE: u64 = 512;
 /// The most bytes of the hub's answer.
 const MAX_ANSWER: u64 = 64 << 20;
-/// The most bytes of a file that is part of the commit's own text.
+/// Maximum size of a file that is included in the commit request itself, in bytes.
 const MAX_TEXT: u64 = 10 << 20;
 
 /// The options of an upload.
@@ -54,7 +54,7 @@ pub struct Pushed {
     pub url: String,
     /// The number of files in the commit.
     pub files: usize,
-    /// The bytes that were sent to the store.
+    /// Number of bytes sent to the store.
     pub sent: u64,
 }
 
@@ -100,13 +100,14 @@ struct Action {
 }
 
 impl HfHub {
-    /// Uploads the files of a directory, or one file, as one commit to the repository that `spec`
-    /// names. A missing repository is created. Hidden files, subdirectories, and files that only a
-    /// training run needs are not uploaded.
+    /// Uploads one file, or the files of a directory, as one commit to the repository of `spec`. A
+    /// missing repository is created. Hidden files, subdirectories, and files that only resumed
+    /// training needs are not uploaded.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] offline, without a token, and for a directory without files;
-    /// [`ErrorKind::Io`] for refusals, failed connections and unreadable files.
+    /// [`ErrorKind::InvalidOption`] if the hub is offline, if there is no token, or if the
+    /// directory has no files. [`ErrorKind::Io`] for refusals, failed connections and unreadable
+    /// files.
     pub fn push(
         &self,
         spec: &ModelSpec,
@@ -215,15 +216,15 @@ impl HfHub {
                 other => other.map(drop),
             }
         });
-        // A user with write access may lack the right to create repositories. The commit will show
-        // it.
+        // A user with write access may lack the right to create repositories. If the repository
+        // does not exist, the commit fails.
         match made {
             Err(e) if e.to_string().contains("HTTP status 403") => Ok(()),
             made => made,
         }
     }
 
-    /// Determines which files are part of the commit's text and which go to the store.
+    /// Determines which files are part of the commit request, and which go to the store.
     fn modes(
         &self,
         http: &Http,
@@ -253,7 +254,7 @@ impl HfHub {
         Ok(modes.files)
     }
 
-    /// Sends the files that the store lacks, and returns the number of bytes sent.
+    /// Sends the files that the store lacks. Returns the number of bytes sent.
     fn store(
         &self,
         http: &Http,
@@ -297,7 +298,7 @@ impl HfHub {
                     format!("{}: {message}", file.name),
                 ));
             }
-            // Without actions, the store already has the object.
+            // An object without actions is already in the store.
             let Some(actions) = &object.actions else {
                 continue;
             };
@@ -316,7 +317,7 @@ impl HfHub {
     }
 }
 
-/// Sends a file to the store, whole or in the parts that the store asks for.
+/// Sends a file to the store, whole or in the parts that the store requires.
 fn send_file(
     http: &Http,
     file: &Upload,
@@ -331,7 +332,7 @@ fn send_file(
                 from,
                 len,
             };
-            // The store's addresses are signed, and only the hub may receive the token.
+            // The store's URLs are signed. Only the hub may receive the token.
             let answer = http.send("PUT", url, headers, &body, false)?;
             let etag = answer.headers().get("etag");
             Ok(etag
@@ -410,7 +411,7 @@ fn strange(url: &str, e: &serde_json::Error) -> Error {
 }
 
 impl Body<'_> {
-    /// A reader of the content, and its length.
+    /// A reader of the content, and the content's length.
     pub(super) fn reader(&self) -> std::result::Result<(Box<dyn Read + Send + Sync>, u64), Fault> {
         match *self {
             Self::Bytes(bytes) => {

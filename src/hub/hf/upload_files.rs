@@ -12,7 +12,7 @@ pub(super) struct Upload {
     pub path: PathBuf,
     /// The name in the repository.
     pub name: String,
-    /// The bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
@@ -24,8 +24,8 @@ pub(super) fn unread(path: &Path, e: std::io::Error) -> Error {
 }
 
 /// The files to upload: one file, or a directory's files sorted by name. A link may point to
-/// another file of the directory or, in a Hugging Face cache, to a blob of the same model. Other
-/// targets are not published. Entries other than files and directories are refused.
+/// another file of the directory or, in a Hugging Face cache, to a blob of this model. A link to
+/// another place is refused. Entries that are neither files nor directories are refused.
 pub(super) fn files(path: &Path) -> Result<Vec<Upload>> {
     let mut files = Vec::new();
     if path.is_dir() {
@@ -51,8 +51,8 @@ pub(super) fn files(path: &Path) -> Result<Vec<Upload>> {
     Ok(files)
 }
 
-/// The directories in which files may be: the directory itself, and the blobs of a Hugging Face
-/// cache's snapshot.
+/// The directories in which files may be: the directory itself and, for a snapshot in a Hugging
+/// Face cache, the blobs.
 fn places(dir: &Path) -> Result<Vec<PathBuf>> {
     let real = dir.canonicalize().map_err(|e| unread(dir, e))?;
     let mut places = vec![real.clone()];
@@ -68,15 +68,15 @@ fn places(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(places)
 }
 
-/// The file at `path`; `None` for a directory and for a file that is not uploaded. If `allowed`
-/// names directories, the file must be in one of them after following links.
+/// The file at `path`; `None` for a directory or a file that is not uploaded. If `allowed` is not
+/// empty, the resolved file must be in one of these directories.
 fn upload(path: &Path, allowed: &[PathBuf]) -> Result<Option<Upload>> {
     let refused = |why: &str| Err(Error::new(ErrorKind::InvalidOption, why).with_path(path));
     let name = path.file_name().and_then(|name| name.to_str());
     let Some(name) = name.filter(|name| !stays(name)) else {
         return Ok(None);
     };
-    // The resolved path is the one that is read, even if the link changes later.
+    // The upload reads the resolved path, even if the link changes later.
     let real = path.canonicalize().map_err(|e| unread(path, e))?;
     if !allowed.is_empty() && !allowed.iter().any(|dir| real.starts_with(dir)) {
         return refused(
@@ -98,7 +98,7 @@ fn upload(path: &Path, allowed: &[PathBuf]) -> Result<Option<Upload>> {
     }))
 }
 
-/// Whether a file is not uploaded: hidden files, and files that only a resumed training run needs.
+/// Whether a file is not uploaded, because it is hidden or only resumed training needs it.
 fn stays(name: &str) -> bool {
     let numbered = name
         .strip_suffix("_adapters.safetensors")
@@ -126,7 +126,7 @@ mod tests {
         std::fs::create_dir(dir.join("sub")).unwrap();
         std::fs::write(dir.join("config.json"), "{}").unwrap();
         symlink("config.json", dir.join("again.json")).unwrap();
-        // Hidden files are not uploaded, whatever their target.
+        // A hidden file is not uploaded, whatever its target.
         symlink(&secret, dir.join(".hidden")).unwrap();
         assert_eq!(names(&dir), ["again.json", "config.json"]);
 
@@ -153,7 +153,8 @@ mod tests {
             "{why}"
         );
         assert!(files(&link).is_err());
-        // A symlink that the caller names is uploaded under its own name, not its target's.
+        // If the caller names a link, the file is uploaded under the link's name, not under its
+        // target's.
         let one = place.path().join("one.gguf");
         symlink(&secret, &one).unwrap();
         assert_eq!(names(&one), ["one.gguf"]);

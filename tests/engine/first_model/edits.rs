@@ -1,5 +1,5 @@
-//! Edits of the first model that docs/edits.md shows: the states that carry "Paris", and a vector
-//! that changes the tone.
+//! Tests the edits of the first model in docs/edits.md: the states that lead to the answer "Paris",
+//! and a vector that changes the tone.
 
 use std::path::Path;
 
@@ -11,7 +11,8 @@ fn json(args: &[&str]) -> Value {
     serde_json::from_str(&stdout(&mlx(args))).unwrap()
 }
 
-/// The country's name carries the answer up to layer 22, the last token from layer 23 on.
+/// Up to layer 22, the state at the country's name determines the answer. From layer 23 on, the
+/// state at the last token does.
 #[test]
 fn patched_states_bring_paris_back() {
     let report = json(&[
@@ -54,8 +55,8 @@ const SAD: &str = "What a terrible day, I am so sad.\nThis is awful news, I hate
 const TEXT: &str = "The library opens at nine. Visitors return their books at the desk near the \
                     door, and new cards are issued on the second floor.";
 
-/// The vector moves the next word to glad ones, its opposite to sad ones. Perplexity of a plain
-/// text shows what it costs.
+/// The vector makes glad words more likely, and its opposite makes sad words more likely. The
+/// perplexity of a neutral text measures the damage.
 #[test]
 fn a_direction_changes_the_tone_and_perplexity_says_the_cost() {
     let dir = tempfile::tempdir().unwrap();

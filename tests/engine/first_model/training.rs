@@ -1,6 +1,6 @@
 //! Compares training on the first model with Python mlx-lm
-//! (`tools/golden/training_first_model.py`). Adapters on its 4-bit matrices have the gradients and
-//! losses of adapters on the dequantized matrices.
+//! (`tools/golden/training_first_model.py`). An adapter on 4-bit matrices has the gradients and
+//! losses of an adapter on the dequantized matrices.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ fn directory() -> PathBuf {
     fixture("training").join("first-model")
 }
 
-/// A trainer with mlx-lm's optimizer.
+/// A trainer with the optimizer settings of mlx-lm.
 fn trainer(dir: &Path, rate: f64) -> Trainer {
     let tuning = Tuning {
         optimizer: OptimizerConfig::AdamW {

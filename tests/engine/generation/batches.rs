@@ -1,5 +1,5 @@
-//! Tests of batches: rows of any length and age equal single runs, and common prefixes are computed
-//! once.
+//! Tests of batches. Rows of any length and age must equal single runs, and the batch must compute
+//! a common prefix only once.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn a_batch_gives_what_each_gets_alone_in_every_checkpoint() {
             .iter()
             .map(|p| reply(model.as_ref(), p, &fresh(10)))
             .collect();
-        // A small step divides the prompts, so that rows in prefill and in decode share steps.
+        // A small step size divides the prompts, so prefilling rows and decoding rows share steps.
         for step in [512, 16] {
             let options = fresh(10).with_prefill_step_size(step);
             let together = model.batch_generate(&prompts, &options).unwrap();
@@ -64,7 +64,8 @@ fn sixty_four_schedules_of_coming_and_going_equal_solo_runs() {
                         other => panic!("{other:?}"),
                     }
                 }
-                // Any row may be removed, in prefill or in decode. A row that has ended cannot be.
+                // Any active row may be removed, during prefill or decode. A row that has ended can
+                // not.
                 if random(6) == 0 {
                     let at = random(rows.len() as u64) as usize;
                     let (&row, (i, got)) = rows.iter().nth(at).unwrap();
@@ -163,8 +164,8 @@ fn classification_of_many_equals_one_by_one() {
     assert!(model.classify(&bad, &fresh(1), false).is_err());
 }
 
-/// Runs the requests of one session to their ends. For each it returns the tokens of its reply, the
-/// computed tokens of its prompt, and the step of its first token, counted from 1.
+/// Runs all requests of a session. Returns for each request the reply's tokens, the number of
+/// computed prompt tokens, and the step of the first token, counted from 1.
 fn run_all(
     model: &dyn TextModel,
     prompts: &[Prompt],
@@ -203,7 +204,8 @@ fn run_all(
 #[test]
 fn a_system_prompt_is_computed_once_for_thirty_two_clients() {
     let system: Vec<u32> = (0..1000).map(|i| 5 + (i * 7 + i * i % 11) % 90).collect();
-    // The first tokens after the system prompt differ, so only that prompt is shared.
+    // After the system prompt, the first token of each client differs, so only the system prompt is
+    // shared.
     let client_tokens = |client: u32| (0..5).map(move |j| 6 + (client + j * 32) % 90);
     let prompts: Vec<Prompt> = (0..32)
         .map(|client| {
@@ -228,15 +230,15 @@ fn a_system_prompt_is_computed_once_for_thirty_two_clients() {
             }
             let computed: usize = all.iter().map(|(_, computed, _)| computed).sum();
             assert_eq!(computed, 1000 + 32 * 5, "{name}");
-            // With 256 tokens each, 8 unshared prompts take 32 steps. The first token may be
-            // reported with the last of four, since incomplete characters wait for the rest.
+            // Without sharing, 8 prompts of 256 tokens need 32 steps. An incomplete character
+            // delays a token's report by up to three steps.
             let last = all.iter().map(|(_, _, first)| *first).max().unwrap();
             assert!(last <= steps + 3, "{last} steps to the first token");
         };
         let options = greedy(4).with_prefill_step_size(256);
-        // All requests at once: rows of the batch share the prefix.
+        // With all requests at once, rows of the batch share the prefix.
         check(&run_all(load().as_ref(), &prompts, &options), 6);
-        // Eight requests at a time: later ones reuse the remembered prefix of earlier ones.
+        // With eight requests at a time, later requests reuse the cached prefix of earlier ones.
         let model = load();
         let waves = prompts.chunks(8);
         let all: Vec<_> = waves
@@ -244,7 +246,7 @@ fn a_system_prompt_is_computed_once_for_thirty_two_clients() {
             .collect();
         check(&all, 6);
         assert!(all[8..].iter().all(|(_, computed, _)| *computed <= 5));
-        // The first and the last client continue.
+        // The first client and the last client send a second turn.
         for client in [0, 31] {
             let Prompt::Tokens(mut next) = prompts[client].clone() else {
                 unreachable!()
@@ -253,7 +255,7 @@ fn a_system_prompt_is_computed_once_for_thirty_two_clients() {
             next.extend([20, 21]);
             let next = [Prompt::Tokens(next)];
             let again = run_all(model.as_ref(), &next, &options);
-            // The last token of a reply was never computed.
+            // The last token of a reply was never fed to the model, so it must be computed now.
             assert_eq!(again[0].1, 3, "{name}, client {client}");
             let fresh = reply(load().as_ref(), &next[0], &fresh(4));
             assert_eq!(again[0].0, fresh, "{name}, client {client}");
@@ -267,14 +269,14 @@ fn short_prompts_do_not_starve_a_long_one_nor_does_it_stall_them() {
     let options = fresh(1).with_prefill_step_size(16);
     let expected = reply(model.as_ref(), &ids(3, 200), &fresh(1));
     let mut session = model.batch_session().unwrap();
-    // This row decodes during the whole test.
+    // This row decodes until the test ends.
     let talker = fresh(1000).with_ignore_eos(true).with_prefill_step_size(16);
     let talker = session.add(&ids(1, 4), &talker).unwrap();
     session.step().unwrap();
     let long = session.add(&ids(3, 200), &options).unwrap();
     let mut came = BTreeMap::new();
     for step in 0..50 {
-        // Both prompts together fill a step.
+        // Together, the two prompts fill a prefill step.
         for i in 0..2 {
             let prompt = ids(10 + 2 * step + i, 8);
             came.insert(session.add(&prompt, &options).unwrap(), step);
@@ -296,9 +298,9 @@ fn short_prompts_do_not_starve_a_long_one_nor_does_it_stall_them() {
         }
         assert_eq!(talked, 1, "one token a step, whatever prompts there are");
         if done {
-            // Half of a step is 8 tokens, so 200 tokens take 25 steps.
+            // The long prompt gets half of each step, 8 tokens. So its 200 tokens need 25 steps.
             assert!((24..=26).contains(&step), "{step}");
-            // The other half went to one of the two prompts that arrived with each step.
+            // The other half served the two short prompts that arrived with each step.
             assert!(came.len() as u32 <= step + 2, "{} wait", came.len());
             return;
         }
@@ -352,7 +354,7 @@ fn what_the_prompts_of_a_batch_begin_with_is_computed_once() {
                         other => panic!("{other:?}"),
                     }
                 }
-                // A new prompt and the first one again join rows that decode.
+                // A new prompt and a copy of the first prompt join while other rows decode.
                 if rows.len() == 4 && rows.values().all(|(_, got)| got.len() > 1) {
                     rows.insert(session.add(&prompts[4], &options).unwrap(), (4, Vec::new()));
                     rows.insert(session.add(&prompts[0], &options).unwrap(), (5, Vec::new()));
@@ -360,7 +362,7 @@ fn what_the_prompts_of_a_batch_begin_with_is_computed_once() {
             }
             assert_eq!(rows.len(), 6, "{name}, step {step}");
             assert_eq!(cached[..5], [0, 40, 25, 40, 0], "{name}, step {step}");
-            // Tokens that the ring buffer has dropped are computed again.
+            // The ring buffer has dropped some tokens, so they must be computed again.
             if name == "llama" {
                 assert_eq!(cached[5], 42);
             }

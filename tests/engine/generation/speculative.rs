@@ -1,4 +1,4 @@
-//! Tests of speculative decoding: guessed tokens change only the number of steps.
+//! Tests of speculative decoding. Drafted tokens may change the number of steps, never the reply.
 
 use super::*;
 
@@ -10,9 +10,9 @@ fn guessed_tokens_change_nothing_but_the_number_of_steps() {
         for (prompt, sampled) in [(ids(1, 30), false), (ids(2, 3), true), (ids(3, 1), false)] {
             let mut options = fresh(40).with_ignore_eos(true);
             if sampled {
-                // With AMX, products of one row and of several round differently, by some 1e-5. A
-                // random number between the sums of both would choose another token. With this seed
-                // none does.
+                // With AMX, multiplications of one row and of several rows differ by some 1e-5. A
+                // random number between the two cumulative sums would select another token. This
+                // seed avoids that case.
                 options = options
                     .with_temperature(0.8)
                     .with_seed(5)
@@ -30,7 +30,7 @@ fn guessed_tokens_change_nothing_but_the_number_of_steps() {
                 let m = &output.metrics;
                 assert!(m.draft_tokens > 0);
                 if !sampled {
-                    // The model is its own drafter.
+                    // The model drafts for itself, so nearly all drafted tokens are accepted.
                     assert!(
                         m.draft_acceptance() > 0.9,
                         "{name}: {}",
@@ -68,7 +68,8 @@ fn guessed_tokens_go_on_in_a_circle_and_in_packed_caches() {
             assert!(output.metrics.draft_tokens > 0, "{name}, {n}");
         }
     };
-    // The reply exceeds the bound several times. Most guesses of another model are wrong.
+    // The reply exceeds the cache's bound several times. The drafter is another model, so most
+    // drafts are rejected.
     for name in ["llama", "gemma3"] {
         for bound in [5, 20] {
             same(
@@ -84,7 +85,8 @@ fn guessed_tokens_go_on_in_a_circle_and_in_packed_caches() {
 
 #[test]
 fn guessing_takes_and_keeps_what_was_computed() {
-    // With sliding layers, drafted and plain requests use different caches, but each finds its own.
+    // With sliding layers, drafted and plain requests use different kinds of cache. Each must find
+    // its own cached prefix.
     for name in ["llama", "gemma3"] {
         let plain = tiny(name);
         let drafted = tiny_with(name, &LoadOptions::new().with_draft_model(path_of(name)));
@@ -102,9 +104,9 @@ fn guessing_takes_and_keeps_what_was_computed() {
         assert!(one.metrics.draft_acceptance() > 0.9, "{name}");
         let second = [&first[..], &one.tokens, &[20, 21]].concat();
         let two = run(drafted.as_ref(), &second);
-        // The last token of a reply is never computed.
+        // The last token of a reply is never fed to the model, so it is not cached.
         assert_eq!(two.metrics.cached_tokens, 20, "{name}");
-        // The guesses stay as good, because the drafter has the same prefix.
+        // The drafter reuses the same prefix, so its acceptance rate stays high.
         assert!(two.metrics.draft_acceptance() > 0.9, "{name}");
         let alone = Prompt::Tokens(second.clone());
         assert_eq!(
@@ -112,7 +114,7 @@ fn guessing_takes_and_keeps_what_was_computed() {
             reply(plain.as_ref(), &alone, &fresh(9)),
             "{name}"
         );
-        // A cancelled request leaves no cache.
+        // A cancelled request must leave no cache.
         let cancel = CancelToken::new();
         let third = [&second[..], &two.tokens, &[30]].concat();
         let options = request.clone().with_cancel(cancel.clone());
@@ -125,7 +127,8 @@ fn guessing_takes_and_keeps_what_was_computed() {
         drop(stream);
         assert_eq!(run(drafted.as_ref(), &third).metrics.cached_tokens, 0);
     }
-    // Both use the same kind of cache, so a batch can continue after speculative decoding.
+    // Without sliding layers, both decoders use one kind of cache. So a batch can continue a
+    // sequence that speculative decoding began.
     let model = tiny("llama");
     let Prompt::Tokens(start) = ids(5, 20) else {
         unreachable!()

@@ -1,4 +1,4 @@
-//! Tests of refused answers, names and files, and of their errors.
+//! Tests of answers, file names and files that a download must refuse, and of the errors.
 
 use super::*;
 
@@ -30,7 +30,7 @@ fn gated_and_private_repositories_say_what_to_do() {
     let client = hub.client().with_token("hf_secret").unwrap();
     client.pull(&spec("own/tiny"), false, &mut Silent).unwrap();
     assert_whole(&hub);
-    // Only the hub gets the token.
+    // Only the hub receives the token, not the storage host.
     for request in hub.log() {
         assert_eq!(
             request.headers.contains_key("authorization"),
@@ -42,7 +42,7 @@ fn gated_and_private_repositories_say_what_to_do() {
 
 #[test]
 fn bytes_that_are_not_what_was_announced_are_refused() {
-    // The content is wrong each time. If it is wrong once, the repetition succeeds.
+    // The content is wrong on every attempt. If it were wrong once, the retry would succeed.
     let hub = small();
     hub.fault("GET", "/store/", Fault::Garbage, 9);
     let error = pull(&hub).unwrap_err();
@@ -56,13 +56,14 @@ fn bytes_that_are_not_what_was_announced_are_refused() {
     );
     assert!(hub.client().cached(&spec("own/tiny")).is_none());
 
-    // Small files are verified, too.
+    // Small files are verified by git's hash.
     let hub = small();
     hub.fault("GET", "config.json", Fault::Garbage, 9);
     let error = pull(&hub).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidModel, "{error}");
 
-    // The cases are another hash, more bytes, and no bytes although some were announced.
+    // The cases are a wrong hash, too many bytes, and an empty body although the header announced
+    // bytes.
     let hub = small();
     hub.etag(&etag_of("model.safetensors", b"another"));
     let error = pull(&hub).unwrap_err();
@@ -129,7 +130,7 @@ fn names_that_lead_out_are_refused() {
 #[test]
 fn nobody_answering_is_an_error_with_the_way_out() {
     let hub = small();
-    // This port was free a moment ago.
+    // The system has just assigned and released this port, so nothing listens there.
     let port = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()

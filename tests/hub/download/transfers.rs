@@ -1,4 +1,4 @@
-//! Tests of transfers that break, repeat or run at the same time.
+//! Tests of downloads that break off, resume, or run concurrently.
 
 use super::*;
 
@@ -26,7 +26,8 @@ fn a_broken_transfer_goes_on_where_it_stopped() {
 #[test]
 fn a_killed_run_is_continued_by_the_next() {
     let hub = small();
-    // There are more breaks than one run repeats, and no progress after the first.
+    // The connection breaks more often than one run retries, and only the first attempt makes
+    // progress.
     hub.fault("GET", "/store/", Fault::DropAfter(500_000), 1);
     hub.fault("GET", "/store/", Fault::DropAfter(0), 20);
     let error = pull(&hub).unwrap_err();
@@ -50,7 +51,7 @@ fn a_killed_run_is_continued_by_the_next() {
     assert_eq!(first.headers["range"], "bytes=500000-");
 }
 
-/// The same repository and cache with a hub without faults.
+/// A hub without faults that has the same repository and cache.
 fn restart(hub: FakeHub) -> FakeHub {
     let mut fresh = small();
     fresh.cache = hub.cache;

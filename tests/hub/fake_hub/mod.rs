@@ -1,5 +1,5 @@
-//! A local hub for tests: the few answers that downloads need, and every fault of them. It uses one
-//! thread for each connection, with one request each.
+//! A local hub for tests of downloads and uploads. It serves one request per connection, each on
+//! its own thread, and can inject every fault that a test needs.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -31,9 +31,9 @@ pub enum Fault {
     Status(u16, Vec<(&'static str, String)>),
     /// The answer ends after this many bytes of its body.
     DropAfter(usize),
-    /// Ranges are ignored.
+    /// The server ignores range requests and sends the whole file.
     WholeFile,
-    /// The announced length is wrong; the body is unchanged.
+    /// The `Content-Length` header has this wrong value; the body is complete.
     Length(usize),
     /// The body has the same length but other bytes.
     Garbage,
@@ -43,18 +43,18 @@ pub enum Fault {
 struct State {
     /// Files by name.
     files: BTreeMap<String, Vec<u8>>,
-    /// Further names in the list, without files.
+    /// Names in the file list that have no file.
     claimed: Vec<String>,
     revision: String,
     token: Option<String>,
-    /// The method, a part of the path, the fault, and the number of times.
+    /// Method, part of the path, fault, and the number of requests that still get the fault.
     faults: Vec<(&'static str, String, Fault, usize)>,
     etag: Option<String>,
     log: Vec<Request>,
     store: String,
 }
 
-/// The hub, which ends with the test's process.
+/// A local hub. Its thread runs until the test process ends.
 pub struct FakeHub {
     pub endpoint: String,
     pub cache: tempfile::TempDir,
@@ -65,8 +65,8 @@ fn hex(digest: &[u8]) -> String {
     digest.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Whether a file is large by its name. Large files are identified by SHA-256, others by git's
-/// hash.
+/// Whether the hub treats this file name as a large file. SHA-256 identifies large files, and git's
+/// hash identifies small files.
 fn is_large(name: &str) -> bool {
     name.ends_with(".safetensors") || name.ends_with(".gguf")
 }
@@ -144,7 +144,7 @@ impl FakeHub {
         self
     }
 
-    /// Sets the only revision.
+    /// Sets the revision, the only one of the repository.
     pub fn revision(&self, revision: &str) -> &Self {
         self.state.lock().unwrap().revision = revision.to_owned();
         self
@@ -169,14 +169,14 @@ impl FakeHub {
         self.state.lock().unwrap().log.clear();
     }
 
-    /// A client of the hub with short waits.
+    /// A hub client with short retry delays.
     pub fn client(&self) -> HfHub {
         HfHub::new(&self.endpoint, self.cache.path())
             .unwrap()
             .with_retry_delay(Duration::from_millis(1))
     }
 
-    /// The program with this hub and its cache, and no other variables.
+    /// The `mlx` program with this hub and a separate cache. Other variables are cleared.
     pub fn program(&self, args: &[&str]) -> std::process::Command {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_mlx"));
         command
@@ -259,7 +259,7 @@ struct Answer {
     status: u16,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
-    /// The number of the body's bytes that are sent.
+    /// Number of body bytes to send before the connection closes.
     cut: Option<usize>,
     length: Option<usize>,
 }

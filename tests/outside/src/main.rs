@@ -1,4 +1,4 @@
-//! Lists the linked backends, then generates with the backend named on the command line.
+//! Lists the linked backends, then generates a reply with the backend that the command line names.
 
 use inference::{GenerateOptions, LoadOptions, Prompt};
 use metal_backend as _; // linked for its registrations

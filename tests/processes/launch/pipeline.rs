@@ -1,4 +1,4 @@
-//! Tests of `mlx launch --pipeline`, where each process computes a stage of whole layers.
+//! Tests of `mlx launch --pipeline`, where each process computes a stage, a range of whole layers.
 
 use std::ops::Range;
 use std::path::Path;
@@ -19,8 +19,8 @@ fn fixture(name: &str) -> String {
 #[test]
 fn dense_models_go_through_pipelines() {
     for (name, counts) in [
-        // The stages have different lengths. One has neighbors that are neither the first nor the
-        // last.
+        // Stages have different numbers of layers. With three processes, one stage is neither first
+        // nor last.
         ("llama", &[2, 3][..]),
         ("qwen3", &[2]),
         ("gemma3", &[2, 4]),
@@ -55,7 +55,7 @@ fn gguf_files_go_through_pipelines() {
     }
 }
 
-/// Covers steps of a prompt whose logits are not needed, and requests that run together.
+/// The test covers prefill steps that need no logits, and concurrent requests.
 #[test]
 fn prompts_in_steps_and_batches_go_through_pipelines() {
     let dir = tempfile::tempdir().unwrap();
@@ -122,7 +122,7 @@ fn what_has_no_stages_is_told() {
     assert!(err.contains("batches"), "{err}");
 }
 
-/// The range of each tensor in a safetensors file.
+/// The byte range of each tensor in a safetensors file.
 fn places(file: &[u8]) -> Vec<(String, Range<usize>)> {
     let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
     let header: Value = serde_json::from_slice(&file[8..8 + length]).unwrap();
@@ -137,7 +137,8 @@ fn places(file: &[u8]) -> Vec<(String, Range<usize>)> {
         .collect()
 }
 
-/// Each rank gets a model whose tensors of other stages are NaN.
+/// Each rank gets a model whose tensors of other stages are NaN. So a rank that read them would
+/// return NaN.
 #[test]
 fn each_stage_uses_its_own_tensors_alone() {
     let path = model("llama");
@@ -174,7 +175,7 @@ fn each_stage_uses_its_own_tensors_alone() {
         let mut command = member(rank, &file, &asked);
         all.push(command.env("MLX_SPLIT", "pipeline").spawn().unwrap());
     }
-    // Except the norm and the head, each tensor is in exactly one stage.
+    // Each tensor is in exactly one stage, except the norm and the head.
     let count = places(&std::fs::read(Path::new(&path).join("model.safetensors")).unwrap()).len();
     assert_eq!(total, count + 2);
     let last = all.pop().unwrap();
@@ -189,7 +190,8 @@ fn each_stage_uses_its_own_tensors_alone() {
     );
 }
 
-/// Ranks with different models or splits would wait for each other, so they must report it.
+/// Ranks with different models or splits would wait for each other forever. They must detect the
+/// difference and report it.
 #[test]
 fn processes_with_different_models_are_told() {
     let dir = tempfile::tempdir().unwrap();
@@ -203,8 +205,8 @@ fn processes_with_different_models_are_told() {
         })
         .collect();
     let (second, first) = (all.pop().unwrap(), all.pop().unwrap());
-    // One rank may find the difference and exit first. The other can then fail because of that,
-    // so one report is enough.
+    // One rank may detect the difference and exit first, and the other may then fail because of
+    // that. So the test requires only one report.
     let outputs = [first, second].map(|one| one.wait_with_output().unwrap());
     let told = outputs.map(|output| refused(&output, 1));
     let other = |err: &String| err.contains("rank 1 has loaded another model");

@@ -1,4 +1,4 @@
-//! Tests of `mlx launch -- serve`, a server whose model several processes compute.
+//! Tests of `mlx launch -- serve`, a server with one model that several processes compute.
 
 use std::io::Read;
 use std::path::Path;
@@ -29,7 +29,7 @@ fn serve(launcher: &[&str], name: &str) -> Served {
     served
 }
 
-/// The replies to requests of several kinds. The completions run at the same time.
+/// The replies to several kinds of requests. The completion requests run concurrently.
 fn replies(server: &Served) -> Vec<Value> {
     let completions = [
         json!({"prompt": "hello", "max_tokens": 24, "temperature": 0, "ignore_eos": true}),
@@ -47,7 +47,7 @@ fn replies(server: &Served) -> Vec<Value> {
         done.map(|reply| reply["choices"][0]["text"].clone())
             .collect()
     });
-    // The second turn reuses the first one's cache.
+    // The second request reuses the first request's cached prefix.
     for text in ["hello", "hello there"] {
         let body = json!({"messages": [{"role": "user", "content": text}],
             "max_tokens": 12, "temperature": 0,
@@ -58,7 +58,7 @@ fn replies(server: &Served) -> Vec<Value> {
     all
 }
 
-/// Disconnects during a long reply.
+/// Starts a long reply, and disconnects before it ends.
 fn leave(server: &Served) {
     let url = format!("{}/v1/completions", server.url);
     let body = json!({"prompt": "x", "max_tokens": 2000, "temperature": 0, "ignore_eos": true,
@@ -79,7 +79,7 @@ fn clients_get_from_several_processes_what_one_gives() {
         assert_eq!(replies(&server), expected, "{name}");
         leave(&server);
         assert_eq!(replies(&server), expected, "{name}");
-        // Without a seed, all processes must still sample the same tokens.
+        // All processes must sample equal tokens, even if the request has no seed.
         let body = json!({"prompt": "hello", "max_tokens": 16, "temperature": 1.0});
         server.json("/v1/completions", &body);
         server.signal(Signal::TERM);

@@ -1,4 +1,4 @@
-//! Python mlx-lm loads adapters trained here, and gives the same replies with them.
+//! Python mlx-lm must load adapters that this engine trained, and generate equal replies with them.
 
 use inference::{ComputeType, Interrupt, LoadOptions, LoraConfig, Prompt, TextModel};
 use metal_backend::train::{AdapterKind, Schedule, Sequence, Trainer, Tuning};
@@ -23,8 +23,8 @@ fn logits(model: &dyn TextModel) -> Vec<f32> {
 )]
 fn adapters_trained_here_say_the_same_there() {
     use AdapterKind::{Dora, Full, Lora};
-    // The fixtures of gpt2 and gemma3 are left out, because mlx-lm cannot load them. For gemma2 and
-    // phi3, mlx-lm's results differ with or without an adapter.
+    // mlx-lm cannot load the fixtures of gpt2 and gemma3, so they are omitted. For gemma2 and phi3,
+    // mlx-lm's results differ from ours even without an adapter.
     let cases: [(&str, AdapterKind, &[&str]); 10] = [
         ("llama", Lora, &["q_proj", "down_proj", "lm_head"]),
         ("llama", Dora, &["q_proj", "embed_tokens"]),
@@ -64,7 +64,8 @@ fn adapters_trained_here_say_the_same_there() {
             .unwrap_or_else(|e| panic!("{name} {kind:?}: {e}"));
         let difference = max_difference(&ours, &logits(theirs.as_ref()));
         println!("{name} {kind:?}: {difference}");
-        // mlx-lm rounds Gemma's embedding factor, with and without an adapter.
+        // mlx-lm rounds Gemma's embedding factor, so these results differ more, also without an
+        // adapter.
         let allowed = if name.starts_with("gemma") {
             5e-3
         } else {

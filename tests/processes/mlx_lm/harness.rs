@@ -1,6 +1,6 @@
-//! Compares `mlx evaluate --tasks` with `mlx_lm.evaluate`, both with lm-eval's harness. The
-//! questions are a small file in the format of the data set (`tests/fixtures/lm-eval`), so nothing
-//! is downloaded.
+//! Compares `mlx evaluate --tasks` with `mlx_lm.evaluate`. Both run lm-eval's harness. The
+//! questions are a small file in the data set's format (`tests/fixtures/lm-eval`), so the test
+//! downloads nothing.
 
 use super::*;
 
@@ -80,9 +80,9 @@ fn arc_easy_has_the_figures_of_mlx_lm_on_the_first_model() {
     let run = successful(ours(&converted, &flags));
     let results: Value = serde_json::from_slice(&run.stdout).unwrap();
     assert_eq!(figures(&results), figures(&theirs), "{results}\n{theirs}");
-    // Random answers would score a quarter.
+    // Random answers would have an accuracy of one quarter.
     assert!(figures(&results)[0] > 0.4, "{results}");
-    // The file has mlx-lm's name and content.
+    // The result file has mlx-lm's file name and content.
     let ours = std::fs::read(out.path().join(written.file_name())).unwrap();
     assert_eq!(serde_json::from_slice::<Value>(&ours).unwrap(), results);
 }
@@ -102,7 +102,7 @@ fn faults_of_tasks_are_told() {
     command.args(["--tasks", "no_such_task"]);
     let told = failed(command);
     assert!(told.contains("no_such_task"), "{told}");
-    // Without the harness, the error says how to install it.
+    // Without the harness, the error must say how to install it.
     let mut command = ours(&tiny("llama"), &[]);
     command.env("PYTHONPATH", fixture("lm-eval").join("missing"));
     let told = failed(command);

@@ -1,4 +1,4 @@
-//! Tests that request options have the same effect as on the native engine.
+//! Tests that request options have equal effects on the Python backend and on the native engine.
 
 use super::*;
 
@@ -29,7 +29,7 @@ fn options_do_what_they_do_on_cpu() {
         };
         assert_eq!(run(ours.as_ref()), run(theirs.as_ref()), "{options:?}");
     }
-    // A stop string ends the reply there, in both engines.
+    // A stop string ends the reply at the same place in both engines.
     let stream = theirs.generate(&prompt(), &greedy(16)).unwrap();
     let text = stream.text().unwrap();
     let characters: Vec<char> = text.chars().collect();
@@ -48,7 +48,7 @@ fn options_do_what_they_do_on_cpu() {
             Some(FinishReason::Stop)
         )
     );
-    // Each layer keeps this many positions; a longer reply continues.
+    // Each layer keeps only the last 16 positions. A longer reply must continue.
     let narrow = LoadOptions::new().with_context_len(16);
     let bounded = backend().load_model(&tiny("llama"), &narrow).unwrap();
     let (all, some) = (greedy(24), tokens(bounded.as_ref(), &greedy(24)));
@@ -56,7 +56,7 @@ fn options_do_what_they_do_on_cpu() {
     assert_eq!(some.len(), 24);
     assert_eq!(some[..8], all[..8]);
     assert_ne!(some, all);
-    // Options that affect only speed change nothing. A missing feature is refused.
+    // Options that affect only speed must not change the reply. A missing feature must be refused.
     let faster = greedy(16)
         .with_cache_prompt(false)
         .with_prompt_lookup(3)
@@ -112,7 +112,7 @@ fn draws_follow_the_seed_and_the_filters() {
     let mut three = best[..3].to_vec();
     three.sort_unstable();
     assert_eq!(first(one().with_temperature(5.0).with_top_k(3)), three);
-    // Of the tokens above the threshold, XTC keeps the least probable.
+    // Among the tokens above the threshold, XTC removes all but the least probable.
     let xtc = one()
         .with_xtc_probability(1.0)
         .with_xtc_threshold(0.0)
@@ -134,14 +134,14 @@ fn what_changes_logits_changes_the_reply() {
     let model = theirs(&tiny("llama"));
     let run = |options: &GenerateOptions| tokens(model.as_ref(), options);
     let plain = run(&greedy(24));
-    // A large bias wins every step, and a ban removes it.
+    // A large bias selects its token at every step, and a ban removes the token.
     let biased = greedy(6).with_logit_bias([(77, 1e4)]);
     assert_eq!(run(&biased), [77; 6]);
     let banned = run(&biased.clone().with_banned_tokens(vec![77, u32::MAX]));
     assert_eq!(banned, plain[..6]);
     let error = model.generate(&prompt(), &greedy(6).with_logit_bias([(300, 1.0)]));
     assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidOption);
-    // Such a penalty outweighs everything after one occurrence, so no token comes twice.
+    // After one occurrence, this penalty outweighs all other logits, so no token occurs twice.
     for options in [
         greedy(24).with_presence_penalty(1e4),
         greedy(24).with_frequency_penalty(1e4),
@@ -152,7 +152,8 @@ fn what_changes_logits_changes_the_reply() {
         reply.dedup();
         assert_eq!(reply.len(), 24, "{options:?}");
     }
-    // The penalty grows with the frequency: the bias outweighs three more occurrences and no fifth.
+    // The penalty grows with each occurrence. The bias outweighs the penalty of the first three
+    // occurrences, so a fourth may follow. It does not outweigh the penalty of four.
     let counted = greedy(8)
         .with_logit_bias([(77, 100.0)])
         .with_frequency_penalty(30.0);
@@ -163,7 +164,7 @@ fn what_changes_logits_changes_the_reply() {
     let after = Prompt::Tokens(vec![40, 41, 42, 43, 9, 10, 11]);
     let stream = model.generate(&after, &greedy(3)).unwrap();
     assert_eq!(stream.collect_output().unwrap().tokens, forced[3..]);
-    // The minimal length delays the end.
+    // A minimal length delays the end of the reply.
     let first = plain[0];
     let ends = greedy(24).with_stop_tokens(vec![first]);
     assert_eq!(run(&ends), [0; 0]);

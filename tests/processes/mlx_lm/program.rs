@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The program with this Python for `mlx_lm`.
+/// The program with this Python interpreter for the backend `mlx_lm`.
 fn mlx(args: &[&str], variable: Option<&str>) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mlx"));
     command
@@ -76,7 +76,8 @@ fn the_program_lists_it_and_chooses_it_by_variable_and_flag() {
     assert_eq!(reply("mlx_lm"), reply("cpu"));
 }
 
-/// The backend shows no states and takes no edits. Each command that needs them says so.
+/// The backend cannot return hidden states or apply edits. Each command that needs them must say
+/// so.
 #[cfg(feature = "probe")]
 #[test]
 #[cfg_attr(
@@ -146,7 +147,7 @@ fn children(parent: u32) -> Vec<u32> {
         .collect()
 }
 
-/// A killed program leaves neither a Python process nor its script behind.
+/// After a kill, neither a Python process nor its script file may remain.
 #[cfg(target_os = "linux")]
 #[test]
 #[cfg_attr(
@@ -174,7 +175,7 @@ fn a_killed_program_leaves_nothing_behind() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    // The program prints, so the bridge runs.
+    // The first output proves that the Python process runs.
     let mut out = BufReader::new(program.stdout.take().unwrap());
     assert!(!out.fill_buf().unwrap().is_empty());
     let bridges = children(program.id());

@@ -1,8 +1,8 @@
-//! Tests saved prompts between Python mlx-lm and this program, in both directions.
+//! Tests that Python mlx-lm and this program can continue each other's saved prompts.
 
 use super::*;
 
-/// Runs a program of mlx-lm.
+/// Runs one of mlx-lm's Python programs.
 fn python(arguments: &[&str]) -> String {
     let mut command = Command::new(crate::python::with_mlx_lm());
     command.args(["-m", "mlx_lm"]).args(arguments);
@@ -27,11 +27,11 @@ fn mlx(arguments: &[&str]) -> String {
     finished(command)
 }
 
-/// The models. Their weights are float32, in which both programs compute.
+/// The models and their flags. Weights are float32, the type in which both programs compute.
 const MODELS: [(&str, &[&str]); 3] = [
     ("llama", &[]),
     ("qwen3", &[]),
-    // A head of 32 elements can be packed.
+    // A head of 32 elements allows a quantized cache.
     (
         "qwen3-q4",
         &[
@@ -98,8 +98,8 @@ fn what_one_program_keeps_the_other_goes_on_from() {
     }
 }
 
-/// mlx-lm writes the golden files, and our files of the same prompts continue in it in the same
-/// way.
+/// mlx-lm wrote the golden files. When mlx-lm continues our files of the same prompts, the reply
+/// must be equal.
 #[test]
 #[cfg_attr(
     not(test_python),
@@ -110,7 +110,8 @@ fn files_of_ours_say_in_mlx_lm_what_its_own_say() {
     let cases = golden(&fixture("prompt-cache"));
     for case in cases.as_array().unwrap() {
         let name = case["file"].as_str().unwrap();
-        // `tests/engine/prompt_cache.rs` covers packed codes and bounds, which need flags.
+        // These cases need flags. `tests/engine/prompt_cache.rs` covers quantized and bounded
+        // caches.
         if !case["flags"].as_array().unwrap().is_empty() {
             continue;
         }

@@ -1,12 +1,12 @@
-//! `chooser [--backend NAME] [MODEL [PROMPT]]`: without a model, lists the linked backends; with
-//! one, generates.
+//! `chooser [--backend NAME] [MODEL [PROMPT]]`: without a model, lists the linked backends. With a
+//! model, generates a reply.
 
 use std::process::ExitCode;
 
 use inference::{GenerateOptions, LoadOptions, Prompt};
 
-// Backends register themselves when they are linked. The linker drops a crate without references,
-// so each backend needs one line.
+// Backends register themselves when they are linked. The linker drops a crate to which no code
+// refers, so each backend needs one line here.
 use echo_backend as _;
 use metal_backend as _;
 use mlxlm_backend as _;

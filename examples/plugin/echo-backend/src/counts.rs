@@ -1,17 +1,17 @@
-//! The model's data: how often each token followed the two before it. Tokens are the 256 bytes and
-//! one that ends a text.
+//! The model's data: how often each token followed the two tokens before it. The tokens are the 256
+//! bytes and an end-of-text token.
 
 use std::collections::HashMap;
 
 /// The number of tokens.
 pub const VOCAB: usize = 257;
-/// The token that ends a text; in training, each paragraph.
+/// The end-of-text token. In training, it ends each paragraph.
 pub const END: u32 = 256;
 
-/// The number of times that each token followed.
+/// For each token, the number of times that it followed.
 type Followers = HashMap<u32, u32>;
 
-/// The counts of one, two and three tokens in a row.
+/// The counts of single tokens, and of sequences of two and three tokens.
 #[derive(Debug)]
 pub struct Counts {
     single: Followers,
@@ -19,7 +19,8 @@ pub struct Counts {
     after_two: HashMap<(u32, u32), Followers>,
 }
 
-/// The weights of the mixture: uniform, and the counts after zero, one and two tokens.
+/// The weights of the mixture of four distributions: uniform, and the counts after zero, one and
+/// two tokens.
 const MIX: [f32; 4] = [0.02, 0.08, 0.3, 0.6];
 
 impl Counts {

@@ -1,6 +1,6 @@
-//! A complete third-party backend: a language model that has counted which byte follows which two
-//! bytes in a text. It shows the code that an author writes, and it passes the conformance suite
-//! (`tests/conformance.rs`). It contains no engine and no neural network.
+//! A complete third-party backend. Its language model counts which byte follows each pair of bytes
+//! in a text. It shows the code that an author of a backend writes, and it passes the conformance
+//! suite (`tests/conformance.rs`). It contains no engine and no neural network.
 //!
 //! A model is a `.txt` file, or a directory with a `corpus.txt`.
 
@@ -21,14 +21,14 @@ use inference::{
 use counts::Counts;
 use model::EchoModel;
 
-// This line makes the backend known to every program that links this crate.
+// This line registers the backend in each program that links this crate.
 inference::register_backend!("echo", || Box::new(Echo));
 
 /// The backend `echo`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Echo;
 
-/// The most bytes of a corpus.
+/// Maximum size of a corpus in bytes.
 const MAX_CORPUS: u64 = 16 << 20;
 
 impl Backend for Echo {
@@ -56,7 +56,8 @@ impl Backend for Echo {
     }
 
     fn load_model(&self, path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>> {
-        // A backend may be called directly, not only through the registry.
+        // A program may call the backend directly, without the registry, so the options are checked
+        // here.
         options.validate()?;
         let unsupported = |what: &str| Err(Error::new(ErrorKind::Unsupported, what));
         if options.adapter_path.is_some() {

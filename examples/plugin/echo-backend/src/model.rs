@@ -1,4 +1,4 @@
-//! A loaded model: the data that its requests share, and its implementation of the contract.
+//! A loaded model: the data that its requests share, and the implementation of the contract.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -68,13 +68,13 @@ impl Shared {
         Ok(())
     }
 
-    /// Keeps the metrics of the request that ended last.
+    /// Stores the metrics of the request that ended last.
     pub fn publish(&self, metrics: GenerateMetrics) {
         *self.last_metrics() = metrics;
     }
 
     fn last_metrics(&self) -> MutexGuard<'_, GenerateMetrics> {
-        // A panic of another thread leaves plain numbers usable.
+        // After a panic of another thread, the plain numbers are still valid.
         self.metrics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,5 +1,5 @@
-//! One request: an iterator that generates one token in each step. Text is held back while a
-//! character is incomplete or a stop string may follow.
+//! One request: an iterator that generates one token per step. Text is withheld while a character
+//! is incomplete or a stop string may follow.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,26 +11,26 @@ use crate::counts::END;
 use crate::model::{Shared, spell};
 use crate::sampler::{Sampler, logprobs};
 
-/// A running request. Dropping it ends it.
+/// A running request. Dropping it ends the request.
 pub struct Request {
     shared: Arc<Shared>,
     options: GenerateOptions,
     sampler: Sampler,
     /// Prompt and reply.
     ids: Vec<u32>,
-    /// The number of tokens that may still be generated.
+    /// Number of tokens that may still be generated.
     left: usize,
     characters: Utf8Decoder,
     /// Tokens whose text may still change.
     text: StopText<Token>,
-    /// Tokens to return.
+    /// Tokens that are ready to be returned.
     ready: VecDeque<Token>,
     finish: Option<FinishReason>,
     clock: Clock,
 }
 
 impl Request {
-    /// A request to continue `prompt`, which the caller has checked.
+    /// A request that continues `prompt`. The caller has checked the prompt.
     pub fn new(shared: Arc<Shared>, prompt: Vec<u32>, options: GenerateOptions) -> Self {
         Self {
             sampler: Sampler::new(&options, prompt.len(), END),
@@ -99,7 +99,7 @@ impl Request {
         }
     }
 
-    /// Releases all tokens that are held back, and ends the reply.
+    /// Releases all withheld tokens, and ends the reply.
     fn flush(&mut self, reason: FinishReason) {
         let rest = self.characters.finish();
         let released = self.text.finish(&rest);
@@ -132,7 +132,7 @@ impl Iterator for Request {
 
 impl TokenSource for Request {
     fn finish_reason(&self) -> Option<FinishReason> {
-        // The reply has not ended while tokens remain to be returned.
+        // The reply ends only when all its tokens were returned.
         self.finish.filter(|_| self.ready.is_empty())
     }
 

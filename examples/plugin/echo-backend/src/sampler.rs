@@ -1,5 +1,5 @@
-//! Sampling from logits to a token: changes of logits, filters, and a seeded draw, in the order of
-//! `inference::GenerateOptions`.
+//! Sampling: from logits to a token. Changes of the logits, filters and a seeded draw follow in the
+//! order of `inference::GenerateOptions`.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -15,20 +15,20 @@ pub struct Sampler {
     /// The token that ends a text.
     end: u32,
     processors: Vec<Box<dyn LogitsProcessor>>,
-    /// The state of the draws (SplitMix64, Steele et al. 2014).
+    /// The state of the random generator (SplitMix64, Steele et al. 2014).
     state: u64,
 }
 
 impl Sampler {
-    /// A sampler for a request with a prompt of this many tokens. Without a seed, each call
-    /// differs.
+    /// A sampler for a request. `prompt` is the length of the prompt. Without a seed, each call
+    /// draws other random numbers.
     pub fn new(options: &GenerateOptions, prompt: usize, end: u32) -> Self {
         let processors = options.constraints.logits_processors.iter();
         Self {
             prompt,
             end,
             processors: processors.map(|p| p.make()).collect(),
-            // Each `RandomState` has other keys.
+            // Each `RandomState` has different random keys.
             state: options
                 .sampling
                 .seed
@@ -37,7 +37,7 @@ impl Sampler {
         }
     }
 
-    /// A number from 0 to below 1.
+    /// A random number from 0 to below 1.
     fn uniform(&mut self) -> f64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -46,10 +46,10 @@ impl Sampler {
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Chooses a token after `ids`, the prompt and the reply so far, by their `logits`.
+    /// Chooses a token by its `logits`. `ids` are the prompt and the reply so far.
     ///
     /// # Errors
-    /// The error of a logits processor, or an error if no token is left.
+    /// The error of a logits processor, or an error if no token remains.
     pub fn take(&mut self, logits: &[f32], ids: &[u32]) -> Result<u32> {
         if let Some(forced) = self
             .options
@@ -63,7 +63,7 @@ impl Sampler {
         self.change(&mut logits, ids)?;
         let mut scores: Vec<(u32, f32)> = (0u32..).zip(logits).collect();
         scores.retain(|s| s.1 > f32::NEG_INFINITY);
-        // The most probable comes first. Of equal ones, the lower id comes first.
+        // Sorts the most probable token first. Among equal tokens, the lower id comes first.
         scores.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         let Some(best) = scores.first().copied() else {
             let message = "every token is forbidden; ban fewer";
@@ -137,7 +137,7 @@ impl Sampler {
         Ok(())
     }
 
-    /// Removes tokens that must not be drawn. At least one stays.
+    /// Removes tokens that must not be drawn. At least one token stays.
     fn filter(&mut self, scores: &mut Vec<(u32, f32)>, best: f32) {
         let weight = |score: f32| f64::from(score - best).exp();
         let total: f64 = scores.iter().map(|s| weight(s.1)).sum();

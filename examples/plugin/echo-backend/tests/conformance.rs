@@ -1,4 +1,4 @@
-//! The one test that every backend needs: it runs the conformance suite.
+//! The test that every backend needs: it runs the conformance suite.
 
 use echo_backend as _; // linked for its registration
 use inference_conformance::{Check, Suite};

@@ -171,7 +171,7 @@ fn conversation(
         choice.one |= asked.disable_parallel_tool_use == Some(true);
     }
     match request.thinking.as_ref().map(|t| t.kind.as_str()) {
-        // The model decides.
+        // The model decides whether it reasons.
         None | Some("adaptive") => {}
         Some("disabled") => {
             prompt
@@ -196,7 +196,7 @@ fn conversation(
     Ok((prompt, choice))
 }
 
-/// Anthropic's `stop_reason`, and the stop string that was found.
+/// Anthropic's `stop_reason`, and the stop string that ended the reply.
 fn stop_reason(end: &End, called: bool) -> (&'static str, Option<&str>) {
     match (&end.reason, &end.stop) {
         (FinishReason::Length, _) => ("max_tokens", None),

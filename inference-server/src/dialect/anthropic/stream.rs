@@ -1,4 +1,5 @@
-//! A reply as Anthropic's events. Blocks follow one another: each begins, grows and ends.
+//! A reply as Anthropic's stream events. A reply consists of blocks, and a block must end before
+//! the next one starts.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -14,7 +15,8 @@ use crate::pipeline::events::sse;
 use crate::pipeline::run::{Item, Reply};
 use crate::reply::Delta;
 
-/// Clients store a signature with thinking and send it back. This server does not check it.
+/// Clients store a signature with reasoning blocks and send it back. This server ignores the
+/// signature.
 pub(super) const SIGNATURE: &str = "local";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,14 +26,14 @@ enum Open {
     Tool(usize),
 }
 
-/// Turns items of a reply into events.
+/// Converts the items of a reply to events.
 pub(super) struct Events {
     id: String,
     model: String,
     prompt: usize,
     begun: bool,
     open: Option<Open>,
-    /// The number of blocks so far.
+    /// Number of blocks opened so far.
     blocks: usize,
     called: bool,
 }
@@ -123,7 +125,8 @@ impl Events {
                     self.close(events);
                     continue;
                 }
-                // The input stays incomplete JSON, which tells clients that the call is broken.
+                // The arguments remain incomplete JSON, by which clients detect that the call is
+                // broken.
                 Delta::CallBroken { .. } => {
                     self.close(events);
                     continue;
@@ -137,7 +140,7 @@ impl Events {
         }
     }
 
-    /// The events of one item, and whether more follow.
+    /// Returns the events of one item, and whether more items follow.
     fn of(&mut self, item: Item) -> (Vec<Value>, bool) {
         let mut events = Vec::new();
         match item {

@@ -1,4 +1,4 @@
-//! Requests of Anthropic's clients, as messages of the contract.
+//! Requests of Anthropic's API, and their conversion to messages of the contract.
 
 use inference::{Message, Parameter, ParameterValue, Tool, ToolCall};
 use serde::Deserialize;
@@ -13,7 +13,7 @@ use crate::pipeline::parameters::{Dialect, Parameters};
 #[derive(Debug)]
 pub(crate) struct Anthropic;
 
-/// An alias without generics, because the derived schemas need one.
+/// An alias without generic parameters, because the derived OpenAPI schemas require one.
 pub(crate) type AnthropicParameters = Parameters<Anthropic>;
 
 impl Dialect for Anthropic {
@@ -178,7 +178,7 @@ pub(crate) struct Block {
 }
 
 impl TextOr<TextBlock> {
-    /// The text of a field that may have text blocks only.
+    /// The text of a field whose blocks must all be text.
     fn text(self, place: &str) -> Result<String, ApiError> {
         let blocks = match self {
             TextOr::Text(text) => return Ok(text),
@@ -203,8 +203,8 @@ fn unknown(place: &str, kind: &str) -> ApiError {
     )
 }
 
-/// The messages of a conversation. Results of tools become separate messages, before the rest of
-/// the turn.
+/// The messages of a conversation. Tool results of a turn become separate messages before the rest
+/// of the turn.
 pub(crate) fn messages(
     system: Option<TextOr<TextBlock>>,
     turns: Vec<Turn>,
@@ -212,8 +212,8 @@ pub(crate) fn messages(
     let mut all = Vec::new();
     if let Some(mut system) = system {
         if let TextOr::List(blocks) = &mut system {
-            // Some clients send a line of billing data, which differs from request to request. It
-            // is no instruction, and it would prevent reuse of the prompt's prefix.
+            // Some clients send a block with billing data, which differs in each request. The block
+            // is no instruction, and would prevent reuse of the cached prefix.
             let accounts = |b: &TextBlock| {
                 let text = b.text.as_deref().unwrap_or_default();
                 text.starts_with("x-anthropic-billing-header:")
@@ -258,7 +258,7 @@ pub(crate) fn messages(
                     thinking: Some(more),
                     ..
                 } if kind == "thinking" => reasoning = Some(more),
-                // Only the service that made such a block can read it.
+                // Only the service that encrypted this block can read it, so the server ignores it.
                 Block { kind, .. } if kind == "redacted_thinking" => {}
                 Block {
                     kind,

@@ -1,4 +1,4 @@
-//! `/completion`: a raw prompt with llama.cpp's parameters, and its shape of answers.
+//! `/completion`: a raw prompt with llama.cpp's parameters, and an answer in llama.cpp's format.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -31,7 +31,7 @@ use crate::state::App;
 #[derive(Debug)]
 pub(crate) struct LlamaCpp;
 
-/// An alias without generics, because the derived schemas need one.
+/// An alias without generic parameters, because the derived OpenAPI schemas require one.
 pub(crate) type LlamaCppParameters = Parameters<LlamaCpp>;
 
 impl Dialect for LlamaCpp {
@@ -49,17 +49,18 @@ impl Dialect for LlamaCpp {
     }
 
     fn takes(parameter: &Parameter) -> bool {
-        // llama.cpp's `repeat_last_n` gives 0 another meaning.
+        // llama.cpp's own field `repeat_last_n` replaces this parameter, because its value 0 has
+        // another meaning.
         parameter.name() != "repeat_window"
     }
 }
 
-/// The options that a request begins with: the server's own, else llama.cpp's defaults.
+/// The options before a request's fields apply: the operator's defaults, then llama.cpp's.
 fn base(app: &App) -> Result<GenerateOptions, ApiError> {
     parameters::base::<LlamaCpp>(app, &SamplingDefaults::default())
 }
 
-/// The options of a request that sets none, by llama.cpp's names.
+/// The options of a request without parameters, under llama.cpp's names.
 pub(super) fn defaults(app: &App) -> Result<Value, ApiError> {
     let most = app.defaults.max_tokens;
     let mut all = named(&base(app)?);
@@ -72,7 +73,7 @@ pub(super) fn defaults(app: &App) -> Result<Value, ApiError> {
     Ok(Value::Object(all))
 }
 
-/// The parameters by llama.cpp's names.
+/// The parameters of `options`, under llama.cpp's names.
 fn named(options: &GenerateOptions) -> Map<String, Value> {
     let mut all = parameters::as_json(options);
     let window = match all.remove("repeat_window").and_then(|n| n.as_u64()) {
@@ -167,7 +168,7 @@ impl Sampling {
         Ok(())
     }
 
-    /// The options that the fields describe, without the limit on tokens.
+    /// The options that the request's fields describe, without the token limit.
     pub(super) fn options(
         &self,
         app: &App,
@@ -180,7 +181,8 @@ impl Sampling {
             ordered(&mut o.sampling, samplers)?;
         }
         match self.repeat_last_n {
-            // In the contract, a window of 0 means all tokens.
+            // In the contract, a window of 0 means all tokens. In llama.cpp, 0 disables the
+            // penalty.
             Some(0) => o.penalties.repeat_penalty = 1.0,
             Some(n) => o.penalties.repeat_window = usize::try_from(n).unwrap_or(0),
             None => {}
@@ -210,19 +212,20 @@ impl Sampling {
         Ok(o)
     }
 
-    /// The most tokens that the request asks for.
+    /// The request's maximum number of tokens, if it sets one.
     pub(super) fn asked(&self) -> Option<usize> {
         usize::try_from(self.n_predict?).ok()
     }
 }
 
-/// Turns off the filters that are not in llama.cpp's list, and takes its order. Two orders exist:
-/// the temperature comes first or last.
+/// Disables the filters that llama.cpp's list omits, and applies the list's order. Two orders are
+/// supported: temperature first or last.
 fn ordered(sampling: &mut SamplingOptions, samplers: &[String]) -> Result<(), ApiError> {
     const PARAM: &str = "samplers";
     const LAST: [&str; 6] = ["top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"];
     const FIRST: [&str; 6] = ["top_n_sigma", "top_k", "top_p", "min_p", "typ_p", "xtc"];
-    // These come before all filters and are off. Fields that would turn them on are refused.
+    // llama.cpp applies these before all filters. Here they are disabled, and fields that would
+    // enable them are refused.
     const OFF: [&str; 2] = ["penalties", "dry"];
     let named: Vec<&str> = samplers
         .iter()
@@ -241,7 +244,7 @@ fn ordered(sampling: &mut SamplingOptions, samplers: &[String]) -> Result<(), Ap
     let used: Vec<&str> = named
         .into_iter()
         .filter(|name| !OFF.contains(name))
-        // The two orders place typical-p differently, which matters only if it is on.
+        // The two orders place typical-p differently, which matters only if typical-p is enabled.
         .filter(|name| *name != "typ_p" || sampling.typical_p < 1.0)
         .collect();
     let place = |name: &str| used.iter().position(|candidate| *candidate == name);
@@ -370,7 +373,7 @@ pub(crate) async fn create(
     answer(&app, model, places, prompts, several, &request.rest).await
 }
 
-/// Continues prompts. If `several`, the answer is a list.
+/// Continues the prompts. If `several`, the answer is a JSON list.
 pub(super) async fn answer(
     app: &App,
     model: &Lease,
@@ -433,7 +436,7 @@ pub(super) async fn answer(
     })
 }
 
-/// Tokens' data that a whole reply keeps.
+/// Data of the tokens that an unstreamed answer contains.
 #[derive(Default)]
 struct Kept {
     text: String,
@@ -453,7 +456,7 @@ impl Keep for Kept {
     }
 }
 
-/// A whole answer. It is typed because JSON values would take many times the memory.
+/// An unstreamed answer. It is a struct, because a JSON value would need several times the memory.
 #[derive(Serialize)]
 struct Answer {
     content: String,
@@ -530,7 +533,7 @@ struct Head {
 }
 
 impl Head {
-    /// A whole answer, and the last event of a stream.
+    /// The unstreamed answer, which is also the last event of a stream.
     fn last(&self, collected: Kept, end: &End) -> Answer {
         let m = &end.metrics;
         let (kind, word) = match (&end.reason, &end.stop) {
@@ -586,7 +589,7 @@ impl Head {
 fn timings(end: &End) -> Value {
     let m = &end.metrics;
     let computed = m.prompt_tokens.saturating_sub(m.cached_tokens);
-    // Prefill computes the first token; decode time begins after it.
+    // Prefill computes the first token, so decode time excludes that token.
     let decoded = m.generated_tokens.saturating_sub(1);
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
     let each = |time: Duration, n: usize| match n {
@@ -610,7 +613,8 @@ fn timings(end: &End) -> Value {
     })
 }
 
-/// Answers with events. The last reply's `stop` ends them; llama.cpp sends no `[DONE]`.
+/// Answers with events. The `stop` field of the last reply ends the stream; llama.cpp sends no
+/// `[DONE]`.
 fn events(replies: Vec<Reply>, heads: Vec<Head>, ping: Duration) -> Response {
     let counts = vec![0usize; heads.len()];
     let state = Some((Box::pin(merged(replies)), heads, counts));
@@ -624,7 +628,7 @@ fn events(replies: Vec<Reply>, heads: Vec<Head>, ping: Duration) -> Response {
                 counts[i] += 1;
                 vec![heads[i].piece(*token, counts[i])]
             }
-            // The text was sent in earlier events.
+            // Earlier events already contained the text.
             Item::End { end, .. } => vec![json!(heads[i].last(Kept::default(), &end))],
             Item::Failed(error) => {
                 more = false;

@@ -1,4 +1,4 @@
-//! `/infill`: generates the text between two others.
+//! `/infill`: generates the text between a prefix and a suffix.
 
 use axum::extract::State;
 use axum::response::Response;

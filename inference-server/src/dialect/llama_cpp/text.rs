@@ -68,8 +68,8 @@ pub(crate) async fn tokenize(
     if rest.ended {
         return Ok((kind, first).into_response());
     }
-    // The stream holds its place until the client has read it. This limits how many lists of ids
-    // slow clients can keep in memory.
+    // The stream keeps its queue place until the client has read everything. This bounds the memory
+    // that slow clients can occupy with id lists.
     let rest = stream::unfold((rest, places), |(mut rest, places)| async {
         if rest.ended {
             return None;
@@ -85,11 +85,11 @@ pub(crate) async fn tokenize(
     Ok((kind, Body::from_stream(all)).into_response())
 }
 
-/// An answer is sent in parts of about this many bytes.
+/// Size of the parts of an answer, in bytes; a part may be slightly larger.
 const PART: usize = 32 << 10;
 
-/// An answer of `/tokenize`, written in parts. The answer has tens of bytes for each byte of the
-/// text, so only its ids are kept.
+/// An answer of `/tokenize`, serialized part by part. The JSON has tens of bytes per byte of the
+/// text, so only the ids stay in memory.
 struct TokenList {
     model: Lease,
     ids: std::vec::IntoIter<u32>,
@@ -136,7 +136,7 @@ impl TokenList {
     }
 }
 
-/// The first bytes of a response of `/tokenize`; the ids follow.
+/// The start of a `/tokenize` response; the ids follow.
 const START: &[u8] = b"{\"tokens\":[";
 
 /// Ids.
@@ -159,13 +159,14 @@ pub(crate) async fn detokenize(
 ) -> Result<Response, ApiError> {
     let model = app.models.get(request.model.as_deref(), None).await?;
     let most = app.limits.prompt_bytes;
-    // A token stands for a few bytes, so this limit is similar to that of a prompt.
+    // A token decodes to a few bytes. So this limit allows about as much text as the limit on
+    // prompts.
     at_most("tokens", request.tokens.len(), most / 8)?;
     prepare::check_ids(&model, "tokens", &request.tokens)?;
     let (places, content) = prepare::aside(places, move || {
         let tokens = model.tokens()?;
         let failed = |e: inference::Error| ApiError::of_engine(&e);
-        // Some tokens stand for a hundred bytes.
+        // Some tokens decode to a hundred bytes, so the decoded text is limited, too.
         let mut bytes = 0;
         for ids in request.tokens.chunks(AT_A_TIME) {
             bytes += tokens.decode(ids).map_err(failed)?.len();
@@ -180,11 +181,11 @@ pub(crate) async fn detokenize(
     Ok(text_answer("content", content, places))
 }
 
-/// Ids that are decoded at a time to measure their text.
+/// Number of ids that are decoded at once to measure their text.
 const AT_A_TIME: usize = 1024;
 
-/// An object with one text, written in parts. It holds its place until the client has read it. This
-/// limits how many texts slow clients can keep in memory.
+/// A JSON object with one text, serialized part by part. The response keeps its queue place until
+/// the client has read everything. This bounds the memory that slow clients can occupy with texts.
 fn text_answer(name: &'static str, text: String, places: Places) -> Response {
     let start = format!("{{\"{name}\":\"");
     let parts = stream::unfold(Some((text, 0, places)), move |state| {
@@ -291,7 +292,8 @@ pub(crate) async fn embedding(
     ))
 }
 
-/// The vectors of a text. The list has one vector; other poolings would have one for each token.
+/// The vectors of a text. There is exactly one vector, since token-level poolings are not
+/// supported.
 #[derive(Serialize)]
 pub(crate) struct Vectors {
     index: usize,

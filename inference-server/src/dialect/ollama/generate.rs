@@ -1,4 +1,4 @@
-//! `/api/chat` and `/api/generate`: a reply as lines of JSON, or as one line.
+//! `/api/chat` and `/api/generate`. An answer is a stream of JSON lines, or a single JSON object.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ use crate::pipeline::{Maybe, prepare};
 use crate::reply::Delta;
 use crate::state::App;
 
-/// The shape of a line.
+/// The API whose format a line has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shape {
     Chat,
@@ -118,7 +118,7 @@ async fn load(
     let (id, reason) = if unload {
         let listed = app.models.look(name).await?;
         let gone = app.models.dismiss(&listed.name) || listed.loaded.is_none();
-        // A model that was loaded at the start stays, whatever clients ask.
+        // Clients cannot unload a model that was loaded at startup.
         (listed.name, if gone { "unload" } else { "load" })
     } else {
         let model = app.models.get(name, keep).await?;
@@ -226,7 +226,7 @@ fn line(
     line
 }
 
-/// Makes a line the last. Times are in nanoseconds.
+/// Adds the fields of the last line. Times are in nanoseconds.
 fn finish(line: &mut Map<String, Value>, end: &End, total: Duration) {
     let nanos = |d: Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
     let reason = match end.reason {
@@ -252,12 +252,13 @@ struct Lines {
     model: String,
     shape: Shape,
     arrived: Instant,
-    /// The calls that are not sent yet, because a line has complete calls only.
+    /// Complete and incomplete calls that were not sent yet. A line may contain only complete
+    /// calls.
     calls: Calls,
 }
 
 impl Lines {
-    /// The lines of one item, and whether more follow.
+    /// Returns the lines of one item, and whether more items follow.
     fn of(&mut self, item: Item) -> (String, bool) {
         let (deltas, end) = match item {
             Item::Started => return (String::new(), true),

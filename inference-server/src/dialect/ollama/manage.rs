@@ -1,5 +1,5 @@
-//! `/api/delete`, `/api/copy` and `/api/create`. A client may delete some models. The other two
-//! routes answer with an error that says what to do instead.
+//! `/api/delete`, `/api/copy` and `/api/create`. Deletion works for some models. The other two
+//! routes always return an error that explains the alternative.
 
 use axum::extract::State;
 use serde::Deserialize;

@@ -21,7 +21,7 @@ use crate::models::{Listed, ModelDescription, ModelEntry, PullProgress};
 use crate::pipeline::Json;
 use crate::state::App;
 
-/// The time at which models that stay are unloaded.
+/// The expiry time of models that are never unloaded.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
 /// The server's version.
@@ -67,14 +67,14 @@ pub(crate) async fn ps(State(app): State<App>) -> axum::Json<Value> {
     axum::Json(json!({"models": models}))
 }
 
-/// When the model's files changed or, if that is unknown, when it was loaded.
+/// The last change of the model's files. If it is unknown, the time of loading.
 fn modified(listed: &Listed) -> u64 {
     let of_files = listed.entry.as_ref().map(|e| e.modified);
     let loaded = listed.loaded.as_ref().map(|m| m.created());
     of_files.or(loaded).unwrap_or_default()
 }
 
-/// The known facts of the model.
+/// The model information that is known without loading the model.
 fn info(listed: &Listed) -> ModelInfo {
     let of_files = || listed.entry.as_ref().and_then(|e| e.info.clone());
     match &listed.loaded {
@@ -120,7 +120,7 @@ pub(crate) async fn show(
     ] {
         facts.insert(format!("{architecture}.{name}"), value.into());
     }
-    // The template's abilities are known only once its model is loaded.
+    // The template's capabilities are unknown until the model is loaded.
     let model = listed.loaded.as_deref();
     let template = model.and_then(|m| Some(m.tokens().ok()?.chat_template()?.to_owned()));
     let can = [
@@ -148,7 +148,7 @@ pub(crate) async fn show(
     })))
 }
 
-/// The description from a model's files, if the source knows them.
+/// The description from the model's files, if the source has one.
 async fn described(app: &App, name: &str) -> ModelDescription {
     let Some(source) = app.models.source().cloned() else {
         return ModelDescription::default();
@@ -211,7 +211,8 @@ pub(crate) async fn pull(
     let (tell, mut reports) = mpsc::channel(64);
     tokio::task::spawn_blocking(move || {
         let mut progress = |progress: PullProgress| {
-            // A slow reader may miss a report, because the next one supersedes it.
+            // If a slow reader's buffer is full, a progress report is dropped. The next report
+            // supersedes it.
             let _ = tell.try_send(Ok(progress));
         };
         let fetched = source.pull(&name, &mut progress);
@@ -229,8 +230,8 @@ pub(crate) async fn pull(
                 })
             }
         };
-        // The turn ends before the last report, because a client may fetch the next model right
-        // after it.
+        // The download permit is released before the last report is sent, because the client may
+        // start another download right after that report.
         drop(turn);
         let _ = tell.blocking_send(last);
     });
@@ -268,7 +269,7 @@ fn progress_line(progress: &PullProgress) -> Value {
 }
 
 fn fields(listed: &Listed) -> Map<String, Value> {
-    // Clients show and compare this digest of the name. It is not the digest of the files.
+    // Clients display and compare this digest. It is the digest of the name, not of the files.
     let digest = Sha256::digest(listed.name.as_bytes());
     let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
     let info = info(listed);
@@ -296,7 +297,7 @@ fn details(info: &ModelInfo, files: Option<&ModelEntry>) -> Value {
     })
 }
 
-/// A number of weights as Ollama writes it; empty if it is not known.
+/// A parameter count in Ollama's notation; empty if unknown.
 fn size_of(parameters: u64) -> String {
     let n = parameters as f64;
     match parameters {

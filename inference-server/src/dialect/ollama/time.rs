@@ -1,15 +1,15 @@
-//! Times in the format of Ollama's clients.
+//! Timestamps in the format of Ollama's API.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Now, by RFC 3339 in UTC.
+/// The current time in RFC 3339, in UTC.
 pub(super) fn now() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.unwrap_or_default();
     rfc3339(now.as_secs(), now.subsec_nanos())
 }
 
-/// The time in `stays` from now, by RFC 3339 in UTC.
+/// The time after `stays` from now in RFC 3339, in UTC.
 pub(super) fn after(stays: Duration) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let at = now.unwrap_or_default().saturating_add(stays);

@@ -1,4 +1,4 @@
-//! Requests of Ollama's clients.
+//! Requests of Ollama's API.
 
 use std::time::Duration;
 
@@ -82,8 +82,8 @@ pub(crate) struct Rest {
 }
 
 impl Rest {
-    /// Checks the types of fields, also for requests that only load a model. Returns how long it
-    /// stays.
+    /// Checks the types of fields, also in requests that only load a model. Returns the requested
+    /// keep-alive time.
     pub(super) fn check(&self) -> Result<Option<KeepAlive>, ApiError> {
         let think = self.think.as_ref();
         if !think.is_none_or(|v| v.is_boolean() || v.is_string() || v.is_null()) {
@@ -104,7 +104,7 @@ impl Rest {
     }
 }
 
-/// How long a model stays, if the request sets it.
+/// The keep-alive time, if the request sets one.
 pub(super) fn keep_alive(value: Option<&Value>) -> Result<Option<KeepAlive>, ApiError> {
     let bad = || {
         let message = "keep_alive must be a number of seconds or a duration such as \"5m\"";
@@ -129,7 +129,7 @@ pub(super) fn keep_alive(value: Option<&Value>) -> Result<Option<KeepAlive>, Api
 #[derive(Debug)]
 pub(crate) struct Ollama;
 
-/// An alias without generics, because the derived schemas need one.
+/// An alias without generic parameters, because the derived OpenAPI schemas require one.
 pub(crate) type OllamaParameters = Parameters<Ollama>;
 
 impl Dialect for Ollama {
@@ -147,7 +147,8 @@ impl Dialect for Ollama {
     }
 
     fn takes(parameter: &Parameter) -> bool {
-        // Ollama's `repeat_last_n` gives 0 another meaning.
+        // Ollama's own field `repeat_last_n` replaces this parameter, because its value 0 has
+        // another meaning.
         parameter.name() != "repeat_window"
     }
 }
@@ -176,8 +177,9 @@ pub(crate) struct Options {
     more: Map<String, Value>,
 }
 
-/// Options of Ollama that have no effect here. The server decides how the engine runs, and prompts
-/// are never cut. Mirostat's numbers belong to a sampler that is refused.
+/// Ollama options that have no effect here. Most of them configure the engine, which only the
+/// operator can do. Prompts are never cut. The Mirostat parameters have no effect, because requests
+/// with Mirostat are refused.
 const NO_EFFECT: [&str; 16] = [
     "f16_kv",
     "logits_all",
@@ -278,7 +280,7 @@ impl Rest {
         o.prefill.cache_salt = prepare::salt(self.cache_salt.as_ref())?;
         options.parameters.apply(&mut o)?;
         match options.repeat_last_n {
-            // In the contract, a window of 0 means all tokens.
+            // In the contract, a window of 0 means all tokens. In Ollama, 0 disables the penalty.
             Some(0) => o.penalties.repeat_penalty = 1.0,
             Some(n) => o.penalties.repeat_window = usize::try_from(n).unwrap_or(0),
             None => {}
@@ -290,7 +292,7 @@ impl Rest {
         Ok(o)
     }
 
-    /// The most tokens that the request asks for.
+    /// The request's maximum number of tokens, if it sets one.
     pub(super) fn asked(&self) -> Option<usize> {
         let predict = self.options.as_ref()?.num_predict?;
         usize::try_from(predict).ok()

@@ -21,7 +21,8 @@ use crate::pipeline::{Work, prepare};
 use crate::reply::Delta;
 use crate::state::App;
 
-/// The same seed gives the same reply only with the same model and this version.
+/// The `system_fingerprint`. A seed reproduces a reply only with the same model and the same
+/// version of this server.
 pub(crate) const FINGERPRINT: &str = concat!("inference-server-", env!("CARGO_PKG_VERSION"));
 
 pub(crate) fn now() -> u64 {
@@ -110,7 +111,7 @@ pub(crate) async fn create(
     Ok(axum::Json(body).into_response())
 }
 
-/// An answer. It is typed because log-probabilities as JSON values would take many times the
+/// An answer. It is a struct, because log-probabilities as JSON values would need many times the
 /// memory.
 #[derive(Serialize)]
 pub(super) struct Completion<C> {
@@ -248,14 +249,14 @@ fn prompt(request: ChatRequest) -> Result<(ChatPrompt, ToolChoice), ApiError> {
     Ok((prompt, choice))
 }
 
-/// The meaning of a `tool_choice`.
+/// A parsed `tool_choice`.
 enum Chosen {
     /// The model must not call a tool.
     None,
     Some(ToolChoice),
 }
 
-/// Reads a `tool_choice`; `None` if it is unknown.
+/// Parses a `tool_choice`; `None` if its value is unknown.
 fn tool_choice(choice: &Value) -> Option<Chosen> {
     match choice.as_str() {
         Some("auto") => return Some(Chosen::Some(ToolChoice::default())),
@@ -384,7 +385,7 @@ impl Logprob {
     }
 }
 
-/// The fields that all chunks have.
+/// The fields that all chunks of a stream share.
 struct Head {
     id: String,
     created: u64,
@@ -396,7 +397,7 @@ struct Head {
 struct Choice {
     begun: bool,
     called: bool,
-    /// Log-probabilities of tokens whose text is held back.
+    /// Log-probabilities of tokens whose text was not sent yet.
     waiting: Vec<Logprob>,
 }
 
@@ -459,7 +460,8 @@ impl ChatChunks {
                     self.choices[i].called = true;
                     continue;
                 }
-                // The arguments stay incomplete JSON, which tells clients that the call is broken.
+                // The arguments remain incomplete JSON, by which clients detect that the call is
+                // broken.
                 Delta::CallBroken { .. } => continue,
             };
             let logprobs = self.waiting(i);
@@ -467,7 +469,7 @@ impl ChatChunks {
         }
     }
 
-    /// Log-probabilities that no chunk has sent yet.
+    /// Returns the log-probabilities that no chunk has contained yet.
     fn waiting(&mut self, i: usize) -> Value {
         let waiting = std::mem::take(&mut self.choices[i].waiting);
         match waiting.is_empty() {

@@ -166,7 +166,7 @@ struct WholeChoice {
     finish_reason: &'static str,
 }
 
-/// Tokens' data that a whole reply keeps.
+/// Data of the tokens that an unstreamed answer contains.
 struct Kept {
     text: String,
     logprobs: Option<Logprobs>,
@@ -181,7 +181,7 @@ impl Keep for Kept {
     }
 }
 
-/// The fields that all chunks have.
+/// The fields that all chunks of a stream share.
 struct Head {
     id: String,
     created: u64,
@@ -194,7 +194,7 @@ struct Head {
 /// Log-probabilities in the shape of the completions API.
 #[derive(Default, Serialize)]
 struct Logprobs {
-    /// The number of characters before the next token.
+    /// Character offset of the next token in the text.
     #[serde(skip)]
     offset: usize,
     tokens: Vec<String>,
@@ -225,7 +225,7 @@ impl Logprobs {
             .map_or((0.0, Vec::new()), |l| (l.logprob, l.top));
         let mut all: Vec<(String, f32)> = Vec::with_capacity(top.len());
         for t in top {
-            // Several tokens may have the same text, but an object has each key once.
+            // Several tokens may have equal text, but a JSON object may have each key only once.
             match all.iter_mut().find(|(text, _)| *text == t.text) {
                 Some((_, logprob)) => *logprob = t.logprob,
                 None => all.push((t.text, t.logprob)),

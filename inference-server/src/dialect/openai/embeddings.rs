@@ -61,7 +61,7 @@ pub(crate) async fn create(
     Ok(axum::Json(body).into_response())
 }
 
-/// The answer. It is typed because each number as a JSON value would take 32 bytes more.
+/// The answer. It is a struct, because each element as a JSON value would need 32 bytes more.
 #[derive(Serialize)]
 struct Embeddings<'a> {
     object: &'static str,

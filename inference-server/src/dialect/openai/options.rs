@@ -13,8 +13,8 @@ use crate::pipeline::parameters;
 use crate::pipeline::{at_most, prepare, within};
 use crate::state::App;
 
-/// The options that a request to `model` begins with: the server's own, else those that the model's
-/// files recommend, as in vLLM, else OpenAI's defaults.
+/// The options before a request's fields apply. The operator's defaults come first, then the
+/// recommendations in the model's files, as in vLLM, then OpenAI's defaults.
 pub(crate) fn base(app: &App, model: &ServedModel) -> Result<GenerateOptions, ApiError> {
     parameters::base::<OpenAi>(app, &model.info().sampling)
 }
@@ -45,7 +45,7 @@ pub(crate) fn options(
     }
     o.stop.ignore_eos = fields.ignore_eos.unwrap_or(false);
     o.stop.min_tokens = fields.min_tokens.unwrap_or(0);
-    // A negative seed is valid; its bits are used as an unsigned number.
+    // Negative seeds are valid. Their bits are read as an unsigned integer.
     o.sampling.seed = fields.seed.map(i64::cast_unsigned);
     o.prefill.cache_prompt = fields.cache_prompt.unwrap_or(true);
     o.prefill.cache_salt = prepare::salt(fields.cache_salt)?;
@@ -100,7 +100,7 @@ pub(crate) fn wants_usage(fields: &Sampling<'_>) -> Result<bool, ApiError> {
     Ok(options.and_then(|o| o.include_usage).unwrap_or(false))
 }
 
-/// The most tokens that the request asks for. 0 is refused, as by OpenAI.
+/// The request's maximum number of tokens. 0 is refused, as in OpenAI's API.
 pub(crate) fn asked(param: &str, tokens: Option<usize>) -> Result<Option<usize>, ApiError> {
     match tokens {
         Some(0) => Err(ApiError::field(
@@ -120,7 +120,7 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    /// Adds a reply. A prompt with several replies counts once.
+    /// Adds the counts of a reply. A prompt counts only with its first reply.
     pub(crate) fn add(&mut self, metrics: &GenerateMetrics, first_of_prompt: bool) {
         if first_of_prompt {
             self.prompt += metrics.prompt_tokens;

@@ -1,4 +1,4 @@
-//! Several replies as one stream of server-sent events.
+//! Merges several replies into one stream of server-sent events.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::error::{ApiError, Family};
 use crate::pipeline::events::{merged, sse};
 use crate::pipeline::run::{Item, Reply};
 
-/// Turns items of replies into chunks.
+/// Converts items of replies to chunks of a stream.
 pub(crate) trait Chunks: Send + 'static {
     /// The chunks of one item.
     fn of(&mut self, reply: usize, item: Item) -> Result<Vec<Value>, ApiError>;
@@ -21,8 +21,8 @@ pub(crate) trait Chunks: Send + 'static {
     fn last(&mut self) -> Vec<Value>;
 }
 
-/// Answers with chunks as events and a final `[DONE]`. After an error only `[DONE]` follows.
-/// Replies that still run are dropped, which cancels them.
+/// Answers with chunks as events and a final `[DONE]`. After an error, only `[DONE]` follows, and
+/// replies that still run are cancelled.
 pub(crate) fn answer(replies: Vec<Reply>, chunks: impl Chunks, ping: Duration) -> Response {
     let state = Some((Box::pin(merged(replies)), chunks));
     let events = stream::unfold(state, |state| async {

@@ -1,5 +1,6 @@
-//! Requests of OpenAI's clients. OpenAI's unsupported fields are read so that they can be refused
-//! by name. Unknown fields are ignored, since clients send their own.
+//! Requests of OpenAI's API. The structs include fields that this server does not support, so that
+//! a request with such a field is refused by name. Unknown fields are ignored, because clients send
+//! extra fields.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use utoipa::ToSchema;
 use super::parameters::OpenAiParameters;
 use crate::pipeline::{OneOrMore, Prompts};
 
-/// A request with the fields that chats and completions share.
+/// Defines a request type with the fields that chats and completions share.
 macro_rules! request {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $ty:ty,)* }) => {
         $(#[$doc])*
@@ -58,7 +59,7 @@ macro_rules! request {
         }
 
         impl $name {
-            /// The fields that both have.
+            /// Returns the fields that chats and completions share.
             pub(crate) fn sampling(&self) -> Sampling<'_> {
                 Sampling {
                     parameters: &self.parameters,

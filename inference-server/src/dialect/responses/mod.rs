@@ -1,5 +1,5 @@
-//! `/v1/responses`, OpenAI's other form of a chat, and `/v1/responses/input_tokens`. The server
-//! stores nothing, so a client sends the whole conversation with each request.
+//! `/v1/responses`, OpenAI's newer form of a chat, and `/v1/responses/input_tokens`. The server
+//! stores no conversations, so a client sends the whole conversation with each request.
 
 mod output;
 mod types;
@@ -58,7 +58,8 @@ pub(crate) async fn create(
     let fields = response(&app, model, &request)?;
     let (prompt, choice) = conversation(&mut request)?;
 
-    // The response repeats fields of the request, so the request's memory stays reserved.
+    // The response repeats fields of the request, so the memory reserved for the request stays
+    // reserved.
     let body = places.body();
     let asked = ask.chat(&app, model, places, prompt, &choice).await?;
     let mut reply = asked.one()?;

@@ -1,5 +1,5 @@
-//! Builds the items of a response and its stream events. Without streaming, the caller keeps only
-//! the last event, which contains the complete response.
+//! Builds the items of a response and its stream events. For an unstreamed answer, the caller uses
+//! only the last event, which contains the complete response.
 
 use inference::{FinishReason, GenerateMetrics};
 use serde_json::{Value, json};
@@ -8,10 +8,10 @@ use crate::error::{ApiError, Family};
 use crate::pipeline::run::{End, Item};
 use crate::reply::Delta;
 
-/// Makes ids for the items of a response.
+/// A generator of ids for the items of a response.
 type Names = Box<dyn FnMut(&str) -> String + Send>;
 
-/// The item that grows now.
+/// The item that is being written.
 struct Open {
     kind: Kind,
     id: String,
@@ -31,21 +31,22 @@ enum Kind {
 
 /// A growing response.
 pub(super) struct Output {
-    /// The fields that never change.
+    /// The fields of the response that do not change.
     response: Value,
     names: Names,
     items: Vec<Value>,
     open: Option<Open>,
-    /// The number of the next event.
+    /// The sequence number of the next event.
     number: u64,
     begun: bool,
     reasoned: usize,
-    /// Only the last event is sent.
+    /// Whether to send only the last event.
     last_only: bool,
 }
 
 impl Output {
-    /// A response with these fields besides `status`, `output` and their consequences.
+    /// A response with these fixed fields. `status`, `output` and the fields derived from them are
+    /// added later.
     pub(super) fn new(response: Value, names: impl FnMut(&str) -> String + Send + 'static) -> Self {
         Self {
             response,
@@ -81,7 +82,7 @@ impl Output {
         response
     }
 
-    /// Reports that the response begins.
+    /// Sends the events that start the response.
     fn begin(&mut self, events: &mut Vec<Value>) {
         if std::mem::replace(&mut self.begun, true) {
             return;
@@ -229,14 +230,15 @@ impl Output {
                     self.open(call, events);
                 }
                 Delta::Arguments { index, json } => {
-                    // Items cannot overlap, so further arguments of an ended call are dropped.
+                    // Items cannot overlap, so further arguments of an ended call are ignored.
                     let grows = self.open.as_ref().map(|open| &open.kind);
                     if matches!(grows, Some(Kind::Call { index: at, .. }) if *at == index) {
                         self.more(&json, events);
                     }
                 }
                 Delta::CallEnded { .. } => self.close("completed", events),
-                // The client has received nothing of this call, so it gets the call's text alone.
+                // The client has received no part of this call. So it receives the call's text
+                // only, as content.
                 Delta::CallBroken { .. } if self.last_only => self.open = None,
                 Delta::CallBroken { .. } => self.close("incomplete", events),
             }
@@ -256,7 +258,7 @@ impl Output {
         events.push(self.event(&kind, json!({"response": response})));
     }
 
-    /// The events of one item, and whether more follow.
+    /// Returns the events of one item, and whether more items follow.
     pub(super) fn of(&mut self, item: Item) -> (Vec<Value>, bool) {
         let mut events = Vec::new();
         self.begin(&mut events);
@@ -293,7 +295,7 @@ impl Output {
     }
 }
 
-/// Counts of tokens. A token that added to the reasoning counts as a reasoning token.
+/// Token counts. A token that contributed to the reasoning counts as a reasoning token.
 fn usage(metrics: &GenerateMetrics, reasoned: usize) -> Value {
     json!({
         "input_tokens": metrics.prompt_tokens,

@@ -1,4 +1,4 @@
-//! Requests to `/v1/responses`: a conversation as items rather than messages.
+//! Requests to `/v1/responses`. A conversation is a list of items instead of messages.
 
 use inference::{Message, Parameter, ParameterValue, Tool, ToolCall};
 use serde::Deserialize;
@@ -172,7 +172,8 @@ pub(super) fn messages(
         }
         TextOr::List(items) => items,
     };
-    // Reasoning, text and calls of one turn are separate items that form one message.
+    // Reasoning, text and calls of one turn are separate items, which form one message of the
+    // contract.
     let mut turn: Option<Message> = None;
     for (i, item) in items.into_iter().enumerate() {
         let place = format!("input[{i}]");
@@ -243,7 +244,7 @@ pub(super) fn messages(
 }
 
 impl ToolSpec {
-    /// The tool as a response repeats it.
+    /// The tool in the form in which a response repeats it.
     pub(super) fn json(&self) -> Value {
         json!({
             "type": self.kind,

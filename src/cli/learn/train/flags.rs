@@ -1,6 +1,6 @@
-//! The flags of `mlx train`. They override a config file with the same options. Names are mlx-lm's
-//! where it has them. [`TrainConfig`] declares the options; only flags that stand for several
-//! options, or for a part of one, are declared here.
+//! The flags of `mlx train`. They override the options of a config file. Names are those of mlx-lm,
+//! where mlx-lm has the flag. [`TrainConfig`] declares the options. This file declares only flags
+//! that set several options, or a part of one.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,16 +13,16 @@ use metal_backend::train::config::{LrSchedule, Method, TrainConfig, TrainOption}
 
 use crate::cli::terminal::failure::{Failure, chain};
 
-/// What and how to train. A flag beats the config file.
+/// The options of the training run. A flag overrides the config file.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Flags {
-    /// A YAML (mlx-lm's) or TOML file of these options, by their names with underscores; flags beat
-    /// it
+    /// A YAML (mlx-lm's) or TOML file of these options, named with underscores; flags override the
+    /// file
     #[arg(long, short, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]
     options: OptionFlags,
-    /// The same as rank times --scale
+    /// The adapter's scale times its rank, instead of --scale
     #[arg(
         long,
         value_name = "X",
@@ -31,7 +31,7 @@ pub struct Flags {
         help_heading = "Adapter"
     )]
     alpha: Option<f32>,
-    /// How the learning rate goes on from --learning-rate: constant, linear or cosine
+    /// How the learning rate changes from --learning-rate: constant, linear or cosine
     #[arg(long, value_name = "NAME", help_heading = "Steps")]
     lr_schedule: Option<ScheduleFlag>,
     /// The learning rate at the end of --lr-schedule [default: 0]
@@ -42,7 +42,7 @@ pub struct Flags {
         help_heading = "Steps"
     )]
     lr_end: Option<f64>,
-    /// Steps of --lr-schedule [default: all that follow the warm-up]
+    /// Steps of --lr-schedule [default: all steps after the warm-up]
     #[arg(
         long,
         value_name = "N",
@@ -50,13 +50,13 @@ pub struct Flags {
         help_heading = "Steps"
     )]
     lr_steps: Option<u64>,
-    /// Steps in which the learning rate rises to --learning-rate
+    /// Number of first steps in which the learning rate rises to --learning-rate
     #[arg(long, value_name = "N", help_heading = "Steps")]
     warmup: Option<u64>,
-    /// The learning rate at the beginning of the rise [default: 0]
+    /// The learning rate at the start of the warm-up [default: 0]
     #[arg(long, value_name = "X", requires = "warmup", help_heading = "Steps")]
     warmup_init: Option<f64>,
-    /// Of mlx-lm: the title of reports to services, of which there are none here
+    /// mlx-lm's title for reports to services; this program has no such reports
     #[arg(long, value_name = "NAME", hide = true)]
     project_name: Option<String>,
 }
@@ -70,7 +70,7 @@ enum ScheduleFlag {
     Cosine,
 }
 
-/// A flag for each [`TrainOption`], and the texts of those that were given.
+/// A flag for each [`TrainOption`], with the values that the user gave as text.
 #[derive(Debug, Clone, Default)]
 struct OptionFlags {
     given: BTreeMap<&'static str, OsString>,
@@ -93,7 +93,7 @@ impl OptionFlags {
     }
 }
 
-/// The flags without dashes, by the names of options: `batch-size` for `batch_size`.
+/// The flags without dashes, by option name: `batch-size` for `batch_size`.
 static NAMES: LazyLock<BTreeMap<&'static str, String>> = LazyLock::new(|| {
     TrainOption::all()
         .map(|option| (option.name(), option.name().replace('_', "-")))
@@ -126,7 +126,7 @@ fn argument(option: &'static TrainOption) -> Arg {
         .value_parser(parser(option))
 }
 
-/// Texts that the option takes.
+/// A parser of the texts that the option accepts.
 fn parser(option: &'static TrainOption) -> ValueParser {
     if !option.choices().is_empty() {
         let names = PossibleValuesParser::new(option.choices().iter().copied());
@@ -162,7 +162,7 @@ impl clap::FromArgMatches for OptionFlags {
             let name = option.name();
             let text = match option.is_switch() {
                 true => matches.get_flag(name).then(OsString::new),
-                // A list that is given twice goes on.
+                // If a list flag occurs twice, the second list is appended to the first.
                 false => matches.get_many::<OsString>(name).map(|texts| {
                     let texts: Vec<OsString> = texts.cloned().collect();
                     texts.join(",".as_ref())
@@ -189,7 +189,8 @@ impl Flags {
             c.given.scale = true;
         }
         self.put_schedule(&mut c);
-        // mlx-lm requires one of the two flags. With `test` alone, it does not train either.
+        // mlx-lm requires `--train` or `--test`. Here, training is the default; `--test` alone does
+        // not train, as in mlx-lm.
         c.train |= !c.test;
         if c.data.is_none() {
             let file = if c.train { "train.jsonl" } else { "test.jsonl" };
@@ -222,8 +223,8 @@ impl Flags {
         Ok(c)
     }
 
-    /// A schedule in flags replaces that of the file. A learning rate alone replaces only its first
-    /// number.
+    /// A schedule given by flags replaces the schedule of the file. A learning rate without a
+    /// schedule replaces only the first number of the file's schedule.
     fn put_schedule(&self, c: &mut TrainConfig) {
         let rate = c.learning_rate;
         if self.lr_schedule.is_some() || (self.warmup.is_some() && c.lr_schedule.is_none()) {

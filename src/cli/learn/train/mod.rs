@@ -24,13 +24,14 @@ use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::interrupt::{cancel_on_signals, exit_code};
 use crate::cli::terminal::progress::Spinner;
 
-/// Fine-tune a model on examples: an adapter (LoRA or DoRA) for it
+/// Fine-tune a model on examples, by training an adapter (LoRA or DoRA)
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Args {
     #[command(flatten)]
     flags: Flags,
-    /// Go on with the interrupted run in --adapter-path, as if it had not been interrupted
+    /// Resume the interrupted run in --adapter-path; the result is as if it had not been
+    /// interrupted
     #[arg(long, conflicts_with = "resume_adapter_file")]
     resume: bool,
     /// Replace the adapter of an earlier run in --adapter-path
@@ -55,7 +56,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         return test(args, &config, console);
     }
     let start = args.start();
-    // Of several processes, only rank 0 writes the requested files.
+    // If several processes train together, only rank 0 writes the requested files.
     let own = own_directory(&config, start)?;
     if let Some(own) = &own {
         config.adapter_path = own.path().to_owned();
@@ -109,7 +110,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A temporary directory for the files of a process with a rank above 0. A resumed run begins with
+/// A temporary directory for the files of a process with rank above 0. For a resumed run, it gets
 /// copies of rank 0's files.
 #[cfg(unix)]
 fn own_directory(config: &TrainConfig, start: Start) -> Result<Option<tempfile::TempDir>, Failure> {
@@ -132,7 +133,7 @@ fn own_directory(_: &TrainConfig, _: Start) -> Result<Option<tempfile::TempDir>,
     Ok(None)
 }
 
-/// The run with the group's other processes, if there are any.
+/// Joins the training run with the other processes of the group, if there are any.
 #[cfg(unix)]
 fn together(run: Run) -> Result<Run, Failure> {
     if inference_group::current().is_none() {

@@ -1,5 +1,5 @@
-//! Shows the progress of a training run: a bar and lines on a terminal, lines elsewhere, nothing
-//! with `--quiet`.
+//! Shows the progress of a training run: a bar and lines on a terminal, only lines without a
+//! terminal, and nothing with `--quiet`.
 
 use std::io::Write;
 
@@ -29,7 +29,7 @@ pub struct Show<'c> {
 }
 
 impl<'c> Show<'c> {
-    /// Begins to show a run of `iters` steps, `done` of which are complete.
+    /// Starts the display of a run of `iters` steps. `done` steps are already complete.
     pub fn start(iters: u64, done: u64, console: &'c mut Console<'_>) -> Self {
         let shown = console.err_is_terminal && !console.quiet;
         let target = if shown {
@@ -40,7 +40,7 @@ impl<'c> Show<'c> {
         let bar = ProgressBar::with_draw_target(Some(iters), target)
             .with_style(style(BAR))
             .with_position(done);
-        // The steps of an earlier run say nothing about this run's speed.
+        // Steps of an earlier run must not affect the estimated remaining time.
         bar.reset_eta();
         Self {
             err: &mut *console.err,
@@ -54,7 +54,7 @@ impl<'c> Show<'c> {
         if self.quiet {
             return;
         }
-        // A failure to show progress must not stop the run.
+        // Errors are ignored, because a failed display must not stop the training.
         let err = &mut self.err;
         self.bar.suspend(|| {
             let _ = writeln!(err, "{text}");

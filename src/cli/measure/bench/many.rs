@@ -1,8 +1,8 @@
-//! `mlx bench --together N`: the gain of running requests together instead of one after another,
-//! and the cost of sampling for each token. A single request is measured in `mod.rs`.
+//! `mlx bench --together N`: compares requests that run together with requests that run one after
+//! another, and measures the cost of sampling. `mod.rs` measures a single request.
 //!
-//! Both sides of a pair alternate, so that other load on the machine affects both. Medians are
-//! reported.
+//! The two sides of a comparison alternate, so that other load on the machine affects both equally.
+//! The report has medians.
 
 use std::time::Instant;
 
@@ -13,14 +13,14 @@ use crate::cli::measure::bench::{median, prompt_ids};
 use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::progress::TokenBar;
 
-/// The number of tokens of a prompt whose reply is measured.
+/// Number of prompt tokens when a reply is measured.
 const PROMPT: usize = 32;
-/// The number of tokens of a prompt that is classified.
+/// Number of prompt tokens when a prompt is classified.
 const SHORT: usize = 16;
-/// The number of tokens of the common instruction before such a prompt.
+/// Number of tokens in the common instruction before each classified prompt.
 const INSTRUCTION: usize = 64;
 
-/// The question of the conversations that are classified.
+/// The question at the end of each classified conversation.
 const QUESTION: &str = "Positive or negative?";
 const TEXTS: [&str; 16] = [
     "I loved every minute of it.",
@@ -41,11 +41,11 @@ const TEXTS: [&str; 16] = [
     "A warm, funny little film.",
 ];
 
-/// `count` short conversations; `None` if the model has no template for them, or if the backend
-/// does not report their tokens.
+/// `count` short conversations. `None` if the model has no chat template, or if the backend does
+/// not report the tokens.
 ///
 /// # Errors
-/// If the template refuses them.
+/// If the template refuses the conversations.
 pub fn chats(model: &dyn TextModel, count: usize) -> inference::Result<Option<Vec<Vec<u32>>>> {
     let Some(tokens) = model
         .as_token_model()
@@ -71,18 +71,18 @@ pub fn chats(model: &dyn TextModel, count: usize) -> inference::Result<Option<Ve
 
 /// The size of the measurement.
 pub struct Size {
-    /// The number of requests at a time. Twice as many are classified.
+    /// Number of concurrent requests. Twice as many prompts are classified.
     pub requests: usize,
-    /// The number of tokens of each reply.
+    /// Number of tokens of each reply.
     pub tokens: usize,
-    /// The number of measured rounds.
+    /// Number of measured rounds.
     pub repeat: usize,
     /// The conversations that are classified.
     pub chats: Option<Vec<Vec<u32>>>,
 }
 
 impl Size {
-    /// The number of tokens that the model processes, for a progress bar.
+    /// Number of tokens that the model will process, for the progress bar.
     pub fn work(&self) -> u64 {
         let pair = PROMPT.saturating_add(self.tokens).saturating_mul(2);
         let batch = pair.saturating_mul(self.requests);
@@ -96,7 +96,7 @@ impl Size {
     }
 }
 
-/// Options with all filters that a sampling chain can run on the device.
+/// Options with every filter that the device can sample with.
 fn chain() -> GenerateOptions {
     GenerateOptions::default()
         .with_temperature(0.8)
@@ -180,7 +180,7 @@ pub fn run(
     let greedy = exactly(&GenerateOptions::default(), size.tokens);
     let each = (PROMPT + size.tokens) as u64;
 
-    // `generate` is the path of single requests, used here for one request after another.
+    // The method `generate` runs single requests; here it runs one request after another.
     let reply = |prompt: &Prompt, options: &GenerateOptions| -> Result<f64, Failure> {
         let mut stream = model.generate(prompt, options)?;
         let mut count = 0;
@@ -190,7 +190,7 @@ pub fn run(
         }
         expect_count(count, size.tokens)?;
         bar.advance(each);
-        // The first token belongs to prefill.
+        // Decode time excludes the first token, which prefill computes.
         Ok(stream.metrics().decode_time.as_secs_f64() / (count - 1).max(1) as f64)
     };
     let batch = measure(
@@ -263,7 +263,8 @@ pub fn run(
                 chats.iter().map(Vec::len).min(),
                 chats.iter().map(Vec::len).max(),
             ]);
-            // The report has the tokens, so that other programs can be measured with them.
+            // The report contains the tokens, so that other programs can be measured with equal
+            // prompts.
             measured["tokens"] = json!(chats);
             measured
         }

@@ -1,7 +1,7 @@
 //! `mlx bench`: measures loading, prefill and decode, and prints JSON.
 //!
-//! The prompt is pseudo-random ids, the same on every run and machine. Sampling is greedy and does
-//! not stop early, so every run does the same work.
+//! The prompt has pseudo-random ids that are equal on every run and machine. Sampling is greedy and
+//! does not stop early, so each run does equal work.
 
 mod many;
 mod plans;
@@ -21,8 +21,8 @@ use crate::cli::terminal::progress::TokenBar;
 
 /// Measure loading, prefill and decode speed and memory; prints JSON
 ///
-/// With several plans, such as `--ffn dense,walk:64,walk:256 --vindex DIR`, the model is loaded once
-/// for each, and runs take turns.
+/// Several plans can be compared, such as `--ffn dense,walk:64,walk:256 --vindex DIR`. The model is
+/// then loaded once per plan, and the runs alternate.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -33,10 +33,10 @@ pub struct Args {
     /// Tokens to generate in each run
     #[arg(long, alias = "generation-tokens", value_name = "N", default_value = "128", value_parser = at_least_one)]
     pub generate_tokens: usize,
-    /// Measured runs; the medians are reported
+    /// Number of measured runs; the medians are reported
     #[arg(long, alias = "num-trials", value_name = "N", default_value = "3", value_parser = at_least_one)]
     pub repeat: usize,
-    /// Runs before them that are not measured
+    /// Number of warm-up runs before the measured ones
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub warmup: usize,
     /// Positions of the measured prompt in one forward pass
@@ -46,26 +46,26 @@ pub struct Args {
     /// per second
     #[arg(long, alias = "batch-size", value_name = "N", value_parser = at_least_one)]
     pub batch: Option<usize>,
-    /// Also measure N requests together against one after another, the same for classification of
-    /// twice as many prompts, and the cost of sampling
+    /// Also compare N requests together with N one after another, the same for classification of
+    /// twice as many prompts, and measure the cost of sampling
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub together: Option<usize>,
     /// Also measure how fast all cores together read memory, and which part of that rate decode
-    /// reads weights at (all of them once for each token)
+    /// reaches (it reads all weights once per token)
     #[arg(long)]
     pub bandwidth: bool,
-    /// Also measure the parts of a decode step (norm, qkv, attention, mlp, head, sampling), layer by
-    /// layer: half of --generate-tokens steps in parts, and half without, in turn
+    /// Also measure the parts of a decode step (norm, qkv, attention, mlp, head, sampling) per
+    /// layer; half of the --generate-tokens steps run in parts, the other half does not
     #[arg(long)]
     pub profile: bool,
     #[command(flatten)]
     pub load: LoadArgs,
 }
 
-/// The number of tokens of a warm-up run, enough to run every kernel.
+/// Number of tokens of a warm-up run. They suffice to run every kernel.
 pub const WARMUP_TOKENS: usize = 8;
 
-/// The number of tokens of each prompt of a batch.
+/// Number of prompt tokens of each request in a batch.
 const BATCH_PROMPT: usize = 16;
 
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
@@ -89,7 +89,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     if let Some(requests) = args.together {
         object["together"] = args.many(model, requests, console)?;
     }
-    // The time from the start of loading to the first token of the first run.
+    // Time from the start of loading to the first token of the first run.
     let first = loaded.load_seconds + measured.first_token_seconds;
     if let (Value::Object(object), Value::Object(more)) = (&mut object, measured.json(first)) {
         object.extend(more);
@@ -105,7 +105,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             object.insert("profile".into(), profile);
         }
     }
-    // This comes last, because it takes memory beyond the model's.
+    // This measurement is last, because it needs memory in addition to the model's.
     if args.bandwidth {
         let bandwidth = read_bandwidth();
         let read = model.info().weight_bytes as f64 * measured.decode_tokens_per_second();
@@ -160,7 +160,8 @@ struct Run {
 }
 
 struct Measured {
-    /// The time to the first token of the very first run, warm-up or not, in seconds.
+    /// Time from the start to the first token of the very first run in seconds. That run may be a
+    /// warm-up run.
     first_token_seconds: f64,
     runs: Vec<Run>,
     peak_memory_bytes: u64,
@@ -186,7 +187,7 @@ impl Measured {
     }
 }
 
-/// The prompt of every run.
+/// The prompt of each run.
 fn prompt(args: &Args, model: &dyn TextModel) -> Result<Prompt, Failure> {
     let vocab = model.info().vocab_size;
     let ids = prompt_ids(args.prompt_tokens, vocab, &eos_tokens(model))?;
@@ -265,8 +266,8 @@ fn measure(
     Ok(measured)
 }
 
-/// Tokens per second of all `rows` requests that decode together. The measurement starts with the
-/// step after each request has its first token.
+/// Tokens per second of `rows` requests together. The measurement starts after each request has its
+/// first token.
 fn together(args: &Args, rows: usize, model: &dyn TextModel) -> Result<f64, Failure> {
     let info = model.info();
     let eos = model
@@ -309,7 +310,7 @@ fn together(args: &Args, rows: usize, model: &dyn TextModel) -> Result<f64, Fail
     Ok(counted as f64 / seconds)
 }
 
-/// A run of exactly `tokens` tokens.
+/// Generates exactly `tokens` tokens.
 pub fn generate(
     args: &Args,
     model: &dyn TextModel,
@@ -347,8 +348,9 @@ fn stream_prompt_len(prompt: &Prompt) -> u64 {
     }
 }
 
-/// `n` ids below `vocab`, always the same, without end-of-text tokens. The generator is SplitMix64
-/// (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+/// Returns `n` ids below `vocab`, without end-of-text tokens. The ids are equal at each call. The
+/// generator is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+/// generators", 2014).
 pub fn prompt_ids(n: usize, vocab: usize, avoid: &[u32]) -> Result<Vec<u32>, Failure> {
     let usable = u32::try_from(vocab).unwrap_or(u32::MAX);
     if !(0..usable).any(|id| !avoid.contains(&id)) {
@@ -366,7 +368,7 @@ pub fn prompt_ids(n: usize, vocab: usize, avoid: &[u32]) -> Result<Vec<u32>, Fai
     };
     let mut ids = Vec::new();
     while ids.len() < n {
-        // The value is below `usable`, so it fits.
+        // The value is below `usable`, so it fits into u32.
         let id = (next() % u64::from(usable)) as u32;
         if !avoid.contains(&id) {
             ids.push(id);
@@ -375,7 +377,7 @@ pub fn prompt_ids(n: usize, vocab: usize, avoid: &[u32]) -> Result<Vec<u32>, Fai
     Ok(ids)
 }
 
-/// The median, or 0 without values.
+/// The median, or 0 if there are no values.
 pub fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -387,7 +389,7 @@ pub fn median(values: impl Iterator<Item = f64>) -> f64 {
     }
 }
 
-/// The largest resident size of this process so far, in bytes, if the system reports it.
+/// Peak resident memory of this process so far in bytes, if the system reports it.
 fn peak_rss_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     parse_peak_rss(&status)
@@ -446,7 +448,7 @@ mod tests {
         let chats = |model: &Scripted| many::chats(model, 2).unwrap();
         assert!(chats(&mock::base(&["a"])).is_none());
         assert!(chats(&mock::base(&["a"]).opaque()).is_none());
-        // The model has a template, but the backend does not report its tokens.
+        // The model has a chat template, but the backend does not report token ids.
         assert!(chats(&mock::instruct(&["a"]).opaque()).is_none());
         let prepared = chats(&mock::instruct(&["a"])).unwrap();
         assert_eq!(prepared.len(), 2);

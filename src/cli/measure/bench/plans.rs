@@ -1,5 +1,5 @@
-//! `mlx bench` with several feed-forward plans. Each plan has its own model, and runs alternate, so
-//! that other load on the machine affects all of them.
+//! `mlx bench` with several feed-forward plans. Each plan has its own loaded model. Runs of the
+//! plans alternate, so that other load on the machine affects all plans equally.
 
 use inference::{FeedForwardPlan, Prompt, TextModel};
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::progress::TokenBar;
 
-/// The speeds of one plan, one value for each run.
+/// The speeds of one plan, one value per run.
 #[derive(Default)]
 struct Speeds {
     prefill: Vec<f64>,
@@ -47,7 +47,7 @@ pub fn run(
     for ((plan, model), plan_speeds) in plans.iter().zip(&models).zip(&speeds) {
         let first = &speeds[0];
         let ratio = |plan_speeds: &[f64], first: &[f64]| {
-            // Each ratio compares runs that are adjacent in time.
+            // Each ratio compares two runs that are adjacent in time.
             median(plan_speeds.iter().zip(first).map(|(a, b)| a / b))
         };
         let [prefill, decode] =

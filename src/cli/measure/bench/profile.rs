@@ -11,16 +11,16 @@ use crate::cli::terminal::console::{Console, table};
 use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::interrupt::cancel_on_interrupt;
 
-/// The number of warm-up steps, plus one for the prompt's token.
+/// Number of unmeasured steps: the warm-up steps, and one for the prompt's token.
 const BESIDE: usize = 3;
 
-/// The number of profiled steps when `tokens` are generated. The same number runs without
+/// Number of profiled steps when `tokens` tokens are generated. As many steps run without
 /// profiling.
 fn steps(tokens: usize) -> usize {
     (tokens / 2).max(1)
 }
 
-/// The number of positions that the profile needs after the prompt.
+/// Number of positions after the prompt that the profile needs.
 pub fn positions(tokens: usize) -> usize {
     steps(tokens).saturating_mul(2).saturating_add(BESIDE)
 }
@@ -50,7 +50,7 @@ pub fn run(
     Ok(report(&profile))
 }
 
-/// The seconds of each part of one layer, or of the parts outside of layers.
+/// The seconds of each part of one layer, or of the parts outside layers.
 fn of_layer(profile: &StepProfile, layer: Option<usize>) -> BTreeMap<StepPart, f64> {
     let of_this_layer = profile.parts.iter().filter(|time| time.layer == layer);
     of_this_layer
@@ -63,7 +63,7 @@ fn layers(profile: &StepProfile) -> usize {
     numbers.max().map_or(0, |last| last + 1)
 }
 
-/// The parts that took time.
+/// The parts whose time is not zero.
 fn parts(profile: &StepProfile) -> Vec<StepPart> {
     let used = |part: &StepPart| profile.parts.iter().any(|time| time.part == *part);
     StepPart::ALL.into_iter().filter(used).collect()

@@ -29,17 +29,17 @@ pub struct Args {
     /// Prompts to steer away from, one a line
     #[arg(long, value_name = "FILE")]
     negative: PathBuf,
-    /// The layers to find a direction in and to edit, such as `10-14`
+    /// The layers in which to find a direction and to edit, such as `10-14`
     #[arg(long, value_name = "LIST")]
     layers: Layers,
-    /// Where in a layer: resid_pre, resid_mid, resid_post, attn_out, mlp_out, z or mlp_post
+    /// The hook in a layer: resid_pre, resid_mid, resid_post, attn_out, mlp_out, z or mlp_post
     #[arg(long, value_name = "HOOK", default_value = "resid_post", value_parser = hook)]
     at: Hook,
     /// `means`: difference of means; `probe`: weights of a logistic regression; `pca`: first
     /// principal component
     #[arg(long, value_name = "METHOD", default_value = "means", value_parser = method)]
     method: Method,
-    /// The state of a prompt: of its `last` token, or the `mean` of all
+    /// Which state represents a prompt: that of its `last` token, or the `mean` of all tokens
     #[arg(long, value_name = "WHERE", default_value = "last", value_parser = position)]
     position: Position,
     /// The coefficient in the file
@@ -50,7 +50,8 @@ pub struct Args {
         allow_negative_numbers = true
     )]
     coefficient: f32,
-    /// The file to write for --steer; the vectors go beside it, to a file that ends in .npy
+    /// The file to write for --steer; its vectors are written beside it, to a file that ends in
+    /// .npy
     #[arg(long, short, value_name = "FILE.json")]
     output: PathBuf,
     #[command(flatten)]

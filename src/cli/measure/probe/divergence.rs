@@ -1,4 +1,4 @@
-//! `mlx probe divergence`: the differences of predictions between layers, and between groups of
+//! `mlx probe divergence`: measures how predictions differ between layers, and between groups of
 //! texts.
 
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ pub struct Args {
     model: ModelArgs,
     #[command(flatten)]
     activations: ActivationArgs,
-    /// The texts that the hidden states are of, for --group FIELD=VALUE
+    /// The texts from which the hidden states were extracted, for --group FIELD=VALUE
     #[arg(long, short, value_name = "FILE")]
     stimuli: Option<PathBuf>,
     /// Also compare two groups of texts: `correct` (as `extract --generate` found), or FIELD=VALUE
@@ -35,7 +35,7 @@ pub struct Args {
     load: LoadArgs,
 }
 
-/// Whether each row is in the group; `None` for rows that neither group has.
+/// Whether each row is in the group; `None` for a row that is in neither group.
 fn group(args: &Args, extracted: &Extracted) -> Result<Option<Vec<Option<bool>>>, Failure> {
     let Some(group) = &args.group else {
         return Ok(None);

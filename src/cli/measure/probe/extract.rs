@@ -1,4 +1,4 @@
-//! `mlx probe extract`: the hidden states of many texts as one `.npy` file.
+//! `mlx probe extract`: writes the hidden states of many texts to one `.npy` file.
 
 use std::path::{Path, PathBuf};
 
@@ -22,30 +22,30 @@ pub struct Args {
     /// The texts: a JSON array of objects with `prompt`, `text` or `prompts`, and labels
     #[arg(long, short, value_name = "FILE")]
     stimuli: PathBuf,
-    /// Which of the texts in `prompts`
+    /// Which text of `prompts` to use
     #[arg(long, value_name = "KEY")]
     template: Option<String>,
-    /// Where in the text: `last` token, `mean` of all, or the mean of the tokens of a FIELD whose
-    /// value occurs once in the text
+    /// Which token's state: the `last` token, the `mean` of all tokens, or the mean of the tokens
+    /// of a FIELD whose value occurs once in the text
     #[arg(long, value_name = "WHERE", default_value = "last")]
     position: String,
-    /// The first N texts only
+    /// Use only the first N texts
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     limit: Option<usize>,
-    /// Also what the first block reads, as layer 0
+    /// Also write the input of the first block, as layer 0
     #[arg(long)]
     embedding: bool,
-    /// Also N tokens of each text's greedy continuation, compared with its `expected_surface`
+    /// Also generate N tokens after each text, and compare them with its `expected_surface`
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "16", value_parser = at_least_one)]
     generate: Option<usize>,
-    /// The file to write; its metadata go beside it, to FILE_metadata.json
+    /// The file to write; its metadata are written beside it, to FILE_metadata.json
     #[arg(long, short, value_name = "FILE.npy")]
     output: PathBuf,
     #[command(flatten)]
     load: LoadArgs,
 }
 
-/// The number of texts in one call.
+/// Number of texts per call of the engine.
 const TOGETHER: usize = 32;
 
 /// The prompt of a stimulus, and the positions whose states are averaged.
@@ -200,12 +200,12 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The model's identity, which distinguishes it from others.
+/// An identifier of the model, which differs between models.
 pub fn identity(model: &Path) -> Result<String, Failure> {
     inference_probe::files::identity(model).map_err(failed)
 }
 
-/// The identity of the model with its adapter.
+/// An identifier of the model with its adapter.
 pub fn identity_of(model: &Path, load: &LoadArgs) -> Result<String, Failure> {
     let model_identity = identity(model)?;
     Ok(match &load.adapter_path {
@@ -214,8 +214,8 @@ pub fn identity_of(model: &Path, load: &LoadArgs) -> Result<String, Failure> {
     })
 }
 
-/// Whether the model's continuation of each stimulus is the expected one; `None` without an
-/// expectation.
+/// Whether the model continues each stimulus as expected; `None` for a stimulus without an expected
+/// text.
 fn behavior(
     model: &dyn AttentionInspector,
     stimuli: &[Stimulus],

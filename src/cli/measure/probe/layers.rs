@@ -1,4 +1,4 @@
-//! `mlx probe cca` and `mlx probe rsa`: comparisons of layers.
+//! `mlx probe cca` and `mlx probe rsa`: compare layers.
 
 use std::path::PathBuf;
 
@@ -17,30 +17,29 @@ use crate::cli::terminal::failure::Failure;
 pub struct CcaArgs {
     #[command(flatten)]
     activations: ActivationArgs,
-    /// The texts that the hidden states are of, for --label
+    /// The texts from which the hidden states were extracted, for --label
     #[arg(long, short, value_name = "FILE", requires = "label")]
     stimuli: Option<PathBuf>,
-    /// A field of the texts, to correlate each layer with
+    /// A field of the texts, with which to correlate each layer
     #[arg(long, value_name = "FIELD", requires = "stimuli")]
     label: Option<String>,
-    /// How many correlations, the largest first
+    /// Number of correlations, the largest first
     #[arg(long, value_name = "N", default_value_t = 10)]
     components: usize,
-    /// The ridge, as a share of the mean variance
+    /// The ridge term, as a fraction of the mean variance
     #[arg(long, value_name = "SHARE", default_value_t = 1e-4)]
     ridge: f64,
-    /// Into how many parts the texts are divided: directions are chosen without the part that they
-    /// are tested on
+    /// Number of folds. Directions are computed without the fold on which they are tested
     #[arg(long, value_name = "N", default_value_t = 5)]
     folds: usize,
-    /// The order in which texts go to folds
+    /// Seed for dividing the texts into folds
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
     output: OutputArgs,
 }
 
-/// Compare layers by which texts they find similar
+/// Compare layers by which texts have similar states
 #[derive(Debug, Clone, clap::Args)]
 pub struct RsaArgs {
     #[command(flatten)]
@@ -101,7 +100,7 @@ pub fn run_cca(args: &CcaArgs, console: &mut Console<'_>) -> Result<(), Failure>
         }
         _ => Vec::new(),
     };
-    // All rows have the same label, so the folds are plain parts.
+    // With one label for all rows, stratified folds are plain folds.
     let folds = stratified(
         &vec![0; extracted.activations.rows()],
         args.folds,

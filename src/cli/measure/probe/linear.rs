@@ -1,4 +1,4 @@
-//! `mlx probe train`: how well a classifier can predict a label from each layer.
+//! `mlx probe train`: measures how well a classifier can predict a label from each layer.
 
 use std::path::PathBuf;
 
@@ -14,31 +14,31 @@ use crate::cli::terminal::failure::Failure;
 /// The most frequent reason why a probe finds nothing.
 const HINT: &str = "a causal model's state knows nothing of what comes after its position";
 
-/// Train a linear classifier on each layer, and test it on texts it has not seen
+/// Train a linear classifier on each layer, and test it on other texts
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     activations: ActivationArgs,
-    /// The texts that the hidden states are of
+    /// The texts from which the hidden states were extracted
     #[arg(long, short, value_name = "FILE")]
     stimuli: PathBuf,
-    /// The field of the texts that is to be read from the states
+    /// The field of the texts that the classifier predicts
     #[arg(long, value_name = "FIELD")]
     label: String,
-    /// `random` folds with each label as frequent as in all, or FIELD-heldout: a value of that
-    /// field is never on both sides
+    /// `random`: folds with equal label frequencies. FIELD-heldout: no value of that field is in
+    /// both training and test texts
     #[arg(long, value_name = "HOW", default_value = "random")]
     split: String,
-    /// Into how many parts the texts are divided
+    /// Number of folds
     #[arg(long, value_name = "N", default_value_t = 5)]
     folds: usize,
-    /// The order in which texts go to folds
+    /// Seed for dividing the texts into folds
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     /// The inverse of the L2 penalty's strength
     #[arg(long, value_name = "C", default_value_t = 1.0)]
     c: f64,
-    /// Repetitions with labels in random order
+    /// Number of repetitions with shuffled labels
     #[arg(long, value_name = "N", default_value_t = 5)]
     controls: usize,
     #[command(flatten)]

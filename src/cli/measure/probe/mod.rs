@@ -1,5 +1,5 @@
-//! `mlx probe`: analyses of a model's hidden states. `extract` writes them; the other subcommands
-//! read them.
+//! `mlx probe`: analyses of a model's hidden states. `extract` writes hidden states to files, and
+//! the other subcommands read these files.
 
 mod direction;
 mod divergence;
@@ -20,7 +20,7 @@ pub(super) use extract::identity;
 use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 
-/// Extract hidden states of texts, and find out what they hold
+/// Extract hidden states of texts, and analyze which information they contain
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -38,14 +38,14 @@ enum Command {
     Report(ReportArgs),
 }
 
-/// Put all results of a folder into summary.json, SVG charts and index.html
+/// Combine all results in a folder into summary.json, SVG charts and index.html
 #[derive(Debug, Clone, clap::Args)]
 struct ReportArgs {
     /// The folder with the results of the other subcommands (`--output DIR/NAME.json`)
     dir: PathBuf,
 }
 
-/// The activations that a subcommand reads.
+/// The file of hidden states that a subcommand reads.
 #[derive(Debug, Clone, clap::Args)]
 struct ActivationArgs {
     /// Hidden states of `mlx probe extract`: a .npy file with its _metadata.json
@@ -53,10 +53,10 @@ struct ActivationArgs {
     activations: PathBuf,
 }
 
-/// Where a result goes.
+/// The destination of a result.
 #[derive(Debug, Clone, clap::Args)]
 struct OutputArgs {
-    /// The result as JSON; standard output without it
+    /// Write the result as JSON to this file [default: standard output]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -84,7 +84,7 @@ pub(super) fn failed(error: inference_probe::Error) -> Failure {
     Failure::Failed(error.into())
 }
 
-/// Activations with their description.
+/// Hidden states with their metadata.
 struct Extracted {
     activations: Activations,
     metadata: Metadata,
@@ -111,7 +111,7 @@ impl Extracted {
         })
     }
 
-    /// The value of `field` for each row of the activations.
+    /// The value of `field` for each row of the hidden states.
     fn labels(&self, stimuli: &Path, field: &str) -> Result<Vec<String>, Failure> {
         let all = self.stimuli(stimuli)?;
         let labels = all.labels(field).map_err(failed)?;
@@ -129,7 +129,7 @@ impl Extracted {
             .collect()
     }
 
-    /// The stimuli, if they are the texts of these states.
+    /// Reads the stimuli. Fails if the hidden states come from other texts.
     fn stimuli(&self, path: &Path) -> Result<Stimuli, Failure> {
         let stimuli = Stimuli::read(path, self.metadata.template.as_deref()).map_err(failed)?;
         if stimuli.sha256 != self.metadata.stimuli_sha256 {

@@ -1,20 +1,20 @@
-//! The mapping of a prompt's tokens to the bytes of its text.
+//! Maps the tokens of a prompt to byte ranges of its text.
 
 use std::ops::Range;
 
 use inference::TokenModel;
 
-/// The ids of a text, and the bytes that each token stands for, in order.
+/// The ids of a text, and the byte range of each token, in order.
 ///
 /// # Errors
-/// If the decoded text differs from the original, so that bytes cannot be assigned.
+/// If the decoded ids differ from the text, so that byte ranges are undefined.
 pub fn tokens_with_spans(
     model: &dyn TokenModel,
     text: &str,
 ) -> inference::Result<(Vec<u32>, Vec<Range<usize>>)> {
     let ids = model.encode(text, true)?;
     let decoded = model.decode(&ids)?;
-    // Some tokenizers add a space before the first word.
+    // Some tokenizers add a space before the first word, which the text does not have.
     let added = decoded.len() - decoded.trim_start().len();
     let leading = text.len() - text.trim_start().len();
     if decoded[added..] != text[leading..] {
@@ -30,7 +30,7 @@ pub fn tokens_with_spans(
     let mut start = 0;
     for end in 1..=ids.len() {
         let part = model.decode(&ids[..end])?;
-        // A character of several tokens decodes only with its last token.
+        // If a character consists of several tokens, only its last token completes the character.
         let common = part
             .bytes()
             .zip(decoded.bytes())
@@ -43,10 +43,10 @@ pub fn tokens_with_spans(
     Ok((ids, spans))
 }
 
-/// The tokens that overlap `wanted`.
+/// The tokens that overlap the byte range `wanted`.
 pub fn tokens_in(spans: &[Range<usize>], wanted: &Range<usize>) -> Vec<usize> {
     (0..spans.len())
-        // A token without text, such as the start token, overlaps nothing.
+        // A token without text, such as the start token, overlaps no range.
         .filter(|i| {
             let span = &spans[*i];
             !span.is_empty() && span.start < wanted.end && span.end > wanted.start

@@ -1,4 +1,5 @@
-//! `mlx trace`: the contribution of each layer to the answer, and the last token's attention.
+//! `mlx trace`: shows the contribution of each layer to the answer, and the attention of the last
+//! token.
 
 pub mod patch;
 mod plot;
@@ -21,15 +22,16 @@ use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::{Failure, of_options};
 use crate::cli::terminal::interrupt::cancel_on_interrupt;
 
-/// Show how the answer to a prompt grows from layer to layer, and what each part adds to it
+/// Show how the answer to a prompt develops from layer to layer, and what each part adds to it
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
     prompt: RawPromptArgs,
-    /// The answer to follow: the first token of this text; a warning names it where there are more.
-    /// Write a leading space where the model would [default: the token that the model gives]
+    /// The answer to follow: the first token of this text; if there are more tokens, a warning
+    /// names the first. Start with a space if the model would [default: the model's most likely
+    /// token]
     #[arg(long = "for", value_name = "TEXT", allow_hyphen_values = true)]
     answer: Option<String>,
     /// Show this many of the most likely tokens of each layer
@@ -41,8 +43,8 @@ pub struct Args {
     /// Also show the attention weights of the last token, head by head
     #[arg(long)]
     attention: bool,
-    /// Also show the features of each layer's feed-forward part that are worth most at the last
-    /// token, this many: `act(gate) * up`, by magnitude
+    /// Also show this number of features of each layer's feed-forward part: those with the greatest
+    /// magnitude of `act(gate) * up` at the last token
     #[arg(long, value_name = "K")]
     activations: Option<usize>,
     /// Print one JSON object
@@ -95,12 +97,12 @@ impl std::str::FromStr for Layers {
 }
 
 impl Layers {
-    /// Whether a block is shown.
+    /// Whether to show this block.
     pub fn has(&self, block: usize) -> bool {
         self.blocks.iter().any(|(a, b)| (*a..=*b).contains(&block))
     }
 
-    /// Checks that every layer of `flag` is below `count`.
+    /// Checks that each layer in `flag` is below `count`.
     pub fn check(&self, flag: &str, count: usize) -> Result<(), Failure> {
         match self.blocks.iter().find(|(_, to)| *to >= count) {
             None => Ok(()),
@@ -116,14 +118,14 @@ impl Layers {
 struct Step {
     /// The layer; `None` is the embedding.
     layer: Option<usize>,
-    /// The answer's rank among all tokens, from 1.
+    /// The answer's rank among all tokens; 1 is the most likely.
     rank: usize,
     probability: f64,
     /// The answer's logit.
     logit: f32,
-    /// The change of the logit by attention or a recurrent layer.
+    /// Change of the answer's logit by attention or a recurrent mixer.
     mixer_logit: f32,
-    /// The change of the logit by the rest of the block.
+    /// Change of the answer's logit by the rest of the block.
     feed_forward_logit: f32,
     residual_norm: f64,
     mixer_norm: f64,
@@ -148,9 +150,9 @@ struct Attended {
 #[derive(Debug, Serialize)]
 struct Activated {
     layer: usize,
-    /// The number of all features.
+    /// Number of features in the layer.
     features: usize,
-    /// The features that are shown.
+    /// The features to show.
     top: Vec<Feature>,
 }
 
@@ -172,7 +174,7 @@ struct Report {
     activations: Option<Vec<Activated>>,
 }
 
-/// Inspects a prompt in the model, with or without edits.
+/// Runs one prompt in the model, with or without edits, and inspects it.
 struct Look<'a> {
     inspector: &'a dyn AttentionInspector,
     steered: Option<(&'a dyn SteerableModel, &'a Steering)>,
@@ -303,8 +305,8 @@ fn piece(tokens: &dyn TokenModel, id: u32) -> String {
     tokens.decode(&[id]).unwrap_or_default()
 }
 
-/// The first token of the text of `flag`. A warning reports further tokens, because their
-/// probabilities are not examined.
+/// The first token of the text in `flag`. If the text has more tokens, a warning reports that the
+/// trace ignores them.
 ///
 /// # Errors
 /// If the text has no token.
@@ -415,8 +417,9 @@ fn trajectory(
     Ok((answered, steps))
 }
 
-/// The softmax of the logits. It is an error if the greatest is not finite, as after a NaN in a
-/// weight, because all tokens would look equally likely. `at` names the logits in the error.
+/// The softmax of the logits. Returns an error if the greatest logit is not finite, for example
+/// because a weight is NaN. Otherwise all tokens would seem equally likely. `at` names the logits
+/// in the error.
 pub fn probabilities(logits: &[f32], at: &str) -> Result<Vec<f64>, Failure> {
     let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     match logits.iter().find(|logit| logit.is_nan()) {
@@ -428,8 +431,8 @@ pub fn probabilities(logits: &[f32], at: &str) -> Result<Vec<f64>, Failure> {
     }
 }
 
-/// The `n` tokens with the greatest logits, in descending order. Of equal ones, the lower id comes
-/// first.
+/// The `n` tokens with the greatest logits, in descending order. Among equal logits, the lower id
+/// comes first.
 pub fn greatest(logits: &[f32], n: usize) -> Vec<u32> {
     let mut ids: Vec<u32> = (0..u32::try_from(logits.len()).unwrap_or(u32::MAX)).collect();
     ids.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]));
@@ -449,7 +452,7 @@ fn attention(args: &Args, look: &Look<'_>, count: usize) -> Result<Vec<Attended>
         .collect())
 }
 
-/// The features with the greatest weight at the last token, layer by layer.
+/// The features with the greatest activations at the last token, layer by layer.
 fn activations(
     args: &Args,
     look: &Look<'_>,

@@ -1,5 +1,6 @@
-//! `mlx trace --patch`: activation patching. States of the prompt replace those of a corrupted
-//! prompt, one layer and position at a time. If a state restores the answer, it carries the answer.
+//! `mlx trace --patch`: activation patching. A state of the prompt replaces the corresponding state
+//! of a corrupted prompt, for one layer and position at a time. If a state restores the answer, the
+//! state carries the answer.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,12 +17,12 @@ use crate::cli::measure::trace::{Layers, first_token};
 use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 
-/// Activation patching.
+/// Flags of activation patching.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Patching")]
 pub struct PatchArgs {
-    /// A corrupted prompt of as many tokens, into whose computation the prompt's states are patched
-    /// at each layer and position; shows how much of the answer each brings back
+    /// A corrupted prompt with as many tokens. The prompt's states are patched into its computation
+    /// at each layer and position; the table shows how much of the answer each state restores
     #[arg(
         long,
         value_name = "TEXT",
@@ -29,8 +30,8 @@ pub struct PatchArgs {
         conflicts_with_all = ["activations", "attention", "save", "steer", "top"]
     )]
     pub patch: Option<String>,
-    /// The answer of the corrupted prompt: the first token of this text [default: the token that
-    /// the model gives]
+    /// The answer of the corrupted prompt: the first token of this text [default: the model's most
+    /// likely token]
     #[arg(
         long,
         value_name = "TEXT",
@@ -38,10 +39,11 @@ pub struct PatchArgs {
         allow_hyphen_values = true
     )]
     against: Option<String>,
-    /// Where in a layer: resid_pre, resid_mid, resid_post, attn_out, mlp_out, z or mlp_post
+    /// The hook in a layer: resid_pre, resid_mid, resid_post, attn_out, mlp_out, z or mlp_post
     #[arg(long, value_name = "HOOK", requires = "patch", default_value = "resid_post", value_parser = hook)]
     at: Hook,
-    /// Write the table as a picture (SVG) to this file; without --patch, how the answer grows
+    /// Write the table as an SVG image to this file; without --patch, the image shows how the
+    /// answer develops
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
 }
@@ -63,8 +65,8 @@ struct Answer {
 #[derive(Debug, Serialize)]
 struct Row {
     layer: usize,
-    /// The restored part of the difference for each position: 0 for the corrupted prompt, 1 for the
-    /// original one.
+    /// For each position, the restored fraction of the difference: 0 means as in the corrupted
+    /// prompt, 1 means as in the original prompt.
     recovered: Vec<f64>,
 }
 
@@ -77,13 +79,13 @@ struct Report {
     corrupted_pieces: Vec<String>,
     answer: Answer,
     against: Answer,
-    /// The answer's logit minus that of `against`.
+    /// The answer's logit minus the logit of `against`.
     difference: f32,
     corrupted_difference: f32,
     layers: Vec<Row>,
 }
 
-/// The subject of the table.
+/// The arguments of `--patch`.
 pub struct Asked<'a> {
     /// The prompt.
     pub tokens: Vec<u32>,

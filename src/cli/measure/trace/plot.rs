@@ -1,4 +1,4 @@
-//! The picture of `mlx trace --plot`: the answer's logit, and the change by each part of a layer.
+//! The image of `mlx trace --plot`: the answer's logit, and its change by each part of a layer.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use inference_probe::files::write_whole;
 use super::{Report, Step};
 use crate::cli::terminal::failure::Failure;
 
-/// Draws the layers of a report; the embedding has no place on the axis.
+/// Draws the layers of a report. The axis has layers only, so the embedding is omitted.
 fn draw(report: &Report) -> String {
     let curve = |name: &str, value: fn(&Step) -> f32| Curve {
         name: name.into(),
@@ -26,7 +26,7 @@ fn draw(report: &Report) -> String {
     chart::lines(&title, "logit of the answer", &curves)
 }
 
-/// Writes the picture.
+/// Writes the image.
 pub fn write(path: &Path, report: &Report) -> Result<(), Failure> {
     write_whole(path, draw(report).as_bytes()).map_err(|e| Failure::failed(e.to_string()))
 }

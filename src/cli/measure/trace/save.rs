@@ -1,4 +1,5 @@
-//! Files of `mlx trace --save`: the vectors of every position, or of the last of each window.
+//! Files of `mlx trace --save`: the vectors of each position, or of the last position of each
+//! window.
 
 use std::path::PathBuf;
 
@@ -9,14 +10,14 @@ use inference_probe::window_store::{MAX_LAYERS, Tier, WindowStore};
 use crate::cli::measure::trace::Layers;
 use crate::cli::terminal::failure::Failure;
 
-/// Files of vectors.
+/// Flags for files of vectors.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Files of vectors")]
 pub struct SaveArgs {
     /// Write the vectors of every position to a file (docs/probe.md has its format)
     #[arg(long, value_name = "FILE")]
     pub save: Option<PathBuf>,
-    /// Save only the last position of each N tokens: the residual vector after the last layer
+    /// Save only the residual vector after the last layer, at the last position of each N tokens
     #[arg(
         long = "window",
         value_name = "N",
@@ -24,11 +25,11 @@ pub struct SaveArgs {
         value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..)
     )]
     save_window: Option<usize>,
-    /// Save the residual vector before the first of these layers instead, and what each of them
-    /// adds; at most 8, such as `20-25`
+    /// Save the residual vector before the first of these layers instead, and the contribution of
+    /// each of them; at most 8 layers, such as `20-25`
     #[arg(long, value_name = "LIST", requires = "save_window")]
     save_layers: Option<Layers>,
-    /// Which parts of --save-layers: 1 none, 2 feed-forward, 3 also attention
+    /// Which parts of --save-layers to save: 1 none, 2 feed-forward, 3 also attention
     #[arg(
         long = "tier",
         value_name = "1-3",
@@ -39,7 +40,7 @@ pub struct SaveArgs {
     save_tier: u8,
 }
 
-/// The vectors of one layer at one of the traced positions: residual, mixer, feed-forward.
+/// The vectors of one layer at one traced position: residual, mixer, feed-forward.
 fn vectors(layer: &LayerTrace, position: usize, width: usize) -> [&[f32]; 3] {
     [&layer.residual, &layer.mixer, &layer.feed_forward].map(|all| row(all, position, width))
 }
@@ -63,10 +64,10 @@ impl SaveArgs {
         }
     }
 
-    /// The layers whose parts are saved, of a model with `count` layers.
+    /// The layers whose parts are saved. `count` is the model's number of layers.
     ///
     /// # Errors
-    /// For layers that the model or the file cannot have.
+    /// For layers that the model does not have or the file format does not allow.
     pub fn layers(&self, count: usize) -> Result<Option<Vec<usize>>, Failure> {
         let Some(layers) = &self.save_layers else {
             return Ok(None);
@@ -81,7 +82,7 @@ impl SaveArgs {
         Ok(Some(chosen))
     }
 
-    /// Writes the file, if there is to be one. `layers` is the result of [`Self::layers`].
+    /// Writes the file, if the user requested one. `layers` is the result of [`Self::layers`].
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -115,7 +116,8 @@ impl SaveArgs {
             None => WindowStore::boundaries(width, window)?,
             Some(layers) => WindowStore::context(width, window, blocks, tier, layers)?,
         };
-        // Boundaries are the states after all layers, contexts those before the chosen ones.
+        // A boundary store has the states after all layers. A context store has the states before
+        // the chosen layers.
         let before = chosen.first().copied().unwrap_or(blocks);
         let states = match before.checked_sub(1).and_then(|l| trace.layers.get(l)) {
             None => &trace.embedding,

@@ -1,4 +1,4 @@
-//! The machines of a group and their addresses, from `--hosts` or from a file in the format of
+//! The machines of a group with their addresses, from `--hosts` or from a file in the format of
 //! `mlx.launch`.
 
 use std::net::IpAddr;
@@ -10,10 +10,10 @@ use crate::cli::terminal::bounded;
 use crate::cli::terminal::failure::Failure;
 use inference_group::free_ports;
 
-/// The first port of `mlx.launch`.
+/// The default first port of `mlx.launch`.
 pub const STARTING_PORT: u16 = 32323;
 
-/// The most bytes of a hostfile, and processes in it.
+/// Maximum size of a hostfile in bytes, and maximum number of processes in it.
 const MAX_FILE: u64 = 1 << 20;
 const MAX_HOSTS: usize = 1 << 10;
 
@@ -22,7 +22,7 @@ const MAX_HOSTS: usize = 1 << 10;
 pub struct Host {
     /// The machine's name for ssh; `None` for this machine.
     pub ssh: Option<String>,
-    /// The addresses for the other processes.
+    /// The addresses at which other processes reach this one.
     pub ips: Vec<String>,
 }
 
@@ -31,7 +31,7 @@ pub struct Host {
 pub struct Hosts {
     /// The hosts in the order of ranks.
     pub all: Vec<Host>,
-    /// Variables for each process, `NAME=VALUE`.
+    /// Environment variables for each process, as `NAME=VALUE`.
     pub envs: Vec<String>,
 }
 
@@ -59,7 +59,7 @@ impl Hosts {
     /// Parses the text of a hostfile.
     ///
     /// # Errors
-    /// If it has another format, or asks for a backend that cannot be started here.
+    /// If the text has another format, or requires a backend that this program cannot start.
     pub fn from_json(text: &str) -> Result<Self, String> {
         let neither = || {
             String::from(
@@ -68,7 +68,7 @@ impl Hosts {
             )
         };
         let file: serde_json::Value = serde_json::from_str(text).map_err(|_| neither())?;
-        // serde could read a list as the fields of a host in their order.
+        // Checked by hand, because serde would also accept an array of a host's field values.
         let hosts = file.as_array().or_else(|| file["hosts"].as_array());
         if hosts.is_some_and(|hosts| !hosts.iter().all(serde_json::Value::is_object)) {
             return Err(neither());
@@ -118,10 +118,10 @@ impl Hosts {
         Self::from_json(&text).map_err(wrong)
     }
 
-    /// Parses names or addresses with commas between them, each used `repeat` times.
+    /// Parses names or addresses separated by commas. Each is used `repeat` times.
     ///
     /// # Errors
-    /// If a name is empty or begins with a dash, or if there are too many.
+    /// If a name is empty or starts with a dash, or if there are too many names.
     pub fn from_list(list: &str, repeat: usize) -> Result<Self, String> {
         let mut all = Vec::new();
         for name in list.split(',') {
@@ -137,16 +137,16 @@ impl Hosts {
         })
     }
 
-    /// Whether all processes are started here.
+    /// Whether all processes run on this machine.
     pub fn are_local(&self) -> bool {
         self.all.iter().all(|host| host.ssh.is_none())
     }
 
-    /// The addresses of each process in the form of MLX's rings: `connections` for each address, on
-    /// ports from `first` on. Without `first`, local addresses get free ports.
+    /// The addresses of each process in the form of MLX's ring backend. Each address gets
+    /// `connections` ports, from `first` on. Without `first`, local addresses get free ports.
     ///
     /// # Errors
-    /// If there are no more ports.
+    /// If there are not enough ports.
     pub fn ring(&self, first: Option<u16>, connections: usize) -> Result<Vec<Vec<String>>, String> {
         let wanted: usize = self.all.iter().map(|h| h.ips.len() * connections).sum();
         let ports = match first {
@@ -175,7 +175,7 @@ impl Hosts {
 
 /// A host with this name for ssh.
 fn host(name: &str, ips: Vec<String>) -> Result<Host, String> {
-    // ssh would read a name with a dash as an option.
+    // ssh would read a name that starts with a dash as an option.
     if name.is_empty() || name.starts_with('-') || name.contains(char::is_whitespace) {
         return Err(format!("{name:?} is no name of a host"));
     }

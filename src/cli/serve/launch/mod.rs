@@ -1,5 +1,5 @@
-//! `mlx launch`: runs the same command in several processes, here or on other machines, which MLX
-//! joins to a group. The crate `inference-group` has the code of a member.
+//! `mlx launch`: runs one command in several processes, on this machine or on others. MLX connects
+//! the processes to a group. The crate `inference-group` has the code of a group's member.
 
 mod hosts;
 mod start;
@@ -14,7 +14,7 @@ use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 use hosts::Hosts;
 
-/// Subcommands that several processes run together.
+/// Subcommands that several processes can run together.
 const TOGETHER: [&str; 6] = [
     "generate",
     "logits",
@@ -24,13 +24,13 @@ const TOGETHER: [&str; 6] = [
     "serve",
 ];
 
-/// Run a command in several processes that share the work, here or on other machines by ssh
+/// Run a command in several processes that share the work, on this machine or on others by ssh
 ///
 /// `mlx launch -n 2 -- generate --prompt "..."` divides a model between two processes of this
-/// machine. A file of hosts is what Python's `mlx.launch` takes.
+/// machine. --hostfile accepts the host files of Python's `mlx.launch`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Names or addresses of machines between commas, in order of rank
+    /// Names or addresses of machines, separated by commas, in order of rank
     #[arg(
         long,
         value_name = "LIST",
@@ -41,26 +41,26 @@ pub struct Args {
     /// A JSON file with the machines, as for `mlx.launch`
     #[arg(long, value_name = "FILE")]
     hostfile: Option<PathBuf>,
-    /// Processes on each machine of --hosts
+    /// Number of processes on each machine of --hosts
     #[arg(long, short = 'n', value_name = "N", default_value = "1", value_parser = at_least_one)]
     repeat_hosts: usize,
-    /// The first port; default: free ones on this machine alone, else 32323
+    /// The first port [default: free ports if all processes run on this machine, otherwise 32323]
     #[arg(long, short = 'p', value_name = "PORT")]
     starting_port: Option<u16>,
-    /// Connections between neighbors for each address
+    /// Number of connections between neighbors for each address
     #[arg(long, value_name = "N", default_value = "1", value_parser = at_least_one)]
     connections_per_ip: usize,
-    /// A variable for each process, NAME=VALUE; several times
+    /// An environment variable for each process, NAME=VALUE; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     env: Vec<String>,
-    /// The directory to run in; default: this one, where there is one of its name
+    /// The working directory [default: this directory, where it exists]
     #[arg(long, value_name = "DIR")]
     cwd: Option<PathBuf>,
-    /// This program on other machines
+    /// The path of this program on other machines
     #[arg(long, value_name = "PATH", default_value = "mlx")]
     program: String,
-    /// Give whole layers to each process, which pass on what they computed, instead of a part of
-    /// each layer
+    /// Give each process whole layers instead of a part of each layer; each process sends its
+    /// output to the next
     #[arg(long)]
     pipeline: bool,
     /// Seconds that processes wait for each other at the start
@@ -76,10 +76,10 @@ pub struct Args {
     command: Vec<String>,
 }
 
-/// Parses a command line, checks that several processes can run it, and gives the command's name.
+/// Parses a command line, and checks that several processes can run it. Returns the command's name.
 pub type Check = fn(&[String], Split) -> Result<String, Failure>;
 
-/// Runs the command. `check` is called with the command line to start.
+/// Runs the command in several processes. `check` receives the command line first.
 pub fn run(args: &Args, check: Check, console: &mut Console<'_>) -> Result<(), Failure> {
     check_command(&args.command, args.pipeline, check)?;
     let hosts = match &args.hostfile {
@@ -111,7 +111,7 @@ pub fn run(args: &Args, check: Check, console: &mut Console<'_>) -> Result<(), F
     supervise::run(&plan, console)
 }
 
-/// Refuses a command that does not parse or that several processes cannot run, before any process
+/// Refuses a command line that is invalid or that several processes cannot run, before any process
 /// starts.
 fn check_command(command: &[String], pipeline: bool, check: Check) -> Result<(), Failure> {
     let split = if pipeline {
@@ -139,8 +139,8 @@ fn check_command(command: &[String], pipeline: bool, check: Check) -> Result<(),
     Ok(())
 }
 
-/// The command without the value of `--api-key`, which every user of a machine could see. The
-/// variable with the key replaces it.
+/// The command without `--api-key` and its value, because every user of a machine can see a command
+/// line. A variable with the key replaces the flag.
 fn without_key(command: &[String]) -> (Vec<String>, Option<(String, String)>) {
     const FLAG: &str = "--api-key";
     let serves = command.iter().find(|word| !word.starts_with('-'));
@@ -160,7 +160,8 @@ fn without_key(command: &[String]) -> (Vec<String>, Option<(String, String)>) {
             Some(value) if !value.is_empty() => {
                 key = Some((String::from("MLX_API_KEY"), value.to_owned()));
             }
-            // An empty flag is refused, but an empty variable would mean no key.
+            // An empty flag stays, because it is refused later. An empty variable would mean that
+            // there is no key.
             _ => rest.push(word.clone()),
         }
     }

@@ -1,4 +1,4 @@
-//! Starts one process of a group, here or by ssh.
+//! Starts one process of a group, on this machine or by ssh.
 
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
@@ -8,10 +8,10 @@ use std::process::{Child, Command, Stdio};
 use super::hosts::{Host, Hosts};
 use inference_group::{JOIN_TIMEOUT, LAUNCHED, SPLIT};
 
-/// The seconds for which ssh waits for a machine.
+/// Connection timeout of ssh in seconds.
 const SSH_TIMEOUT: usize = 20;
 
-/// The common parameters of all processes.
+/// The parameters that all processes share.
 pub struct Plan<'a> {
     /// The machines of the processes.
     pub hosts: &'a Hosts,
@@ -23,9 +23,9 @@ pub struct Plan<'a> {
     pub cwd: Option<&'a Path>,
     /// The program on other machines.
     pub program: &'a str,
-    /// The seconds for which processes wait for each other.
+    /// Seconds that processes wait for each other.
     pub join_timeout: usize,
-    /// Whether each process has whole layers.
+    /// Whether each process computes whole layers.
     pub pipeline: bool,
     /// The subcommand with its flags.
     pub command: &'a [String],
@@ -40,14 +40,14 @@ impl Plan<'_> {
         self.hosts.all.len()
     }
 
-    /// The text of the file with the addresses that MLX reads.
+    /// The content of the file with the addresses, which MLX reads.
     pub fn hostfile(&self) -> String {
         serde_json::json!(self.ring).to_string()
     }
 
-    /// Starts process `rank` in a separate process group, so that a terminal's Ctrl-C reaches it
-    /// only through this program. Its standard input is a pipe, and the process ends when the pipe
-    /// closes. `hostfile` is the path of the addresses on this machine.
+    /// Starts process `rank` in a separate process group. So a terminal's Ctrl-C reaches the
+    /// process only through this program. Its standard input is a pipe, and the process ends when
+    /// the pipe closes. `hostfile` is the local path of the addresses.
     ///
     /// # Errors
     /// Those of the system.
@@ -63,7 +63,7 @@ impl Plan<'_> {
             .process_group(0)
             .spawn()?;
         if let (Some(line), Some(input)) = (first, &mut child.stdin) {
-            // If ssh has already ended, its own message gives the reason.
+            // If ssh has already ended, it has printed the reason.
             match input.write_all(line.as_bytes()) {
                 Err(e) if e.kind() != io::ErrorKind::BrokenPipe => return Err(e),
                 _ => {}
@@ -83,14 +83,15 @@ impl Plan<'_> {
         }
         let together = self.hosts.all.iter().filter(|h| h.ssh.is_none()).count();
         if std::env::var_os("MLX_NUM_THREADS").is_none() {
-            // Thread pools that each take all cores would slow each other down.
+            // Thread pools that each use all cores would slow each other down, so each process gets
+            // a share.
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             command.env(
                 "MLX_NUM_THREADS",
                 (cores / together.max(1)).max(1).to_string(),
             );
         }
-        // Variables of the command line override these.
+        // Variables of the command line override the thread count.
         command.envs(self.envs.iter().map(|(name, value)| (name, value)));
         if let Some(dir) = self.cwd {
             command.current_dir(dir);
@@ -98,8 +99,8 @@ impl Plan<'_> {
         Ok(command)
     }
 
-    /// The script for a shell on another machine. It deletes the file with the addresses when the
-    /// program ends. The script contains variables, which may be secrets.
+    /// The shell script for another machine. It contains variables, which may be secrets. When the
+    /// program ends, the script deletes the file with the addresses.
     fn script(&self, rank: usize) -> String {
         let mut script = String::from("f=$(mktemp) || exit 1; ");
         script += &format!("printf %s {} > \"$f\"; ", quoted(&self.hostfile()));
@@ -155,8 +156,8 @@ impl Plan<'_> {
     }
 }
 
-/// The shell on another machine. It runs the first line of its standard input and leaves the rest
-/// to the program. Other users can see the command line, so it contains nothing of the script.
+/// The remote shell command. It runs the first line of its standard input, and leaves the rest to
+/// the program. Other users of that machine can see the command line, so the script is not in it.
 const SHELL: &str = r#"sh -c 'IFS= read -r s && eval "$(printf %b "$s")"'"#;
 
 fn remote(host: &str) -> Command {
@@ -167,7 +168,7 @@ fn remote(host: &str) -> Command {
     command
 }
 
-/// Encodes a script as the one line that [`SHELL`] reads.
+/// Encodes a script as a single line for [`SHELL`].
 fn one_line(script: &str) -> String {
     let line = script.replace('\\', r"\\").replace('\n', r"\n");
     line + "\n"

@@ -1,6 +1,6 @@
-//! Runs the processes of a group to their end. It passes on their output and signals, and ends all
-//! when one fails. No process outlives this program: each reads from a pipe that closes when this
-//! program ends.
+//! Supervises the processes of a group until all have ended. It forwards their output and signals,
+//! and ends all processes when one fails. No process outlives this program: each process reads from
+//! a pipe that closes when this program ends.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -18,13 +18,13 @@ use super::start::Plan;
 use crate::cli::terminal::console::{Console, write_failed};
 use crate::cli::terminal::failure::Failure;
 
-/// The interval at which the processes are polled.
+/// Polling interval.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The time after a failure for the other processes to report and to end.
+/// How long the other processes may continue after a failure, so that they can report.
 const GRACE: Duration = Duration::from_secs(5);
-/// The time after a signal for a training run to save, and for a server's running replies.
+/// How long a training run may save, and a server may complete replies, after a signal.
 const SAVING: Duration = Duration::from_secs(120);
-/// The time for the other processes to end after rank 0.
+/// How long the other processes may continue after rank 0 has ended.
 const AFTER_FIRST: Duration = Duration::from_secs(30);
 
 /// A process of the group.
@@ -33,7 +33,7 @@ struct Process {
     place: String,
     is_local: bool,
     child: Child,
-    /// Closing the pipe ends the process.
+    /// The process ends when this pipe closes.
     stdin: Option<ChildStdin>,
     ended: Option<ExitStatus>,
     readers: Vec<JoinHandle<()>>,
@@ -54,13 +54,13 @@ impl Process {
         }
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         if let Some(pid) = pid {
-            // The process may have just ended.
+            // The process may have ended in the meantime, so an error is ignored.
             let _ = kill_process_group(pid, signal);
         }
     }
 }
 
-/// Dropping this value ends the remaining processes.
+/// All processes. Dropping this value ends those that still run.
 struct Processes(Vec<Process>);
 
 impl Processes {
@@ -76,15 +76,15 @@ impl Processes {
         self.0.iter().for_each(|process| process.signal(signal));
     }
 
-    /// Passes on a user's signal, only to local processes if there are any. ssh would end at once,
-    /// and the remote process with it. Processes that train tell each other.
+    /// Forwards a user's signal. If there are local processes, only these receive it: a signal
+    /// would end ssh and its remote process immediately. Training processes inform each other.
     fn interrupt(&self, signal: Signal) {
         let here = self.0.iter().any(|p| p.is_local && p.ended.is_none());
         let reached = self.0.iter().filter(|p| p.is_local || !here);
         reached.for_each(|process| process.signal(signal));
     }
 
-    /// Waits until all have ended, at most for `time`.
+    /// Waits until all processes have ended, but at most `time`. Returns whether all have ended.
     fn wait(&mut self, time: Duration) -> io::Result<bool> {
         let until = Instant::now() + time;
         loop {
@@ -98,7 +98,7 @@ impl Processes {
         }
     }
 
-    /// Asks all to end, and kills those that do not.
+    /// Asks all processes to end, and kills those that do not.
     fn stop(&mut self) {
         self.signal(Signal::TERM);
         for process in &mut self.0 {
@@ -117,16 +117,16 @@ impl Processes {
         }
     }
 
-    /// The process that failed first. One that was killed or refused its options counts before one
-    /// with exit code 1, which may only have lost another.
+    /// The process that caused the failure. A process that was killed or refused its options has
+    /// priority over one with exit code 1, which may only have lost its connection.
     fn failed(&self) -> Option<(&Process, ExitStatus)> {
         let ended = self.0.iter().filter_map(|p| Some((p, p.ended?)));
         telling(ended)
     }
 }
 
-/// The most informative end: an exit code other than 0 and 1, or a signal; else the first exit code
-/// 1.
+/// The most informative exit status. An exit code other than 0 and 1, or a signal, has priority
+/// over exit code 1.
 fn telling<T>(ended: impl Iterator<Item = (T, ExitStatus)>) -> Option<(T, ExitStatus)> {
     let mut first = None;
     for (process, status) in ended.filter(|(_, status)| !status.success()) {
@@ -147,7 +147,7 @@ impl Drop for Processes {
 /// Starts the processes of a plan, and returns when all have ended.
 ///
 /// # Errors
-/// If a process cannot be started, or with the exit code of the one that failed first.
+/// If a process cannot start. If a process fails, the error has its exit code.
 pub fn run(plan: &Plan<'_>, console: &mut Console<'_>) -> Result<(), Failure> {
     let system = |e: io::Error| Failure::failed(format!("cannot run the processes: {e}"));
     let (interrupted, terminated) = (flag(SIGINT)?, flag(SIGTERM)?);
@@ -187,10 +187,11 @@ pub fn run(plan: &Plan<'_>, console: &mut Console<'_>) -> Result<(), Failure> {
                 all.interrupt(signal);
                 let runs = |name: &str| plan.command.iter().any(|word| word == name);
                 let serves = runs("serve");
-                // A training run saves first, and a server ends its replies first.
+                // A training run saves before it ends, and a server completes its replies. Both
+                // need more time.
                 let patient = runs("train") || runs("lora") || serves;
                 let until = Instant::now() + if patient { SAVING } else { GRACE };
-                // Another signal ends the wait.
+                // A further signal ends the waiting time.
                 flag.store(false, Ordering::Relaxed);
                 while Instant::now() < until
                     && !flag.load(Ordering::Relaxed)
@@ -198,7 +199,7 @@ pub fn run(plan: &Plan<'_>, console: &mut Console<'_>) -> Result<(), Failure> {
                 {}
                 let done = all.running().map_err(system)? == 0 && all.failed().is_none();
                 all.stop();
-                // A signal is the normal end of a server.
+                // A server normally ends by a signal, so this is no failure.
                 if serves && done {
                     return print(&result, console);
                 }
@@ -207,7 +208,7 @@ pub fn run(plan: &Plan<'_>, console: &mut Console<'_>) -> Result<(), Failure> {
             }
         }
         if all.failed().is_some() {
-            // Others may fail for the same reason, and one of them may be the cause.
+            // Other processes may fail shortly afterwards, and one of them may be the cause.
             let _ = all.wait(Duration::from_millis(300));
             let failure = report(&mut all, console);
             print(&result, console)?;
@@ -228,7 +229,7 @@ pub fn run(plan: &Plan<'_>, console: &mut Console<'_>) -> Result<(), Failure> {
         match result.recv_timeout(PAUSE) {
             Ok(bytes) => write(&bytes, console)?,
             Err(RecvTimeoutError::Timeout) => {}
-            // Rank 0 has closed its output but still runs.
+            // Rank 0 has closed its output but is still running.
             Err(RecvTimeoutError::Disconnected) => thread::sleep(PAUSE),
         }
     }
@@ -236,14 +237,14 @@ pub fn run(plan: &Plan<'_>, console: &mut Console<'_>) -> Result<(), Failure> {
     print(&result, console)
 }
 
-/// Prints the part of the result that has arrived.
+/// Prints the output that has arrived so far.
 fn print(result: &Receiver<Vec<u8>>, console: &mut Console<'_>) -> Result<(), Failure> {
     result
         .try_iter()
         .try_for_each(|bytes| write(&bytes, console))
 }
 
-/// Writes bytes of the result unchanged.
+/// Writes output bytes unchanged.
 fn write(bytes: &[u8], console: &mut Console<'_>) -> Result<(), Failure> {
     let written = console
         .out
@@ -252,7 +253,7 @@ fn write(bytes: &[u8], console: &mut Console<'_>) -> Result<(), Failure> {
     written.map_err(write_failed)
 }
 
-/// Ends all processes, and reports the one that failed.
+/// Ends all processes, and returns the failure of the one that caused it.
 fn report(all: &mut Processes, console: &mut Console<'_>) -> Failure {
     let (text, code, rank) = match all.failed() {
         Some((process, status)) => {
@@ -292,13 +293,13 @@ fn flag(signal: i32) -> Result<Arc<AtomicBool>, Failure> {
     Ok(flag)
 }
 
-/// A process whose output is passed on: rank 0's bytes unchanged, and the others' lines on standard
-/// error.
+/// Starts to forward the output of a process. Bytes of rank 0 stay unchanged; lines of other ranks
+/// go to standard error.
 fn watched(rank: usize, place: String, mut child: Child, printed: &Sender<Vec<u8>>) -> Process {
     let stdin = child.stdin.take();
     let mut readers = Vec::new();
     if let Some(out) = child.stdout.take() {
-        // Only the console may write to standard output.
+        // Only the console may write to standard output, so bytes are sent to it.
         let printed = printed.clone();
         readers.push(thread::spawn(move || match rank {
             0 => copy(out, |bytes| {
@@ -310,7 +311,7 @@ fn watched(rank: usize, place: String, mut child: Child, printed: &Sender<Vec<u8
     if let Some(err) = child.stderr.take() {
         readers.push(thread::spawn(move || match rank {
             0 => copy(err, |bytes| {
-                // Without standard error, no message can be shown.
+                // Without standard error no message can be shown, so an error is ignored.
                 let _ = io::stderr().write_all(bytes);
             }),
             _ => lines(err, rank),
@@ -327,7 +328,7 @@ fn watched(rank: usize, place: String, mut child: Child, printed: &Sender<Vec<u8
     }
 }
 
-/// Passes bytes on when they arrive.
+/// Forwards bytes as soon as they arrive.
 fn copy(mut from: impl Read, to: impl Fn(&[u8])) {
     let mut buffer = [0; 8192];
     while let Ok(n @ 1..) = from.read(&mut buffer) {
@@ -335,7 +336,7 @@ fn copy(mut from: impl Read, to: impl Fn(&[u8])) {
     }
 }
 
-/// Passes lines on to standard error, each with its rank.
+/// Forwards lines to standard error, each with the rank of its process.
 fn lines(from: impl Read, rank: usize) {
     let mut from = BufReader::new(from);
     let mut line = Vec::new();
@@ -356,7 +357,7 @@ mod tests {
 
     use super::*;
 
-    /// The status that `wait` returns for an exit code.
+    /// An exit status for this exit code, as `wait` returns it.
     fn exit(code: i32) -> ExitStatus {
         ExitStatus::from_raw(code << 8)
     }

@@ -1,4 +1,4 @@
-//! The conversation of `mlx chat`: messages, commands, replies.
+//! The conversation of `mlx chat`: messages, commands and replies.
 
 use std::path::PathBuf;
 
@@ -25,26 +25,26 @@ use crate::cli::terminal::progress::PrefillBar;
 use crate::cli::terminal::screen::Screen;
 use crate::cli::terminal::tty::NoEcho;
 
-/// A reply may fill the context.
+/// The limit of a reply that may fill the context.
 pub const UNBOUNDED: usize = usize::MAX;
-/// The most tokens of prompt and reply if the model's context is unknown.
+/// Maximum number of tokens in prompt and reply, if the model's context is unknown.
 const UNKNOWN_CONTEXT: usize = 8192;
 
-/// A model that the session owns, or a borrowed one.
+/// A model that the session owns or borrows.
 pub enum Held<'a> {
-    /// The session's own model, which `/load` replaces.
+    /// A model that the session owns. `/load` replaces it.
     Owned(Box<dyn TextModel>),
-    /// A borrowed one.
+    /// A borrowed model.
     #[cfg_attr(not(test), allow(dead_code, reason = "tests lend a mock"))]
     Lent(&'a dyn TextModel),
 }
 
-/// The origin of the model.
+/// Where the model comes from.
 #[derive(Default)]
 pub struct Source {
     /// The path of its files.
     pub path: PathBuf,
-    /// The name by which it can be found again.
+    /// The name under which the model can be loaded again.
     pub from: String,
     pub adapter: Option<String>,
     /// The licenses of the preset.
@@ -54,17 +54,17 @@ pub struct Source {
 /// Loads the model of a preset.
 pub type Open<'a> = dyn Fn(&Preset, &mut Console<'_>) -> Result<Loaded, Failure> + 'a;
 
-/// A conversation so far.
+/// A conversation with its model and settings.
 pub struct Session<'a> {
     model: Held<'a>,
     pub dialog: Dialog,
     pub source: Source,
     /// The function that loads another model for `/load`.
     pub open: Option<&'a Open<'a>>,
-    /// The file in which the conversation is kept for `/resume`.
+    /// The file in which the conversation is saved for `/resume`.
     pub last_chat: Option<PathBuf>,
     pub sampling: Option<&'a SamplingArgs>,
-    /// The defaults of the options.
+    /// The defaults of the generation options.
     pub habit: Habit,
     pub ctx_size: Option<usize>,
     options: GenerateOptions,
@@ -80,7 +80,7 @@ pub struct Session<'a> {
     generated_tokens: usize,
 }
 
-/// The next action after a command.
+/// How the conversation continues after a command.
 enum Next {
     Continue,
     Leave,
@@ -116,7 +116,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Shows the number of messages and the beginning of the last one, if there is one.
+    /// Prints the number of messages and the start of the last message, if there is one.
     pub fn remind(&self, console: &mut Console<'_>) {
         if let Some(message) = self.messages.last() {
             let line = message.content.lines().next().unwrap_or_default();
@@ -156,7 +156,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Answers one message. It is an error if there is no answer.
+    /// Answers a single message. Returns an error if there is no reply.
     pub fn answer(&mut self, text: String, console: &mut Console<'_>) -> Result<(), Failure> {
         self.messages.push(Message::user(text));
         let reply = self.reply(true, console)?;
@@ -168,12 +168,12 @@ impl<'a> Session<'a> {
     }
 
     /// Sends a message and shows the reply. On a terminal, a failed reply is reported and the chat
-    /// continues. In a script, it ends the chat.
+    /// continues. In a script, a failed reply ends the chat.
     fn say(&mut self, text: String, console: &mut Console<'_>) -> Result<(), Failure> {
         self.ask(Message::user(text), console)
     }
 
-    /// Calls without an answer, the oldest first.
+    /// The tool calls without a result, oldest first.
     fn open_calls(&self) -> Vec<ToolCall> {
         let answered = |id: &str| {
             let mut messages = self.messages.iter().rev();
@@ -188,7 +188,8 @@ impl<'a> Session<'a> {
         open.filter(|call| !answered(&call.id)).cloned().collect()
     }
 
-    /// `/tool`: answers the oldest open call. The model continues when all calls are answered.
+    /// `/tool`: sets the result of the oldest call without one. After the last result, the model
+    /// continues.
     fn answer_call(&mut self, text: &str, console: &mut Console<'_>) -> Result<(), Failure> {
         let open = self.open_calls();
         let Some(call) = open.first() else {
@@ -229,11 +230,12 @@ impl<'a> Session<'a> {
         self.print_calls(&reply, console)?;
         let empty = reply.text.is_empty() && reply.calls.is_empty();
         if empty || (reply.error.is_some() && !interrupted) {
-            // There is nothing to keep, and a question without an answer would confuse the
-            // template.
+            // Nothing was generated. A question without an answer would confuse the chat template,
+            // so the question is removed.
             self.messages.pop();
         } else {
-            // A partial reply is kept too, because the user has seen it and may refer to it.
+            // A partial reply stays in the conversation, because the user has seen it and may refer
+            // to it.
             self.messages
                 .push(Message::assistant(reply.text).with_tool_calls(reply.calls));
         }
@@ -250,8 +252,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// The reply to the conversation. A single message is continued as a text if the model has no
-    /// template.
+    /// Generates the reply to the conversation. If the model has no chat template, a single message
+    /// is continued as plain text.
     fn reply(&self, once: bool, console: &mut Console<'_>) -> Result<Reply, Failure> {
         let cancel = CancelToken::new();
         let mut options = self.options.clone();
@@ -372,7 +374,7 @@ impl<'a> Session<'a> {
                 Ok(())
             }
         };
-        // A failed command does not end the conversation.
+        // A failed command must not end the conversation.
         match done {
             Ok(()) => {}
             Err(Failure::Usage(message)) => console.warn(&format!("error: {message}")),
@@ -383,7 +385,7 @@ impl<'a> Session<'a> {
         Next::Continue
     }
 
-    /// The options before a user sets any.
+    /// The options before the user changes any.
     fn base(&self) -> GenerateOptions {
         self.habit.options(&self.model().info().sampling)
     }
@@ -409,7 +411,7 @@ impl<'a> Session<'a> {
     fn keep(&mut self, console: &mut Console<'_>) {
         let Some(path) = &self.last_chat else { return };
         if let Err(failure) = preset::write(path, &self.preset()) {
-            // The warning appears only once, because the chat matters more.
+            // The warning appears only once, so that it does not disturb the chat.
             console.warn(&format!(
                 "warning: the conversation is not kept: {}",
                 failure.report().unwrap_or_default()
@@ -455,9 +457,9 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Continues with a preset, and with its model if that is another one.
+    /// Continues with a preset. If the preset has another model, loads it.
     fn adopt(&mut self, preset: Preset, console: &mut Console<'_>) -> Result<(), Failure> {
-        // The check comes before another model is loaded.
+        // The preset is checked before another model is loaded.
         preset.apply(&mut GenerateOptions::default())?;
         let same = preset.from == self.source.from
             && preset.adapter == self.source.adapter
@@ -488,7 +490,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// `/template`: shows the template, or reads another one from a file.
+    /// `/template`: shows the chat template, or replaces it by a file.
     fn template(&mut self, file: &str, console: &mut Console<'_>) -> Result<(), Failure> {
         if file.is_empty() {
             match self
@@ -591,21 +593,21 @@ impl<'a> Session<'a> {
 }
 
 impl Source {
-    /// The model's own template, from its files.
+    /// The model's own chat template, read from its files.
     #[cfg(feature = "mlx-backend")]
     fn template(&self) -> Option<String> {
         let files = crate::cli::options::files::Files::read(&self.path, None).ok()?;
         Some(files.text.template()?.source().to_owned())
     }
 
-    /// Only the engine can read files.
+    /// Without the engine, the program cannot read files.
     #[cfg(not(feature = "mlx-backend"))]
     fn template(&self) -> Option<String> {
         None
     }
 }
 
-/// Whether an error means that later replies must fail, too.
+/// Whether an error means that all later replies will fail, too.
 fn is_final(error: &anyhow::Error) -> bool {
     error
         .downcast_ref::<inference::Error>()

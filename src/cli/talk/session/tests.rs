@@ -1,4 +1,4 @@
-//! Tests of the conversation, against a mock model and typed or piped lines.
+//! Tests of the conversation with a mock model, on typed and on piped lines.
 
 use super::*;
 use crate::cli::mock::{self, Streams};
@@ -22,7 +22,7 @@ fn session<'a>(model: &'a Scripted, sampling: &'a SamplingArgs) -> Session<'a> {
     session
 }
 
-/// Runs a chat on piped input; with `terminal`, errors do not end it.
+/// Runs a chat on piped input. With `terminal`, errors do not end the chat.
 fn chat_with(model: &Scripted, input: &str, terminal: bool) -> (Result<(), Failure>, Streams) {
     let sampling = sampling();
     let mut session = session(model, &sampling);
@@ -151,7 +151,7 @@ fn a_failed_reply_ends_a_script_but_not_a_conversation() {
     let model = broken();
     let (done, streams) = chat_with(&model, "x\ny\n", true);
     done.unwrap();
-    // The failed exchange is not kept.
+    // A failed exchange must not stay in the conversation.
     assert_eq!(model.asked(), ["chat user:x", "chat user:y"]);
     assert_eq!(streams.err().matches("error: ").count(), 2);
 }

@@ -1,5 +1,5 @@
-//! Colors lines of code: comments, strings, numbers and keywords. Unknown words stay unchanged. It
-//! has no grammars, because libraries with grammars add megabytes for a few colored lines.
+//! Colors comments, strings, numbers and keywords in lines of code. Other words stay unchanged. It
+//! uses no grammars, because grammar libraries would add megabytes to the program.
 
 /// Languages whose comments go from `#` to the end of the line.
 const HASH: [&str; 14] = [
@@ -45,8 +45,8 @@ const SLASHES: [&str; 23] = [
 ];
 const DASHES: [&str; 4] = ["sql", "lua", "haskell", "hs"];
 
-/// The keywords of all these languages together. Coloring a keyword of another language does no
-/// harm.
+/// The keywords of all supported languages together. A keyword of another language may be colored,
+/// which is harmless.
 const WORDS: &str = " abstract and as async await begin break by case catch char class const continue create crate \
     def default defer del delete do done double drop elif else elsif end enum esac except export extends \
     false False fi final finally float fn for foreach from func function go group having if impl implements \
@@ -65,15 +65,15 @@ const RESET: &str = "\u{1b}[0m";
 /// A block of code in a language.
 pub struct Code {
     comment: &'static str,
-    /// Whether keywords may have any letter case.
+    /// Whether keywords are case-insensitive.
     any_case: bool,
-    /// Whether single quotes also mark lifetimes.
+    /// Whether a single quote may start a lifetime, as in Rust.
     is_rust: bool,
     in_comment: bool,
 }
 
 impl Code {
-    /// Code in the language named after the fence; `None` for unknown languages.
+    /// A block of code in the language that the fence names; `None` for an unknown language.
     pub fn new(language: &str) -> Option<Self> {
         let name = language.split([' ', ',', '{']).next()?.to_ascii_lowercase();
         let name = name.as_str();
@@ -94,7 +94,7 @@ impl Code {
         })
     }
 
-    /// The next line, colored.
+    /// Returns the next line with colors.
     pub fn line(&mut self, line: &str) -> String {
         let mut out = String::with_capacity(line.len() * 2);
         let mut rest = line;
@@ -136,7 +136,7 @@ impl Code {
         out
     }
 
-    /// The length of a string that begins here and ends on this line.
+    /// Length of a string that starts at `text` and ends on this line.
     fn string(&self, text: &str, quote: char) -> Option<usize> {
         if !matches!(quote, '"' | '\'' | '`') {
             return None;

@@ -1,7 +1,7 @@
-//! Draws replies on a terminal: words are wrapped at its width, and markdown is rendered. Text
-//! arrives in pieces. A word is shown once it is complete, a line of code once it ends.
+//! Draws replies on a terminal: wraps words at the terminal's width, and renders Markdown. Text
+//! arrives in pieces. A word is shown when it is complete, and a line of code when the line ends.
 //!
-//! Pipes get the model's bytes unchanged.
+//! Pipes get the model's text unchanged.
 
 mod code;
 mod table;
@@ -12,9 +12,9 @@ use crate::cli::terminal::console::Console;
 use crate::cli::terminal::screen::code::Code;
 use crate::cli::terminal::tty;
 
-/// A longer word is shown in parts, so that a text without spaces is not held back for long.
+/// Longer words are shown in parts, so that text without spaces does not wait long.
 const LONG_WORD: usize = 40;
-/// The most characters of a link's text and of its address. Longer links are shown unchanged.
+/// Maximum number of characters in a link's text and address. Longer links are shown unchanged.
 const LINK: usize = 300;
 /// The columns of a tab.
 const TAB: usize = 4;
@@ -31,38 +31,39 @@ struct Style {
 /// The kind of the current line.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Line {
-    /// The kind is unknown. The beginning of the line is in the buffer.
+    /// The kind is unknown yet. The buffer contains the start of the line.
     #[default]
     Start,
-    /// Text.
+    /// Plain text.
     Text,
-    /// A row of a table, kept in the buffer. Columns are known only after the last row.
+    /// A row of a table. It stays in the buffer, because column widths are known only after the
+    /// last row.
     Row,
-    /// A line of code, kept in the buffer.
+    /// A line of code. It stays in the buffer until the line ends.
     Code,
 }
 
 /// Draws one reply.
 #[derive(Default)]
 pub struct Screen {
-    /// The columns at which lines wrap; 0 turns wrapping off.
+    /// The width at which lines wrap, in columns; 0 disables wrapping.
     width: usize,
     markdown: bool,
     line: Line,
     buffer: String,
     /// The rows of the current table.
     table: Vec<String>,
-    /// The text of a possible link, from its bracket on.
+    /// The text of a possible link, from its opening bracket on.
     link: Option<String>,
-    /// The mark that ends the block of code, and its number.
+    /// The fence that ends the block of code: its character and length.
     fence: Option<(char, usize)>,
     code: Option<Code>,
     heading: bool,
     bold: Option<char>,
     italic: Option<char>,
-    /// The number of back quotes that end the code in the text.
+    /// Number of backquotes that end the inline code.
     span: Option<usize>,
-    /// Marks of emphasis whose meaning is still unknown.
+    /// Emphasis marks whose meaning is not yet decided: character and number.
     run: Option<(char, usize)>,
     escaped: bool,
     /// The previous visible character.
@@ -70,7 +71,7 @@ pub struct Screen {
     word: Vec<(char, Style)>,
     spaces: usize,
     column: usize,
-    /// The text at the beginning of wrapped lines.
+    /// The text at the start of continued lines.
     hanging: &'static str,
     indent: usize,
     shown: Style,
@@ -78,7 +79,7 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// A screen of `width` columns (0 turns wrapping off). Markdown is rendered or shown unchanged.
+    /// A screen of `width` columns; 0 disables wrapping. `markdown` is whether to render Markdown.
     pub fn new(width: usize, markdown: bool) -> Self {
         Self {
             width,
@@ -89,7 +90,7 @@ impl Screen {
     }
 
     /// The screen for an interactive terminal; `None` for pipes and for terminals without control
-    /// sequences. Without colors (`NO_COLOR`), markdown keeps its marks.
+    /// sequences. Without colors (`NO_COLOR`), Markdown is not rendered.
     pub fn on(console: &Console<'_>, word_wrap: bool) -> Option<Self> {
         let is = |name: &str, bad: &dyn Fn(&str) -> bool| {
             std::env::var(name).is_ok_and(|value| bad(&value))
@@ -108,14 +109,14 @@ impl Screen {
         ))
     }
 
-    /// The output for the next piece.
+    /// Returns the output for the next piece.
     pub fn push(&mut self, text: &str) -> String {
         for c in text.chars() {
             match c {
                 '\n' => self.end_line(),
                 '\r' => {}
                 '\t' => self.read('\t'),
-                // A model's text must not control the terminal.
+                // The model's text must not control the terminal.
                 c if c.is_control() => self.read('\u{fffd}'),
                 c => self.read(c),
             }
@@ -123,7 +124,7 @@ impl Screen {
         std::mem::take(&mut self.out)
     }
 
-    /// The rest of the output at the end of the reply.
+    /// Returns the rest of the output at the end of the reply.
     pub fn end(&mut self) -> String {
         let pending = !self.buffer.is_empty() || !self.word.is_empty() || self.run.is_some();
         if pending || self.column > 0 || self.escaped || self.link.is_some() {
@@ -146,7 +147,7 @@ impl Screen {
         }
     }
 
-    /// Draws the mark of a line whose kind is now known, and continues with its text.
+    /// The kind of the line is now known. Draws the line's mark, and continues with its text.
     fn begin_line(&mut self) {
         let line = std::mem::take(&mut self.buffer);
         let text = line.trim_start();
@@ -276,7 +277,7 @@ impl Screen {
         self.out.push('\n');
     }
 
-    /// Draws the table whose last row was read, if there is one.
+    /// Draws the collected table, if there is one.
     fn end_table(&mut self) {
         let rows = std::mem::take(&mut self.table);
         match table::drawn(&rows, self.width) {
@@ -285,7 +286,7 @@ impl Screen {
         }
     }
 
-    /// Reads a character of a possible link: `[text](address)`.
+    /// Reads a character of a possible link `[text](address)`.
     fn link(&mut self, mut link: String, c: char) {
         let (text, address) = link
             .split_once(']')
@@ -335,7 +336,7 @@ impl Screen {
         rest.for_each(|c| self.inline(c));
     }
 
-    /// Reads a character of text, which may be a mark of emphasis.
+    /// Reads a character of text, which may be an emphasis mark.
     fn inline(&mut self, c: char) {
         if !self.markdown {
             return self.put(c);
@@ -366,7 +367,7 @@ impl Screen {
         }
     }
 
-    /// Decides the meaning of the marks read so far. The next character is now known.
+    /// Decides the meaning of the emphasis marks, now that the next character is known.
     fn understand(&mut self, next: char) {
         let Some((mark, mut n)) = self.run.take() else {
             return;
@@ -379,8 +380,8 @@ impl Screen {
             }
             return;
         }
-        // As in CommonMark, marks open before a word and close after one, and `_` has no meaning
-        // inside words.
+        // As in CommonMark, a mark opens before a word and closes after one. `_` has no meaning
+        // inside a word.
         let inner = |c: char| mark == '_' && c.is_alphanumeric();
         let opens = !next.is_whitespace() && !inner(self.before);
         let closes = !self.before.is_whitespace() && !inner(next);
@@ -424,7 +425,8 @@ impl Screen {
             code: self.span.is_some(),
             dim: false,
         };
-        // Text in scripts without spaces may break before each wide character.
+        // Wide characters belong to scripts without spaces, so a line may break before each of
+        // them.
         let wide = c.width() == Some(2);
         if wide {
             self.flush();
@@ -440,7 +442,7 @@ impl Screen {
         self.flush();
     }
 
-    /// Shows the complete word, on the next line if it does not fit on this one.
+    /// Shows the complete word. If it does not fit on this line, it goes to the next line.
     fn flush(&mut self) {
         if self.word.is_empty() {
             return;
@@ -474,7 +476,7 @@ impl Screen {
             ..Style::default()
         });
         self.out.push('\n');
-        // A terminal narrower than the indentation gets none.
+        // On a very narrow terminal, lines are not indented.
         let indent = if self.indent * 2 < self.width {
             self.indent
         } else {
@@ -509,21 +511,21 @@ impl Screen {
     }
 }
 
-/// The lines of a table's cell, at most `width` columns wide; 0 gives one line.
+/// The lines of a table cell, at most `width` columns wide; with 0, a single line.
 pub(super) fn cell(text: &str, width: usize, bold: bool) -> Vec<String> {
     let mut screen = Screen::new(width, true);
-    // A cell contains only words, so marks of blocks have no meaning.
+    // A cell contains only inline text, so block marks have no meaning.
     screen.line = Line::Text;
     screen.heading = bold;
     let drawn = screen.push(text) + &screen.end();
     drawn.lines().map(str::to_owned).collect()
 }
 
-/// Whether the beginning of a line may still become the mark of a block.
+/// Whether the start of a line may still become a block mark.
 fn may_be_block(line: &str, markdown: bool) -> bool {
     let text = line.trim_start();
     let all = |mark: char| text.chars().all(|c| c == mark);
-    // A fence is complete at the end of its line, because a language may follow it.
+    // A fence is complete only at the end of its line, because a language may follow it.
     if text.is_empty() || all('`') || all('~') || text.starts_with("```") || text.starts_with("~~~")
     {
         return true;
@@ -539,7 +541,7 @@ fn may_be_block(line: &str, markdown: bool) -> bool {
         || numbered && matches!(digits, "" | "." | ")")
 }
 
-/// The mark and number of a fence, if the line begins with one.
+/// The character and length of a fence, if the line starts with one.
 fn fence(text: &str) -> Option<(char, usize)> {
     let mark = text.chars().next().filter(|c| matches!(c, '`' | '~'))?;
     let n = text.len() - text.trim_start_matches(mark).len();

@@ -1,13 +1,14 @@
-//! Tables of replies, with aligned columns as wide as their words or as the terminal allows.
+//! Draws tables of replies with aligned columns. Columns are as wide as their text, or narrower if
+//! the terminal requires it.
 
 use unicode_width::UnicodeWidthChar;
 
 use crate::cli::terminal::screen::cell;
 
-/// The separator of two columns, and its form in the line below the head.
+/// The separator between two columns, and its form in the line below the header.
 const BORDER: &str = " │ ";
 const CROSS: &str = "─┼─";
-/// The least width of a column with words.
+/// Minimum width of a text column.
 const LEAST: usize = 4;
 
 /// The alignment of a column.
@@ -18,7 +19,7 @@ enum Align {
     Right,
 }
 
-/// The drawn lines of a markdown table, each with a newline. `width` is that of the terminal; 0
+/// The drawn lines of a Markdown table, each with a newline. `width` is the terminal's width; 0
 /// means unlimited. `None` if the lines are not a table, or if its columns do not fit.
 pub fn drawn(lines: &[String], width: usize) -> Option<String> {
     let [head, rule, body @ ..] = lines else {
@@ -53,7 +54,7 @@ pub fn drawn(lines: &[String], width: usize) -> Option<String> {
     Some(out)
 }
 
-/// Narrows the widest columns until all fit.
+/// Narrows the widest columns until the row fits.
 fn fit(widths: &mut [usize], width: usize) -> Option<()> {
     let borders = columns(BORDER) * widths.len().saturating_sub(1);
     let least = |widths: &[usize]| widths.iter().map(|n| (*n).min(LEAST)).sum::<usize>();
@@ -122,7 +123,7 @@ fn cells(line: &str) -> Vec<String> {
         }
         escaped = c == '\\' && !escaped;
     }
-    // A bar at the end does not begin a cell.
+    // A bar at the end of a row does not start a cell.
     if cells.len() > 1 && cells.last().is_some_and(|cell| cell.trim().is_empty()) {
         cells.pop();
     }
@@ -142,7 +143,7 @@ fn align(cell: &str) -> Option<Align> {
     })
 }
 
-/// The columns of a text, without control sequences.
+/// The width of a text in columns, without control sequences.
 fn columns(text: &str) -> usize {
     let mut width = 0;
     let mut rest = text.chars();

@@ -1,8 +1,9 @@
-//! Tests of wrapping and markdown. The division of a text into pieces must not change its look.
+//! Tests of wrapping and Markdown. The output must not depend on how the text is divided into
+//! pieces.
 
 use super::*;
 
-/// The output for `text`, which must be the same for one piece and for single characters.
+/// The output for `text`. It must be equal for one piece and for single characters.
 #[track_caller]
 fn drawn(text: &str, width: usize, markdown: bool) -> String {
     let mut screen = Screen::new(width, markdown);
@@ -146,7 +147,7 @@ fn emphasis_is_drawn_and_its_marks_are_not() {
     }
     let bold = drawn("a **b** c", 80, true);
     assert_eq!(bold, "a \u{1b}[0;1mb\u{1b}[0m c\n");
-    // An open mark ends with its line, and the terminal's style is reset.
+    // An open emphasis mark ends with its line, where the terminal's style must be reset.
     let open = drawn("**a\nb", 80, true);
     assert_eq!(open, "\u{1b}[0;1ma\u{1b}[0m\nb\n");
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Lists the registered backends, one name on each line. Cargo.toml has the plugin, but no code
+//! Lists the registered backends, one name per line. Cargo.toml depends on the plugin, but no code
 //! refers to it.
 
 fn main() {

@@ -1,4 +1,5 @@
-//! Two C functions without arguments: one lists the registered backends, one registers a backend.
+//! Two C functions without arguments. One lists the registered backends, and one registers a
+//! backend.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ pub extern "C" fn print_backends() {
     println!("[{}]", names.join(" "));
 }
 
-/// Registers `called`. Returns whether that worked; the second call fails.
+/// Registers the backend `called`. Returns whether it worked; a second call fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn register_called() -> bool {
     inference::register(Arc::new(named::Named("called"))).is_ok()

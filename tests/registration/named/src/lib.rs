@@ -1,4 +1,4 @@
-//! A backend with a name and no models. It is not registered here.
+//! A backend that has a name but no models. This crate does not register the backend.
 
 #![forbid(unsafe_code)]
 

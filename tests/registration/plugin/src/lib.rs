@@ -1,4 +1,4 @@
-//! A crate that registers the backend `linked` when it is linked. It has no items to refer to.
+//! A crate that registers the backend `linked` as soon as it is linked. It exports no items.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Lists the registered backends, one name on each line. One line refers to the plugin.
+//! Lists the registered backends, one name per line. One line of code refers to the plugin, so the
+//! linker keeps it.
 
 use plugin as _;
 
