@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 
 /// A tensor with its bytes. Unpacked tensors of the tiny checkpoints are bfloat16.
 #[derive(Clone)]
-struct Tensor {
-    dtype: Dtype,
-    shape: Vec<usize>,
-    data: Vec<u8>,
+pub struct Tensor {
+    pub dtype: Dtype,
+    pub shape: Vec<usize>,
+    pub data: Vec<u8>,
 }
 
 impl Tensor {
@@ -103,13 +103,13 @@ impl Tensor {
 }
 
 /// A checkpoint in memory.
-struct Checkpoint {
-    config: Value,
-    tensors: BTreeMap<String, Tensor>,
+pub struct Checkpoint {
+    pub config: Value,
+    pub tensors: BTreeMap<String, Tensor>,
 }
 
 impl Checkpoint {
-    fn read(dir: &Path) -> Self {
+    pub fn read(dir: &Path) -> Self {
         let bytes = std::fs::read(dir.join("model.safetensors")).unwrap();
         let tensors = SafeTensors::deserialize(&bytes)
             .unwrap()
@@ -131,7 +131,7 @@ impl Checkpoint {
         }
     }
 
-    fn write(&self, dir: &Path, tokenizer_from: &Path) {
+    pub fn write(&self, dir: &Path, tokenizer_from: &Path) {
         let views: Vec<(&String, TensorView<'_>)> = self
             .tensors
             .iter()
@@ -151,7 +151,7 @@ impl Checkpoint {
     }
 
     /// Removes and returns a tensor.
-    fn take(&mut self, name: &str) -> Tensor {
+    pub fn take(&mut self, name: &str) -> Tensor {
         self.tensors
             .remove(name)
             .unwrap_or_else(|| panic!("no tensor {name}"))
@@ -178,7 +178,7 @@ impl Checkpoint {
 }
 
 /// Rewrites a fixture, and expects exactly the fixture's logits from the result.
-fn same_after(name: &str, rewrite: impl FnOnce(&mut Checkpoint)) {
+pub fn same_after(name: &str, rewrite: impl FnOnce(&mut Checkpoint)) {
     let source = fixture("tiny").join(name);
     let mut checkpoint = Checkpoint::read(&source);
     rewrite(&mut checkpoint);

@@ -7,5 +7,6 @@ mod export_gguf;
 mod hostile;
 mod hostile_matrix;
 mod layouts;
+mod packed;
 #[path = "../common/program.rs"]
 mod program;

@@ -6,6 +6,7 @@ mod fields;
 mod layers;
 mod normalize;
 mod packing;
+mod quant_format;
 mod quantization;
 mod rope;
 #[cfg(test)]
@@ -23,7 +24,7 @@ use serde_json::{Map, Value};
 
 pub use layers::LayerKind;
 pub use packing::Packing;
-pub use quantization::QuantConfig;
+pub use quant_format::QuantConfig;
 pub use rope::{RopeConfig, RopeScaling, llama3_stretch};
 
 use super::files::read_capped;

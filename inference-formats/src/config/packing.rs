@@ -4,7 +4,7 @@
 use serde_json::{Map, Value};
 
 use super::fields::shown;
-use super::quantization::{QuantConfig, QuantFault, unsupported};
+use super::quant_format::{QuantConfig, QuantFault, unsupported};
 
 /// How matrices are packed in safetensors files.
 #[non_exhaustive]

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use crate::error::{Error, ErrorKind, Result};
 
-use super::quantization::fits;
+use super::quant_format::fits;
 use super::{ModelConfig, RopeScaling, limits};
 
 /// A model with more bytes of weights than this is assumed to be a mistake.
