@@ -204,3 +204,26 @@ fn contradictions_are_errors_that_name_the_tensor() {
         assert!(error.to_string().contains(says), "{what}: {error}");
     }
 }
+
+/// A conversion would copy the packed tensors beside quantized ones.
+#[test]
+fn converting_them_is_an_error() {
+    for name in ["llama-gptq", "llama-awq", "llama-fp8"] {
+        let to = tempfile::tempdir().unwrap();
+        let options = metal_backend::convert::ConvertOptions::default();
+        let from = fixture("tiny").join(name);
+        let error = metal_backend::convert::convert(
+            &from,
+            &to.path().join("out"),
+            &options,
+            &mut |_, _| {},
+        );
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{name}: {error}");
+        assert!(
+            error.to_string().contains(&name["llama-".len()..]),
+            "{error}"
+        );
+        assert!(!to.path().join("out").exists());
+    }
+}

@@ -76,7 +76,9 @@ def gptq(weight: np.ndarray, bits: int, size: int, shuffled: np.random.Generator
         "scales": scales,
         "g_idx": groups.astype(np.int32),
     }
-    return packed, values(codes, zeros, scales, groups)
+    dense = values(codes, zeros, scales, groups)
+    # The engine keeps such matrices in float16.
+    return packed, dense.astype(np.float16).astype(np.float32) if shuffled else dense
 
 
 def awq(weight: np.ndarray, size: int) -> tuple[Tensors, np.ndarray]:

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use inference::Result;
+use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::QuantMode;
 use serde_json::{Map, Value};
 
@@ -35,6 +35,18 @@ impl StoredQuantization {
         });
         let Some(map) = map else { return Ok(stored) };
         stored.is_quantized = true;
+        if let Some(method @ ("gptq" | "awq" | "fp8")) =
+            map.get("quant_method").and_then(Value::as_str)
+        {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "weights packed by {method} are loaded as they are, and not converted; convert \
+                     the model that they were made from"
+                ),
+            )
+            .with_path(&source.path));
+        }
         if map.contains_key("quant_method") && !map.contains_key("group_size") {
             return Ok(stored); // a quantization of another tool: tensors are copied unchanged
         }

@@ -1,6 +1,7 @@
 //! Matrices of FP8 values (E4M3) with one scale for each block, as DeepSeek publishes them. The
-//! CPU has no instructions for FP8, so the matrices become 16-bit ones.
+//! CPU has no instructions for FP8, so the matrices become bfloat16 ones.
 
+use half::bf16;
 use inference::{Error, ErrorKind, Result};
 use inference_formats::config::Packing;
 use mlx_rs_core::Dtype;
@@ -90,7 +91,7 @@ impl Weights {
                 let blocks = bytes.chunks(wide).zip(weights.chunks_mut(wide));
                 for ((bytes, weights), scale) in blocks.zip(scales) {
                     for (byte, weight) in bytes.iter().zip(weights) {
-                        *weight = values[usize::from(*byte)] * scale;
+                        *weight = bf16::from_f32(values[usize::from(*byte)] * scale).to_f32();
                     }
                 }
             }

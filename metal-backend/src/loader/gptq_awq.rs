@@ -1,6 +1,7 @@
 //! Matrices that GPTQ or AWQ packed, as the affine matrices of MLX with the same values.
 //! [`Packing`] describes the tensors.
 
+use half::f16;
 use inference::{Error, ErrorKind, Result};
 use inference_formats::config::Packing;
 use mlx_rs_core::{Array, Dtype, QuantMode, Quantized};
@@ -145,12 +146,13 @@ impl Packed {
         ])
     }
 
-    /// The weights of a row.
+    /// The weights of a row, rounded to float16, in which GPTQ's own kernels compute them.
     fn write_row(&self, row: usize, out: &mut [f32]) {
         for (col, value) in out.iter_mut().enumerate() {
             let group = self.group(col);
             let code = self.code(row, col) as f32;
-            *value = self.scale(row, group) * (code - self.zero(row, group));
+            let exact = self.scale(row, group) * (code - self.zero(row, group));
+            *value = f16::from_f32(exact).to_f32();
         }
     }
 }
