@@ -1,4 +1,5 @@
-//! Tests of the cache. Artificial wheels replace downloads.
+//! Tests of the download cache. Models come in Python wheels; small generated wheels replace the
+//! downloads.
 
 use std::cell::Cell;
 use std::io::Write as _;

@@ -73,7 +73,7 @@ pub trait SteerableModel: TextModel {
     /// edits.
     ///
     /// # Errors
-    /// As without edits, and errors of [`Steering::check`].
+    /// The errors of the same call without edits, and of [`Steering::check`].
     fn steered_logprobs(
         &self,
         prompt: &Prompt,
@@ -82,12 +82,12 @@ pub trait SteerableModel: TextModel {
     ) -> Result<Vec<f32>>;
 
     /// As [`AttentionInspector::trace_residuals`](crate::AttentionInspector::trace_residuals), with
-    /// edits. An edit at [`Hook::ResidPre`] counts as part of the mixer, one at [`Hook::ResidPost`]
-    /// as part of the feed-forward part.
+    /// edits. An edit at [`Hook::ResidPre`] counts as part of the mixer. An edit at
+    /// [`Hook::ResidPost`] counts as part of the feed-forward network.
     ///
     /// # Errors
-    /// As without edits, errors of [`Steering::check`], and [`ErrorKind::Unsupported`] if the
-    /// backend cannot trace.
+    /// The errors of [`AttentionInspector::trace_residuals`](crate::AttentionInspector::trace_residuals)
+    /// and of [`Steering::check`]; [`ErrorKind::Unsupported`] if the backend cannot trace.
     fn steered_residuals(
         &self,
         prompt: &Prompt,

@@ -142,7 +142,7 @@ pub(crate) async fn first_signs(replies: &mut [Reply], wait: Duration) -> Result
     Ok(())
 }
 
-/// Selects which data of tokens an unstreamed reply keeps, besides the text.
+/// The data of each token that a reply without streaming keeps, besides the text.
 pub(crate) trait Keep: Send {
     fn add(&mut self, token: Token);
 }

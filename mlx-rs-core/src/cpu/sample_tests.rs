@@ -525,8 +525,8 @@ fn the_ends() {
     }
     let inf = f32::INFINITY;
     for f in [p(1.0, 0), p(0.9, 0), p(0.9, 2), p(1.0, 3)] {
-        // A token with an infinite logit has all the probability. If all logits are minus infinity,
-        // every token is possible.
+        // Tokens with an infinite logit share all the probability. Without a logit above minus
+        // infinity, the result is token 0.
         assert_eq!(at(&[inf, 1e38, inf, NO], f.clone(), 0.4), 0, "{f:?}");
         assert_eq!(at(&[inf, 1e38, inf, NO], f.clone(), 0.6), 2, "{f:?}");
         assert_eq!(at(&[NO, NO, -7.0, NO], f.clone(), 0.0), 2, "{f:?}");

@@ -128,8 +128,8 @@ mod tests {
                     (matrix.map(Matrix::Quantized), dense)
                 } else if k % 32 == 0 {
                     let packed = Quantized::quantize(&weight, 32, bits, QuantMode::Affine).unwrap();
-                    // Scales with few digits, which the kernels store as float16.
                     let packed = if bits == 8 {
+                        // float16 holds these scales exactly, so the kernels store them in it.
                         in_few_digits(packed)
                     } else {
                         packed

@@ -49,7 +49,7 @@ impl QuantMode {
         }
     }
 
-    /// The mode for MLX's name of it, which checkpoints contain.
+    /// The mode with this MLX name, as checkpoints write it. `None` if the name is unknown.
     ///
     /// ```
     /// use mlx_rs_core::QuantMode;

@@ -12,10 +12,10 @@ use crate::stack;
 /// The axis of each argument or output that is the batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VmapAxes {
-    /// The same axis for all of them. A negative axis counts from the last.
+    /// The same axis for all arguments or outputs. A negative axis counts from the last.
     All(i32),
-    /// One entry for each of them. `None` means no batch: an argument or output that is equal for
-    /// all examples.
+    /// One entry for each argument or output. `None`: it has no batch axis, and all examples share
+    /// it.
     Each(Vec<Option<i32>>),
 }
 

@@ -73,7 +73,8 @@ pub(crate) unsafe fn multiply(
         _mm256_add_epi16(sum, two)
     };
     let wide = |total, sum| _mm256_add_epi32(total, _mm256_madd_epi16(sum, _mm256_set1_epi16(1)));
-    // A quad adds two products to each lane. With this number of quads, no sum overflows 16 bits.
+    // Four codes, a quad, add two products to each sum of 16 bits. Up to this many quads, no sum
+    // overflows.
     let quads = i32::from(i16::MAX) / (2 * MAX_BYTE as i32 * i32::from(matrix.largest));
     // SAFETY: the caller guarantees the features, and the rows and units of the task.
     unsafe {

@@ -1,6 +1,6 @@
 //! Multiplication of quantized matrices with few input rows, for AVX-512 with VNNI. Two row blocks
-//! are processed together, so a vector is sixteen outputs, and one instruction multiplies and adds.
-//! `avx2/quantize_inputs.rs` prepares the inputs.
+//! are processed together, so that a vector holds sixteen outputs. VNNI multiplies and adds in one
+//! instruction (`vpdpwssd`). `avx2/quantize_inputs.rs` prepares the inputs.
 
 use std::arch::x86_64::{
     __m512, __m512i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch,

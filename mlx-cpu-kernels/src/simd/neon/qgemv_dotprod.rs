@@ -395,9 +395,10 @@ fn scales_of(eights: [[float32x4_t; 2]; WIDTH]) -> ([f32; WIDTH], [f32; WIDTH]) 
     (units, inverses)
 }
 
-/// Quantizes eight elements that share a scale to bytes. Returns the rounding error of their sum.
-/// The order of bytes is: the high bytes of the four elements that belong to the first half of
-/// [`numbers`], their low bytes, then the high and low bytes of the other four elements.
+/// Quantizes eight elements, which share a scale, to integers of 16 bits. Each integer is split into
+/// a high and a low byte. The bytes are in the order of [`numbers`]: for the four elements of its
+/// first half the high bytes, then the low bytes; then the same for its second half. Also returns
+/// the rounding errors, as four partial sums.
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 fn quantize_8(

@@ -90,8 +90,8 @@ fn rows_by_their_numbers() {
     });
 }
 
-/// A fused operation normally stores its matrices, so that they are not MLX inputs. A traced matrix
-/// remains an input, so its gradient is an error.
+/// A fused operation has no gradient. It normally holds its matrices itself, where MLX cannot see
+/// them. A traced matrix stays an MLX input, so that MLX refuses a gradient with respect to it.
 #[test]
 fn a_derivative_of_a_held_matrix_is_refused() {
     on_cpu(|| {

@@ -24,7 +24,7 @@ use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::interrupt::cancel_on_interrupt;
 
-/// The prompts unless a file has others. Their answers are one token.
+/// The default prompts, which `--prompts` replaces. The expected answer of each is one token.
 const PROMPTS: [&str; 5] = [
     "The capital of France is",
     "The capital of Germany is",
