@@ -60,7 +60,7 @@ pub trait SteerableModel: TextModel {
     /// As [`TokenModel::logits`](crate::TokenModel::logits), with edits.
     ///
     /// # Errors
-    /// As without edits, and errors of [`Steering::check`].
+    /// The errors of the same call without edits, and of [`Steering::check`].
     fn steered_logits(
         &self,
         prompt: &Prompt,
