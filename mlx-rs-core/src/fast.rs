@@ -75,10 +75,10 @@ pub enum RopeBase<'a> {
     Freqs(&'a Array),
 }
 
-/// Rotary position embedding (Su et al. 2021) of `x` `[B, .., L, D]`. Positions are `offset..offset
-/// + L`, multiplied by `scale`. The first `dims` elements of each vector rotate. `traditional`
-/// pairs adjacent elements (0,1), (2,3), ..; otherwise element `i` is paired with element `i + dims
-/// / 2`.
+/// Rotary position embedding (Su et al. 2021) of `x` `[B, .., L, D]`. Positions are
+/// `offset..offset + L`, multiplied by `scale`. The first `dims` elements of each vector rotate.
+/// `traditional` pairs adjacent elements (0,1), (2,3), ..; otherwise element `i` is paired with
+/// element `i + dims / 2`.
 ///
 /// ```
 /// use mlx_rs_core::{array, fast};

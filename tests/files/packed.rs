@@ -19,7 +19,7 @@ fn words(tensor: &mut Tensor, change: impl Fn(u32) -> u32) {
 
 /// Adds 1 to each code of 4 bits. The greatest code becomes 0.
 fn add_one(word: u32) -> u32 {
-    (0..8).fold(0, |sum, i| sum | ((word >> (4 * i)) + 1 & 15) << (4 * i))
+    (0..8).fold(0, |sum, i| sum | (((word >> (4 * i)) + 1) & 15) << (4 * i))
 }
 
 /// The second version of GPTQ stores zero points as they are, the first one less.

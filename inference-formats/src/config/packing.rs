@@ -136,7 +136,7 @@ fn affine(map: &Map<String, Value>, allowed: &[i64]) -> Result<QuantConfig, Quan
 
 /// The largest group of MLX that divides groups of `stored` weights; the smallest if none does.
 fn divided_group(stored: u64) -> i32 {
-    let fits = |size: &i32| stored % u64::from(size.unsigned_abs()) == 0;
+    let fits = |size: &i32| stored.is_multiple_of(u64::from(size.unsigned_abs()));
     [128, 64, 32].into_iter().find(fits).unwrap_or(32)
 }
 

@@ -87,7 +87,7 @@ impl Packed {
         };
         let stored = zeros[at] >> self.shift(row) & self.mask();
         // The sum wraps: the first version of GPTQ stores the zero point 0 as the greatest code.
-        (stored + offset & self.mask()) as f32
+        ((stored + offset) & self.mask()) as f32
     }
 
     fn scale(&self, row: usize, group: usize) -> f32 {
@@ -105,7 +105,9 @@ impl Packed {
     /// neighbors, or groups of another size.
     fn affine_group(&self) -> Option<usize> {
         let stored = self.cols / self.groups;
-        let size = GROUPS.into_iter().find(|size| stored % size == 0)?;
+        let size = GROUPS
+            .into_iter()
+            .find(|size| stored.is_multiple_of(*size))?;
         self.group_of.is_none().then_some(size)
     }
 
@@ -267,7 +269,7 @@ impl Weights {
         let [rows, cols] = *shape else {
             return Err(self.wrong_shape(name, &[], shape));
         };
-        if rows % per_word != 0 || cols % per_word != 0 {
+        if !rows.is_multiple_of(per_word) || !cols.is_multiple_of(per_word) {
             let why = format!("has {rows} rows and {cols} columns; both must divide by {per_word}");
             return Err(wrong_tensor(&self.path, name, why));
         }
@@ -282,7 +284,7 @@ impl Weights {
         let words = self.words_of(checkpoint, info("qweight")?, &words_shape)?;
         let (scales_name, scales) = info("scales")?;
         let groups = match *scales.shape {
-            [groups, of] if of == rows && groups > 0 && cols % groups == 0 => groups,
+            [groups, of] if of == rows && groups > 0 && cols.is_multiple_of(groups) => groups,
             _ => return Err(self.wrong_shape(scales_name, &scales.shape, &[cols, rows])),
         };
         let zeros = match names.stored(&format!("{prefix}.qzeros")) {

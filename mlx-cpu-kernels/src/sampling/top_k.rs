@@ -180,8 +180,8 @@ fn log_total(isa: Isa, row: &[f32], max: f32, workspace: &mut Workspace) -> f32 
 }
 
 /// Log-probabilities of one chosen element per row, and of the row's `k` greatest elements with
-/// their indices. The inputs are float32 `[rows, n]` and uint32 `[rows]`. The output is `[rows, 2 k
-/// + 1]`.
+/// their indices. The inputs are float32 `[rows, n]` and uint32 `[rows]`. The output is
+/// `[rows, 2 k + 1]`.
 pub struct LogProbs {
     /// The number of rows.
     pub rows: usize,

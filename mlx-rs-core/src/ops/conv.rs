@@ -424,8 +424,8 @@ impl Array {
 
     /// Transposed convolution: the gradient of [`Array::conv`] with respect to its input. It
     /// spreads each input over the kernel. The arrays are `[N, spatial .., C_in]` and `weight`
-    /// `[C_out, spatial .., C_in / groups]`. Each spatial axis of the result has the length `(n -
-    /// 1) * stride - 2 * padding + dilation * (k - 1) + 1 + output_padding`.
+    /// `[C_out, spatial .., C_in / groups]`. Each spatial axis of the result has the length
+    /// `(n - 1) * stride - 2 * padding + dilation * (k - 1) + 1 + output_padding`.
     ///
     /// ```
     /// use mlx_rs_core::{Conv, array};

@@ -23,8 +23,8 @@ pub(crate) use vectors::{
     vtrn1q_f32, vtrn1q_f64, vtrn2q_f32, vtrn2q_f64, vuzp1_s8, vuzp2_s8, vzip1_s32, vzip2_s32,
 };
 
-/// For each lane of `sums`, adds the products of the lane's four bytes of `w` with bytes `4 * I..4
-/// * I + 4` of `x`.
+/// For each lane of `sums`, adds the products of the lane's four bytes of `w` with bytes
+/// `4 * I..4 * I + 4` of `x`.
 #[cfg(target_arch = "aarch64")]
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
