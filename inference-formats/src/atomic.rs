@@ -191,6 +191,20 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.commit()
 }
 
+/// Makes a directory with access for its owner alone, if it is missing, and checks that it can be
+/// written.
+///
+/// # Errors
+/// If it cannot be made or written.
+pub fn private_dir(path: &Path) -> io::Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(path)?;
+    AtomicFile::create_private(&path.join("writable")).map(drop)
+}
+
 /// The directory that a file is in, or will be.
 #[must_use]
 pub fn parent_of(path: &Path) -> &Path {
@@ -203,6 +217,26 @@ pub fn parent_of(path: &Path) -> &Path {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_private_directory_can_be_written_by_its_owner_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("deep/er");
+        private_dir(&path).unwrap();
+        private_dir(&path).unwrap();
+        assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0);
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt as _;
+            let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o700);
+        }
+        let file = dir.path().join("file");
+        std::fs::write(&file, "x").unwrap();
+        for bad in [&file, &file.join("below")] {
+            assert!(private_dir(bad).is_err(), "{}", bad.display());
+        }
+    }
 
     #[test]
     fn a_file_is_replaced_whole_or_stays() {

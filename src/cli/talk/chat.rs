@@ -10,7 +10,9 @@ use rust_mlx::hub;
 
 use crate::cli::options::dialog::{self, Dialog, DialogArgs};
 use crate::cli::options::engine::{DraftArgs, EngineArgs};
-use crate::cli::options::load::{LoadArgs, Loaded, ModelArgs, find_preset, load_preset};
+use crate::cli::options::load::{
+    CacheDirArgs, LoadArgs, Loaded, ModelArgs, find_preset, load_preset,
+};
 use crate::cli::options::preset::{self, Preset};
 use crate::cli::options::sampling::{Habit, SamplingArgs};
 use crate::cli::options::steer::SteerArgs;
@@ -52,6 +54,8 @@ pub struct TalkArgs {
     steer: SteerArgs,
     #[command(flatten)]
     load: LoadArgs,
+    #[command(flatten)]
+    cache_dir: CacheDirArgs,
     /// Go on with the last conversation on this machine
     #[arg(long, help_heading = "Conversation")]
     resume: bool,
@@ -82,9 +86,10 @@ pub fn talk(
     args.engine.apply(&mut options)?;
     args.draft.apply(&mut options)?;
     options.steering = args.steer.read()?;
+    let load_args = args.load.keeping(&args.cache_dir);
     let load = |preset: &Preset, console: &mut Console<'_>| {
         let draft = args.draft.draft_model.as_deref();
-        load_preset(preset, &args.load, draft, console)
+        load_preset(preset, &load_args, draft, console)
     };
     let loaded = load(&preset, console)?;
     let eos = dialog::eos_ids(&args.dialog.extra_eos_token, loaded.model.as_ref())?;
