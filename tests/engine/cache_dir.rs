@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::common::{fixture, greedy, load as load_plain};
 use inference::{
@@ -121,8 +121,8 @@ fn a_conversation_goes_on_after_a_restart() {
         let uncached = greedy(12).with_cache_prompt(false);
         let expected = reply_with(fresh.as_ref(), &second, &uncached);
         assert_eq!(two.tokens, expected.tokens, "{name}");
-
-        // The caches in memory give the same bits.
+        // The last bits depend on how a prompt is divided into steps. Caches in memory divide it in
+        // the same way.
         let model = load_plain(&fixture("tiny").join(name));
         assert_eq!(reply(model.as_ref(), &first), one, "{name}");
         assert!(reply(model.as_ref(), &second) == two, "{name}");
@@ -339,6 +339,48 @@ fn two_processes_share_a_directory() {
     // Only hidden files of writers may be there, and none is left.
     let all: Vec<_> = fs::read_dir(dir.path()).unwrap().collect();
     assert_eq!(all.len(), entries(dir.path()).len());
+}
+
+/// Two servers take turns in one conversation.
+#[test]
+fn a_process_sees_what_another_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let models = [0, 1].map(|_| load("llama", dir.path()));
+    let mut prompt = ids(14, 30);
+    let mut expected = 0;
+    for model in models.iter().chain(&models) {
+        let before = entries(dir.path());
+        let reply = reply(model.as_ref(), &prompt);
+        assert_eq!(reply.cached, expected);
+        expected = prompt.len() + reply.tokens.len() - 1;
+        prompt = next(&prompt, &reply);
+        let until = Instant::now() + Duration::from_secs(60);
+        // One longer file takes the place of the other.
+        while entries(dir.path()) == before || entries(dir.path()).len() != 1 {
+            assert!(Instant::now() < until, "nothing is written");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// The draft model has computed nothing, while the model begins with a file.
+#[test]
+fn drafts_go_on_from_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let prompt = ids(15, 30);
+    let drafted = options(dir.path()).with_draft_model(fixture("tiny/llama"));
+    let ask = |prompt: &[u32]| {
+        let model = load_with("llama", &drafted);
+        let reply = reply_with(model.as_ref(), prompt, &greedy(12).with_num_draft_tokens(3));
+        model.close().unwrap();
+        reply
+    };
+    let one = ask(&prompt);
+    let second = next(&prompt, &one);
+    let two = ask(&second);
+    assert!(one.cached == 0 && two.cached >= 41, "{}", two.cached);
+    let plain = load_plain(&fixture("tiny/llama"));
+    assert_eq!(reply(plain.as_ref(), &second).tokens, two.tokens);
 }
 
 #[test]

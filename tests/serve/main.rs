@@ -330,7 +330,7 @@ fn a_restarted_server_continues_a_conversation() {
         server.json("/v1/completions", &body)
     };
     let first: Vec<u32> = (0..40).map(|i| (i * 37) % 260 + 16).collect();
-    // What the conversation goes on with does not matter.
+    // It goes on otherwise than the first reply.
     let second = [&first[..], &[20, 30, 40]].concat();
     let cached = |reply: &Value| reply["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
 
@@ -342,9 +342,15 @@ fn a_restarted_server_continues_a_conversation() {
     let server = serve(&flags);
     let reply = ask(&server, &second);
     assert_eq!(cached(&reply), 40);
+    // A server that was not restarted replies the same, with the same log-probabilities.
     let plain = serve(&[]);
+    let uncached = ask(&plain, &second);
+    assert_eq!(cached(&uncached), 0);
+    assert_eq!(reply["choices"][0]["text"], uncached["choices"][0]["text"]);
+    let plain = serve(&[]);
+    ask(&plain, &first);
     let expected = ask(&plain, &second);
-    assert_eq!(cached(&expected), 0);
+    assert_eq!(cached(&expected), 40);
     assert_eq!(reply["choices"], expected["choices"]);
 
     // A directory that cannot be made is told at the start.

@@ -96,16 +96,12 @@ impl About {
 
     /// Whether the caches of both come from the same computation, apart from the tokens.
     pub fn is_akin(&self, other: &Self) -> bool {
-        let of = |about: &Self| {
-            let texts = [&about.model, &about.variant, &about.kinds].map(String::clone);
-            (
-                texts,
-                about.adapter.clone(),
-                about.salt.clone(),
-                about.stretch,
-            )
-        };
-        of(self) == of(other)
+        self.model == other.model
+            && self.adapter == other.adapter
+            && self.variant == other.variant
+            && self.salt == other.salt
+            && self.kinds == other.kinds
+            && self.stretch == other.stretch
     }
 
     /// The texts for the header of the file.

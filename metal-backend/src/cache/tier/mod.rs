@@ -2,13 +2,14 @@
 //! directory, bounded in bytes.
 //!
 //! Several processes may use a directory. A file appears complete, under a name that its content
-//! determines, and never changes. A process learns of the files of others when it writes. Times of
-//! the last use are those of the files' last change, so that all processes see them.
+//! determines, and never changes. A process learns of the files of others when the directory has
+//! changed. Times of the last use are those of the files' last change, so that all processes see
+//! them.
 
 mod entry;
 mod writer;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -103,7 +104,9 @@ struct Index {
     /// The entries of this model.
     entries: BTreeMap<String, Arc<About>>,
     /// The others: of other models, or unusable.
-    others: Vec<String>,
+    others: BTreeSet<String>,
+    /// When the directory had changed last, before it was read.
+    changed: Option<SystemTime>,
 }
 
 /// A file of the directory.
@@ -226,6 +229,7 @@ impl Tier {
         if like.changes_gradually() {
             return None;
         }
+        self.shared.catch_up();
         let wanted = self.about(of, like, Vec::new());
         let reach = usize::try_from(like.reach()).unwrap_or(0);
         // Each turn of the loop forgets an entry or ends it.
@@ -350,12 +354,29 @@ impl Shared {
             }
             Fault::Foreign(why) => tracing::warn!("{} is ignored: {why}", path.display()),
         }
-        index.others.push(name.to_owned());
+        index.others.insert(name.to_owned());
+    }
+
+    /// When the directory has changed last, if the system says it.
+    fn changed_at(&self) -> Option<SystemTime> {
+        fs::metadata(&self.dir.path).ok()?.modified().ok()
+    }
+
+    /// Learns of the files that other processes have written or removed.
+    fn catch_up(&self) {
+        let changed = self.changed_at();
+        if changed.is_some() && self.index.lock().changed == changed {
+            return;
+        }
+        if let Err(e) = self.refresh() {
+            self.warn(&format!("cannot read the directory: {e}"));
+        }
     }
 
     /// Reads the directory, and the headers of new files. Returns the files with names of entries,
     /// and the number of others.
     fn refresh(&self) -> std::io::Result<(Vec<Seen>, usize)> {
+        let changed = self.changed_at();
         let (mut seen, mut foreign) = (Vec::new(), 0);
         for found in fs::read_dir(&self.dir.path)? {
             let found = found?;
@@ -380,21 +401,25 @@ impl Shared {
         }
         let new: Vec<String> = {
             let mut index = self.index.lock();
-            let is_there = |name: &String| seen.iter().any(|seen| seen.name == *name);
-            index.entries.retain(|name, _| is_there(name));
-            index.others.retain(is_there);
-            let names = seen.iter().map(|seen| &seen.name);
-            names
-                .filter(|name| !index.entries.contains_key(*name) && !index.others.contains(name))
-                .cloned()
-                .collect()
+            index.changed = changed;
+            let names: BTreeSet<&str> = seen.iter().map(|seen| seen.name.as_str()).collect();
+            index
+                .entries
+                .retain(|name, _| names.contains(name.as_str()));
+            index.others.retain(|name| names.contains(name.as_str()));
+            let is_known =
+                |name: &str| index.entries.contains_key(name) || index.others.contains(name);
+            let new = names.iter().filter(|name| !is_known(name));
+            new.map(|name| (*name).to_owned()).collect()
         };
         for name in new {
             match entry::read(&self.dir.path.join(&name), &name) {
                 Ok(about) if about.model == self.computation.model => {
                     self.index.lock().entries.insert(name, Arc::new(about));
                 }
-                Ok(_) => self.index.lock().others.push(name),
+                Ok(_) => {
+                    self.index.lock().others.insert(name);
+                }
                 Err(fault) => {
                     self.forget(&name, fault);
                     let index = self.index.lock();
