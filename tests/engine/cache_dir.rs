@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::common::{fixture, greedy, load as load_plain};
@@ -421,4 +422,72 @@ fn a_directory_that_vanishes_does_not_fail_requests() {
     let two = reply(model.as_ref(), &next(&prompt, &one));
     assert_eq!((one.cached, two.cached), (0, 41));
     model.close().unwrap();
+}
+
+/// Runs `mlx` and returns its exit code, its output and its messages.
+fn mlx(arguments: &[&str]) -> (Option<i32>, String, String) {
+    let run = Command::new(env!("CARGO_BIN_EXE_mlx"))
+        .args(arguments)
+        .env_remove("MLX_BACKEND")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (run.status.code(), text(&run.stdout), text(&run.stderr))
+}
+
+#[test]
+fn the_program_continues_from_its_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = dir.path().join("prompts");
+    let model = fixture("tiny/llama");
+    let begin = [
+        "generate",
+        "--model",
+        model.to_str().unwrap(),
+        "--backend",
+        "cpu",
+    ];
+    let how = [
+        "--quiet",
+        "--json",
+        "--max-tokens",
+        "8",
+        "--ignore-eos",
+        "--tokens",
+    ];
+    let directory = [
+        "--cache-dir",
+        place.to_str().unwrap(),
+        "--cache-dir-size",
+        "1MiB",
+    ];
+    let ask = |more: &[&str], tokens: &str| -> serde_json::Value {
+        let (code, output, messages) = mlx(&[&begin, more, &how, &[tokens]].concat());
+        assert_eq!(code, Some(0), "{messages}");
+        serde_json::from_str(&output).unwrap()
+    };
+    let first = ask(&directory, "20,30,40,50,60,70");
+    assert_eq!(first["metrics"]["cached_tokens"], 0);
+    let second = ask(&directory, "20,30,40,50,60,70,99");
+    assert_eq!(second["metrics"]["cached_tokens"], 6);
+    assert_eq!(second["tokens"], ask(&[], "20,30,40,50,60,70,99")["tokens"]);
+
+    // Its files are prompt caches.
+    let (file, _) = entries(&place).remove(0);
+    let cached = load_plain(&model);
+    let cached = cached.as_prompt_cache().unwrap();
+    assert!(cached.load_prompt_cache(&file).unwrap().len() > 6);
+
+    let file = dir.path().join("file");
+    fs::write(&file, "x").unwrap();
+    let (code, _, messages) = mlx(&[
+        &begin[..],
+        &["--cache-dir", file.to_str().unwrap(), "--tokens", "20"],
+    ]
+    .concat());
+    assert_eq!(code, Some(1), "{messages}");
+    assert!(messages.contains("cache_dir"), "{messages}");
+    let (code, _, messages) = mlx(&[&begin[..], &["--cache-dir-size", "1MiB", "x"]].concat());
+    assert_eq!(code, Some(2), "{messages}");
 }
