@@ -208,6 +208,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_private_directory_can_be_written_by_its_owner_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("deep/er");
+        private_dir(&path).unwrap();
+        private_dir(&path).unwrap();
+        assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0);
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt as _;
+            let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o700);
+        }
+        let file = dir.path().join("file");
+        std::fs::write(&file, "x").unwrap();
+        for bad in [&file, &file.join("below")] {
+            assert!(private_dir(bad).is_err(), "{}", bad.display());
+        }
+    }
+
+    #[test]
     fn a_file_is_replaced_whole_or_stays() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");

@@ -14,6 +14,7 @@ use safetensors::Dtype as FileDtype;
 
 use crate::arch;
 use crate::arch::routes::Routes;
+use crate::cache::tier::Directory;
 use crate::cache::{CacheOptions, Packing};
 use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
@@ -264,6 +265,17 @@ impl MlxBackend {
             });
         }
         warn_of_gpu_layers(options, self.0);
+        let cache_dir = match &options.cache_dir {
+            Some(_) if !router.is_empty() => {
+                return Err(Error::new(
+                    ErrorKind::InvalidOption,
+                    "cache_dir and feed-forward backends do not go together: the program's \
+                     backends have no name by which a later process knows them",
+                ));
+            }
+            Some(dir) => Some(Directory::open(dir, options.cache_dir_bytes)?),
+            None => None,
+        };
         let stream = Stream::default_of(self.0.device()).map_err(engine("device"))?;
         let group = divided::group(options)?;
         let of_vindex = options_of_vindex(options, path)?;
@@ -297,12 +309,30 @@ impl MlxBackend {
             check_rewinds(draft.decoder.as_ref(), "draft_model")?;
             model.draft = Some(draft.decoder);
         }
-        let engine = Engine::new(Parts { stream, ..model });
+        let variant = variant(options, &model.info);
+        let mut engine = Engine::new(Parts { stream, ..model });
+        if let Some(dir) = cache_dir {
+            engine = engine.with_tier(dir, variant)?;
+        }
         if let Some(adapter) = &options.adapter_path {
             engine.load_adapter(adapter)?;
         }
         Ok(engine)
     }
+}
+
+/// What changes computed keys and values, apart from the model, its adapter and the kinds of its
+/// caches. A later version of the program may compute others.
+fn variant(options: &LoadOptions, info: &ModelInfo) -> String {
+    let compute = info.compute_type.map_or("", ComputeType::as_str);
+    format!(
+        "{} {} {compute} {} {} {}",
+        env!("CARGO_PKG_VERSION"),
+        info.device,
+        info.prompts.as_deref().unwrap_or_default(),
+        options.attention_sums,
+        options.feed_forward,
+    )
 }
 
 /// Loads a model with the backend that the options name, or the best available one.

@@ -267,6 +267,14 @@ mod tests {
     }
 
     #[test]
+    fn a_directory_of_computed_prompts_is_refused() {
+        let options = LoadOptions::new().with_cache_dir(std::path::PathBuf::from("prompts"));
+        let error = refuse_unknown(&options).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("cache_dir"), "{error}");
+    }
+
+    #[test]
     fn other_feed_forward_strategies_are_refused() {
         refuse_unknown(&LoadOptions::new().with_kv_bits(4)).unwrap();
         let plan = "0=attention-only".parse().unwrap();

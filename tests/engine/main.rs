@@ -3,6 +3,7 @@
 #[path = "../common/alone.rs"]
 mod alone;
 mod attention_sums;
+mod cache_dir;
 #[path = "../common/mod.rs"]
 mod common;
 mod encoders;

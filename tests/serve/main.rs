@@ -314,6 +314,61 @@ fn a_signal_lets_replies_end() {
     }
 }
 
+/// A conversation goes on from the directory of computed prompts after the server has ended.
+#[test]
+fn a_restarted_server_continues_a_conversation() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("prompts");
+    let flags = [
+        "--cache-dir",
+        path.to_str().unwrap(),
+        "--cache-dir-size",
+        "64MiB",
+    ];
+    let ask = |server: &Served, prompt: &[u32]| {
+        let body = json!({"prompt": prompt, "max_tokens": 12, "temperature": 0,
+            "ignore_eos": true, "logprobs": 1, "return_tokens_as_token_ids": true});
+        server.json("/v1/completions", &body)
+    };
+    let first: Vec<u32> = (0..40).map(|i| (i * 37) % 260 + 16).collect();
+    // It goes on otherwise than the first reply.
+    let second = [&first[..], &[20, 30, 40]].concat();
+    let cached = |reply: &Value| reply["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
+
+    let mut server = serve(&flags);
+    assert_eq!(cached(&ask(&server, &first)), 0);
+    server.signal(rustix::process::Signal::TERM);
+    assert_eq!(server.end().code(), Some(0));
+
+    let server = serve(&flags);
+    let reply = ask(&server, &second);
+    assert_eq!(cached(&reply), 40);
+    // A server that was not restarted replies the same, with the same log-probabilities.
+    let plain = serve(&[]);
+    let uncached = ask(&plain, &second);
+    assert_eq!(cached(&uncached), 0);
+    assert_eq!(reply["choices"][0]["text"], uncached["choices"][0]["text"]);
+    let plain = serve(&[]);
+    ask(&plain, &first);
+    let expected = ask(&plain, &second);
+    assert_eq!(cached(&expected), 40);
+    assert_eq!(reply["choices"], expected["choices"]);
+
+    // A directory that cannot be made is told at the start.
+    let file = dir.path().join("file");
+    std::fs::write(&file, "x").unwrap();
+    let model = fixture("tiny/llama");
+    let args = [
+        "--cache-dir",
+        file.to_str().unwrap(),
+        model.to_str().unwrap(),
+    ];
+    let output = command().args(["--port", "0"]).args(args).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("--cache-dir"), "{text}");
+}
+
 #[test]
 fn what_cannot_be_served_is_told_before_anything_is_loaded() {
     let model = fixture("tiny/llama");

@@ -201,7 +201,16 @@ pub struct LoadOptions {
     /// the vindex, too. This saves the memory of these weights. Without this option, a quantized
     /// gate of the model's files can be used, which is faster.
     pub walk_only: bool,
+    /// A directory in which computed prompts are kept, so that a later process continues a
+    /// conversation without computing it again. It is made if it is missing.
+    pub cache_dir: Option<PathBuf>,
+    /// The most bytes of the files in [`cache_dir`](Self::cache_dir). The least recently used files
+    /// of this model make way for new ones.
+    pub cache_dir_bytes: u64,
 }
+
+/// The default of [`LoadOptions::cache_dir_bytes`]: 4 GiB.
+const CACHE_DIR_BYTES: u64 = 4 << 30;
 
 impl Default for LoadOptions {
     fn default() -> Self {
@@ -223,6 +232,8 @@ impl Default for LoadOptions {
             feed_forward: FeedForwardPlan::dense(),
             vindex: None,
             walk_only: false,
+            cache_dir: None,
+            cache_dir_bytes: CACHE_DIR_BYTES,
         }
     }
 }
@@ -265,6 +276,10 @@ impl LoadOptions {
         with_walk_only(walk_only: bool);
         /// Sets the draft model.
         with_draft_model(draft_model: impl Into<Option<PathBuf>>);
+        /// Sets the directory of computed prompts.
+        with_cache_dir(cache_dir: impl Into<Option<PathBuf>>);
+        /// Sets the most bytes of the files in the directory of computed prompts.
+        with_cache_dir_bytes(cache_dir_bytes: u64);
     }
 
     /// Sets the backend's name.
@@ -304,6 +319,27 @@ impl LoadOptions {
     pub fn with_adapter_path(mut self, path: impl Into<PathBuf>) -> Self {
         self.adapter_path = Some(path.into());
         self
+    }
+
+    fn check_cache_dir(&self) -> Result<()> {
+        let Some(dir) = &self.cache_dir else {
+            return Ok(());
+        };
+        if dir.as_os_str().is_empty() {
+            return invalid(String::from(
+                "cache_dir is empty; it must name a directory, or be left out",
+            ));
+        }
+        if self.cache_dir_bytes == 0 {
+            return invalid(String::from("cache_dir_bytes is 0; it must be at least 1"));
+        }
+        if self.split != Split::None {
+            return invalid(String::from(
+                "split and cache_dir do not go together: each process has a part of the keys; \
+                 leave one of them out",
+            ));
+        }
+        Ok(())
     }
 
     /// Checks every field.
@@ -355,6 +391,7 @@ impl LoadOptions {
                  (`mlx fuse`)",
             ));
         }
+        self.check_cache_dir()?;
         self.feed_forward.validate()?;
         if self.split != Split::None && !self.feed_forward.is_dense() {
             return invalid(String::from(

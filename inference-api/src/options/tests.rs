@@ -287,3 +287,17 @@ fn layers_that_walk_need_their_features() {
     let json = serde_json::to_string(&fits).unwrap();
     assert_eq!(serde_json::from_str::<LoadOptions>(&json).unwrap(), fits);
 }
+
+#[test]
+fn a_directory_of_computed_prompts_is_for_a_whole_model() {
+    let options = LoadOptions::new().with_cache_dir(std::path::PathBuf::from("prompts"));
+    options.validate().unwrap();
+    let json = serde_json::to_string(&options).unwrap();
+    assert_eq!(serde_json::from_str::<LoadOptions>(&json).unwrap(), options);
+    let refused = |options: LoadOptions| options.validate().unwrap_err().to_string();
+    assert!(refused(options.clone().with_split(Split::Pipeline)).contains("split and cache_dir"));
+    assert!(refused(options.clone().with_cache_dir_bytes(0)).contains("cache_dir_bytes is 0"));
+    assert!(
+        refused(options.with_cache_dir(std::path::PathBuf::new())).contains("cache_dir is empty")
+    );
+}

@@ -14,7 +14,7 @@ pub use lora::LoraAdapter;
 pub(crate) use naming::{key, same_layer};
 pub(crate) use stored::Stored;
 pub(crate) use stored::stored_bytes;
-pub use stored::{CONFIG_FILE, WEIGHTS_FILE};
+pub use stored::{CONFIG_FILE, WEIGHTS_FILE, hash_of_files};
 
 /// Named arrays, sorted by name.
 pub type Params = std::collections::BTreeMap<String, mlx_rs_core::Array>;

@@ -2,11 +2,13 @@
 //! Hugging Face's PEFT. `files.rs` applies it to a model.
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::{Array, eval, io};
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 
 use super::kind::AdapterKind;
 use crate::checkpoint::files::{MAX_TEXT_FILE, ModelDir, invalid, read_text};
@@ -20,6 +22,33 @@ pub const WEIGHTS_FILE: &str = "adapters.safetensors";
 pub const CONFIG_FILE: &str = "adapter_config.json";
 /// PEFT's name for the weights.
 const PEFT_WEIGHTS_FILE: &str = "adapter_model.safetensors";
+
+/// A hash of the files of an adapter.
+///
+/// # Errors
+/// When a file cannot be read.
+pub fn hash_of_files(dir: &Path) -> std::io::Result<String> {
+    let mut digest = Sha256::new();
+    for name in [CONFIG_FILE, WEIGHTS_FILE, PEFT_WEIGHTS_FILE] {
+        let path = dir.join(name);
+        // Opening a pipe would wait.
+        if !path.is_file() {
+            continue;
+        }
+        let mut file = std::fs::File::open(path)?;
+        digest.update(name);
+        digest.update(file.metadata()?.len().to_le_bytes());
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            match file.read(&mut buffer)? {
+                0 => break,
+                n => digest.update(&buffer[..n]),
+            }
+        }
+    }
+    let hash = digest.finalize();
+    Ok(hash.iter().map(|byte| format!("{byte:02x}")).collect())
+}
 
 /// Settings in the configuration file that the tensors do not show.
 struct Settings {

@@ -56,28 +56,56 @@ pub struct Kept {
     pub caches: Caches,
 }
 
+/// What the tier on disk adds to a file.
+pub(super) struct Additions<'a> {
+    /// Texts for the header.
+    pub texts: &'a [(String, String)],
+    /// Runs on the complete file before it gets its name.
+    pub finish: &'a dyn Fn(&Path) -> std::io::Result<()>,
+}
+
+impl Additions<'_> {
+    /// Without any.
+    const NONE: Self = Self {
+        texts: &[],
+        finish: &|_| Ok(()),
+    };
+}
+
 /// A tensor of a file: its name, type, shape and bytes.
 pub(super) type Tensor = (String, FileDtype, Vec<usize>, Vec<u8>);
 
-/// Writes `caches` with the computed state of `tokens`. `identity` is the model that computed them,
-/// and `model` is its name for mlx-lm.
+/// Writes `caches` with the computed state of `tokens`. `names` are the identity of the model that
+/// computed them, and its name for mlx-lm.
 ///
 /// # Errors
 /// When the caches cannot be read or the file cannot be written.
-pub fn save(
+pub fn save(path: &Path, names: (&str, &str), tokens: &[u32], caches: &Caches) -> Result<()> {
+    save_with(path, names, tokens, caches, &Additions::NONE)
+}
+
+/// As [`save`], with additions.
+pub(super) fn save_with(
     path: &Path,
-    (identity, model): (&str, &str),
+    names: (&str, &str),
     tokens: &[u32],
     caches: &Caches,
+    additions: &Additions<'_>,
 ) -> Result<()> {
-    match mlx_lm::save(path, (identity, model), tokens, caches)? {
+    match mlx_lm::save(path, names, tokens, caches, additions)? {
         true => Ok(()),
-        false => save_own(path, identity, tokens, caches),
+        false => save_own(path, names.0, tokens, caches, additions),
     }
 }
 
 /// Writes the format of this module.
-fn save_own(path: &Path, identity: &str, tokens: &[u32], caches: &Caches) -> Result<()> {
+fn save_own(
+    path: &Path,
+    identity: &str,
+    tokens: &[u32],
+    caches: &Caches,
+    additions: &Additions<'_>,
+) -> Result<()> {
     let mut layers = Vec::new();
     let mut tensors: Vec<Tensor> = Vec::new();
     for (i, cache) in caches.iter().enumerate() {
@@ -101,7 +129,7 @@ fn save_own(path: &Path, identity: &str, tokens: &[u32], caches: &Caches) -> Res
         Error::new(ErrorKind::Engine, "the prompt cache cannot be described").with_source(e)
     })?;
     tensors.push((ABOUT.to_owned(), FileDtype::U8, vec![about.len()], about));
-    write(path, &tensors, None)
+    write(path, &tensors, HashMap::new(), additions)
 }
 
 /// An array with its name in a file.
@@ -116,8 +144,11 @@ pub(super) fn tensor(name: String, array: &Array) -> Result<Tensor> {
 pub(super) fn write(
     path: &Path,
     tensors: &[Tensor],
-    metadata: Option<HashMap<String, String>>,
+    mut metadata: HashMap<String, String>,
+    additions: &Additions<'_>,
 ) -> Result<()> {
+    metadata.extend(additions.texts.iter().cloned());
+    let metadata = (!metadata.is_empty()).then_some(metadata);
     let views = tensors
         .iter()
         .map(|(name, dtype, shape, bytes)| {
@@ -140,6 +171,7 @@ pub(super) fn write(
         let file = AtomicFile::create_private_in(work.path(), path)?;
         safetensors::serialize_to_file(views, metadata, file.unfinished())
             .map_err(std::io::Error::other)?;
+        (additions.finish)(file.unfinished())?;
         file.commit()
     };
     write().map_err(|e| unwritten(path, e))

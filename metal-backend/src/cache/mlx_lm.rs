@@ -15,7 +15,7 @@ use mlx_rs_core::{Array, Dtype, QuantMode, Quantized};
 use safetensors::tensor::Dtype as FileDtype;
 use serde::{Deserialize, Serialize};
 
-use super::file::{Kept, Tensor, array, tensor, write};
+use super::file::{Additions, Kept, Tensor, array, tensor, write};
 use super::{Caches, Portable};
 use crate::checkpoint::files::invalid;
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
@@ -102,6 +102,7 @@ pub fn save(
     (identity, model): (&str, &str),
     tokens: &[u32],
     caches: &Caches,
+    additions: &Additions<'_>,
 ) -> Result<bool> {
     let form = Form::Tensors;
     let mut tensors: Vec<Tensor> = Vec::new();
@@ -144,7 +145,7 @@ pub fn save(
     metadata.insert(MODEL.to_owned(), model.to_owned());
     metadata.insert(TOKENIZER.to_owned(), "{}".to_owned());
     metadata.insert(form.ours().to_owned(), ours);
-    write(path, &tensors, Some(metadata.into_iter().collect()))?;
+    write(path, &tensors, metadata.into_iter().collect(), additions)?;
     Ok(true)
 }
 

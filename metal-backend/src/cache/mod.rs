@@ -6,7 +6,7 @@
 //! holds the last positions (and a few of the first). [`WindowedCache`] holds the same and can be
 //! truncated. [`QuantizedCache`] grows and is packed. [`CacheOptions`] determines the kind for a
 //! layer. [`RecurrentState`] holds arrays of fixed shape instead, and [`PairState`] both. `file.rs`
-//! keeps them on disk, `mlx_lm.rs` in the format of Python's mlx-lm.
+//! keeps them on disk, `mlx_lm.rs` in the format of Python's mlx-lm, and `tier/` a directory of them.
 
 mod chunked;
 pub mod file;
@@ -24,6 +24,7 @@ mod rotating;
 mod state;
 #[cfg(test)]
 mod test_support;
+pub(crate) mod tier;
 mod windowed;
 
 pub use in_place::{InPlaceCache, KvAllocator};

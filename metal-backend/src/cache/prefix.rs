@@ -79,6 +79,36 @@ impl Prefixes {
         store.entries.clear();
     }
 
+    /// The number of tokens that [`Self::take_salted`] would give.
+    pub fn reach_salted(
+        &self,
+        (epoch, salt): (u64, Option<&str>),
+        prompt: &[u32],
+        like: &Caches,
+    ) -> usize {
+        let store = self.store();
+        if store.epoch != epoch {
+            return 0;
+        }
+        let entries = store.entries.iter();
+        let usable = entries.map(|entry| self.usable(entry, salt, prompt, like));
+        usable.max().unwrap_or(0)
+    }
+
+    /// The number of tokens of an entry that a prompt can use.
+    fn usable(&self, entry: &Entry, salt: Option<&str>, prompt: &[u32], like: &Caches) -> usize {
+        let n = common(&entry.tokens, prompt).min(prompt.len().saturating_sub(1));
+        let surplus = i32::try_from(entry.tokens.len() - n).unwrap_or(i32::MAX);
+        let possible = || entry.caches.iter().all(|c| c.can_trim(surplus));
+        let worth = self.slots <= 1 || worth_copying(n, entry.tokens.len());
+        let ours = entry.salt.as_deref() == salt;
+        if ours && n > 0 && worth && cache::alike(&entry.caches, like) && possible() {
+            n
+        } else {
+            0
+        }
+    }
+
     /// The caches with the longest common prefix with `prompt`, cut to that length, and the length.
     /// Only caches of the same kinds and sequence as `like` match. With an outdated `epoch` there
     /// are none. At least one token is left to compute, because its pass gives the first logits.
@@ -99,23 +129,11 @@ impl Prefixes {
         if store.epoch != epoch {
             return None;
         }
-        let usable = |entry: &Entry| -> usize {
-            let n = common(&entry.tokens, prompt).min(prompt.len().saturating_sub(1));
-            let surplus = i32::try_from(entry.tokens.len() - n).unwrap_or(i32::MAX);
-            let possible = || entry.caches.iter().all(|c| c.can_trim(surplus));
-            let worth = self.slots <= 1 || worth_copying(n, entry.tokens.len());
-            let ours = entry.salt.as_deref() == salt;
-            if ours && n > 0 && worth && cache::alike(&entry.caches, like) && possible() {
-                n
-            } else {
-                0
-            }
-        };
         let (best, n) = store
             .entries
             .iter()
             .enumerate()
-            .map(|(i, entry)| (i, usable(entry)))
+            .map(|(i, entry)| (i, self.usable(entry, salt, prompt, like)))
             .max_by_key(|(_, n)| *n)
             .filter(|(_, n)| *n > 0)?;
         let reach = usize::try_from(like.reach()).unwrap_or(0);

@@ -3,6 +3,7 @@
 
 mod adapters;
 pub mod forward;
+mod tier;
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use parking_lot::Mutex;
 
 use crate::adapter::{Adapted, LoraAdapter};
 use crate::arch::Decoder;
+use crate::cache::tier::Tier;
 use crate::cache::{CacheOptions, Prefixes};
 use crate::error::engine as engine_error;
 use crate::nn::adapter::{ParamSlot, Passes};
@@ -51,6 +53,10 @@ pub struct Engine {
     param_slots: Mutex<Vec<Arc<ParamSlot>>>,
     /// The current adapter.
     adapter: Mutex<Option<LoraAdapter>>,
+    /// The hash of its files, and the epoch that they began.
+    adapter_files: Mutex<Option<(u64, String)>>,
+    /// Computed prompts on disk.
+    tier: Option<Tier>,
     passes: Arc<Passes>,
     metrics: Mutex<GenerateMetrics>,
     grammars: Compiler,
@@ -128,6 +134,8 @@ impl Engine {
             nonce: RandomState::new().hash_one(()),
             param_slots: Mutex::new(parts.param_slots),
             adapter: Mutex::new(None),
+            adapter_files: Mutex::new(None),
+            tier: None,
             passes,
             metrics: Mutex::new(GenerateMetrics::default()),
             is_part: parts.is_part,
@@ -350,7 +358,8 @@ impl Engine {
         self.metrics.lock().clone()
     }
 
-    /// Frees the weights once no request runs, and drops kept caches.
+    /// Frees the weights once no request runs, and drops kept caches. Waits until those for the disk
+    /// are written.
     ///
     /// # Errors
     /// When memory cannot be returned.
@@ -364,6 +373,9 @@ impl Engine {
         self.param_slots.lock().clear();
         self.prefixes.close();
         self.draft_prefixes.close();
+        if let Some(tier) = &self.tier {
+            tier.close();
+        }
         mlx_rs_core::memory::clear_cache().map_err(engine_error("close"))
     }
 }

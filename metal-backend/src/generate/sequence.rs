@@ -107,8 +107,10 @@ impl SequenceState {
             )?),
             None => None,
         };
-        let (caches, prefilled) =
-            prepared(decoder.as_ref(), options, model.prefixes(), epoch, request);
+        let (caches, prefilled) = match from_disk(decoder.as_ref(), options, epoch, request) {
+            Some(found) => found,
+            None => prepared(decoder.as_ref(), options, model.prefixes(), epoch, request),
+        };
         request.clock().cached(prefilled);
         Ok(Self {
             decoder,
@@ -228,11 +230,38 @@ impl SequenceState {
         if request.keeps_prompt() {
             let mut tokens = request.tokens();
             tokens.truncate(cache::offset(&self.caches).unsigned_abs() as usize);
-            let prefixes = request.engine().prefixes();
+            let engine = request.engine();
             let salt = request.salt();
-            prefixes.put_salted((self.epoch, salt.as_deref()), tokens, self.caches);
+            let of = (self.epoch, salt.as_deref());
+            if keeps_on_disk(request) {
+                engine.keep_on_disk(of, &tokens, &self.caches);
+            }
+            engine.prefixes().put_salted(of, tokens, self.caches);
         }
     }
+}
+
+/// Whether the caches of `request` may be kept on disk. Those of edited states may not, because
+/// edits can name files, which may change.
+fn keeps_on_disk(request: &Request) -> bool {
+    request.keeps_prompt() && request.options().steering.is_none()
+}
+
+/// Caches for `request` from disk, and the number of prompt tokens in them.
+fn from_disk(
+    decoder: &dyn Decoder,
+    options: &CacheOptions,
+    epoch: u64,
+    request: &Request,
+) -> Option<(Caches, usize)> {
+    if !keeps_on_disk(request) {
+        return None;
+    }
+    let (salt, like) = (request.salt(), empty(decoder, options, request));
+    let of = (epoch, salt.as_deref());
+    let engine = request.engine();
+    let (caches, n) = engine.take_from_disk((decoder, options), of, request.prompt(), &like)?;
+    Some((expecting(caches, request, 0), n))
 }
 
 /// Caches for `request`, and the number of prompt tokens in them: from `prefixes` in `epoch` if

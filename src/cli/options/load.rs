@@ -63,6 +63,31 @@ pub struct LoadArgs {
     pub attention_sums: AttentionSums,
     #[command(flatten)]
     pub feed_forward: FeedForwardArgs,
+    /// The flags of the commands that keep computed prompts.
+    #[arg(skip)]
+    cache_dir: CacheDirArgs,
+}
+
+/// Where computed prompts are kept for later processes.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct CacheDirArgs {
+    /// Keep computed prompts in this directory, which is made if it is missing. A conversation that
+    /// goes on after a restart is not computed again
+    #[arg(long, value_name = "DIR")]
+    cache_dir: Option<PathBuf>,
+    /// The most bytes of that directory; the least recently used prompts go first [default: 4GiB]
+    #[arg(long, value_name = "SIZE", requires = "cache_dir", value_parser = size)]
+    cache_dir_size: Option<u64>,
+}
+
+impl CacheDirArgs {
+    /// Sets these flags in `options`.
+    pub fn set(&self, options: &mut LoadOptions) {
+        options.cache_dir.clone_from(&self.cache_dir);
+        if let Some(bytes) = self.cache_dir_size {
+            options.cache_dir_bytes = bytes;
+        }
+    }
 }
 
 /// The device of the layers, from llama.cpp's flag `-ngl`.
@@ -265,7 +290,16 @@ impl LoadArgs {
             precision: None,
             attention_sums: defaults.attention_sums,
             feed_forward: FeedForwardArgs::default(),
+            cache_dir: CacheDirArgs::default(),
         }
+    }
+
+    /// These flags with those of a command that keeps computed prompts.
+    #[must_use]
+    pub fn keeping(&self, cache_dir: &CacheDirArgs) -> Self {
+        let mut args = self.clone();
+        args.cache_dir.clone_from(cache_dir);
+        args
     }
 
     fn options(&self, backend: &str) -> LoadOptions {
@@ -280,6 +314,7 @@ impl LoadArgs {
         options.quantized_kv_start = self.quantized_kv_start;
         options.adapter_path.clone_from(&self.adapter_path);
         self.feed_forward.set(&mut options);
+        self.cache_dir.set(&mut options);
         #[cfg(all(unix, feature = "mlx-backend"))]
         if let Some(member) = inference_group::current() {
             options.split = member.split;

@@ -6,7 +6,7 @@ use inference::{LoadOptions, Parameter};
 use inference_server::RequestDefaults;
 
 use crate::cli::options::dialog::{self, Names};
-use crate::cli::options::load::{QUANTIZED_KV_START, at_least_one};
+use crate::cli::options::load::{CacheDirArgs, QUANTIZED_KV_START, at_least_one};
 use crate::cli::options::parameters::{Otherwise, ParameterFlags};
 use crate::cli::terminal::failure::Failure;
 
@@ -67,6 +67,8 @@ pub struct CacheArgs {
     /// Quantize a cache once it has more than this many positions; 0 quantizes from the start
     #[arg(long, value_name = "N", default_value_t = QUANTIZED_KV_START, requires = "kv_bits")]
     quantized_kv_start: usize,
+    #[command(flatten)]
+    dir: CacheDirArgs,
 }
 
 impl CacheArgs {
@@ -75,6 +77,7 @@ impl CacheArgs {
         if let Some(template) = &self.chat_template {
             options.chat_template = Some(dialog::source(template)?);
         }
+        self.dir.set(options);
         options.kv_bits = self.kv_bits;
         if self.kv_bits.is_some() {
             options.kv_group_size = self.kv_group_size;

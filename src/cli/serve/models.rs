@@ -52,6 +52,12 @@ struct Candidate {
 impl Source {
     /// Checks that the given paths exist.
     pub fn check(&self) -> std::result::Result<(), Failure> {
+        if let Some(dir) = &self.options.cache_dir {
+            inference_formats::atomic::private_dir(dir).map_err(|e| {
+                let dir = dir.display();
+                Failure::failed(format!("--cache-dir: {dir} cannot be made or written: {e}"))
+            })?;
+        }
         for dir in &self.dirs {
             inference::discover(dir).map_err(|e| e.context("--models-dir"))?;
         }

@@ -11,7 +11,9 @@ use rust_mlx::hub;
 
 use crate::cli::options::dialog::{self, Dialog, DialogArgs};
 use crate::cli::options::engine::{DraftArgs, EngineArgs};
-use crate::cli::options::load::{LoadArgs, Loaded, ModelArgs, find_preset, load_preset};
+use crate::cli::options::load::{
+    CacheDirArgs, LoadArgs, Loaded, ModelArgs, find_preset, load_preset,
+};
 use crate::cli::options::preset::{self, Preset};
 use crate::cli::options::sampling::{Habit, SamplingArgs};
 use crate::cli::options::steer::SteerArgs;
@@ -83,9 +85,10 @@ pub fn talk(
     args.engine.apply(&mut options)?;
     args.draft.apply(&mut options)?;
     options.steering = args.steer.read()?;
+    let load_args = args.load.keeping(&args.cache_dir);
     let load = |preset: &Preset, console: &mut Console<'_>| {
         let draft = args.draft.draft_model.as_deref();
-        load_preset(preset, &args.load, draft, console)
+        load_preset(preset, &load_args, draft, console)
     };
     let loaded = load(&preset, console)?;
     let eos = dialog::eos_ids(&args.dialog.extra_eos_token, loaded.model.as_ref())?;

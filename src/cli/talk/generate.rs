@@ -7,7 +7,9 @@ use serde_json::json;
 
 use crate::cli::options::dialog::{self, Dialog, DialogArgs};
 use crate::cli::options::engine::{DraftArgs, EngineArgs};
-use crate::cli::options::load::{LoadArgs, ModelArgs, find_preset, load_drafted, load_preset};
+use crate::cli::options::load::{
+    CacheDirArgs, LoadArgs, ModelArgs, find_preset, load_drafted, load_preset,
+};
 use crate::cli::options::preset::Preset;
 use crate::cli::options::prompt::{TokenList, read_file, read_text, read_tokens};
 use crate::cli::options::sampling::SamplingArgs;
@@ -109,9 +111,10 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     options.steering = args.steer.read()?;
     let request = args.request(console)?;
     let draft = args.draft.draft_model.as_deref();
+    let load = args.load.keeping(&args.cache_dir);
     let loaded = match &preset {
-        Some(preset) => load_preset(preset, &args.load, draft, console)?,
-        None => load_drafted(&args.model, &args.load, draft, console)?,
+        Some(preset) => load_preset(preset, &load, draft, console)?,
+        None => load_drafted(&args.model, &load, draft, console)?,
     };
     let dialog = Dialog::new(&args.dialog, preset.as_ref(), &loaded.path)?;
     args.preset(preset)
