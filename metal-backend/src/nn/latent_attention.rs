@@ -1,7 +1,7 @@
-//! Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434): keys and values of all heads
-//! are projections of one latent vector per position, which the cache stores. The expansion
-//! matrices are applied to queries and results instead. So the layer is attention of many query
-//! heads with one key head, which our kernels compute.
+//! Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434). The keys and values of all
+//! heads are projections of one latent vector per position, and the cache stores only this vector.
+//! The layer does not expand the cache: it applies the expansion matrices to queries and results.
+//! So the layer becomes attention of many query heads with one key head, which our kernels compute.
 
 use mlx_rs_core::{Array, Result, concatenate};
 
