@@ -74,7 +74,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
 }
 
 fn feed_forward(b: &mut Builder<'_>, prefix: &str, activation: Activation) -> Result<FeedForward> {
-    // mlx-lm names the dense block differently.
+    // mlx-lm has another name for the dense block.
     if b.weights
         .contains(&format!("{prefix}.mlp.gate_proj.weight"))
     {
@@ -160,7 +160,7 @@ fn shared(b: &mut Builder<'_>, at: &str, width: i32, activation: Activation) -> 
     })
 }
 
-/// Bytes of the state of one sequence in all layers.
+/// Bytes of one sequence's recurrent state in all layers.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config, &FIELDS)?.layout();
     Ok(super::of_recurrent_layers(config, &layout))
