@@ -1,8 +1,8 @@
-//! The options of a training run, from a YAML or TOML file with the names of Python mlx-lm's `lora`
-//! config.
+//! The options of a training run. They are read from a YAML or TOML file, with the names of Python
+//! mlx-lm's `lora` config.
 //!
-//! Each option is declared once, here. `read.rs` reads files, `check.rs` validates, and
-//! [`TrainOption`] makes the command line's flags. Options are mlx-lm's, but for `pack`,
+//! Each option is declared once, in this file. `read.rs` reads files, `check.rs` validates, and
+//! [`TrainOption`] makes the flags of the command line. The options are mlx-lm's, except `pack`,
 //! `keep_order`, `skip_bad_lines`, `method`, `beta`, `label_smoothing`, `batch_order`, `backend`,
 //! `dtype`, `max_grad_norm` and `compile`, which are ours.
 
