@@ -81,7 +81,7 @@ pub struct Quantization {
     /// The number of adjacent weights that share a scale. `None` means the mode's default: 64 for
     /// `affine`.
     pub group_size: Option<i32>,
-    /// Different bits per layer. A recipe determines `bits`, which must then be `None`.
+    /// Different bits per layer. A recipe determines the bits, so leave `bits` at `None`.
     pub recipe: Option<Recipe>,
 }
 

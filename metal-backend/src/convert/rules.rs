@@ -225,15 +225,15 @@ fn is_router(path: &str) -> bool {
     .any(|end| path.ends_with(end))
 }
 
-/// The number after `layers` or `h` in a name.
+/// The layer index in a name: the number after `layers` or `h`.
 pub(super) fn layer_of(path: &str) -> Option<usize> {
     let mut parts = path.split('.');
     parts.find(|part| matches!(*part, "layers" | "h"))?;
     parts.next()?.parse().ok()
 }
 
-/// Whether a text model does not need a tensor: towers of other modalities, computed values, and a
-/// tied output matrix.
+/// Whether a text model does not need a tensor. This is so for towers of other modalities, values
+/// that can be computed, and the output matrix of a tied model.
 pub(super) fn is_dropped(name: &str, tied: bool) -> bool {
     const TOWERS: [&str; 7] = [
         "vision_tower.",
@@ -253,7 +253,7 @@ pub(super) fn is_dropped(name: &str, tied: bool) -> bool {
     tied && head.starts_with("lm_head.")
 }
 
-/// The stack of a single expert's matrix, and its index in the stack.
+/// The name of the stack to which an expert's matrix belongs, and its index in the stack.
 pub(super) fn expert(name: &str) -> Option<(String, usize)> {
     let path = name.strip_suffix(".weight")?;
     let (rest, part) = path.rsplit_once('.')?;
@@ -271,7 +271,7 @@ pub(super) fn expert(name: &str) -> Option<(String, usize)> {
     ))
 }
 
-/// Complete stacks among the names, each with its members in order.
+/// The complete stacks that these names form, each with its members in order.
 pub(super) fn stacks<'a>(
     names: impl Iterator<Item = &'a str> + Clone,
 ) -> BTreeMap<String, Vec<&'a str>> {
