@@ -628,7 +628,7 @@ impl<'a> Builder<'a> {
     /// prefix.
     ///
     /// # Errors
-    /// Those of `make`.
+    /// The errors of `make`.
     pub fn blocks<M: Mixer>(
         &mut self,
         mut one: impl FnMut(&mut Self, usize, &str) -> Result<Block<M>>,

@@ -86,7 +86,7 @@ pub fn shape(config: &ModelConfig) -> Result<MlstmShape> {
 /// The bytes of one sequence's state in all of these blocks.
 ///
 /// # Errors
-/// Those of [`shape`].
+/// The errors of [`shape`].
 pub fn state_bytes(config: &ModelConfig, blocks: &[BlockInfo]) -> Result<u64> {
     let mlstm = shape(config)?.layout().nbytes();
     let width = config

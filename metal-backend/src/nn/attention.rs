@@ -59,7 +59,7 @@ pub struct Attention {
 pub enum Positions {
     /// All positions.
     All,
-    /// Only the last position of each row. The layer still stores the keys and values of all.
+    /// Only the last position of each row. The keys and values of all positions are still stored.
     Last,
 }
 

@@ -72,7 +72,7 @@ impl Linear {
         self
     }
 
-    /// Sets the processes that share the inputs. Their partial products are summed.
+    /// Sets the processes that share the inputs. The partial outputs of these processes are summed.
     #[must_use]
     pub fn summed_over(mut self, group: Option<Group>) -> Self {
         self.summed_over = group;

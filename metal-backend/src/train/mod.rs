@@ -1,5 +1,5 @@
-//! Fine-tuning: adapters on frozen models, their gradients, losses, optimizers, the training step
-//! and the run around it. The caller displays the run.
+//! Fine-tuning: adapters on frozen models, their gradients, losses, optimizers, the training step,
+//! and the run around the steps. The caller displays the run.
 //!
 //! A [`Trainer`] has a loaded model with an adapter. Its trainable parameters are sorted by name,
 //! and have the names that a checkpoint would use, such as

@@ -349,9 +349,9 @@ impl Run {
                 (since, self.place.window) = (Since::default(), state::Window::default());
             }
             if last || step.is_multiple_of(self.config.steps_per_eval) {
-                // A resumed run repeats a cancelled validation, so the model must not change
-                // between. The run can stop only after an update. Before the update, this
-                // validation therefore ignores cancellation.
+                // A resumed run repeats a cancelled validation. The model must not change before
+                // this repetition, and a run can stop only after an update. So this validation
+                // ignores cancellation if gradients are still being accumulated.
                 let going_on = CancelToken::new();
                 let between = step.is_multiple_of(accumulation);
                 let cancel = if between { cancel } else { &going_on };

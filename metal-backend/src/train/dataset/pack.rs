@@ -1,7 +1,7 @@
 //! Packing: joins several short examples to one row, so that batches have little padding.
 //!
-//! Attention covers the whole row, as in most trainers. [`super::Batch::parts`] lists the parts,
-//! for trainers that mask other parts.
+//! [`super::Batch::parts`] lists the parts of each row. The trainer separates the parts again, so
+//! that no example attends to another.
 
 use super::{Example, Part};
 
