@@ -282,7 +282,7 @@ fn question(
         }
     }
     bad(format!(
-        "a query with an empty document has more than the {most} tokens that are read"
+        "the query alone has too many tokens; the model reads at most {most}"
     ))
 }
 

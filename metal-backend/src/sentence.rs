@@ -29,9 +29,9 @@ pub struct Sentence {
 /// How a decoder scores a document after a query.
 #[derive(Debug)]
 pub enum Scorer {
-    /// By the logits of one or two tokens.
+    /// Scores by the logits of one or two tokens.
     Words(LogitScore),
-    /// By a layer on the last hidden state.
+    /// Scores by a layer on the last hidden state.
     Head(Linear),
 }
 

@@ -211,7 +211,7 @@ impl Stored {
             }
         }
         if layers.is_empty() {
-            return Err(invalid(&file, "it holds no numbers"));
+            return Err(invalid(&file, "it has no trained parameters"));
         }
         Ok(Self {
             file,

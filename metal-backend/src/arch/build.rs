@@ -400,7 +400,7 @@ impl<'a> Builder<'a> {
                 &[q_dim, kv_dim, kv_dim],
                 parts.qkv_bias,
             )?;
-            <[Linear; 3]>::try_from(fused).map_err(|_| invalid("three parts were asked for"))?
+            <[Linear; 3]>::try_from(fused).map_err(|_| invalid("a fused matrix must have three parts"))?
         } else {
             let bias = parts.qkv_bias;
             [
@@ -457,7 +457,7 @@ impl<'a> Builder<'a> {
         };
         if !(1..=MAX_CONV).contains(&width) {
             return Err(invalid(format!(
-                "`{name}` looks at {width} positions; at most {MAX_CONV} are supported"
+                "`{name}` covers {width} positions; at most {MAX_CONV} are supported"
             )));
         }
         int("width", width).map(Some)
@@ -575,7 +575,7 @@ impl<'a> Builder<'a> {
             false,
         )?;
         let [gate, up] =
-            <[Linear; 2]>::try_from(fused).map_err(|_| invalid("two parts were asked for"))?;
+            <[Linear; 2]>::try_from(fused).map_err(|_| invalid("a fused matrix must have two parts"))?;
         Ok(FeedForward::Gated(GatedMlp {
             gate,
             up,

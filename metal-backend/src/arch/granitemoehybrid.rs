@@ -151,7 +151,7 @@ fn shared(b: &mut Builder<'_>, at: &str, width: i32, activation: Activation) -> 
     }
     let both = b.fused(&format!("{at}.input_linear"), hidden, &[width; 2], false)?;
     let [gate, up] =
-        <[Linear; 2]>::try_from(both).map_err(|_| invalid("two parts were asked for"))?;
+        <[Linear; 2]>::try_from(both).map_err(|_| invalid("a fused matrix must have two parts"))?;
     Ok(GatedMlp {
         gate,
         up,

@@ -101,7 +101,7 @@ pub(super) fn three(parts_of: Vec<Linear>) -> Result<[Linear; 3]> {
 }
 
 fn parts() -> Error {
-    Error::new(ErrorKind::Engine, "other parts were asked for")
+    Error::new(ErrorKind::Engine, "a fused matrix must have three parts")
 }
 
 fn classifier(b: &mut Builder<'_>) -> Result<Option<Classifier>> {

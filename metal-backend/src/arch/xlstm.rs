@@ -107,7 +107,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     let wiring = Wiring::from_names(BLOCKS, names.iter().map(String::as_str))?;
     if wiring.blocks.len() != config.num_hidden_layers {
         return Err(invalid(format!(
-            "num_blocks is {}, and the tensors are of {} blocks",
+            "num_blocks is {}, but there are tensors of {} blocks",
             config.num_hidden_layers,
             wiring.blocks.len()
         )));

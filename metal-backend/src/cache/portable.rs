@@ -181,7 +181,7 @@ impl Portable {
                 keys.bits, keys.group_size
             ),
         };
-        format!("it holds {actual}, where {needed} are needed; use the flags that it was made with")
+        format!("it has {actual}, but {needed} are needed; use the flags that it was made with")
     }
 }
 

@@ -97,7 +97,7 @@ fn cast(source: &Source, tensor: &Tensor, floats: Floats, to: FloatType) -> Resu
         return Err(wrong(
             &source.path,
             &tensor.name,
-            "holds numbers that float16 cannot; choose bfloat16 or float32 (--dtype)",
+            "has values that float16 cannot represent; choose bfloat16 or float32 (--dtype)",
         ));
     }
     Ok(after)

@@ -316,7 +316,7 @@ impl<'a> Planner<'a> {
         let scales = part("scales").ok_or_else(|| bad("has no scales"))?;
         let biases = part("biases");
         if (format.mode == QuantMode::Affine) != biases.is_some() {
-            return Err(bad("biases belong to the mode affine, and only to it"));
+            return Err(bad("the mode affine needs biases, and no other mode has them"));
         }
         let shape = &tensors[weight].shape;
         let words = shape.last().copied().unwrap_or(0);
@@ -335,7 +335,7 @@ impl<'a> Planner<'a> {
             && shape.len() >= 2;
         if !fits {
             return Err(bad(
-                "its parts do not fit each other and the quantization in config.json",
+                "its parts do not match each other or the quantization in config.json",
             ));
         }
         let stored = tensors[scales].float();

@@ -21,7 +21,7 @@ pub enum Weighing {
         normalized: bool,
         /// Factor on the weights.
         scale: f32,
-        /// Added to the sum before the division.
+        /// Added to the sum of weights before the division.
         eps: f32,
     },
     /// Selects experts one after another. Each weight is a softmax over the remaining experts whose
@@ -36,7 +36,7 @@ pub enum Weighing {
         normalized: bool,
         /// Factor on the weights.
         scale: f32,
-        /// Added to the sum before the division.
+        /// Added to the sum of weights before the division.
         eps: f32,
     },
 }

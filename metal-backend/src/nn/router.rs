@@ -71,7 +71,7 @@ impl FfnRouter {
         let other = |r: &&Range| r.first <= end && first <= r.last.unwrap_or(usize::MAX);
         if let Some(other) = self.ranges.iter().find(other) {
             return fault(format!(
-                "layers from {first} on have the backend {} already, or meet layers that have it",
+                "the layers from {first} on overlap with layers that already have the backend {}",
                 other.backend.name()
             ));
         }

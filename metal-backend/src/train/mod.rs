@@ -16,7 +16,7 @@
 //! - [`run`]: a whole run from its options to its files, with `plan.rs`,
 //!   `begin.rs`, `run_dir.rs`, `state.rs` and [`train_log`];
 //! - `together.rs`: data-parallel training by several processes;
-//! - [`report`]: the figures of a run in files that other programs read;
+//! - [`report`]: the metrics of a run in files that other programs read;
 //! - [`evaluate`]: how good a model is on data.
 
 mod begin;

@@ -355,7 +355,7 @@ pub(super) fn apply(
 /// The global norm of all gradients, a float32 scalar.
 ///
 /// # Errors
-/// When memory runs out.
+/// If memory runs out.
 pub fn global_norm(grads: &Params) -> Result<Array> {
     let mut sum = Array::scalar(0.0f32)?;
     for grad in grads.values() {
