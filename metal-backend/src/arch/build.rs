@@ -400,7 +400,8 @@ impl<'a> Builder<'a> {
                 &[q_dim, kv_dim, kv_dim],
                 parts.qkv_bias,
             )?;
-            <[Linear; 3]>::try_from(fused).map_err(|_| invalid("a fused matrix must have three parts"))?
+            <[Linear; 3]>::try_from(fused)
+                .map_err(|_| invalid("a fused matrix must have three parts"))?
         } else {
             let bias = parts.qkv_bias;
             [
@@ -574,8 +575,8 @@ impl<'a> Builder<'a> {
             &[width, width],
             false,
         )?;
-        let [gate, up] =
-            <[Linear; 2]>::try_from(fused).map_err(|_| invalid("a fused matrix must have two parts"))?;
+        let [gate, up] = <[Linear; 2]>::try_from(fused)
+            .map_err(|_| invalid("a fused matrix must have two parts"))?;
         Ok(FeedForward::Gated(GatedMlp {
             gate,
             up,

@@ -199,7 +199,9 @@ fn rope_scaling(file: &Gguf, architecture: &str) -> Result<Option<Value>> {
     llama3_scaling(&factors, theta).map(Some).ok_or_else(|| {
         Error::new(
             ErrorKind::Unsupported,
-            format!("{name} has factors that are not Llama 3's; a config.json cannot describe them"),
+            format!(
+                "{name} has factors that are not Llama 3's; a config.json cannot describe them"
+            ),
         )
         .with_path(file.path())
     })

@@ -316,7 +316,9 @@ impl<'a> Planner<'a> {
         let scales = part("scales").ok_or_else(|| bad("has no scales"))?;
         let biases = part("biases");
         if (format.mode == QuantMode::Affine) != biases.is_some() {
-            return Err(bad("the mode affine needs biases, and no other mode has them"));
+            return Err(bad(
+                "the mode affine needs biases, and no other mode has them",
+            ));
         }
         let shape = &tensors[weight].shape;
         let words = shape.last().copied().unwrap_or(0);

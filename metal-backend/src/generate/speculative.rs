@@ -214,7 +214,10 @@ impl SpeculativeDecoder {
         request.clock().drafted(guesses.len(), right);
         let wrong = i32::try_from(guesses.len() - right).unwrap_or(i32::MAX);
         if !cache::trim(&mut self.sequence.caches, wrong) {
-            return Err(Error::new(ErrorKind::Engine, "a cache cannot remove rejected draft tokens"));
+            return Err(Error::new(
+                ErrorKind::Engine,
+                "a cache cannot remove rejected draft tokens",
+            ));
         }
         // The draft model has processed its own drafts, except the last one, so its caches may have
         // too many positions.
