@@ -1,6 +1,6 @@
-//! Measures the cost of a token besides the model: greedy sampling and the whole chain of filters,
-//! for small and large vocabularies, on the best device of this machine. Run it with `cargo bench
-//! -p rust-mlx-metal-backend --bench sampling`.
+//! Measures the cost of a token besides the model, on the best device of this machine. It compares
+//! greedy sampling with the whole chain of filters, for small and large vocabularies. Run it with
+//! `cargo bench -p rust-mlx-metal-backend --bench sampling`.
 //!
 //! The difference to `greedy` is the cost of sampling for each token. It includes building the
 //! graph, the draw, and reading the token's id.

@@ -1,6 +1,6 @@
 //! Gemma (Gemma Team 2024; reference: `modeling_gemma` of Hugging Face transformers). It is the
-//! llama decoder with three changes: norms add one to their weight, the embedding is scaled, and
-//! the gate is a tanh GELU.
+//! llama decoder with three changes. Norms add one to their weight. The embedding is scaled. The
+//! gate is a tanh GELU.
 
 use inference::Result;
 

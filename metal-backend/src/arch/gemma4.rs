@@ -468,8 +468,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// The key source of each layer. It is the layer itself for the first `with_keys` layers, and the
-/// last of these layers of the same kind for the others.
+/// The key source of each layer. The first `with_keys` layers use their own keys. Each other layer
+/// uses the keys of the last of these layers that has the same kind.
 fn sources(config: &ModelConfig, with_keys: usize) -> Result<Vec<usize>> {
     (0..config.num_hidden_layers)
         .map(|i| {

@@ -101,7 +101,10 @@ pub(super) fn three(parts_of: Vec<Linear>) -> Result<[Linear; 3]> {
 }
 
 fn parts() -> Error {
-    Error::new(ErrorKind::Engine, "a fused matrix must have three parts")
+    Error::new(
+        ErrorKind::Engine,
+        "a fused matrix has the wrong number of parts",
+    )
 }
 
 fn classifier(b: &mut Builder<'_>) -> Result<Option<Classifier>> {

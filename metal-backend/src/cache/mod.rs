@@ -150,7 +150,7 @@ pub enum Switch {
 ///
 /// A rotation may change with the length of the sequence (LongRoPE). A query and all keys that it
 /// attends to must have the same rotation. Therefore the caches know the length of the whole
-/// sequence, beyond the current step: the keys then do not depend on how a prompt is split into
+/// sequence, beyond the current step. So the keys do not depend on how a prompt is split into
 /// steps. The caches never mix keys of two rotations. When [`Caches::until_switch`] is 0, the
 /// caller computes the sequence again from its start.
 ///

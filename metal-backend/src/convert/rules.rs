@@ -9,8 +9,8 @@ use mlx_rs_core::QuantMode;
 use super::Quantization;
 
 /// Bits per layer, with `mlx-lm`'s names. `v_proj` and `down_proj` get the high bits in the first
-/// eighth and the last eighth of the layers, and in every third layer between. The output matrix
-/// also gets the high bits. Other matrices get the low bits.
+/// and last eighth of the layers, and in every third layer between. The output matrix also gets the
+/// high bits. Other matrices get the low bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Recipe {

@@ -88,8 +88,8 @@ pub struct Parts {
     pub param_slots: Vec<Arc<ParamSlot>>,
     /// Whether this process has only a part of the model.
     pub is_part: bool,
-    /// Whether requests reuse caches of other requests. Pipeline stages do not: their caches differ
-    /// in whether they can be cut, and all stages must start at the same token.
+    /// Whether requests reuse caches of other requests. Pipeline stages do not. All stages must
+    /// start at the same token, but not all of their caches can be cut to the same position.
     pub shares_prefixes: bool,
     /// How the feed-forward parts are computed.
     pub feed_forward: FeedForwardPlan,

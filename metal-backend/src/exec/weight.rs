@@ -245,7 +245,8 @@ impl Weight {
     }
 
     /// Concatenates kernel matrices to a stack. `None` if a matrix is not in the kernels' layout,
-    /// if formats differ, or if a number of rows is not a multiple of [`INTERLEAVED_ROWS`].
+    /// or if formats differ. Also `None` if a number of rows is not a multiple of
+    /// [`INTERLEAVED_ROWS`].
     pub fn joined(parts: &[Self]) -> Result<Option<Self>> {
         let packed: Option<Vec<_>> = parts
             .iter()

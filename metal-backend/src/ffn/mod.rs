@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`DenseFfn`] | the trained feed-forward part |
 //! | [`SparseFfn`] | only the features with the greatest gates |
-//! | [`WalkFfn`] | the same, from the mapped files of a vindex |
+//! | [`WalkFfn`] | only the features with the greatest gates, read from the mapped files of a vindex |
 //! | [`CachedFfn`] | recorded outputs for equal inputs, and the trained part for other inputs |
 //! | [`HighwayFfn`] | nothing: the layer adds only its attention or recurrent part |
 //!

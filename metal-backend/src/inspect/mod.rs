@@ -220,8 +220,8 @@ fn local(positions: impl Iterator<Item = usize>) -> Vec<u32> {
         .collect()
 }
 
-/// For a step of `len` positions that begins at position `before`: the indices into `positions` of
-/// those in the step, and their places in the step.
+/// Selects the `positions` in a step of `len` positions that begins at position `before`. Returns
+/// the indices into `positions`, and the places of these positions in the step.
 fn wanted_in(positions: &[usize], before: usize, len: usize) -> (Vec<usize>, Vec<u32>) {
     let wanted: Vec<usize> = (before..before + len)
         .filter(|p| positions.contains(p))
@@ -386,8 +386,8 @@ fn fit_in_a_step(lengths: impl Iterator<Item = usize>) -> usize {
 /// The logits of hidden states, `[states, hidden]` row-major.
 ///
 /// # Errors
-/// If the length of `states` is not a multiple of the hidden size, memory runs out, or the model is
-/// closed.
+/// If the length of `states` is not a multiple of the hidden size. Also if memory runs out, or the
+/// model is closed.
 pub fn unembed(engine: &Engine, states: &[f32]) -> Result<Vec<Vec<f32>>> {
     let hidden = engine.info().hidden_size;
     if hidden == 0 || !states.len().is_multiple_of(hidden) {

@@ -88,8 +88,8 @@ pub fn token_embeddings(engine: &Engine, tokens: &[u32]) -> Result<Vec<f32>> {
 /// The dot products of all embeddings with each of `vectors`.
 ///
 /// # Errors
-/// If the length of `vectors` is not a multiple of the hidden size, memory runs out, or the model
-/// is closed.
+/// If the length of `vectors` is not a multiple of the hidden size. Also if memory runs out, or the
+/// model is closed.
 pub fn token_scores(engine: &Engine, vectors: &[f32]) -> Result<Vec<Vec<f32>>> {
     let hidden = engine.info().hidden_size;
     if hidden == 0 || !vectors.len().is_multiple_of(hidden) {

@@ -32,8 +32,8 @@ pub enum SlotKind {
     Bias,
 }
 
-/// A parameter of a layer that an adapter can change: a matrix or a stack of expert matrices
-/// (low-rank adapters), or a vector (trained as a whole).
+/// A parameter of a layer that an adapter can change. Low-rank adapters change matrices and stacks
+/// of expert matrices. Full adapters replace matrices and vectors.
 #[derive(Debug)]
 pub struct ParamSlot {
     name: String,
@@ -287,7 +287,7 @@ pub fn dropout_key(slot: &str, seed: u64) -> Result<random::Key> {
 pub struct Passes(RwLock<()>);
 
 impl Passes {
-    /// Runs a forward pass. A differentiated pass does not take the lock: it already owns MLX's
+    /// Runs a forward pass. A differentiated pass does not take the lock. It already owns MLX's
     /// lock, for which running passes may wait, so waiting here could deadlock. Its values come
     /// from its scope.
     pub fn pass<R>(&self, f: impl FnOnce() -> R) -> R {

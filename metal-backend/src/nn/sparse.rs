@@ -15,8 +15,8 @@ use crate::exec::{Activation, FeatureParts, FeatureRows, greatest_features, only
 /// measured. The order of equal magnitudes is arbitrary.
 ///
 /// The columns of a quantized matrix cannot be read separately. So loading converts the layer's up
-/// and down matrices to float32 rows, one per feature, and a pass reads only the selected rows. On
-/// a GPU, this applies only to single positions; for several positions, the layer computes all
+/// and down matrices to float32 rows, one per feature. A pass reads only the selected rows. On a
+/// GPU, this applies only to single positions. For several positions, the layer computes all
 /// features and drops the unselected ones. A layer with an adapter or in training always computes
 /// all features.
 #[derive(Debug, Clone, Copy)]

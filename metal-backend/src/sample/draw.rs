@@ -48,9 +48,9 @@ pub fn check_greatest(greatest: f32, step: u64) -> Result<()> {
     ))
 }
 
-/// Samples a token for each row of `logits` `[B, V]` (any float type) with that row's sampler,
-/// which also records the token. The computation is only queued, with one exception: if a row has a
-/// grammar or logits processors, this function waits for the row's previous token.
+/// Samples a token for each row of `logits` `[B, V]` (any float type) with that row's sampler. The
+/// sampler records the token. The computation is only queued, with one exception: if a row has a
+/// grammar or logits processors, this function first waits for the row's previous token.
 ///
 /// # Errors
 /// [`ErrorKind::Engine`] if shapes do not match; errors of a grammar or a logits processor. After

@@ -20,8 +20,8 @@ pub fn repeat_penalty(logits: &Array, history: &Array, penalty: f32) -> Result<A
 }
 
 /// Subtracts `presence` from the logit of each token that occurred, and `frequency` for each
-/// occurrence: `logit - presence * (count > 0) - frequency * count`, as OpenAI documents. `counts`
-/// is float32 `[1, V]`.
+/// occurrence. The formula is OpenAI's: `logit - presence * (count > 0) - frequency * count`.
+/// `counts` is float32 `[1, V]`.
 pub fn count_penalty(
     logits: &Array,
     counts: &Array,

@@ -38,9 +38,9 @@ impl Together {
         self.size
     }
 
-    /// This process's part of a batch, and whether the part counts. If a batch has fewer rows than
-    /// there are processes, some processes compute a row that does not count, because all must take
-    /// part in the sum.
+    /// This process's part of a batch, and whether the part counts. All processes must take part in
+    /// the sum. So if a batch has fewer rows than there are processes, some processes compute a row
+    /// that does not count.
     pub(super) fn part<'a, T>(&self, batch: &'a [T]) -> (&'a [T], bool) {
         let n = batch.len();
         let part = &batch[self.rank * n / self.size..(self.rank + 1) * n / self.size];

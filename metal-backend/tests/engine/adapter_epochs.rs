@@ -1,6 +1,6 @@
 //! Tests that adapters can be exchanged while requests run. A request under one adapter must not
-//! reuse keys or values of another adapter, whatever computes the request and wherever the keys are
-//! stored.
+//! reuse keys or values of another adapter. This must be true for every way to compute a request
+//! and for every place that stores keys.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,6 +1,6 @@
-//! Tests training of everything trainable, on every architecture: gradients against finite
-//! differences, one training step, and the effect of whole weights, tables and exchanged adapters.
-//! `training.rs` compares with Python mlx-lm.
+//! Tests training of everything trainable, on every architecture. Compares gradients with finite
+//! differences, and checks a training step. Also tests whole weights, tables and exchanged
+//! adapters. `training.rs` compares with Python mlx-lm.
 
 mod compiled;
 

@@ -16,8 +16,8 @@ pub enum Order {
     /// Sorted by number of ids (stable sort), so that batches need little padding.
     #[default]
     ByLength,
-    /// The order of the file. mlx-lm's own `train` has this order if all lines have an equal number
-    /// of fields, because it sorts its cached data set by that number.
+    /// The order of the file. mlx-lm's own `train` sorts its cached data set by the number of
+    /// fields. So it has this order if all lines have an equal number of fields.
     AsRead,
 }
 

@@ -1,7 +1,7 @@
 //! Converts a line of a data file to an example: chat, completions or text, optionally with tools.
 //!
 //! The ids, and the number of ids that the loss excludes, equal those of Python mlx-lm 0.30.7
-//! (`tuner/datasets.py`), with one difference: text in a message never becomes a control token.
+//! (`tuner/datasets.py`). There is one difference: text in a message never becomes a control token.
 //! `load` reads files.
 
 use inference::{Error, ErrorKind, Result};
