@@ -262,7 +262,7 @@ impl Stages<'_> {
         };
         if self.top_p {
             let probabilities = x.subtract(&log_total)?.exp()?;
-            let before = probabilities.cumsum(-1, true, false)?; // the sum of the more probable tokens
+            let before = probabilities.cumsum(-1, true, false)?; // sum of the more probable
             let keep = before.less(&column(&self.all(|d| d.options.top_p))?)?;
             x = where_(&keep, &x, &minus_infinity()?)?;
         }
