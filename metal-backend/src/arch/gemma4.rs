@@ -46,7 +46,7 @@ struct MixtureBeside {
     experts_out: Norm,
 }
 
-/// The per-layer input of a block.
+/// Computes the per-layer input of one block.
 #[derive(Debug)]
 struct LayerInput {
     gate: Linear,

@@ -16,7 +16,7 @@ use crate::loader::Weights;
 use crate::nn::adapter::{SlotKind, SlotView};
 use crate::nn::{Activation, Attention, FeedForward, HeadNorms, Linear, Mlp, Weight};
 
-/// The prefix of the names and the orientation of matrices.
+/// How a checkpoint names and orients its matrices.
 struct Layout {
     prefix: &'static str,
     transposed: bool,

@@ -1,5 +1,5 @@
-//! `MiniCPM` (Hu et al. 2024; reference: `modeling_minicpm` of its checkpoints). It is the llama decoder
-//! with factors on the embedding, the residual branches and the logits.
+//! `MiniCPM` (Hu et al. 2024; reference: `modeling_minicpm` of its checkpoints). It is the llama
+//! decoder with factors on the embedding, the residual branches and the logits.
 
 use inference::Result;
 use mlx_rs_core::Array;

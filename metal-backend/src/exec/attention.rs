@@ -59,7 +59,7 @@ pub enum RotarySpec<'a> {
         /// A factor on the rotated elements.
         amplitude: f32,
     },
-    /// The rotation changes with the number of positions.
+    /// The rotation changes with the length of the sequence.
     Changing,
 }
 

@@ -1,4 +1,5 @@
-//! Tests that batches contain every example exactly once, and are equal after a run is resumed.
+//! Tests that batches contain every example exactly once. Batches after a run is resumed must equal
+//! those of an uninterrupted run.
 
 use super::*;
 use proptest::prelude::*;
