@@ -46,7 +46,7 @@ struct MixtureBeside {
     experts_out: Norm,
 }
 
-/// Computes the per-layer input of one block.
+/// The layers through which a block reads its per-layer input.
 #[derive(Debug)]
 struct LayerInput {
     gate: Linear,
