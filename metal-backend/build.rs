@@ -1,5 +1,5 @@
-//! Hands the directory of libmlx on to dependents as `DEP_MLX_METAL_BACKEND_LIB`. A program's build
-//! script can then make the program find it when run by hand.
+//! Passes the directory of libmlx to dependents as `DEP_MLX_METAL_BACKEND_LIB`. A program's build
+//! script can use it so that the program finds libmlx when it is started without cargo.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,5 +1,6 @@
-//! The cost of a token beyond the model: greedy against the whole chain, for small and large
-//! vocabularies, on the best device here. `cargo bench -p rust-mlx-metal-backend --bench sampling`.
+//! Measures the cost of a token besides the model, on the best device of this machine. It compares
+//! greedy sampling with the whole chain of filters, for small and large vocabularies. Run it with
+//! `cargo bench -p rust-mlx-metal-backend --bench sampling`.
 //!
 //! The difference to `greedy` is the cost of sampling for each token. It includes building the
 //! graph, the draw, and reading the token's id.
@@ -24,12 +25,12 @@ fn stream() -> Stream {
     Stream::default_of(device).unwrap()
 }
 
-/// Logits as a model gives them: a few probable tokens and a long tail.
+/// Logits with the shape of a model's logits: a few probable tokens and a long tail.
 fn logits(vocabulary: usize) -> Array {
     let mut state = 1u64;
     let values: Vec<f32> = (0..vocabulary)
         .map(|_| {
-            // The sum of uniform numbers is near enough to a normal one.
+            // The sum of twelve uniform numbers is close enough to a normal distribution.
             let sum: f32 = (0..12)
                 .map(|_| {
                     state = state
@@ -107,8 +108,8 @@ fn everything(bencher: Bencher<'_, '_>, vocabulary: usize) {
     run(bencher, vocabulary, &options);
 }
 
-/// The mask of a grammar: bits to the device, and the choice among them. What the grammar itself
-/// needs to know its bits is not in it.
+/// The cost of a grammar's mask: copying its bits to the device, and the choice among the allowed
+/// tokens. Computing the bits is not included.
 #[divan::bench(args = VOCABULARIES)]
 fn mask(bencher: Bencher<'_, '_>, vocabulary: usize) {
     stream().scope(|| {

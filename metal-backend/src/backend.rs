@@ -1,4 +1,4 @@
-//! The backend: registration under three names, and loading of models.
+//! The MLX backend: registration under three names, and loading of models.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::path::Path;
@@ -37,14 +37,15 @@ inference::register_backend!("metal", || Box::new(MlxBackend(Place::Metal)));
 inference::register_backend!("cuda", || Box::new(MlxBackend(Place::Cuda)));
 inference::register_backend!("cpu", || Box::new(MlxBackend(Place::Cpu)));
 
-/// The architectures that can be loaded, by `model_type`, sorted.
+/// The supported architectures by `model_type`, sorted.
 #[must_use]
 pub fn architectures() -> Vec<&'static str> {
     arch::names().collect()
 }
 
-/// The architecture names in GGUF files and the `model_type` of each, sorted. Mistral and Mixtral
-/// are stored as llama; experts identify Mixtral. OLMo 3 is stored as olmo2 with a sliding window.
+/// The architecture names in GGUF files with the `model_type` of each, sorted. GGUF files store
+/// Mistral and Mixtral as llama; Mixtral is recognized by its experts. They store OLMo 3 as olmo2
+/// with a sliding window.
 #[must_use]
 pub fn gguf_architectures() -> Vec<(&'static str, &'static str)> {
     let families = Family::all().iter();
@@ -72,7 +73,7 @@ impl Place {
         }
     }
 
-    /// The place of the backend `name`, or the best available one.
+    /// The place of the backend `name`. `None` means the best available backend.
     pub(crate) fn named_or_best(name: Option<&str>) -> Self {
         let all = [Place::Metal, Place::Cuda, Place::Cpu];
         let named = all
@@ -82,8 +83,8 @@ impl Place {
         named.or_else(best).unwrap_or(Place::Cpu)
     }
 
-    /// The compute type: the requested one; otherwise float32 on a CPU, where half types are
-    /// emulated; otherwise the checkpoint's type.
+    /// The compute type: the requested type if there is one. Otherwise float32 on a CPU, where half
+    /// types are emulated, and the checkpoint's type on a GPU.
     pub(crate) fn compute_type(
         self,
         asked: Option<ComputeType>,
@@ -96,7 +97,8 @@ impl Place {
             (None, FileDtype::BF16) => ComputeType::BFloat16,
             (None, _) => ComputeType::Float32,
         };
-        // The kernels sum in float32. MLX's own operations take minutes per reply in half types.
+        // The kernels sum in float32. In half types, MLX's own operations take minutes per reply on
+        // a CPU.
         let chosen = match self.kept_half(asked) {
             Some(_) => ComputeType::Float32,
             None => chosen,
@@ -112,14 +114,14 @@ impl Place {
         }
     }
 
-    /// Whether our kernels run this type at this place. The kernels compute in float32; MLX's own
-    /// operations compute other types.
+    /// Whether our kernels compute this type at this place. The kernels compute in float32. MLX's
+    /// own operations compute other types.
     pub(crate) fn uses_kernels(self, dtype: Dtype) -> bool {
         self == Place::Cpu && dtype == Dtype::Float32
     }
 
-    /// The half type of stored dense matrices, if a half type is requested but our kernels compute
-    /// in float32.
+    /// The half type in which dense matrices are stored, if a half type is requested but our
+    /// kernels compute in float32.
     pub(crate) fn kept_half(self, asked: Option<ComputeType>) -> Option<Dtype> {
         let half = match asked {
             Some(ComputeType::Float16) => Dtype::Float16,
@@ -129,11 +131,11 @@ impl Place {
         (self == Place::Cpu && exec::enabled()).then_some(half)
     }
 
-    /// The type to which inputs of quantized matrices are converted in prefill, if our kernels
-    /// compute; `None` if MLX does.
+    /// The type to which prefill converts inputs of quantized matrices, if our kernels compute;
+    /// `None` if MLX computes.
     ///
     /// # Errors
-    /// `Unsupported` when fast prefill is requested without the kernels.
+    /// `Unsupported` if fast prefill is requested without the kernels.
     pub(crate) fn prefill_inputs(
         self,
         dtype: Dtype,
@@ -149,15 +151,15 @@ impl Place {
             _ if !kernels => Ok(self.uses_kernels(dtype).then_some(PrefillInputs::Float32)),
             Some(Precision::Fast) => Ok(Some(PrefillInputs::Int8)),
             Some(_) => Ok(Some(PrefillInputs::Float32)),
-            // 16-bit integers, as in decode, so that the result hardly depends on how many tokens
-            // of the prompt are computed at a time.
+            // Decode also uses 16-bit integers. So the result hardly depends on how many tokens of
+            // the prompt are computed at a time.
             None => Ok(Some(
                 PrefillInputs::from_environment().unwrap_or(PrefillInputs::Int16),
             )),
         }
     }
 
-    /// The storage of tensors in [`Weights`] for a model that computes in `dtype`.
+    /// How [`Weights`] stores tensors in memory, for a model that computes in `dtype`.
     pub(crate) fn weight_storage(self, dtype: Dtype) -> WeightStorage {
         Weights::storage(self == Place::Cpu, dtype)
     }
@@ -288,15 +290,15 @@ impl MlxBackend {
             })?;
         }
         if let Some(draft) = &options.draft_model {
-            // The draft model's cache is not quantized, because it and its heads are small.
+            // The draft model and its heads are small, so its cache is not quantized.
             let plain = options.clone().with_kv_bits(None);
-            // It is dense, because the plan refers to the main model's layers.
+            // The plan refers to the main model's layers, so the draft model is dense.
             let plain = (plain.with_feed_forward(FeedForwardPlan::dense()))
                 .with_vindex(None)
                 .with_walk_only(false)
                 .with_attention_sums(AttentionSums::Native);
             let draft = stream
-                // It is small, so each process has all of it.
+                // The draft model is small, so each process loads all of it.
                 .scope(|| load(draft, (&plain, &FfnRouter::new()), self.0, None))
                 .map_err(|e| e.context("draft_model"))?;
             if !alike(&draft.text, &model.text)? {
@@ -340,7 +342,7 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<MlxModel> {
     open_routed(path, options, &FfnRouter::new())
 }
 
-/// As [`open`], with feed-forward backends from the program.
+/// As [`open`], with the program's own feed-forward backends.
 pub(crate) fn open_routed(
     path: &Path,
     options: &LoadOptions,
@@ -371,14 +373,14 @@ pub(crate) fn open_routed(
     Ok(MlxModel::new(engine))
 }
 
-/// Whether two models tokenize alike.
+/// Whether two models tokenize texts in the same way.
 fn alike(a: &TextPipeline, b: &TextPipeline) -> Result<bool> {
     const SAMPLE: &str =
         "The quick brown fox (aged 13) isn't lazy;\n\tGr\u{f6}\u{df}e, \u{6771}\u{4eac}!";
     Ok(a.tokenizer().encode(SAMPLE, false)? == b.tokenizer().encode(SAMPLE, false)?)
 }
 
-/// The tensors to load when a vindex replaces some of them.
+/// The footprint of the tensors to load, without those that a vindex replaces.
 pub(crate) fn reduced(footprint: Footprint, features: Option<&Features>) -> Footprint {
     match features {
         Some(features) => features.reduce(footprint),
@@ -386,12 +388,12 @@ pub(crate) fn reduced(footprint: Footprint, features: Option<&Features>) -> Foot
     }
 }
 
-/// Bytes of features that are copied into memory.
+/// Bytes of features that loading copies to memory.
 pub(crate) fn copied(features: Option<&Features>, on_cpu: bool, dtype: Dtype) -> u64 {
     features.map_or(0, |features| features.copied_bytes(on_cpu, dtype))
 }
 
-/// Refuses a model that cannot fit, before reading its weights.
+/// Refuses a model that cannot fit into memory, before its weights are read.
 fn check_memory(path: &Path, bytes: u64) -> Result<()> {
     let budget = memory::budget();
     if bytes <= budget {
@@ -404,8 +406,8 @@ fn check_memory(path: &Path, bytes: u64) -> Result<()> {
     .with_path(path))
 }
 
-/// The configuration and the weights of the model at `path`, opened for a place by the options. No
-/// weight is read yet.
+/// Opens the configuration and the weights of the model at `path`, with settings from the options
+/// and for the place. No weight is read yet.
 pub(crate) fn open_weights(
     path: &Path,
     options: &LoadOptions,
@@ -432,8 +434,8 @@ pub(crate) fn open_weights(
     Ok((config, weights))
 }
 
-/// Sets the storage of weights by the options and the place. Returns the type of prefill inputs, if
-/// our kernels compute.
+/// Sets how `weights` are stored, from the options and the place. Returns the type to which prefill
+/// converts inputs, if our kernels compute.
 fn hold(
     weights: &mut Weights,
     options: &LoadOptions,
@@ -620,11 +622,12 @@ fn load(
     let head_dim = info.head_dim;
     let mut identity = identity(path)?;
     if !options.feed_forward.is_dense() {
-        // Caches depend on the plan.
+        // Keys and values depend on the plan, so the identity does too.
         identity = format!("{identity}+{}", options.feed_forward);
     }
     if !router.is_empty() {
-        // The program's backends have no name, so saved caches are valid for this engine only.
+        // The program's backends have no name, so the identity is random: saved caches are valid
+        // only for this engine.
         identity = format!("{identity}+{:016x}", RandomState::new().hash_one(()));
     }
     Ok(Parts {
@@ -652,7 +655,7 @@ fn load(
 }
 
 /// The number of finished requests whose caches are kept, if `parallel` requests run at a time. It
-/// exceeds `parallel`, because users pause between turns of a conversation.
+/// exceeds `parallel`, because users pause between the turns of a conversation.
 fn remembered(parallel: usize) -> usize {
     match parallel {
         1 => 1,
@@ -660,22 +663,22 @@ fn remembered(parallel: usize) -> usize {
     }
 }
 
-/// A warning that `gpu_layers` is ignored: MLX runs the whole model on one device. `None` if the
-/// option is missing or covers all layers, and on a CPU.
+/// A warning that `gpu_layers` is ignored, because MLX runs the whole model on one device. `None`
+/// if the option is missing, if it covers all layers, or on a CPU.
 fn gpu_layers_warning(options: &LoadOptions, place: Place) -> Option<&'static str> {
     let some = options.gpu_layers.is_some_and(|n| n >= 0);
     (some && place != Place::Cpu)
         .then_some("gpu_layers is ignored: MLX runs the whole model on its device")
 }
 
-/// Logs [`gpu_layers_warning`].
+/// Logs [`gpu_layers_warning`], if there is a warning.
 fn warn_of_gpu_layers(options: &LoadOptions, place: Place) {
     if let Some(warning) = gpu_layers_warning(options, place) {
         tracing::warn!("{warning}");
     }
 }
 
-/// Refuses double precision where a device lacks it.
+/// Refuses double precision on a device that lacks it.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`].
@@ -692,7 +695,7 @@ pub(crate) fn check_attention_sums(options: &LoadOptions, place: Place) -> Resul
     ))
 }
 
-/// Refuses the type of attention for an architecture without attention.
+/// Refuses a type of attention sums for an architecture without attention.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`].
@@ -727,10 +730,10 @@ pub fn check_keyless(options: &LoadOptions, architecture: &str) -> Result<()> {
     Ok(())
 }
 
-/// The cache options of a model whose heads have `head_dim` elements.
+/// The cache options for a model whose heads have `head_dim` elements.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] for values that do not fit the model.
+/// [`ErrorKind::InvalidOption`] for values that do not suit the model.
 pub fn cache_options(options: &LoadOptions, head_dim: usize) -> Result<CacheOptions> {
     let int = |name: &str, n: usize| {
         i32::try_from(n).map_err(|_| {
@@ -768,7 +771,7 @@ pub fn cache_options(options: &LoadOptions, head_dim: usize) -> Result<CacheOpti
     })
 }
 
-/// The sampling options that the model's files recommend. An error in them does not prevent
+/// The sampling options that the model's files recommend. An error in these files does not prevent
 /// loading.
 fn recommended(read: Result<SamplingDefaults, inference_formats::Error>) -> SamplingDefaults {
     read.unwrap_or_else(|e| {
@@ -777,7 +780,7 @@ fn recommended(read: Result<SamplingDefaults, inference_formats::Error>) -> Samp
     })
 }
 
-/// Additional end-of-text tokens from `generation_config.json`, if it exists.
+/// Further end-of-text tokens from `generation_config.json`, if the file exists.
 fn generation_eos(dir: &Path) -> Result<Vec<u32>> {
     let path = dir.join("generation_config.json");
     if !path.is_file() {
@@ -816,7 +819,7 @@ mod tests {
                 let said = warning(Some(some), place).unwrap();
                 assert!(said.contains("gpu_layers is ignored"), "{said}");
             }
-            // MLX always runs all layers.
+            // MLX always runs all layers on the device, so these values need no warning.
             assert_eq!(
                 (warning(None, place), warning(Some(-1), place)),
                 (None, None)
@@ -845,7 +848,7 @@ mod tests {
             let once = said.matches("gpu_layers is ignored").count();
             assert!(once == 1 && said.contains("WARN"), "{said:?}");
         }
-        // A CPU has no GPU layers.
+        // A CPU has no GPU layers, so there must be no warning.
         assert_eq!(logged(|| warn_of_gpu_layers(&none, Place::Cpu)), "");
         let all = LoadOptions::new().with_gpu_layers(-1);
         assert_eq!(logged(|| warn_of_gpu_layers(&all, Place::Metal)), "");

@@ -1,5 +1,5 @@
-//! This process's part of a model that is divided among processes: which part, its size, and a
-//! check that all processes loaded the same model.
+//! Determines this process's part of a model that is divided among processes, and the part's size.
+//! Also checks that all processes loaded the same model.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::checkpoint::ModelConfig;
 use crate::error::engine;
 use crate::loader::{Member, OwnStage, StageReads, Weights};
 
-/// The group of processes that divide the model, if there is one.
+/// The group of processes among which the model is divided; `None` if it is not divided.
 pub fn group(options: &LoadOptions) -> Result<Option<Group>> {
     if options.split == Split::None {
         return Ok(None);
@@ -23,16 +23,16 @@ pub fn group(options: &LoadOptions) -> Result<Option<Group>> {
     Ok(Some(group).filter(|group| group.size() > 1))
 }
 
-/// The part of this process.
+/// This process's part of a model.
 pub enum OwnPart {
-    /// A slice of each layer.
+    /// A slice of each layer (tensor parallelism).
     Tensors(Member),
-    /// Consecutive layers.
+    /// Consecutive layers (pipeline).
     Layers(OwnStage),
 }
 
 impl OwnPart {
-    /// This process's part of the model of `config`.
+    /// Determines this process's part of the model that `config` describes.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] for a model that cannot be divided.
@@ -56,7 +56,7 @@ impl OwnPart {
         })
     }
 
-    /// Bytes of its weights in memory.
+    /// Bytes of the part's weights in memory.
     fn bytes(&self, config: &ModelConfig, footprint: &Footprint) -> Result<u64> {
         Ok(match self {
             Self::Tensors(member) => {
@@ -78,7 +78,7 @@ impl OwnPart {
     }
 }
 
-/// The bytes of weights that this process loads: its part's, or all.
+/// The bytes of weights that this process loads: those of its part, or of the whole model.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] for a model that cannot be divided.
@@ -101,11 +101,11 @@ pub fn tensors_of_gguf() -> Error {
     )
 }
 
-/// Refuses a group whose processes loaded different models or options. They would deadlock, or sum
-/// unrelated values.
+/// Refuses a group whose processes loaded different models or options. Such processes would
+/// deadlock, or sum unrelated values.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] naming the ranks that differ from the first.
+/// [`ErrorKind::InvalidOption`], with the ranks that differ from rank 0.
 pub fn check_alike(group: Group, options: &LoadOptions, info: &ModelInfo) -> Result<()> {
     let text = format!(
         "{:?} {:?} {:?} {} {} {} {} {} {} {} {} {} {} {:?} {:?}",
@@ -141,14 +141,14 @@ pub fn check_alike(group: Group, options: &LoadOptions, info: &ModelInfo) -> Res
     }
 }
 
-/// The first rank whose words differ from rank 0's.
+/// The first rank whose words differ from those of rank 0.
 fn first_unlike(all: &[i32], each: usize) -> Option<usize> {
     let mut ranks = all.chunks(each.max(1));
     let first = ranks.next()?;
     ranks.position(|other| other != first).map(|n| n + 1)
 }
 
-/// An FNV-1a hash as 16-bit words, which every group backend sends without loss.
+/// An FNV-1a hash of a text as 16-bit words. Every group backend sends such words without loss.
 fn words(text: &str) -> [i32; 4] {
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(of(&[a, a, a]), None);
         assert_eq!(of(&[a, a, b]), Some(2));
         assert_eq!(of(&[b, a, a]), Some(1));
-        // The published FNV-1a value of "a".
+        // The published FNV-1a hash of "a".
         assert_eq!(words("a"), [0xec8c, 0x8601, 0xdc4c, 0xaf63]);
     }
 }

@@ -1,5 +1,5 @@
-//! Embeds texts and scores documents: tokens go through the network in packs of similar lengths.
-//! `sentence.rs` has the steps before and after the network.
+//! Embeds texts and scores documents. Token sequences pass through the network in packs of similar
+//! lengths. `sentence.rs` has the steps before and after the network.
 
 use inference::{
     EmbedOptions, Error, ErrorKind, GenerateOptions, Interrupt, Pooling, Prompt, Ranking,
@@ -17,11 +17,11 @@ use crate::inspect::pooled_states;
 use crate::sentence::{Scorer, pooled};
 use crate::text::ChatOptions;
 
-/// The maximum tokens per encoder pass, unless a single text has more. Intermediate results of a
-/// block then fit the processor's caches.
+/// The maximum number of tokens per encoder pass, except that a longer text is one pass. With this
+/// limit, the intermediate results of a block fit the processor's caches.
 const PACK: usize = 1024;
 
-/// The token ids of a text or pair, and their segment types.
+/// The token ids of a text or of a text pair, and their segment types.
 struct Text {
     ids: Vec<u32>,
     types: Vec<u32>,
@@ -37,7 +37,7 @@ pub fn tokens(engine: &Engine, prompt: &Prompt, options: &EmbedOptions) -> Resul
     Ok(ids)
 }
 
-/// One vector per prompt.
+/// Computes one vector per prompt.
 ///
 /// # Errors
 /// As [`inference::EmbeddingModel::embed`].
@@ -93,7 +93,7 @@ pub fn embed(
     engine.scope(|| sentence.finish(vectors, options))
 }
 
-/// One score per document.
+/// Computes one score per document.
 ///
 /// # Errors
 /// As [`inference::RerankModel::rerank`].
@@ -126,7 +126,7 @@ pub fn rerank(
     Ok(Ranking::new(scores, tokens))
 }
 
-/// Scores by an encoder's classifier.
+/// Scores documents with an encoder's classifier.
 fn classified(
     engine: &Engine,
     (query, documents): (&str, &[String]),
@@ -170,8 +170,8 @@ fn classified(
     Ok(Ranking::new(scores, tokens))
 }
 
-/// Scores by a decoder that reads query and document: in its chat template, if that has a role for
-/// each, otherwise concatenated.
+/// Scores documents with a decoder that reads query and document. If the chat template has a role
+/// for each, the template combines them. Otherwise they are concatenated.
 fn judged(
     engine: &Engine,
     scorer: &Scorer,
@@ -221,7 +221,7 @@ fn judged(
     Ok(Ranking::new(scores, tokens))
 }
 
-/// The token ids of a query with a document.
+/// The token ids of a query and a document together.
 fn question(
     engine: &Engine,
     scorer: &Scorer,
@@ -270,7 +270,7 @@ fn question(
             ids.len()
         ));
     }
-    // Tokens around the document are never truncated.
+    // If the text is too long, the document is truncated. Tokens around the document are kept.
     let mut document_ids = text.tokenizer().encode_plain(document)?;
     let mut over = ids.len() - most;
     while document_ids.len() > over {
@@ -282,7 +282,7 @@ fn question(
         }
     }
     bad(format!(
-        "a query with an empty document has more than the {most} tokens that are read"
+        "the query alone has too many tokens; the model reads at most {most}"
     ))
 }
 
@@ -308,20 +308,20 @@ fn last_logits(
     })
 }
 
-/// The engine of a run, and its interrupt.
+/// The engine of a run, and the caller's handle for cancellation.
 struct Run<'a> {
     engine: &'a Engine,
     decoder: &'a dyn Decoder,
     interrupt: &'a Interrupt,
 }
 
-/// Receives the indices of texts, their hidden states `[1, T, hidden]`, and their lengths.
+/// A callback with the indices of texts, their hidden states `[1, T, hidden]`, and their lengths.
 type Pack<'a> = dyn FnMut(&[usize], &Array, &[i32]) -> mlx_rs_core::Result<()> + 'a;
 
 impl Run<'_> {
     /// Runs the texts through the encoder in packs.
     fn packs(&self, texts: &[Text], f: &mut Pack<'_>) -> Result<()> {
-        // Texts of similar length go together.
+        // Texts of similar length are in one pack.
         let mut order: Vec<usize> = (0..texts.len()).collect();
         order.sort_by_key(|i| texts[*i].ids.len());
         let Some(encoder) = self.decoder.encoder() else {

@@ -1,8 +1,8 @@
-//! Conversion of MLX errors to errors of the contract.
+//! Converts MLX errors to errors of the public contract.
 
 use inference::{Error, ErrorKind};
 
-/// Adds the engine's action to an MLX error: `.map_err(engine("prefill"))`.
+/// Converts an MLX error, with the engine's current action: `.map_err(engine("prefill"))`.
 pub(crate) fn engine(doing: &'static str) -> impl Fn(mlx_rs_core::Error) -> Error {
     move |e| {
         let (kind, message) = match e.kind() {

@@ -1,6 +1,6 @@
 //! Reads a model's weights from its files layer by layer: feed-forward features, the tokens that
-//! they promote, and the other tensors. It does not generate. Only one layer and the head are in
-//! memory, for families whose layers can be read one by one.
+//! these features promote, and the other tensors. It generates no text. If the family's layers can
+//! be read one by one, only one layer and the head are in memory.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,14 +24,14 @@ use crate::loader::{OwnStage, StageReads};
 use crate::nn::FeedForward;
 use crate::text::TextPipeline;
 
-/// The number of states per product, when not all logits are in memory.
+/// The number of states whose logits are computed at a time, if not all logits are kept in memory.
 const STATES: usize = 4096;
 
-/// The maximum bytes of logits computed at once. Each block of the head is then dequantized once
-/// for all of them.
+/// The maximum bytes of logits computed at a time. Each block of the head is dequantized once for
+/// all these logits, so larger is faster.
 const LOGIT_BYTES: usize = 48 << 20;
 
-/// A tensor outside the feed-forward features.
+/// A tensor that is not part of the feed-forward features.
 #[derive(Debug, Clone)]
 pub struct NamedTensor {
     name: String,
@@ -45,7 +45,7 @@ impl NamedTensor {
         &self.name
     }
 
-    /// The part of the network that it belongs to.
+    /// The part of the network to which the tensor belongs.
     #[must_use]
     pub fn part(&self) -> Part {
         Part::from_name(&self.name)
@@ -58,10 +58,10 @@ impl NamedTensor {
         sizes.iter().map(|d| d.unsigned_abs() as usize).collect()
     }
 
-    /// The values, row-major, as the model computes with them.
+    /// The values, row-major, in the form in which the model computes with them.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn values(&self) -> Result<Vec<f32>> {
         let dense = self.weight.dense(Dtype::Float32);
         dense
@@ -70,16 +70,17 @@ impl NamedTensor {
     }
 }
 
-/// One layer.
+/// The content of one layer.
 #[derive(Debug)]
 pub struct ExtractedLayer {
     /// The feed-forward part.
     pub features: FeedForwardWeights,
-    /// The other tensors. In a layer with experts they include the router and the shared expert.
+    /// The layer's other tensors. In a layer with experts, these include the router and the shared
+    /// expert.
     pub tensors: Vec<NamedTensor>,
 }
 
-/// Splits the model into single layers. The group has only this process; nothing is sent.
+/// A division of the model into single layers. The group has only this process, so nothing is sent.
 type Division = (Arc<PipelineSplit>, Group);
 
 /// A decoder, or a part of one.
@@ -96,9 +97,9 @@ pub struct Extractor {
     stream: Stream,
     config: ModelConfig,
     architecture: String,
-    /// The division into single layers, if the family supports it.
+    /// The division into single layers; `None` if the family does not support it.
     split: Option<Division>,
-    /// The norm, the head and the token embedding, or the whole model.
+    /// The norm, the head and the token embedding; or the whole model if it is not divided.
     ends: Opened,
 }
 
@@ -109,7 +110,8 @@ impl std::fmt::Debug for Extractor {
 }
 
 impl Extractor {
-    /// Opens the model at `path` with the options' backend and type; other options must be default.
+    /// Opens the model at `path` with the backend and type in the options. Other options must have
+    /// their defaults.
     ///
     /// # Errors
     /// As [`inference::load_model`].
@@ -160,13 +162,13 @@ impl Extractor {
         self.config.num_hidden_layers
     }
 
-    /// Elements of a hidden state.
+    /// The number of elements of a hidden state.
     #[must_use]
     pub fn hidden_size(&self) -> usize {
         self.config.hidden_size
     }
 
-    /// Tokens of the vocabulary.
+    /// The number of tokens in the vocabulary.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.config.vocab_size
@@ -197,12 +199,12 @@ impl Extractor {
             let (_, opened) = opened(&self.path, &self.options, self.place, part)?;
             self.extracted(&opened, 0, layer)
         });
-        // Cached buffers may not fit the next layer's formats, so they are freed.
+        // Cached buffers may not suit the formats of the next layer, so they are freed.
         memory::clear_cache().map_err(engine("weights"))?;
         read
     }
 
-    /// The layer at index `at` of the decoder.
+    /// Reads the layer at index `at` of a decoder.
     fn extracted(&self, from: &Opened, at: usize, layer: usize) -> Result<ExtractedLayer> {
         let part = from.decoder.feed_forward(at).map(FeedForward::trained);
         let mixes = matches!(part, Some(FeedForward::Mixture(_)));
@@ -228,12 +230,12 @@ impl Extractor {
         all.filter(|tensor| !of_layer(tensor)).cloned().collect()
     }
 
-    /// For each hidden state, `[states, hidden]` row-major, the `k` greatest logits by the model's
-    /// last norm and head, in descending order with their tokens.
+    /// For each hidden state, the `k` greatest logits by the model's last norm and head, in
+    /// descending order, with their tokens. `states` is `[states, hidden]`, row-major.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] if `states` is not a multiple of the hidden size; lack of
-    /// memory; an interrupt.
+    /// [`ErrorKind::InvalidOption`] if the length of `states` is not a multiple of the hidden size;
+    /// lack of memory; an interrupt.
     pub fn greatest_logits(
         &self,
         states: &[f32],
@@ -274,14 +276,15 @@ impl Extractor {
         })
     }
 
-    /// States `[states, hidden]` as an array `[1, states, hidden]`.
+    /// The states `[states, hidden]` as an array `[1, states, hidden]`.
     fn states(&self, states: &[f32]) -> mlx_rs_core::Result<Array> {
         let size = |n: usize| i32::try_from(n).unwrap_or(-1);
         let hidden = self.hidden_size();
         Array::from_slice(states, &[1, size(states.len() / hidden), size(hidden)])
     }
 
-    /// One product without all logits in memory; `None` if that is not supported.
+    /// Computes the greatest logits without all logits in memory; `None` if the model does not
+    /// support it.
     fn greatest(&self, states: &[f32], k: usize) -> mlx_rs_core::Result<Option<Vec<Greatest>>> {
         let greatest = self
             .ends
@@ -307,7 +310,7 @@ impl Extractor {
         text_files(&self.path)
     }
 
-    /// `tokenizer.json`.
+    /// The content of `tokenizer.json`.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] for a file that cannot be read.
@@ -341,7 +344,7 @@ impl Extractor {
 /// The greatest logits of a state, with their tokens.
 type Greatest = Vec<(u32, f32)>;
 
-/// Pairs of tokens and logits for each state, from `[states, k]`.
+/// Converts arrays `[states, k]` to pairs of token and logit for each state.
 fn pairs((values, ids): (Array, Array), k: usize) -> mlx_rs_core::Result<Vec<Greatest>> {
     eval([&values, &ids])?;
     let (values, ids) = (values.to_vec::<f32>()?, ids.to_vec::<u32>()?);

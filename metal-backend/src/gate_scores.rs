@@ -1,5 +1,6 @@
-//! The gates of layers for given states, from a vindex: one product for all features of a layer. It
-//! reads nothing else of a model. `nn/walk.rs` computes walking layers inside a model.
+//! Computes the gates of a layer for given states from a vindex, with one matrix product for all
+//! features of the layer. It reads no other part of a model. `nn/walk.rs` uses features inside a
+//! model.
 
 use std::path::{Path, PathBuf};
 
@@ -11,8 +12,7 @@ use mlx_rs_core::{Array, Device, Stream};
 use crate::error::engine;
 use crate::exec::{FeatureNumbers, gate_products};
 
-/// The gate rows of a vindex, mapped into memory. Products are computed on the CPU, from mapped
-/// memory.
+/// The gate rows of a vindex, mapped into memory. The CPU multiplies by them directly.
 #[derive(Debug)]
 pub struct GateScores {
     vindex: Vindex,
@@ -37,12 +37,12 @@ impl GateScores {
         })
     }
 
-    /// The gates of all features of a layer for `states`, before the activation and with the bias:
-    /// `[states, hidden] -> [states, features]`, row-major. `states` are the inputs of the layer's
-    /// feed-forward part, after the norm. The layer's bytes are checked against their hash.
+    /// The gates of all features of a layer for `states`, with bias and before the activation
+    /// function: `[states, hidden] -> [states, features]`, row-major. `states` are inputs of the
+    /// layer's feed-forward part, after the norm. The layer's bytes are checked against their hash.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] if `states` is not a multiple of the hidden size;
+    /// [`ErrorKind::InvalidOption`] if the length of `states` is not a multiple of the hidden size;
     /// [`ErrorKind::InvalidModel`] for an unknown or damaged layer; lack of memory.
     pub fn of(&self, layer: usize, states: &[f32]) -> Result<Vec<f32>> {
         let fault = |e: inference_probe::Error| invalid(&self.path, e.to_string());
@@ -60,7 +60,7 @@ impl GateScores {
         };
         let at = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
         let range = at(part.range().start)..at(part.range().end);
-        // A file whose size has changed since it was opened is damaged, too.
+        // A file whose size has changed since it was opened counts as damaged.
         let bytes = self.file.bytes().get(range.clone()).unwrap_or_default();
         part.verify(bytes).map_err(fault)?;
         let numbers = match part.numbers() {

@@ -23,10 +23,10 @@
 //!
 //! | Function | Effect |
 //! |---|---|
-//! | [`active_memory`], [`peak_memory`], [`cache_memory`] | bytes in arrays, the most since [`reset_peak`], and bytes kept for reuse |
-//! | [`set_cache_limit`], [`set_memory_limit`], [`set_wired_limit`] | limits in bytes; each returns the one before |
-//! | [`clear_cache`], [`reset_peak`] | gives back what is kept for reuse; starts the peak again |
-//! | [`metal_is_available`], [`cuda_is_available`], [`Device::info`] | facts of the machine |
+//! | [`active_memory`], [`peak_memory`], [`cache_memory`] | bytes in arrays; the maximum since [`reset_peak`]; bytes kept for reuse |
+//! | [`set_cache_limit`], [`set_memory_limit`], [`set_wired_limit`] | set a limit in bytes; each returns the previous limit |
+//! | [`clear_cache`], [`reset_peak`] | frees the memory kept for reuse; restarts the measurement of the peak |
+//! | [`metal_is_available`], [`cuda_is_available`], [`Device::info`] | properties of the machine |
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A loaded model: implements the contract with its engine.
+//! A loaded model: implements the public traits with its engine.
 
 mod adapters;
 mod encoder;
@@ -30,28 +30,28 @@ use crate::steer::{edits_of, hook};
 
 pub use encoder::EncoderModel;
 
-/// The maximum concurrent requests of one call.
+/// The maximum number of requests that run concurrently in one call.
 const TOGETHER: usize = 32;
 
-/// A model as an implementation of the contract.
+/// A loaded model, for the public traits.
 pub struct MlxModel {
     engine: Arc<Engine>,
 }
 
 impl MlxModel {
-    /// A model on `engine`.
+    /// Creates a model on `engine`.
     pub fn new(engine: Engine) -> Self {
         Self {
             engine: Arc::new(engine),
         }
     }
 
-    /// The shared engine.
+    /// The engine, shared by all requests.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// This model, unless it is only a part of a model.
+    /// This model; `None` if this process has only a part of the model.
     fn unless_part(&self) -> Option<&Self> {
         (!self.engine.is_part()).then_some(self)
     }
@@ -66,14 +66,14 @@ impl MlxModel {
         let mut batch = Batch::new(Arc::clone(&self.engine));
         let mut results: Vec<Option<BatchResult>> = vec![None; prompts.len()];
         let mut tokens: Vec<Vec<Token>> = vec![Vec::new(); prompts.len()];
-        // The prompt index of each row.
+        // Maps each row of the batch to the index of its prompt.
         let mut places = BTreeMap::new();
         let mut encoded: Vec<(usize, Result<Vec<u32>>)> = prompts
             .iter()
             .map(|prompt| self.engine.encode_prompt(prompt))
             .enumerate()
             .collect();
-        // Prompts of similar length go together; results are returned in the original order.
+        // Prompts of similar length run together. Results are returned in the original order.
         encoded.sort_by_key(|(_, ids)| ids.as_ref().map_or(0, Vec::len));
         let mut waiting = encoded.into_iter();
         loop {
@@ -135,7 +135,7 @@ impl TextModel for MlxModel {
         options: &GenerateOptions,
         return_logits: bool,
     ) -> Result<Vec<ClassifyResult>> {
-        // Validates before changing them, because the caller's options must be consistent.
+        // The caller's options must be valid before this function changes them.
         options.validate()?;
         self.engine.check_open()?;
         let options = options
@@ -301,7 +301,7 @@ impl PromptCacheModel for MlxModel {
         let engine = &self.engine;
         options.validate()?;
         let mut more = match prompt {
-            // The file already contains the start tokens.
+            // The start tokens are already in the file, so they are not added again.
             Prompt::Text(text) => engine.text().tokenizer().encode(text, false)?,
             other => engine.encode_prompt(other)?,
         };
@@ -325,7 +325,7 @@ impl PromptCacheModel for MlxModel {
 }
 
 impl MlxModel {
-    /// The content of a file, and the adapter epoch in which it is read.
+    /// The content of a file, and the adapter's epoch in which the file was read.
     fn read_prompt_cache(&self, path: &Path) -> Result<(cache::file::Kept, u64)> {
         let engine = &self.engine;
         let decoder = engine.decoder()?;
@@ -376,7 +376,7 @@ impl RoutedModel for MlxModel {
 }
 
 impl MlxModel {
-    /// Like [`TokenModel::logits`], with edits applied.
+    /// As [`TokenModel::logits`], with edits of activations applied.
     fn edited_logits(
         &self,
         prompt: &Prompt,
@@ -428,7 +428,7 @@ impl MlxModel {
     }
 }
 
-/// The text of ids, all of which must be in the vocabulary.
+/// The text of token ids. All ids must be in the vocabulary.
 fn decoded(engine: &Engine, ids: &[u32]) -> Result<String> {
     let tokenizer = engine.text().tokenizer();
     if let Some(id) = ids.iter().find(|&&id| tokenizer.token_text(id).is_none()) {
@@ -440,7 +440,7 @@ fn decoded(engine: &Engine, ids: &[u32]) -> Result<String> {
     tokenizer.decode(ids)
 }
 
-/// The ids of a text, as [`TextModel::generate`] would run it with `add_special`.
+/// The token ids of a text, as [`TextModel::generate`] would encode it with this `add_special`.
 fn encoded(engine: &Engine, text: &str, add_special: bool) -> Result<Vec<u32>> {
     match add_special {
         true => engine.text().encode_prompt(text),

@@ -1,4 +1,4 @@
-//! Facts about a checkpoint and its memory needs, from its headers alone: no weight is read.
+//! Describes a checkpoint and its memory needs from its headers alone: no weight is read.
 //! `ModelInfo` describes a loaded model.
 
 use std::fs;
@@ -22,15 +22,15 @@ use crate::divided;
 use crate::loader::Features;
 use crate::text::TextPipeline;
 
-/// Facts from the headers of a checkpoint.
+/// Properties of a checkpoint, read from its headers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct ModelReport {
     /// The `model_type`; empty if only the weights identify it.
     pub model_type: String,
-    /// Whether this engine supports it.
+    /// Whether this engine supports the architecture.
     pub supported: bool,
-    /// Weights; a quantized one counts as one.
+    /// The number of weights. A quantized weight counts as one.
     pub parameters: u64,
     /// Bytes of all tensors in the files.
     pub stored_bytes: u64,
@@ -38,29 +38,29 @@ pub struct ModelReport {
     pub parts: Vec<Share>,
     /// The storage formats of weights, the largest share first.
     pub formats: Vec<Share>,
-    /// Packed matrices that become dense when loaded, the costliest format first.
+    /// Quantized matrices that loading dequantizes, the format with the greatest cost first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub expansions: Vec<Expansion>,
     /// The source of the chat template; `None` without one.
     pub template: Option<String>,
     /// Tokens that end a reply.
     pub eos_tokens: Vec<u32>,
-    /// The context length that the model was trained for, if the files give it.
+    /// The context length for which the model was trained, if the files contain it.
     pub context_length: Option<u64>,
-    /// The memory that the model needs, and that is available.
+    /// The memory that the model needs, and the memory that is available.
     pub memory: MemoryNeeds,
     /// The blocks found from the tensors' names, for an architecture whose blocks differ.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub blocks: Vec<BlockInfo>,
 }
 
-/// Memory, in bytes. These are estimates; temporary buffers are not included.
+/// Memory in bytes. These are estimates, and they do not include temporary buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct MemoryNeeds {
     /// The compute type.
     pub compute_type: ComputeType,
-    /// All weights when loaded. Loading uses the same number to refuse a model.
+    /// All weights after loading. Loading refuses a model by this estimate.
     pub weights: u64,
     /// Keys and values of one token, quantized if the options say so; 0 without KV caches.
     pub cache_per_token: u64,
@@ -68,15 +68,15 @@ pub struct MemoryNeeds {
     pub state: u64,
     /// The memory available now.
     pub available: u64,
-    /// Tokens of prompt and reply together that fit, at most 2^31 - 1, the maximum position; `None`
-    /// if the weights do not fit.
+    /// The number of prompt and reply tokens together that fit, at most 2^31 - 1 (the maximum
+    /// position). `None` if the weights do not fit.
     pub room_for_tokens: Option<u64>,
 }
 
 impl ModelReport {
-    /// Describes the model at `path` as `backend` would load it, computing in `compute`. `None`
-    /// means the best available backend of this engine, and its default type. The name of another
-    /// engine counts as `None`.
+    /// Describes the model at `path` as `backend` would load it, with the compute type `compute`.
+    /// `None` means the best available backend of this engine, and the backend's default type. The
+    /// name of another engine's backend counts as `None`.
     ///
     /// # Errors
     /// The errors of loading that headers and tokenizer can cause.
@@ -89,8 +89,8 @@ impl ModelReport {
     /// Describes the model as these options would load it, with their adapter.
     ///
     /// # Errors
-    /// As [`ModelReport::read`], and errors of options, a vindex or an adapter that do not fit the
-    /// model, as far as headers show.
+    /// As [`ModelReport::read`]. Also errors of options, a vindex or an adapter that do not match
+    /// the model, if the headers show this.
     pub fn with_options(path: &Path, options: &LoadOptions) -> Result<Self> {
         let (place, compute) = (
             Place::named_or_best(options.backend.as_deref()),
@@ -192,11 +192,11 @@ impl ModelReport {
     }
 }
 
-/// The share of the model at `path` that each of `processes` would hold, from its headers.
-/// `backend` and `compute` are as in [`ModelReport::read`].
+/// The share of the model at `path` that each of `processes` processes would load, from the
+/// headers. `backend` and `compute` are as in [`ModelReport::read`].
 ///
 /// # Errors
-/// Errors of loading a divided model; kind `Unsupported` names what cannot be divided.
+/// Errors of loading a divided model. Kind `Unsupported` names the part that cannot be divided.
 pub fn split_plan(
     path: &Path,
     backend: Option<&str>,
@@ -211,8 +211,8 @@ pub fn split_plan(
     SplitPlan::new(&config, &footprint, processes).map_err(|e| Error::from(e).with_path(path))
 }
 
-/// The layers of the model at `path` that each of `processes` would hold. `backend` and `compute`
-/// are as in [`ModelReport::read`].
+/// The layers of the model at `path` that each of `processes` processes would load. `backend` and
+/// `compute` are as in [`ModelReport::read`].
 ///
 /// # Errors
 /// As [`split_plan`].
@@ -252,14 +252,14 @@ fn headers(
     }
 }
 
-/// The bytes of keys and values in all layers.
+/// The bytes of a token's keys and values, over all layers.
 #[derive(Debug, Clone, Copy)]
 struct CacheCost {
-    /// Of an unquantized token.
+    /// Bytes of an unquantized token.
     plain: u64,
-    /// Of a quantized token, and the number of tokens from which all are quantized.
+    /// Bytes of a quantized token, and the number of tokens from which on the cache is quantized.
     packed: Option<(u64, u64)>,
-    /// The maximum number of kept tokens.
+    /// The maximum number of tokens that the cache keeps.
     bound: Option<u64>,
 }
 
@@ -281,12 +281,12 @@ impl CacheCost {
         })
     }
 
-    /// Of a token in a long sequence.
+    /// Bytes of a token in a long sequence.
     fn per_token(self) -> u64 {
         self.packed.map_or(self.plain, |(bytes, _)| bytes)
     }
 
-    /// Tokens that fit into `bytes`; [`u64::MAX`] if any number fits.
+    /// The number of tokens that fit into `bytes`; [`u64::MAX`] if any number of tokens fits.
     fn max_tokens(self, bytes: u64) -> u64 {
         let fit = |each: u64| bytes.checked_div(each).unwrap_or(u64::MAX);
         let plain = fit(self.plain);
@@ -295,14 +295,14 @@ impl CacheCost {
             _ => plain,
         };
         match self.bound {
-            // The oldest tokens are dropped.
+            // The cache drops the oldest tokens, so any number of tokens fits.
             Some(bound) if tokens >= bound => u64::MAX,
             _ => tokens,
         }
     }
 }
 
-/// Bytes available to a new program: the kernel's figure within the control group's limit; if
+/// Bytes available to a new program: the kernel's estimate, limited by the control group. If
 /// neither is known, the machine's memory.
 #[must_use]
 pub fn available_memory() -> u64 {
@@ -340,10 +340,10 @@ mod tests {
         options.kv_bits = Some(4);
         options.kv_group_size = 32;
         options.quantized_kv_start = 0;
-        // 4 bits per number, and two float32 per 32 numbers.
+        // 4 bits per element, and two float32 per group of 32 elements.
         let packed = cost(&options);
         assert_eq!((packed.per_token(), packed.max_tokens(40_960)), (768, 53));
-        // 20 unquantized tokens must fit before any is quantized.
+        // 20 unquantized tokens must fit before any token is quantized.
         options.quantized_kv_start = 20;
         assert_eq!(cost(&options).max_tokens(40_960), 10);
         options.quantized_kv_start = 10;

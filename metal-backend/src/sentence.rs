@@ -1,6 +1,6 @@
 //! Tokenizes texts for embedding, and computes vectors from hidden states: pooling, layers on the
-//! pooled vector, and normalization. It reads these settings from a sentence-transformers
-//! directory. `embed.rs` runs the forward pass.
+//! pooled vector, and normalization. The settings come from a sentence-transformers directory.
+//! `embed.rs` runs the forward pass.
 
 use std::path::Path;
 
@@ -29,13 +29,13 @@ pub struct Sentence {
 /// How a decoder scores a document after a query.
 #[derive(Debug)]
 pub enum Scorer {
-    /// By the logits of one or two tokens.
+    /// Scores by the logits of one or two tokens.
     Words(LogitScore),
-    /// By a layer on the last hidden state.
+    /// Scores by a layer on the last hidden state.
     Head(Linear),
 }
 
-/// A layer on pooled vectors.
+/// A layer that is applied to pooled vectors.
 #[derive(Debug)]
 struct Dense {
     linear: Linear,
@@ -43,8 +43,8 @@ struct Dense {
 }
 
 impl Sentence {
-    /// The default without sentence-transformers files: the normalized mean. `hidden` is the size
-    /// of a hidden state.
+    /// The default without sentence-transformers files: the normalized mean. Hidden states have
+    /// `hidden` elements.
     #[must_use]
     pub fn plain(hidden: usize) -> Self {
         let mut info = EmbeddingInfo::default();
@@ -59,16 +59,16 @@ impl Sentence {
         }
     }
 
-    /// The settings in a GGUF file's metadata; the field `pooling_type` has llama.cpp's numbers.
+    /// The settings in a GGUF file's metadata. The field `pooling_type` has llama.cpp's values.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] for an unknown number.
+    /// [`ErrorKind::InvalidModel`] for an unknown value.
     pub fn of_gguf(config: &ModelConfig) -> Result<Self> {
         let mut sentence = Self::plain(config.hidden_size);
         sentence.info.pooling = match config.uint("pooling_type", 0..=4)? {
             Some(2) => Pooling::Cls,
             Some(3) => Pooling::Last,
-            // 0 is none, 1 the mean, and 4 a reranking score.
+            // The value 0 means none, 1 the mean, and 4 a reranking score.
             _ => Pooling::Mean,
         };
         Ok(sentence)
@@ -77,7 +77,7 @@ impl Sentence {
     /// The settings in the files of `dir`. Layers compute in the type of `weights`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] for damaged files, or layers that do not fit each other;
+    /// [`ErrorKind::InvalidModel`] for damaged files, or layers whose sizes do not match;
     /// [`ErrorKind::Unsupported`] for an unknown module.
     pub fn from_dir(
         dir: &Path,
@@ -107,7 +107,8 @@ impl Sentence {
             info.pooling = pooling.parse()?;
         }
         info.normalize = settings.normalize.unwrap_or(true);
-        // In a decoder that is not trained for embeddings, this limit concerns conversations.
+        // In a decoder that is not trained for embeddings, the tokenizer's limit is meant for
+        // conversations, so it is ignored.
         let bounds = is_encoder || settings.normalize.is_some();
         info.max_length = settings
             .max_length
@@ -127,7 +128,7 @@ impl Sentence {
         self
     }
 
-    /// How a decoder scores documents; `None` if it is not trained for that.
+    /// How a decoder scores documents; `None` if it is not trained to score documents.
     pub fn scorer(&self) -> Option<&Scorer> {
         self.scorer.as_ref()
     }
@@ -145,12 +146,12 @@ impl Sentence {
         &self.info
     }
 
-    /// The pooling of a request.
+    /// The pooling for a request with these options.
     pub fn pooling(&self, options: &EmbedOptions) -> Pooling {
         options.pooling.unwrap_or(self.info.pooling)
     }
 
-    /// The maximum tokens of a text in a request.
+    /// The maximum number of tokens of a text in a request.
     pub fn most(&self, max_length: Option<usize>) -> Option<usize> {
         match (max_length, self.info.max_length) {
             (Some(a), Some(b)) => Some(a.min(b)),
@@ -158,7 +159,7 @@ impl Sentence {
         }
     }
 
-    /// The token ids of a prompt, validated except for the vocabulary.
+    /// The token ids of a prompt. Everything is validated except that ids are in the vocabulary.
     ///
     /// # Errors
     /// As [`inference::EmbeddingModel::embedding_tokens`].
@@ -205,7 +206,7 @@ impl Sentence {
         }
     }
 
-    /// Applies the layers after pooling, truncation and normalization to pooled vectors.
+    /// Applies the layers after pooling, then truncation and normalization, to pooled vectors.
     pub fn finish(&self, pooled: Vec<Vec<f32>>, options: &EmbedOptions) -> Result<Vec<Vec<f32>>> {
         let mut vectors = self.through(pooled).map_err(engine("embed"))?;
         for vector in &mut vectors {
@@ -258,7 +259,7 @@ fn dense(module: &DenseModule, config: &ModelConfig, weights: &Weights) -> Resul
     })
 }
 
-/// Normalizes a vector to length one; zero stays zero.
+/// Normalizes a vector to length one. A zero vector does not change.
 fn normalize(vector: &mut [f32]) {
     let square: f64 = vector.iter().map(|v| f64::from(*v).powi(2)).sum();
     let factor = 1.0 / square.sqrt().max(1e-12);
@@ -292,7 +293,7 @@ pub fn pooled(states: &[f32], hidden: usize, pooling: Pooling) -> Vec<f32> {
             let mut most = vec![f32::NEG_INFINITY; hidden];
             for row in rows() {
                 for (most, v) in most.iter_mut().zip(row) {
-                    // `max` would lose NaN.
+                    // `max` would drop NaN, so the comparison is explicit.
                     if v.is_nan() || *v > *most {
                         *most = *v;
                     }

@@ -1,5 +1,5 @@
-//! Edits of activations in forward passes: a hook that changes states, and one that captures those
-//! of another prompt.
+//! Edits of activations in forward passes. One hook changes states; another hook captures the
+//! states of another prompt.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::error::engine as engine_error;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::{Place, StateHook, Watch};
 
-/// A place of states: a layer, and where in it.
+/// The position of states in the network: a layer, and a hook in the layer.
 type Site = (usize, Hook);
 
-/// The places of the model that can be edited.
+/// Describes where the model's states can be edited.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] for a model without hooks.
@@ -48,19 +48,19 @@ pub struct RequestEdits {
     prompt: usize,
 }
 
-/// An edit with the captured states of its source prompt.
+/// An edit, with the captured states of its source prompt.
 #[derive(Debug)]
 struct Prepared {
     edit: Edit,
-    /// Per layer `[1, positions of the source, width]`; empty without a patch.
+    /// For each layer, `[1, positions of the source, width]`. Empty if the edit is not a patch.
     states: BTreeMap<usize, Array>,
-    /// Per layer the width of one unit, if single units are edited.
+    /// For each layer, the width of one unit, if the edit selects units.
     unit_width: BTreeMap<usize, usize>,
 }
 
 impl RequestEdits {
     /// Prepares `steering` for a prompt of `prompt` tokens: checks it against the model, and
-    /// captures the states of source prompts. Call it in the engine's scope.
+    /// captures the states of source prompts. Call this function in the engine's scope.
     ///
     /// # Errors
     /// Errors of [`shape`] and [`Steering::check`], an invalid source prompt, lack of memory, or an
@@ -127,7 +127,7 @@ impl RequestEdits {
     }
 }
 
-/// Refuses source positions that the source prompt does not have.
+/// Refuses source positions beyond the end of the source prompt.
 fn check_source(at: usize, edit: &Edit, from: Option<&[usize]>, length: usize) -> Result<()> {
     let named = match (from, &edit.positions) {
         (Some(from), _) => from,
@@ -147,7 +147,7 @@ fn check_source(at: usize, edit: &Edit, from: Option<&[usize]>, length: usize) -
 }
 
 impl Prepared {
-    /// The source position for `position`; `None` if there is none.
+    /// The source position for `position`; `None` if the source has no such position.
     fn source(&self, position: usize, length: usize) -> Option<usize> {
         let EditOperation::Patch { from, .. } = &self.edit.operation else {
             return None;
@@ -164,8 +164,8 @@ impl Prepared {
         (source < length).then_some(source)
     }
 
-    /// Applies this edit to `x` `[1, N, W]`; `positions` are the sequence positions, `None` for
-    /// other rows.
+    /// Applies this edit to `x` `[1, N, W]`. `positions` are the positions in the sequence; `None`
+    /// marks positions of other rows.
     fn apply(
         &self,
         layer: usize,
@@ -179,7 +179,7 @@ impl Prepared {
             None => 0,
         };
         let patches = matches!(self.edit.operation, EditOperation::Patch { .. });
-        // For each position, whether it is edited, and its source position.
+        // For each position: its source position, and whether it is edited.
         let mut sources: Vec<u32> = vec![0; positions.len()];
         let mut chosen: Vec<bool> = Vec::with_capacity(positions.len());
         for (position, source) in positions.iter().zip(&mut sources) {
@@ -224,7 +224,7 @@ impl Prepared {
         where_(&mask, &new, x)
     }
 
-    /// A vector as wide as the states: its values at the edited units, zeros elsewhere.
+    /// A vector of the states' width: values of `vector` at the edited units, zeros elsewhere.
     fn spread(&self, vector: &[f32], layer: usize, width: i32) -> mlx_rs_core::Result<Array> {
         let Some(units) = &self.edit.units else {
             return Array::from_slice(vector, &[1, 1, width]);
@@ -239,7 +239,7 @@ impl Prepared {
         Array::from_slice(&all, &[1, 1, width])
     }
 
-    /// Which of `width` elements belong to edited units.
+    /// For each of `width` elements, whether it belongs to an edited unit.
     fn unit_mask(&self, layer: usize, width: i32) -> Vec<bool> {
         let units = self.edit.units.as_deref().unwrap_or_default();
         let unit = self.unit(layer);
@@ -247,17 +247,17 @@ impl Prepared {
         (0..width).map(|i| units.contains(&(i / unit))).collect()
     }
 
-    /// The width of one head or neuron.
+    /// The width of one unit (head or neuron).
     fn unit(&self, layer: usize) -> usize {
         self.unit_width.get(&layer).copied().unwrap_or(1).max(1)
     }
 }
 
-/// The edits of the rows in a pass; `None` for rows without.
+/// The edits of the rows in a pass; `None` for rows without edits.
 pub struct Edits(Vec<Option<RequestEdits>>);
 
 impl Edits {
-    /// The edits of these rows; `None` if no row has any.
+    /// Combines the edits of rows; `None` if no row has edits.
     pub fn new(rows: Vec<Option<RequestEdits>>) -> Option<Self> {
         rows.iter().any(Option::is_some).then_some(Self(rows))
     }
@@ -285,7 +285,7 @@ pub fn hook(edits: &mut Option<Edits>) -> Option<&mut dyn StateHook> {
     }
 }
 
-/// A watch of a pass with these edits.
+/// A watch for a pass with these edits.
 pub fn watch(edits: &mut Option<Edits>) -> Watch<'_> {
     match hook(edits) {
         Some(hook) => Watch::hooked(hook),
@@ -363,7 +363,7 @@ impl StateHook for Capture {
 /// The states `[1, tokens, width]` of the unedited model for `tokens` at `sites`, in float32.
 ///
 /// # Errors
-/// When memory runs out, the model is closed, or `interrupt` ends it.
+/// If memory runs out, the model is closed, or `interrupt` ends the run.
 pub fn capture(
     (engine, decoder): (&Engine, &dyn Decoder),
     tokens: &[u32],
@@ -397,10 +397,11 @@ pub fn capture(
     captured.map_err(fault)
 }
 
-/// Positions per pass of a capture.
+/// The number of positions per pass of a capture.
 const STEP: usize = 512;
 
-/// Caches that keep all positions unquantized, so that captures do not depend on memory options.
+/// Options for caches that keep all positions unquantized, so that memory options do not change
+/// captures.
 fn complete_caches() -> CacheOptions {
     CacheOptions {
         bound: None,

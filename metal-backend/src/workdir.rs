@@ -1,10 +1,11 @@
-//! Files that are written atomically. They are created in hidden directories and then moved to
-//! their destination. A killed process leaves its directory behind; the next process that works
-//! there removes it.
+//! Files that are written atomically. They are created in hidden directories, and then moved to
+//! their destination. A killed process leaves its hidden directory behind. The next process that
+//! works in the same place removes it.
 //!
-//! A living process holds a lock on its directory, which the system releases with the process. A
-//! process that removes a directory holds its lock. One that makes a directory checks after locking
-//! that it still exists. So a living process never loses its directory.
+//! A running process locks its directory, and the system releases the lock when the process ends. A
+//! process must lock a leftover directory before it removes the directory. A process that creates a
+//! directory locks it, and then checks that the directory still exists. So a running process never
+//! loses its directory.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -15,23 +16,24 @@ use inference_formats::atomic::AtomicFile;
 pub(crate) use inference_formats::atomic::parent_of;
 use tempfile::TempDir;
 
-/// The number of attempts; an attempt fails if another process removes the directory as a leftover.
+/// The maximum number of attempts. An attempt fails if another process removes the new directory as
+/// a leftover.
 const TRIES: usize = 16;
 
-/// A directory for unfinished files; removed when dropped.
+/// A directory for unfinished files. Dropping it removes the directory.
 #[derive(Debug)]
 pub(crate) struct WorkDir {
     dir: TempDir,
-    /// Held while the directory is in use; `None` on systems that cannot lock directories.
+    /// The lock on the directory; `None` on systems that cannot lock directories.
     _lock: Option<File>,
 }
 
 impl WorkDir {
-    /// Creates one in `parent` with the name prefix `prefix`, and removes leftovers of dead
-    /// processes with that prefix.
+    /// Creates a directory in `parent` with the name prefix `prefix`. Also removes the directories
+    /// of dead processes that have this prefix.
     ///
     /// # Errors
-    /// When it cannot be created.
+    /// If the directory cannot be created.
     pub(crate) fn new(parent: &Path, prefix: &str) -> io::Result<Self> {
         remove_leftovers(parent, prefix);
         for _ in 0..TRIES {
@@ -39,7 +41,7 @@ impl WorkDir {
             let lock = match File::open(dir.path()) {
                 Ok(handle) => handle,
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                // This system cannot open directories.
+                // This system cannot open directories, so it cannot lock them.
                 Err(_) => return Ok(Self { dir, _lock: None }),
             };
             match lock.try_lock() {
@@ -62,15 +64,15 @@ impl WorkDir {
     }
 }
 
-/// Removes the directories of dead processes. A directory that cannot be removed stays, which is
-/// harmless.
+/// Removes the directories of dead processes. A directory that cannot be removed stays, which does
+/// no harm.
 fn remove_leftovers(parent: &Path, prefix: &str) {
     let Ok(entries) = fs::read_dir(parent) else {
         return;
     };
     for entry in entries.flatten() {
         let ours = entry.file_name().to_string_lossy().starts_with(prefix);
-        // A link is not followed: its target is not ours.
+        // A link is not followed, because its target does not belong to us.
         if !ours || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             continue;
         }
@@ -90,7 +92,7 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> Result<()> {
     replace_by(parent_of(path), path, content)
 }
 
-/// As [`replace`], with the unfinished file in `work`, which is on the same file system.
+/// As [`replace`], with the temporary file in `work`, which must be on the same file system.
 pub(crate) fn replace_by(work: &Path, path: &Path, content: &[u8]) -> Result<()> {
     let write = || {
         let mut file = AtomicFile::create_in(work, path)?;

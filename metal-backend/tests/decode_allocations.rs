@@ -1,8 +1,8 @@
-//! Counts Rust's heap allocations for one token of a reply, over all threads: for one request and
-//! for a batch. They are bounded and do not grow with the position. MLX's allocations in C++ (graph
-//! nodes, arrays) do not use Rust's allocator and are not counted.
+//! Counts Rust's heap allocations per token of a reply, over all threads, for one request and for a
+//! batch. Their number must be bounded, and must not grow with the position. MLX's allocations in
+//! C++ (graph nodes, arrays) do not use Rust's allocator and are not counted.
 //!
-//! The test has its own binary, since the count covers the whole process.
+//! The test is a separate binary, because the count covers the whole process.
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +16,8 @@ use mlx_cpu_kernels::testing::CountingAllocator;
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const PROMPT: u32 = 12;
-/// The number of tokens of a reply. With the prompt they fill most of the fixtures' context of 256.
+/// The number of tokens in a reply. Prompt and reply together fill most of the fixtures' context of
+/// 256.
 const TOKENS: usize = 224;
 fn open(name: &str) -> Box<dyn TextModel> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tiny");
@@ -43,7 +44,7 @@ fn sampled() -> GenerateOptions {
         .with_seed(1)
 }
 
-/// The number of allocations before each token of a reply.
+/// The total number of allocations before each token of a reply.
 fn of_stream(model: &dyn TextModel, options: &GenerateOptions) -> Vec<usize> {
     let mut at = Vec::with_capacity(TOKENS);
     for token in model.generate(&prompt(0), options).unwrap() {
@@ -54,7 +55,7 @@ fn of_stream(model: &dyn TextModel, options: &GenerateOptions) -> Vec<usize> {
     at
 }
 
-/// The number of allocations before the end of each step of a batch with `rows` rows.
+/// The total number of allocations before the end of each step, for a batch of `rows` rows.
 fn of_batch(model: &dyn TextModel, rows: u32) -> Vec<usize> {
     let mut session = model.batch_session().unwrap();
     for row in 0..rows {
@@ -73,14 +74,14 @@ fn of_batch(model: &dyn TextModel, rows: u32) -> Vec<usize> {
     at
 }
 
-/// The mean number of allocations of a step, over a third of the reply.
+/// The mean number of allocations per step, over the given third of the reply.
 fn mean(at: &[usize], third: usize) -> f64 {
     let (first, last) = (third * TOKENS / 3, (third + 1) * TOKENS / 3 - 2);
     (at[last] - at[first]) as f64 / (last - first) as f64
 }
 
-/// The bounds are a few percent above the counts with 1, 2 and 8 threads and with every instruction
-/// set: 142, 151 and 336 for the first model.
+/// The bounds are a few percent above the measured counts, which are 142, 151 and 336 for the first
+/// model. These counts are equal for 1, 2 and 8 threads and for every instruction set.
 #[test]
 fn a_token_takes_few_allocations_at_every_position() {
     for (name, one, batch_of_one, batch_of_four) in [
@@ -90,7 +91,7 @@ fn a_token_takes_few_allocations_at_every_position() {
     ] {
         let model = open(name);
         let model = model.as_ref();
-        // The first reply fills data that threads keep.
+        // The first reply fills caches that threads keep, so it is not counted.
         of_stream(model, &greedy());
         for (what, at, most) in [
             ("one reply", of_stream(model, &greedy()), one),
@@ -98,14 +99,15 @@ fn a_token_takes_few_allocations_at_every_position() {
             ("a batch of 1", of_batch(model, 1), batch_of_one),
             ("a batch of 4", of_batch(model, 4), batch_of_four),
         ] {
-            // Attention over few keys is not divided among threads, which takes fewer allocations.
+            // Attention over few keys is not split among threads, so the first third needs fewer
+            // allocations.
             let [_, middle, late] = [0, 1, 2].map(|third| mean(&at, third));
             println!("{name}, {what}: {middle:.1}, later {late:.1}");
             assert!(
                 late <= 1.01 * middle + 3.0,
                 "{name}, {what}: a step allocates {middle:.1} times, and later {late:.1} times"
             );
-            // Without the kernels, MLX's operations are called one by one.
+            // Without the kernels, MLX's operations run one by one, which needs more allocations.
             if mlx_rs_core::cpu::enabled() {
                 assert!(
                     middle <= most,

@@ -1,4 +1,4 @@
-//! A decoder wrapper that allows changes of the adapter between forward passes.
+//! A decoder wrapper that separates adapter changes from forward passes.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
 use crate::nn::{Attention, FeedForward};
 
-/// A decoder in which each pass sees all of an adapter change or none of it.
+/// A decoder in which each pass sees all slots of an adapter change, or none.
 #[derive(Debug)]
 pub(crate) struct Adapted {
     pub decoder: Box<dyn Decoder>,

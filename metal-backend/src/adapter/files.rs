@@ -1,5 +1,5 @@
-//! Loads and saves adapters: `adapters.safetensors` and `adapter_config.json` as Python mlx-lm
-//! writes them. `stored.rs` reads other layouts.
+//! Loads and saves adapters in the layout of Python mlx-lm: `adapters.safetensors` and
+//! `adapter_config.json`. `stored.rs` also reads other layouts.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,10 +18,10 @@ use crate::nn::adapter::{Delta, ParamSlot, Passes};
 use crate::workdir::replace;
 
 impl LoraAdapter {
-    /// Applies the adapter of a directory to the model, in place of the current one.
+    /// Applies the adapter in a directory to the model, where it replaces the current adapter.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] naming the file and the tensor or setting that does not fit this
+    /// [`ErrorKind::InvalidModel`], with the file and the tensor or setting that does not fit this
     /// model.
     pub(crate) fn load(
         all: &[Arc<ParamSlot>],
@@ -51,7 +51,7 @@ impl Adapter for LoraAdapter {
 /// the weights last.
 ///
 /// # Errors
-/// When writing fails.
+/// If writing fails.
 fn save(adapter: &LoraAdapter, dir: &Path) -> Result<()> {
     let slots: Vec<(&Arc<ParamSlot>, Arc<Delta>)> = adapter
         .slots()
@@ -116,11 +116,11 @@ fn save(adapter: &LoraAdapter, dir: &Path) -> Result<()> {
     })
 }
 
-/// Loads an adapter from a directory and applies it to the layers in `all` that it names, in place
-/// of the current one. If it does not fit, nothing changes.
+/// Loads an adapter from a directory. Applies it to the layers in `all` that the adapter names,
+/// where it replaces the current adapter. If the adapter does not fit, nothing changes.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidModel`] naming the file and the tensor or setting that does not fit this
+/// [`ErrorKind::InvalidModel`], with the file and the tensor or setting that does not fit this
 /// model.
 fn load(
     all: &[Arc<ParamSlot>],

@@ -1,8 +1,8 @@
-//! The kinds of adapters, as configurations name them.
+//! The kinds of adapters, by their names in configurations.
 
 use serde::{Deserialize, Serialize};
 
-/// The trained weights.
+/// Which weights an adapter trains.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AdapterKind {
@@ -11,7 +11,7 @@ pub enum AdapterKind {
     Lora,
     /// LoRA with a learned magnitude for each row (Liu et al. 2024). Experts are not supported.
     Dora,
-    /// Replaces every matrix, norm and bias of the blocks, which must not be quantized. Rank,
-    /// scale, dropout and targets are then ignored.
+    /// Replaces every matrix, norm and bias of the blocks. The model must not be quantized. Rank,
+    /// scale, dropout and targets are ignored.
     Full,
 }

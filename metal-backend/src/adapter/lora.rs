@@ -1,4 +1,5 @@
-//! The layers that get an adapter, and its initial values. `files.rs` loads and saves adapters.
+//! Selects the layers that receive an adapter, and sets the adapter's initial values. `files.rs`
+//! loads and saves adapters.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use super::naming::{Naming, is_turned};
 use crate::error::engine;
 use crate::nn::adapter::{Delta, LowRank, ParamSlot, Passes, lengths};
 
-/// The adapter of a model with the slots that it occupies. A clone is another handle to the same
+/// The adapter of a model, with the slots that it changes. A clone is another handle to the same
 /// adapter.
 #[derive(Debug, Clone)]
 pub struct LoraAdapter {
@@ -24,9 +25,9 @@ pub struct LoraAdapter {
 }
 
 impl LoraAdapter {
-    /// Applies a fresh adapter to every layer of `all` that the configuration names, and removes
-    /// the current one. A is drawn from a normal distribution of deviation `sqrt(2 / in)` (He et
-    /// al. 2015). B is zero, so the model computes the same as before.
+    /// Applies a new adapter to every layer of `all` that the configuration selects, and removes
+    /// the current adapter. A is drawn from a normal distribution with standard deviation `sqrt(2 /
+    /// in)` (He et al. 2015). B is zero, so the model's outputs do not change.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] for a bad configuration or targets that match nothing,
@@ -73,7 +74,7 @@ impl LoraAdapter {
         })
     }
 
-    /// The adapter that consists of the adapted slots in `all`.
+    /// The adapter made of those slots in `all` that have a delta.
     pub(super) fn standing(all: &[Arc<ParamSlot>], kind: AdapterKind, naming: Naming) -> Self {
         let slots = all.iter().filter(|s| s.stored().is_some());
         Self {
@@ -84,7 +85,7 @@ impl LoraAdapter {
         }
     }
 
-    /// The slots that it occupies.
+    /// The slots that the adapter changes.
     pub(crate) fn slots(&self) -> &[Arc<ParamSlot>] {
         &self.slots
     }
@@ -115,7 +116,7 @@ impl LoraAdapter {
         params
     }
 
-    /// Replaces the parameters that `params` names; the others stay.
+    /// Replaces the parameters in `params`; other parameters do not change.
     pub(crate) fn set_params(&self, params: &Params, passes: &Passes) {
         passes.change(self.slots.iter().filter_map(|slot| {
             let part = |end: &str| params.get(&format!("{}.{end}", slot.name())).cloned();
@@ -123,7 +124,7 @@ impl LoraAdapter {
         }));
     }
 
-    /// Removes the adapter, so that the model computes its base outputs.
+    /// Removes the adapter, so that the model computes its original outputs.
     pub(crate) fn remove(&self, passes: &Passes) {
         passes.change(bare(&self.slots));
     }
@@ -135,21 +136,21 @@ pub(super) fn blocks(all: &[Arc<ParamSlot>]) -> usize {
     last.map_or(0, |n| n + 1)
 }
 
-/// No parameters at every slot.
+/// For each slot, a change that removes its delta.
 pub(super) fn bare(
     slots: &[Arc<ParamSlot>],
 ) -> impl Iterator<Item = (Arc<ParamSlot>, Option<Delta>)> {
     slots.iter().map(|slot| (Arc::clone(slot), None))
 }
 
-/// The first block that is trained.
+/// The index of the first trained block.
 fn first_block(all: &[Arc<ParamSlot>], config: &LoraConfig) -> usize {
     config
         .num_layers
         .map_or(0, |n| blocks(all).saturating_sub(n))
 }
 
-/// All slots of the last blocks, sorted by name.
+/// All slots of the trained blocks, sorted by name.
 fn in_blocks(all: &[Arc<ParamSlot>], config: &LoraConfig) -> Result<Vec<Arc<ParamSlot>>> {
     let first = first_block(all, config);
     let mut chosen: Vec<Arc<ParamSlot>> = all
@@ -183,7 +184,7 @@ fn replacements(slots: &[Arc<ParamSlot>], dtype: Dtype) -> Result<Vec<Delta>> {
     all.map_err(engine("adapter"))
 }
 
-/// A and B for each of the slots.
+/// Initial values of A and B for each slot.
 fn low_rank(
     slots: &[Arc<ParamSlot>],
     config: &LoraConfig,

@@ -1,5 +1,5 @@
-//! The adapter of a model: its layers, parameters and files. `train/` trains it; `nn/adapter.rs`
-//! computes layers with it.
+//! The adapter of a model: its layers, parameters and files. `train/` trains adapters;
+//! `nn/adapter.rs` computes the layers that have one.
 
 mod decoder;
 mod files;

@@ -1,4 +1,4 @@
-//! Names of layers in adapter files, and which parameters are stored transposed.
+//! Maps layer names to those in adapter files, and decides which parameters are stored transposed.
 
 use mlx_rs_core::Array;
 
@@ -6,7 +6,7 @@ use crate::checkpoint::Family;
 use crate::checkpoint::family::Renaming;
 use crate::nn::adapter::SlotKind;
 
-/// The mapping from our layer names to mlx-lm's, where they differ.
+/// The mapping from our layer names to mlx-lm's layer names, where they differ.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Naming(Renaming);
 
@@ -49,9 +49,9 @@ pub(crate) fn key(name: &str) -> &str {
     name
 }
 
-/// Whether mlx-lm stores this part transposed. For matrices it stores A as `[in, rank]` and B as
-/// `[rank, out]`; for experts its layout is ours. For embedding tables it swaps the names A and B,
-/// which also transposes them.
+/// Whether mlx-lm stores this part transposed. For matrices, mlx-lm stores A as `[in, rank]` and B
+/// as `[rank, out]`. For experts, its layout equals ours. For embedding tables, mlx-lm swaps the
+/// names A and B, which has the effect of a transposition.
 pub(super) fn is_turned(part: &Array, kind: SlotKind) -> bool {
     part.shape().len() == 2 && kind == SlotKind::Matrix
 }
@@ -65,9 +65,9 @@ pub(super) fn turned(part: &Array, kind: SlotKind) -> mlx_rs_core::Result<Array>
     }
 }
 
-/// Whether two names refer to one layer; other tools add a prefix to the names of a checkpoint.
+/// Whether two names mean the same layer. Other tools add a prefix to the names of a checkpoint.
 pub(crate) fn same_layer(a: &str, b: &str) -> bool {
-    // GPT-2's original checkpoints have this prefix where mlx-lm has `model.`.
+    // GPT-2's original checkpoints have this prefix, where mlx-lm has `model.`.
     let [a, b] = [a, b].map(|name| name.strip_prefix("transformer.").unwrap_or(name));
     let ends = |long: &str, short: &str| {
         long.strip_suffix(short)

@@ -1,5 +1,5 @@
-//! An adapter as stored in files: mlx-lm's layout, go-mlx's (A and B transposed) and that of
-//! Hugging Face's PEFT. `files.rs` applies it to a model.
+//! An adapter as stored in files. Three layouts are read: mlx-lm's, go-mlx's (A and B transposed),
+//! and that of Hugging Face's PEFT. `files.rs` applies the adapter to a model.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -16,9 +16,9 @@ use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::error::engine;
 use crate::nn::adapter::{LowRank, SlotKind, ends};
 
-/// The file of trained weights.
+/// The name of the file with the trained weights.
 pub const WEIGHTS_FILE: &str = "adapters.safetensors";
-/// The file of hyperparameters.
+/// The name of the file with the hyperparameters.
 pub const CONFIG_FILE: &str = "adapter_config.json";
 /// PEFT's name for the weights.
 const PEFT_WEIGHTS_FILE: &str = "adapter_model.safetensors";
@@ -70,7 +70,7 @@ fn settings(dir: &Path) -> Result<Settings> {
         )
         .with_path(dir));
     }
-    // As for models, links must not lead out of the directory.
+    // Symbolic links must not lead out of the directory, as for models.
     let files = ModelDir::open(dir)?;
     let path = files.require(CONFIG_FILE)?;
     let text = read_text(&path, MAX_TEXT_FILE)?;
@@ -183,10 +183,10 @@ fn parsed(name: &str, kind: AdapterKind) -> Option<(&str, &'static str)> {
     Some((stem, part))
 }
 
-/// Bytes of the adapter's tensors in a directory, from the file's header.
+/// Total bytes of the adapter's tensors in a directory, from the file's header.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidModel`] naming the file and the fault.
+/// [`ErrorKind::InvalidModel`], with the file and the fault.
 pub(crate) fn stored_bytes(dir: &Path) -> Result<u64> {
     let settings = settings(dir)?;
     let header = SafetensorsCheckpoint::open_file(&settings.weights)?;
@@ -199,7 +199,7 @@ pub(crate) fn stored_bytes(dir: &Path) -> Result<u64> {
     Ok(header.total_bytes())
 }
 
-/// The error about a tensor that is no adapter parameter.
+/// The error for a tensor that is not a parameter of the adapter.
 fn untrained(file: &Path, name: &str, kind: AdapterKind) -> Error {
     let ends = match kind {
         AdapterKind::Full => "weight or bias",
@@ -220,10 +220,10 @@ pub(crate) struct Stored {
 }
 
 impl Stored {
-    /// Reads the files of a directory.
+    /// Reads the adapter's files in a directory.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] naming the file and the fault.
+    /// [`ErrorKind::InvalidModel`], with the file and the fault.
     pub(crate) fn read(dir: &Path) -> Result<Self> {
         let settings = settings(dir)?;
         let file = settings.weights;
@@ -240,7 +240,7 @@ impl Stored {
             }
         }
         if layers.is_empty() {
-            return Err(invalid(&file, "it holds no numbers"));
+            return Err(invalid(&file, "it has no trained parameters"));
         }
         Ok(Self {
             file,
@@ -267,7 +267,7 @@ impl Stored {
         self.kind == AdapterKind::Full
     }
 
-    /// The suffixes of the parameters of a layer.
+    /// The suffixes of a layer's parameters in the file.
     pub(crate) fn ends(&self, name: &str) -> impl Iterator<Item = &'static str> {
         self.layers
             .get(name)
@@ -287,7 +287,7 @@ impl Stored {
     /// One parameter of a layer.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] when it is missing.
+    /// [`ErrorKind::InvalidModel`] if the parameter is missing.
     fn part(&self, name: &str, end: &str) -> Result<Array> {
         let tensor = self.layers.get(name).and_then(|parts| parts.get(end));
         tensor
@@ -295,10 +295,10 @@ impl Stored {
             .ok_or_else(|| self.bad(format!("`{name}.{end}` is missing")))
     }
 
-    /// The replacement of a weight or bias (`end`) of `shape`.
+    /// The replacement of a layer's weight or bias (`end`), which must have the shape `shape`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] when it is missing or does not fit.
+    /// [`ErrorKind::InvalidModel`] if the replacement is missing or has another shape.
     pub(crate) fn replacement(&self, name: &str, end: &str, shape: &[i32]) -> Result<Array> {
         let part = self.part(name, end)?;
         if part.shape() != shape {
@@ -311,10 +311,10 @@ impl Stored {
         Ok(part)
     }
 
-    /// The low-rank parameters for the weight of a layer, of `shape`.
+    /// The low-rank parameters for a layer's weight of the shape `shape`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] when a parameter is missing or does not fit.
+    /// [`ErrorKind::InvalidModel`] if a parameter is missing or does not fit.
     pub(crate) fn low_rank(&self, name: &str, kind: SlotKind, shape: &[i32]) -> Result<LowRank> {
         let (a, b) = ends(kind);
         let (a, b) = fitted(
@@ -345,7 +345,7 @@ impl Stored {
     }
 }
 
-/// A and B in our layout, from either layout of files.
+/// A and B in our layout, from either orientation in files.
 fn fitted(
     shape: &[i32],
     a: Array,
@@ -366,7 +366,7 @@ fn fitted(
         return Err(format!("A is {:?} and B {:?}", a.shape(), b.shape()));
     }
     let (at, bt) = (turn(&a)?, turn(&b)?);
-    // If both orientations fit, the usual one for such files is used.
+    // If both orientations fit, the usual orientation for files of this kind is used.
     let (as_is, turned) = (fits(a.shape(), b.shape()), fits(at.shape(), bt.shape()));
     match (as_is, turned) {
         (true, true) if rows_first || !leading.is_empty() => Ok((a, b)),
@@ -403,7 +403,7 @@ mod tests {
         fresh();
         assert_eq!(read().unwrap(), 4);
         assert_eq!(stored_bytes(&directory).unwrap() % 4, 0);
-        // A link that stays inside the directory works like a file.
+        // A link to a file inside the directory must work like a file.
         let numbered = directory.join("0000002_adapters.safetensors");
         std::fs::rename(directory.join(WEIGHTS_FILE), &numbered).unwrap();
         symlink(&numbered, directory.join(WEIGHTS_FILE)).unwrap();
@@ -418,7 +418,7 @@ mod tests {
                 assert!(text.contains(name) && text.contains("leads out"), "{text}");
             }
         }
-        // Opening a pipe would block.
+        // Opening a pipe would block forever, so it must be refused.
         fresh();
         std::fs::remove_file(directory.join(WEIGHTS_FILE)).unwrap();
         let made = std::process::Command::new("mkfifo")

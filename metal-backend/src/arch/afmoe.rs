@@ -1,6 +1,7 @@
 //! Arcee's mixtures of experts (Arcee AI 2025; reference: `modeling_afmoe` of Hugging Face
-//! transformers): attention with gates from a matrix of their own, norms before and after both
-//! parts, full layers without rotation, and experts in all but the first layers.
+//! transformers). A separate matrix computes the attention's gates. Norms come before and after
+//! both parts of a block. Full-attention layers have no rotation. The first layers are dense; the
+//! others have experts.
 
 use inference::Result;
 

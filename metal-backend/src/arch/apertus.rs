@@ -30,8 +30,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     Ok(Box::new(stack))
 }
 
-/// The activation with the factors at `at`, whose stored form is the inverse of a softplus. GGUF
-/// files have them in the metadata.
+/// xIELU with the factors at `at`. The factors follow from the softplus of the stored values. GGUF
+/// files store these values in the metadata.
 fn xielu(b: &mut Builder<'_>, layer: usize, at: &str) -> Result<Activation> {
     let mut number = |name: &str| -> Result<Option<f32>> {
         if let Some(each) = b.config.numbers(&format!("xielu_{name}"))? {
@@ -40,7 +40,7 @@ fn xielu(b: &mut Builder<'_>, layer: usize, at: &str) -> Result<Activation> {
         let name = format!("{at}.{name}");
         let shape = match b.weights.shape(&name) {
             None => return Ok(None),
-            // mlx-lm drops the axis.
+            // mlx-lm drops the tensor's axis.
             Some([]) => Vec::new(),
             Some(_) => vec![1],
         };

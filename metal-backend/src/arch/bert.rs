@@ -27,7 +27,7 @@ pub(super) fn load_roberta(
     load_from(config, weights, padding.unwrap_or(1) + 1)
 }
 
-/// Loads either; `first` is the first position.
+/// Loads BERT or RoBERTa; `first` is the row of the first position.
 fn load_from(
     config: &ModelConfig,
     weights: &mut Weights,
@@ -111,7 +111,7 @@ fn load_from(
     let embedding = b.embedding(&at("embeddings.word_embeddings"))?;
     let embedding_norm = Some(b.hidden_norm(&at("embeddings.LayerNorm"))?);
     let classifier = classifier(&mut b, &at("pooler.dense"))?;
-    // For other tasks: the pooler of text pairs, and the prediction of masked words.
+    // Tensors for other tasks: the pooler of text pairs, and the prediction of masked words.
     for name in ["pooler", "embeddings.position_ids"] {
         b.weights.ignore(&at(name));
     }
@@ -131,15 +131,16 @@ fn load_from(
     }))
 }
 
-/// The prefix of a network's tensor names: none, or the network's name in a checkpoint with a head.
-/// `known` is the name of a tensor that the network has.
+/// The prefix of a network's tensor names. It is empty, or the network's name in a checkpoint that
+/// also has a head. `known` is the name of a tensor that the network has.
 pub(super) fn prefix(weights: &Weights, known: &str) -> &'static str {
     const PREFIXES: [&str; 4] = ["", "bert.", "roberta.", "model."];
     let has = |prefix: &&&str| weights.contains(&format!("{prefix}{known}"));
     PREFIXES.iter().find(has).copied().unwrap_or("")
 }
 
-/// The classifier, if there is one: a hidden layer (BERT's pooler) and an output layer.
+/// The classifier: a hidden layer (BERT's pooler) and an output layer. `None` if the checkpoint
+/// lacks one.
 fn classifier(b: &mut Builder<'_>, pooler: &str) -> Result<Option<Classifier>> {
     let hidden = b.dims.hidden;
     let (dense, out) = if b.weights.contains("classifier.out_proj.weight") {

@@ -1,5 +1,5 @@
-//! Common parts of loading architectures: validated sizes, and layers fetched by name with their
-//! expected shapes.
+//! Helpers for building decoders: validated sizes, and layers looked up by name with their expected
+//! shapes.
 
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ use crate::nn::{
     Linear, Mixer, Norm, Rope, Weight, activation,
 };
 
-/// Model dimensions as `i32`, the type that MLX uses. In a model split across processes, heads and
-/// widths are those of this process.
+/// Model dimensions as `i32`, the type that MLX uses. In a model split across processes, the heads
+/// and widths are this process's share.
 #[derive(Debug, Clone, Copy)]
 pub struct Dims {
     /// Width of the residual stream.
@@ -38,20 +38,20 @@ pub struct Dims {
     pub eps: f32,
 }
 
-/// The formula of a norm.
+/// The formula of a family's norms.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum NormKind {
-    /// Root mean square, `weight`.
+    /// Root mean square with `weight`.
     #[default]
     Rms,
-    /// Root mean square, `1 + weight` (Gemma).
+    /// Root mean square with `1 + weight` (Gemma).
     RmsPlusOne,
     /// Mean and variance, with a bias or without.
     Layer {
         /// Whether the norm has a bias.
         bias: bool,
     },
-    /// Mean and variance, `1 + weight`, with a bias (Nemotron).
+    /// Mean and variance with `1 + weight` and a bias (Nemotron).
     LayerPlusOne,
     /// Root mean square, without a weight (nanochat).
     PlainRms,
@@ -59,7 +59,7 @@ pub enum NormKind {
     PlainLayer,
 }
 
-/// Variations of an attention layer with the usual tensor names.
+/// Variations of an attention layer that has the usual tensor names.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AttentionParts {
     /// Biases on queries, keys and values.
@@ -68,13 +68,13 @@ pub struct AttentionParts {
     pub o_bias: bool,
     /// One matrix, `qkv_proj`, computes queries, keys and values.
     pub fused: bool,
-    /// In that matrix, each key head and its value head follow their query heads.
+    /// In the fused matrix, each key head and its value head follow their query heads.
     pub grouped: bool,
-    /// Rotary embedding pairs adjacent elements, instead of the two halves.
+    /// The rotary embedding pairs adjacent elements, instead of elements of the two halves.
     pub traditional: bool,
     /// No rotary embedding.
     pub no_rope: bool,
-    /// The output projection is named `out_proj`, not `o_proj`.
+    /// The output projection is named `out_proj` instead of `o_proj`.
     pub out_proj: bool,
     /// The query projection also computes gates of the same width.
     pub gated: bool,
@@ -83,12 +83,12 @@ pub struct AttentionParts {
 /// Converts a size to `i32`.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidModel`] when it is too large.
+/// [`ErrorKind::InvalidModel`] if the size is too large.
 pub fn int(name: &str, value: usize) -> Result<i32> {
     i32::try_from(value).map_err(|_| invalid(format!("{name} {value} is too large")))
 }
 
-/// This process's share of a width; `name` is its name in the configuration.
+/// This process's share of `width`; `name` is the configuration's name of the width.
 fn part_of(weights: &Weights, name: &str, width: usize) -> Result<i32> {
     match weights.split() {
         Some(split) => int(name, split.part_of(name, width)?),
@@ -96,7 +96,7 @@ fn part_of(weights: &Weights, name: &str, width: usize) -> Result<i32> {
     }
 }
 
-/// An error about the configuration.
+/// An error that the configuration is invalid.
 pub fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidModel, message)
 }
@@ -104,7 +104,7 @@ pub fn invalid(message: impl Into<String>) -> Error {
 /// The maximum kernel width of a convolution.
 pub const MAX_CONV: usize = 64;
 
-/// Configuration and weights while a decoder is built from them.
+/// The inputs from which a decoder is built: configuration and weights.
 pub struct Builder<'a> {
     /// The configuration.
     pub config: &'a ModelConfig,
@@ -117,14 +117,14 @@ pub struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// Checks the sizes. If the configuration lacks `head_dim`, it follows from the rows of the
-    /// query projection.
+    /// Checks the sizes. If the configuration lacks `head_dim`, it follows from the number of rows
+    /// of the query projection.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] when a size is too large.
+    /// [`ErrorKind::InvalidModel`] if a size is too large.
     pub fn new(config: &'a ModelConfig, weights: &'a mut Weights) -> Result<Self> {
         let heads = config.num_attention_heads;
-        // Some checkpoints omit head_dim although it is not hidden / heads.
+        // Some checkpoints omit head_dim although it differs from hidden / heads.
         let head_dim = match config.head_dim {
             Some(d) => d,
             None => match weights.rows("model.layers.0.self_attn.q_proj") {
@@ -156,7 +156,7 @@ impl<'a> Builder<'a> {
     /// This process's share of a width in the configuration.
     ///
     /// # Errors
-    /// When the width is not divisible or too large.
+    /// If the width is not divisible by the number of processes, or too large.
     pub fn part_of(&self, name: &str, width: usize) -> Result<i32> {
         part_of(self.weights, name, width)
     }
@@ -168,7 +168,7 @@ impl<'a> Builder<'a> {
         self
     }
 
-    /// A factor in the compute type.
+    /// A factor as an array in the compute type.
     pub fn scalar(&self, value: f32) -> Result<Array> {
         Array::scalar(value)
             .and_then(|a| a.astype(self.weights.dtype()))
@@ -179,7 +179,7 @@ impl<'a> Builder<'a> {
     /// A factor from the configuration; `None` if it is 1.
     ///
     /// # Errors
-    /// When the field is not a number.
+    /// If the field is not a number.
     pub fn factor(&self, field: &str) -> Result<Option<Array>> {
         match self.config.number(field)? {
             Some(f) if f != 1.0 => self.scalar(f).map(Some),
@@ -191,7 +191,7 @@ impl<'a> Builder<'a> {
     pub fn norm(&mut self, prefix: &str, dim: i32) -> Result<Norm> {
         let eps = self.dims.eps;
         if let NormKind::PlainRms | NormKind::PlainLayer = self.norms {
-            // Kernels read a weight.
+            // The kernels need a weight, so a norm without weight gets ones.
             let weight = ones(&[dim], self.weights.dtype()).map_err(engine("weights"))?;
             return Ok(match self.norms {
                 NormKind::PlainRms => Norm::Rms {
@@ -207,7 +207,7 @@ impl<'a> Builder<'a> {
             });
         }
         let mut weight = self.weights.vector(&format!("{prefix}.weight"), dim)?;
-        // Conversion to GGUF has already added the one.
+        // Conversion to GGUF has already added the 1 to the stored weight.
         let plus = match self.norms {
             NormKind::RmsPlusOne | NormKind::LayerPlusOne if !self.weights.is_gguf() => 1.0,
             _ => 0.0,
@@ -258,10 +258,10 @@ impl<'a> Builder<'a> {
         self.norm(prefix, self.dims.hidden)
     }
 
-    /// The rotary embedding of layer `i`.
+    /// The rotary embedding of layer `layer`.
     ///
     /// # Errors
-    /// When memory runs out, or the scaling factors do not match the head size.
+    /// If memory runs out, or the scaling factors do not match the head size.
     pub fn rope(&mut self, layer: usize, head_dim: i32, traditional: bool) -> Result<Rope> {
         let config = self.config.rope_of(layer);
         let rope = Rope::new(head_dim, config, traditional, self.weights.dtype())
@@ -278,15 +278,15 @@ impl<'a> Builder<'a> {
                 )));
             }
         }
-        // In GGUF files such a tensor says which part of a head rotates; the configuration has
-        // that.
+        // In GGUF files, this tensor says which part of a head rotates. The configuration has the
+        // same information.
         if let crate::checkpoint::config::RopeScaling::Proportional { .. } =
             self.config.rope.scaling
         {
             self.weights.ignore("rope_freqs");
             return Ok(rope);
         }
-        // GGUF files store llama 3's scaling as a tensor of factors.
+        // GGUF files store Llama 3's scaling as a tensor of factors.
         match self
             .weights
             .optional_host_vector("rope_freqs.weight", rope.dims() / 2)?
@@ -296,10 +296,10 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The sliding window of layer `i`.
+    /// The sliding window of layer `layer`.
     ///
     /// # Errors
-    /// When the window is too large.
+    /// If the window is too large.
     pub fn window(&self, layer: usize) -> Result<Option<i32>> {
         self.config
             .window(layer)
@@ -337,7 +337,7 @@ impl<'a> Builder<'a> {
         self.weights.linear(prefix, inputs, outputs, bias)
     }
 
-    /// Several layers stored as one matrix, `inputs -> outputs` each, optionally with one bias.
+    /// Several layers stored as one matrix, each `inputs -> outputs`, with an optional bias.
     pub fn fused(
         &mut self,
         prefix: &str,
@@ -400,7 +400,8 @@ impl<'a> Builder<'a> {
                 &[q_dim, kv_dim, kv_dim],
                 parts.qkv_bias,
             )?;
-            <[Linear; 3]>::try_from(fused).map_err(|_| invalid("three parts were asked for"))?
+            <[Linear; 3]>::try_from(fused)
+                .map_err(|_| invalid("a fused matrix must have three parts"))?
         } else {
             let bias = parts.qkv_bias;
             [
@@ -415,7 +416,8 @@ impl<'a> Builder<'a> {
             Some(self.rope(layer, dims.head_dim, parts.traditional)?)
         };
         let output = if parts.out_proj { "out_proj" } else { "o_proj" };
-        // Old checkpoints contain the inverse frequencies, which follow from the configuration.
+        // Old checkpoints store the inverse frequencies. The configuration determines them too, so
+        // the tensor is ignored.
         self.weights.ignore(&name("rotary_emb.inv_freq"));
         Ok(Attention {
             q_proj,
@@ -438,10 +440,10 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// The kernel width of the convolution at `prefix`; `None` if there is none.
+    /// The kernel width of the convolution at `prefix`; `None` if there is no convolution.
     ///
     /// # Errors
-    /// When the width exceeds the maximum, or the tensor does not have the shape of a convolution.
+    /// If the width exceeds the maximum, or the tensor does not have the shape of a convolution.
     pub fn conv_width(&self, prefix: &str) -> Result<Option<i32>> {
         let name = format!("{prefix}.weight");
         let width = match self.weights.shape(&name) {
@@ -456,7 +458,7 @@ impl<'a> Builder<'a> {
         };
         if !(1..=MAX_CONV).contains(&width) {
             return Err(invalid(format!(
-                "`{name}` looks at {width} positions; at most {MAX_CONV} are supported"
+                "`{name}` covers {width} positions; at most {MAX_CONV} are supported"
             )));
         }
         int("width", width).map(Some)
@@ -468,13 +470,13 @@ impl<'a> Builder<'a> {
         let name = format!("{prefix}.weight");
         let value = match self.weights.shape(&name) {
             Some([_, _, 1]) => self.weights.tensor(&name, &[channels, width, 1])?,
-            // The layout of GGUF files.
+            // GGUF files store `[channels, width]`.
             Some([_, _]) => (self.weights.tensor(&name, &[channels, width])?)
                 .reshape(&[channels, 1, width])
                 .map_err(engine("weights"))?,
             _ => self.weights.tensor(&name, &[channels, 1, width])?,
         };
-        // The kernel is no matrix, so LoRA cannot adapt it.
+        // The kernel is not a matrix, so it is trained as a whole and not by LoRA.
         let kind = SlotKind::Norm { plus: 0.0 };
         let slot = (self.weights).slot(prefix, kind, &Weight::Dense(value.clone()));
         let weight = Vector {
@@ -494,10 +496,10 @@ impl<'a> Builder<'a> {
         CausalConv::new(weight, bias).map_err(engine("weights"))
     }
 
-    /// A vector of `len` elements; GGUF files may store it as `[len, 1]` or as one row per group.
+    /// A vector of `len` elements. GGUF files may store it as `[len, 1]` or as one row per group.
     ///
     /// # Errors
-    /// When it is missing or of another size.
+    /// If the vector is missing or has another size.
     pub fn flat_vector(&mut self, name: &str, len: i32) -> Result<Array> {
         match self.weights.shape(name) {
             Some(&[rows, columns]) if rows.checked_mul(columns) == usize::try_from(len).ok() => {
@@ -546,7 +548,7 @@ impl<'a> Builder<'a> {
         self.gated_mlp_of((prefix, parts), width, activation, bias)
     }
 
-    /// As [`Self::gated_mlp`], with other tensor names, in the order gate, up, down.
+    /// As [`Self::gated_mlp`], with other tensor names for gate, up and down, in this order.
     pub fn gated_mlp_of(
         &mut self,
         (prefix, [gate, up, down]): (&str, [&str; 3]),
@@ -564,7 +566,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// A gated feed-forward block with gate and up in one matrix, `gate_up_proj`.
+    /// A gated feed-forward block whose gate and up are one matrix, `gate_up_proj`.
     pub fn fused_mlp(&mut self, prefix: &str, activation: Activation) -> Result<FeedForward> {
         let (hidden, width) = (self.dims.hidden, self.dims.intermediate);
         let fused = self.fused(
@@ -573,8 +575,8 @@ impl<'a> Builder<'a> {
             &[width, width],
             false,
         )?;
-        let [gate, up] =
-            <[Linear; 2]>::try_from(fused).map_err(|_| invalid("two parts were asked for"))?;
+        let [gate, up] = <[Linear; 2]>::try_from(fused)
+            .map_err(|_| invalid("a fused matrix must have two parts"))?;
         Ok(FeedForward::Gated(GatedMlp {
             gate,
             up,
@@ -602,7 +604,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// A block with a norm on the output of each part: `post_attention_layernorm` and
+    /// A block with a norm after each part: `post_attention_layernorm` and
     /// `post_feedforward_layernorm`.
     pub fn post_norm_block<M: Mixer>(
         &mut self,
@@ -623,10 +625,11 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Every block of this process; `make` gets its index in the model and its prefix.
+    /// Builds every block of this process. `make` receives the block's index in the model and its
+    /// prefix.
     ///
     /// # Errors
-    /// Those of `make`.
+    /// The errors of `make`.
     pub fn blocks<M: Mixer>(
         &mut self,
         mut one: impl FnMut(&mut Self, usize, &str) -> Result<Block<M>>,
@@ -651,8 +654,8 @@ impl<'a> Builder<'a> {
             .embedding(prefix, self.dims.vocab, self.dims.hidden)
     }
 
-    /// The head at `lm_head`, or the tied embedding. `tied` is the family's default if the
-    /// configuration does not say.
+    /// The output head at `lm_head`, or the tied embedding. `tied` is the family's default, for
+    /// configurations without this field.
     pub fn head(&mut self, tied: Option<bool>) -> Result<Head> {
         self.head_with(tied, false)
     }
@@ -668,7 +671,7 @@ impl<'a> Builder<'a> {
             .or(tied)
             .unwrap_or_else(|| !self.weights.contains("lm_head.weight"));
         let linear = if tied {
-            // A tied model may still contain the tensor; transformers ignores it, and so do we.
+            // A tied model may still contain the tensor. It is ignored, as in transformers.
             self.weights.ignore("lm_head");
             None
         } else {

@@ -1,5 +1,5 @@
 //! Cohere's mixtures of experts (reference: `modeling_cohere2_moe` of Hugging Face transformers):
-//! the blocks of `cohere2`, most of them with experts as feed-forward part.
+//! the blocks of `cohere2`. In most blocks, the feed-forward part is a mixture of experts.
 
 use inference::{Error, ErrorKind, Result};
 
@@ -66,12 +66,12 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// A text in the configuration.
+/// A string in the configuration.
 fn text<'a>(config: &'a ModelConfig, name: &str) -> Option<&'a str> {
     config.fields.get(name).and_then(|value| value.as_str())
 }
 
-/// The experts at `at`, with a choice by raw scores.
+/// The mixture at `at`, which selects experts by raw scores.
 fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
     let config = b.config;
     let unknown = |name: &str, known: &str| {

@@ -1,5 +1,6 @@
-//! DBRX (Databricks 2024; reference: `modeling_dbrx` of Hugging Face transformers): layer norms
-//! without biases, bounded queries, keys and values from one matrix, and experts in stacks of rows.
+//! DBRX (Databricks 2024; reference: `modeling_dbrx` of Hugging Face transformers). Layer norms
+//! have no biases. One matrix computes queries, keys and values, which are clamped. Experts are
+//! stored as stacks of rows.
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::Array;
@@ -17,7 +18,7 @@ use crate::loader::Weights;
 use crate::nn::expert_router::Weighing;
 use crate::nn::{Activation, Experts, FeedForward, Mixture, Router, Weight};
 
-/// A single expert's matrices: gate, up and down.
+/// The names of an expert's matrices: gate, up and down.
 const PARTS: [&str; 3] = ["w1", "v1", "w2"];
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
@@ -69,7 +70,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     })
 }
 
-/// Experts one below another in matrices `[experts * width, hidden]`, down matrices transposed.
+/// Experts stored one below another in matrices `[experts * width, hidden]`. Down matrices are
+/// stored transposed.
 fn stacks(b: &mut Builder<'_>, at: &str, count: i32, activation: Gate) -> Result<Experts> {
     let (hidden, width) = (b.dims.hidden, b.dims.intermediate);
     let mut stack = |part: &str| -> Result<Array> {

@@ -1,5 +1,6 @@
-//! dots.llm1 (rednote-hilab 2025; reference: `modeling_dots1` of Hugging Face transformers): dense
-//! layers, then sigmoid-routed experts with a selection bias; norms on query and key heads.
+//! dots.llm1 (rednote-hilab 2025; reference: `modeling_dots1` of Hugging Face transformers). Query
+//! and key heads have norms. The first layers are dense. The others have sigmoid-routed experts
+//! with a selection bias.
 
 use inference::Result;
 

@@ -1,6 +1,6 @@
 //! The encoder of BERT and its successors: an embedding, blocks of full attention and feed-forward
 //! parts, and an optional classifier. Several texts are packed one after another, without padding
-//! or caches. The positions of norms and the kind of position encoding are fields.
+//! and without caches. Fields set the positions of norms and the kind of position encoding.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::nn::{Activation, Attention, Embedding, FeedForward, Linear, Norm};
 pub struct EncoderInput<'a> {
     /// Ids, `[T]`.
     pub ids: &'a [u32],
-    /// The part of a text pair that each token belongs to, `[T]`: 0 or 1.
+    /// For each token, its part of a text pair, `[T]`: 0 or 1.
     pub types: &'a [u32],
     /// The number of tokens in each text; their sum is `T`.
     pub lengths: &'a [i32],
@@ -29,17 +29,17 @@ pub trait Encoder: Send + Sync + std::fmt::Debug {
     /// The last hidden states, `[1, T, hidden]`.
     fn encode(&self, input: &EncoderInput<'_>) -> Result<Array>;
 
-    /// The maximum tokens of a text; `None` if unlimited.
+    /// The maximum number of tokens in a text; `None` if unlimited.
     fn max_length(&self) -> Option<usize>;
 
-    /// The number of scores that the classifier gives per text; `None` without a classifier.
+    /// The number of scores per text that the classifier returns; `None` without a classifier.
     fn labels(&self) -> Option<usize>;
 
     /// The classifier's scores, `[1, texts, labels]`, for hidden states `[1, T, hidden]` of texts
     /// of these lengths.
     ///
     /// # Errors
-    /// When there is no classifier, shapes do not fit, or memory runs out.
+    /// If there is no classifier, shapes do not match, or memory runs out.
     fn classify(&self, states: &Array, lengths: &[i32]) -> Result<Array>;
 }
 
@@ -50,7 +50,7 @@ pub struct EncoderBlock {
     pub attention_in: Option<Norm>,
     /// Bidirectional attention.
     pub attention: Attention,
-    /// The maximum distance of attended positions; `None` if unlimited.
+    /// The maximum distance to an attended position; `None` if unlimited.
     pub reach: Option<i32>,
     /// The norm on attention's output, before the residual sum.
     pub attention_out: Option<Norm>,
@@ -69,7 +69,7 @@ pub struct EncoderBlock {
 impl EncoderBlock {
     /// `[1, T, hidden] -> [1, T, hidden]`.
     fn forward(&self, x: &Array, lengths: &[i32]) -> Result<Array> {
-        // Without a norm on the output, the output projection can add the residual itself.
+        // Without a norm on its output, the output projection can add the residual stream itself.
         let add = self.attention_out.is_none();
         let input = (x, self.attention_in.as_ref(), add);
         let mut h = self.attention.encode(input, lengths, self.reach)?;
@@ -91,7 +91,7 @@ impl EncoderBlock {
 pub struct Places {
     /// One row per position.
     pub table: Embedding,
-    /// The row of the first token (RoBERTa reserves some for padding).
+    /// The table's row for the first token. RoBERTa reserves the first rows for padding.
     pub first: i32,
 }
 
@@ -100,7 +100,7 @@ pub struct Places {
 pub struct EncoderStack {
     /// Token ids to vectors.
     pub embedding: Embedding,
-    /// The embedding's factor.
+    /// The factor on embeddings.
     pub embedding_scale: Option<Array>,
     /// Learned position embeddings, added to the token embeddings.
     pub places: Option<Places>,
@@ -112,9 +112,9 @@ pub struct EncoderStack {
     pub blocks: Vec<Arc<EncoderBlock>>,
     /// The norm after the blocks.
     pub norm: Option<Norm>,
-    /// The maximum tokens of a text.
+    /// The maximum number of tokens in a text.
     pub max_length: Option<usize>,
-    /// The classifier, in checkpoints that have one.
+    /// The classifier, if the checkpoint has one.
     pub classifier: Option<Classifier>,
 }
 
@@ -206,20 +206,20 @@ impl Decoder for EncoderStack {
 /// The activation of the classifier's hidden layer.
 #[derive(Debug, Clone, Copy)]
 pub enum HeadActivation {
-    /// The hyperbolic tangent.
+    /// Hyperbolic tangent.
     Tanh,
-    /// An activation of feed-forward parts.
+    /// An activation function of feed-forward parts.
     Other(Activation),
 }
 
 /// Computes scores from the hidden states of a text.
 #[derive(Debug)]
 pub struct Classifier {
-    /// Whether the classifier reads the mean of all states instead of the first state.
+    /// Whether the classifier reads the mean of all states, instead of the first state.
     pub mean: bool,
     /// The hidden layer and its activation.
     pub dense: Option<(Linear, HeadActivation)>,
-    /// The norm on the hidden layer.
+    /// The norm on the hidden layer's output.
     pub norm: Option<Norm>,
     /// The output layer.
     pub out: Linear,

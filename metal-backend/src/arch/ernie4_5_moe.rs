@@ -1,6 +1,6 @@
 //! ERNIE 4.5 with mixtures of experts (Baidu 2025; reference: `modeling_ernie4_5_moe` of Hugging
-//! Face transformers): softmax routing with a selection bias, and renormalized weights of the
-//! chosen experts.
+//! Face transformers). Routing is a softmax with a selection bias. The weights of the selected
+//! experts are renormalized.
 
 use inference::{Error, ErrorKind, Result};
 

@@ -1,5 +1,6 @@
 //! K-EXAONE (LG AI Research 2026; reference: `modeling_exaone_moe` of Hugging Face transformers):
-//! the attention of EXAONE 4, norms before both parts, and experts in all but the first layers.
+//! the attention of EXAONE 4, and norms before both parts. The first layers are dense; the others
+//! have experts.
 
 use inference::Result;
 

@@ -2,8 +2,8 @@
 //! transformers): attention and Mamba-2 in parallel, and scale factors on the inputs and outputs of
 //! most layers.
 //!
-//! mlx-lm folds all factors but that of the keys into the matrices when it converts a checkpoint.
-//! It also transposes the convolutions, which identifies such checkpoints.
+//! mlx-lm multiplies all factors except that of the keys into the matrices when it converts a
+//! checkpoint. It also transposes the convolutions, which identifies converted checkpoints.
 
 use inference::Result;
 use mlx_rs_core::Array;
@@ -56,7 +56,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         })
     })?;
     let mut head = b.head(Some(false))?;
-    // A tied embedding that contains its factor is also the output matrix.
+    // A tied matrix that already includes the embedding's factor needs this factor removed for the
+    // logits.
     let scale = match (scalars.folded, &head.linear) {
         (false, _) => scalars.head,
         (true, None) => scalars.head / scalars.embedding,
@@ -77,25 +78,25 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// A factor; `None` if it is 1.
+/// A factor as an array; `None` if it is 1.
 fn factor(b: &Builder<'_>, value: f32) -> Result<Option<Array>> {
     (value != 1.0).then(|| b.scalar(value)).transpose()
 }
 
-/// The factors of a configuration. Factors folded into the matrices are 1, except `embedding` and
-/// `head`.
+/// The factors of a configuration. If factors are folded into the matrices, they are 1 here, except
+/// `embedding` and `head`.
 struct Scalars {
-    /// Whether factors are folded into the matrices.
+    /// Whether the factors are folded into the matrices.
     folded: bool,
     embedding: f32,
     head: f32,
     key: f32,
-    /// The factors of attention's input and output.
+    /// The factors on attention's input and output.
     attention: [f32; 2],
     ssm: [f32; 2],
-    /// The factors of Mamba-2's projected gates, inputs, B, C and steps.
+    /// The factors on Mamba-2's projected gates, inputs, B, C and steps.
     projected: [f32; 5],
-    /// The factors of the gate and of the output.
+    /// The factors on the gate and on the output.
     mlp: [f32; 2],
 }
 
@@ -127,7 +128,7 @@ impl Scalars {
         Ok(scalars)
     }
 
-    /// The factors of the input projection's outputs; `None` if all are 1.
+    /// The factors on the input projection's outputs; `None` if all are 1.
     fn projected(&self, b: &Builder<'_>, sizes: Mamba2Shape) -> Result<Option<Array>> {
         if self.projected.iter().all(|&f| f == 1.0) {
             return Ok(None);
@@ -196,7 +197,7 @@ fn mixers(
     })
 }
 
-/// Bytes of the states of Mamba-2 of one sequence in all blocks.
+/// Bytes of one sequence's Mamba-2 states in all blocks.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config, &FIELDS)?.layout();
     Ok((layout.nbytes() as u64).saturating_mul(config.num_hidden_layers as u64))

@@ -1,5 +1,5 @@
 //! Falcon-Mamba (Zuo et al. 2024, arXiv:2410.05355; reference: `modeling_falcon_mamba` of Hugging
-//! Face transformers): Mamba with norms without weights on the short step, B and C.
+//! Face transformers): Mamba with norms on the low-rank step, B and C. These norms have no weights.
 
 use inference::Result;
 use mlx_rs_core::ones;

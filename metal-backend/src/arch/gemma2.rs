@@ -1,7 +1,8 @@
-//! Gemma 2 (Gemma Team 2024; reference: `modeling_gemma2` of Hugging Face transformers) has norms
-//! before and after both parts of a block, capped scores and logits, and a window in every other
-//! layer. Gemma 3's text model (Gemma Team 2025; reference: `modeling_gemma3`) has head norms in
-//! place of the caps. It has five sliding layers per full layer, with a separate rotary base.
+//! Gemma 2 (Gemma Team 2024; reference: `modeling_gemma2` of Hugging Face transformers). It has
+//! norms before and after both parts of a block, capped scores and logits, and a window in every
+//! other layer. This file also builds Gemma 3's text model (Gemma Team 2025; reference:
+//! `modeling_gemma3`). Gemma 3 has head norms instead of caps, and five sliding layers per full
+//! layer. Sliding layers have a separate rotary base.
 
 use inference::Result;
 
@@ -16,7 +17,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     Ok(Box::new(load_with(config, weights, false)?))
 }
 
-/// The decoder, optionally with head norms.
+/// Builds the decoder, optionally with head norms.
 pub(super) fn load_with(
     config: &ModelConfig,
     weights: &mut Weights,

@@ -1,8 +1,9 @@
 //! Gemma 3, text only: `gemma3_text`, and the text part of multimodal `gemma3` checkpoints.
 //! `gemma2.rs` describes the network; Gemma 3 adds head norms.
 //!
-//! With `use_bidirectional_attention` (EmbeddingGemma, Vera et al. 2025, arXiv:2509.20354) it is an
-//! encoder of the same blocks; a sliding layer then attends to half of its window on each side.
+//! With `use_bidirectional_attention` (EmbeddingGemma, Vera et al. 2025, arXiv:2509.20354), the
+//! model is an encoder of the same blocks. Then a sliding layer attends to half of its window on
+//! each side.
 
 use std::sync::Arc;
 
@@ -31,7 +32,7 @@ fn encoder(config: &ModelConfig, stack: Stack) -> Result<EncoderStack> {
         ));
     }
     let block = |block: Arc<Block>| {
-        // This is the only reference.
+        // No other reference to the block exists, so this cannot fail.
         let block = Arc::try_unwrap(block)
             .map_err(|_| Error::new(ErrorKind::Engine, "a block is in use"))?;
         Ok(Arc::new(EncoderBlock {

@@ -1,7 +1,9 @@
 //! Gemma 4, text only (Gemma Team 2026; reference: `modeling_gemma4` of Hugging Face transformers).
-//! Differences from Gemma 3: full layers have a separate head size, rotate a part of each head, and
-//! may use keys as values; the last layers share keys of earlier ones; small models add an input
-//! per layer; large models have a mixture of experts beside the feed-forward part.
+//! Differences from Gemma 3:
+//! - Full layers have a separate head size, rotate a part of each head, and may use keys as values.
+//! - The last layers share the keys of earlier layers.
+//! - Small models add an input per layer.
+//! - Large models have a mixture of experts beside the feed-forward part.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -44,7 +46,7 @@ struct MixtureBeside {
     experts_out: Norm,
 }
 
-/// The per-layer input of a block.
+/// The layers through which a block reads its per-layer input.
 #[derive(Debug)]
 struct LayerInput {
     gate: Linear,
@@ -62,7 +64,7 @@ struct Block {
     mlp_out: Norm,
     mixture: Option<MixtureBeside>,
     input: Option<LayerInput>,
-    /// A factor on the block's output, `[1]`.
+    /// A factor on the block's output, shape `[1]`.
     scalar: Option<Array>,
 }
 
@@ -74,7 +76,7 @@ struct LayerInputs {
     projection: Linear,
     projection_scale: Array,
     norm: Norm,
-    /// `1 / sqrt(2)`.
+    /// The factor `1 / sqrt(2)`.
     both_scale: Array,
     /// The width of one layer's input.
     width: i32,
@@ -87,15 +89,15 @@ struct Gemma4 {
     embedding_scale: Array,
     inputs: Option<LayerInputs>,
     blocks: Vec<Arc<Block>>,
-    /// For each block, the index of the block whose keys and values it uses: itself or an earlier
-    /// one.
+    /// For each block, the index of the block whose keys and values it uses: its own index or an
+    /// earlier one.
     source: Vec<usize>,
     norm: Norm,
     head: Head,
 }
 
 impl MixtureBeside {
-    /// The mixture's output for the residual stream `x`.
+    /// The mixture's output for the residual stream `x`. The mixture applies its own norms to `x`.
     fn forward(&self, x: &Array) -> mlx_rs_core::Result<Array> {
         let (ids, weights) = self.router.forward(&self.router_norm.forward(x)?)?;
         let weights = weights.multiply(&self.per_expert_scale.take_clamped(&ids, 0)?)?;
@@ -109,7 +111,7 @@ impl MixtureBeside {
 struct BlockInputs<'a> {
     /// The per-layer input, `[1, T, width]`.
     layer_input: Option<&'a Array>,
-    /// Keys and values of an earlier layer, one view per row, if the block shares them.
+    /// Keys and values of an earlier layer, one view per row; `None` if the block has its own keys.
     views: Option<&'a [KvView]>,
 }
 
@@ -182,11 +184,12 @@ impl Block {
         Ok((x, made))
     }
 
-    /// The places of the block that can be edited.
+    /// The places in the block whose states can be edited.
     fn hooks(&self) -> LayerHooks {
         let mut hooks = LayerHooks::default();
         let mlp = self.mlp.current();
-        // A layer replaced by a factor drops its inner states.
+        // If a factor replaces the layer, the inner states are not used, so edits would have no
+        // effect.
         if mlp.gain().is_some() {
             return hooks;
         }
@@ -194,15 +197,15 @@ impl Block {
         hooks.attn_out = true;
         hooks.resid_mid = true;
         hooks.mlp_out = !mlp.is_left_out();
-        // Beside a mixture, the neurons are only one part of the feed-forward output.
+        // With a mixture, the neurons determine only one part of the feed-forward output.
         hooks.neurons = mlp.neurons().filter(|_| self.mixture.is_none());
         hooks.heads = Some((size(self.attention.n_heads), size(self.attention.head_dim)));
         hooks
     }
 
-    /// Runs the block without caches, recomputed in the backward pass (gradient checkpointing).
-    /// Shared keys and values are arguments, and new ones are results if `shares`, so that
-    /// gradients flow through them; both stay in memory.
+    /// Runs the block without caches, and recomputes it in the backward pass (gradient
+    /// checkpointing). Shared keys and values are arguments of the recomputed function. New ones
+    /// are results if `shares`. So gradients flow through them, and both stay in memory.
     fn forward_again(
         self: &Arc<Self>,
         x: &Array,
@@ -379,7 +382,7 @@ impl Decoder for Gemma4 {
     }
 
     fn new_caches(&self, options: &CacheOptions) -> Caches {
-        // Layers that share keys have no cache.
+        // Layers that share keys have no cache of their own.
         let layers = || self.blocks.iter().map(|b| &b.attention);
         let with_keys = layers().filter(|layer| layer.k_proj.is_some());
         let caches: Caches = with_keys.map(|layer| options.cache(layer.window)).collect();
@@ -465,8 +468,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// The key source of each layer: the layer itself for the first `with_keys` layers, then the last
-/// one of its kind.
+/// The key source of each layer. The first `with_keys` layers use their own keys. Each other layer
+/// uses the keys of the last of these layers that has the same kind.
 fn sources(config: &ModelConfig, with_keys: usize) -> Result<Vec<usize>> {
     (0..config.num_hidden_layers)
         .map(|i| {
@@ -533,7 +536,7 @@ fn attention_of(
         }
         k_norm = Some(b.norm(&name("k_norm"), dims.head_dim)?);
     } else {
-        // Checkpoints contain these tensors, although they are unused.
+        // Checkpoints contain these tensors although no layer uses them.
         for part in ["k_proj", "v_proj", "k_norm", "v_norm"] {
             b.weights.ignore(&name(part));
         }

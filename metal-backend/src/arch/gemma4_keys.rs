@@ -1,5 +1,5 @@
-//! The keys of Gemma 4 by its configuration: full layers have a separate head size and number, and
-//! the last layers share the keys of earlier ones.
+//! The sizes of Gemma 4's keys, from its configuration. Full layers have a separate head size and
+//! number of heads, and the last layers share the keys of earlier layers.
 
 use inference::Result;
 
@@ -7,10 +7,10 @@ use super::build::{int, invalid};
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
 
-/// The number of layers, from the first, that have keys of their own.
+/// The number of layers with keys of their own; these are the first layers.
 ///
 /// # Errors
-/// When the configuration is inconsistent.
+/// If the configuration is inconsistent.
 pub(super) fn own_layers(config: &ModelConfig) -> Result<usize> {
     let layers = config.num_hidden_layers;
     let shared = config
@@ -24,10 +24,10 @@ pub(super) fn own_layers(config: &ModelConfig) -> Result<usize> {
     })
 }
 
-/// The number of key and value elements per token, in all layers that have their own.
+/// The number of key and value elements per token, over all layers with keys of their own.
 ///
 /// # Errors
-/// When a size in the configuration is invalid.
+/// If a size in the configuration is invalid.
 pub(super) fn key_numbers(config: &ModelConfig) -> Result<u64> {
     let mut numbers = 0u64;
     for layer in 0..own_layers(config)? {
@@ -44,11 +44,11 @@ pub(super) fn values_are_keys(config: &ModelConfig, layer: usize) -> Result<bool
     Ok(!config.slides(layer) && config.flag("attention_k_eq_v")?.unwrap_or(false))
 }
 
-/// The key heads of a layer and their size, if they differ from the model's.
+/// The number of a layer's key heads and their size, each `None` if it equals the model's.
 pub(super) fn key_sizes(config: &ModelConfig, layer: usize) -> Result<(Option<u32>, Option<u32>)> {
     let full = !config.slides(layer);
     let values_are_keys = values_are_keys(config, layer)?;
-    // transformers 5 has a list of per-layer differences; published files name the sizes of full
+    // transformers 5 has a list of per-layer differences. Published files have fields for full
     // layers.
     let listed = config
         .fields

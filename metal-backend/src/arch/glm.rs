@@ -1,5 +1,5 @@
 //! GLM-4 of 2024 (GLM Team 2024; reference: `modeling_glm` of Hugging Face transformers). Half of
-//! each head is rotated in adjacent pairs. Gate and up projections are one matrix.
+//! each head rotates, in adjacent pairs. One matrix computes gate and up.
 
 use inference::Result;
 

@@ -1,6 +1,6 @@
 //! GLM-4 (GLM Team 2024; reference: `modeling_glm4` of Hugging Face transformers). Both parts of a
-//! block have norms before and after. Half of each head is rotated in adjacent pairs. Gate and up
-//! projections are one matrix.
+//! block have a norm before and a norm after. Half of each head rotates, in adjacent pairs. One
+//! matrix computes gate and up.
 
 use inference::Result;
 

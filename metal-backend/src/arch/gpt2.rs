@@ -1,7 +1,7 @@
 //! GPT-2 (Radford et al. 2019; reference: `modeling_gpt2` of Hugging Face transformers). It has
 //! learned positions, layer norms, biases, and a fused QKV projection. Original checkpoints store
-//! matrices as `[in, out]`; those written by MLX (names start with `model.`) and GGUF files store
-//! `[out, in]`.
+//! matrices as `[in, out]`. Checkpoints written by MLX (names start with `model.`) and GGUF files
+//! store `[out, in]`.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::loader::Weights;
 use crate::nn::adapter::{SlotKind, SlotView};
 use crate::nn::{Activation, Attention, FeedForward, HeadNorms, Linear, Mlp, Weight};
 
-/// The prefix of the names and the orientation of matrices.
+/// How a checkpoint names and orients its matrices.
 struct Layout {
     prefix: &'static str,
     transposed: bool,
@@ -61,7 +61,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 Ok(layer.with_bias_at(bias_slot.as_ref().map(at)))
             };
             let (q_proj, k_proj, v_proj) = (part(0)?, part(1)?, part(2)?);
-            // The causal mask in old checkpoints.
+            // Old checkpoints store the causal mask.
             b.weights.ignore(&at("attn.bias"));
             b.weights.ignore(&at("attn.masked_bias"));
             Ok(Arc::new(Block {
@@ -101,7 +101,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     let embedding = b.embedding(&at("wte"))?;
     let places = b.weights.embedding(&at("wpe"), positions, hidden)?;
     let norm = b.hidden_norm(&at("ln_f"))?;
-    // Always tied; conversion to GGUF writes the table twice.
+    // The output is always tied. Conversion to GGUF writes the table twice, so the copy is ignored.
     b.weights.ignore("lm_head");
     Ok(Box::new(Stack {
         embedding,

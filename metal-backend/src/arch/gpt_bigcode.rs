@@ -1,5 +1,5 @@
-//! GPT-BigCode (Allal et al. 2023; reference: `modeling_gpt_bigcode` of Hugging Face transformers): GPT-2
-//! with one key head for all queries, and matrices as `[out, in]`.
+//! GPT-BigCode (Allal et al. 2023; reference: `modeling_gpt_bigcode` of Hugging Face transformers):
+//! GPT-2 with one key head for all queries, and matrices as `[out, in]`.
 
 use inference::Result;
 

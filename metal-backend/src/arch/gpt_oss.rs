@@ -1,6 +1,6 @@
-//! gpt-oss (OpenAI 2025; reference: `modeling_gpt_oss` of Hugging Face transformers): attention
-//! sinks, a window in every other layer, and experts with biases and a clamped gate. Experts are
-//! dense, or packed as MXFP4 in OpenAI's or MLX's layout.
+//! gpt-oss (OpenAI 2025; reference: `modeling_gpt_oss` of Hugging Face transformers). It has
+//! attention sinks, a window in every other layer, and experts with biases and a clamped gate.
+//! Experts are stored dense, or as MXFP4 in OpenAI's or MLX's layout.
 
 use inference::Result;
 use mlx_rs_core::{Array, QuantMode, Quantized};
@@ -20,7 +20,7 @@ use crate::nn::{Experts, FeedForward, Mixture, Router, Weight};
 const ALPHA: f32 = 1.702;
 /// The default clamp of gate and up outputs.
 const LIMIT: f32 = 7.0;
-/// Weights that share a scale in MXFP4.
+/// Number of weights that share a scale in MXFP4.
 const BLOCK: i32 = 32;
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
@@ -100,7 +100,7 @@ fn experts(b: &mut Builder<'_>, at: &str, count: i32, limit: f32) -> Result<Expe
             transposed(b, &down, count, hidden, width)?,
         )
     };
-    // Rows alternate between gate and up.
+    // Rows alternate between gate and up, so they are split.
     let both_bias = b
         .weights
         .tensor(&format!("{fused}_bias"), &[count, 2 * width])?
@@ -151,7 +151,7 @@ fn transposed(
         .map_err(engine("weights"))
 }
 
-/// A stack in OpenAI's packing: 16 bytes for each 32 weights, and one byte for their scale.
+/// A stack in OpenAI's packing: 16 bytes for each 32 weights, and one scale byte for them.
 fn mxfp4(b: &mut Builder<'_>, name: &str, count: i32, outputs: i32, inputs: i32) -> Result<Weight> {
     let groups = inputs / BLOCK;
     let blocks = [count, outputs, groups, BLOCK / 2];

@@ -74,7 +74,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
 }
 
 fn feed_forward(b: &mut Builder<'_>, prefix: &str, activation: Activation) -> Result<FeedForward> {
-    // mlx-lm names the dense block differently.
+    // mlx-lm has another name for the dense block.
     if b.weights
         .contains(&format!("{prefix}.mlp.gate_proj.weight"))
     {
@@ -151,7 +151,7 @@ fn shared(b: &mut Builder<'_>, at: &str, width: i32, activation: Activation) -> 
     }
     let both = b.fused(&format!("{at}.input_linear"), hidden, &[width; 2], false)?;
     let [gate, up] =
-        <[Linear; 2]>::try_from(both).map_err(|_| invalid("two parts were asked for"))?;
+        <[Linear; 2]>::try_from(both).map_err(|_| invalid("a fused matrix must have two parts"))?;
     Ok(GatedMlp {
         gate,
         up,
@@ -160,7 +160,7 @@ fn shared(b: &mut Builder<'_>, at: &str, width: i32, activation: Activation) -> 
     })
 }
 
-/// Bytes of the state of one sequence in all layers.
+/// Bytes of one sequence's recurrent state in all layers.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config, &FIELDS)?.layout();
     Ok(super::of_recurrent_layers(config, &layout))

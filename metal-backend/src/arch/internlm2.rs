@@ -1,6 +1,6 @@
 //! InternLM 2 (Cai et al. 2024, arXiv:2403.17297; reference: `modeling_internlm2` of
-//! internlm2-chat-7b): llama with other names, and one matrix for queries, keys and values, group
-//! by group. GGUF files have three matrices.
+//! internlm2-chat-7b): llama with other tensor names. One matrix computes queries, keys and values,
+//! interleaved by group. GGUF files have three separate matrices.
 
 use inference::Result;
 
@@ -11,7 +11,7 @@ use crate::loader::Weights;
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
     for layer in 0..config.num_hidden_layers {
-        // Frequencies in old checkpoints.
+        // Old checkpoints store the frequencies, which the configuration determines.
         weights.ignore(&format!("model.layers.{layer}.attention.rope.inv_freq"));
     }
     let variant = Variant {

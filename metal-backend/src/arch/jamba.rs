@@ -63,7 +63,7 @@ fn shape(config: &ModelConfig) -> Result<MambaShape> {
     mamba::shape(config, &FIELDS, config.hidden_size.saturating_mul(expand))
 }
 
-/// Experts in some layers, as their period and offset say; the other layers are dense.
+/// A mixture of experts in the layers that the period and offset select; other layers are dense.
 fn feed_forward(b: &mut Builder<'_>, i: usize, prefix: &str) -> Result<FeedForward> {
     let config = b.config;
     let at = format!("{prefix}.mlp");
@@ -97,7 +97,7 @@ fn feed_forward(b: &mut Builder<'_>, i: usize, prefix: &str) -> Result<FeedForwa
     })))
 }
 
-/// Bytes of the state of one sequence in all layers.
+/// Bytes of one sequence's recurrent state in all layers.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     Ok(super::of_recurrent_layers(config, &shape(config)?.layout()))
 }

@@ -1,6 +1,6 @@
-//! Shared parts of families with latent attention: the layer with the usual tensor names, and the
-//! decoder of DeepSeek's layers (reference: `modeling_deepseek_v2`, `modeling_deepseek_v3` of
-//! Hugging Face transformers).
+//! Shared parts of families with latent attention: the attention layer with the usual tensor names,
+//! and DeepSeek's decoder (reference: `modeling_deepseek_v2`, `modeling_deepseek_v3` of Hugging
+//! Face transformers).
 
 use inference::Result;
 use mlx_rs_core::Array;
@@ -15,10 +15,10 @@ use crate::loader::Weights;
 use crate::nn::latent_attention::{LatentAttention, LatentQueries, ShortQueries};
 use crate::nn::{Attention, FeedForward, HeadNorms, Linear, Norm, Rope};
 
-/// The differences between these families.
+/// The differences between families with latent attention.
 #[derive(Debug, Clone, Copy)]
 pub struct Latent {
-    /// Rotary embedding pairs adjacent elements, instead of the two halves.
+    /// The rotary embedding pairs adjacent elements, instead of elements of the two halves.
     pub traditional: bool,
     /// Epsilon of the low-rank norms, if it differs from the other norms.
     pub eps: Option<f32>,
@@ -27,7 +27,7 @@ pub struct Latent {
 }
 
 impl Latent {
-    /// `DeepSeek` V2 and V3.
+    /// The settings of `DeepSeek` V2 and V3.
     pub const DEEPSEEK: Self = Self {
         traditional: true,
         eps: Some(1e-6),
@@ -60,7 +60,7 @@ impl Sizes {
     }
 }
 
-/// The number of cached elements per token in all layers; `None` for a family without latent
+/// The number of cached elements per token in all layers; `None` for families without latent
 /// attention.
 pub fn key_numbers(config: &ModelConfig) -> Result<Option<u64>> {
     if !config.family().is_some_and(|family| family.latent) {
@@ -140,8 +140,8 @@ fn short_norm(b: &mut Builder<'_>, prefix: &str, dim: i32, latent: Latent) -> Re
     norm
 }
 
-/// The matrices `[heads, plain, rank]` and `[heads, rank, values]`, from one matrix in
-/// transformers' layout or two in mlx-lm's.
+/// The matrices `[heads, plain, rank]` and `[heads, rank, values]`. transformers' layout has one
+/// matrix for both; mlx-lm's layout has two.
 fn expansions(b: &mut Builder<'_>, at: &str, sizes: Sizes) -> Result<(Array, Array)> {
     let Sizes {
         rank,
@@ -183,7 +183,7 @@ fn expansions(b: &mut Builder<'_>, at: &str, sizes: Sizes) -> Result<(Array, Arr
     ))
 }
 
-/// The factor of YaRN's `mscale_all_dim` on queries and keys.
+/// The factor on queries and keys that YaRN's `mscale_all_dim` configures.
 fn yarn_growth(config: &ModelConfig) -> f32 {
     let objects = ["rope_scaling", "rope_parameters"];
     let scaling = objects
@@ -198,7 +198,7 @@ fn yarn_growth(config: &ModelConfig) -> f32 {
     }
 }
 
-/// The decoder with only dense blocks.
+/// Builds the decoder with only dense blocks.
 ///
 /// # Errors
 /// As [`routed`].
@@ -220,7 +220,7 @@ pub fn dense(
     })
 }
 
-/// The decoder with dense blocks, then mixtures of experts.
+/// Builds the decoder with dense blocks, followed by blocks with mixtures of experts.
 ///
 /// # Errors
 /// As [`routed_block`].

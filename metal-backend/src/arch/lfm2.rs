@@ -1,6 +1,6 @@
 //! LFM2 (Liquid AI 2025, arXiv:2511.23404; reference: `modeling_lfm2` of Hugging Face
-//! transformers): layers of short convolutions, and layers of grouped-query attention. Convolution
-//! layers cache a state, attention layers keys and values.
+//! transformers). Some layers are short convolutions, which cache a state. The others are
+//! grouped-query attention, which caches keys and values.
 
 use inference::{Error, ErrorKind, Result};
 
@@ -19,8 +19,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     })
 }
 
-/// The decoder with feed-forward parts from `feed_forward`, which gets the block's index and
-/// prefix.
+/// Builds the decoder. `feed_forward` receives a block's index and prefix, and builds the
+/// feed-forward part.
 pub(super) fn load_with(
     config: &ModelConfig,
     weights: &mut Weights,
@@ -55,7 +55,8 @@ pub(super) fn load_with(
     }))
 }
 
-/// The gated block, with transformers' names or the names that mlx-lm uses beside experts.
+/// The gated feed-forward block, with transformers' names or with mlx-lm's names for models with
+/// experts.
 pub(super) fn feed_forward(b: &mut Builder<'_>, at: &str, width: i32) -> Result<FeedForward> {
     let mlp = if b.weights.contains(&format!("{at}.gate_proj.weight")) {
         b.gated_mlp(at, width, Activation::Silu, false)?
@@ -103,7 +104,7 @@ fn conv_width(config: &ModelConfig) -> Result<i32> {
     )
 }
 
-/// Bytes of the state of one sequence in all layers.
+/// Bytes of one sequence's recurrent state in all layers.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let hidden = int("hidden_size", config.hidden_size)?;
     let layout = ShortConv::state_layout(hidden, conv_width(config)?);

@@ -1,5 +1,5 @@
 //! LFM2 with mixtures of experts (Liquid AI 2025; reference: `modeling_lfm2_moe` of Hugging Face
-//! transformers): sigmoid scores, and a bias that affects only the selection. The first layers are
+//! transformers). Scores are sigmoids, and a bias affects only the selection. The first layers are
 //! dense.
 
 use inference::Result;

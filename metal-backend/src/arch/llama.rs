@@ -1,6 +1,6 @@
 //! Llama (Touvron et al. 2023; reference: `modeling_llama` of Hugging Face transformers): pre-norm
-//! blocks of grouped-query attention and a gated feed-forward. Many families are this decoder with
-//! other biases, norms, names or factors; each one is a [`Variant`].
+//! blocks of grouped-query attention and a gated feed-forward part. Many families are this decoder
+//! with other biases, norms, names or factors. A [`Variant`] describes each of them.
 
 use inference::Result;
 use mlx_rs_core::Array;
@@ -14,7 +14,7 @@ use crate::loader::Weights;
 use crate::nn::attention::Growth;
 use crate::nn::{Activation, FeedForward};
 
-/// The differences between llama-like architectures.
+/// The differences between llama-like families.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Variant {
     /// Biases on the query, key and value projections.
@@ -27,29 +27,30 @@ pub struct Variant {
     pub head_bias: bool,
     /// Norms on query and key heads before rotation.
     pub qk_norm: bool,
-    /// Norms on all query heads together and all key heads, before rotation.
+    /// One norm on all query heads together and one on all key heads, before rotation.
     pub wide_qk_norm: bool,
-    /// The head norms follow the rotation.
+    /// Norms of query and key heads come after the rotation.
     pub norm_after_rotation: bool,
     /// The formula of norms.
     pub norms: NormKind,
-    /// Rotary embedding pairs adjacent elements, instead of the two halves.
+    /// The rotary embedding pairs adjacent elements, instead of elements of the two halves.
     pub traditional: bool,
-    /// Rotary embedding turns in the opposite direction.
+    /// The rotary embedding rotates in the opposite direction.
     pub reversed: bool,
     /// No rotary embedding.
     pub no_rope: bool,
     /// One matrix computes queries, keys and values.
     pub fused: bool,
-    /// The fused matrix is interleaved by group.
+    /// The fused matrix is interleaved by key head.
     pub grouped: bool,
-    /// The feed-forward block.
+    /// The kind of feed-forward block.
     pub mlp: MlpKind,
-    /// Attention and feed-forward part read the same input, and their outputs are summed.
+    /// Whether attention and feed-forward part read the same input, so that their outputs are
+    /// summed.
     pub parallel: Option<Parallel>,
     /// Factor on the scores, instead of `1 / sqrt(head_dim)`.
     pub score_scale: Option<f32>,
-    /// The bound of queries, keys and values.
+    /// Queries, keys and values are clamped to `-clip..clip`.
     pub clip: Option<f32>,
     /// Growth of queries with their position.
     pub growth: Option<Growth>,
@@ -69,17 +70,17 @@ pub enum MlpKind {
     Plain,
 }
 
-/// The norms of blocks whose attention and feed-forward outputs are summed.
+/// The norms of blocks whose attention and feed-forward part read the same input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parallel {
-    /// One norm before both.
+    /// One norm for both parts.
     OneNorm,
-    /// One norm before each.
+    /// A separate norm for each part.
     TwoNorms,
 }
 
 impl Variant {
-    /// Biases by the configuration's `attention_bias` and `mlp_bias`.
+    /// The variant whose biases follow the configuration's `attention_bias` and `mlp_bias`.
     pub fn configured(config: &ModelConfig) -> Self {
         Self {
             qkv_bias: config.attention_bias,
@@ -95,7 +96,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     load_variant(config, weights, Variant::configured(config))
 }
 
-/// Loads the shared decoder as `variant`.
+/// Loads a checkpoint as the llama decoder with these differences.
 pub(super) fn load_variant(
     config: &ModelConfig,
     weights: &mut Weights,
@@ -104,7 +105,7 @@ pub(super) fn load_variant(
     Ok(Box::new(variant_stack(config, weights, variant)?))
 }
 
-/// The shared decoder as `variant`.
+/// Builds the llama decoder with these differences.
 pub(super) fn variant_stack(
     config: &ModelConfig,
     weights: &mut Weights,
@@ -129,7 +130,7 @@ pub(super) fn variant_stack(
     })
 }
 
-/// As [`variant_stack`], with feed-forward parts from the caller.
+/// As [`variant_stack`]; the caller builds the feed-forward parts.
 pub(super) fn stack_of(
     config: &ModelConfig,
     weights: &mut Weights,
@@ -175,7 +176,7 @@ pub(super) fn stack_of(
     })
 }
 
-/// A block of these parts.
+/// Builds a block from these parts.
 fn block(
     b: &mut Builder<'_>,
     variant: Variant,

@@ -1,6 +1,7 @@
-//! Llama 4 (Meta 2025; reference: `modeling_llama4` of Hugging Face transformers): layers that
-//! rotate attend to chunks of positions, and the others to all, with queries that grow with their
-//! position. Some or all layers have experts, whose inputs are multiplied by a sigmoid.
+//! Llama 4 (Meta 2025; reference: `modeling_llama4` of Hugging Face transformers). Layers with
+//! rotation attend to chunks of positions. Layers without rotation attend to all positions, and
+//! their queries grow with the position. Some or all layers have experts, whose inputs are
+//! multiplied by a sigmoid.
 
 use inference::Result;
 
@@ -38,8 +39,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         if !rotates[i] {
             attention.growth = growth;
         } else if head_norms {
-            // The reference rotates before these norms. They have no weights, and a rotation
-            // changes no length, so the order does not matter.
+            // The reference rotates before these norms. The order has no effect: the norms have no
+            // weights, and a rotation does not change a vector's length.
             let norms = std::mem::replace(&mut b.norms, NormKind::PlainRms);
             attention.norms = b.head_norms(&at)?;
             b.norms = norms;
@@ -67,7 +68,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// The growth of queries in layers without rotation.
+/// The growth of queries with their position, in layers without rotation.
 fn growth(config: &ModelConfig) -> Result<Option<Growth>> {
     if !config.flag("attn_temperature_tuning")?.unwrap_or(true) {
         return Ok(None);
@@ -80,7 +81,7 @@ fn growth(config: &ModelConfig) -> Result<Option<Growth>> {
     }))
 }
 
-/// Whether each layer has experts: those in `moe_layers`, or each n-th.
+/// Whether each layer has experts: the layers in `moe_layers`, or every n-th layer.
 fn sparse_layers(config: &ModelConfig) -> Result<Vec<bool>> {
     let layers = config.num_hidden_layers;
     if let Some(listed) = config.numbers("moe_layers")? {
@@ -95,13 +96,14 @@ fn sparse_layers(config: &ModelConfig) -> Result<Vec<bool>> {
         .collect())
 }
 
-/// The experts at `at`, beside one for all tokens.
+/// The mixture at `at`, with a shared expert for all tokens.
 fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
     let (hidden, width) = (b.dims.hidden, b.dims.intermediate);
     let activation = b.activation(Activation::Silu)?;
     let (count, per_token) = counts(b.config, "num_experts_per_tok")?;
     let fused = format!("{at}.experts.gate_up_proj");
-    // Such stacks are `[in, out]`, which a square matrix does not show.
+    // Fused stacks are `[in, out]`. At this size, the fused matrix is square, so its shape does not
+    // reveal the orientation.
     if hidden == 2 * width && b.weights.contains(&fused) {
         return Err(invalid(format!(
             "hidden_size is {hidden}, twice intermediate_size; such stacks of experts are not \

@@ -26,14 +26,14 @@ const FIELDS: Fields = Fields {
     width: "conv_kernel",
 };
 
-/// A family's field names for the sizes of the layer.
+/// The configuration's field names for the sizes of a family's layer.
 pub(super) struct Fields {
     pub state: &'static str,
     pub rank: &'static str,
     pub width: &'static str,
 }
 
-/// Makes the norms of the short step, B and C at a prefix.
+/// Builds the norms of the low-rank step, B and C at a prefix.
 pub(super) type MapNorms<'a> =
     &'a dyn Fn(&mut Builder<'_>, &str, MambaShape) -> Result<Option<[Norm; 3]>>;
 
@@ -41,7 +41,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     load_with(config, weights, &|_, _, _| Ok(None))
 }
 
-/// Loads the decoder with norms from the caller.
+/// Builds the decoder; the caller builds the norms.
 pub(super) fn load_with(
     config: &ModelConfig,
     weights: &mut Weights,
@@ -89,7 +89,8 @@ pub(super) fn shape(config: &ModelConfig, fields: &Fields, inner: usize) -> Resu
     })
 }
 
-/// The layer at a prefix, with optional biases on the input and output projections, and norms.
+/// Builds the layer at a prefix, with norms and with optional biases on the input and output
+/// projections.
 pub(super) fn mixer(
     b: &mut Builder<'_>,
     at: &str,
@@ -126,7 +127,7 @@ pub(super) fn mixer(
     })
 }
 
-/// Bytes of the state of one sequence in all layers.
+/// Bytes of one sequence's recurrent state in all layers.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config, &FIELDS, config.intermediate_size)?.layout();
     Ok(super::of_recurrent_layers(config, &layout))

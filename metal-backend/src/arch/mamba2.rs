@@ -30,7 +30,7 @@ const FIELDS: Fields = Fields {
     width: "conv_kernel",
 };
 
-/// A family's field names for the sizes of the layer.
+/// The configuration's field names for the sizes of a family's layer.
 pub(super) struct Fields {
     pub heads: &'static str,
     pub dim: &'static str,
@@ -95,7 +95,7 @@ pub(super) fn shape(config: &ModelConfig, fields: &Fields) -> Result<Mamba2Shape
 }
 
 /// The minimum and maximum step size. A missing bound is null or beyond float32; Python writes
-/// `Infinity`.
+/// `Infinity` for it.
 fn step_limit(config: &ModelConfig) -> Result<(f32, f32)> {
     let fault = || invalid("time_step_limit must be two numbers, the first not above the second");
     let limit = match config.fields.get("time_step_limit") {
@@ -116,7 +116,7 @@ fn step_limit(config: &ModelConfig) -> Result<(f32, f32)> {
     Ok((limit.0 as f32, limit.1 as f32))
 }
 
-/// The norm after the gate, with a separate mean square for each group of heads, as in mamba_ssm.
+/// A norm after the gate. Each group of heads has its own mean square, as in mamba_ssm.
 pub(super) fn grouped_norm(b: &mut Builder<'_>, at: &str, shape: Mamba2Shape) -> Result<GatedNorm> {
     Ok(GatedNorm::Grouped {
         norm: b.group_norm(&format!("{at}.norm"), shape.inner())?,
@@ -125,7 +125,8 @@ pub(super) fn grouped_norm(b: &mut Builder<'_>, at: &str, shape: Mamba2Shape) ->
     })
 }
 
-/// The layer at a prefix, with optional biases on the input and output projections, and a norm.
+/// Builds the layer at a prefix, with a norm and with optional biases on the input and output
+/// projections.
 pub(super) fn mixer(
     b: &mut Builder<'_>,
     at: &str,
@@ -155,8 +156,8 @@ pub(super) fn mixer(
     })
 }
 
-/// Negative decay rates, `[heads]` in float32. A checkpoint stores the logarithms of their
-/// negatives, a GGUF file the rates.
+/// Negative decay rates, `[heads]` in float32. A checkpoint stores the logarithms of the positive
+/// rates; a GGUF file stores the negative rates.
 pub(super) fn rates(b: &mut Builder<'_>, at: &str, heads: i32) -> Result<Array> {
     let stored = format!("{at}.rates");
     let wide = |a: Array| a.astype(Dtype::Float32).map_err(engine("weights"));
@@ -170,7 +171,7 @@ pub(super) fn rates(b: &mut Builder<'_>, at: &str, heads: i32) -> Result<Array> 
         .map_err(engine("weights"))
 }
 
-/// Bytes of the state of one sequence in all layers.
+/// Bytes of one sequence's recurrent state in all layers.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config, &FIELDS)?.layout();
     Ok(super::of_recurrent_layers(config, &layout))

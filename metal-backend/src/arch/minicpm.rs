@@ -1,5 +1,5 @@
-//! `MiniCPM` (Hu et al. 2024; reference: `modeling_minicpm` of its checkpoints). It is the llama decoder
-//! with factors on the embedding, the residual branches and the logits.
+//! `MiniCPM` (Hu et al. 2024; reference: `modeling_minicpm` of its checkpoints). It is the llama
+//! decoder with factors on the embedding, the residual branches and the logits.
 
 use inference::Result;
 use mlx_rs_core::Array;
@@ -22,14 +22,14 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     Ok(Box::new(stack))
 }
 
-/// Factor on the residual branches.
+/// The factor on the residual branches.
 pub(super) fn residual(config: &ModelConfig) -> Result<Option<f32>> {
     let layers = config.num_hidden_layers as f32;
     let depth = config.number("scale_depth")?;
     Ok(depth.map(|depth| depth / layers.sqrt()))
 }
 
-/// Factor on the logits, if the configuration gives the width for which they were tuned.
+/// The factor on the logits, if the configuration has the width for which the logits were tuned.
 pub(super) fn logit_scale(b: &Builder<'_>) -> Result<Option<Array>> {
     let base = b
         .config

@@ -1,5 +1,5 @@
-//! `MiniCPM` 3 (OpenBMB 2024; reference: `modeling_minicpm3` of its checkpoints): latent attention, and
-//! factors on the embedding, the residual branches and the logits.
+//! `MiniCPM` 3 (OpenBMB 2024; reference: `modeling_minicpm3` of its checkpoints): latent attention,
+//! and factors on the embedding, the residual branches and the logits.
 
 use inference::Result;
 

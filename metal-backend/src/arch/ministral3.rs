@@ -1,6 +1,6 @@
-//! Ministral 3 (Mistral AI 2025; reference: `modeling_ministral3` of Hugging Face transformers): the
-//! llama decoder whose queries grow with the logarithm of their position. It is also the text part of
-//! Mistral Small 3 and Devstral, where queries do not grow.
+//! Ministral 3 (Mistral AI 2025; reference: `modeling_ministral3` of Hugging Face transformers). It
+//! is the llama decoder whose queries grow with the logarithm of their position. It is also the
+//! text part of Mistral Small 3 and Devstral, whose queries do not grow.
 
 use inference::Result;
 

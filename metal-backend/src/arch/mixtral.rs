@@ -1,5 +1,6 @@
 //! Mixtral (Jiang et al. 2024; reference: `modeling_mixtral` of Hugging Face transformers). It is
-//! the llama decoder with a mixture of experts, weighted by a softmax over the chosen experts.
+//! the llama decoder with a mixture of experts. The weights are a softmax over the selected
+//! experts.
 
 use inference::Result;
 

@@ -1,6 +1,6 @@
-//! Architectures by `model_type`, one file each: a configuration and weights in, a decoder out.
-//! `nn/` has the shared layers. `stack.rs` has the decoder that most families use; `build.rs` and
-//! `moe.rs` have helpers for loading.
+//! Architectures by `model_type`, one file each. A loader builds a decoder from a configuration and
+//! weights. `nn/` has the shared layers. `stack.rs` has the decoder that most families use;
+//! `build.rs` and `moe.rs` have helpers for loading.
 
 mod afmoe;
 mod apertus;
@@ -112,9 +112,10 @@ use wiring::{BlockInfo, Wiring};
 
 /// A network: a decoder-only language model, or an encoder.
 pub trait Decoder: Send + Sync + std::fmt::Debug {
-    /// Token ids `[1, T]` of `rows`, packed one after another, to logits `[1, T, vocab]`, or `[1,
-    /// rows, vocab]` for [`Positions::Last`]. Keys and values of all positions are added to the
-    /// rows' caches. If the adapter scope requests it, blocks are recomputed in the backward pass.
+    /// Computes logits for the token ids `[1, T]` of `rows`, which are packed one after another.
+    /// The result is `[1, T, vocab]`, or `[1, rows, vocab]` for [`Positions::Last`]. Keys and
+    /// values of all positions are added to the rows' caches. If the adapter scope requests it,
+    /// blocks are recomputed in the backward pass.
     fn forward(
         &self,
         ids: &Array,
@@ -123,13 +124,13 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
         watch: &mut Watch<'_>,
     ) -> mlx_rs_core::Result<Array>;
 
-    /// The norm and head after the last block: hidden states `[1, T, hidden]` to logits `[1, T,
+    /// Applies the final norm and the head: hidden states `[1, T, hidden]` to logits `[1, T,
     /// vocab]`.
     fn unembed(&self, x: &Array) -> mlx_rs_core::Result<Array>;
 
-    /// The `k` greatest logits of each hidden state of [`Self::unembed`], in descending order, and
-    /// their tokens: float32 and uint32 `[T, k]`. Not all logits are held in memory. `None` where
-    /// they must be selected from all logits.
+    /// For each hidden state of [`Self::unembed`], the `k` greatest logits in descending order, and
+    /// their tokens: float32 and uint32 `[T, k]`. The other logits are not stored in memory. `None`
+    /// if the caller must select from all logits.
     ///
     /// # Errors
     /// As [`Self::unembed`].
@@ -141,26 +142,27 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
     /// Empty caches for one row, one per layer that has keys.
     fn new_caches(&self, options: &CacheOptions) -> Caches;
 
-    /// The places of each layer that can be edited; `None` in a decoder without access to states.
+    /// For each layer, the places whose states can be edited; `None` in a decoder without access to
+    /// states.
     fn hooks(&self) -> Option<Vec<LayerHooks>> {
         None
     }
 
-    /// The feed-forward part of a layer. `None` for a layer that fuses it with other computation.
+    /// The feed-forward part of a layer. `None` if the layer fuses it with other computation.
     fn feed_forward(&self, layer: usize) -> Option<&FeedForward> {
         let _ = layer;
         None
     }
 
-    /// The feed-forward part of a layer, replaceable until the first request. `None` for a layer
-    /// that fuses it with other computation, and in a decoder that is in use.
+    /// As [`Self::feed_forward`], to be replaced before the first request. Also `None` in a decoder
+    /// that is in use.
     fn feed_forward_mut(&mut self, layer: usize) -> Option<&mut FeedForward> {
         let _ = layer;
         None
     }
 
-    /// The encoder interface, if this is an encoder. An encoder predicts no next token:
-    /// [`Self::forward`] is then an error.
+    /// The encoder interface, if this is an encoder. An encoder predicts no next token, so its
+    /// [`Self::forward`] returns an error.
     fn encoder(&self) -> Option<&dyn Encoder> {
         None
     }
@@ -168,7 +170,7 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
     /// The embeddings of ids `[1, n]` as `[1, n, hidden]`, as stored in the table.
     ///
     /// # Errors
-    /// When another process has the table.
+    /// If another process has the table.
     fn token_vectors(&self, ids: &Array) -> mlx_rs_core::Result<Array>;
 
     /// The dot products of vectors `[.., hidden]` with all rows of the table, `[.., vocab]`.
@@ -177,7 +179,7 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
     /// As [`Self::token_vectors`].
     fn token_scores(&self, x: &Array) -> mlx_rs_core::Result<Array>;
 
-    /// The attention of a layer, if nothing else mixes positions there.
+    /// The attention of a layer; `None` if other parts of the layer mix positions.
     fn attention(&self, layer: usize) -> Option<&Attention> {
         let _ = layer;
         None
@@ -280,17 +282,17 @@ static LOADERS: [(&Family, Loader); 84] = [
     (&family::youtu_llm::FAMILY, youtu_llm::load),
 ];
 
-/// The names that [`load`] knows, sorted.
+/// The names of architectures that [`load`] accepts, sorted.
 pub fn names() -> impl Iterator<Item = &'static str> {
     let all = LOADERS.iter().flat_map(|(family, _)| family.model_types());
     all.collect::<BTreeSet<_>>().into_iter()
 }
 
-/// Computes the bytes of one sequence's recurrent state.
+/// A function that computes the bytes of one sequence's recurrent state.
 type StateBytes = fn(&ModelConfig, &[BlockInfo]) -> Result<u64>;
 
-/// Families with recurrent layers: the prefix of their blocks in a checkpoint, and the size of
-/// their state.
+/// Families with recurrent layers: the prefix of their blocks in a checkpoint, and the function for
+/// the size of their state.
 static RECURRENT: [(&Family, &str, StateBytes); 13] = [
     (&family::falcon_h1::FAMILY, LAYERS, falcon_h1::state_bytes),
     (
@@ -331,14 +333,15 @@ fn recurrent(config: &ModelConfig) -> Option<&'static (&'static Family, &'static
     (RECURRENT.iter()).find(|(family, ..)| family.model_type == described.model_type)
 }
 
-/// Bytes of one sequence's state in its recurrent layers, independent of its length.
+/// Bytes of one sequence's state in its recurrent layers. They do not depend on the sequence's
+/// length.
 pub fn state_bytes(config: &ModelConfig, blocks: &[BlockInfo]) -> Result<u64> {
     recurrent(config).map_or(Ok(0), |(_, _, bytes)| bytes(config, blocks))
 }
 
 /// The number of key and value elements per token in all layers that cache them.
 pub fn key_numbers(config: &ModelConfig) -> Result<u64> {
-    // The only family whose layers differ in their heads or share keys.
+    // Only Gemma 4 has layers that differ in their heads or share keys.
     if (config.family()).is_some_and(|f| f.model_type == family::gemma4::FAMILY.model_type) {
         return gemma4_keys::key_numbers(config);
     }
@@ -351,18 +354,18 @@ pub fn key_numbers(config: &ModelConfig) -> Result<u64> {
     Ok((sizes.iter()).fold(2, |numbers: u64, n| numbers.saturating_mul(*n as u64)))
 }
 
-/// Bytes of states with this layout in all recurrent layers.
+/// Bytes of states with this layout, over all recurrent layers.
 fn of_recurrent_layers(config: &ModelConfig, layout: &StateLayout) -> u64 {
     let layers = 0..config.num_hidden_layers;
     let count = layers.filter(|&layer| config.is_recurrent(layer)).count();
     (layout.nbytes() as u64).saturating_mul(count as u64)
 }
 
-/// The blocks found from the tensors' names, for architectures whose blocks differ; otherwise
-/// empty.
+/// The blocks that follow from the tensors' names, for architectures whose blocks differ. Empty for
+/// other architectures.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidModel`] when a block is missing.
+/// [`ErrorKind::InvalidModel`] if a block is missing.
 pub fn blocks<'a>(
     config: &ModelConfig,
     names: impl Iterator<Item = &'a str>,
@@ -373,22 +376,22 @@ pub fn blocks<'a>(
     }
 }
 
-/// The default compute type of a GPU for weights stored as `stored`.
+/// The default compute type on a GPU for weights stored as `stored`.
 pub fn stored_type(config: &ModelConfig, stored: FileDtype) -> FileDtype {
-    // In bfloat16, sums over a whole sequence lose small terms.
+    // Some families sum over a whole sequence. In bfloat16, such sums lose small terms.
     match config.family() {
         Some(family) if family.sums_in_float32 => FileDtype::F32,
         _ => stored,
     }
 }
 
-/// The layer that scores a text by its last hidden state, in checkpoints of decoders that classify
-/// texts with one label (`ForSequenceClassification` in transformers). `None` if the checkpoint has
-/// none.
+/// The layer that scores a text from its last hidden state. Checkpoints of decoders that classify
+/// texts with one label have this layer (`ForSequenceClassification` in transformers). `None` if
+/// the checkpoint has none.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidModel`] when its shape is wrong; [`ErrorKind::Unsupported`] when it has
-/// several labels.
+/// [`ErrorKind::InvalidModel`] if its shape is wrong; [`ErrorKind::Unsupported`] if it has several
+/// labels.
 pub fn score_layer(config: &ModelConfig, weights: &mut Weights) -> Result<Option<Linear>> {
     let is_encoder = config.family().is_some_and(|family| family.encoder);
     let Some(labels) = weights.rows("score").filter(|_| !is_encoder) else {
@@ -406,17 +409,17 @@ pub fn score_layer(config: &ModelConfig, weights: &mut Weights) -> Result<Option
         true => Some(weights.vector("score.bias", 1)?),
         false => None,
     };
-    // The logits of this head are no words.
+    // A classifier does not predict tokens, so its output head is not used.
     weights.ignore("lm_head");
     weights.layer(weight, bias).map(Some)
 }
 
-/// Builds the decoder for `config.model_type`. Without a `model_type`, query norms in the weights
-/// indicate qwen3, query biases qwen2, neither llama.
+/// Builds the decoder for `config.model_type`. If `model_type` is missing, the weights decide:
+/// query norms mean qwen3, query biases mean qwen2, otherwise it is llama.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] for an unknown architecture, listing the known ones;
-/// [`ErrorKind::InvalidModel`] when weights are missing, unused or of the wrong shape.
+/// [`ErrorKind::Unsupported`] for an unknown architecture, with a list of the known ones;
+/// [`ErrorKind::InvalidModel`] if weights are missing, unused or of the wrong shape.
 pub fn load(config: &ModelConfig, weights: &mut Weights) -> Result<(String, Box<dyn Decoder>)> {
     let name = match config.model_type.as_deref() {
         Some(name) => name,

@@ -1,6 +1,6 @@
 //! ModernBERT (Warner et al. 2024, arXiv:2412.13663; reference: `modeling_modernbert` of Hugging
 //! Face transformers): pre-norm blocks with rotary positions and a gated feed-forward part. Two of
-//! three layers have local attention. The first has no norm before its attention.
+//! three layers have local attention. The first layer has no norm before its attention.
 
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                     sinks: None,
                     sums: b.weights.attention_sums(),
                 },
-                // The window covers both sides.
+                // The window covers both sides, so each side has half of it.
                 reach: b.window(i)?.map(|window| window / 2),
                 attention_out: None,
                 after_attention: None,
@@ -78,7 +78,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     let norm = Some(b.hidden_norm(&at("final_norm"))?);
     let classifier = classifier(&mut b)?;
     if classifier.is_none() {
-        // The prediction of masked words.
+        // Tensors that predict masked words; embeddings do not use them.
         b.weights.ignore("head");
         b.weights.ignore("decoder");
     }
@@ -95,13 +95,16 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// Queries, keys and values from a list of three.
+/// Converts a list of three layers to queries, keys and values.
 pub(super) fn three(parts_of: Vec<Linear>) -> Result<[Linear; 3]> {
     <[Linear; 3]>::try_from(parts_of).map_err(|_| parts())
 }
 
 fn parts() -> Error {
-    Error::new(ErrorKind::Engine, "other parts were asked for")
+    Error::new(
+        ErrorKind::Engine,
+        "a fused matrix has the wrong number of parts",
+    )
 }
 
 fn classifier(b: &mut Builder<'_>) -> Result<Option<Classifier>> {

@@ -1,5 +1,5 @@
-//! Shared parts of mixtures of experts: the lookup of their matrices, the llama decoder with a
-//! mixture as feed-forward part, and the mixture of the Qwen families.
+//! Helpers for mixtures of experts: the lookup of their matrices, the llama decoder with mixtures
+//! as feed-forward parts, and the mixtures of the Qwen families.
 
 use inference::{Error, ErrorKind, Result};
 
@@ -15,11 +15,11 @@ use crate::nn::expert_router::{Groups, Weighing};
 use crate::nn::moe::SharedExpert;
 use crate::nn::{Activation, ExpertLinear, Experts, FeedForward, Mixture, Router, Weight};
 
-/// The places of a block's experts in a checkpoint.
+/// Where a checkpoint stores the experts of a block.
 pub struct ExpertsAt<'a> {
     /// The prefix of the stacks `gate_proj`, `up_proj` and `down_proj`.
     pub stacked: String,
-    /// The prefix of separate experts, and of fused stacks (`gate_up_proj`, `down_proj`).
+    /// The prefix of separately stored experts, and of fused stacks (`gate_up_proj`, `down_proj`).
     pub single: String,
     /// The names of a single expert's three matrices.
     pub parts: [&'a str; 3],
@@ -56,8 +56,8 @@ pub fn experts(
     })
 }
 
-/// Experts in two stacks with these names: gate and up in one, `[experts, 2 * width, hidden]`, and
-/// down in the other.
+/// Experts in two stacks with these names: one has gate and up, `[experts, 2 * width, hidden]`; the
+/// other has down.
 pub fn fused_experts(
     b: &mut Builder<'_>,
     [gate_up, down]: [String; 2],
@@ -88,7 +88,7 @@ pub fn fused_experts(
     joined_experts(b, (&both, down), width, activation)
 }
 
-/// Experts from two stacks, with gate and up in the first.
+/// Builds experts from two stacks, the first with gate and up.
 fn joined_experts(
     b: &mut Builder<'_>,
     (both, down): (&Weight, Weight),
@@ -108,10 +108,10 @@ fn joined_experts(
     })
 }
 
-/// The number of experts, and of experts per token.
+/// The number of experts, and the number of experts per token.
 ///
 /// # Errors
-/// When the configuration lacks them or they are impossible.
+/// If the configuration lacks these numbers or they are impossible.
 pub fn counts(config: &ModelConfig, per_token: &str) -> Result<(i32, i32)> {
     let names = ["num_local_experts", "n_routed_experts"];
     let named = |name: &&str| config.fields.contains_key(*name);
@@ -121,7 +121,7 @@ pub fn counts(config: &ModelConfig, per_token: &str) -> Result<(i32, i32)> {
     Ok((int(name, experts)?, int(per_token, k)?))
 }
 
-/// A Qwen block's mixture, or the dense feed-forward part of the layers without a mixture.
+/// A Qwen block's mixture, or a dense feed-forward part in layers without a mixture.
 pub fn qwen_block(
     b: &mut Builder<'_>,
     i: usize,
@@ -158,7 +158,7 @@ pub fn qwen_block(
     Ok(FeedForward::Mixture(Box::new(mixture)))
 }
 
-/// A mixture at `mlp` with experts of this width, weighted by a softmax.
+/// A mixture at `mlp` with experts of this width, whose weights are a softmax.
 pub fn share_block(b: &mut Builder<'_>, prefix: &str, width: i32) -> Result<FeedForward> {
     let mixture = shares(b, &format!("{prefix}.mlp"), width)?;
     Ok(FeedForward::Mixture(Box::new(mixture)))
@@ -191,7 +191,7 @@ fn shares(b: &mut Builder<'_>, at: &str, width: i32) -> Result<Mixture> {
     })
 }
 
-/// Whether each layer is dense: `mlp_layer_types`, or the first `first_k_dense_replace`.
+/// Whether each layer is dense: by `mlp_layer_types`, or the first `first_k_dense_replace` layers.
 pub fn dense_layers(config: &ModelConfig) -> Result<Vec<bool>> {
     let layers = config.num_hidden_layers;
     let Some(listed) = config
@@ -224,7 +224,7 @@ pub fn dense_layers(config: &ModelConfig) -> Result<Vec<bool>> {
 /// selection bias, optional groups, and shared experts. The first layers are dense.
 ///
 /// # Errors
-/// When a tensor is missing or of another shape; [`ErrorKind::Unsupported`] for an unknown scoring
+/// If a tensor is missing or has another shape; [`ErrorKind::Unsupported`] for an unknown scoring
 /// function.
 pub fn routed_block(
     b: &mut Builder<'_>,
@@ -271,7 +271,7 @@ pub fn routed_block(
     };
     let bias_name = format!("{at}.gate.e_score_correction_bias");
     let choice_bias = match b.weights.shape(&bias_name) {
-        // ERNIE stores it as a row.
+        // ERNIE stores the bias as a row.
         Some([1, _]) => {
             let bias = b.weights.tensor(&bias_name, &[1, count])?;
             Some(bias.reshape(&[count]).map_err(engine("weights"))?)
@@ -304,7 +304,7 @@ pub fn routed_block(
 /// The usual names of a single expert's matrices.
 pub const USUAL_PARTS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
-/// The weights of experts, from `scoring_func`, `norm_topk_prob` and `routed_scaling_factor`.
+/// How experts are weighted, from `scoring_func`, `norm_topk_prob` and `routed_scaling_factor`.
 fn weighing(config: &ModelConfig) -> Result<Weighing> {
     let normalized = config.flag("norm_topk_prob")?.unwrap_or(true);
     let scale = config.number("routed_scaling_factor")?.unwrap_or(1.0);
@@ -344,7 +344,7 @@ fn groups(config: &ModelConfig, experts: i32) -> Result<Option<Groups>> {
     Ok(Some(Groups {
         count: int("n_group", count)?,
         selected: int("topk_group", top_groups)?,
-        // DeepSeek V2 ranks groups by their best expert, later models by their two best.
+        // DeepSeek V2 ranks groups by their best expert, later models by the sum of their two best.
         best: match method {
             Some("group_limited_greedy") => 1,
             _ => 2,
@@ -352,7 +352,7 @@ fn groups(config: &ModelConfig, experts: i32) -> Result<Option<Groups>> {
     }))
 }
 
-/// The llama decoder with feed-forward parts from the caller.
+/// Builds the llama decoder; the caller builds the feed-forward parts.
 pub fn load(
     config: &ModelConfig,
     weights: &mut Weights,

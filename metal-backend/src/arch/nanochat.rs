@@ -1,6 +1,6 @@
-//! nanochat (Karpathy 2025; reference: `modeling_nanochat` of Hugging Face transformers): norms
-//! without weights, also on the embedding and on heads; a rotation in the opposite direction; two
-//! matrices with a squared ReLU; capped logits.
+//! nanochat (Karpathy 2025; reference: `modeling_nanochat` of Hugging Face transformers). Norms
+//! have no weights, and also apply to the embedding and to heads. The rotation has the opposite
+//! direction. The feed-forward part is two matrices with a squared ReLU. Logits are capped.
 
 use inference::Result;
 
@@ -13,8 +13,8 @@ use crate::loader::Weights;
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
     let variant = Variant {
-        // The reference rotates before these norms. They have no weights, and a rotation changes no
-        // length, so the order does not matter.
+        // The reference rotates before these norms. The order has no effect: the norms have no
+        // weights, and a rotation does not change a vector's length.
         qk_norm: true,
         norms: NormKind::PlainRms,
         reversed: true,

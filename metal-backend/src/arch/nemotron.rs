@@ -1,6 +1,6 @@
-//! Nemotron (NVIDIA 2024; reference: `modeling_nemotron` of Hugging Face transformers). It has
-//! layer norms that add one to their weight, and a feed-forward part of two matrices with a squared
-//! `ReLU`. Half of each head is rotated.
+//! Nemotron (NVIDIA 2024; reference: `modeling_nemotron` of Hugging Face transformers). Its layer
+//! norms add one to their weight. The feed-forward part is two matrices with a squared `ReLU`. Half
+//! of each head rotates.
 
 use inference::Result;
 

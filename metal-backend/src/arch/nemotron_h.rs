@@ -1,6 +1,6 @@
 //! Nemotron-H (NVIDIA 2025, arXiv:2504.03624; reference: `modeling_nemotron_h` of Hugging Face
-//! transformers): each block has one part, which is Mamba-2, attention without positions, two
-//! matrices, or experts of two matrices.
+//! transformers). Each block has one part: Mamba-2, attention without positions, two matrices, or
+//! experts of two matrices.
 
 use std::sync::Arc;
 
@@ -70,7 +70,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// The kind of each block, with the names of `layer_types`.
+/// The kind of each block, in the names of `layer_types`.
 fn kinds(config: &ModelConfig) -> Result<Vec<String>> {
     let listed = config.fields.get("layer_types").and_then(Value::as_array);
     let kinds: Vec<String> = (listed.into_iter().flatten())
@@ -121,7 +121,7 @@ fn part(
     }
 }
 
-/// The activation between two matrices.
+/// The activation function between the two matrices.
 fn activation(config: &ModelConfig) -> Result<Activation> {
     let name = config.fields.get("mlp_hidden_act").and_then(Value::as_str);
     let name = name.unwrap_or("relu2");
@@ -202,7 +202,7 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
     })
 }
 
-/// Bytes of the state of one sequence in all blocks.
+/// Bytes of one sequence's recurrent state in all blocks.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config, &FIELDS)?.layout();
     Ok(super::of_recurrent_layers(config, &layout))

@@ -1,6 +1,5 @@
 //! OLMo (Groeneveld et al. 2024, arXiv:2402.00838; reference: `modeling_olmo` of Hugging Face
-//! transformers): llama with layer norms that have no weights, and bounded queries, keys and
-//! values.
+//! transformers): llama with clamped queries, keys and values. Its layer norms have no weights.
 
 use inference::Result;
 

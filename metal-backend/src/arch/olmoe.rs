@@ -1,5 +1,5 @@
-//! `OLMoE` (Muennighoff et al. 2024; reference: `modeling_olmoe` of Hugging Face transformers): mixtures
-//! of experts, and norms across all query heads and all key heads.
+//! `OLMoE` (Muennighoff et al. 2024; reference: `modeling_olmoe` of Hugging Face transformers):
+//! mixtures of experts, and norms across all query heads and all key heads.
 
 use inference::Result;
 

@@ -1,6 +1,7 @@
-//! Qwen3-Next (Qwen team 2025; reference: `modeling_qwen3_next` of Hugging Face transformers):
-//! three layers with a gated delta net, then one with gated attention, and mixtures of experts.
-//! Qwen3.5 is the same with separate projections.
+//! Qwen3-Next (Qwen team 2025; reference: `modeling_qwen3_next` of Hugging Face transformers).
+//! Three layers with a gated delta net alternate with one layer of gated attention. The
+//! feed-forward parts are mixtures of experts. Qwen3.5 has the same layers, with separate
+//! projections.
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::Dtype;
@@ -55,8 +56,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// The formula of norms. When mlx-lm converts a checkpoint, it adds the one and transposes the
-/// convolutions, which identifies such checkpoints.
+/// The formula of norms. When mlx-lm converts a checkpoint, it adds the 1 to the weights. It also
+/// transposes the convolutions, which identifies converted checkpoints.
 fn norms(config: &ModelConfig, weights: &Weights) -> NormKind {
     let first = (0..config.num_hidden_layers).find(|&layer| config.is_recurrent(layer));
     let conv = |layer: usize| {
@@ -64,7 +65,7 @@ fn norms(config: &ModelConfig, weights: &Weights) -> NormKind {
         weights.shape(&name).map(<[usize]>::to_vec)
     };
     match first.and_then(conv).as_deref() {
-        // Conversion to GGUF also adds it.
+        // Conversion to GGUF also adds the 1.
         _ if weights.is_gguf() => NormKind::Rms,
         Some([_, _, 1]) => NormKind::Rms,
         _ => NormKind::RmsPlusOne,
@@ -142,7 +143,8 @@ fn gated_delta(b: &mut Builder<'_>, at: &str, shape: GatedDeltaShape) -> Result<
     })
 }
 
-/// The norm of the heads, whose weight is used unchanged in either layout.
+/// The norm of the heads. Its stored weight is used without adding 1, whatever the checkpoint's
+/// layout.
 fn plain_norm(b: &mut Builder<'_>, prefix: &str, dim: i32) -> Result<Norm> {
     let others = std::mem::replace(&mut b.norms, NormKind::Rms);
     let norm = b.norm(prefix, dim);
@@ -150,7 +152,7 @@ fn plain_norm(b: &mut Builder<'_>, prefix: &str, dim: i32) -> Result<Norm> {
     norm
 }
 
-/// Bytes of the state of one sequence in all layers.
+/// Bytes of one sequence's recurrent state in all layers.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config)?.layout();
     Ok(super::of_recurrent_layers(config, &layout))

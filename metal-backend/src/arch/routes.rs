@@ -1,5 +1,5 @@
-//! Assigns feed-forward backends to blocks, as the loading options and the program request. `nn/`
-//! computes them.
+//! Assigns feed-forward backends to blocks, as requested by the loading options and by the program.
+//! `nn/` implements the backends.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub struct Routes<'a> {
     pub plan: &'a FeedForwardPlan,
     /// The program's own backends.
     pub router: &'a FfnRouter,
-    /// The features for walking layers.
+    /// The stored features, for layers that read them from files (`walk`).
     pub features: Option<&'a Features>,
     /// Whether our CPU kernels compute.
     pub on_cpu: bool,
@@ -28,12 +28,12 @@ pub struct Routes<'a> {
     pub dtype: Dtype,
 }
 
-/// Sets the backends of a decoder with `layers` layers.
+/// Assigns backends to a decoder of `layers` layers.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] for an unknown layer, or one that both plan and program claim;
-/// [`ErrorKind::Unsupported`] for a feed-forward part that cannot be computed that way; errors of
-/// [`Features::layer`].
+/// [`ErrorKind::InvalidOption`] for an unknown layer, or a layer that both the plan and the program
+/// assign; [`ErrorKind::Unsupported`] for a feed-forward part that the backend cannot compute;
+/// errors of [`Features::layer`].
 pub fn apply(decoder: &mut dyn Decoder, routes: &Routes<'_>, layers: usize) -> Result<()> {
     routes.router.check(layers)?;
     for (layer, strategy) in routes.plan.for_layers(layers)?.into_iter().enumerate() {

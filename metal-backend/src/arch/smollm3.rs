@@ -1,5 +1,5 @@
 //! SmolLM3 (Bakouch et al. 2025; reference: `modeling_smollm3` of Hugging Face transformers). It is
-//! the llama decoder without rotary embedding in some layers, by default every fourth.
+//! the llama decoder in which some layers have no rotary embedding: every fourth one by default.
 
 use inference::Result;
 
@@ -37,7 +37,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// Whether each layer rotates: `no_rope_layers`, where 1 means that it does, or the interval.
+/// Whether each layer rotates: by `no_rope_layers`, where 1 means that the layer rotates, or by the
+/// interval.
 pub(super) fn rotating_layers(config: &ModelConfig) -> Result<Vec<bool>> {
     let layers = config.num_hidden_layers;
     match config.numbers("no_rope_layers")? {

@@ -1,6 +1,6 @@
-//! `StableLM` (Stability AI 2023; reference: `modeling_stablelm` of Hugging Face transformers). It has
-//! layer norms, and a quarter of each head is rotated. Attention and feed-forward part may read the
-//! same norm.
+//! `StableLM` (Stability AI 2023; reference: `modeling_stablelm` of Hugging Face transformers). It
+//! has layer norms, and a quarter of each head is rotated. Attention and feed-forward part may read
+//! the same norm.
 
 use inference::Result;
 

@@ -1,6 +1,6 @@
-//! The decoder of almost every architecture: an embedding, blocks of a mixer (attention, or a
-//! recurrent layer) and a feed-forward part with residuals, a norm, and a head. The positions of
-//! norms and the factors are fields; Gemma 4, whose data flow differs, has a separate decoder.
+//! The decoder of almost every architecture: an embedding, blocks, a norm, and a head. A block has
+//! a mixer (attention or a recurrent layer) and a feed-forward part, with residuals. Fields set the
+//! positions of norms and the factors. Gemma 4 has another data flow and a separate decoder.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -23,8 +23,8 @@ use crate::nn::{Attention, Embedding, FeedForward, Fused, Linear, Mixer, Norm};
 /// One block. Norms are `None` where a family lacks them.
 #[derive(Debug)]
 pub struct Block<M: Mixer = Attention> {
-    /// The norm before the mixer; in a parallel block also before a feed-forward part without a
-    /// norm.
+    /// The norm before the mixer. In a parallel block, the feed-forward part also uses this norm if
+    /// it has none of its own.
     pub mixer_in: Option<Norm>,
     /// The mixer of positions: attention or a recurrent layer.
     pub mixer: M,
@@ -36,9 +36,10 @@ pub struct Block<M: Mixer = Attention> {
     pub mlp: FeedForward,
     /// The norm on the feed-forward output, before the residual sum.
     pub mlp_out: Option<Norm>,
-    /// Factor on both outputs before the residual sum (Granite).
+    /// The factor on the outputs of both parts before the residual sum (Granite).
     pub residual: Option<Array>,
-    /// Both parts read the same input, and their outputs are summed (Cohere).
+    /// Whether mixer and feed-forward part read the same input, so that their outputs are summed
+    /// (Cohere).
     pub parallel: bool,
 }
 
@@ -61,7 +62,7 @@ impl<M: Mixer> Block<M> {
             watch.saw_mixed(layer, &x)?;
             return feed_forward::scaled(&x, gain, &mixed);
         }
-        // Without a norm or factor on the output, the output projection can add the residual
+        // Without a norm or factor on its output, the output projection can add the residual stream
         // itself.
         let (mixer_out, add) = (self.mixer_out.as_ref(), self.residual.is_none());
         let add_mixed = add && mixer_out.is_none() && !watch.wants(layer, Hook::AttnOut);
@@ -127,12 +128,13 @@ impl<M: Mixer> Block<M> {
         Ok(y)
     }
 
-    /// The places of the block that can be edited.
+    /// The places in the block whose states can be edited.
     fn hooks(&self) -> LayerHooks {
         let mlp = self.mlp.current();
         let has_mlp = !matches!(mlp, FeedForward::Nothing) && !mlp.is_left_out();
         let mut hooks = LayerHooks::default();
-        // A layer replaced by a factor drops its inner states.
+        // If a factor replaces the layer, the inner states are not used, so edits would have no
+        // effect.
         if mlp.gain().is_some() {
             return hooks;
         }
@@ -147,7 +149,7 @@ impl<M: Mixer> Block<M> {
         hooks
     }
 
-    /// The block as one fused operation, if its form allows it.
+    /// The block for the fused kernel; `None` if the kernel lacks a part of the block.
     fn fused(&self) -> Option<Fused<'_>> {
         let attention = self.mixer.as_attention()?;
         let plain = attention.clip.is_none()
@@ -166,7 +168,8 @@ impl<M: Mixer> Block<M> {
         }
     }
 
-    /// Runs the block without caches, recomputed in the backward pass (gradient checkpointing).
+    /// Runs the block without caches, and recomputes it in the backward pass (gradient
+    /// checkpointing).
     fn forward_again(
         self: &Arc<Self>,
         x: &Array,
@@ -231,7 +234,8 @@ impl<M: Mixer> Stack<M> {
         Ok(x)
     }
 
-    /// The parts of each block that our kernels can fuse across blocks; `None` if they lack any.
+    /// For each block, its form for the fused kernel; `None` if the block cannot be fused in this
+    /// pass.
     fn fused(
         &self,
         rows: &[Row<'_>],
@@ -241,7 +245,7 @@ impl<M: Mixer> Stack<M> {
         let checkpoint = adapter::scope().is_some_and(|scope| scope.checkpoint);
         let looked_at = watch.wants_attention() || watch.wants_mixed() || watch.measures();
         let none = looked_at || checkpoint;
-        // The last block may have to drop positions.
+        // If not all positions are needed, the last block drops positions, so it is not fused.
         let all = positions == Positions::All || rows.iter().all(|row| row.length == 1);
         let end = self.blocks.len().saturating_sub(usize::from(!all));
         (self.blocks.iter().enumerate())
@@ -256,11 +260,11 @@ impl<M: Mixer> Stack<M> {
 /// The head, which computes logits from the last block's output.
 #[derive(Debug)]
 pub struct Head {
-    /// `None` when the output is tied to the embedding.
+    /// The output matrix; `None` if the embedding is the output matrix (tied).
     pub linear: Option<Linear>,
     /// Factor on the logits.
     pub scale: Option<Array>,
-    /// Logits are capped to `-cap..cap` by a tanh.
+    /// Cap on logits: `cap * tanh(logit / cap)` keeps logits within `-cap..cap`.
     pub softcap: Option<Array>,
 }
 
@@ -268,7 +272,7 @@ impl Head {
     /// `[.., hidden] -> [.., vocab]`.
     ///
     /// # Errors
-    /// When `x` does not end in the hidden dimension.
+    /// If `x` does not end in the hidden dimension.
     pub fn forward(&self, x: &Array, embedding: &Embedding) -> Result<Array> {
         let logits = match &self.linear {
             Some(linear) => linear.forward(x)?,
@@ -288,7 +292,7 @@ impl Head {
         }
     }
 
-    /// The `k` greatest logits of each row of `x`, float32 `[.., hidden]`, like
+    /// The `k` greatest logits for each row of `x`, float32 `[.., hidden]`, as in
     /// [`Decoder::greatest_logits`].
     pub fn greatest(
         &self,
@@ -296,7 +300,7 @@ impl Head {
         embedding: &Embedding,
         k: usize,
     ) -> Result<Option<(Array, Array)>> {
-        // A factor that is zero or negative would change the order.
+        // A zero or negative factor would change the order of the logits.
         let keeps_order = |factor: &Array| Ok(factor.astype(Dtype::Float32)?.item::<f32>()? > 0.0);
         for factor in [&self.scale, &self.softcap].into_iter().flatten() {
             if factor.size() != 1 || !keeps_order(factor)? {
@@ -314,17 +318,17 @@ impl Head {
     }
 }
 
-/// The blocks of this process, first to last.
+/// The blocks that this process computes, first to last.
 #[derive(Debug)]
 pub struct Blocks<M: Mixer = Attention> {
     /// The blocks.
     pub blocks: Vec<Arc<Block<M>>>,
-    /// This process's stage, if other processes have further blocks.
+    /// This process's stage, if other processes compute further blocks.
     pub stage: Option<Stage>,
 }
 
 impl<M: Mixer> From<Vec<Arc<Block<M>>>> for Blocks<M> {
-    /// All blocks of a model.
+    /// All blocks of a model, without a pipeline.
     fn from(blocks: Vec<Arc<Block<M>>>) -> Self {
         Self {
             blocks,
@@ -346,7 +350,7 @@ impl<M: Mixer> Deref for Blocks<M> {
 pub struct Stack<M: Mixer = Attention> {
     /// Token ids to vectors.
     pub embedding: Embedding,
-    /// The embedding's factor.
+    /// The factor on embeddings.
     pub embedding_scale: Option<Array>,
     /// The norm of the embedding (nanochat).
     pub embedding_norm: Option<Norm>,
@@ -377,7 +381,8 @@ impl<M: Mixer> Decoder for Stack<M> {
         watch.lap(None, StepPart::Embedding, &[&x])?;
         watch.saw_embedding(&x)?;
         let last = self.blocks.len().saturating_sub(1);
-        // Only the last block may drop positions; the others feed the keys of later blocks.
+        // Only the last block may drop positions. The outputs of earlier blocks determine the keys
+        // of later blocks, so all positions are needed there.
         let selected = match stage.filter(|stage| !stage.is_last()) {
             Some(_) => Positions::All,
             None => positions,
@@ -390,7 +395,7 @@ impl<M: Mixer> Decoder for Stack<M> {
                 continue;
             }
             x = watch.states_at(i, Hook::ResidPre, x)?;
-            // Fuses up to the next block whose input or output a hook reads.
+            // Fuses blocks up to the next block whose input or output a hook reads.
             let apart =
                 |at: usize| watch.wants(at, Hook::ResidPost) || watch.wants(at + 1, Hook::ResidPre);
             let most = (i..fused.len())
@@ -438,7 +443,8 @@ impl<M: Mixer> Decoder for Stack<M> {
     }
 
     fn hooks(&self) -> Option<Vec<LayerHooks>> {
-        // In a pipeline, layer indices are those of this process alone.
+        // In a pipeline, layer indices count only this process's layers, so hooks are not
+        // supported.
         let is_undivided = self.blocks.stage.is_none();
         is_undivided.then(|| self.blocks.iter().map(|block| block.hooks()).collect())
     }
@@ -460,7 +466,7 @@ impl<M: Mixer> Decoder for Stack<M> {
     }
 
     fn feed_forward_mut(&mut self, layer: usize) -> Option<&mut FeedForward> {
-        // In a pipeline, other processes have further blocks, and local indices are not the
+        // In a pipeline, layer indices count only this process's blocks and differ from the
         // model's.
         if self.blocks.stage.is_some() {
             return None;

@@ -1,15 +1,15 @@
-//! This process's place in a pipeline: other processes compute the blocks before and after its own.
-//! Hidden states go to the next stage, and the last ones to all stages, so that each process has
-//! the logits.
+//! This process's stage in a pipeline: other processes compute the blocks before and after its own.
+//! Each stage sends its hidden states to the next stage. The last stage sends its states to all
+//! stages, so that each process can compute the logits.
 //!
 //! All stages must make the same calls in the same order. The forward pass itself sends states to
-//! the next stage, even if the caller never evaluates its result. The states returned by the last
-//! stage are part of the logits' graph. Prefill steps therefore do not wait for each other.
+//! the next stage, even if the caller never evaluates its result. The states that the last stage
+//! sends back are part of the logits' graph. So prefill steps do not wait for each other.
 
 use mlx_rs_core::distributed::Group;
 use mlx_rs_core::{Array, Dtype, Result, async_eval};
 
-/// This process among the stages.
+/// The position of this process among the stages.
 #[derive(Debug)]
 pub struct Stage {
     group: Group,
@@ -20,7 +20,8 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// The stage of this process's rank; stages exchange hidden states `[1, T, hidden]` of `dtype`.
+    /// Creates the stage of this process's rank. Stages exchange hidden states `[1, T, hidden]` of
+    /// `dtype`.
     pub fn new(group: Group, hidden: i32, dtype: Dtype) -> Self {
         Self {
             group,
@@ -44,19 +45,20 @@ impl Stage {
     /// The previous stage's output for `positions` tokens, `[1, positions, hidden]`.
     pub fn receive(&self, positions: i32) -> Result<Array> {
         let x = self.from(self.rank - 1, positions)?;
-        // The previous stage sends it even if the result is not used here.
+        // The previous stage always sends its output, so this stage must receive it even if unused.
         async_eval([&x])?;
         Ok(x)
     }
 
-    /// The output of the last blocks, in all stages. `x` is this stage's output; `positions` is the
-    /// number that the last stage returns.
+    /// Distributes the output of the last blocks to all stages. `x` is this stage's own output;
+    /// `positions` is the number of positions that the last stage returns.
     pub fn finish(&self, x: &Array, positions: i32) -> Result<Array> {
         if self.is_last() {
             return self.to(0, x);
         }
         async_eval([&self.to(self.rank + 1, x)?])?;
-        // The ring backend sends only to neighbors: the last stage passes to the first, and so on.
+        // The ring backend sends only to neighbors. So the last stage sends to the first, and each
+        // stage forwards the states to the next.
         let before = (self.rank + self.size - 1) % self.size;
         let last = self.from(before, positions)?;
         if self.rank + 2 < self.size {

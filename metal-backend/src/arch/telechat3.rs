@@ -1,5 +1,5 @@
-//! `TeleChat` 3 (China Telecom 2025; reference: `modeling_telechat3` of its checkpoints). It is the llama
-//! decoder.
+//! `TeleChat` 3 (China Telecom 2025; reference: `modeling_telechat3` of its checkpoints). It is the
+//! llama decoder.
 
 use inference::Result;
 

@@ -1,4 +1,4 @@
-//! Block parts that only some families use.
+//! Parts of blocks that only some families have.
 
 use inference::{Error, ErrorKind, Result};
 
@@ -8,7 +8,7 @@ use crate::checkpoint::config::limits;
 use crate::error::engine;
 use crate::nn::{Activation, FeedForward, HeadNorms, Linear, Mlp};
 
-/// Refuses a configuration that switches on an unsupported feature.
+/// Refuses a configuration that enables an unsupported feature.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] unless the field `name` is missing or false.
@@ -23,9 +23,9 @@ pub fn refuse(config: &ModelConfig, name: &str) -> Result<()> {
 }
 
 impl Builder<'_> {
-    /// Queries, keys and values stored as one matrix, group by group: the query heads of a key
-    /// head, then the key head, then its value head. Adapters are not supported here, because their
-    /// rows would be in another order than the file's.
+    /// Queries, keys and values stored as one matrix, interleaved by group: the query heads of a
+    /// key head, the key head, and its value head. Adapters are not supported, because our rows
+    /// have another order than the file's rows.
     pub fn grouped_qkv(&mut self, prefix: &str, bias: bool) -> Result<[Linear; 3]> {
         let dims = self.dims;
         let repeats = dims.n_heads / dims.n_kv_heads;
@@ -58,7 +58,7 @@ impl Builder<'_> {
         ])
     }
 
-    /// Norms across all query heads together and all key heads, `q_norm` and `k_norm`.
+    /// One norm on all query heads together and one on all key heads: `q_norm` and `k_norm`.
     pub fn wide_head_norms(&mut self, prefix: &str) -> Result<HeadNorms> {
         let dims = self.dims;
         let mut norm = |part: &str, heads: i32| self.norm(&format!("{prefix}.{part}"), heads);
@@ -85,10 +85,10 @@ impl Builder<'_> {
         }))
     }
 
-    /// Ignores the layers for multi-token prediction, which follow the others.
+    /// Ignores the layers for multi-token prediction, which come after all other layers.
     ///
     /// # Errors
-    /// When the configured number is too large.
+    /// If the configured number of such layers is too large.
     pub fn ignore_predicting_layers(&mut self) -> Result<()> {
         let layers = self.config.num_hidden_layers;
         let more = self

@@ -1,4 +1,5 @@
-//! The blocks of a model whose blocks differ, found from its tensors' names. No weight is read.
+//! Finds the blocks of a model whose blocks differ from the names of its tensors. It reads no
+//! weights.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,9 +13,9 @@ use super::build::invalid;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BlockKind {
-    /// A matrix memory.
+    /// A recurrent layer with a matrix memory (xLSTM).
     Mlstm,
-    /// A scalar memory with recurrent connections.
+    /// A recurrent layer with a scalar memory (xLSTM).
     Slstm,
     /// A convolution over the last positions.
     Convolution,
@@ -46,10 +47,10 @@ impl fmt::Display for BlockKind {
     }
 }
 
-/// One block, found from its tensors' names.
+/// A block that was found from tensor names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BlockInfo {
-    /// The index.
+    /// The index of the block.
     pub index: usize,
     /// The mixer of positions.
     pub kind: BlockKind,
@@ -57,18 +58,18 @@ pub struct BlockInfo {
     pub components: Vec<String>,
 }
 
-/// The blocks of a checkpoint, found from its tensors' names.
+/// The blocks of a checkpoint, found from tensor names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wiring {
-    /// First to last.
+    /// The blocks, first to last.
     pub blocks: Vec<BlockInfo>,
 }
 
 impl Wiring {
-    /// The blocks at `prefix` that tensors of these names form.
+    /// The blocks at `prefix`, found from the tensor names `names`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] when a block between others is missing.
+    /// [`ErrorKind::InvalidModel`] if a block between other blocks is missing.
     pub fn from_names<'a>(prefix: &str, names: impl Iterator<Item = &'a str>) -> Result<Self> {
         let mut by_index: BTreeMap<usize, BTreeSet<&str>> = BTreeMap::new();
         for name in names {
@@ -101,7 +102,7 @@ impl Wiring {
     }
 }
 
-/// The kind of a block with these layers.
+/// The kind of a block that has these layers.
 fn kind(components: &BTreeSet<&str>) -> BlockKind {
     let has = |layer: &str| {
         let inside = |c: &&str| c.split('.').next() == Some(layer);

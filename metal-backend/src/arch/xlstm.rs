@@ -1,15 +1,15 @@
 //! xLSTM (Beck et al. 2025, arXiv:2503.13427; reference: `modeling_xlstm` of Hugging Face
-//! transformers): blocks of an mLSTM layer and a gated feed-forward part, a norm before each. It
-//! keeps a state of fixed size instead of keys and values.
+//! transformers): blocks of an mLSTM layer and a gated feed-forward part, each after a norm. A
+//! sequence has a state of fixed size instead of keys and values.
 //!
 //! The names of the tensors determine the blocks (`wiring.rs`); the configuration must match.
 //! Matrices are stored separately (`weight_mode` `single`) or fused (`fused`). The names of the
-//! tensors also tell which, and must match the field where it is there.
+//! tensors determine this too, and must match the field `weight_mode` if it exists.
 //!
-//! Of the configuration's three types, only `torch_dtype` is the type of the computation. The state
-//! and all its inputs are float32: `inference_state_dtype` must not name another type.
-//! `autocast_kernel_dtype` is the type in which other kernels multiply. Ours use the type of the
-//! computation, which is no less precise.
+//! The configuration has three types. Only `torch_dtype` is the type of the computation. The state
+//! and all its inputs are float32, so `inference_state_dtype` must be float32.
+//! `autocast_kernel_dtype` is the type in which other implementations multiply. Ours multiplies in
+//! the type of the computation, which is at least as precise.
 
 use std::sync::Arc;
 
@@ -34,18 +34,20 @@ use crate::nn::{
 /// The prefix of the blocks in a checkpoint.
 pub const BLOCKS: &str = "backbone.blocks.";
 
-/// The names of fused matrices: queries, keys, values and output gates; both gates; gate and up.
+/// Names of fused matrices: for queries, keys, values and output gates; for both gates; for gate
+/// and up.
 const QKVO: &str = "qkv_opreact";
 const GATES: &str = "ifgate_preact";
 const GATE_AND_UP: &str = "proj_up_gate_z";
 
-/// The most positions of a chunk, if `chunk_size` is more.
+/// The maximum number of positions per chunk. A greater `chunk_size` is reduced to it.
 const MAX_CHUNK: usize = 256;
 
 /// The sizes of an mLSTM layer.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidModel`] for widths that heads do not divide, or numbers out of range.
+/// [`ErrorKind::InvalidModel`] for widths that are not divisible by the heads, or values out of
+/// range.
 pub fn shape(config: &ModelConfig) -> Result<MlstmShape> {
     let heads = config.num_attention_heads;
     let width = |field: &str, default: f32| -> Result<i32> {
@@ -75,7 +77,8 @@ pub fn shape(config: &ModelConfig) -> Result<MlstmShape> {
         v_dim: width("v_dim_factor", 1.0)?,
         gate_cap: cap,
         eps,
-        // A longer chunk costs more by its square than it saves. All lengths give the same numbers.
+        // The cost of a chunk grows with its square, so long chunks are slow. The result does not
+        // depend on the chunk length.
         chunk: int("chunk_size", chunk.unwrap_or(64).min(MAX_CHUNK))?,
     })
 }
@@ -83,7 +86,7 @@ pub fn shape(config: &ModelConfig) -> Result<MlstmShape> {
 /// The bytes of one sequence's state in all of these blocks.
 ///
 /// # Errors
-/// Those of [`shape`].
+/// The errors of [`shape`].
 pub fn state_bytes(config: &ModelConfig, blocks: &[BlockInfo]) -> Result<u64> {
     let mlstm = shape(config)?.layout().nbytes();
     let width = config
@@ -104,7 +107,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     let wiring = Wiring::from_names(BLOCKS, names.iter().map(String::as_str))?;
     if wiring.blocks.len() != config.num_hidden_layers {
         return Err(invalid(format!(
-            "num_blocks is {}, and the tensors are of {} blocks",
+            "num_blocks is {}, but there are tensors of {} blocks",
             config.num_hidden_layers,
             wiring.blocks.len()
         )));
@@ -172,12 +175,12 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// The configuration's fields with types.
+/// The configuration's fields whose values are types.
 const TYPES: [&str; 4] = ["torch_dtype", "dtype", AUTOCAST, STATE];
 const AUTOCAST: &str = "autocast_kernel_dtype";
 const STATE: &str = "inference_state_dtype";
 
-/// Checks that each type of the configuration is known, and that the state's type is float32.
+/// Checks that each type in the configuration is known, and that the state's type is float32.
 fn check_types(config: &ModelConfig) -> Result<()> {
     for field in TYPES {
         let value = match config.fields.get(field) {
@@ -202,7 +205,7 @@ fn check_types(config: &ModelConfig) -> Result<()> {
     Ok(())
 }
 
-/// Checks that `weight_mode`, where it is there, says how the matrices are stored.
+/// Checks that `weight_mode`, if present, matches how the matrices are stored.
 fn check_weight_mode(config: &ModelConfig, names: &[String]) -> Result<()> {
     let value = match config.fields.get("weight_mode") {
         None | Some(serde_json::Value::Null) => return Ok(()),
@@ -244,9 +247,9 @@ fn block_norm(b: &mut Builder<'_>, prefix: &str, bias: bool) -> Result<Norm> {
     })
 }
 
-/// The norm after the blocks. With `use_bias`, transformers has no bias here; a stored one is
-/// applied. The package `xlstm` has no norm if `add_out_norm` is false; transformers always stores
-/// and applies it.
+/// The norm after the blocks. With `use_bias`, transformers has no bias here, but a stored bias is
+/// applied. If `add_out_norm` is false, the package `xlstm` has no norm. transformers always stores
+/// and applies the norm.
 fn out_norm(b: &mut Builder<'_>) -> Result<Norm> {
     let wanted = b.config.flag("add_out_norm")?.unwrap_or(true);
     match wanted || b.weights.contains("backbone.out_norm.weight") {
@@ -268,7 +271,7 @@ fn head(b: &mut Builder<'_>) -> Result<Head> {
     Ok(head)
 }
 
-/// Layers that are stored separately, or together in one matrix `fused` below `prefix`.
+/// Layers that are stored separately below `prefix`, or together in one matrix `fused`.
 fn layers<const N: usize>(
     b: &mut Builder<'_>,
     prefix: &str,
@@ -323,8 +326,8 @@ fn mlstm(b: &mut Builder<'_>, prefix: &str, shape: MlstmShape, bias: bool) -> Re
     })
 }
 
-/// An sLSTM layer with the names and layouts of the package `xlstm`. There, the matrix called
-/// `fgate` computes the input gate, and `igate` the forget gate.
+/// An sLSTM layer with the names and layouts of the package `xlstm`. In that package, the matrix
+/// named `fgate` computes the input gate, and `igate` the forget gate.
 fn slstm(b: &mut Builder<'_>, prefix: &str, heads: i32) -> Result<Slstm> {
     let hidden = b.dims.hidden;
     if hidden % heads != 0 {
@@ -385,8 +388,8 @@ fn slstm(b: &mut Builder<'_>, prefix: &str, heads: i32) -> Result<Slstm> {
     })
 }
 
-/// The recurrent matrices as `[heads, dim, 4 * dim]`. In the file, the gates come before the
-/// inputs, as in the package's plain cell, or after them.
+/// The recurrent matrices as `[heads, dim, 4 * dim]`. In the file, the axis of gates comes before
+/// the axis of inputs (as in the package's plain cell) or after it.
 fn recurrent(b: &mut Builder<'_>, name: &str, (heads, dim): (i32, i32)) -> Result<Array> {
     let turned = match b.weights.shape(name).map(<[usize]>::len) {
         Some(4) => {
@@ -445,7 +448,7 @@ mod tests {
             (8, 256, 512)
         );
         assert_eq!((seven_b.chunk, seven_b.gate_cap), (64, Some(15.0)));
-        // In 7B, the state has 8 heads with 256 x 512 numbers, 256 more and one more, of 4 bytes.
+        // The 7B model's state has 8 heads. Each head has 256 x 512, 256 and 1 elements of 4 bytes.
         assert_eq!(seven_b.layout().nbytes(), 8 * (256 * 512 + 256 + 1) * 4);
         let more = r#", "hidden_size": 128, "num_heads": 4, "gate_soft_cap": 7, "chunk_size": 16"#;
         let tiny = shape(&config(more)).unwrap();

@@ -1,5 +1,5 @@
-//! Youtu-LLM (Tencent 2025; reference: `modeling_youtu` of Hugging Face transformers): latent attention
-//! and dense blocks.
+//! Youtu-LLM (Tencent 2025; reference: `modeling_youtu` of Hugging Face transformers): latent
+//! attention and dense blocks.
 
 use inference::Result;
 

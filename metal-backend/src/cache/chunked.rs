@@ -1,19 +1,19 @@
-//! The unbounded cache. It grows in chunks of 256 positions, so that most steps write in place
-//! instead of copying everything. The first chunk grows in powers of two, because for many short
-//! prompts, new memory costs more than copying.
+//! The unbounded KV cache. It grows in chunks of 256 positions, so that most steps write in place
+//! and copy nothing. Below 256 positions, the capacity grows in powers of two: for many short
+//! prompts, allocating full chunks would cost more than copying.
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate, zeros};
 
 use super::{KvCache, KvView, LayerState, Order, Portable, Snapshot, Stored};
 use crate::exec::{Heads, TokenRange};
 
-/// The number of positions that are added at a time.
+/// The number of positions by which the capacity grows.
 pub(super) const CHUNK: i32 = 256;
 
 /// Keys and values of all positions so far.
 #[derive(Debug, Default, Clone)]
 pub struct ChunkedCache {
-    /// `[B, Hkv, capacity, D]` each; positions from `offset` on are not valid.
+    /// `[B, Hkv, capacity, D]` each; positions from `offset` on are undefined.
     pub(super) buffers: Option<(Array, Array)>,
     pub(super) offset: i32,
 }
@@ -24,7 +24,7 @@ impl ChunkedCache {
         Self::default()
     }
 
-    /// The valid part: `[B, Hkv, offset, D]` each.
+    /// The filled part of the buffers: `[B, Hkv, offset, D]` each.
     pub fn valid(&self) -> Result<Option<(Array, Array)>> {
         self.buffers
             .as_ref()
@@ -37,8 +37,8 @@ impl ChunkedCache {
             .transpose()
     }
 
-    /// Takes the buffers out, with space for `end` positions. `like` is the shape and type of new
-    /// keys and values.
+    /// Moves the buffers out, with capacity for `end` positions. `like` has the shape and type of
+    /// new keys and values.
     fn buffers_for(
         &mut self,
         end: i32,
@@ -57,7 +57,7 @@ impl ChunkedCache {
         }
     }
 
-    /// Appends to the end. The capacity is at most `limit` positions.
+    /// Appends keys and values. The capacity stays at or below `limit` positions.
     pub(super) fn append(&mut self, keys: &Array, values: &Array, limit: i32) -> Result<()> {
         let end = self.offset + keys.dim(2)?;
         let (k, v) = self.buffers_for(end, limit, (keys.shape(), values.shape(), keys.dtype()))?;
@@ -68,7 +68,7 @@ impl ChunkedCache {
         Ok(())
     }
 
-    /// Whether our kernels can write it, because it is in float32.
+    /// Whether our kernels can write into the cache. They write only float32.
     pub(super) fn stores(&self) -> bool {
         let plain = |a: &Array| a.dtype() == Dtype::Float32;
         self.buffers
@@ -76,8 +76,8 @@ impl ChunkedCache {
             .is_none_or(|(k, v)| plain(k) && plain(v))
     }
 
-    /// Adds keys and values of `length` tokens, from number `first` on, of a packed projection, by
-    /// our kernels. Returns keys and values with room behind those that count, `[1, Hkv, n, D]`.
+    /// Our kernels append keys and values of `length` tokens of a packed projection, from token
+    /// `first` on. Returns the buffers `[1, Hkv, n, D]`, which may have unused capacity at the end.
     pub(super) fn store(
         &mut self,
         heads: &Heads,
@@ -100,7 +100,7 @@ impl ChunkedCache {
     }
 }
 
-/// The capacity for this many positions.
+/// The capacity to allocate for `needed` positions.
 pub(super) fn capacity(needed: i32) -> i32 {
     if needed <= CHUNK {
         u32::try_from(needed).map_or(0, |n| n.next_power_of_two() as i32)
@@ -111,8 +111,8 @@ pub(super) fn capacity(needed: i32) -> i32 {
     }
 }
 
-/// A buffer with space for `needed` positions, of [`capacity`] up to `limit`, that keeps the first
-/// `offset` of `old`. Shape and type are those of the new arrays.
+/// Allocates a buffer of [`capacity`] for `needed` positions, at most `limit`, and copies the first
+/// `offset` positions of `old`. The new arrays determine shape and type.
 pub(super) fn grow(
     old: Option<&Array>,
     (shape, dtype): (&[i32], Dtype),
@@ -227,7 +227,7 @@ impl LayerState for ChunkedCache {
     }
 }
 
-/// Keys and values of a snapshot of `kind`, with `positions` positions.
+/// The keys and values in a snapshot of `kind`, with `positions` positions.
 pub(super) fn plain_parts(
     snapshot: &Snapshot,
     kind: &str,

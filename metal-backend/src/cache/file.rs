@@ -1,8 +1,8 @@
-//! Computed prompts in files: safetensors with the arrays of the caches, their tokens, and the
+//! Prompt caches in files: safetensors with the arrays of the caches, their tokens, and the
 //! identity of the model. A file is written completely or not at all.
 //!
-//! Keys and values are in mlx-lm's format (`mlx_lm.rs`). It does not support recurrent states, so
-//! models with these use the format of this module.
+//! Keys and values use mlx-lm's format (`mlx_lm.rs`). That format does not support recurrent
+//! states, so models with recurrent layers use this module's own format.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -20,22 +20,22 @@ use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::error::engine;
 use crate::workdir::{WorkDir, parent_of, unwritten};
 
-/// The tensor with the description of the file.
+/// The name of the tensor that stores the description of the file.
 const ABOUT: &str = "about";
 /// The required value of [`About::format`].
 const FORMAT: &str = "rust-mlx prompt cache 1";
-/// The prefix of the hidden directories in which files are written.
+/// The prefix of the hidden directories in which files are created before they are moved.
 const WORK_PREFIX: &str = ".prompt-cache-";
 
-/// The description of a file, as JSON.
+/// The description of a file, stored as JSON.
 #[derive(Debug, Serialize, Deserialize)]
 struct About {
     format: String,
-    /// Of the model.
+    /// The identity of the model.
     identity: String,
     tokens: Vec<u32>,
-    /// [`Caches::stretch`]. Older files without this field may hold keys of the first rotation or
-    /// of several.
+    /// [`Caches::stretch`]. Older files lack this field: their keys may have the first rotation, or
+    /// several different rotations.
     #[serde(default)]
     stretch: usize,
     layers: Vec<Layer>,
@@ -50,9 +50,9 @@ struct Layer {
 /// The contents of a file.
 #[derive(Debug)]
 pub struct Kept {
-    /// The prompt; `None` in a file of mlx-lm.
+    /// The prompt; `None` if mlx-lm wrote the file without it.
     pub tokens: Option<Vec<u32>>,
-    /// The caches computed from it.
+    /// The caches after the prompt.
     pub caches: Caches,
 }
 
@@ -132,7 +132,7 @@ fn save_own(
     write(path, &tensors, HashMap::new(), additions)
 }
 
-/// An array with its name in a file.
+/// An array as a named tensor of a file.
 pub(super) fn tensor(name: String, array: &Array) -> Result<Tensor> {
     let shape = array.shape().iter();
     let shape = shape.map(|&d| d.unsigned_abs() as usize).collect();
@@ -166,7 +166,7 @@ pub(super) fn write(
             .with_path(path)
             .with_source(e)
     })?;
-    // Only the owner may read it, because it contains conversations.
+    // The file contains conversations, so only its owner may read it.
     let write = || {
         let file = AtomicFile::create_private_in(work.path(), path)?;
         safetensors::serialize_to_file(views, metadata, file.unfinished())
@@ -177,10 +177,10 @@ pub(super) fn write(
     write().map_err(|e| unwritten(path, e))
 }
 
-/// The number of positions that a file holds, by its headers.
+/// The number of positions in a file, from its headers.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidModel`] for a file that is not a computed prompt.
+/// [`ErrorKind::InvalidModel`] for a file that is not a prompt cache.
 pub fn positions(path: &Path) -> Result<usize> {
     let metadata = SafetensorsCheckpoint::metadata(path)?;
     if mlx_lm::is_mlx_lm(&metadata) {
@@ -191,11 +191,13 @@ pub fn positions(path: &Path) -> Result<usize> {
         .len())
 }
 
-/// Reads a file of the model `identity`. Returns its tokens, and the `empty` caches filled with its
-/// contents. `one` computes caches of one token, with which the caches of mlx-lm files are checked.
+/// Reads a file of the model `identity`. Returns the tokens, and the `empty` caches filled with the
+/// file's contents. `one` computes caches of one token; the caches of mlx-lm files are checked
+/// against their shapes.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidModel`] for a damaged file, one of another model, or one with other caches.
+/// [`ErrorKind::InvalidModel`] for a damaged file, a file of another model, or other kinds of
+/// caches.
 pub fn load(
     path: &Path,
     identity: &str,
@@ -213,7 +215,7 @@ pub fn load(
     })
 }
 
-/// The description of a file in this format.
+/// The description of a file in this module's format.
 fn about(file: &SafetensorsCheckpoint, path: &Path) -> Result<About> {
     let fault = |message: String| invalid(path, message);
     let info = file
@@ -279,7 +281,7 @@ fn load_own(path: &Path, identity: &str, empty: Caches) -> Result<(Vec<u32>, Cac
     Ok((about.tokens, caches))
 }
 
-/// An array's elements, row-major.
+/// The elements of an array as bytes, row-major.
 fn bytes(array: &Array) -> Result<(FileDtype, Vec<u8>)> {
     fn raw<T: mlx_rs_core::Element + bytemuck::Pod>(array: &Array) -> Result<Vec<u8>> {
         let data = array.data::<T>().map_err(engine("prompt cache"))?;
@@ -298,7 +300,7 @@ fn bytes(array: &Array) -> Result<(FileDtype, Vec<u8>)> {
     }
 }
 
-/// A tensor as an array.
+/// Converts a tensor to an array.
 pub(super) fn array(
     file: &SafetensorsCheckpoint,
     info: &crate::checkpoint::safetensors::TensorInfo,
@@ -348,7 +350,7 @@ mod tests {
         (0..2).map(|_| options.cache(None)).collect()
     }
 
-    /// Keys and values in one layer, a recurrent state in the other.
+    /// Caches with keys and values in one layer and a recurrent state in the other layer.
     fn mixed(filled: bool) -> Caches {
         let layout = StateLayout::new(
             "toy",
@@ -369,7 +371,7 @@ mod tests {
         Caches::from_iter([cache as Box<dyn LayerState>, Box::new(state)])
     }
 
-    /// Our files in this format need no caches of one token.
+    /// Loads a file of our own format, which needs no caches of one token.
     fn load(path: &Path, identity: &str, empty: Caches) -> Result<(Vec<u32>, Caches)> {
         let one = &mut || {
             let part = zeros(&[1, 2, 1, 32], Dtype::Float32).map_err(engine("test"))?;
@@ -403,8 +405,7 @@ mod tests {
         assert!(error.to_string().contains("layer 1"), "{error}");
     }
 
-    /// A process that is killed while it writes leaves its hidden directory, which the next process
-    /// removes.
+    /// A killed process leaves its hidden directory behind. The next process must remove it.
     #[cfg(unix)]
     #[test]
     fn what_a_killed_process_left_is_removed() {
@@ -444,14 +445,16 @@ mod tests {
             let error = load(&path, "you", empty(options)).unwrap_err();
             assert!(error.to_string().contains("another model"), "{error}");
             for other in [plain, bounded, packed] {
-                // Plain positions are packed later, where the flag says so.
+                // Plain and packed caches are compatible: plain positions are packed later, as the
+                // options require.
                 if other != options && (options, other) != (plain, packed) {
                     assert!(load(&path, "me", empty(other)).is_err());
                 }
             }
             let more = (0..3).map(|_| options.cache(None)).collect();
             assert!(load(&path, "me", more).is_err());
-            // Written before the length of a prompt determined its rotation as a whole.
+            // An old file, written when the length of the prompt did not determine the rotation of
+            // all its keys.
             let switching = empty(options).with_switches([Switch::Once(3)]);
             let error = load(&path, "me", switching).unwrap_err();
             assert!(error.to_string().contains("another length"), "{error}");

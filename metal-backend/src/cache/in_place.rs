@@ -1,7 +1,7 @@
-//! The unbounded cache that is used by default. It has chunks as MLX's arrays (`chunked.rs`), or
-//! memory that our kernels write in place when a block runs as one operation (`nn/fused.rs`). Its
-//! contents are converted on demand, which is rare: a request is one prompt, followed by single
-//! tokens.
+//! The default unbounded KV cache. Its storage is chunks of MLX arrays (`chunked.rs`). When a block
+//! runs as one operation (`nn/fused.rs`), the storage is memory that our kernels write in place.
+//! The contents are converted on demand. A conversion is rare, because a request is one prompt
+//! followed by single tokens.
 
 use mlx_rs_core::{Array, Dtype, Result};
 
@@ -12,17 +12,17 @@ use crate::exec::{Heads, KvBuffer};
 /// Keys and values of all positions so far.
 #[derive(Debug, Default)]
 pub struct InPlaceCache {
-    /// The number of positions. Also their keys and values unless there is `memory`.
+    /// Counts the positions. Also stores their keys and values if there is no `memory`.
     chunks: ChunkedCache,
     memory: Option<KvBuffer>,
-    /// The expected total number of positions.
+    /// The expected final number of positions.
     expected: i32,
 }
 
-/// New memory for a row's layers, allocated together.
+/// Allocates memory for all layers of a row at once.
 #[derive(Debug)]
 pub struct KvAllocator {
-    /// The number of layers that may still request memory.
+    /// The number of layers that have not yet requested memory.
     layers: usize,
     made: Vec<KvBuffer>,
 }
@@ -36,7 +36,7 @@ impl KvAllocator {
         }
     }
 
-    /// The memory for the next layer.
+    /// Returns the memory for the next layer.
     fn take(&mut self, (heads, width): (i32, i32), capacity: i32) -> Result<KvBuffer> {
         let others = self.layers.saturating_sub(1);
         self.layers = others;
@@ -65,17 +65,17 @@ impl InPlaceCache {
         Ok(chunks)
     }
 
-    /// The capacity of new memory, and of memory that grows, for `end` positions. It has space for
-    /// at least the next token, because a prompt that fills the memory would otherwise be moved. It
-    /// also has space for the expected positions, up to the chunk size. Unwritten positions use
-    /// only address space.
+    /// For `end` positions: the capacity of new memory, and the capacity of memory that has to
+    /// grow. Both include the next token, because a prompt that fills the memory would otherwise be
+    /// moved by the first generated token. The capacity also covers the expected positions, up to
+    /// the chunk size. Unwritten positions use address space and no physical memory.
     fn capacities(&self, end: i32) -> (i32, i32) {
         let least = end.saturating_add(1);
         let chunk = (end / CHUNK * CHUNK).checked_add(CHUNK).unwrap_or(least);
         (capacity(self.expected.clamp(least, chunk)), chunk)
     }
 
-    /// Separate copies of at most `n` positions of a row's layers.
+    /// Separate copies of the first `n` positions, or fewer, of all layers of a row.
     pub fn copy_all(layers: &[&Self], n: i32) -> Result<Vec<Self>> {
         let forked: Vec<_> = layers.iter().filter_map(|layer| layer.forked(n)).collect();
         let mut forks = Vec::with_capacity(forked.len());
@@ -89,15 +89,15 @@ impl InPlaceCache {
             .collect()
     }
 
-    /// The memory to fork for a copy of at most `n` positions, the number of positions, and the new
-    /// capacity. `None` if the cache has arrays instead.
+    /// The inputs for a copy of at most `n` positions: memory to fork, number of positions, new
+    /// capacity. `None` if the cache stores arrays instead of memory.
     fn forked(&self, n: i32) -> Option<(&KvBuffer, i32, i32)> {
         let filled = self.chunks.offset.min(n);
         let memory = self.memory.as_ref().filter(|_| filled > 0)?;
         Some((memory, filled, self.capacities(filled).0))
     }
 
-    /// A copy of at most `n` positions, with this forked memory.
+    /// A copy of at most `n` positions, stored in the forked `memory` if given.
     fn copy_with(&self, memory: Option<KvBuffer>, n: i32) -> Result<Self> {
         let mut chunks = match memory {
             Some(_) => self.chunks.clone(),
@@ -111,7 +111,7 @@ impl InPlaceCache {
         })
     }
 
-    /// Converts the contents to arrays.
+    /// Converts the contents to arrays, if necessary, and returns them.
     fn chunks(&mut self) -> Result<&mut ChunkedCache> {
         if self.memory.is_some() {
             self.chunks = self.as_chunks()?;
@@ -120,9 +120,9 @@ impl InPlaceCache {
         Ok(&mut self.chunks)
     }
 
-    /// Adds keys and values of `length` tokens, beginning with token `first`, from a packed
-    /// projection, by our kernels. Returns keys and values whose capacity may exceed the valid
-    /// positions, `[1, Hkv, n, D]`.
+    /// Our kernels append keys and values of `length` tokens of a packed projection, from token
+    /// `first` on. Returns keys and values `[1, Hkv, n, D]`, whose capacity may exceed the valid
+    /// positions.
     pub fn store(
         &mut self,
         heads: &Heads,
@@ -132,8 +132,9 @@ impl InPlaceCache {
         self.chunks()?.store(heads, packed, tokens)
     }
 
-    /// Memory for keys and values that is written in place, with space for `length` more tokens.
-    /// After writing, call [`Self::advance`] to count them. New memory comes from the allocator.
+    /// Memory that kernels write in place, with capacity for keys and values of `length` more
+    /// tokens. After writing, call [`Self::advance`] to count these tokens. New memory comes from
+    /// the allocator.
     ///
     /// # Errors
     /// As [`Self::store`].
@@ -219,7 +220,7 @@ impl LayerState for InPlaceCache {
         let Some(memory) = &self.memory else {
             return self.chunks.nbytes();
         };
-        // Keys and values in float32.
+        // The memory has keys and values, both in float32.
         let elements = memory.shape().iter().map(|d| d.unsigned_abs() as usize);
         elements.product::<usize>() * 2 * Dtype::Float32.size()
     }
@@ -302,8 +303,8 @@ mod tests {
         }
     }
 
-    /// The capacities for `prompt` tokens when `expected` are announced, and for one more token
-    /// after these are full.
+    /// The capacity after `prompt` tokens if `expected` positions are announced. The second value
+    /// is the capacity after the token that exceeds the first capacity.
     fn capacities(expected: Option<i32>, prompt: i32) -> (i32, i32) {
         let heads = heads();
         let mut capacities = (0, 0);
@@ -350,12 +351,12 @@ mod tests {
         cache.advance(tokens);
     }
 
-    /// A copy of memory has separate memory, with space for the expected positions. Both can
-    /// continue.
+    /// A copy must have its own memory, with capacity for the expected positions. Both caches must
+    /// continue without changing each other.
     #[test]
     fn a_copy_stays_in_place_and_goes_on_by_itself() {
         if none().is_none() {
-            return; // switched off
+            return; // the kernels are disabled
         }
         Stream::default_of(Device::cpu()).unwrap().scope(|| {
             let mut cache = InPlaceCache::new();
@@ -372,20 +373,20 @@ mod tests {
             assert_eq!(memory.capacity(), 32);
             assert!(memory.copy(5).is_ok() && memory.copy(6).is_err());
             assert_eq!((cache.offset(), copy.offset()), (6, 3));
-            // Keys and values of 32 positions with two float32 numbers each.
+            // Keys and values of 32 positions, each with two float32 elements.
             assert_eq!(copy.nbytes(), 32 * 2 * 2 * 4);
             copy.reset();
             assert!(copy.is_empty() && copy.nbytes() == 0 && cache.len() == 6);
-            // Nothing to copy yet.
+            // An empty cache has nothing to copy.
             assert_eq!(InPlaceCache::new().copy().unwrap().offset(), 0);
         });
     }
 
-    /// A copy of few positions takes memory only for these, and has the same contents.
+    /// A copy of few positions must allocate memory only for these positions, with equal contents.
     #[test]
     fn a_part_is_copied_without_the_memory_of_the_rest() {
         if none().is_none() {
-            return; // switched off
+            return; // the kernels are disabled
         }
         Stream::default_of(Device::cpu()).unwrap().scope(|| {
             let mut cache = InPlaceCache::new();
@@ -395,7 +396,7 @@ mod tests {
             assert!(part.nbytes() * 2 < cache.nbytes());
             write(&mut part, 3);
             assert_eq!((cache.offset(), part.offset()), (700, 8));
-            // Arrays are truncated, too.
+            // Arrays must be truncated, too.
             cache.chunks().unwrap();
             let part = InPlaceCache::copy_all(&[&cache], 5).unwrap().remove(0);
             let (keys, _) = part.as_chunks().unwrap().valid().unwrap().unwrap();
@@ -403,12 +404,12 @@ mod tests {
         });
     }
 
-    /// Layers with memory, with arrays, with other capacities and empty ones are copied together,
-    /// with the same results as separate copies.
+    /// Copying several layers together must equal separate copies. The layers differ: with memory,
+    /// with arrays, with other capacities, and empty.
     #[test]
     fn layers_are_copied_together() {
         if none().is_none() {
-            return; // switched off
+            return; // the kernels are disabled
         }
         Stream::default_of(Device::cpu()).unwrap().scope(|| {
             let mut allocator = KvAllocator::new(2);
@@ -444,10 +445,10 @@ mod tests {
     #[test]
     fn capacity_is_made_for_what_is_expected_and_then_by_chunks() {
         if none().is_none() {
-            return; // switched off
+            return; // the kernels are disabled
         }
         assert_eq!(capacities(None, 5), (8, 256));
-        // There is also space for the token after a prompt.
+        // The capacity includes the first token after the prompt.
         assert_eq!(capacities(None, 8), (16, 256));
         assert_eq!(capacities(Some(80), 16), (128, 256));
         assert_eq!(capacities(Some(3), 16), (32, 256));

@@ -1,11 +1,11 @@
-//! Computed prompts in the format of Python's mlx-lm (`save_prompt_cache` of its
-//! `models/cache.py`): safetensors whose names are paths into lists. `0.1` are the values of the
-//! first layer, `0.1.2` the biases of its packed values. The file's metadata contain the class of
-//! each layer and the model. There are two [forms](Form): both can be read, and that of mlx-lm 0.32
-//! is written.
+//! Prompt caches in the format of Python's mlx-lm (`save_prompt_cache` of its `models/cache.py`):
+//! safetensors whose tensor names are paths into nested lists. `0.1` is the values of the first
+//! layer, and `0.1.2` the biases of its packed values. The file's metadata have the class of each
+//! layer and the model's name. The format has two [forms](Form). This module reads both forms, and
+//! writes the form of mlx-lm 0.32.
 //!
-//! mlx-lm does not keep the prompt's tokens. Our files have them and the model's identity under
-//! [`OURS`], which mlx-lm ignores.
+//! mlx-lm does not store the prompt's tokens. Our files store the tokens and the model's identity
+//! under [`OURS`], a key that mlx-lm ignores.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,24 +21,25 @@ use crate::checkpoint::files::invalid;
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::error::engine;
 
-/// The model that mlx-lm loads without `--model`.
+/// The key of the model that mlx-lm loads if `--model` is missing.
 const MODEL: &str = "0.model";
-/// Settings of the tokenizer as JSON, which mlx-lm's `generate` requires.
+/// The key of the tokenizer's settings as JSON. mlx-lm's `generate` requires this key.
 const TOKENIZER: &str = "0.tokenizer_config";
 
-/// The place of a file's description of its layers.
+/// How a file describes its layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// mlx-lm before 0.32: classes are `2.N`, and the settings of a layer are the texts `0.N.K`.
+    /// mlx-lm before 0.32: metadata keys `2.N` are classes, and keys `0.N.K` are the settings of
+    /// layer N.
     Texts,
-    /// mlx-lm since 0.32: classes are `1.N`. The settings of a layer are tensors of one number
-    /// after its keys and values; the texts `2.K` list them.
+    /// mlx-lm since 0.32: metadata keys `1.N` are classes. The settings of a layer are one-element
+    /// tensors after its keys and values. Metadata keys `2.K` list these tensors.
     Tensors,
 }
 
 impl Form {
     fn from_metadata(metadata: &BTreeMap<String, String>) -> Option<Self> {
-        // The list of tensors begins with an empty text.
+        // The list of tensors begins with an empty string, which is no class.
         let is_class = |class: &String| !class.is_empty();
         if metadata.contains_key("1.0") {
             Some(Self::Tensors)
@@ -47,7 +48,7 @@ impl Form {
         }
     }
 
-    /// The key of the text with the class of layer `i`.
+    /// The metadata key for the class of layer `i`.
     fn class(self, i: usize) -> String {
         match self {
             Self::Texts => format!("2.{i}"),
@@ -55,7 +56,7 @@ impl Form {
         }
     }
 
-    /// The key of the text with the data that only our files have, as JSON.
+    /// The metadata key for our own data as JSON.
     fn ours(self) -> &'static str {
         match self {
             Self::Texts => "1.rust_mlx",
@@ -70,33 +71,33 @@ const CONCATENATED: &str = "ConcatenateKVCache";
 const ROTATING: &str = "RotatingKVCache";
 const QUANTIZED: &str = "QuantizedKVCache";
 
-/// Data that mlx-lm's format does not include.
+/// The data that mlx-lm's format lacks.
 #[derive(Debug, Serialize, Deserialize)]
 struct Ours {
     /// The identity of the model.
     identity: String,
     tokens: Vec<u32>,
-    /// [`Caches::stretch`].
+    /// The value of [`Caches::stretch`].
     stretch: usize,
 }
 
-/// A layer in mlx-lm's terms.
+/// A layer as mlx-lm describes it.
 struct Layer {
     class: &'static str,
     /// The settings in the order of [`Form::Tensors`].
     settings: Vec<i32>,
 }
 
-/// Whether the texts of a file follow mlx-lm's format.
+/// Whether the metadata of a file follow mlx-lm's format.
 pub fn is_mlx_lm(metadata: &BTreeMap<String, String>) -> bool {
     Form::from_metadata(metadata).is_some()
 }
 
 /// Writes `caches` if mlx-lm has a class for each layer. Otherwise writes nothing and returns
-/// false. `model` is the model that mlx-lm loads with them.
+/// false. `model` is the name of the model that mlx-lm loads with the caches.
 ///
 /// # Errors
-/// When the caches cannot be read or the file cannot be written.
+/// If the caches cannot be read or the file cannot be written.
 pub fn save(
     path: &Path,
     (identity, model): (&str, &str),
@@ -149,7 +150,7 @@ pub fn save(
     Ok(true)
 }
 
-/// The class and settings of a layer, and its arrays by their names in it.
+/// The class and settings of a layer, and the layer's arrays with their names.
 fn describe(portable: &Portable) -> (Layer, Vec<(String, &Array)>) {
     match portable {
         Portable::All { keys, values } => (
@@ -168,8 +169,8 @@ fn describe(portable: &Portable) -> (Layer, Vec<(String, &Array)>) {
         } => (
             Layer {
                 class: ROTATING,
-                // The last setting is the slot of the next position: after all others, which are in
-                // order.
+                // The last setting is the ring's slot for the next position. The positions are
+                // written in order, so this slot is the one after the last position.
                 settings: vec![*offset, *keep, *size, (*offset).min(*size)],
             },
             vec![("0".to_owned(), keys), ("1".to_owned(), values)],
@@ -188,7 +189,7 @@ fn describe(portable: &Portable) -> (Layer, Vec<(String, &Array)>) {
     }
 }
 
-/// The arrays of a packed one, with their numbers in mlx-lm's files.
+/// The arrays of a packed matrix, each with its index in mlx-lm's files.
 fn parts(q: &Quantized) -> impl Iterator<Item = (usize, &Array)> {
     [Some(&q.weight), Some(&q.scales), q.biases.as_ref()]
         .into_iter()
@@ -280,10 +281,11 @@ impl Described<'_> {
 }
 
 /// Reads a file of the model `identity` into the `empty` caches. `one` computes caches of one
-/// token, which determine the shapes and types of the layers.
+/// token; the file's layers must match their shapes and types.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidModel`] for a damaged file, one of another model, or one with other caches.
+/// [`ErrorKind::InvalidModel`] for a damaged file, a file of another model, or other kinds of
+/// caches.
 pub fn load(
     path: &Path,
     metadata: &BTreeMap<String, String>,
@@ -306,7 +308,8 @@ pub fn load(
         ));
     }
     let positions = positions(path, metadata)?;
-    // When mlx-lm continues a file, it keeps its texts, although there are more tokens then.
+    // When mlx-lm continues a file, it copies our data, although the file then has more tokens. So
+    // our data count only if the number of tokens matches.
     let ours = ours.filter(|ours| ours.tokens.len() == positions);
     let file = SafetensorsCheckpoint::open_file(path)?;
     let layers = (0..).take_while(|i| metadata.contains_key(&form.class(*i)));
@@ -391,7 +394,7 @@ fn layer(of: &Described<'_>) -> Result<Portable> {
         _ => Err(fault(format!("it has fewer than {offset} positions"))),
     };
     match of.class() {
-        // The buffers may be larger than their contents.
+        // The stored buffers may be longer than their valid part.
         GROWING if of.form == Form::Tensors => {
             let offset = setting(0)?;
             Ok(Portable::All {
@@ -458,8 +461,8 @@ fn layer(of: &Described<'_>) -> Result<Portable> {
     }
 }
 
-/// A ring buffer of mlx-lm; `next` is the slot of the next position. After a prompt in several
-/// steps, it has more than `size` positions, in order.
+/// A ring buffer of mlx-lm. `next` is the slot of the next position. After a prompt in several
+/// steps, the buffer has more than `size` positions, in order.
 struct Ring {
     keep: i32,
     size: i32,
@@ -468,14 +471,14 @@ struct Ring {
 }
 
 impl Ring {
-    /// Keys or values in order, in the number that [`Portable::Recent`] has.
+    /// Keys or values in order, as many positions as [`Portable::Recent`] has.
     fn ordered(&self, buffer: &Array) -> mlx_rs_core::Result<Array> {
         let Self { keep, size, .. } = *self;
         let stored = buffer.dim(2)?;
         let used = self.offset.min(size);
         let next = self.next.clamp(0, stored);
         let parts = if next < stored && next < self.offset && next >= keep {
-            // The buffer is full: the oldest position is in the next slot.
+            // The buffer is full, so slot `next` has the oldest position.
             let older = buffer.slice_axis(2, next, stored)?;
             vec![older, buffer.slice_axis(2, keep, next)?]
         } else {

@@ -1,5 +1,6 @@
 //! The state that layers keep of earlier positions ([`LayerState`]): keys and values of attention,
-//! or the state of a recurrent layer. State is passed into a forward pass; layers do not own it.
+//! or the state of a recurrent layer. The caller passes the state to a forward pass; layers do not
+//! own it.
 //!
 //! [`PassingCache`] keeps nothing, for training. Four kinds keep keys and values: [`InPlaceCache`]
 //! grows without limit, as [`ChunkedCache`]s until our kernels write it in place. [`RotatingCache`]
@@ -39,12 +40,12 @@ pub use windowed::WindowedCache;
 
 use mlx_rs_core::{Array, Quantized, Result, eval};
 
-/// Keys or values as attention reads them, `[B, Hkv, n, D]`.
+/// Keys or values in the form that attention reads, `[B, Hkv, n, D]`.
 #[derive(Debug, Clone)]
 pub enum Stored {
-    /// Plain numbers.
+    /// Unquantized elements.
     Plain(Array),
-    /// Packed.
+    /// Quantized elements.
     Quantized(Quantized),
 }
 
@@ -52,7 +53,7 @@ impl Stored {
     /// The number of positions.
     ///
     /// # Errors
-    /// When there are fewer than three axes.
+    /// If an array has fewer than three axes.
     pub fn positions(&self) -> Result<i32> {
         match self {
             Stored::Plain(a) => a.dim(2),
@@ -60,7 +61,7 @@ impl Stored {
         }
     }
 
-    /// The arrays that it consists of.
+    /// The arrays that store the elements: one if plain, several if quantized.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
         let (one, more) = match self {
             Stored::Plain(a) => (a, None),
@@ -69,10 +70,10 @@ impl Stored {
         std::iter::once(one).chain(more.into_iter().flatten().flatten())
     }
 
-    /// Returns positions `from..to`, limited to those that exist.
+    /// Positions `from..to`, limited to existing positions.
     ///
     /// # Errors
-    /// When an array has fewer than three axes.
+    /// If an array has fewer than three axes.
     pub fn range(&self, from: i32, to: i32) -> Result<Self> {
         Ok(match self {
             Stored::Plain(a) => Stored::Plain(a.slice_axis(2, from, to)?),
@@ -80,7 +81,7 @@ impl Stored {
         })
     }
 
-    /// As plain numbers of `like`'s type.
+    /// The elements unquantized, in the type of `like`.
     #[cfg(test)]
     pub fn plain(&self, like: &Array) -> Result<Array> {
         match self {
@@ -103,11 +104,12 @@ pub(crate) fn map(q: &Quantized, f: impl Fn(&Array) -> Result<Array>) -> Result<
 /// The order of the keys that a cache returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// The first `keep` positions at `0..keep`, and the others from position `start` on, in order.
+    /// The first `keep` keys are positions `0..keep`. The other keys are consecutive from `start`
+    /// on.
     Run {
         /// The number of keys from the beginning of the sequence.
         keep: i32,
-        /// Position of the key after them.
+        /// Position of the first key after the kept keys.
         start: i32,
     },
     /// Unordered (ring buffer). Valid only for a single query, which attends to every slot.
@@ -125,43 +127,44 @@ pub struct KvView {
     pub offset: i32,
     /// The order of the keys.
     pub order: Order,
-    /// The number of last positions in the cache, in addition to the kept ones; `None` for all.
+    /// The number of last positions in the cache, without the kept ones; `None` if all are stored.
     pub window: Option<i32>,
-    /// As [`Caches::reach`].
+    /// The value of [`Caches::reach`].
     pub reach: i32,
 }
 
 /// How a rotation depends on the length of the sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Switch {
-    /// It changes once, beyond this length (LongRoPE).
+    /// The rotation changes once, beyond this length (LongRoPE).
     Once(i32),
-    /// It changes with each position beyond this length (dynamic NTK).
+    /// The rotation changes with each position beyond this length (dynamic NTK).
     Gradual(i32),
 }
 
 /// The states of all layers for one sequence.
 ///
-/// A rotation may change with the length of the sequence (LongRoPE). All keys that a query attends
-/// to must have the rotation of the query. Therefore the caches know the length of the whole
-/// sequence, beyond the current step, so that the keys do not depend on how a prompt is divided
-/// into steps. The caches never hold keys of two rotations: when [`Caches::until_switch`] is 0, the
-/// sequence is computed again from its start.
+/// A rotation may change with the length of the sequence (LongRoPE). A query and all keys that it
+/// attends to must have the same rotation. Therefore the caches know the length of the whole
+/// sequence, beyond the current step. So the keys do not depend on how a prompt is split into
+/// steps. The caches never mix keys of two rotations. When [`Caches::until_switch`] is 0, the
+/// caller computes the sequence again from its start.
 ///
-/// Rotations that change gradually are an exception. Keys of generated tokens are rotated for the
-/// length at which they were added, as in transformers. Such a sequence shares no keys with others.
+/// Rotations that change gradually are an exception. The keys of generated tokens keep the rotation
+/// of the length at which they were added, as in transformers. Such a sequence shares no keys with
+/// others.
 #[derive(Debug, Default)]
 pub struct Caches {
     layers: Vec<Box<dyn LayerState>>,
     /// Sequence lengths beyond which the rotation changes, ascending.
     switches: Vec<i32>,
-    /// The length beyond which each position changes the rotation.
+    /// The length beyond which each further position changes the rotation.
     gradual: Option<i32>,
     reach: i32,
 }
 
 impl Caches {
-    /// Caches of layers whose rotations change beyond `switches` positions.
+    /// Caches for layers whose rotations change as `switches` describes.
     pub fn with_switches(mut self, switches: impl IntoIterator<Item = Switch>) -> Self {
         for switch in switches {
             match switch {
@@ -176,20 +179,20 @@ impl Caches {
         self
     }
 
-    /// Caches for a sequence that is known to have at least `positions` positions.
+    /// Sets the known minimum length of the sequence, in positions.
     #[must_use]
     pub fn for_sequence(mut self, positions: usize) -> Self {
         self.reach = i32::try_from(positions).unwrap_or(i32::MAX);
         self
     }
 
-    /// The known length of the sequence; the cache may hold fewer or more positions.
+    /// The known length of the sequence. The caches may have fewer or more positions.
     pub fn reach(&self) -> i32 {
         self.reach
     }
 
-    /// Selects the scaling of the keys' rotation: the number of switches that the sequence has
-    /// passed, or its length where each position changes the rotation.
+    /// An id of the rotation that the keys have. It is the number of switches that the sequence has
+    /// passed, or the sequence's length where each position changes the rotation.
     pub fn stretch(&self) -> usize {
         match self.changes_gradually() {
             true => self.length().unsigned_abs() as usize,
@@ -197,7 +200,7 @@ impl Caches {
         }
     }
 
-    /// The number of positions that the sequence is known to have.
+    /// The length of the sequence, as far as it is known.
     fn length(&self) -> i32 {
         self.reach.max(offset(self))
     }
@@ -213,7 +216,7 @@ impl Caches {
         self.gradual.is_some_and(|length| length < self.length())
     }
 
-    /// Whether the caches can remove their last positions at any time. A recurrent layer cannot.
+    /// Whether the caches can always remove their last positions. Recurrent layers cannot.
     pub fn rewinds(&self) -> bool {
         self.layers
             .iter()
@@ -275,52 +278,53 @@ impl From<Box<dyn KvCache>> for Caches {
     }
 }
 
-/// One of several sequences that are computed together. Their tokens are packed one after another,
-/// `[1, T]` with `T` the sum of the lengths, without padding. In attention, they are separate.
+/// One of several sequences that a pass computes together. The tokens of all rows are packed
+/// without padding: `[1, T]`, where `T` is the sum of the lengths. Attention keeps the rows
+/// separate.
 #[derive(Debug)]
 pub struct Row<'a> {
-    /// The number of its tokens in this step.
+    /// The number of the row's tokens in this step.
     pub length: i32,
-    /// The caches.
+    /// The caches of the row.
     pub caches: &'a mut Caches,
 }
 
-/// The rows' lengths.
+/// The lengths of the rows.
 pub fn lengths(rows: &[Row<'_>]) -> Vec<i32> {
     rows.iter().map(|row| row.length).collect()
 }
 
-/// The options for the caches of a model.
+/// The options for a model's caches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheOptions {
-    /// The maximum number of positions that each layer keeps.
+    /// The maximum number of positions that each layer stores.
     pub bound: Option<i32>,
-    /// The packing in layers without a window.
+    /// The quantization of keys and values in layers without a window.
     pub packing: Option<Packing>,
-    /// The number of last positions that can be removed at any time, in every layer. Layers with a
-    /// window keep this many additional positions. [`CacheOptions::ALL`] for layers that never drop
+    /// The number of last positions that every layer must be able to remove at any time. Layers
+    /// with a window store this number of additional positions. [`CacheOptions::ALL`] keeps all
     /// positions.
     pub trimmable: Option<i32>,
 }
 
-/// The packing of keys and values.
+/// The quantization of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packing {
-    /// Bits per number.
+    /// Bits per element.
     pub bits: i32,
-    /// Numbers that share a scale; this divides the head size.
+    /// Elements that share a scale (quantization group); this number divides the head size.
     pub group_size: i32,
-    /// The first packed position; earlier ones are plain.
+    /// The first packed position; earlier positions stay plain.
     pub start: i32,
 }
 
-/// The number of first positions that a cache of limited size keeps. Attention puts weight on them,
-/// and without them models fail (Xiao et al. 2023). None are kept if the limit is so small that few
-/// positions would remain.
+/// The number of first positions that a bounded cache keeps. Attention puts weight on these
+/// positions, and models fail without them (Xiao et al. 2023). If the limit is very small, none are
+/// kept.
 const KEPT: i32 = 4;
 
 impl CacheOptions {
-    /// For [`CacheOptions::trimmable`]: no position is ever dropped.
+    /// Value of [`CacheOptions::trimmable`] with which no position is ever dropped.
     pub const ALL: i32 = i32::MAX;
 
     /// An empty cache for a layer with a window of `window` positions.
@@ -343,18 +347,19 @@ impl CacheOptions {
         }
     }
 
-    /// An empty cache for a layer whose queries attend to their chunk of `chunk` positions.
+    /// An empty cache for a layer whose queries attend only to their chunk of `chunk` positions.
     pub fn chunk_cache(&self, chunk: i32) -> Box<dyn KvCache> {
         if self.trimmable == Some(Self::ALL) {
             return Box::new(InPlaceCache::new());
         }
-        // A chunk is found by the order of the keys, which a ring buffer loses.
+        // The mask finds a chunk by the order of the keys. A ring buffer has no order, so it cannot
+        // be used.
         let size = self.bound.map_or(chunk, |bound| bound.min(chunk));
         Box::new(WindowedCache::new(size, 0, self.trimmable.unwrap_or(0)))
     }
 }
 
-/// A layer's cache, if our kernels can write keys and values into it.
+/// The layer's cache as one into which our kernels can write, if the layer has such a cache.
 pub fn in_place(layer: &mut Box<dyn LayerState>) -> Option<&mut InPlaceCache> {
     layer.as_kv_mut()?.in_place_mut()
 }
@@ -362,7 +367,7 @@ pub fn in_place(layer: &mut Box<dyn LayerState>) -> Option<&mut InPlaceCache> {
 /// Evaluates the arrays of the caches.
 ///
 /// # Errors
-/// When the computation fails.
+/// If the computation fails.
 pub fn eval_caches(caches: &Caches) -> Result<()> {
     eval(caches.iter().flat_map(|c| c.arrays()))
 }
@@ -381,7 +386,7 @@ pub fn trim(caches: &mut Caches, n: i32) -> bool {
     }
 }
 
-/// Whether these can replace `others`: the same kinds in each layer, and the same stretch.
+/// Whether `caches` can replace `others`: each layer has the same kind, and the stretch is equal.
 pub fn alike(caches: &Caches, others: &Caches) -> bool {
     caches.len() == others.len()
         && caches.stretch() == others.stretch()
@@ -392,7 +397,7 @@ pub fn alike(caches: &Caches, others: &Caches) -> bool {
             .all(|(a, b)| a.kind() == b.kind())
 }
 
-/// A separate copy of the first `n` positions. `None` if a layer cannot be truncated to them.
+/// A separate copy of the first `n` positions. `None` if a layer cannot be truncated to `n`.
 pub fn copy_prefix(caches: &Caches, n: i32) -> Result<Option<Caches>> {
     let surplus = offset(caches).saturating_sub(n);
     if surplus < 0 || !caches.iter().all(|c| c.can_trim(surplus)) {

@@ -1,11 +1,11 @@
-//! The state of a block with two parallel mixers: keys and values of attention, and the state of a
-//! recurrent layer. Each layer gets its own one.
+//! The state of a block with two parallel mixers: a KV cache for attention, and a recurrent state.
+//! Each mixer receives its own state.
 
 use mlx_rs_core::{Array, Result};
 
 use super::{KvCache, LayerState, RecurrentState, Snapshot};
 
-/// The prefixes of array names in a file.
+/// The prefixes of the array names in files: for the KV cache and for the recurrent state.
 const NAMES: [&str; 2] = ["keys.", "state."];
 
 /// Both states of one block, for one row.
@@ -16,7 +16,7 @@ pub struct PairState {
 }
 
 impl PairState {
-    /// A pair of these empty states.
+    /// Creates the pair from two empty states.
     pub fn new(keys: Box<dyn LayerState>, state: RecurrentState) -> Self {
         Self { keys, state }
     }
@@ -162,7 +162,7 @@ mod tests {
         let mut fresh = empty();
         assert!(fresh.restore(broken).is_err() && fresh.is_empty());
         assert!(fresh.as_kv().unwrap().is_empty(), "nothing of it is kept");
-        // A prefix includes both states, and can only be used as a whole.
+        // A prefix includes the recurrent state, so it can only be used as a whole.
         let caches = Caches::from(Box::new(pair) as Box<dyn LayerState>);
         let prefix = copy_prefix(&caches, 2).unwrap().unwrap();
         assert_eq!(sum(prefix[0].as_ref()), [7.0; 3]);

@@ -1,5 +1,5 @@
-//! A cache that stores nothing: queries attend to the keys and values of the same pass, so
-//! gradients flow through them. Training and scoring of whole texts use it.
+//! A cache that stores nothing. Queries attend to the keys and values of the same pass, so
+//! gradients flow through keys and values. Training and scoring of whole texts use it.
 
 use std::collections::BTreeMap;
 
@@ -11,14 +11,14 @@ use super::{Caches, KvCache, KvView, LayerState, Order, Row, Snapshot, Stored};
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PassingCache;
 
-/// Caches without storage, `layers` for each of `rows` rows.
+/// Creates caches without storage: `layers` caches for each of `rows` rows.
 pub fn caches(rows: usize, layers: usize) -> Vec<Caches> {
     let one = || Box::new(PassingCache) as Box<dyn KvCache>;
     let row = || (0..layers).map(|_| one()).collect::<Caches>();
     (0..rows).map(|_| row()).collect()
 }
 
-/// Rows of these lengths with their caches.
+/// Rows of these lengths, each with its caches.
 pub fn rows<'a>(lengths: &[i32], caches: &'a mut [Caches]) -> Vec<Row<'a>> {
     let pairs = lengths.iter().zip(caches);
     pairs
@@ -38,10 +38,10 @@ fn passed(keys: &Array, values: &Array) -> KvView {
     }
 }
 
-/// The keys and values of a pass, as arguments of a function.
+/// The keys and values of a view, as arguments of a differentiated function.
 ///
 /// # Errors
-/// When they are quantized, which those of a pass never are.
+/// If keys or values are quantized. A pass's own keys never are.
 pub fn both(view: &KvView) -> Result<[Array; 2]> {
     match (&view.keys, &view.values) {
         (Stored::Plain(keys), Stored::Plain(values)) => Ok([keys.clone(), values.clone()]),
@@ -53,7 +53,7 @@ pub fn both(view: &KvView) -> Result<[Array; 2]> {
     }
 }
 
-/// The views for arguments in that order.
+/// Views made of keys and values in the order of [`both`].
 pub fn views(all: &[Array]) -> Vec<KvView> {
     let pairs = all.chunks_exact(2);
     pairs.map(|pair| passed(&pair[0], &pair[1])).collect()

@@ -1,5 +1,5 @@
-//! The content of a cache, independent of its implementation: positions in order. Files of other
-//! programs hold caches in this form.
+//! The content of a cache in a form that does not depend on the cache's implementation: positions
+//! in order. Files of other programs store caches in this form.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Quantized, Result};
 
 use super::map;
 
-/// Keys and values of one layer, `[1, Hkv, n, D]`, positions ascending.
+/// Keys and values of one layer, `[1, Hkv, n, D]`, in ascending order of positions.
 #[derive(Debug, Clone)]
 pub enum Portable {
     /// All positions.
@@ -17,13 +17,13 @@ pub enum Portable {
         /// Values.
         values: Array,
     },
-    /// The first `keep` positions and the last ones, at most `size` together.
+    /// The first `keep` positions and the last positions, at most `size` positions together.
     Recent {
         /// Keys.
         keys: Array,
         /// Values.
         values: Array,
-        /// The number of positions seen.
+        /// The number of positions that the cache has received.
         offset: i32,
         /// The maximum number of positions that a query attends to.
         size: i32,
@@ -39,7 +39,7 @@ pub enum Portable {
     },
 }
 
-/// The shape shared by all caches of one layer, for any sequence.
+/// The properties that all caches of a layer share, for any sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     /// The number of heads.
@@ -58,13 +58,13 @@ impl fmt::Display for Layout {
 }
 
 impl Layout {
-    /// Whether caches of both layouts have equal shapes; types may differ.
+    /// Whether caches of both layouts have equal shapes. Their types may differ.
     pub fn fits(&self, other: &Self) -> bool {
         (self.heads, self.widths) == (other.heads, other.widths)
     }
 }
 
-/// Heads, positions and width of a one-row array.
+/// Heads, positions and width of an array with one row.
 fn sizes(array: &Array) -> Result<[i32; 3]> {
     match array.shape() {
         [1, heads, positions, width] => Ok([*heads, *positions, *width]),
@@ -77,10 +77,10 @@ fn sizes(array: &Array) -> Result<[i32; 3]> {
 }
 
 impl Portable {
-    /// The number of positions seen.
+    /// The number of positions that the cache has received.
     ///
     /// # Errors
-    /// When keys or values have another shape, or their shapes differ.
+    /// If keys or values have another shape than `[1, Hkv, n, D]`, or their shapes do not match.
     pub fn offset(&self) -> Result<i32> {
         let (keys, values) = match self {
             Self::All { keys, values } | Self::Recent { keys, values, .. } => (keys, values),
@@ -167,7 +167,7 @@ impl Portable {
         })
     }
 
-    /// A message about a mismatch; `needed` says what would fit.
+    /// An error message about a mismatch; `needed` describes the expected cache.
     pub fn refused(&self, needed: &str) -> String {
         let actual = match self {
             Self::All { .. } => {
@@ -181,7 +181,7 @@ impl Portable {
                 keys.bits, keys.group_size
             ),
         };
-        format!("it holds {actual}, where {needed} are needed; use the flags that it was made with")
+        format!("it has {actual}, but {needed} are needed; use the flags that it was made with")
     }
 }
 

@@ -1,28 +1,28 @@
-//! Caches kept for later requests. A prompt with a common prefix, such as the next turn of a
-//! conversation, then reuses them.
+//! Caches of finished requests. A later prompt with a common prefix, such as the next turn of a
+//! conversation, reuses them.
 
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::cache::{self, Caches};
 
-/// The limit in bytes; beyond it the least recently used caches are dropped.
+/// The memory limit in bytes. Beyond it, the least recently used caches are dropped.
 const BYTES: usize = 2 << 30;
 
-/// A copy is one operation per layer, and array caches copy their whole capacity: skip it when
-/// under 1/64 is shared.
+/// A copy costs one operation per layer, and array caches copy their whole capacity. So skip a copy
+/// when less than 1/64 of the cached tokens is shared.
 const MOST_BESIDE: usize = 64;
 
-/// Whether a copy of `n` tokens is worthwhile for caches that hold `held`.
+/// Whether a copy of `n` tokens is worthwhile from caches that have `cached` tokens.
 pub fn worth_copying(n: usize, cached: usize) -> bool {
     n.saturating_mul(MOST_BESIDE) >= cached
 }
 
 /// Caches of finished requests.
 ///
-/// Keys and values belong to the adapter they were computed under. An epoch counts the adapter's
-/// changes. A request reads the epoch before it computes anything, and passes it when it takes and
-/// puts caches. Both compare it under the lock that [`Prefixes::renew`] holds. So a request never
-/// gets caches of another adapter.
+/// Keys and values are valid only for the adapter that computed them. An epoch counts the changes
+/// of the adapter. A request reads the epoch before it computes anything, and passes this epoch to
+/// every take and put. These calls compare epochs under the lock that [`Prefixes::renew`] also
+/// locks. So a request never receives caches of another adapter.
 #[derive(Debug)]
 pub struct Prefixes {
     store: Mutex<Store>,
@@ -34,13 +34,13 @@ pub struct Prefixes {
 struct Store {
     epoch: u64,
     closed: bool,
-    /// All entries belong to `epoch`; the most recently used is last.
+    /// All entries belong to `epoch`. The most recently used entry is last.
     entries: Vec<Entry>,
 }
 
 #[derive(Debug)]
 struct Entry {
-    /// Only requests with this salt get the caches.
+    /// Only requests with an equal salt may use the caches.
     salt: Option<String>,
     tokens: Vec<u32>,
     caches: Caches,
@@ -53,7 +53,7 @@ pub fn common(a: &[u32], b: &[u32]) -> usize {
 }
 
 impl Prefixes {
-    /// Keeps at most `slots` finished requests and 2 GiB; a single larger entry is allowed.
+    /// Keeps at most `slots` finished requests and 2 GiB. An entry larger than 2 GiB is kept alone.
     pub fn new(slots: usize) -> Self {
         Self {
             store: Mutex::default(),
@@ -71,8 +71,9 @@ impl Prefixes {
         self.store().epoch
     }
 
-    /// Begins an epoch and drops the caches of the previous one. Call it after the adapter changed:
-    /// a request that starts in between belongs to the old epoch and stores nothing.
+    /// Begins an epoch, and drops the caches of the previous epoch. Call it after the adapter
+    /// changed. A request that starts between the change and this call belongs to the old epoch and
+    /// stores nothing.
     pub fn renew(&self) {
         let mut store = self.store();
         store.epoch += 1;
@@ -113,10 +114,10 @@ impl Prefixes {
     /// Only caches of the same kinds and sequence as `like` match. With an outdated `epoch` there
     /// are none. At least one token is left to compute, because its pass gives the first logits.
     ///
-    /// If the prompt continues an entry as a whole, the caches are removed; the request returns
-    /// them later, longer, or loses them when it fails. Otherwise the request gets a copy, so that
-    /// conversations with the same system prompt each keep theirs. With a single slot, those are
-    /// removed too, because the request's own caches will replace them.
+    /// If the prompt continues an entry as a whole, the entry is removed. The request later stores
+    /// the longer caches, or loses them if it fails. Otherwise the request receives a copy, so that
+    /// several conversations with the same system prompt each keep their caches. With a single
+    /// slot, the entry is removed in any case, because the request's own caches will replace it.
     ///
     /// Only caches stored with the same salt match.
     pub fn take_salted(
@@ -140,7 +141,7 @@ impl Prefixes {
         let mut entry = store.entries.remove(best);
         let surplus = i32::try_from(entry.tokens.len() - n).unwrap_or(i32::MAX);
         // A recurrent state cannot be cut back to this prefix later, so the entry stays for other
-        // prompts. A copy of it costs no memory until it advances.
+        // prompts. A copy of the state costs no memory until the copy advances.
         if !entry.caches.rewinds() || (surplus > 0 && self.slots > 1) {
             let copy = cache::copy_prefix(&entry.caches, i32::try_from(n).ok()?);
             store.entries.push(entry);
@@ -149,9 +150,10 @@ impl Prefixes {
         cache::trim(&mut entry.caches, surplus).then(|| (entry.caches.for_sequence(reach), n))
     }
 
-    /// Stores the caches of `tokens`, computed by a request that began in `epoch`. When full, it
-    /// drops the least recently used. It also drops entries that are a prefix of these, unless
-    /// these cannot be cut back to them. With an outdated `epoch` nothing is stored.
+    /// Stores the caches of `tokens`, computed by a request that began in `epoch`. Beyond the
+    /// limits, the least recently used entries are dropped. Entries whose tokens are a prefix of
+    /// `tokens` are dropped too, unless the new caches cannot be cut back to that prefix. An
+    /// outdated `epoch` stores nothing.
     pub fn put_salted(&self, (epoch, salt): (u64, Option<&str>), tokens: Vec<u32>, caches: Caches) {
         let offset = cache::offset(&caches).unsigned_abs() as usize;
         if tokens.is_empty() || offset != tokens.len() {
@@ -181,12 +183,12 @@ impl Prefixes {
         }
     }
 
-    /// [`Prefixes::put_salted`] without a salt.
+    /// As [`Prefixes::put_salted`], without a salt.
     pub fn put(&self, epoch: u64, tokens: Vec<u32>, caches: Caches) {
         self.put_salted((epoch, None), tokens, caches);
     }
 
-    /// Drops everything, and stores nothing from now on.
+    /// Drops all entries, and stores nothing from now on.
     pub fn close(&self) {
         let mut store = self.store();
         store.closed = true;
@@ -214,7 +216,7 @@ mod tests {
             let hit = prefixes.take_salted(of(salt), &[1, 2, 3, 4], &filled(0));
             assert!(hit.is_none(), "{salt:?}");
         }
-        // Equal or longer prompts with another salt do not replace it.
+        // Equal or longer prompts with another salt must not replace the entry.
         prefixes.put_salted(of(Some("b")), vec![1, 2, 3, 5], filled(4));
         prefixes.put(0, vec![1, 2, 3], filled(3));
         for salt in [Some("a"), Some("b"), None] {
@@ -241,12 +243,12 @@ mod tests {
         prefixes.put(0, vec![1, 2, 3], filled(3));
         prefixes.put(0, vec![1, 9], filled(2));
         assert!(prefixes.take(0, &[7, 1], &filled(0)).is_none());
-        // Partial matches are copies, for any number of prompts.
+        // Partial matches must be copies, for any number of prompts.
         for last in [3, 4, 5] {
             let (caches, n) = prefixes.take(0, &[1, 2, last], &filled(0)).unwrap();
             assert_eq!((n, cache::offset(&caches)), (2, 2));
         }
-        // A continuation takes the whole entry, once.
+        // A continuation must remove the whole entry, so that only one request gets it.
         let (caches, n) = prefixes.take(0, &[1, 2, 3, 4], &filled(0)).unwrap();
         assert_eq!((n, cache::offset(&caches)), (3, 3));
         let (_, n) = prefixes.take(0, &[1, 2, 3, 4], &filled(0)).unwrap();
@@ -292,7 +294,7 @@ mod tests {
         assert!(prefixes.take(0, &[2, 2, 9], &filled(0)).is_none(), "gone");
         assert!(prefixes.take(0, &[1, 1, 9], &filled(0)).is_some());
         assert!(prefixes.take(0, &[3, 3, 9], &filled(0)).is_some());
-        // An entry above the limit is kept alone: it is the running conversation.
+        // An entry above the limit must be kept alone, because it is the running conversation.
         prefixes.put(0, vec![4; 300], filled(300));
         assert!(prefixes.take(0, &[1, 1, 9], &filled(0)).is_none());
         let (next, like) = (
@@ -316,7 +318,7 @@ mod tests {
         prefixes.put(0, vec![4], filled(1));
         prefixes.put(0, vec![5], filled(1));
         assert!(prefixes.take(0, &[3, 3], &filled(0)).is_none(), "gone");
-        // Caches with another number of tokens are not kept.
+        // Caches whose length differs from the number of tokens must not be stored.
         prefixes.put(0, vec![6, 7], filled(1));
         assert!(prefixes.take(0, &[6, 7, 8], &filled(0)).is_none());
         prefixes.close();
@@ -331,7 +333,7 @@ mod tests {
         prefixes.renew();
         assert_eq!(prefixes.epoch(), 1);
         assert!(prefixes.take(1, &[1, 2, 3], &filled(0)).is_none(), "gone");
-        // A request that began before the change and ends after it.
+        // The request began before the adapter changed, and ends after the change.
         prefixes.put(0, vec![1, 2, 3], filled(3));
         assert!(prefixes.take(1, &[1, 2, 3], &filled(0)).is_none());
         prefixes.put(1, vec![1, 2, 3], filled(3));
@@ -350,7 +352,7 @@ mod tests {
         prefixes.put(0, vec![1, 2, 3, 4, 5], filled(5).for_sequence(5));
         assert!(prefixes.take(0, &[1, 2, 3, 4], &like(4)).is_none());
         let (caches, n) = prefixes.take(0, &[1, 2, 9, 9, 9], &like(5)).unwrap();
-        // Cut below the switch, they still belong to a long sequence.
+        // Caches cut below the switch must still belong to the long sequence.
         assert_eq!(
             (n, caches.stretch(), caches.until_switch()),
             (2, 1, i32::MAX)
@@ -372,7 +374,7 @@ mod tests {
             (n, caches.stretch(), caches.until_switch()),
             (3, 0, i32::MAX)
         );
-        // Beyond the context, even sequences of the same length may have keys of other lengths.
+        // Beyond the context, sequences of equal length may have keys with other rotations.
         prefixes.put(0, vec![1, 2, 3, 4, 5], gradual(5, 5));
         assert_eq!(gradual(5, 5).stretch(), 5);
         assert!(prefixes.take(0, &[1, 2, 3, 4, 6], &gradual(0, 5)).is_none());
@@ -394,7 +396,7 @@ mod tests {
         let prefixes = Prefixes::new(3);
         let like = recurrent(0);
         prefixes.put(0, vec![1, 2, 3], recurrent(3));
-        // Neither a part of it, nor the whole when no token is left to compute.
+        // An entry matches neither in part, nor as a whole when no token remains to be computed.
         assert!(prefixes.take(0, &[1, 2, 9], &like).is_none());
         assert!(prefixes.take(0, &[1, 2, 3], &like).is_none());
         for last in [4, 5] {
@@ -404,7 +406,7 @@ mod tests {
         }
         let (_, n) = prefixes.take(0, &[1, 2, 3, 4, 6], &like).unwrap();
         assert_eq!(n, 4, "the longest");
-        // Equal tokens replace the entry; one more entry drops the oldest.
+        // Equal tokens must replace the entry. One more entry must drop the oldest.
         prefixes.put(0, vec![1, 2, 3, 5], recurrent(4));
         prefixes.put(0, vec![7], recurrent(1));
         assert!(prefixes.take(0, &[1, 2, 3, 9], &like).is_none());
@@ -424,7 +426,7 @@ mod tests {
         let like = ring();
         assert!(prefixes.take(0, &[1, 2, 3, 9], &like).is_none());
         let longer = [tokens, vec![7]].concat();
-        // Caches of another kind do not match.
+        // Caches of another kind must not match.
         assert!(prefixes.take(0, &longer, &filled(0)).is_none());
         assert_eq!(prefixes.take(0, &longer, &like).unwrap().1, 6);
     }

@@ -1,5 +1,6 @@
-//! The quantized cache: keys and values are quantized in groups of a head's elements and stored in
-//! chunks. It may begin unquantized, and quantizes everything beyond a set length.
+//! The quantized KV cache. Keys and values are quantized in groups of a head's elements, and stored
+//! in chunks. The first positions may stay unquantized; all positions beyond a set length are
+//! quantized.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +49,7 @@ impl QuantizedCache {
         Quantized::quantize(a, group, self.packing.bits, QuantMode::Affine)
     }
 
-    /// Appends `new` at `offset`, and grows the buffers if necessary.
+    /// Appends `new` at position `offset`. The buffers grow if necessary.
     fn append(old: &Quantized, new: &Quantized, offset: i32, end: i32) -> Result<Quantized> {
         let join = |old: &Array, new: &Array| -> Result<Array> {
             let buffer = if old.dim(2)? >= end {
@@ -142,7 +143,7 @@ impl KvCache for QuantizedCache {
         }
     }
 
-    /// Unquantized positions stay so until the next one exceeds the start of quantization.
+    /// Unquantized positions stay unquantized until an update exceeds the start of quantization.
     fn adopt(&mut self, portable: Portable) -> std::result::Result<(), String> {
         let Packing {
             bits, group_size, ..

@@ -1,7 +1,7 @@
-//! The state of a recurrent layer: named arrays of fixed shape. Its memory does not depend on the
-//! number of positions. The layer defines their meaning.
+//! The state of a recurrent layer: named arrays of fixed shape. Memory does not depend on the
+//! number of positions. The layer defines the meaning of the arrays.
 //!
-//! A state cannot be rewound, because it does not contain earlier states. So a prefix is reused
+//! A state does not contain earlier states, so it cannot be rewound. Therefore a prefix is reused
 //! only as a whole, and speculative decoding is refused.
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub struct StatePart {
 
 impl StatePart {
     /// An array of `shape` for each row, in float32. A state accumulates over the whole sequence,
-    /// and 16 bits would lose small terms.
+    /// and 16-bit floats would lose small terms.
     pub fn new(name: &'static str, shape: &[i32]) -> Self {
         Self {
             name,
@@ -30,7 +30,7 @@ impl StatePart {
         }
     }
 
-    /// Sets another type, for parts that do not accumulate, such as the last inputs of a
+    /// Sets another type. This suits parts that do not accumulate, such as the last inputs of a
     /// convolution.
     #[cfg(test)]
     pub fn with_dtype(mut self, dtype: Dtype) -> Self {
@@ -49,14 +49,14 @@ impl StatePart {
         *first == rows && rest == self.shape && array.dtype() == self.dtype
     }
 
-    /// Bytes of one row.
+    /// The size of one row's part in bytes.
     fn nbytes(&self) -> usize {
         let elements = self.shape.iter().map(|d| d.unsigned_abs() as usize);
         elements.fold(self.dtype.size(), usize::saturating_mul)
     }
 }
 
-/// The parts of one layer's state; all rows share the layout.
+/// The parts of one layer's state. All rows share the layout.
 #[derive(Debug, PartialEq, Eq)]
 pub struct StateLayout {
     kind: String,
@@ -74,7 +74,7 @@ impl StateLayout {
         Arc::new(Self { kind, parts })
     }
 
-    /// Bytes of the state of one row.
+    /// The size of one row's state in bytes.
     pub fn nbytes(&self) -> usize {
         self.parts.iter().map(StatePart::nbytes).sum()
     }
@@ -82,13 +82,13 @@ impl StateLayout {
     /// The state of `rows` rows before their first position: zeros.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn zeros(&self, rows: i32) -> Result<Vec<Array>> {
         let zero = |part: &StatePart| zeros(&part.rows(rows), part.dtype);
         self.parts.iter().map(zero).collect()
     }
 
-    /// Refuses arrays that are not a state of `rows` rows.
+    /// Refuses arrays that do not match this layout for `rows` rows.
     fn check(&self, arrays: &[Array], rows: i32) -> Result<()> {
         let fault = |message: String| Error::new(ErrorKind::Value, "state", message);
         if arrays.len() != self.parts.len() {
@@ -133,10 +133,10 @@ impl RecurrentState {
         }
     }
 
-    /// The current arrays, `[1, ..]` each in the layout's order.
+    /// The current arrays, `[1, ..]` each, in the layout's order.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn parts(&self) -> Result<Vec<Array>> {
         match &self.arrays {
             Some(arrays) => Ok(arrays.clone()),
@@ -144,10 +144,10 @@ impl RecurrentState {
         }
     }
 
-    /// Sets the arrays that result after `length` more positions.
+    /// Replaces the arrays by those after `length` more positions.
     ///
     /// # Errors
-    /// When they do not match the layout.
+    /// If the arrays do not match the layout.
     pub fn advance(&mut self, parts: Vec<Array>, length: i32) -> Result<()> {
         self.layout.check(&parts, 1)?;
         self.arrays = Some(parts);
@@ -155,10 +155,10 @@ impl RecurrentState {
         Ok(())
     }
 
-    /// The concatenated states of several rows, `[rows, ..]` each.
+    /// The states of several rows, concatenated: `[rows, ..]` each.
     ///
     /// # Errors
-    /// When their layouts differ, or memory runs out.
+    /// If the states' layouts differ, or memory runs out.
     pub fn merge(states: &[&Self]) -> Result<Vec<Array>> {
         let Some((first, others)) = states.split_first() else {
             return Ok(Vec::new());
@@ -181,7 +181,7 @@ impl RecurrentState {
     /// The state of one row in the result of [`Self::merge`].
     ///
     /// # Errors
-    /// When the row does not exist.
+    /// If the row does not exist.
     pub fn extract(merged: &[Array], row: i32) -> Result<Vec<Array>> {
         let row_of = |a: &Array| {
             if row < 0 || row >= a.dim(0)? {

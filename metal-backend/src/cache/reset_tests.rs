@@ -1,11 +1,11 @@
-//! A reset state equals that of a new sequence: it frees its memory and gives the same results as a
-//! new one.
+//! Tests that a reset state equals the state of a new sequence: it frees its memory, and the
+//! following results are equal.
 
 use mlx_rs_core::Array;
 
 use super::*;
 
-/// Keys or values of `n` positions from `from` on, with heads wide enough for quantization.
+/// Keys or values of `n` positions from `from` on. The heads are wide enough for quantization.
 fn part(from: i32, n: i32) -> Array {
     let values: Vec<f32> = (from * 32..(from + n) * 32)
         .map(|i| ((i * 37) % 101) as f32 * 0.01)
@@ -30,7 +30,7 @@ fn pair() -> Box<dyn LayerState> {
     Box::new(PairState::new(keys, RecurrentState::new(&layout())))
 }
 
-/// Adds `n` positions and returns the view of their queries as numbers.
+/// Adds `n` positions, and returns the elements of the view that their queries read.
 fn fill(state: &mut dyn LayerState, from: i32, n: i32) -> Vec<f32> {
     let mut seen = Vec::new();
     if let Some(keys) = state.as_kv_mut() {
@@ -90,7 +90,7 @@ fn every_kind_of_state_begins_anew() {
     ];
     for (name, make) in kinds {
         let (mut used, mut fresh) = (make(), make());
-        // Beyond windows and the start of quantization, in one part and in steps.
+        // The sequence exceeds the windows and the start of quantization, at once and in steps.
         for n in [9, 1, 1, 4] {
             fill(used.as_mut(), 50, n);
         }

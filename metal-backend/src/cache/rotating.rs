@@ -1,8 +1,9 @@
-//! The bounded cache: the last positions, and a few of the first. Until it is full it grows like
-//! the unbounded cache. After that, a step overwrites the oldest position (ring buffer).
+//! The bounded KV cache: the last positions, and a few of the first positions. Until the cache is
+//! full, it grows like the unbounded cache. Then each new position overwrites the oldest one (ring
+//! buffer).
 //!
-//! A query at position `p` attends to the `keep` first positions and those after `p - (size -
-//! keep)`, independent of the prefill step size.
+//! A query at position `p` attends to the first `keep` positions and to positions after `p - (size
+//! - keep)`. This does not depend on the prefill step size.
 
 use mlx_rs_core::{Array, Result, concatenate};
 
@@ -12,8 +13,8 @@ use super::{KvCache, KvView, LayerState, Order, Portable, Snapshot, Stored};
 /// Keys and values of at most `size` positions.
 #[derive(Debug, Clone)]
 pub struct RotatingCache {
-    /// Ordered until full. When full, position `p` beyond the kept ones is in slot `keep + (p -
-    /// keep) % (size - keep)`, and `inner.offset` is unused.
+    /// In order until the cache is full. In a full cache, position `p` beyond the kept ones is in
+    /// slot `keep + (p - keep) % (size - keep)`, and `inner.offset` is unused.
     inner: ChunkedCache,
     size: i32,
     keep: i32,
@@ -21,8 +22,8 @@ pub struct RotatingCache {
 }
 
 impl RotatingCache {
-    /// An empty cache of `size` positions; the first `keep` are never dropped, and the ring has at
-    /// least one.
+    /// An empty cache of `size` positions. The first `keep` positions are never dropped. The ring
+    /// has at least one slot.
     pub fn new(size: i32, keep: i32) -> Self {
         let size = size.max(1);
         Self {
@@ -43,7 +44,7 @@ impl RotatingCache {
         self.keep + (p - self.keep).rem_euclid(self.ring())
     }
 
-    /// All stored positions in order: `(prefix, rest)`.
+    /// All stored positions in order: the kept positions, and the rest.
     fn ordered(&self, buffer: &Array) -> Result<(Array, Array)> {
         let prefix = buffer.slice_axis(2, 0, self.keep.min(self.offset))?;
         if self.offset <= self.size {
@@ -72,7 +73,8 @@ impl RotatingCache {
             }
             Some(old) => {
                 let (prefix, rest) = self.ordered(old)?;
-                // Of older positions, the first query attends to one less than the ring holds.
+                // Besides its own position, the first query attends to at most `ring - 1` older
+                // positions.
                 let n = rest.dim(2)?;
                 let rest = rest.slice_axis(2, (n - (ring - 1)).max(0), n)?;
                 let missing = (self.keep - self.offset).max(0).min(new.dim(2)?);
@@ -92,11 +94,11 @@ impl RotatingCache {
         Ok((all, self.stored(&prefix, &tail, end)?))
     }
 
-    /// The buffer of a full cache after `end` positions, from the kept positions and the ring's
-    /// last ones.
+    /// The buffer of a full cache after `end` positions, built from the kept positions `prefix` and
+    /// the ring's last positions `tail`.
     fn stored(&self, prefix: &Array, tail: &Array, end: i32) -> Result<Array> {
         let ring = self.ring();
-        // The oldest of the tail is position `end - ring`.
+        // The oldest position of `tail` is `end - ring`.
         let first = self.slot(end - ring) - self.keep;
         concatenate(
             &[
@@ -108,7 +110,7 @@ impl RotatingCache {
         )
     }
 
-    /// The buffer that stores `all` keys or values, given in order.
+    /// The buffer that stores `all`, the keys or values in order.
     fn buffer(&self, all: &Array, end: i32) -> Result<Array> {
         let length = all.dim(2)?;
         if end <= self.size {
@@ -153,7 +155,7 @@ impl KvCache for RotatingCache {
         if length == 1
             && let Some((k, v)) = self.inner.buffers.take()
         {
-            // Full: the buffers have exactly `size` positions.
+            // The cache is full, so the buffers have exactly `size` positions.
             let slot = self.slot(self.offset);
             let k = k.update_axis(keys, 2, slot)?;
             let v = v.update_axis(values, 2, slot)?;
@@ -197,7 +199,7 @@ impl KvCache for RotatingCache {
         let words = |e: mlx_rs_core::Error| e.to_string();
         let offset = portable.offset().map_err(words)?;
         let (keys, values) = match &portable {
-            // With a plain window, the older positions are not needed.
+            // A plain window does not need the positions before it.
             Portable::All { keys, values } if self.keep == 0 => (keys, values),
             Portable::Recent {
                 keys,
@@ -288,7 +290,7 @@ mod tests {
     use super::super::test_support::{part, positions};
     use super::*;
 
-    /// The positions that the last query of a step must see, by definition.
+    /// By definition, the positions that the last query of a step attends to.
     fn expected(p: i32, size: i32, keep: i32) -> Vec<i32> {
         (0..=p)
             .filter(|&k| k < keep || k > p - (size - keep))
@@ -319,7 +321,7 @@ mod tests {
                             assert_eq!(got, stand.collect::<Vec<_>>(), "{size} {keep} {at}");
                         }
                     }
-                    // From those, the last query sees exactly the expected ones.
+                    // In this view, the last query must attend to exactly the expected positions.
                     let window = view.window.unwrap();
                     if let Order::Run { keep, .. } = view.order {
                         let mut place = 0;
@@ -330,7 +332,7 @@ mod tests {
                     }
                     got.sort_unstable();
                     assert_eq!(got, expected(at - 1, size, keep), "{size} {keep} {at}");
-                    // And the first query misses none.
+                    // The view must contain all positions that the first query attends to.
                     let first = expected(at - n, size, keep);
                     let all = positions(&view);
                     assert!(first.iter().all(|k| all.contains(k)), "{size} {keep} {at}");

@@ -1,5 +1,5 @@
-//! The state of a layer for one sequence: keys and values ([`KvCache`]) or a state of fixed size
-//! ([`RecurrentState`]). Requests, prefixes and files access layers only through [`LayerState`].
+//! The state of a layer for one sequence: keys and values ([`KvCache`]), or a state of fixed size
+//! ([`RecurrentState`]). Requests, prefixes and files access the state only through [`LayerState`].
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,11 @@ use super::{InPlaceCache, KvView, Portable, RecurrentState};
 
 /// The state of one layer for one row (`B` is 1 except in tests).
 pub trait LayerState: std::fmt::Debug + Send {
-    /// The number of positions seen, which is the position of the next token.
+    /// The number of positions that the layer has processed, which is the position of the next
+    /// token.
     fn offset(&self) -> i32;
 
-    /// The number of stored positions: all seen, or in a bounded cache at most its size.
+    /// The number of stored positions: all processed ones, or at most the size of a bounded cache.
     #[cfg_attr(
         not(test),
         allow(dead_code, reason = "tests count what bounded caches hold")
@@ -21,7 +22,7 @@ pub trait LayerState: std::fmt::Debug + Send {
         self.offset().unsigned_abs() as usize
     }
 
-    /// Whether no position has been seen.
+    /// Whether no position has been processed.
     fn is_empty(&self) -> bool {
         self.offset() == 0
     }
@@ -29,7 +30,7 @@ pub trait LayerState: std::fmt::Debug + Send {
     /// Resets to the state of a new sequence.
     fn reset(&mut self);
 
-    /// Announces the total number of positions, so that memory can be allocated at once.
+    /// Announces the expected total number of positions, so that memory can be allocated at once.
     fn expect(&mut self, _positions: i32) {}
 
     /// The arrays of the state. Each step evaluates them, so that no graph is retained.
@@ -40,26 +41,26 @@ pub trait LayerState: std::fmt::Debug + Send {
         self.arrays().iter().map(|a| a.nbytes()).sum()
     }
 
-    /// Whether the last `n` positions can be removed exactly.
+    /// Whether the last `n` positions can be removed without loss.
     fn can_trim(&self, n: i32) -> bool;
 
-    /// Removes the last `n` positions (all, if fewer are stored) and returns true. If
+    /// Removes the last `n` positions (all positions, if fewer are stored) and returns true. If
     /// [`Self::can_trim`] is false, changes nothing and returns false.
     fn trim(&mut self, n: i32) -> bool;
 
-    /// An independent copy. Memory is shared until one of them writes, where possible.
+    /// An independent copy. Where possible, both share memory until one of them writes.
     fn copy(&self) -> Result<Box<dyn LayerState>>;
 
-    /// The kind with its settings; states of equal kind are interchangeable.
+    /// The kind with its settings. States of equal kind are interchangeable.
     fn kind(&self) -> String;
 
-    /// The content, for a file.
+    /// The content in the form of a file.
     fn snapshot(&self) -> Result<Snapshot>;
 
     /// Restores a snapshot into an empty state of the same kind.
     ///
     /// # Errors
-    /// A message about the mismatch.
+    /// A message that describes the mismatch.
     fn restore(&mut self, snapshot: Snapshot) -> std::result::Result<(), String>;
 
     /// This state as a KV cache; `None` for other kinds.
@@ -88,39 +89,40 @@ pub trait KvCache: LayerState {
     /// Appends keys and values `[B, Hkv, L, D]` and returns the view that their queries attend to.
     fn update(&mut self, keys: &Array, values: &Array) -> Result<KvView>;
 
-    /// The content, for files that other programs read; `None` if empty.
+    /// The content in the form that other programs' files use; `None` if empty.
     fn portable(&self) -> Result<Option<Portable>> {
         Ok(None)
     }
 
-    /// Takes over the content of another cache. The kind may differ if no attended position is
-    /// lost.
+    /// Replaces the content by that of another cache. The cache kinds may differ if no position is
+    /// lost to which a query may attend.
     ///
     /// # Errors
-    /// A message about the mismatch.
+    /// A message that describes the mismatch.
     fn adopt(&mut self, portable: Portable) -> std::result::Result<(), String> {
         Err(portable.refused("no positions"))
     }
 
-    /// The in-place cache, if it is one; copies of several such layers share an allocation.
+    /// This cache as an in-place cache, if it is one. Copies of several such layers share an
+    /// allocation.
     fn in_place(&self) -> Option<&InPlaceCache> {
         None
     }
 
-    /// The in-place cache, if our kernels can write to it.
+    /// This cache as an in-place cache, if our kernels can write to it.
     fn in_place_mut(&mut self) -> Option<&mut InPlaceCache> {
         None
     }
 }
 
-/// The content of a layer's state: kind with settings, offset, and arrays by name.
+/// The content of a layer's state: kind with settings, offset, and named arrays.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     /// The value of [`LayerState::kind`], such as `rotating:1024:4`; restoring requires an equal
     /// kind.
     pub kind: String,
-    /// The number of positions seen.
+    /// The number of positions that the layer had processed.
     pub offset: i32,
-    /// Empty before the first position.
+    /// The arrays by name. Empty before the first position.
     pub arrays: BTreeMap<String, Array>,
 }

@@ -1,4 +1,4 @@
-//! Helpers for tests of bounded caches: each key holds the number of its position.
+//! Helpers for tests of bounded caches. Each key's value is the number of its position.
 
 use mlx_rs_core::Array;
 
@@ -21,7 +21,8 @@ pub fn positions(view: &KvView) -> Vec<i32> {
     }
 }
 
-/// The positions that the query at `query` sees, in order. Also checks the view's order.
+/// The positions that the query at position `query` attends to, in order. Also checks the view's
+/// order.
 pub fn visible(view: &KvView, query: i32) -> Vec<i32> {
     let mut visible = positions(view);
     if let Order::Run { keep, start } = view.order {

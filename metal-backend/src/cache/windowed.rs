@@ -1,22 +1,22 @@
-//! The bounded cache that can be trimmed. It holds the last positions and a few of the first, as in
-//! `rotating.rs`, and some older ones, so that rejected draft tokens can be removed
-//! (`generate/speculative.rs`).
+//! The bounded KV cache that can be trimmed. It stores the last positions and a few of the first,
+//! as `rotating.rs` does. It also stores some older positions, so that rejected draft tokens can be
+//! removed (`generate/speculative.rs`).
 //!
-//! Through `window`, a query attends to the same positions as in the ring. Older positions that are
-//! still stored are masked. Positions are stored in order. One spare chunk makes most steps write
-//! in place.
+//! By `window`, a query attends to the same positions as in the ring buffer. Older positions that
+//! are still stored are masked. Positions are stored in order. One spare chunk makes most steps
+//! write in place.
 
 use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate};
 
 use super::chunked::{CHUNK, ChunkedCache, plain_parts};
 use super::{KvCache, KvView, LayerState, Order, Portable, Snapshot, Stored};
 
-/// Keys and values of the positions that a query may see, and of `spare` older ones.
+/// Keys and values of the positions that a query may attend to, and of `spare` older ones.
 #[derive(Debug, Clone)]
 pub struct WindowedCache {
-    /// The first `keep` positions, then those from `keep + dropped` on.
+    /// The first `keep` positions, then the positions from `keep + dropped` on.
     inner: ChunkedCache,
-    /// The number of dropped positions between these.
+    /// The number of dropped positions after the first `keep` positions.
     dropped: i32,
     size: i32,
     keep: i32,
@@ -24,8 +24,8 @@ pub struct WindowedCache {
 }
 
 impl WindowedCache {
-    /// An empty cache with the view of a ring of `size` positions, where the first `keep` are never
-    /// dropped. The last `spare` positions can be trimmed at any time.
+    /// An empty cache that attends like a ring of `size` positions. The first `keep` positions are
+    /// never dropped. The last `spare` positions can be trimmed at any time.
     pub fn new(size: i32, keep: i32, spare: i32) -> Self {
         let size = size.max(1);
         Self {
@@ -37,12 +37,12 @@ impl WindowedCache {
         }
     }
 
-    /// The number of positions that a query sees besides the kept ones, including its own.
+    /// The number of positions that a query attends to besides the kept ones, including its own.
     fn ring(&self) -> i32 {
         self.size - self.keep
     }
 
-    /// Drops positions that no query can see, even after `spare` positions are trimmed.
+    /// Drops the positions to which no query can attend, even after a trim of `spare` positions.
     fn compact(&mut self) -> Result<()> {
         let Some((k, v)) = self.inner.valid()? else {
             return Ok(());
@@ -101,8 +101,8 @@ impl KvCache for WindowedCache {
             if self.dropped == 0 && stored <= self.size {
                 return Ok(a.clone());
             }
-            // One position more than the next query sees; if it was dropped, any value may replace
-            // it.
+            // One position more than the next query attends to. If this position was dropped, any
+            // value may replace it.
             let from = stored - self.ring();
             let prefix = a.slice_axis(2, 0, keep)?;
             match from >= self.keep {
@@ -156,8 +156,8 @@ impl LayerState for WindowedCache {
     }
 
     fn can_trim(&self, n: i32) -> bool {
-        // The next query sees `ring - 1` positions before its own; the first of them must be
-        // stored.
+        // The next query attends to `ring - 1` positions before its own. The first of these
+        // positions must be stored.
         let left = self.offset() - n.max(0);
         self.dropped == 0 || self.keep + self.dropped <= left - (self.ring() - 1)
     }

@@ -1,6 +1,6 @@
-//! Model files as the engine reads them: the formats of `inference-formats`, with the contract's
-//! errors. `loader/` turns their bytes into MLX's arrays. MLX's own loaders are never used: for
-//! damaged files they return arbitrary data.
+//! Reads model files: the formats of `inference-formats`, with errors of the public contract.
+//! `loader/` converts the bytes to MLX arrays. MLX's own loaders are never used, because they
+//! return arbitrary data for damaged files.
 
 pub mod files;
 

@@ -1,4 +1,4 @@
-//! The small files of an MLX directory: `config.json` and the tokenizer's files.
+//! Writes the small files of an MLX directory: `config.json` and the tokenizer's files.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,7 +13,7 @@ use super::{failed, gguf};
 use crate::checkpoint::Family;
 use crate::checkpoint::files::{MAX_TEXT_FILE, ModelDir, read_capped};
 
-/// Files copied unchanged, if the model has them. None of them is code.
+/// Files that are copied unchanged if the model has them. None of these files is code.
 const COMPANIONS: [&str; 13] = [
     "generation_config.json",
     "tokenizer.json",
@@ -30,8 +30,8 @@ const COMPANIONS: [&str; 13] = [
     "NOTICE",
 ];
 
-/// The files that a reader needs besides plain weights: `config.json`, without a quantization, and
-/// the tokenizer's files, each with its name.
+/// The files that a reader needs in addition to dense weights, each with its name: `config.json`
+/// without a quantization, and the tokenizer's files.
 pub(crate) fn text_files(path: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     let source = Source::open(path)?;
     let mut config = source.config.clone();
@@ -63,7 +63,7 @@ pub(crate) fn text_files(path: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     Ok(files)
 }
 
-/// Configuration fields about weights that are not copied, or about the types of weights.
+/// Configuration fields that describe weights which are not copied, or the types of weights.
 const OF_OTHER_WEIGHTS: [&str; 5] = [
     "_name_or_path",
     "vision_config",
@@ -72,11 +72,12 @@ const OF_OTHER_WEIGHTS: [&str; 5] = [
     "quantization_config",
 ];
 
-/// Writes everything but the weights.
+/// Writes all files except the weights.
 pub(super) fn write(source: &Source, plan: &Plan, dir: &Path) -> Result<()> {
     let mut config = source.config.clone();
     for key in OF_OTHER_WEIGHTS {
-        // A quantization of another tool is kept, and so are its tensors.
+        // The quantization of another tool stays in the configuration, because its tensors stay
+        // too.
         let foreign = key == "quantization_config"
             && plan.quantization.is_none()
             && is_foreign(config.get(key));
@@ -116,7 +117,7 @@ pub(super) fn write(source: &Source, plan: &Plan, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Adds fields that older readers need and that transformers 5 moved or dropped.
+/// Adds fields that older readers need, and that transformers 5 moved or dropped.
 fn spell_out(config: &mut Map<String, Value>) {
     if let Some(Value::Object(rope)) = config.get("rope_parameters").cloned() {
         if let Some(theta) = rope.get("rope_theta") {

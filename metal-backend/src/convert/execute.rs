@@ -1,5 +1,5 @@
-//! Converts the rows of one tensor to rows of the output. It works on some megabytes at a time, so
-//! memory does not depend on the model's size.
+//! Converts the rows of one tensor to rows of the output. Only some megabytes are converted at a
+//! time, so memory does not depend on the model's size.
 
 use inference::Result;
 use mlx_rs_core::{Array, Dtype as MlxDtype, Quantized, eval};
@@ -15,10 +15,10 @@ use crate::error::engine;
 /// The approximate number of weights per chunk.
 const CHUNK: usize = 8 << 20;
 
-/// Receives output bytes: index of the output, position in it, bytes.
+/// A callback for output bytes. Arguments: index of the output, position within the output, bytes.
 pub(super) type Emit<'a> = dyn FnMut(usize, u64, &[u8]) -> Result<()> + 'a;
 
-/// Performs an item's work and emits the bytes of its outputs chunk by chunk.
+/// Performs the work of an item, and emits the bytes of its outputs chunk by chunk.
 pub(super) fn run(source: &Source, item: &Item, emit: &mut Emit<'_>) -> Result<()> {
     if let Work::Dequantize(format, to) = item.work {
         return dequantize(source, item, format, to, emit);
@@ -82,11 +82,11 @@ fn rows_of(
             };
             quantize(&floats, rows, cols, format)
         }
-        Work::Dequantize(..) => Ok(Vec::new()), // dequantized elsewhere
+        Work::Dequantize(..) => Ok(Vec::new()), // another function dequantizes
     }
 }
 
-/// Casts to another type; values out of range are an error, not infinite.
+/// Casts to another type. Values out of range are an error, because they would become infinite.
 fn cast(source: &Source, tensor: &Tensor, floats: Floats, to: FloatType) -> Result<Floats> {
     if to != FloatType::F16 || matches!(floats, Floats::F16(_)) {
         return Ok(floats.cast(to));
@@ -97,7 +97,7 @@ fn cast(source: &Source, tensor: &Tensor, floats: Floats, to: FloatType) -> Resu
         return Err(wrong(
             &source.path,
             &tensor.name,
-            "holds numbers that float16 cannot; choose bfloat16 or float32 (--dtype)",
+            "has values that float16 cannot represent; choose bfloat16 or float32 (--dtype)",
         ));
     }
     Ok(after)
@@ -119,7 +119,7 @@ fn array(floats: &Floats, shape: &[i32]) -> mlx_rs_core::Result<Array> {
     }
 }
 
-/// Converts a size to `i32`; -1 if it does not fit, which MLX refuses.
+/// Converts a size to `i32`. A size that does not fit becomes -1, which MLX refuses.
 fn dimension(n: usize) -> i32 {
     i32::try_from(n).unwrap_or(-1)
 }
@@ -136,14 +136,14 @@ fn quantize(floats: &Floats, rows: usize, cols: usize, format: Format) -> Result
     run().map_err(engine("quantize"))
 }
 
-/// An array's elements, little-endian.
+/// The bytes of an array's elements, little-endian.
 fn bytes_of(array: &Array) -> mlx_rs_core::Result<Vec<u8>> {
     Ok(match array.dtype() {
         MlxDtype::Float16 => bytemuck::cast_slice(&array.to_vec::<half::f16>()?).to_vec(),
         MlxDtype::Bfloat16 => bytemuck::cast_slice(&array.to_vec::<half::bf16>()?).to_vec(),
         MlxDtype::Uint8 => array.to_vec::<u8>()?,
         MlxDtype::Uint32 => bytemuck::cast_slice(&array.to_vec::<u32>()?).to_vec(),
-        // Other types contradict the plan, and their read reports that.
+        // Other types contradict the plan; reading them as `f32` returns an error.
         _ => bytemuck::cast_slice(&array.to_vec::<f32>()?).to_vec(),
     })
 }

@@ -1,4 +1,4 @@
-//! A GGUF file presented as a directory: tensors with their usual names, metadata as `config.json`,
+//! Presents a GGUF file as a directory: tensors with their usual names, metadata as `config.json`,
 //! and the tokenizer as `tokenizer.json` and `tokenizer_config.json`.
 
 use inference::{Error, ErrorKind, Result};
@@ -15,7 +15,7 @@ use crate::checkpoint::gguf_config::{self, GgufNames};
 use crate::checkpoint::quantization;
 use crate::text::Tokenizer;
 
-/// Factors of wavelengths; in a `config.json` they are described or listed.
+/// Tensors with factors of wavelengths. A `config.json` describes or lists these factors instead.
 const ROPE_FACTORS: [&str; 3] = [
     "rope_freqs.weight",
     "rope_factors_long.weight",
@@ -23,14 +23,14 @@ const ROPE_FACTORS: [&str; 3] = [
 ];
 const OUTPUT: &str = "output.weight";
 
-/// The family of a configuration from [`config`].
+/// The family of a configuration that [`config`] returned.
 fn family(config: &Map<String, Value>) -> Option<(&'static Family, &'static GgufFamily)> {
     let family = Family::of(config.get("model_type")?.as_str()?)?;
     let gguf = family.gguf.as_ref()?;
     (!gguf.runs_only).then_some((family, gguf))
 }
 
-/// The tensors with their usual names.
+/// The tensors of the file, with their usual names.
 pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Tensor>> {
     let number = |key: &str| {
         config
@@ -43,10 +43,10 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
     let mut tensors = Vec::new();
     for (stored, tensor) in file.tensors() {
         if ROPE_FACTORS.contains(&stored.as_str()) {
-            continue; // in the configuration
+            continue; // the configuration has these factors
         }
         if family.always_tied && stored == OUTPUT {
-            continue; // a copy of the embedding, which `config.json` expresses as tied
+            continue; // a copy of the embedding; `config.json` marks the output as tied
         }
         let bad = |why: String| invalid(file.path(), format!("tensor `{stored}`: {why}"));
         let mut name = names
@@ -82,7 +82,8 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
                 "has {rows} rows, which do not divide into {heads} heads"
             )));
         }
-        // In transformers, a short convolution has an additional middle axis of length one.
+        // In transformers, the weight of a short convolution has an additional middle axis of
+        // length one.
         let mut shape = tensor.shape.clone();
         if name.ends_with(".conv.weight") && shape.len() == 2 {
             shape.insert(1, 1);
@@ -109,7 +110,7 @@ pub(super) fn config(file: &Gguf) -> Result<Map<String, Value>> {
     let metadata = file.metadata();
     let architecture = metadata.str("general.architecture")?.unwrap_or_default();
     let (family, gguf) = family(&config).ok_or_else(|| no_family(file, &config))?;
-    // Families with rotary settings per layer kind have their factors already.
+    // Families with separate rotary settings per layer kind already have their factors.
     if !config.contains_key("rope_parameters")
         && let Some(scaling) = rope_scaling(file, architecture)?
     {
@@ -117,7 +118,7 @@ pub(super) fn config(file: &Gguf) -> Result<Map<String, Value>> {
     }
     if let Some(Value::Object(scaling)) = config.get_mut("rope_scaling") {
         scaling.retain(|_, value| !value.is_null());
-        // The field has two names; older readers know only the second.
+        // The field has two names, `rope_type` and `type`. Older readers know only `type`.
         if let Some(kind) = scaling.get("rope_type").cloned() {
             scaling.insert("type".into(), kind);
         }
@@ -162,7 +163,7 @@ fn no_family(file: &Gguf, config: &Map<String, Value>) -> Error {
     .with_path(file.path())
 }
 
-/// Replaces floats that an `f32` represents by their shortest decimal form.
+/// Replaces each float that an `f32` represents exactly by its shortest decimal form.
 fn shorten(value: &mut Value) {
     match value {
         Value::Array(values) => values.iter_mut().for_each(shorten),
@@ -184,7 +185,7 @@ fn shortest(x: f32) -> Value {
         .map_or_else(|_| json!(x), |x| json!(x))
 }
 
-/// Llama 3's scaling, which GGUF files store as factors.
+/// The parameters of Llama 3's scaling, which GGUF files store as factors.
 fn rope_scaling(file: &Gguf, architecture: &str) -> Result<Option<Value>> {
     let [name, ..] = ROPE_FACTORS;
     let Some(tensor) = file.tensors().get(name) else {
@@ -198,15 +199,17 @@ fn rope_scaling(file: &Gguf, architecture: &str) -> Result<Option<Value>> {
     llama3_scaling(&factors, theta).map(Some).ok_or_else(|| {
         Error::new(
             ErrorKind::Unsupported,
-            format!("{name} holds factors that are not those of Llama 3, which a config.json could describe"),
+            format!(
+                "{name} has factors that are not Llama 3's; a config.json cannot describe them"
+            ),
         )
         .with_path(file.path())
     })
 }
 
-/// The parameters of Llama 3's scaling that yield these wavelength factors, if the usual parameters
-/// do. Long wavelengths are scaled by `factor`, short ones not at all, and those between are
-/// interpolated.
+/// Finds the parameters of Llama 3's scaling that result in these wavelength factors; `None` if the
+/// usual parameters do not. This scaling multiplies long wavelengths by `factor`, keeps short
+/// wavelengths, and interpolates between.
 pub(super) fn llama3_scaling(factors: &[f32], theta: f32) -> Option<Value> {
     let (low, high, context) = (1.0f64, 4.0f64, 8192.0f64);
     let factor = f64::from(factors.iter().copied().fold(f32::NAN, f32::max));
@@ -284,7 +287,7 @@ pub(crate) fn tokenizer_files(
     ])
 }
 
-/// A post-processor that adds these tokens before and after a text.
+/// A post-processor that adds the token `begin` before a text and the token `end` after it.
 fn around(begin: Option<(u32, String)>, end: Option<(u32, String)>) -> Value {
     let token =
         |t: &(u32, String), kind: u32| json!({"SpecialToken": {"id": t.1, "type_id": kind}});

@@ -1,10 +1,11 @@
 //! Converts a checkpoint to an MLX directory that `mlx-lm` and this engine load. The input is
-//! safetensors or GGUF. Tensors are copied, cast, quantized or dequantized one by one into sharded
-//! safetensors.
+//! safetensors or GGUF. Tensors are copied, cast, quantized or dequantized one by one, and written
+//! to sharded safetensors.
 //!
-//! It knows tensors by name and shape, but no architecture; `arch/` gives them meaning. `rules` has
-//! the rules about names, including `mlx-lm`'s exceptions for single architectures. Memory stays at
-//! some hundred megabytes for any model size, and the output directory is created atomically.
+//! This module knows the names and shapes of tensors, and no architectures; `arch/` gives tensors
+//! their meaning. `rules` has the rules about names, including `mlx-lm`'s exceptions for single
+//! architectures. Memory stays at some hundred megabytes for any model size. The output directory
+//! is created atomically.
 
 mod config;
 mod execute;
@@ -39,7 +40,7 @@ pub use rules::Recipe;
 /// The default size of a shard, in bytes: 5 GiB, as in `mlx-lm`.
 pub const MAX_SHARD_BYTES: u64 = 5 << 30;
 
-/// A float type that weights are stored in.
+/// A float type in which weights are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FloatType {
     /// IEEE single precision.
@@ -73,14 +74,14 @@ impl FloatType {
 /// Options for quantizing matrices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quantization {
-    /// The quantization format.
+    /// The format of the quantized weights.
     pub mode: QuantMode,
-    /// Bits per weight; `None` is the mode's default (4, but 8 for `mxfp8`).
+    /// Bits per weight. `None` means the mode's default: 4, or 8 for `mxfp8`.
     pub bits: Option<i32>,
-    /// The number of adjacent weights that share a scale; `None` is the mode's default (64 for
-    /// `affine`).
+    /// The number of adjacent weights that share a scale. `None` means the mode's default: 64 for
+    /// `affine`.
     pub group_size: Option<i32>,
-    /// Different bits per layer; sets `bits` itself.
+    /// Different bits per layer. A recipe determines the bits, so leave `bits` at `None`.
     pub recipe: Option<Recipe>,
 }
 
@@ -103,11 +104,12 @@ pub struct ConvertOptions {
     pub quantize: Option<Quantization>,
     /// Dequantize quantized matrices.
     pub dequantize: bool,
-    /// The type of all floats; `None` keeps each type (for GGUF: the smallest lossless one).
+    /// The type of all floats. `None` keeps each type; for GGUF, it means the smallest lossless
+    /// type.
     pub dtype: Option<FloatType>,
-    /// The size of a shard, in bytes of tensors; a larger tensor gets a separate shard.
+    /// The maximum size of a shard, in bytes of tensors. A larger tensor gets its own shard.
     pub max_shard_bytes: u64,
-    /// Replace an output directory that is not empty.
+    /// Whether to replace an output directory that is not empty.
     pub force: bool,
 }
 
@@ -165,10 +167,10 @@ impl ConvertOptions {
         self
     }
 
-    /// Checks everything that needs no model.
+    /// Checks all options that can be checked without a model.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] naming the conflicting options.
+    /// [`ErrorKind::InvalidOption`], with the conflicting options.
     pub fn validate(&self) -> Result<()> {
         let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
         if self.quantize.is_some() && self.dequantize {
@@ -188,13 +190,13 @@ impl ConvertOptions {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ConvertReport {
-    /// The number of weights; a quantized one counts as one.
+    /// The number of weights. A quantized weight counts as one.
     pub parameters: u64,
     /// Bytes of all tensors.
     pub bytes: u64,
-    /// Files with tensors.
+    /// The number of files with tensors.
     pub shards: usize,
-    /// Matrices that are stored quantized.
+    /// The number of matrices that are stored quantized.
     pub quantized: usize,
     /// Notes for the user.
     pub notes: Vec<String>,
@@ -208,13 +210,13 @@ impl ConvertReport {
     }
 }
 
-/// Converts the model at `model`, a directory or a GGUF file, into the new directory `output`.
-/// `progress` gets the bytes written and the total.
+/// Converts the model at `model`, a directory or a GGUF file, to the new directory `output`.
+/// `progress` receives the bytes written and the total number of bytes.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] for options that conflict with each other or the model, or an
-/// existing output; [`ErrorKind::InvalidModel`] and [`ErrorKind::Unsupported`] for the model;
-/// [`ErrorKind::Io`] when writing fails. A failed conversion leaves no files.
+/// [`ErrorKind::InvalidOption`] for options that conflict with each other or with the model, or for
+/// an existing output; [`ErrorKind::InvalidModel`] and [`ErrorKind::Unsupported`] for the model;
+/// [`ErrorKind::Io`] if writing fails. A failed conversion leaves no files.
 pub fn convert(
     model: &Path,
     output: &Path,
@@ -254,7 +256,7 @@ fn failed(what: &str, path: &Path, e: std::io::Error) -> Error {
         .with_source(e)
 }
 
-/// Sets the path of an error that has none.
+/// Adds a path to errors that have none.
 trait OrPath {
     fn or_path(self, path: &Path) -> Self;
 }
@@ -284,7 +286,7 @@ fn parent_and_name(output: &Path) -> Result<(PathBuf, String)> {
     Ok((parent, name.to_owned()))
 }
 
-/// Requires that the output is new, empty or to be replaced, and is not the model.
+/// Checks that the output is not the model, and that it is new, empty or to be replaced.
 fn check_output(model: &Path, output: &Path, force: bool) -> Result<()> {
     let bad = |message: &str| {
         Err(Error::new(ErrorKind::InvalidOption, message.to_owned()).with_path(output))
@@ -314,7 +316,8 @@ fn check_output(model: &Path, output: &Path, force: bool) -> Result<()> {
     Ok(())
 }
 
-/// Moves the finished directory to its destination. The old directory is removed only afterward.
+/// Moves the finished directory to its destination. The old directory is removed only after the
+/// move.
 fn publish(fresh: &Path, output: &Path, work: &Path) -> Result<()> {
     let cannot = |e| failed("cannot move the finished model to its place", output, e);
     if fs::symlink_metadata(output).is_ok() {
@@ -334,7 +337,7 @@ fn publish(fresh: &Path, output: &Path, work: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The error that the model's files contradict the options.
+/// The error for files of the model that contradict the options.
 fn wrong(path: &Path, name: &str, message: impl std::fmt::Display) -> Error {
     invalid(path, format!("tensor `{name}`: {message}"))
 }

@@ -1,4 +1,4 @@
-//! The plan for each tensor, made before any data is read, so that sizes and positions are known.
+//! Plans the work for each tensor before any data is read, so that sizes and positions are known.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -30,25 +30,26 @@ impl Out {
     }
 }
 
-/// The operation on a tensor's rows.
+/// How a tensor's rows are converted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Work {
     /// Copies the bytes.
     Copy,
     /// Casts to another type.
     Cast(FloatType),
-    /// Quantizes, with scales and biases of this type.
+    /// Quantizes to a format, with scales and biases of this type.
     Quantize(Format, FloatType),
     /// Converts GGUF blocks to MLX's layout without changing values.
     Repack(FloatType),
-    /// Dequantizes packed integers; scales and biases are the second and third part.
+    /// Dequantizes packed integers. Scales and biases are the second and third input.
     Dequantize(Format, FloatType),
 }
 
 /// One or more input tensors, and the output tensors made from them.
 #[derive(Debug, Clone)]
 pub(super) struct Item {
-    /// The inputs: one tensor, the members of a stack, or the three parts for [`Work::Dequantize`].
+    /// The indices of the inputs: one tensor, the members of a stack, or the three parts of a
+    /// [`Work::Dequantize`].
     pub parts: Vec<usize>,
     pub work: Work,
     /// Whether the input is stored transposed.
@@ -56,7 +57,7 @@ pub(super) struct Item {
     pub outs: Vec<Out>,
 }
 
-/// All tensors to write.
+/// All tensors that the conversion writes.
 pub(super) struct Plan {
     pub items: Vec<Item>,
     /// The quantization entry of `config.json`; `None` removes an existing one.
@@ -116,7 +117,7 @@ struct Planner<'a> {
     formats: BTreeMap<String, Format>,
     counts: HashMap<Format, u64>,
     dense_blocks: u64,
-    /// Counts matrices whose blocks are quantized again, by type.
+    /// The number of matrices whose GGUF blocks are quantized again, by block type.
     requantized: BTreeMap<String, usize>,
     dropped: usize,
     items: Vec<Item>,
@@ -239,7 +240,7 @@ impl<'a> Planner<'a> {
         if packed(path) && matches!(part, "weight" | "scales" | "biases") {
             return match (part, self.options.dequantize) {
                 ("weight", true) => self.add_dequantized(path, index),
-                (_, true) => Ok(()), // handled with the weight
+                (_, true) => Ok(()), // converted together with the weight
                 ("weight", false) => self.keep_packed(path, index, &tensor),
                 _ => self.keep(index, &tensor),
             };
@@ -262,7 +263,7 @@ impl<'a> Planner<'a> {
         self.place(&name, shape, &tensor, vec![index], transposed)
     }
 
-    /// Keeps a packed matrix packed.
+    /// Plans a quantized matrix that stays quantized.
     fn keep_packed(&mut self, path: &str, index: usize, tensor: &Tensor) -> Result<()> {
         let weights = self.stored.of(path).map_or(0, |format| {
             (elements(&tensor.shape) * 32)
@@ -286,7 +287,7 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// Keeps the scales or biases of a packed matrix.
+    /// Plans the scales or biases of a quantized matrix that stays quantized.
     fn keep(&mut self, index: usize, tensor: &Tensor) -> Result<()> {
         let to = self.options.dtype.filter(|_| tensor.float().is_some());
         let dtype = to.map_or(tensor.dtype, file_type);
@@ -315,7 +316,9 @@ impl<'a> Planner<'a> {
         let scales = part("scales").ok_or_else(|| bad("has no scales"))?;
         let biases = part("biases");
         if (format.mode == QuantMode::Affine) != biases.is_some() {
-            return Err(bad("biases belong to the mode affine, and only to it"));
+            return Err(bad(
+                "the mode affine needs biases, and no other mode has them",
+            ));
         }
         let shape = &tensors[weight].shape;
         let words = shape.last().copied().unwrap_or(0);
@@ -334,7 +337,7 @@ impl<'a> Planner<'a> {
             && shape.len() >= 2;
         if !fits {
             return Err(bad(
-                "its parts do not fit each other and the quantization in config.json",
+                "its parts do not match each other or the quantization in config.json",
             ));
         }
         let stored = tensors[scales].float();
@@ -364,7 +367,7 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// Plans a tensor, or a stack of them, that is not packed in the source.
+    /// Plans a tensor, or a stack of tensors, that is not quantized in the source.
     fn place(
         &mut self,
         name: &str,
@@ -388,7 +391,8 @@ impl<'a> Planner<'a> {
                     }
                     Some(kind) => {
                         *self.requantized.entry(kind.name()).or_default() += 1;
-                        // Float16 by default: the scales of GGUF blocks have this precision.
+                        // The default is float16, because the scales of GGUF blocks have this
+                        // precision.
                         Work::Quantize(format, self.options.dtype.unwrap_or(FloatType::F16))
                     }
                     None => Work::Quantize(format, self.options.dtype.unwrap_or(float)),
@@ -551,8 +555,8 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// The quantization entry of `config.json`: the format of most weights, and the layers that
-    /// differ.
+    /// The quantization entry of `config.json`: the format of most weights, and the exceptions by
+    /// layer.
     fn quantization(&self) -> Option<Map<String, Value>> {
         let base = match &self.chooser {
             Some(chooser) => chooser.base,
@@ -581,7 +585,7 @@ fn elements(shape: &[usize]) -> u64 {
     shape.iter().product::<usize>() as u64
 }
 
-/// Sorts by layer, so that adjacent layers share a shard.
+/// The key by which items are sorted: by layer, so that adjacent layers share a shard.
 fn order(item: &Item) -> (usize, &str) {
     let name = item.outs.first().map_or("", |o| o.name.as_str());
     (rules::layer_of(name).map_or(0, |n| n + 1), name)

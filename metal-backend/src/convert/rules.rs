@@ -1,5 +1,5 @@
-//! Rules about tensor names: matrices to quantize and their bits, tensors to drop, and tensors to
-//! stack. They are those of `mlx-lm`'s `convert`.
+//! Rules about tensor names, as in `mlx-lm`'s `convert`: which matrices to quantize and with which
+//! bits, which tensors to drop, and which to stack.
 
 use std::collections::BTreeMap;
 
@@ -8,19 +8,19 @@ use mlx_rs_core::QuantMode;
 
 use super::Quantization;
 
-/// Bits per layer, with `mlx-lm`'s names. `v_proj` and `down_proj` get more bits in the first and
-/// the last eighth of the layers, and in every third layer between. The output matrix gets more,
-/// too.
+/// Bits per layer, with `mlx-lm`'s names. `v_proj` and `down_proj` get the high bits in the first
+/// and last eighth of the layers, and in every third layer between. The output matrix also gets the
+/// high bits. Other matrices get the low bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Recipe {
-    /// 2 and 6 bits.
+    /// Low bits 2, high bits 6.
     Mixed2_6,
-    /// 3 and 4 bits.
+    /// Low bits 3, high bits 4.
     Mixed3_4,
-    /// 3 and 6 bits.
+    /// Low bits 3, high bits 6.
     Mixed3_6,
-    /// 4 and 6 bits.
+    /// Low bits 4, high bits 6.
     Mixed4_6,
 }
 
@@ -70,7 +70,7 @@ pub(super) struct Format {
 }
 
 impl Format {
-    /// A description for people.
+    /// A description of the format for the user.
     pub(super) fn told(self) -> String {
         let (bits, group, mode) = (self.bits, self.group_size, self.mode_name());
         format!("{mode}, {bits} bits in groups of {group}")
@@ -90,7 +90,7 @@ impl Format {
 /// The format of most matrices.
 ///
 /// # Errors
-/// When the mode does not support the bits or group size, or a recipe conflicts with other options.
+/// If the mode does not support the bits or group size, or a recipe conflicts with other options.
 pub(super) fn base_format(quantize: &Quantization) -> Result<Format> {
     let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
     let mode = quantize.mode;
@@ -157,8 +157,8 @@ impl Chooser {
         })
     }
 
-    /// The format of the matrix `path` (a name without `.weight`) whose rows have `cols` weights;
-    /// `None` keeps it dense.
+    /// The format of the matrix `path` (a name without `.weight`), whose shape is `shape`. `None`
+    /// keeps the matrix dense.
     pub(super) fn format(&self, path: &str, shape: &[usize]) -> Option<Format> {
         let cols = shape.last().copied().unwrap_or(0);
         if !is_matrix(path, shape)
@@ -168,7 +168,7 @@ impl Chooser {
             return None;
         }
         if is_router(path) {
-            // Routing affects everything after it, so routers get more bits.
+            // A router affects all experts after it, so routers get more bits.
             let group_size = [64, 32].into_iter().find(|g| cols.is_multiple_of(*g))?;
             return Some(Format {
                 bits: 8,
@@ -194,15 +194,15 @@ impl Chooser {
     }
 }
 
-/// Whether a weight belongs to a linear layer, an embedding or a stack of experts, by name and
-/// shape.
+/// Whether name and shape mean that a weight belongs to a linear layer, an embedding or a stack of
+/// experts.
 pub(super) fn is_matrix(path: &str, shape: &[usize]) -> bool {
     let stacked = path.contains("switch_mlp") || path.contains(".experts");
     if shape.len() != 2 && !(shape.len() == 3 && stacked) {
         return false;
     }
-    // Convolutions and position tables have two axes too, but no quantized form. The input and
-    // forget gates of xLSTM are exponents, with one row per head.
+    // Convolutions and position tables also have two axes, but no quantized form. The input and
+    // forget gates of xLSTM are exponents with one row per head, so they need full precision.
     let last = path.rsplit('.').next().unwrap_or(path);
     !["norm", "conv", "position"]
         .iter()
@@ -225,15 +225,15 @@ fn is_router(path: &str) -> bool {
     .any(|end| path.ends_with(end))
 }
 
-/// The number after `layers` or `h` in a name.
+/// The layer index in a name: the number after `layers` or `h`.
 pub(super) fn layer_of(path: &str) -> Option<usize> {
     let mut parts = path.split('.');
     parts.find(|part| matches!(*part, "layers" | "h"))?;
     parts.next()?.parse().ok()
 }
 
-/// Whether a text model does not need a tensor: towers of other modalities, computed values, and a
-/// tied output matrix.
+/// Whether a text model does not need a tensor. This is so for towers of other modalities, values
+/// that can be computed, and the output matrix of a tied model.
 pub(super) fn is_dropped(name: &str, tied: bool) -> bool {
     const TOWERS: [&str; 7] = [
         "vision_tower.",
@@ -253,7 +253,7 @@ pub(super) fn is_dropped(name: &str, tied: bool) -> bool {
     tied && head.starts_with("lm_head.")
 }
 
-/// The stack of a single expert's matrix, and its index in the stack.
+/// The name of the stack to which an expert's matrix belongs, and its index in the stack.
 pub(super) fn expert(name: &str) -> Option<(String, usize)> {
     let path = name.strip_suffix(".weight")?;
     let (rest, part) = path.rsplit_once('.')?;
@@ -271,7 +271,7 @@ pub(super) fn expert(name: &str) -> Option<(String, usize)> {
     ))
 }
 
-/// Complete stacks among the names, each with its members in order.
+/// The complete stacks that these names form, each with its members in order.
 pub(super) fn stacks<'a>(
     names: impl Iterator<Item = &'a str> + Clone,
 ) -> BTreeMap<String, Vec<&'a str>> {
@@ -283,8 +283,8 @@ pub(super) fn stacks<'a>(
         } else if let Some((path, "scales" | "biases" | "bias")) = name.rsplit_once('.')
             && let Some((stack, _)) = expert(&format!("{path}.weight"))
         {
-            // Members that are quantized already or have biases, which would need a stack too, are
-            // left unchanged.
+            // Members that are already quantized, or that have biases (which would need a stack
+            // too), do not change.
             spoilt.push(stack);
         }
     }

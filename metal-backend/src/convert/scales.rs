@@ -1,4 +1,5 @@
-//! Converts GGUF blocks to MLX's packed form, and finds the smallest lossless type of their scales.
+//! Converts GGUF blocks to MLX's packed form, and finds the smallest lossless type for their
+//! scales.
 
 use half::{bf16, f16};
 use inference::Result;
@@ -11,28 +12,28 @@ use super::tensor::Tensor;
 use crate::checkpoint::gguf::GgmlType;
 use crate::checkpoint::quantization::GROUP;
 
-/// Weights read between two checks; nearly always the first few decide.
+/// Weights read between two checks. Almost always, the first chunk decides.
 const CHUNK: usize = 1 << 18;
 
-/// Whether a type packs several weights into a block.
+/// Whether a GGUF type packs several weights into a block.
 pub(super) fn is_block(kind: GgmlType) -> bool {
     kind.block().is_some_and(|(weights, _)| weights > 1)
 }
 
-/// The format of MLX that represents a GGUF type without loss.
+/// MLX's format that represents a GGUF type without loss; `None` if there is no such format.
 pub(super) fn packing(kind: GgmlType) -> Option<Format> {
     Some(Format {
         bits: kind.layout().affine_bits()?.cast_signed(),
-        group_size: GROUP as i32, // a small constant
+        group_size: GROUP as i32, // `GROUP` is small, so the cast is exact
         mode: QuantMode::Affine,
     })
 }
 
-/// The type of scales and biases of repacked blocks: float16 or bfloat16 if all are exact in it,
-/// otherwise float32.
+/// The type for scales and biases of repacked blocks: float16 or bfloat16 if this type represents
+/// all of them exactly, otherwise float32.
 ///
 /// # Errors
-/// When the file cannot be read.
+/// If the file cannot be read.
 pub(super) fn exact<'a>(
     source: &Source,
     tensors: impl Iterator<Item = &'a Tensor>,

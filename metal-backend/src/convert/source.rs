@@ -1,4 +1,4 @@
-//! The checkpoint to convert: tensors with transformers' names, read in rows.
+//! The checkpoint to convert: tensors with transformers' names, whose rows can be read.
 
 use std::path::{Path, PathBuf};
 
@@ -15,14 +15,14 @@ use crate::checkpoint::quantization::{self, AffinePacked, unpermute_rows};
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::checkpoint::{ModelFiles, locate, python_json};
 
-/// The largest accepted `config.json`, in bytes.
+/// The maximum size of an accepted `config.json`, in bytes.
 const MAX_CONFIG: u64 = 4 << 20;
 
-/// A checkpoint.
+/// The checkpoint that is converted.
 pub(super) struct Source {
     /// The directory, or the GGUF file.
     pub path: PathBuf,
-    /// `config.json`, or its equivalent from the metadata.
+    /// The content of `config.json`, or its equivalent from a GGUF file's metadata.
     pub config: Map<String, Value>,
     pub tensors: Vec<Tensor>,
     files: Files,
@@ -33,7 +33,7 @@ enum Files {
     Gguf(Gguf),
 }
 
-/// Numbers in their stored type.
+/// Values in a float type.
 pub(super) enum Floats {
     F32(Vec<f32>),
     F16(Vec<f16>),
@@ -49,7 +49,7 @@ impl Floats {
         }
     }
 
-    /// Rounds to another type.
+    /// Rounds the values to another type.
     pub(super) fn cast(self, to: FloatType) -> Self {
         match (self, to) {
             (Floats::F32(v), FloatType::F32) => Floats::F32(v),
@@ -73,7 +73,7 @@ impl Floats {
         }
     }
 
-    /// `[rows, cols]` as `[cols, rows]`.
+    /// Transposes `[rows, cols]` to `[cols, rows]`.
     pub(super) fn transposed(self, rows: usize, cols: usize) -> Self {
         fn turn<T: Copy>(v: &[T], rows: usize, cols: usize) -> Vec<T> {
             (0..cols)
@@ -134,7 +134,7 @@ impl Source {
         })
     }
 
-    /// The GGUF file, if it is one.
+    /// The GGUF file; `None` if the checkpoint is a directory.
     pub(super) fn gguf(&self) -> Option<&Gguf> {
         match &self.files {
             Files::Gguf(gguf) => Some(gguf),
@@ -142,7 +142,7 @@ impl Source {
         }
     }
 
-    /// Stored rows of a tensor: little-endian elements, or whole blocks.
+    /// Rows of a tensor as stored: little-endian elements, or whole blocks.
     pub(super) fn raw(&self, tensor: &Tensor, first: usize, rows: usize) -> Result<Vec<u8>> {
         let missing = || wrong(&self.path, &tensor.name, "is gone");
         match (&self.files, &tensor.stored) {
@@ -170,7 +170,7 @@ impl Source {
     ) -> Result<Vec<u8>> {
         let all = tensor.shape.iter().rev().skip(1).product::<usize>();
         if let Some(heads) = permuted {
-            // Biases are permuted too, as rows with one element.
+            // Biases are permuted too, as rows of one element.
             let units = if tensor.shape.len() == 1 {
                 tensor.shape[0]
             } else {
@@ -183,7 +183,7 @@ impl Source {
         Ok(gguf.read_bytes(tensor, first * row, rows * row)?)
     }
 
-    /// Rows of a tensor as numbers.
+    /// Rows of a tensor as float values.
     pub(super) fn floats(&self, tensor: &Tensor, first: usize, rows: usize) -> Result<Floats> {
         let bytes = self.raw(tensor, first, rows)?;
         let kind = match &tensor.stored {
@@ -214,7 +214,7 @@ impl Source {
         }
     }
 
-    /// Rows of a GGUF tensor in MLX's layout, if MLX has one.
+    /// Rows of a GGUF tensor in MLX's layout; `None` if MLX lacks an equal format.
     pub(super) fn packed(
         &self,
         tensor: &Tensor,

@@ -1,4 +1,4 @@
-//! The existing quantization of a checkpoint, from its `config.json`.
+//! Reads the existing quantization of a checkpoint from its `config.json`.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::rules::Format;
 use super::source::Source;
 use crate::checkpoint::files::invalid;
 
-/// The existing quantization of the source's matrices.
+/// The formats of the quantized matrices in the source.
 pub(super) struct StoredQuantization {
     pub is_quantized: bool,
     base: Option<Format>,
@@ -48,7 +48,7 @@ impl StoredQuantization {
             .with_path(&source.path));
         }
         if map.contains_key("quant_method") && !map.contains_key("group_size") {
-            return Ok(stored); // a quantization of another tool: tensors are copied unchanged
+            return Ok(stored); // another tool quantized the model: tensors are copied unchanged
         }
         let base = format_of(map, None, &source.path)?;
         for (layer, value) in map {

@@ -1,4 +1,4 @@
-//! A tensor of the source checkpoint: its name, shape and storage, without its data.
+//! A tensor of the source checkpoint: name, shape and storage, without data.
 
 use safetensors::Dtype;
 
@@ -10,22 +10,24 @@ use crate::checkpoint::gguf::GgmlType;
 pub(super) struct Tensor {
     /// The name in transformers.
     pub name: String,
-    /// The type of its elements when read; for GGUF blocks, of their dequantized values.
+    /// The type of the elements as read. For GGUF blocks, this is the type of the dequantized
+    /// values.
     pub dtype: Dtype,
     pub shape: Vec<usize>,
     pub stored: Stored,
 }
 
-/// The storage of a tensor.
+/// How a tensor is stored.
 #[derive(Debug, Clone)]
 pub(super) enum Stored {
     Safetensors,
     Gguf {
         name: String,
         kind: GgmlType,
-        /// The number of heads, if their rows are permuted.
+        /// The number of heads whose rows GGUF permutes; `None` if the rows are not permuted.
         permuted: Option<usize>,
-        /// Whether its values are one too large, because conversion added the one of `1 + weight`.
+        /// Whether the stored values are too large by one: conversion to GGUF adds the 1 of `1 +
+        /// weight`.
         minus_one: bool,
     },
 }
@@ -38,7 +40,7 @@ impl Tensor {
         (rows, cols)
     }
 
-    /// The float type, if we compute with it.
+    /// The element type as a float type; `None` if the conversion does not compute with this type.
     pub(super) fn float(&self) -> Option<FloatType> {
         match self.dtype {
             Dtype::F32 => Some(FloatType::F32),
@@ -48,7 +50,7 @@ impl Tensor {
         }
     }
 
-    /// Whether all rows must be read together.
+    /// Whether all rows must be read at once.
     pub(super) fn is_indivisible(&self) -> bool {
         matches!(
             self.stored,

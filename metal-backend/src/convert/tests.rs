@@ -1,5 +1,5 @@
-//! Rules about names, formats and outputs; `tests/files/convert.rs` of the root crate tests whole
-//! conversions.
+//! Tests the rules about names, formats and outputs. `tests/files/convert.rs` of the root crate
+//! tests whole conversions.
 
 use super::gguf::llama3_scaling;
 use super::rules::{Chooser, base_format, expert, is_dropped, layer_of, stacks};
@@ -97,7 +97,8 @@ fn matrices_are_quantized_and_nothing_else() {
 
 #[test]
 fn recipes_give_the_layers_that_mlx_lm_gives_more() {
-    // 16 layers: the first and last two, and every third one between, from the fifth.
+    // 16 layers: more bits in the first two, the last two, and every third layer between from the
+    // fifth on.
     let chooser = Chooser::new(&quantization(Some(Recipe::Mixed3_6)), 16).unwrap();
     let bits = |path: String| chooser.format(&path, &[64, 64]).unwrap().bits;
     let more: Vec<usize> = (0..16)
@@ -211,7 +212,7 @@ fn gguf_names_are_the_inverse_of_those_the_loader_uses() {
 
 #[test]
 fn the_scaling_of_llama_3_is_recognized_from_its_factors() {
-    // From transformers' formula for factor 8 and theta 500000, head size 128.
+    // Computed by transformers' formula for factor 8, theta 500000 and head size 128.
     let factors: Vec<f32> = (0..64)
         .map(|i| {
             let wave = 2.0 * std::f64::consts::PI * 500_000f64.powf(f64::from(2 * i) / 128.0);

@@ -1,5 +1,5 @@
-//! Writes shards. The plan determines their headers, so tensors are written directly to their
-//! positions.
+//! Writes shards. The plan determines the headers of all shards, so tensors are written directly at
+//! their positions.
 
 use std::fs::File;
 use std::path::Path;
@@ -11,15 +11,15 @@ use super::plan::{Item, Out, Plan};
 use super::source::Source;
 use super::{ConvertOptions, execute, failed};
 
-/// The header is padded to a multiple of this, so that tensors are aligned.
+/// The header is padded to a multiple of this number of bytes, so that tensors are aligned.
 const ALIGN: usize = 8;
 
 /// The items of one file, and the positions of their outputs.
 struct Shard<'a> {
     items: Vec<&'a Item>,
-    /// The padded JSON header.
+    /// The JSON header with padding.
     header: Vec<u8>,
-    /// Positions in the file, per item and output.
+    /// The position of each output in the file, by item.
     places: Vec<Vec<u64>>,
     length: u64,
 }
@@ -30,7 +30,7 @@ impl<'a> Shard<'a> {
         for (i, item) in items.iter().enumerate() {
             outs.extend(item.outs.iter().enumerate().map(|(o, out)| (i, o, out)));
         }
-        // Wide elements come first, so that each tensor is aligned to its element size.
+        // Types with wide elements come first, so that each tensor is aligned to its element size.
         outs.sort_by_key(|(i, o, out)| (std::cmp::Reverse(out.dtype.bitsize()), *i, *o));
         let mut header = Map::new();
         header.insert("__metadata__".into(), json!({"format": "mlx"}));
@@ -114,7 +114,7 @@ fn write_at(mut file: &File, bytes: &[u8], at: u64) -> std::io::Result<()> {
     file.write_all(bytes)
 }
 
-/// Writes all tensors and their index to `dir`; returns the number of files.
+/// Writes all tensors and their index to `dir`. Returns the number of files.
 pub(super) fn weights(
     source: &Source,
     plan: &Plan,
@@ -149,7 +149,7 @@ pub(super) fn weights(
     Ok(count)
 }
 
-/// Divides items into files of at most `most` bytes, with at least one item each.
+/// Divides items into files of at most `most` bytes. Each file has at least one item.
 fn divide(items: &[Item], most: u64) -> Vec<Vec<&Item>> {
     let mut shards: Vec<Vec<&Item>> = vec![Vec::new()];
     let mut size = 0u64;

@@ -1,5 +1,5 @@
-//! The engine's adapter: applied, exchanged and removed between forward passes. `adapter/`
-//! implements it.
+//! Functions of the engine that apply, exchange and remove its adapter between forward passes.
+//! `adapter/` implements adapters.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::adapter::{AdapterKind, LoraAdapter, key};
 use crate::nn::adapter::Passes;
 
 impl Engine {
-    /// The names of matrices inside blocks, such as `self_attn.q_proj`.
+    /// The names of matrices inside blocks, without the block's prefix, such as `self_attn.q_proj`.
     pub fn layer_names(&self) -> BTreeSet<String> {
         let param_slots = self.param_slots.lock();
         let inside = param_slots
@@ -25,7 +25,7 @@ impl Engine {
         self.adapter.lock().clone()
     }
 
-    /// Applies a fresh adapter, in place of the current one.
+    /// Applies a newly initialized adapter, which replaces the current one.
     pub fn apply_lora(
         &self,
         config: &LoraConfig,
@@ -44,7 +44,7 @@ impl Engine {
         Ok(adapter)
     }
 
-    /// Applies the adapter of a directory, in place of the current one.
+    /// Applies the adapter in a directory, which replaces the current one.
     pub fn load_adapter(&self, dir: &Path) -> Result<LoraAdapter> {
         self.check_open()?;
         let mut current = self.adapter.lock();
@@ -75,13 +75,13 @@ impl Engine {
         &self.passes
     }
 
-    /// The number of changes of the adapter and its parameters.
+    /// The number of changes of the adapter and its parameters so far.
     pub fn adapter_epoch(&self) -> u64 {
         self.prefixes().epoch()
     }
 
-    /// Begins an epoch of the adapter; call it once its parameters are final. Earlier caches are
-    /// dropped, and running requests store none.
+    /// Begins an epoch of the adapter. Call it once the adapter's parameters are final. Caches of
+    /// earlier epochs are dropped, and requests that already run will store none.
     pub fn adapter_changed(&self) {
         self.prefixes().renew();
     }

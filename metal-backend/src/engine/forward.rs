@@ -1,5 +1,5 @@
-//! Forward passes of one sequence, in steps, so that memory is bounded and a caller can interrupt
-//! them.
+//! Forward passes of one sequence, split into steps. Steps limit memory, and let a caller interrupt
+//! the computation.
 
 use inference::Result;
 use mlx_rs_core::{Array, memory};
@@ -10,12 +10,12 @@ use crate::error::engine;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::{StateHook, Watch};
 
-/// Runs `prompt` through the model in steps of at most `step` tokens, observed by `hook` if given.
-/// Returns the unevaluated logits of the last position, `[1, 1, vocab]`. Before each further step,
-/// `between` is called with the number of positions done.
+/// Runs `prompt` through the model in steps of at most `step` tokens. `hook`, if given, observes
+/// the steps. Returns the logits of the last position, `[1, 1, vocab]`, not yet evaluated. Before
+/// each further step, `between` receives the number of positions done.
 ///
 /// # Errors
-/// When memory runs out, or `between` returns an error.
+/// If memory runs out, or `between` returns an error.
 pub fn forward_prompt(
     decoder: &dyn Decoder,
     prompt: &[u32],
@@ -27,7 +27,7 @@ pub fn forward_prompt(
     let mut rest = prompt;
     while rest.len() > step.max(1) {
         let (now, later) = rest.split_at(step.max(1));
-        // These logits are never evaluated; only keys and values are needed.
+        // The logits of this step are never evaluated; the step only adds keys and values.
         let again: Option<&mut dyn StateHook> = match &mut hook {
             Some(hook) => Some(&mut **hook),
             None => None,
@@ -43,7 +43,7 @@ pub fn forward_prompt(
     forward(decoder, rest, (caches, hook), Positions::Last).map_err(engine("prefill"))
 }
 
-/// One forward pass of one row, not evaluated.
+/// One forward pass of one row. The result is not yet evaluated.
 pub fn forward(
     decoder: &dyn Decoder,
     tokens: &[u32],
@@ -62,7 +62,7 @@ pub fn forward(
     decoder.forward(&ids, &mut rows, positions, &mut watch)
 }
 
-/// Ids as `[1, n]`.
+/// Token ids as an array `[1, n]`.
 pub fn ids(tokens: &[u32]) -> mlx_rs_core::Result<Array> {
     Array::vector(tokens)?.expand_dims(0)
 }

@@ -1,5 +1,5 @@
-//! State shared by all requests of one model: weights, caches, prefixes and the adapter. `model.rs`
-//! implements the contract on top of it.
+//! The state that all requests of one model share: weights, caches, prefixes and the adapter.
+//! `model.rs` implements the public traits on top of it.
 
 mod adapters;
 pub mod forward;
@@ -27,12 +27,12 @@ use crate::sample::{Compiler, Context, Sampler};
 use crate::sentence::Sentence;
 use crate::text::{Detokenizer, TextPipeline};
 
-/// The log-probability of an impossible token, as in OpenAI's API, because JSON has no infinity.
+/// The log-probability reported for an impossible token, as in OpenAI's API. JSON has no infinity.
 const IMPOSSIBLE: f32 = -9999.0;
 
 /// State shared by all requests of one model.
 pub struct Engine {
-    /// `close` takes it, which frees the weights once no request runs.
+    /// `close` removes the decoder, so its weights are freed when the last request ends.
     decoder: Mutex<Option<Arc<dyn Decoder>>>,
     closed: AtomicBool,
     text: TextPipeline,
@@ -43,13 +43,13 @@ pub struct Engine {
     prefixes: Prefixes,
     /// The prefixes of the draft model.
     draft_prefixes: Prefixes,
-    /// The draft model; `close` takes it.
+    /// The draft model; `close` removes it.
     draft: Mutex<Option<Arc<dyn Decoder>>>,
     identity: String,
     source: PathBuf,
-    /// A random identity of this engine, for files that only it can use.
+    /// A random id of this engine. Files with this id are valid only for this engine.
     nonce: u64,
-    /// The slots for adapters; `close` takes them, because they hold the weights.
+    /// The slots for adapters. They reference the weights, so `close` removes them.
     param_slots: Mutex<Vec<Arc<ParamSlot>>>,
     /// The current adapter.
     adapter: Mutex<Option<LoraAdapter>>,
@@ -68,19 +68,19 @@ pub struct Engine {
     sentence: Sentence,
 }
 
-/// The inputs of [`Engine::new`].
+/// The arguments of [`Engine::new`].
 pub struct Parts {
     /// The network.
     pub decoder: Box<dyn Decoder>,
     /// Tokenizer and chat template.
     pub text: TextPipeline,
-    /// The stream to compute on.
+    /// The stream on which the model computes.
     pub stream: Stream,
-    /// Facts about the model.
+    /// The model's properties.
     pub info: ModelInfo,
     /// Tokens that end a reply.
     pub eos: Vec<u32>,
-    /// The options of requests' caches.
+    /// The options of the caches of requests.
     pub caches: CacheOptions,
     /// The number of finished requests whose caches are kept.
     pub slots: usize,
@@ -88,22 +88,22 @@ pub struct Parts {
     pub draft: Option<Box<dyn Decoder>>,
     /// The identity of this model.
     pub identity: String,
-    /// The path that it was loaded from.
+    /// The path from which the model was loaded.
     pub source: PathBuf,
     /// The slots for adapters.
     pub param_slots: Vec<Arc<ParamSlot>>,
     /// Whether this process has only a part of the model.
     pub is_part: bool,
-    /// Whether requests reuse caches of other requests. Pipeline stages do not: their caches differ
-    /// in whether they can be cut, and all stages must start at the same token.
+    /// Whether requests reuse caches of other requests. Pipeline stages do not. All stages must
+    /// start at the same token, but not all of their caches can be cut to the same position.
     pub shares_prefixes: bool,
-    /// The strategies of feed-forward parts.
+    /// How the feed-forward parts are computed.
     pub feed_forward: FeedForwardPlan,
     /// Whether any feed-forward part is not dense.
     pub is_routed: bool,
-    /// Whether all parts are in memory for dense computation.
+    /// Whether memory has all feed-forward parts, so that they can be computed densely.
     pub has_dense: bool,
-    /// How texts are embedded.
+    /// How texts become embeddings.
     pub sentence: Sentence,
 }
 
@@ -130,7 +130,7 @@ impl Engine {
             draft: Mutex::new(parts.draft.map(Arc::from)),
             identity: parts.identity,
             source: parts.source,
-            // Unique across processes, which may share an id, and across calls.
+            // Processes may have equal ids, so the nonce is random for each call.
             nonce: RandomState::new().hash_one(()),
             param_slots: Mutex::new(parts.param_slots),
             adapter: Mutex::new(None),
@@ -152,7 +152,7 @@ impl Engine {
         self.stream.scope(f)
     }
 
-    /// Whether this process has only a part of the model. Then it has only some of the heads and
+    /// Whether this process has only a part of the model. Its layers then have only some heads and
     /// keys.
     pub fn is_part(&self) -> bool {
         self.is_part
@@ -168,7 +168,7 @@ impl Engine {
         self.stream.device().kind() == DeviceKind::Cpu
     }
 
-    /// The strategies of feed-forward parts.
+    /// How the feed-forward parts are computed.
     pub fn feed_forward(&self) -> &FeedForwardPlan {
         &self.feed_forward
     }
@@ -178,12 +178,12 @@ impl Engine {
         self.is_routed
     }
 
-    /// Whether all feed-forward parts are in memory for dense computation.
+    /// Whether memory has all feed-forward parts, so that they can be computed densely.
     pub fn has_dense(&self) -> bool {
         self.has_dense
     }
 
-    /// How texts are embedded.
+    /// How texts become embeddings.
     pub fn sentence(&self) -> &Sentence {
         &self.sentence
     }
@@ -208,7 +208,7 @@ impl Engine {
             .ok_or_else(|| Error::new(ErrorKind::Closed, "the model was closed; load it again"))
     }
 
-    /// Facts about the model.
+    /// The model's properties.
     pub fn info(&self) -> &ModelInfo {
         &self.info
     }
@@ -218,12 +218,12 @@ impl Engine {
         &self.eos
     }
 
-    /// The path that the model was loaded from.
+    /// The path from which the model was loaded.
     pub fn source(&self) -> &Path {
         &self.source
     }
 
-    /// The options of requests' caches.
+    /// The options of the caches of requests.
     pub fn cache_options(&self) -> &CacheOptions {
         &self.caches
     }
@@ -249,10 +249,10 @@ impl Engine {
     }
 
     /// The identity of the model's computation, for files, and the adapter's epoch. Adapters in
-    /// memory have no name, so files made with one are valid only for this engine, until the
-    /// adapter changes.
+    /// memory have no name. So files made with such an adapter are valid only for this engine and
+    /// until the adapter changes.
     pub fn identity(&self) -> (String, u64) {
-        // The lock is held so that the adapter cannot change in between.
+        // The lock keeps the adapter from changing between the two reads.
         let adapter = self.adapter.lock();
         let epoch = self.prefixes.epoch();
         let identity = match &*adapter {
@@ -262,7 +262,7 @@ impl Engine {
         (identity, epoch)
     }
 
-    /// Stores the metrics of the request that ended last.
+    /// Stores the metrics of the last finished request.
     pub fn publish(&self, metrics: GenerateMetrics) {
         *self.metrics.lock() = metrics;
     }
@@ -272,8 +272,8 @@ impl Engine {
         self.text.detokenizer(stop)
     }
 
-    /// Compiles the grammar of `options`, if any; uses no array, so it may run beside forward
-    /// passes.
+    /// Compiles the grammar of `options`, if any. It uses no arrays, so it may run in parallel to
+    /// forward passes.
     ///
     /// # Errors
     /// As [`Compiler::prepare`].
@@ -289,7 +289,8 @@ impl Engine {
         let newline = if options.sampling.xtc_probability > 0.0 {
             let tokenizer = self.text.tokenizer();
             let mut ids = tokenizer.encode_plain("\n")?;
-            // A vocabulary without a newline yields the unknown token.
+            // In a vocabulary without a newline token, encoding a newline returns the unknown
+            // token.
             ids.retain(|&id| {
                 let bytes = tokenizer.token_bytes(id).unwrap_or_default();
                 bytes.contains(&b'\n')
@@ -308,7 +309,7 @@ impl Engine {
         self.scope(|| Sampler::of_valid(options, prompt, &context))
     }
 
-    /// Log-probabilities of one token in the contract's type.
+    /// The log-probabilities of one token in the public type.
     pub fn logprobs(&self, chosen: f32, top: Vec<(u32, f32)>) -> TokenLogprobs {
         let tokenizer = self.text.tokenizer();
         let top = top
@@ -334,14 +335,15 @@ impl Engine {
                 self.info.vocab_size
             ));
         }
-        // MLX counts positions in 32 bits; the configured context length is only a recommendation.
+        // MLX counts positions in 32 bits. The configured context length is only a recommendation,
+        // so longer prompts are accepted.
         if i32::try_from(ids.len()).is_err() {
             return bad(format!("the prompt has {} tokens; shorten it", ids.len()));
         }
         Ok(())
     }
 
-    /// The ids of a prompt.
+    /// The token ids of a prompt.
     pub fn encode_prompt(&self, prompt: &Prompt) -> Result<Vec<u32>> {
         match prompt {
             Prompt::Text(text) => self.text.encode_prompt(text),
@@ -353,7 +355,7 @@ impl Engine {
         }
     }
 
-    /// The metrics of the request that ended last.
+    /// The metrics of the last finished request.
     pub fn metrics(&self) -> GenerateMetrics {
         self.metrics.lock().clone()
     }
@@ -362,13 +364,13 @@ impl Engine {
     /// are written.
     ///
     /// # Errors
-    /// When memory cannot be returned.
+    /// If memory cannot be returned.
     pub fn close(&self) -> Result<()> {
         self.closed.store(true, Ordering::Release);
         self.decoder.lock().take();
         self.draft.lock().take();
-        // The adapter stays on the model, because running steps need it. It is freed with the
-        // weights.
+        // The model keeps the adapter's values, because running steps need them. They are freed
+        // together with the weights.
         self.adapter.lock().take();
         self.param_slots.lock().clear();
         self.prefixes.close();

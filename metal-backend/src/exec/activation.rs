@@ -1,26 +1,26 @@
-//! Activations of feed-forward blocks.
+//! Activation functions of feed-forward blocks.
 
 use mlx_rs_core::{Array, Result, cpu, where_};
 
-/// An element-wise activation.
+/// An element-wise activation function.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,
     /// `x * Phi(x)` with the exact normal distribution (Hendrycks and Gimpel 2016).
     Gelu,
-    /// GELU by its tanh approximation.
+    /// GELU in its tanh approximation.
     GeluTanh,
     /// `max(x, 0)`.
     Relu,
     /// `max(x, 0)^2` (So et al. 2021, arXiv:2109.08668).
     Relu2,
-    /// xIELU (Huang and Schlag 2024, arXiv:2411.13010): a square for positive inputs, an exponential
-    /// for the others, each with a learned factor.
+    /// xIELU (Huang and Schlag 2024, arXiv:2411.13010): a square for positive inputs, and an
+    /// exponential for other inputs, each with a learned factor.
     Xielu {
-        /// The factor on squares of positive inputs.
+        /// The factor on the square of positive inputs.
         positive: f32,
-        /// The factor for the other inputs.
+        /// The factor for other inputs.
         negative: f32,
         /// The slope at zero.
         beta: f32,
@@ -29,7 +29,7 @@ pub enum Activation {
     },
 }
 
-/// The names that [`Activation::from_name`] knows.
+/// The names that [`Activation::from_name`] accepts.
 pub const NAMES: &str =
     "silu, swish, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, gelu_tanh, relu, relu2";
 
@@ -46,7 +46,7 @@ impl Activation {
         })
     }
 
-    /// The name in the contract.
+    /// The name in the public contract.
     pub fn name(self) -> &'static str {
         match self {
             Self::Silu => "silu",
@@ -58,7 +58,7 @@ impl Activation {
         }
     }
 
-    /// The kernels' equivalent, if they have it.
+    /// The corresponding activation of the kernels; `None` if the kernels lack it.
     pub(super) fn kernel(self) -> Option<cpu::Gate> {
         match self {
             Self::Silu => Some(cpu::Gate::Silu),
@@ -85,7 +85,8 @@ impl Activation {
             } => {
                 let scalar = |value: f32| Array::scalar(value)?.astype(x.dtype());
                 let squares = x.square()?.multiply(&scalar(positive)?)?;
-                // The exponential of a great input would overflow, even if it is not selected.
+                // `where_` computes both branches, and the exponential of a large positive input
+                // would overflow. So inputs are limited first.
                 let below = x.minimum(&scalar(eps)?)?.expm1()?.subtract(x)?;
                 let below = below.multiply(&scalar(negative)?)?;
                 let curve = where_(&x.greater(&scalar(0.0)?)?, &squares, &below)?;

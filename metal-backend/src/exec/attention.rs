@@ -1,4 +1,4 @@
-//! Describes attention layers for our kernels. `nn/attention.rs` computes them with MLX.
+//! Describes attention layers for our kernels. `nn/attention.rs` computes attention with MLX.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use mlx_rs_core::{Array, cpu};
 
 use super::matrix::NormSpec;
 
-/// The kernels' types of an attention layer, of views of caches and of buffers. Other modules
-/// import them from here.
+/// The kernels' types for an attention layer, for views of caches and for buffers. Other modules
+/// import these types from here.
 pub use mlx_rs_core::cpu::{Heads, KvBuffer, KvView as PlainView, Rotation, TokenRange};
 
 /// The properties of an attention layer.
@@ -16,13 +16,13 @@ pub use mlx_rs_core::cpu::{Heads, KvBuffer, KvView as PlainView, Rotation, Token
 pub struct AttentionSpec<'a> {
     /// Query heads.
     pub n_heads: i32,
-    /// Key and value heads; their number divides `n_heads`.
+    /// Key and value heads; this number divides `n_heads`.
     pub n_kv_heads: i32,
     /// Elements per head.
     pub head_dim: i32,
     /// Factor on the scores.
     pub scale: f32,
-    /// The cap on scores, applied by a tanh: scores lie in `-cap..cap`.
+    /// Cap on scores: `cap * tanh(score / cap)` keeps scores within `-cap..cap`.
     pub softcap: Option<f32>,
     /// The norm of queries, before rotation.
     pub q_norm: NormSpec<'a>,
@@ -30,17 +30,18 @@ pub struct AttentionSpec<'a> {
     pub k_norm: NormSpec<'a>,
     /// The norm of values.
     pub v_norm: NormSpec<'a>,
-    /// Whether norms cover all heads together instead of each head.
+    /// Whether a norm covers all heads together instead of each head.
     pub across_heads: bool,
-    /// Whether the norms of queries and keys come after rotation.
+    /// Whether queries and keys are normalized after the rotation.
     pub after_rotation: bool,
     /// Rotary positions.
     pub rotary: RotarySpec<'a>,
-    /// A score for each head that takes a share of the softmax and adds no value, `[n_heads]`.
+    /// Attention sinks `[n_heads]`: a score per head that enters the softmax's denominator and adds
+    /// no value.
     pub sinks: Option<&'a Array>,
-    /// The type in which the layer computes.
+    /// The type of scores, softmax and sums over values.
     pub sums: AttentionSums,
-    /// Whether the result must have derivatives.
+    /// Whether the result needs gradients.
     pub differentiated: bool,
 }
 
@@ -51,19 +52,19 @@ pub enum RotarySpec<'a> {
     None,
     /// The rotation does not depend on the number of positions.
     Fixed {
-        /// The angle of each pair at position 1.
+        /// The rotation angle of each pair at position 1, in radians.
         radians: &'a Arc<[f32]>,
-        /// Whether neighboring elements form pairs, instead of elements of both halves.
+        /// Whether adjacent elements form pairs, instead of elements of the two halves.
         traditional: bool,
         /// A factor on the rotated elements.
         amplitude: f32,
     },
-    /// The rotation changes with the number of positions.
+    /// The rotation changes with the length of the sequence.
     Changing,
 }
 
 impl AttentionSpec<'_> {
-    /// The layer in the kernels' form; `None` if they do not support all of it.
+    /// The layer in the kernels' form; `None` if the kernels do not support the layer.
     pub fn heads(&self) -> Option<Heads> {
         let across = self.across_heads && !matches!(self.q_norm, NormSpec::None);
         let across = across || self.after_rotation;

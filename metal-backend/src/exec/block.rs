@@ -1,4 +1,5 @@
-//! The decoder blocks that our kernels run as one operation. `arch/stack.rs` computes all others.
+//! Decides which decoder blocks our kernels run as one operation. `arch/stack.rs` computes all
+//! others.
 
 use mlx_rs_core::{Array, Dtype, Result};
 
@@ -6,15 +7,15 @@ use super::activation::Activation;
 use super::attention::Heads;
 use super::matrix::{NormSpec, Part, biased};
 
-/// A block for the kernels, and a row's tokens with capacity for their keys and values.
+/// The kernels' types: a block, and a row's tokens with memory for their keys and values.
 pub use mlx_rs_core::cpu::{Block, KvSlot};
 
-/// The maximum tokens for a fused block, which is the default prefill step. Above it, intermediate
-/// memory should be MLX's, which is counted.
+/// The maximum number of tokens for a fused block: the default prefill step. For more tokens,
+/// intermediate results should be in MLX's memory, because MLX counts its memory.
 const MOST_TOKENS: i32 = 512;
 
-/// `h = x + attention(norm(x))`, then `h + down(act(gate(norm(h))) * up(norm(h)))`. A part is
-/// `None` if it is missing or an adapter changes it.
+/// A decoder block: `h = x + attention(norm(x))`, then `h + down(act(gate(norm(h))) *
+/// up(norm(h)))`. A part is `None` if it is missing or an adapter changes it.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockSpec<'a> {
     /// The norm before attention.
@@ -37,12 +38,13 @@ impl<'a> BlockSpec<'a> {
     /// Whether blocks can be fused for `x` `[1, T, hidden]`.
     ///
     /// # Errors
-    /// When `x` has fewer than two axes.
+    /// If `x` has fewer than two axes.
     pub fn take(x: &Array) -> Result<bool> {
         Ok(x.dtype() == Dtype::Float32 && x.dim(1)? <= MOST_TOKENS)
     }
 
-    /// The block with these heads; `None` if the kernels do not support it.
+    /// The block in the kernels' form, with these heads; `None` if the kernels do not support the
+    /// block.
     pub fn block(&self, heads: &'a Heads) -> Option<Block<'a>> {
         let [q, k, v] = self.projections;
         let [gate, up] = self.gate_up;

@@ -1,4 +1,4 @@
-//! Products with matrices selected from a stack, and the mixture of experts built on them.
+//! Multiplications by matrices that an index selects from a stack, and mixtures of experts.
 
 use mlx_rs_core::cpu::{self, PrefillInputs};
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Quantized, Result};
@@ -7,10 +7,10 @@ use super::activation::Activation;
 use super::matrix::kernel_numbers;
 use super::weight::Weight;
 
-/// The kernels' backward pass requires a multiple of this many inputs.
+/// The kernels' backward pass requires that the number of inputs is a multiple of this number.
 const KERNEL_INPUTS: i32 = 16;
 
-/// A stack of matrices `[experts, out, in]`, prepared for products.
+/// A stack of matrices `[experts, out, in]`, prepared for multiplication.
 #[derive(Debug, Clone)]
 pub struct ExpertMatrix(Kind);
 
@@ -28,7 +28,7 @@ enum Kind {
 pub type ExpertPart<'a> = (&'a ExpertMatrix, Option<&'a Array>);
 
 impl ExpertMatrix {
-    /// From a stack `[experts, out, in]`; `on_cpu` means a CPU that computes in float32.
+    /// Prepares a stack `[experts, out, in]`. `on_cpu` means a CPU that computes in float32.
     pub fn new(weight: Weight, on_cpu: bool) -> Result<Self> {
         if on_cpu && let Some(stack) = kernel_stack(&weight)? {
             return Ok(Self(Kind::Kernel(stack)));
@@ -39,7 +39,7 @@ impl ExpertMatrix {
             })
         };
         Ok(Self(match weight {
-            // Only the kernels multiply float32 inputs with 16-bit matrices; MLX needs float32
+            // Only our kernels can multiply float32 inputs by 16-bit matrices. MLX needs float32
             // weights.
             Weight::Dense(w) if on_cpu => dense(w.astype(Dtype::Float32)?)?,
             Weight::Dense(w) => dense(w)?,
@@ -63,8 +63,9 @@ impl ExpertMatrix {
         }
     }
 
-    /// Products of `x` `[.., 1, in]` with the experts `ids` `[..]`, after broadcasting: `[.., 1,
-    /// out]`. `sorted` says that the ids ascend, `differentiated` that the result needs gradients.
+    /// Multiplies `x` `[.., 1, in]` by the matrices of the experts `ids` `[..]`, after
+    /// broadcasting: `[.., 1, out]`. `sorted`: the ids are in ascending order. `differentiated`:
+    /// the result needs gradients.
     pub fn product(
         &self,
         x: &Array,
@@ -79,7 +80,7 @@ impl ExpertMatrix {
         }
     }
 
-    /// Sets the type of prefill inputs for stacks that the kernels compute.
+    /// Sets the type to which prefill inputs are converted, for stacks that the kernels compute.
     #[must_use]
     pub fn with_prefill_inputs(self, prefill_inputs: PrefillInputs) -> Self {
         Self(match self.0 {
@@ -88,14 +89,14 @@ impl ExpertMatrix {
         })
     }
 
-    /// Whether our kernels compute the experts' products.
+    /// Whether our kernels multiply by this stack.
     #[cfg(test)]
     pub fn is_kernel(&self) -> bool {
         matches!(self.0, Kind::Kernel(_))
     }
 }
 
-/// A stack for our kernels, if they support its format.
+/// The stack for our kernels; `None` if the kernels do not support its format.
 fn kernel_stack(weight: &Weight) -> Result<Option<cpu::ExpertMatrix>> {
     let [experts, outputs, inputs] = weight.shape()[..] else {
         return Ok(None);
@@ -120,7 +121,7 @@ fn kernel_stack(weight: &Weight) -> Result<Option<cpu::ExpertMatrix>> {
     stack.transpose()
 }
 
-/// See [`ExpertMatrix::product`].
+/// Implements [`ExpertMatrix::product`] with our kernels.
 fn by_kernel(
     stack: &cpu::ExpertMatrix,
     x: &Array,
@@ -136,28 +137,28 @@ fn by_kernel(
     let x = x.squeeze_axis(-2)?; // [.., in]
     match (x.shape(), ids.shape()) {
         ([rows @ .., _], ids_shape) if rows == ids_shape => product(&x, &ids.expand_dims(-1)?),
-        // One input row for all experts of a token: [B, L, 1, in] with [B, L, k].
+        // All experts of a token read the same input row: [B, L, 1, in] with [B, L, k].
         _ => product(&x.squeeze_axis(-2)?, ids)?.expand_dims(-2),
     }
 }
 
-/// How gate and up outputs are combined.
+/// How an expert combines its gate and up outputs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ExpertGate {
     /// `act(gate) * up`.
     Plain(Activation),
-    /// gpt-oss: `gate * sigmoid(alpha * gate) * (up + 1)`; `gate` is at most `limit`, and `up` is
-    /// within `-limit..limit`.
+    /// The gate of gpt-oss: `gate * sigmoid(alpha * gate) * (up + 1)`. `gate` is clamped to at most
+    /// `limit`, and `up` to `-limit..limit`.
     Clamped {
         /// Slope of the sigmoid.
         alpha: f32,
-        /// The clamp of both.
+        /// The clamp of `gate` and `up`.
         limit: f32,
     },
 }
 
 impl ExpertGate {
-    /// The kernels' equivalent, if they have it.
+    /// The corresponding gate of the kernels; `None` if the kernels lack it.
     fn kernel(self) -> Option<cpu::ExpertGate> {
         match self {
             Self::Plain(activation) => activation.kernel().map(cpu::ExpertGate::Plain),
@@ -165,10 +166,10 @@ impl ExpertGate {
         }
     }
 
-    /// The activation of `up`, for experts without a gate.
+    /// Applies the activation function to `up`, for experts without a gate.
     ///
     /// # Errors
-    /// When the gate is not a plain activation.
+    /// If `self` is not a plain activation function.
     pub fn alone(self, up: &Array) -> Result<Array> {
         match self {
             Self::Plain(activation) => activation.apply(up),
@@ -196,9 +197,9 @@ impl ExpertGate {
     }
 }
 
-/// A fused mixture of experts: rows `x` `[.., hidden]` through the experts `ids` `[.., k]`, summed
-/// with `weights` of the same shape: `[.., hidden]`. `parts` are gate, up and down. `None` if the
-/// kernels do not support it, or if a part is `None`.
+/// Computes a mixture of experts as one operation: the experts `ids` `[.., k]` for rows `x` `[..,
+/// hidden]`, summed with `weights` `[.., k]`: `[.., hidden]`. `parts` are gate, up and down. `None`
+/// if the kernels do not support the mixture, or if a part is `None`.
 pub fn expert_block(
     parts: [Option<ExpertPart<'_>>; 3],
     activation: ExpertGate,

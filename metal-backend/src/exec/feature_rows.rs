@@ -1,4 +1,4 @@
-//! Selected features of a feed-forward part, computed from their rows.
+//! Computes selected features of a feed-forward part from matrices stored as one row per feature.
 
 use mlx_rs_core::io::Floats;
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, cpu};
@@ -10,21 +10,22 @@ use super::activation::Activation;
 /// The inputs of [`FeatureRows`]. Matrices are `[features, hidden]`, row-major.
 #[derive(Debug)]
 pub struct FeatureParts {
-    /// `[features, hidden]`.
+    /// The sizes of the matrices: features, hidden.
     pub shape: [i32; 2],
     /// The gate's activation.
     pub activation: Activation,
-    /// Gate rows, if the part has no gate in memory; without a gate, up rows.
+    /// Gate rows; `None` if the model's own gate is used. For a part without a gate, these are the
+    /// up rows.
     pub gate: Option<FeatureNumbers>,
     /// Up rows, if there is a gate.
     pub up: Option<FeatureNumbers>,
-    /// Columns of the down matrix.
+    /// Columns of the down matrix, one per feature.
     pub down: FeatureNumbers,
-    /// `[features]`.
+    /// Bias of the gate, `[features]`.
     pub gate_bias: Option<Floats>,
-    /// `[features]`.
+    /// Bias of the up matrix, `[features]`.
     pub up_bias: Option<Floats>,
-    /// `[hidden]`.
+    /// Bias of the down matrix, `[hidden]`.
     pub down_bias: Option<Floats>,
 }
 
@@ -39,7 +40,7 @@ pub struct FeatureRows {
 enum Kind {
     /// Computed by our kernels from mapped memory.
     Kernel(Box<Held>),
-    /// Computed by MLX from a copy on its device.
+    /// Computed by MLX from a copy on MLX's device.
     Arrays(Box<Copied>),
 }
 
@@ -63,13 +64,13 @@ struct Copied {
     down_bias: Option<Array>,
 }
 
-/// Whether features are copied into arrays instead of read from mapped memory.
+/// Whether features are copied to arrays. If not, kernels read them from mapped memory.
 pub fn copies_features(on_cpu: bool) -> bool {
     !on_cpu || !cpu::enabled()
 }
 
 impl FeatureRows {
-    /// From the parts of a layer; on a CPU if `on_cpu`, otherwise copied as `dtype`.
+    /// Prepares the parts of a layer for the CPU if `on_cpu`; otherwise copies them as `dtype`.
     pub fn new(parts: FeatureParts, on_cpu: bool, dtype: Dtype) -> Result<Self> {
         let shape = parts.shape;
         let kind = if !copies_features(on_cpu) {
@@ -109,7 +110,7 @@ impl FeatureRows {
         self.activation
     }
 
-    /// Whether there are up rows besides the gate's.
+    /// Whether the part has up rows in addition to gate rows.
     pub fn is_gated(&self) -> bool {
         match &self.kind {
             Kind::Kernel(rows) => rows.up.is_some(),
@@ -117,11 +118,11 @@ impl FeatureRows {
         }
     }
 
-    /// The gates of all features before the activation, from the gate rows:
-    /// `[.., hidden] -> [.., features]`.
+    /// The gates of all features before the activation function, computed from the gate rows: `[..,
+    /// hidden] -> [.., features]`.
     ///
     /// # Errors
-    /// When shapes do not fit, and without gate rows.
+    /// If shapes do not match, or there are no gate rows.
     pub fn gates(&self, x: &Array) -> Result<Array> {
         let gates = match &self.kind {
             Kind::Kernel(rows) => (rows.gate.as_ref())
@@ -141,8 +142,8 @@ impl FeatureRows {
         })
     }
 
-    /// The inputs of the down rows, `[.., features]`; features outside the position's `top_k` are
-    /// 0. All features are computed.
+    /// The inputs of the down rows, `[.., features]`. Features outside the position's `top_k` are
+    /// 0. This function computes all features.
     ///
     /// # Errors
     /// As [`Self::walk`].
@@ -164,10 +165,11 @@ impl FeatureRows {
     }
 
     /// The output `[.., hidden]` of the `top_k` features with the greatest gate magnitude per
-    /// position, from `x [.., hidden]` and gates before the activation, `[.., features]`.
+    /// position. Inputs are `x` `[.., hidden]` and the gates before the activation function, `[..,
+    /// features]`.
     ///
     /// # Errors
-    /// When shapes do not fit, or when gradients are required, which are not supported.
+    /// If shapes do not match, or gradients are required, which this function does not support.
     pub fn walk(
         &self,
         x: &Array,
@@ -201,7 +203,7 @@ impl FeatureRows {
     }
 }
 
-/// Products of rows `[features, hidden]` and states `[n, hidden]` on the CPU, plus a bias
+/// Multiplies states `[n, hidden]` by rows `[features, hidden]` on the CPU, and adds a bias
 /// `[features]`: float32 `[n, features]`.
 pub fn gate_products(
     rows: FeatureNumbers,
@@ -220,8 +222,8 @@ pub fn gate_products(
     }
 }
 
-/// The indices of the `top_k` greatest gate magnitudes per position, `[.., features] -> [.., k]`;
-/// `None` for all.
+/// The indices of the `top_k` greatest gate magnitudes per position, `[.., features] -> [.., k]`.
+/// `None` if all features are selected.
 pub fn greatest_features(gates: &Array, top_k: usize) -> Result<Option<Array>> {
     let features = gates.dim(-1)?;
     match i32::try_from(top_k) {
@@ -233,14 +235,14 @@ pub fn greatest_features(gates: &Array, top_k: usize) -> Result<Option<Array>> {
     }
 }
 
-/// `values` at these features, 0 elsewhere: `[.., features]`.
+/// Keeps `values` at the features `best`, and sets the rest to 0: `[.., features]`.
 pub fn only_features(values: &Array, best: &Array) -> Result<Array> {
     let selected = values.take_along_axis(best, -1)?;
     values.zeros_like()?.put_along_axis(best, &selected, -1)
 }
 
 impl Copied {
-    /// The products with all up rows, if there are any: `[.., hidden] -> [.., features]`.
+    /// Multiplies `x` by all up rows, if there are any: `[.., hidden] -> [.., features]`.
     fn products(&self, x: &Array) -> Result<Option<Array>> {
         let Some(up) = &self.up else { return Ok(None) };
         let products = x.matmul(&up.swap_axes(0, 1)?)?;
@@ -261,7 +263,7 @@ impl Copied {
         let best = greatest_features(gates, top_k)?;
         let activated = activation.apply(gates)?;
         let y = match best {
-            // A single position reads only its own rows.
+            // A single position needs only the rows of its own features.
             Some(best) if x.size() == hidden.unsigned_abs() as usize => {
                 let best = best.reshape(&[-1])?;
                 let mut weights = activated.reshape(&[-1])?.take_clamped(&best, 0)?; // [k]
@@ -301,12 +303,13 @@ mod tests {
     use super::*;
 
     fn noise(n: usize, seed: usize) -> Floats {
-        // All magnitudes differ, because ties may be broken either way.
+        // All magnitudes must differ, because the order of equal magnitudes is arbitrary.
         let value = |i: usize| ((i + seed) * 7919 % 211) as f32 * 0.01 - 1.003;
         Floats::from((0..n).map(value).collect::<Vec<_>>())
     }
 
-    /// Both implementations, with and without a gate and biases, for one position and several.
+    /// Both implementations must agree: with and without a gate and biases, for one position and
+    /// for several.
     #[test]
     fn kernels_give_what_mlx_gives() {
         let (features, hidden) = (48, 32);

@@ -1,4 +1,4 @@
-//! Products with matrices, and the operations fused with them: a preceding norm, biases, and an
+//! Multiplication by matrices, and the operations fused with it: a preceding norm, biases, and an
 //! epilogue.
 
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, cpu};
@@ -7,13 +7,13 @@ use super::activation::Activation;
 use super::parallel::ParallelMatrix;
 use super::weight::Weight;
 
-/// A matrix `[out, in]`, prepared for products.
+/// A matrix `[out, in]`, prepared for multiplication.
 #[derive(Debug, Clone)]
 pub struct Matrix(Kind);
 
 #[derive(Debug, Clone)]
 enum Kind {
-    /// The transposed view `[in, out]`, made once instead of per call.
+    /// The transposed view `[in, out]`, made once instead of in every call.
     Dense { transposed: Array },
     /// Multiplied by our kernels.
     Kernel(cpu::Matrix),
@@ -23,25 +23,25 @@ enum Kind {
     Absent,
 }
 
-/// Above this `k`, all outputs are computed and then sorted.
+/// For a greater `k`, all outputs are computed and sorted.
 const MOST_GREATEST: usize = 1024;
 
 /// A matrix with an optional bias `[out]`.
 pub type Part<'a> = (&'a Matrix, Option<&'a Array>);
 
-/// The norm before a product.
+/// The norm that is fused with the following multiplication.
 #[derive(Debug, Clone, Copy)]
 pub enum NormSpec<'a> {
     /// No norm.
     None,
     /// An RMS norm: its weight, and epsilon.
     Rms(&'a Array, f32),
-    /// Another norm, or one that an adapter changes.
+    /// Another norm, or a norm that an adapter changes.
     Other,
 }
 
 impl<'a> NormSpec<'a> {
-    /// The kernels' form of the norm; `None` if they do not support it.
+    /// The norm in the kernels' form; `None` if the kernels do not support the norm.
     pub(super) fn kernel(self) -> Option<cpu::RowNorm<'a>> {
         match self {
             Self::None => Some(None),
@@ -51,21 +51,21 @@ impl<'a> NormSpec<'a> {
     }
 }
 
-/// The operation on the outputs of products.
+/// The operation on the outputs of one or several matrices.
 #[derive(Debug, Clone, Copy)]
 pub enum Epilogue<'a> {
-    /// Concatenates the outputs along the last axis.
+    /// Concatenates the outputs of all matrices along the last axis.
     None,
-    /// Adds the outputs to this array of the output's shape.
+    /// Adds this array, which has the output's shape.
     Add(&'a Array),
-    /// Applies an activation to the first of two outputs and multiplies it with the second.
+    /// Applies an activation function to the first of two outputs, and multiplies by the second.
     Gate(Activation),
-    /// Applies an activation to the output of one matrix.
+    /// Applies an activation function to the output of one matrix.
     Activate(Activation),
 }
 
 impl Matrix {
-    /// From a weight `[out, in]`, for a CPU if `on_cpu`.
+    /// Prepares a weight `[out, in]`, for a CPU if `on_cpu`.
     pub fn new(weight: Weight, on_cpu: bool) -> Result<Self> {
         Ok(Self(match weight.in_layout(on_cpu)? {
             Weight::Interleaved(m) => Kind::Kernel(cpu::Matrix::Quantized(m)),
@@ -90,7 +90,7 @@ impl Matrix {
         }))
     }
 
-    /// A matrix that is not loaded; products with it fail.
+    /// A matrix that is not loaded. Multiplying by it is an error.
     #[must_use]
     pub fn absent() -> Self {
         Self(Kind::Absent)
@@ -102,7 +102,7 @@ impl Matrix {
         !matches!(self.0, Kind::Absent)
     }
 
-    /// `x W^T`, `[.., in] -> [.., out]`. `differentiated` says that the result needs gradients.
+    /// `x W^T`, `[.., in] -> [.., out]`. `differentiated`: the result needs gradients.
     pub fn product(&self, x: &Array, differentiated: bool) -> Result<Array> {
         match &self.0 {
             Kind::Dense { transposed } => x.matmul(transposed),
@@ -113,7 +113,7 @@ impl Matrix {
         }
     }
 
-    /// `x W^T + b`, as [`Self::product`].
+    /// `x W^T + b`, otherwise as [`Self::product`].
     ///
     /// # Errors
     /// As [`Self::product`].
@@ -127,7 +127,7 @@ impl Matrix {
     /// The weights `[out, in]` in float32.
     ///
     /// # Errors
-    /// When it is not loaded, or memory runs out.
+    /// If the matrix is not loaded, or memory runs out.
     pub fn dense(&self) -> Result<Array> {
         match &self.0 {
             Kind::Dense { transposed } => transposed.swap_axes(0, 1)?.astype(Dtype::Float32),
@@ -161,15 +161,15 @@ fn not_loaded() -> Error {
     Error::new(ErrorKind::Unsupported, "linear", message)
 }
 
-/// The kernels' form of a part; `None` if they do not support it, or without a part.
+/// The part in the kernels' form. `None` if `part` is `None` or the kernels do not support it.
 pub(super) fn biased(part: Option<Part<'_>>) -> Option<cpu::Biased<'_>> {
     let (matrix, bias) = part?;
     Some((matrix.kernel()?, bias))
 }
 
-/// Several products of one input through a norm, fused by the kernels. `None` if the kernels do not
-/// support them, if a part is `None`, or if the result needs gradients. Outputs are concatenated
-/// along the last axis, unless `then` combines two.
+/// Multiplies one input, after a norm, by several matrices, as one operation of the kernels. `None`
+/// if the kernels do not support the matrices, if a part is `None`, or if the result needs
+/// gradients. Outputs are concatenated along the last axis, unless `then` combines two of them.
 pub fn project<'a>(
     parts: impl Iterator<Item = Option<Part<'a>>>,
     norm: NormSpec<'_>,
@@ -201,20 +201,21 @@ pub fn project<'a>(
     projection.of(x).map(Some)
 }
 
-/// The `k` greatest outputs of each row of `x`, `[.., in]`, through a norm, in descending order:
-/// values and columns, float32 and uint32 `[rows, k]`. The other outputs are not held in memory.
-/// `None` if the kernels do not support it, or are faster with all outputs in memory.
+/// The `k` greatest outputs for each row of `x` `[.., in]`, after a norm, in descending order.
+/// Returns values and columns, float32 and uint32 `[rows, k]`. Other outputs are not stored in
+/// memory. `None` if the kernels do not support this, or if storing all outputs is faster.
 ///
 /// # Errors
-/// When `x` does not end in the input dimension, or there are fewer than `k` outputs.
+/// If `x` does not end in the input dimension, or there are fewer than `k` outputs.
 pub fn greatest(
     part: Option<Part<'_>>,
     norm: NormSpec<'_>,
     x: &Array,
     k: usize,
 ) -> Result<Option<(Array, Array)>> {
-    // An insertion into a row's list costs up to k moves. With AMX, float32 products are far slower
-    // than tile products, which store their outputs.
+    // An insertion into a row's list costs up to k moves, so large k are slow. This function
+    // multiplies in float32. With AMX, tile multiplications are much faster, although they store
+    // all outputs.
     if k == 0 || k > MOST_GREATEST || cpu::instruction_set() == "amx" {
         return Ok(None);
     }

@@ -1,26 +1,26 @@
 //! The single place that chooses between our CPU kernels and MLX's operations.
 //!
-//! Layers, caches, samplers and the loader describe their computation. Each file here takes one
-//! kind of description and decides whether the kernels support it. It has both implementations. If
-//! MLX's implementation consists of several layers, it returns `None`, and the caller computes
-//! them. There is one file per operation, so that a choice and its alternatives are together.
+//! Layers, caches, samplers and the loader describe their computation. Each file in this folder
+//! accepts one kind of description, and decides whether our kernels support it. The file also has
+//! MLX's implementation. If MLX needs several operations of other layers, the file returns `None`,
+//! and the caller computes these operations. There is one file per operation, so that each choice
+//! is next to its alternatives.
 //!
 //! | File | What it decides |
 //! |---|---|
-//! | `weight.rs` | the layout of a matrix in memory, and what the loader keeps packed |
-//! | `matrix.rs` | one product, and several with a norm before and an epilogue behind |
+//! | `weight.rs` | layout of a matrix in memory, and whether the loader keeps it quantized |
+//! | `matrix.rs` | matrix multiplications, alone or fused with a norm and an epilogue |
 //! | `norm.rs` | layer norms |
-//! | `activation.rs` | which activations are gates of the kernels |
-//! | `experts.rs` | products by index, and the block of a mixture |
-//! | `feature_rows.rs` | features of feed-forward parts by number, from mapped files |
-//! | `parallel.rs` | quantized products of MLX on one stream or two |
+//! | `activation.rs` | which activation functions the kernels have |
+//! | `experts.rs` | multiplications by expert matrices, and the block of a mixture |
+//! | `feature_rows.rs` | selected features of feed-forward parts, from mapped files |
+//! | `parallel.rs` | quantized multiplications of MLX on one stream or on two |
 //! | `attention.rs` | which attention layers the kernels have |
-//! | `block.rs` | which whole decoder blocks they have |
-//! | `recurrence.rs` | which recurrences they have |
-//! | `sampling.rs` | who draws tokens and finds log-probabilities |
+//! | `block.rs` | which whole decoder blocks the kernels have |
+//! | `recurrence.rs` | which recurrences the kernels have |
+//! | `sampling.rs` | kernels or MLX for samples and log-probabilities |
 //!
-//! No other module of the engine names `mlx_rs_core::cpu`; `tests/layering.rs` fails on one that
-//! does.
+//! No other module of the engine may name `mlx_rs_core::cpu`; `tests/engine/layers.rs` checks this.
 
 pub mod activation;
 mod attention;

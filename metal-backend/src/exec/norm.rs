@@ -1,14 +1,14 @@
-//! Layer norms: by our kernels, or by MLX. RMS norms are fused with the products that read them
-//! (`matrix.rs`).
+//! Layer norms, computed by our kernels or by MLX. RMS norms are fused with the following matrix
+//! multiplication (`matrix.rs`).
 
 use mlx_rs_core::{Array, Dtype, Result, cpu, fast};
 
-/// Normalizes `x` `[.., k]` to zero mean and unit variance over the last axis, times `weight`
-/// `[k]`, plus `bias` `[k]`. `on_cpu` says that the current stream is on a CPU; `differentiated`,
-/// that the result needs gradients.
+/// Normalizes `x` `[.., k]` to zero mean and unit variance over the last axis, multiplies by
+/// `weight` `[k]` and adds `bias` `[k]`. `on_cpu`: the current stream is on a CPU.
+/// `differentiated`: the result needs gradients.
 ///
 /// # Errors
-/// When weight or bias do not match the last axis.
+/// If weight or bias do not match the last axis.
 pub fn layer_norm(
     x: &Array,
     (weight, bias, eps): (&Array, Option<&Array>, f32),

@@ -1,18 +1,19 @@
-//! Products with quantized matrices by MLX, for formats that our kernels lack. On a CPU stream, MLX
-//! runs one operation at a time, on one core. Two halves of a matrix on two streams use two cores.
-//! On a GPU this has no benefit.
+//! Multiplication by quantized matrices with MLX, for formats that our kernels lack. On a CPU
+//! stream, MLX runs one operation at a time, on one core. So a matrix is split in two halves on two
+//! streams, which use two cores. A GPU has no benefit from this split.
 
 use std::sync::OnceLock;
 
 use mlx_rs_core::{Array, Device, Dtype, Quantized, Result, Stream, concatenate, eval};
 
-/// Below this many weights, switching between streams costs more than it saves.
+/// Minimum number of weights to split. Below it, switching streams costs more time than the split
+/// saves.
 const WORTH_CUTTING: i64 = 64 * 1024;
 
-/// A quantized matrix, in one piece or divided for two streams.
+/// A quantized matrix, whole or split for two streams.
 #[derive(Debug, Clone)]
 enum How {
-    /// In one piece.
+    /// The whole matrix.
     Whole(Quantized),
     /// The upper and the lower half of the rows. Both share the memory of the matrix.
     Halves(Quantized, Quantized),
@@ -22,7 +23,7 @@ enum How {
 #[derive(Debug, Clone)]
 pub struct ParallelMatrix(How);
 
-/// The process's stream for second halves, beside MLX's default stream.
+/// The process-wide stream for second halves. First halves use MLX's default stream.
 fn helper() -> Result<&'static Stream> {
     static HELPER: OnceLock<Stream> = OnceLock::new();
     if let Some(stream) = HELPER.get() {
@@ -32,7 +33,7 @@ fn helper() -> Result<&'static Stream> {
     Ok(HELPER.get_or_init(|| stream))
 }
 
-/// Whether a second core exists.
+/// Whether the machine has a second core.
 fn two_cores() -> bool {
     std::thread::available_parallelism().is_ok_and(|n| n.get() > 1)
 }
@@ -41,13 +42,13 @@ impl ParallelMatrix {
     /// Prepares the matrix, for a CPU if `on_cpu`.
     ///
     /// # Errors
-    /// When the parts of the matrix do not fit each other.
+    /// If the parts of the matrix do not match.
     pub fn new(matrix: Quantized, on_cpu: bool) -> Result<Self> {
         matrix.validate("linear")?;
         Self::with_mlx(matrix, on_cpu && two_cores())
     }
 
-    /// The matrix for MLX, in halves if `cut` is set and it is large enough.
+    /// The matrix for MLX, split in halves if `cut` is set and the matrix is large enough.
     fn with_mlx(matrix: Quantized, cut: bool) -> Result<Self> {
         let shape = matrix.weight.shape();
         let rows = shape.first().copied().unwrap_or(0);
@@ -66,7 +67,8 @@ impl ParallelMatrix {
                 biases: matrix.biases.as_ref().map(rows).transpose()?,
                 ..matrix
             };
-            // Views of existing memory, evaluated once instead of per step.
+            // The halves are views of existing memory. They are evaluated once, instead of in every
+            // step.
             eval([&part.weight, &part.scales].into_iter().chain(&part.biases))?;
             Ok(part)
         };
@@ -87,7 +89,7 @@ impl ParallelMatrix {
         }
     }
 
-    /// `x` times the transposed matrix: `[.., k] -> [.., n]`.
+    /// Multiplies `x` by the transposed matrix: `[.., k] -> [.., n]`.
     pub fn product(&self, x: &Array) -> Result<Array> {
         match &self.0 {
             How::Whole(matrix) => matrix.matmul_transposed(x),

@@ -1,15 +1,16 @@
-//! The recurrences that our kernels support. MLX's implementations are in `nn/mlstm_cell.rs`,
+//! Decides which recurrences our kernels compute. MLX's implementations are in `nn/mlstm_cell.rs`,
 //! `nn/ssd.rs` and `nn/delta_rule.rs`.
 
 use std::ffi::OsStr;
 
 use mlx_rs_core::{Array, DeviceKind, Error, ErrorKind, Result, Stream, cpu};
 
-/// The kernels' type of a matrix memory. Other modules use these through this one.
+/// The kernels' types of a matrix memory. Other modules import these types from here.
 pub use mlx_rs_core::cpu::{Memory, MemoryInputs, MemoryRule};
 
-/// Outputs `[R, L, heads * value_dim]` and the state after them, by the kernel. `None` on devices
-/// other than the CPU, and if the result needs gradients; MLX computes those.
+/// Computes outputs `[R, L, heads * value_dim]` and the state after them, with the kernel. `None`
+/// if the current stream is not on the CPU, or the result needs gradients; the caller then uses
+/// MLX.
 pub fn scan(
     memory: &Memory,
     positions: &MemoryInputs<'_>,
@@ -27,12 +28,12 @@ fn available() -> Result<bool> {
     Ok(cpu::enabled() && Stream::current()?.device().kind() == DeviceKind::Cpu)
 }
 
-/// Whether the kernels of a GPU compute the mLSTM recurrence: where the current stream is on a GPU,
-/// and `MLX_GPU_RECURRENCE` is `on`. They have not been run on a GPU yet, so MLX's operations are
+/// Whether GPU kernels compute the mLSTM recurrence. They do if the current stream is on a GPU and
+/// `MLX_GPU_RECURRENCE` is `on`. These kernels have not run on a GPU yet, so MLX's operations are
 /// the default.
 ///
 /// # Errors
-/// When the variable is neither `on` nor `off`.
+/// If the variable is neither `on` nor `off`.
 pub fn uses_gpu_kernels(differentiated: bool) -> Result<bool> {
     if differentiated || Stream::current()?.device().kind() == DeviceKind::Cpu {
         return Ok(false);
@@ -63,7 +64,7 @@ mod tests {
         assert!(!asked(None).unwrap() && !of("").unwrap() && !of("off").unwrap());
         assert!(of("on").unwrap());
         assert!(of("yes").unwrap_err().to_string().contains("`on` or `off`"));
-        // On a CPU, the variable has no effect.
+        // On a CPU, the variable must have no effect.
         let cpu = Stream::default_of(mlx_rs_core::Device::cpu()).unwrap();
         assert!(!cpu.scope(|| uses_gpu_kernels(false)).unwrap());
     }

@@ -1,35 +1,35 @@
-//! Chooses who samples tokens and computes log-probabilities. MLX's implementations are in
-//! `sample/chain.rs` and `sample/logprobs.rs`.
+//! Decides whether our kernels or MLX sample tokens and compute log-probabilities. MLX's
+//! implementations are in `sample/chain.rs` and `sample/logprobs.rs`.
 
 use mlx_rs_core::{Array, Dtype, Result, cpu, zeros};
 
-/// The kernel's description of a row.
+/// The kernels' description of how to sample from a row.
 pub use mlx_rs_core::cpu::{
     CountPenalties, DrawParams, LogProbabilities, Pick, RepetitionPenalty, SampleParams, SampleRow,
 };
 
-/// Above this many alternatives, the logits are sorted.
+/// For more alternatives than this number, the logits are sorted.
 const MOST_ALTERNATIVES: usize = 1024;
 
-/// Whether the kernel samples from logits of this vocabulary. `on_cpu` says that sampling runs on
-/// the CPU.
+/// Whether the kernel samples from logits of this vocabulary size. `on_cpu`: sampling runs on the
+/// CPU.
 pub fn by_kernel(on_cpu: bool, vocabulary: usize) -> bool {
     on_cpu && cpu::enabled() && vocabulary <= cpu::MAX_ROW_LEN
 }
 
-/// One token per row of float32 logits `[B, V]`, `uint32 [B]`, by the kernel.
+/// Samples one token per row of float32 logits `[B, V]` with the kernel: `uint32 [B]`.
 ///
 /// # Errors
-/// When the number of rows differs from `rows`, or the current stream is not on the CPU.
+/// If the number of rows differs from `rows`, or the current stream is not on the CPU.
 pub fn sample(logits: &Array, rows: Vec<SampleRow>) -> Result<Array> {
     cpu::sample(logits, rows)
 }
 
 /// The `k` greatest values of each row of float32 `[rows, n]`, in descending order, and their
-/// indices: float32 and uint32 `[rows, k]`. `on_cpu` as in [`by_kernel`].
+/// indices: float32 and uint32 `[rows, k]`. `on_cpu` means the same as in [`by_kernel`].
 ///
 /// # Errors
-/// When a row has fewer than `k` values.
+/// If a row has fewer than `k` values.
 pub fn greatest_of_rows(values: &Array, k: usize, on_cpu: bool) -> Result<(Array, Array)> {
     let n = values.dim(-1)?;
     let count = i32::try_from(k).unwrap_or(i32::MAX);
@@ -38,7 +38,7 @@ pub fn greatest_of_rows(values: &Array, k: usize, on_cpu: bool) -> Result<(Array
         let none = zeros(&[values.dim(0)?], Dtype::Uint32)?;
         cpu::log_probabilities(values, &none, k)?.indices
     } else {
-        // Values after the pivot are not less than it.
+        // `argpartition` puts the greatest values last, in any order.
         (values.argpartition(n - count, -1)?).slice_axis(-1, n - count, n)?
     };
     let greatest = values.take_along_axis(&ids, -1)?;
@@ -50,7 +50,8 @@ pub fn greatest_of_rows(values: &Array, k: usize, on_cpu: bool) -> Result<(Array
 }
 
 /// Log-probabilities of `tokens` `[B]` under float32 logits `[B, V]`, and the `n` most probable
-/// tokens, by the kernel. `None` if MLX must compute them. `on_cpu` as in [`by_kernel`].
+/// tokens, computed by the kernel. `None` if MLX must compute them. `on_cpu` means the same as in
+/// [`by_kernel`].
 pub fn log_probabilities(
     logits: &Array,
     tokens: &Array,

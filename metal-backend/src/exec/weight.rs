@@ -1,5 +1,5 @@
-//! A weight in memory: dense, quantized, or in the layout of our kernels. The loader asks here for
-//! the layout of a tensor.
+//! A weight in memory: dense, quantized, or in the layout of our kernels. This module decides the
+//! layout for the loader.
 
 use inference_formats::footprint::WeightStorage;
 use inference_formats::quantization::{GROUP, Layout, NibbleCodes};
@@ -11,11 +11,11 @@ use mlx_rs_core::{Array, Dtype, Error, ErrorKind, QuantMode, Quantized, Result};
 pub enum Weight {
     /// Unquantized.
     Dense(Array),
-    /// Packed integers with scales per group.
+    /// Packed integers with scales per quantization group.
     Quantized(Quantized),
     /// Quantized, in the layout of our kernels.
     Interleaved(cpu::QuantizedMatrix),
-    /// A stack `[experts, out, in]` in that layout, expert by expert.
+    /// A stack `[experts, out, in]` in the kernels' layout, one expert after another.
     Experts {
         /// `[experts * out, in]`, where `out` is a multiple of 8.
         rows: cpu::QuantizedMatrix,
@@ -34,14 +34,15 @@ impl Weight {
         }
     }
 
-    /// Converts to the layout for the device: our kernels' layout on a CPU, if they are enabled and
-    /// support the format. The original can then be dropped.
+    /// Converts the weight to the best layout for the device. On a CPU this is our kernels' layout,
+    /// if the kernels are enabled and support the format. The original can then be dropped.
     ///
-    /// Only affine weights change: their scales have the model's compute type. Scales of other
-    /// modes are bytes and do not show that type, so the loader decides about them.
+    /// Only affine weights change, because their scales have the model's compute type. Scales of
+    /// other modes are bytes and do not show that type, so the loader decides the layout of these
+    /// weights.
     ///
     /// # Errors
-    /// When its parts do not fit each other, or memory runs out.
+    /// If the parts of the weight do not match, or memory runs out.
     pub fn in_layout(self, on_cpu: bool) -> Result<Self> {
         Ok(match self {
             Weight::Quantized(q) if on_cpu && q.mode == QuantMode::Affine => {
@@ -54,7 +55,7 @@ impl Weight {
         })
     }
 
-    /// Sets the type of prefill inputs for weights in the kernels' layout.
+    /// Sets the type to which prefill inputs are converted, for weights in the kernels' layout.
     #[must_use]
     pub fn with_prefill_inputs(self, prefill_inputs: PrefillInputs) -> Self {
         match self {
@@ -68,7 +69,7 @@ impl Weight {
     }
 
     /// The integers, scales and biases in the layout of MLX's operations. `None` for dense weights,
-    /// and for formats that only the kernels have.
+    /// and for formats that only our kernels have.
     pub fn quantized(&self) -> Result<Option<Quantized>> {
         match self {
             Weight::Dense(_) => Ok(None),
@@ -119,7 +120,7 @@ impl Weight {
         }
     }
 
-    /// Dequantized, as `dtype`.
+    /// The dequantized weight, as `dtype`.
     pub fn dense(&self, dtype: Dtype) -> Result<Array> {
         match self {
             Weight::Dense(w) => w.astype(dtype),
@@ -134,11 +135,11 @@ impl Weight {
         }
     }
 
-    /// A range of rows. The rows share its memory, unless it is interleaved and the range is not
-    /// aligned to [`INTERLEAVED_ROWS`].
+    /// The rows `from..to`. They share the weight's memory, except interleaved rows whose range is
+    /// not aligned to [`INTERLEAVED_ROWS`].
     ///
     /// # Errors
-    /// When the range exceeds the rows.
+    /// If the range exceeds the rows.
     pub fn rows(&self, from: i32, to: i32) -> Result<Self> {
         let cut = |a: &Array| a.slice_axis(-2, from, to);
         Ok(match self {
@@ -164,7 +165,7 @@ impl Weight {
     /// Copies the rows `ids`, in this order.
     ///
     /// # Errors
-    /// When a row does not exist.
+    /// If a row does not exist.
     pub fn picked(&self, ids: &[u32]) -> Result<Self> {
         let pick = |a: &Array| {
             let rows = a.take_ids(ids, -2)?.contiguous()?;
@@ -184,8 +185,8 @@ impl Weight {
         })
     }
 
-    /// From packed integers and their [`factors`] (scales, biases) in the kernels' layout; `format`
-    /// is the number of rows, bits and group size.
+    /// Creates a weight from packed integers and their [`factors`] (scales, biases) in the kernels'
+    /// layout. `format` is the number of rows, the bits and the group size.
     pub fn from_interleaved(
         words: Array,
         factors: [Array; 2],
@@ -194,15 +195,16 @@ impl Weight {
         cpu::QuantizedMatrix::from_interleaved(words, factors, format).map(Self::Interleaved)
     }
 
-    /// From the interleaved parts of a layout for `rows` rows. This is where the layouts of files
-    /// meet those of the kernels. `None` if these do not support it.
+    /// Creates a weight of `rows` rows from the interleaved parts of a file's layout. This function
+    /// maps the layouts of files to those of the kernels. `None` if the kernels do not support the
+    /// layout.
     ///
     /// # Errors
-    /// When the parts do not fit each other.
+    /// If the parts do not match.
     pub fn from_layout(parts: Vec<Array>, rows: i32, layout: Layout) -> Result<Option<Self>> {
         use cpu::QuantizedMatrix as Matrix;
         let of_table = |parts: Vec<Array>, codes: NibbleCodes, group: usize| {
-            // The group is 16 or 32.
+            // The group size is 16 or 32.
             let table = table_of(codes).map(|table| (table, group as i32));
             table.map_or(Ok(None), |table| {
                 Matrix::from_table_codes(parts, rows, table)
@@ -225,15 +227,15 @@ impl Weight {
         Ok(matrix.map(Self::Interleaved))
     }
 
-    /// From packed codes and byte scales in MXFP4, MXFP8 or NVFP4 for `rows` rows, in the kernels'
-    /// layout; `None` if they do not support the mode.
+    /// Creates a weight of `rows` rows in the kernels' layout from codes and byte scales in MXFP4,
+    /// MXFP8 or NVFP4. `None` if the kernels do not support the mode.
     pub fn from_float_codes(parts: [Array; 2], rows: i32, mode: QuantMode) -> Result<Option<Self>> {
         let matrix = cpu::QuantizedMatrix::from_float_codes(parts, rows, mode)?;
         Ok(matrix.map(Self::Interleaved))
     }
 
-    /// Interleaved rows as a stack of `experts` experts, whose rows are multiples of
-    /// [`INTERLEAVED_ROWS`]. Other weights are unchanged.
+    /// Converts interleaved rows to a stack of `experts` experts. Each expert's number of rows must
+    /// be a multiple of [`INTERLEAVED_ROWS`]. Other weights do not change.
     #[must_use]
     pub fn into_experts(self, experts: i32) -> Self {
         match self {
@@ -242,8 +244,9 @@ impl Weight {
         }
     }
 
-    /// Concatenates kernel matrices of one format to a stack. `None` if they are not all in the
-    /// kernels' layout, differ in format, or their rows are not a multiple of [`INTERLEAVED_ROWS`].
+    /// Concatenates kernel matrices to a stack. `None` if a matrix is not in the kernels' layout,
+    /// or if formats differ. Also `None` if a number of rows is not a multiple of
+    /// [`INTERLEAVED_ROWS`].
     pub fn joined(parts: &[Self]) -> Result<Option<Self>> {
         let packed: Option<Vec<_>> = parts
             .iter()
@@ -260,10 +263,10 @@ impl Weight {
     }
 
     /// The rows with these ids, dequantized as `dtype`: `[..] -> [.., in]`. An id beyond the matrix
-    /// takes the last row.
+    /// reads the last row.
     ///
     /// # Errors
-    /// When the ids are not integers.
+    /// If the ids are not integers.
     pub fn take_rows(&self, ids: &Array, dtype: Dtype) -> Result<Array> {
         match self {
             Weight::Dense(w) => w.take_clamped(ids, 0)?.astype(dtype),
@@ -274,7 +277,7 @@ impl Weight {
         }
     }
 
-    /// The arrays, for evaluation at load.
+    /// The arrays that the loader evaluates.
     pub fn arrays(&self) -> Vec<&Array> {
         match self {
             Weight::Dense(w) => vec![w],
@@ -287,10 +290,10 @@ impl Weight {
     }
 }
 
-/// Rows that the kernels' layout interleaves.
+/// The number of rows that the kernels' layout interleaves.
 pub const INTERLEAVED_ROWS: usize = cpu::QuantizedMatrix::INTERLEAVED_ROWS;
 
-/// Whether a matrix stored as `stored` stays in that type in memory, for a CPU that computes in
+/// Whether a matrix stored as `stored` keeps this type in memory, for a CPU that computes in
 /// `compute`.
 pub fn keeps_half(stored: Dtype, compute: Dtype) -> bool {
     compute == Dtype::Float32 && cpu::DenseMatrix::supports(stored)
@@ -322,13 +325,13 @@ fn fixed<const N: usize>(parts: Vec<Array>) -> Result<[Array; N]> {
     })
 }
 
-/// Whether a GGUF type that MLX lacks keeps its bits, or nearly, on a CPU that computes in
-/// `compute`.
+/// Whether GGUF types that MLX lacks keep (almost) their stored bits in memory, for a CPU that
+/// computes in `compute`.
 pub fn keeps_gguf_bits(compute: Dtype) -> bool {
     compute == Dtype::Float32 && cpu::enabled()
 }
 
-/// The storage of weights in memory, for estimates; summarizes the three functions above. `on_cpu`
+/// How weights are stored in memory, for estimates. Summarizes the three functions above. `on_cpu`
 /// means a CPU that computes in `compute`.
 pub fn storage(on_cpu: bool, compute: Dtype) -> WeightStorage {
     fn packed(mode: &str, bits: i32, group_size: i32) -> bool {
@@ -344,7 +347,7 @@ pub fn storage(on_cpu: bool, compute: Dtype) -> WeightStorage {
     }
 }
 
-/// Interleaves rows for the kernels: [`INTERLEAVED_ROWS`] at a time, element by element.
+/// Interleaves groups of [`INTERLEAVED_ROWS`] rows for the kernels, element by element.
 pub fn interleaved(rows: &Array) -> Result<Array> {
     cpu::QuantizedMatrix::interleaved(rows)
 }
@@ -354,13 +357,13 @@ pub fn factors(rows: Array) -> Result<Array> {
     cpu::QuantizedMatrix::factors(rows)
 }
 
-/// Rows `[experts * out, width]` as `[experts, out, width]`.
+/// Reshapes rows `[experts * out, width]` to `[experts, out, width]`.
 fn stacked(rows: &Array, experts: i32) -> Result<Array> {
     let width = rows.dim(-1)?;
     rows.reshape(&[experts, -1, width])
 }
 
-/// Rows `from..to`, dequantized.
+/// The rows `from..to`, dequantized.
 fn all_rows(matrix: &cpu::QuantizedMatrix, from: i32, to: i32) -> Result<Array> {
     let ids: Vec<i32> = (from..to).collect();
     let count = to.saturating_sub(from).max(0);

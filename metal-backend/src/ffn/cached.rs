@@ -1,4 +1,4 @@
-//! Recorded outputs of feed-forward parts, returned for equal inputs.
+//! A feed-forward backend that records outputs and returns them for equal inputs.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -11,16 +11,16 @@ use crate::nn::adapter;
 use crate::nn::feed_forward::{FfnBackend, FfnPart};
 
 thread_local! {
-    /// Whether this thread records the layers that it computes.
+    /// Whether this thread records the outputs of the layers that it computes.
     static RECORDING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns recorded outputs for inputs with equal bits, and computes the others densely.
+/// Returns recorded outputs for inputs with equal bits, and computes other inputs densely.
 ///
 /// A pass over a [calibrated](Self::calibrate) prompt computes no feed-forward part, and its logits
-/// equal the recorded pass bit for bit. In each layer, inputs are copied to the host for
-/// comparison, and a GPU waits for that. Layers with an adapter are computed. Use one backend per
-/// model, because other models have other outputs for equal inputs.
+/// equal those of the recorded pass bit for bit. Each layer copies its inputs to the host to
+/// compare them; on a GPU, this copy waits for the device. Layers with an adapter are always
+/// computed. Use one backend per model, because models have different outputs for equal inputs.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -40,12 +40,12 @@ pub struct CachedFfn {
     state: Mutex<State>,
 }
 
-/// Maps the bits of inputs `[hidden]` to their outputs.
+/// Maps the bits of an input `[hidden]` to its output.
 type Outputs = HashMap<Box<[u32]>, Box<[f32]>>;
 
 #[derive(Debug, Default)]
 struct State {
-    /// Outputs by layer.
+    /// Recorded outputs, by layer index.
     outputs: HashMap<usize, Outputs>,
     hits: u64,
     misses: u64,
@@ -58,14 +58,15 @@ impl CachedFfn {
         Self::default()
     }
 
-    /// Runs a prompt through `model`, which must be loaded with this backend, and records its
-    /// layers' outputs. Returns the total number of recorded rows (positions times layers).
+    /// Runs a prompt through `model`, and records the outputs of its layers. The model must be
+    /// loaded with this backend. Returns the total number of recorded rows (positions times
+    /// layers).
     ///
-    /// Each position takes `8 * hidden` bytes per layer.
+    /// Each position needs `8 * hidden` bytes per layer.
     ///
     /// # Errors
-    /// As [`inference::TokenModel::logits`]; [`ErrorKind::InvalidOption`] for a model in
-    /// which no layer has this backend.
+    /// As [`inference::TokenModel::logits`]; [`ErrorKind::InvalidOption`] for a model in which no
+    /// layer has this backend.
     pub fn calibrate(&self, model: &dyn TextModel, prompt: &Prompt) -> inference::Result<usize> {
         let other = || {
             let message = "no layer of this model has this CachedFfn as its backend";
@@ -80,9 +81,9 @@ impl CachedFfn {
         }
     }
 
-    /// Runs `f`, and records the layers that this thread computes in it.
+    /// Runs `f`, and records the outputs of the layers that this thread computes in `f`.
     pub fn record<R>(&self, f: impl FnOnce() -> R) -> R {
-        /// Restores the flag, even after a panic.
+        /// Restores the flag when dropped, even after a panic.
         struct Before(bool);
         impl Drop for Before {
             fn drop(&mut self) {
@@ -109,13 +110,13 @@ impl CachedFfn {
         self.len() == 0
     }
 
-    /// The number of rows returned from the record.
+    /// The number of rows whose output was found in the record.
     #[must_use]
     pub fn hits(&self) -> u64 {
         self.state().hits
     }
 
-    /// The number of rows computed.
+    /// The number of rows whose output was not found and was computed.
     #[must_use]
     pub fn misses(&self) -> u64 {
         self.state().misses
@@ -131,7 +132,7 @@ impl CachedFfn {
         *self.state() = State::default();
     }
 
-    /// The recorded output of each input `[hidden]` of a layer, if any.
+    /// The recorded output of each input `[hidden]` of a layer; `None` for unknown inputs.
     fn known(&self, layer: usize, inputs: &[Box<[u32]>]) -> Vec<Option<Box<[f32]>>> {
         let mut state = self.state();
         let outputs = state.outputs.get(&layer);
@@ -152,7 +153,8 @@ impl FfnBackend for CachedFfn {
     fn forward(&self, part: &FfnPart<'_>, x: &Array) -> Result<Array> {
         let hidden = x.dim(-1)?;
         let width = usize::try_from(hidden).unwrap_or(0);
-        // A differentiated pass has no values to compare, and an adapter may change.
+        // A differentiated pass has no values to compare. Recorded outputs ignore adapters, which
+        // may change.
         if adapter::differentiated() || part.is_adapted() || x.size() == 0 || width == 0 {
             return part.forward(x);
         }
@@ -180,7 +182,7 @@ impl FfnBackend for CachedFfn {
         if missing.len() == cached.len() {
             return part.forward(x);
         }
-        // The missing rows are computed together: [.., hidden] -> [1, missing, hidden]
+        // The unknown rows are computed together: [.., hidden] -> [1, missing, hidden]
         let computed = match missing.is_empty() {
             true => Vec::new(),
             false => {
@@ -205,7 +207,7 @@ impl FfnBackend for CachedFfn {
     }
 
     fn forward_with_activation(&self, part: &FfnPart<'_>, x: &Array) -> Result<(Array, Array)> {
-        // The record holds outputs only.
+        // The record has no activations, so they are computed.
         Ok((self.forward(part, x)?, part.activations(x)?))
     }
 }

@@ -1,16 +1,16 @@
-//! Feed-forward backends written by the user, one for each layer.
+//! Feed-forward backends that a program can select or write, one for each layer.
 //!
 //! A [`FfnBackend`] replaces the feed-forward part of the layers to which an [`FfnRouter`] assigns
-//! it. It takes arrays of [`mlx_rs_core`], so it runs on the model's device within the graph. Plain
-//! slices would need a copy from and to a GPU in every layer. The crate `inference` has no type for
-//! arrays, so the trait is here.
+//! it. Its inputs and outputs are arrays of [`mlx_rs_core`], so it runs on the model's device
+//! within the graph. Slices would need a copy from and to a GPU in every layer. The crate
+//! `inference` has no type for arrays, so the trait is in this crate.
 //!
 //! | backend | computes |
 //! |---|---|
 //! | [`DenseFfn`] | the trained feed-forward part |
 //! | [`SparseFfn`] | only the features with the greatest gates |
-//! | [`WalkFfn`] | the same, from the mapped files of a vindex |
-//! | [`CachedFfn`] | recorded outputs for equal inputs, otherwise the trained part |
+//! | [`WalkFfn`] | only the features with the greatest gates, read from the mapped files of a vindex |
+//! | [`CachedFfn`] | recorded outputs for equal inputs, and the trained part for other inputs |
 //! | [`HighwayFfn`] | nothing: the layer adds only its attention or recurrent part |
 //!
 //! ```no_run
@@ -53,14 +53,15 @@ pub use crate::nn::sparse::SparseFfn;
 pub use cached::CachedFfn;
 pub use walk::WalkFfn;
 
-/// Loads a model whose feed-forward parts are computed by `router`, and otherwise by `options`. It
-/// implements the contract as any other model; [`TextModel::as_routed`] also runs it densely. Its
-/// prompt cache files are valid only for this model in this process.
+/// Loads a model. `router` computes the feed-forward parts of its layers; `options` apply to the
+/// others. The model implements the public traits like any other model, and
+/// [`TextModel::as_routed`] also runs it densely. Its prompt cache files are valid only for this
+/// model in this process.
 ///
 /// # Errors
 /// As [`inference::load_model`]; [`inference::ErrorKind::Unsupported`] for a layer that a backend
-/// cannot compute; [`inference::ErrorKind::InvalidOption`] for an unknown layer, or one in both
-/// `router` and `options`.
+/// cannot compute; [`inference::ErrorKind::InvalidOption`] for an unknown layer, or for a layer in
+/// both `router` and `options`.
 pub fn load_model(
     path: impl AsRef<Path>,
     options: &LoadOptions,

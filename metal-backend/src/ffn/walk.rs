@@ -1,4 +1,4 @@
-//! A feed-forward backend that reads features from a vindex.
+//! A feed-forward backend that reads the rows of features from a vindex.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use crate::loader::Features;
 use crate::nn::feed_forward::{FfnBackend, FfnPart};
 use crate::nn::walk::{WalkRows, has_gate};
 
-/// Computes the `top_k` features with the greatest gate per position, from a directory written by
-/// `mlx vindex build`. The gate is the model's. Of the other matrices, only the rows of chosen
-/// features are read, from mapped files.
+/// Computes the `top_k` features with the greatest gate per position. The features come from a
+/// directory written by `mlx vindex build`; the gate is the model's own. Of the other matrices,
+/// only the rows of selected features are read, from mapped files.
 #[derive(Debug)]
 pub struct WalkFfn {
     features: Features,
@@ -20,14 +20,14 @@ pub struct WalkFfn {
 }
 
 impl WalkFfn {
-    /// Opens the features at `dir` for the model at `model`. `top_k` is at least 1; if it reaches
-    /// the number of features, the result is the dense part up to rounding.
+    /// Opens the features at `dir` for the model at `model`. `top_k` is at least 1. If `top_k`
+    /// reaches the number of features, the result equals the dense part up to rounding.
     ///
-    /// When a model is loaded, each layer's bytes are checked against their hashes.
+    /// Loading a model checks each layer's bytes against their hashes.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] for missing or damaged files; [`ErrorKind::InvalidOption`] if
-    /// they belong to another model, or for zero features.
+    /// the files belong to another model, or if `top_k` is zero.
     pub fn open(dir: impl AsRef<Path>, model: impl AsRef<Path>, top_k: usize) -> Result<Self> {
         if top_k == 0 {
             return Err(Error::new(
@@ -45,8 +45,8 @@ impl FfnBackend for WalkFfn {
         "walk"
     }
 
-    /// Normally the backend from [`FfnBackend::bind`] computes; here the layer's rows are prepared
-    /// per call.
+    /// Prepares the layer's rows in every call. Normally the backend from [`FfnBackend::bind`],
+    /// which prepares them once, computes instead.
     fn forward(&self, part: &FfnPart<'_>, x: &Array) -> mlx_rs_core::Result<Array> {
         self.rows(part)?.forward(part, x)
     }

@@ -1,9 +1,10 @@
-//! Concurrent requests: each step is one forward pass for all of them. Requests come and go at any
-//! time (continuous batching, Yu et al. 2022), and each gets the same reply as if it ran alone.
+//! Concurrent requests: each step is one forward pass for all of them. Requests start and end at
+//! any time (continuous batching, Yu et al. 2022). Each request gets the same reply as if it ran
+//! alone.
 //!
-//! The rows' tokens are packed, so there is no padding: a row of length `L` costs `L` positions.
-//! Each row has its own caches, so rows of any length and age run together. A common prefix of
-//! prompts is computed once (`prefix_sharing.rs`).
+//! The rows' tokens are packed without padding: a row of length `L` costs `L` positions. Each row
+//! has its own caches, so rows of any length and age run together. A prefix that several prompts
+//! share is computed once (`prefix_sharing.rs`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -33,9 +34,9 @@ pub struct Batch {
 struct Member {
     id: RequestId,
     request: Request,
-    /// `None` when the request has ended.
+    /// The computation; `None` when the request has ended.
     sequence: Option<SequenceState>,
-    /// The request's error, reported after the step.
+    /// The request's error, which is reported after the step.
     error: Option<Error>,
 }
 
@@ -50,7 +51,7 @@ impl Batch {
         }
     }
 
-    /// Adds a request for the prompt's ids.
+    /// Adds a request for the token ids of a prompt.
     ///
     /// # Errors
     /// As [`super::Generation::new`].
@@ -71,10 +72,11 @@ impl Batch {
         Ok(id)
     }
 
-    /// The state of each row for prefix sharing; ended rows hold nothing.
+    /// The state of each row for prefix sharing. Ended rows share nothing.
     fn row_states(&self) -> Vec<RowState> {
         let salt = |m: &Member| match &m.request.options().steering {
-            // The row's prompt decides which positions are edited.
+            // The row's own prompt determines which positions are edited, so no other row may share
+            // its caches.
             Some(steering) if steering.depends_on_prompt() => Some(format!("r{}", m.id.number())),
             _ => m.request.salt(),
         };
@@ -104,8 +106,8 @@ impl Batch {
         self.rows.iter().map(of).collect()
     }
 
-    /// Copies shared prefixes to waiting rows until none is left. Returns, for each row, the end of
-    /// the prompt part that it may compute; `None` for rows that compute none.
+    /// Copies shared prefixes to waiting rows until no copy is left. Returns, for each row, the end
+    /// of the prompt part that the row may compute; `None` for rows that compute nothing.
     fn share_prefixes(&mut self) -> Result<Vec<Option<usize>>> {
         if !self.engine.shares_prefixes() {
             let until = |m: &Member| {
@@ -155,9 +157,9 @@ impl Batch {
         }
     }
 
-    /// Runs parts of prompts, as many tokens as fit one step, shortest remainder first. Half of a
-    /// step is reserved for the row that has waited longest, so that new short prompts do not
-    /// starve it. Rows whose prompt is complete get their first token.
+    /// Computes parts of prompts, as many tokens as fit in one step, beginning with the shortest
+    /// remainder. Half of a step is reserved for the row that has waited longest, so that new short
+    /// prompts do not starve it. Rows whose prompt is complete sample their first token.
     fn prefill(&mut self) -> Result<()> {
         let waits = |m: &Member| {
             m.sequence
@@ -173,13 +175,14 @@ impl Batch {
             }
         }
         let until = self.share_prefixes()?;
-        // Edited rows do not use the fused blocks, whose last bits differ; unedited rows therefore
-        // run in separate passes.
+        // Rows with edits cannot use fused blocks, and unfused results differ in the last bits. So
+        // rows with and without edits run in separate passes.
         self.prefill_group(&until, false)?;
         self.prefill_group(&until, true)
     }
 
-    /// [`Self::prefill`] of the rows with edits, or of those without, each up to its limit.
+    /// As [`Self::prefill`], for rows with edits or for rows without, each up to its limit in
+    /// `until`.
     fn prefill_group(&mut self, until: &[Option<usize>], edited: bool) -> Result<()> {
         let mut waiting: Vec<(&mut Member, usize)> = self
             .rows
@@ -195,7 +198,7 @@ impl Batch {
         let step_size = |m: &Member| m.request.options().prefill.prefill_step_size;
         let budget = (waiting.iter().map(|(m, _)| step_size(m))).max();
         let budget = budget.unwrap_or(1);
-        // Rows are in order of arrival.
+        // Rows are in order of arrival, so the first one has waited longest.
         let oldest = waiting.iter().find(|(_, left)| *left > 0);
         let mut reserved = oldest.map_or(0, |(m, left)| {
             (*left).min(step_size(m)).min(budget.div_ceil(2))
@@ -208,7 +211,7 @@ impl Batch {
             if Some(member.id) == oldest {
                 reserved = 0;
             }
-            // Limited by the step and by the request's own step size.
+            // The limits are the rest of the step and the request's own step size.
             let n = left
                 .min(step_size(member))
                 .min(budget.saturating_sub(tokens.len() + reserved));
@@ -265,7 +268,7 @@ impl Batch {
             .map_err(engine_error("prefill"))
     }
 
-    /// Starts the next token of every running row, then reads the pending ones.
+    /// Starts the next token of every running row, then reads the pending tokens.
     fn decode(&mut self) -> Result<()> {
         let mut running: Vec<(&mut Member, Pending)> = Vec::new();
         for member in &mut self.rows {
@@ -283,7 +286,7 @@ impl Batch {
         for (member, pending) in running {
             let read = read(&pending, &member.request)?;
             if let Err(error) = read.check() {
-                // Only this row fails.
+                // The error ends only this row.
                 member.sequence = None;
                 member.error.get_or_insert(error);
                 continue;
@@ -351,7 +354,7 @@ impl BatchSession for Batch {
             }
         });
         if let Err(error) = self.compute() {
-            // The state of the caches is unknown, so no row can continue.
+            // After a failed pass the caches are undefined, so no row can continue.
             for mut member in self.rows.drain(..) {
                 member.sequence = None;
                 member.request.fail(&error);
@@ -391,10 +394,10 @@ impl BatchSession for Batch {
     }
 }
 
-/// Starts the next token of running rows with edits, or of those without.
+/// Starts the next token of running rows with edits, or of running rows without edits.
 fn decode_group(running: &mut [(&mut Member, Pending)], edited: bool) -> Result<()> {
     let fault = engine_error("decode");
-    // Rows that reach their token limit with this token need no further one.
+    // Rows whose pending token is their last one start no further token.
     let mut decoder = None;
     let (mut inputs, mut rows, mut places) = (Vec::new(), Vec::new(), Vec::new());
     let mut edits = Vec::new();
@@ -443,22 +446,22 @@ fn decode_group(running: &mut [(&mut Member, Pending)], edited: bool) -> Result<
     Ok(())
 }
 
-/// A member's caches and the number of tokens beyond `n` in them; `None` if they hold fewer than
-/// `n`.
+/// A member's caches, and the number of tokens in them beyond `n`. `None` if the caches have fewer
+/// than `n` tokens.
 fn surplus(member: &Member, n: usize) -> Option<(&Caches, i32)> {
     let caches = &member.sequence.as_ref()?.caches;
     let surplus = cache::offset(caches).checked_sub(i32::try_from(n).ok()?)?;
     (surplus >= 0).then_some((caches, surplus))
 }
 
-/// The pending token, to be evaluated.
+/// The arrays of the pending token, to be evaluated.
 fn pending(sequence: &SequenceState) -> impl Iterator<Item = &Array> {
     sequence.next.iter().flat_map(Pending::arrays)
 }
 
-/// Samples the next token of members from their rows of `logits` `[1, rows, vocab]`, without
-/// evaluation. If a member's grammar or logits processor fails, the member keeps the error; the
-/// others are not affected.
+/// Samples the next token of each member from the member's row of `logits` `[1, rows, vocab]`,
+/// without evaluation. If a member's grammar or logits processor fails, this member stores the
+/// error. Other members are not affected.
 fn draw(members: Vec<(usize, &mut Member)>, logits: &Array) -> Result<()> {
     let fault = engine_error("sampling");
     let rows_of = |rows: &[u32]| {
@@ -506,7 +509,7 @@ fn draw(members: Vec<(usize, &mut Member)>, logits: &Array) -> Result<()> {
     Ok(())
 }
 
-/// The arrays to evaluate with a step, so that no graph is retained.
+/// The arrays of the state, evaluated with each step so that no graph is retained.
 fn state(sequence: &SequenceState) -> impl Iterator<Item = &Array> {
     sequence
         .sampler

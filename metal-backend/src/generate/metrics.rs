@@ -1,11 +1,11 @@
-//! Measures one request: times and memory.
+//! Measures the times and memory of one request.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use inference::{GenerateMetrics, kit};
 use mlx_rs_core::memory;
 
-/// The number of measured requests; MLX counts memory per process, not per request.
+/// The number of requests being measured. MLX counts memory per process, not per request.
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
 /// A guard that counts one request in [`RUNNING`].
@@ -13,8 +13,8 @@ static RUNNING: AtomicUsize = AtomicUsize::new(0);
 struct Measuring;
 
 impl Measuring {
-    /// Resets the measurement of peak memory. It does not reset if another request is being
-    /// measured, whose peak would be lost.
+    /// Resets MLX's peak memory. Skipped while another request is being measured, because the reset
+    /// would lose that request's peak.
     fn start() -> Self {
         if RUNNING.fetch_add(1, Ordering::AcqRel) == 0 {
             let _ = memory::reset_peak();
@@ -22,8 +22,8 @@ impl Measuring {
         Self
     }
 
-    /// Returns the peak so far and starts a new measurement of it. `None` while another request is
-    /// measured: the reset would lose the peak of that request.
+    /// Returns the peak so far, and resets MLX's peak memory. `None` while another request is being
+    /// measured, because the reset would lose that request's peak.
     fn restart(&self) -> Option<u64> {
         if RUNNING.load(Ordering::Acquire) != 1 {
             return None;
@@ -46,13 +46,13 @@ pub struct Clock {
     clock: kit::Clock,
     measuring: Option<Measuring>,
     decoding: bool,
-    /// Peak memory of the prefill, where the peak was measured anew from the first token on.
+    /// Peak memory of the prefill; `None` if the peak was not reset at the first token.
     prefill_peak: Option<u64>,
 }
 
 impl Clock {
-    /// Starts the clock, and resets peak memory if no other request runs. Concurrent requests share
-    /// the peak.
+    /// Starts the clock. Resets peak memory if no other request runs; otherwise the requests share
+    /// a peak.
     pub fn start(prompt_tokens: usize) -> Self {
         Self {
             measuring: Some(Measuring::start()),
@@ -62,7 +62,7 @@ impl Clock {
         }
     }
 
-    /// Records a token; the first one ends the prefill.
+    /// Records a token. The first token ends the prefill.
     pub fn token(&mut self) {
         self.clock.token();
         if !std::mem::replace(&mut self.decoding, true) {
@@ -70,12 +70,12 @@ impl Clock {
         }
     }
 
-    /// Records that `n` tokens of the prompt come from a cache.
+    /// Records that `n` tokens of the prompt came from a cache.
     pub fn cached(&mut self, n: usize) {
         self.clock.counts().cached_tokens = n;
     }
 
-    /// Records that `guessed` tokens were drafted and `right` of them accepted.
+    /// Records that `guessed` tokens were drafted, and that the model accepted `right` of them.
     pub fn drafted(&mut self, guessed: usize, right: usize) {
         let counts = self.clock.counts();
         counts.draft_tokens += guessed;
@@ -93,7 +93,8 @@ impl Clock {
             let active = memory::active().unwrap_or(0) as u64;
             let counts = self.clock.counts();
             counts.active_memory_bytes = active;
-            // MLX's reset sets the peak to 0; memory allocated before it counts through `active`.
+            // MLX's reset sets the peak to 0 although memory is allocated; `active` includes that
+            // memory.
             let peak = (memory::peak().unwrap_or(0) as u64).max(active);
             counts.peak_memory_bytes = peak.max(self.prefill_peak.unwrap_or(0));
             counts.decode_peak_memory_bytes = if self.prefill_peak.is_some() { peak } else { 0 };

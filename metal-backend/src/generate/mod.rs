@@ -1,9 +1,9 @@
-//! One request as an iterator: prefill, then one token per step. `arch/` and `sample/` compute a
-//! step; `text/` converts ids to text.
+//! One request as an iterator: the prefill, then one token per step. `arch/` and `sample/` compute
+//! a step, and `text/` converts ids to text.
 //!
-//! [`Request`] holds the options and the result, and [`SequenceState`] the computation.
-//! [`Generation`] runs one request, [`Batch`] several in one forward pass, and `speculative.rs`
-//! several tokens of one.
+//! [`Request`] has the options and the result, and [`SequenceState`] the computation.
+//! [`Generation`] runs one request. [`Batch`] computes several requests in one forward pass;
+//! `speculative.rs` computes several tokens of one request in one pass.
 
 mod batch;
 mod metrics;
@@ -36,10 +36,10 @@ pub use speculative::check_rewinds;
 /// The number of steps after which unused memory is returned to the system.
 const CLEAR_EVERY: usize = 256;
 
-/// One running request. Dropping it cancels the request, and tokens computed ahead are discarded.
+/// One running request. Dropping it cancels the request and discards tokens computed ahead.
 pub struct Generation {
     request: Request,
-    /// `Some` while running; dropped at the end so that a closed model can free its weights.
+    /// `Some` while running. It is dropped at the end, so that a closed model can free its weights.
     running: Option<Running>,
     steps: usize,
 }
@@ -47,15 +47,15 @@ pub struct Generation {
 enum Running {
     /// One token per step.
     Plain(Box<SequenceState>),
-    /// Several tokens per step, drafted first.
+    /// Several tokens per step, proposed by a drafter.
     Speculative(Box<SpeculativeDecoder>),
 }
 
-/// The values of a token that are read back to the host.
+/// The values of a sampled token, read back to the host.
 pub struct Read {
     /// The token's id.
     pub id: u32,
-    /// The greatest logit of its distribution.
+    /// The greatest logit of the token's step.
     pub greatest: f32,
     /// The token's number in the reply, from 1.
     pub step: u64,
@@ -79,7 +79,7 @@ impl Read {
 fn read(pending: &Pending, request: &Request) -> Result<Read> {
     let options = request.options();
     let id: u32 = pending.token.item().map_err(engine_error("decode"))?;
-    // It was evaluated together with the token.
+    // The maximum was evaluated together with the token, so reading it does not wait.
     let greatest = pending.greatest.item().map_err(engine_error("decode"))?;
     let logits = if options.output.logits {
         let values = pending.logits.to_f32_vec();
@@ -104,7 +104,7 @@ fn read(pending: &Pending, request: &Request) -> Result<Read> {
 }
 
 impl Generation {
-    /// A request on `engine` for the prompt's ids; validates them.
+    /// Validates and creates a request on `engine` for the token ids of a prompt.
     ///
     /// # Errors
     /// As [`Request::new`] and [`SequenceState::new`].
@@ -123,8 +123,8 @@ impl Generation {
         })
     }
 
-    /// A request that continues `caches`, computed in `epoch` from unknown tokens. It does not
-    /// draft tokens, because that needs all earlier tokens.
+    /// A request that continues `caches`, which were computed in `epoch` from unknown tokens. It
+    /// does not use a drafter, because drafting needs all earlier tokens.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -144,7 +144,7 @@ impl Generation {
         })
     }
 
-    /// One step: at least one finished token, or the end.
+    /// Runs one step, which finishes at least one token or ends the request.
     fn advance(&mut self) -> Result<()> {
         self.request.check()?;
         if !self.request.is_over() {
@@ -172,7 +172,7 @@ impl Generation {
                     Some(pending) => pending,
                     None => sequence.prefill(request)?,
                 };
-                // Starts the next token before this one is read, so that the device never idles.
+                // The next token starts before this token is read, so that the device never idles.
                 let restart = sequence.must_restart();
                 if request.remaining() > 1 && !restart {
                     sequence.next = Some(sequence.decode(&pending.token)?);

@@ -1,4 +1,4 @@
-//! Prefill in steps, so that a request can be cancelled between them.
+//! The prefill of one request, split into steps so that the request can be cancelled between steps.
 
 use inference::Result;
 
@@ -8,11 +8,11 @@ use crate::engine::forward::forward_prompt;
 use crate::steer::{Edits, hook};
 
 impl SequenceState {
-    /// Runs the rest of the prompt, or after a restart all tokens up to now, and queues the next
-    /// token.
+    /// Computes the rest of the prompt, and queues the next token. After a restart, computes all
+    /// tokens up to now.
     ///
     /// # Errors
-    /// When memory runs out, or the request is interrupted.
+    /// If memory runs out, or the request is interrupted.
     pub fn prefill(&mut self, request: &mut Request) -> Result<Pending> {
         self.refresh(request);
         self.begun = true;

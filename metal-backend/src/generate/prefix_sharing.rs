@@ -1,30 +1,31 @@
-//! Prompts with a common prefix, such as one instruction with many inputs. One row of a batch
-//! computes the prefix, and the others copy its caches. This file decides; `batch.rs` copies.
+//! Decides which rows of a batch share a prompt prefix, such as one instruction with many inputs.
+//! One row computes the prefix, and `batch.rs` copies its caches to the other rows.
 
 use crate::cache::prefix::{common, worth_copying};
 
-/// The minimum shared tokens: a copy costs a separate step and one operation per layer.
+/// The minimum number of shared tokens. A copy costs a separate step and one operation per layer,
+/// so fewer tokens are not worth it.
 const LEAST: usize = 16;
 
 /// A row of the batch.
 #[derive(Debug)]
 pub struct RowState {
-    /// The tokens in its caches, or that will be once its prompt is computed.
+    /// The tokens in the row's caches, or the whole prompt if it is not computed yet.
     pub tokens: Vec<u32>,
-    /// The number of tokens in its caches.
+    /// The number of tokens in the row's caches.
     pub cached: usize,
     /// Whether part of the row's prompt is not computed yet.
     pub waits: bool,
-    /// Rows share only caches of the same kind: [`super::SequenceState::kin`].
+    /// Rows share caches only if this is equal; see [`super::SequenceState::kin`].
     pub kin: (u64, usize),
-    /// Rows share only caches of the same salt.
+    /// Rows share caches only if their salts are equal.
     pub salt: Option<String>,
 }
 
 /// The next action of a row with an incomplete prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrefillAction {
-    /// Computes its prompt up to this token, where others will copy.
+    /// Computes the prompt up to this token, where other rows will copy the caches.
     Compute(usize),
     /// Copies the first `tokens` of row `from`'s caches.
     Copy {
@@ -37,10 +38,10 @@ pub enum PrefillAction {
     Wait,
 }
 
-/// The next action of each row; rows are ordered from oldest to newest. `None` for rows whose
-/// prompt is complete. `cuttable(row, n)` says whether a copy of that row's caches can be trimmed
-/// to `n` tokens. One token of each prompt is left to compute, because its pass gives the first
-/// logits.
+/// The next action of each row, `None` for rows whose prompt is complete. Rows are ordered from
+/// oldest to newest. `cuttable(row, n)` returns whether a copy of that row's caches can be trimmed
+/// to `n` tokens. One token of each prompt remains to be computed, because its pass returns the
+/// first logits.
 pub fn actions(
     rows: &[RowState],
     cuttable: impl Fn(usize, usize) -> bool,
@@ -52,7 +53,7 @@ pub fn actions(
                 .then_some(PrefillAction::Compute(row.tokens.len()))
         })
         .collect();
-    // Older rows that others wait for, and up to which token.
+    // Pairs of an older row for which others wait, and the token up to which they wait.
     let mut awaited = Vec::new();
     for (i, row) in rows.iter().enumerate().filter(|(_, row)| row.waits) {
         let most = row.tokens.len().saturating_sub(1);
@@ -65,7 +66,7 @@ pub fn actions(
         for (j, other) in others.filter(same) {
             let alike = common(&other.tokens, &row.tokens).min(most);
             let n = if other.waits && j < i {
-                // The missing tokens will be computed.
+                // The other row will compute the tokens that its caches lack.
                 alike
             } else {
                 alike.min(other.cached)
@@ -137,7 +138,7 @@ mod tests {
         assert_eq!(second[2], copied(0, 24));
         rows[0].cached = 40;
         assert_eq!(actions(&rows, |_, _| true)[1], copied(0, 40));
-        // A copied prefix is not copied again.
+        // A prefix that was already copied must not be copied again.
         rows[1].cached = 40;
         assert_eq!(actions(&rows, |_, _| true)[1], compute(41));
     }
@@ -184,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_token_is_left_and_little_is_not_copied() {
-        // Two equal prompts.
+        // Two equal prompts: the second must copy all tokens but the last one.
         let rows = [row(0..20, 20, false), row(0..20, 0, true)];
         let action = actions(&rows, |_, _| true)[1];
         assert_eq!(
@@ -199,7 +200,8 @@ mod tests {
             actions(&short, |_, _| true)[1],
             Some(PrefillAction::Compute(16))
         );
-        // A short prefix of long caches is not copied.
+        // A short prefix of long caches must not be copied, because a copy clones the whole
+        // capacity.
         let long = [row(0..4000, 4000, false), row(numbered(20, 9), 0, true)];
         assert_eq!(
             actions(&long, |_, _| true)[1],
@@ -209,7 +211,7 @@ mod tests {
 
     #[test]
     fn somebody_always_goes_on() {
-        // Every order of progress for four rows with common prefixes.
+        // All combinations of progress of four rows with common prefixes.
         let lengths = [18u32, 33, 33, 60];
         for state in 0..4usize.pow(4) {
             let cached = |i: usize| state / 4usize.pow(i as u32) % 4 * 16;

@@ -1,5 +1,5 @@
-//! What one request is, apart from the computation: its prompt, its options, the text that comes of
-//! its tokens, when it ends and what it took.
+//! A request without its computation: prompt, options, generated text, reason for the end, and
+//! metrics.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -23,33 +23,33 @@ pub struct Request {
     prompt: Vec<u32>,
     text: Detokenizer,
     ready: VecDeque<Token>,
-    /// Logits of tokens whose text is still pending, oldest first.
+    /// Logits of tokens whose text is still incomplete, oldest first.
     logits: VecDeque<Arc<[f32]>>,
-    /// Their log-probabilities.
+    /// Log-probabilities of these tokens.
     logprobs: VecDeque<TokenLogprobs>,
-    /// All sampled tokens, including the one that ended the reply.
+    /// All sampled tokens, including the token that ended the reply.
     drawn: Vec<u32>,
     produced: usize,
     finish: Option<FinishReason>,
     stop: Option<StopCause>,
     clock: Clock,
-    /// The hash of the request's edits, if there are any.
+    /// A hash of the request's edits of activations, if there are any.
     edits_key: Option<String>,
 }
 
-/// The salt of caches computed with these options and edits. A client's salt cannot equal that of
-/// edits, because the first letter differs.
+/// The salt of caches that were computed with these options and edits. The first letter tells the
+/// cases apart, so a client's salt cannot equal the salt of edits.
 pub fn salt(options: &PrefillOptions, edits_key: Option<&str>) -> Option<String> {
     let salt = options.cache_salt.as_deref();
     match (edits_key, salt) {
-        // The key always has the same length.
+        // The key has a fixed length, so no two pairs of key and salt have the same concatenation.
         (Some(key), Some(salt)) => Some(format!("e{key}{salt}")),
         (Some(key), None) => Some(format!("n{key}")),
         (None, salt) => salt.map(|salt| format!("s{salt}")),
     }
 }
 
-/// The hash of a list of edits.
+/// A hash of a list of edits.
 fn key(steering: &Steering) -> Result<String> {
     let json = serde_json::to_vec(steering).map_err(|e| {
         let message = "the edits cannot be written as JSON";
@@ -60,14 +60,15 @@ fn key(steering: &Steering) -> Result<String> {
 }
 
 impl Request {
-    /// A request for the prompt's ids; validates them.
+    /// Validates and creates a request for the token ids of a prompt.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] for invalid options, an empty prompt or ids outside the
     /// vocabulary.
     pub fn new(engine: Arc<Engine>, prompt: Vec<u32>, options: &GenerateOptions) -> Result<Self> {
         let clock = Clock::start(prompt.len());
-        // The only validation of a request. It precedes the clone, which recurses over a schema.
+        // Only here is a request validated. It runs before the clone, because the clone recurses
+        // over a JSON schema.
         options.validate()?;
         engine.check_prompt(&prompt)?;
         let edits_key = options.steering.as_ref().map(key).transpose()?;
@@ -88,8 +89,8 @@ impl Request {
         })
     }
 
-    /// A request that continues caches of `before` unknown tokens: options that read the prompt see
-    /// only `prompt`.
+    /// A request that continues caches of `before` unknown tokens. Options that read the prompt
+    /// read only `prompt`.
     ///
     /// # Errors
     /// As [`Request::new`].
@@ -120,12 +121,12 @@ impl Request {
         &self.prompt
     }
 
-    /// Prompt and sampled tokens; a cache holds a prefix of them.
+    /// Prompt and sampled tokens. The tokens of a cache are a prefix of these.
     pub fn tokens(&self) -> Vec<u32> {
         self.so_far().into_owned()
     }
 
-    /// As [`Self::tokens`], borrowed while there are no sampled tokens: the input of a prefill.
+    /// As [`Self::tokens`], borrowed if no token is sampled yet. A prefill computes these tokens.
     pub fn so_far(&self) -> Cow<'_, [u32]> {
         if self.drawn.is_empty() {
             Cow::Borrowed(&self.prompt)
@@ -134,26 +135,27 @@ impl Request {
         }
     }
 
-    /// Reports the prefill progress to the request's callback. A prefill that repeats the prompt
-    /// with tokens of the reply is not reported.
+    /// Reports the progress of the prefill to the request's callback. A prefill that repeats the
+    /// prompt together with tokens of the reply is not reported.
     pub fn report(&self, done: usize) {
         if let (Some(progress), true) = (&self.options.prefill.progress, self.drawn.is_empty()) {
             progress.report(done, self.prompt.len());
         }
     }
 
-    /// The salt of its caches: the option's salt and its edits, which change the computed keys.
+    /// The salt of the request's caches: the salt of the options, and the edits, which change the
+    /// keys.
     pub fn salt(&self) -> Option<String> {
         salt(&self.options.prefill, self.edits_key.as_deref())
     }
 
-    /// Whether the request reuses and keeps caches. It does not if its edits depend on its prompt.
+    /// Whether the request reuses and stores caches. It does not if its edits depend on its prompt.
     pub fn keeps_prompt(&self) -> bool {
         let steering = self.options.steering.as_ref();
         self.options.prefill.cache_prompt && !steering.is_some_and(Steering::depends_on_prompt)
     }
 
-    /// The number of tokens that may still come.
+    /// The number of tokens that the request may still generate.
     pub fn remaining(&self) -> usize {
         self.options.max_tokens.saturating_sub(self.produced)
     }
@@ -163,8 +165,8 @@ impl Request {
         self.finish.is_some()
     }
 
-    /// Checks whether to continue. Cancellation, the deadline and closing of the model end the
-    /// request. A request for zero tokens ends without an error.
+    /// Checks whether to continue. A cancellation, the deadline, or closing the model ends the
+    /// request with an error. A request for zero tokens ends without an error.
     ///
     /// # Errors
     /// The reason for the end.
@@ -197,7 +199,7 @@ impl Request {
         }
     }
 
-    /// Accepts the next token; ends the request if it is the last.
+    /// Adds the next token to the reply, and ends the request if the token is the last one.
     pub fn accept(&mut self, read: Read) {
         let Read {
             id,
@@ -236,8 +238,8 @@ impl Request {
         }
     }
 
-    /// The next token whose text is known, like [`Self::pop`], or the error that ended the request.
-    /// After a cancellation, tokens with incomplete text are not returned.
+    /// As [`Self::pop`], or the error that ended the request. After a cancellation, tokens with
+    /// incomplete text are not returned.
     pub fn pop_unless_interrupted(&mut self) -> Option<Result<Token>> {
         if !self.ready.is_empty()
             && self.finish.is_none()
@@ -249,7 +251,7 @@ impl Request {
         self.pop().map(Ok)
     }
 
-    /// The next token whose text is known.
+    /// The next token whose text is complete.
     pub fn pop(&mut self) -> Option<Token> {
         self.ready.pop_front()
     }
@@ -269,7 +271,7 @@ impl Request {
         self.stop.clone().filter(|_| stopped)
     }
 
-    /// The clock, for counts that others add.
+    /// The clock, to which others add their counts.
     pub fn clock(&mut self) -> &mut Clock {
         &mut self.clock
     }
@@ -279,7 +281,7 @@ impl Request {
         self.clock.metrics()
     }
 
-    /// Emits pending text of the detokenizer, and ends.
+    /// Emits the detokenizer's pending text, and ends the request.
     fn flush(&mut self, reason: FinishReason) {
         let rest = self.text.finish();
         self.queue(rest);

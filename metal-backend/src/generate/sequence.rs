@@ -1,4 +1,4 @@
-//! The state of one request's sequence: caches, sampler and the pending token.
+//! The computation of one request: caches, sampler and the pending token.
 
 use std::sync::Arc;
 
@@ -13,23 +13,23 @@ use crate::nn::attention::Positions;
 use crate::sample::{Logprobs, Sampler, sample};
 use crate::steer::{Edits, RequestEdits, watch};
 
-/// A pending token, whose computation has started.
+/// A sampled token whose computation has started and may not be finished.
 #[derive(Clone)]
 pub struct Pending {
-    /// The id, `uint32 [1]`.
+    /// The token's id, `uint32 [1]`.
     pub token: Array,
-    /// The logits it is drawn from, `[1, vocab]`.
+    /// The logits from which the token is sampled, `[1, vocab]`.
     pub logits: Array,
     /// The greatest logit, `[1]`, for [`check_greatest`](crate::sample::check_greatest).
     pub greatest: Array,
     /// The token's number in the reply, from 1.
     pub step: u64,
-    /// Log-probabilities of the step, and the index of this row in them.
+    /// Log-probabilities of the step, and the index of this token's row in them.
     pub logprobs: Option<(Arc<Logprobs>, i32)>,
 }
 
 impl Pending {
-    /// The arrays to evaluate.
+    /// The arrays to evaluate in this step.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
         let logprobs = self.logprobs.iter().flat_map(|(l, _)| l.arrays());
         [&self.token, &self.logits, &self.greatest]
@@ -41,7 +41,7 @@ impl Pending {
 /// Samples a token for each row of `logits` `[B, vocab]` with that row's sampler.
 ///
 /// # Errors
-/// Errors of a grammar or a logits processor; lack of memory.
+/// Errors of a grammar or a logits processor, and if memory runs out.
 pub fn draw_rows(samplers: &mut [&mut Sampler], logits: &Array) -> Result<Vec<Pending>> {
     let drawn = sample(samplers, logits)?;
     let logprobs = drawn.logprobs.map(Arc::new);
@@ -66,21 +66,22 @@ pub fn draw_rows(samplers: &mut [&mut Sampler], logits: &Array) -> Result<Vec<Pe
         .collect()
 }
 
-/// The state that steps of one request change.
+/// The part of a request that its steps change.
 pub struct SequenceState {
-    /// The network, kept alive if the model is closed during a step.
+    /// The network. This reference keeps it alive if the model is closed during a step.
     pub decoder: Arc<dyn Decoder>,
     /// Keys and values of all computed tokens.
     pub caches: Caches,
     /// The request's sampler.
     pub sampler: Sampler,
-    /// The next token; `None` before prefill.
+    /// The pending token; `None` before the prefill.
     pub next: Option<Pending>,
-    /// The number of tokens of [`Request::so_far`] in the caches, until the next token is sampled.
+    /// The number of tokens of [`Request::so_far`] in the caches. Valid until the next token is
+    /// sampled.
     pub prefilled: usize,
-    /// Whether the state holds any results of the request.
+    /// Whether any part of the request has been computed.
     pub begun: bool,
-    /// The [`Prefixes::epoch`] in which all cached content was computed.
+    /// The value of [`Prefixes::epoch`] in which all contents of the caches were computed.
     epoch: u64,
     options: CacheOptions,
     /// The request's edits of activations.
@@ -88,11 +89,11 @@ pub struct SequenceState {
 }
 
 impl SequenceState {
-    /// The state of `request`, with the longest cached prefix of its prompt, in caches of these
-    /// `options`.
+    /// Creates the state of `request`. Its caches follow `options`, and begin with the longest
+    /// cached prefix of the prompt.
     ///
     /// # Errors
-    /// When the model is closed, or the sampler cannot be created.
+    /// If the model is closed, or the sampler cannot be created.
     pub fn new(request: &mut Request, options: &CacheOptions) -> Result<Self> {
         let model = Arc::clone(request.engine());
         let decoder = model.decoder()?;
@@ -125,7 +126,7 @@ impl SequenceState {
         })
     }
 
-    /// The state of `request` after the content of `caches`, which were computed in `epoch`.
+    /// Creates the state of `request`, which continues `caches` that were computed in `epoch`.
     ///
     /// # Errors
     /// As [`SequenceState::new`].
@@ -146,7 +147,7 @@ impl SequenceState {
             sampler: model.sampler(request.options(), request.prompt())?,
             next: None,
             prefilled: 0,
-            // It cannot restart, because the tokens of the caches are unknown.
+            // The tokens of the caches are unknown, so the sequence cannot restart.
             begun: true,
             epoch,
             options: *model.cache_options(),
@@ -154,7 +155,7 @@ impl SequenceState {
         })
     }
 
-    /// Drops reused caches if the adapter changed since the request was made. Call it before the
+    /// Drops reused caches if the adapter changed since the request was created. Call it before the
     /// first computation.
     pub fn refresh(&mut self, request: &mut Request) {
         let epoch = request.engine().prefixes().epoch();
@@ -165,26 +166,26 @@ impl SequenceState {
         }
     }
 
-    /// Whether the next token changes the rotation of earlier ones, so that the sequence must be
-    /// recomputed.
+    /// Whether the next token changes the rotation of earlier keys. Then the sequence must be
+    /// computed again.
     pub fn must_restart(&self) -> bool {
         self.caches.until_switch() < 1
     }
 
-    /// Drops all results: the next prefill covers all tokens up to now.
+    /// Drops all results. The next prefill then computes all tokens up to now.
     pub fn restart(&mut self, request: &Request) {
         self.caches = empty(self.decoder.as_ref(), &self.options, request);
         self.prefilled = 0;
         self.next = None;
     }
 
-    /// Rows share a prefix only if this is equal: the adapter epoch and the rotary stretch of their
-    /// keys.
+    /// The adapter epoch, and the rotary stretch of the keys. Rows share a prefix only if both are
+    /// equal.
     pub fn kin(&self) -> (u64, usize) {
         (self.epoch, self.caches.stretch())
     }
 
-    /// Queues the step after `token` and returns its token and logits, not evaluated.
+    /// Queues the step after `token`, and returns its sampled token and logits, not yet evaluated.
     ///
     /// # Errors
     /// As [`Self::draw`].
@@ -205,11 +206,11 @@ impl SequenceState {
         self.draw(&logits)
     }
 
-    /// Samples from logits `[1, 1, vocab]` and starts the computation. Caches are evaluated with
-    /// it, so that no graph of earlier steps is retained.
+    /// Samples from logits `[1, 1, vocab]`, and starts the computation. The caches are evaluated
+    /// too, so that no graph of earlier steps is retained.
     ///
     /// # Errors
-    /// Errors of a grammar or a logits processor; lack of memory.
+    /// Errors of a grammar or a logits processor, and if memory runs out.
     pub fn draw(&mut self, logits: &Array) -> Result<Pending> {
         let logits = logits.squeeze_axis(1).map_err(engine("sampling"))?; // [1, 1, V] -> [1, V]
         let pending = draw_rows(&mut [&mut self.sampler], &logits)?
@@ -225,7 +226,7 @@ impl SequenceState {
         Ok(pending)
     }
 
-    /// Gives the caches to the engine, for later prompts with the same prefix.
+    /// Stores the caches in the engine, for later prompts with the same prefix.
     pub fn keep(self, request: &Request) {
         if request.keeps_prompt() {
             let mut tokens = request.tokens();
@@ -283,13 +284,13 @@ pub fn prepared(
     }
 }
 
-/// Empty caches for the tokens that `request` has and may still get.
+/// Empty caches, sized for the tokens that `request` has and may still generate.
 pub fn empty(decoder: &dyn Decoder, options: &CacheOptions, request: &Request) -> Caches {
     let caches = decoder.new_caches(options);
     expecting(caches.for_sequence(request.so_far().len()), request, 0)
 }
 
-/// Announces the expected number of positions to `caches`, which hold `before` positions from
+/// Announces the expected number of positions to `caches`, whose first `before` positions come from
 /// outside `request`.
 fn expecting(mut caches: Caches, request: &Request, before: usize) -> Caches {
     let all = request

@@ -1,7 +1,7 @@
 //! Speculative decoding: a drafter proposes tokens, and one forward pass of the model checks all of
-//! them (Leviathan et al. 2023, Chen et al. 2023). Tokens that the model would have sampled are
-//! kept; the first wrong one and all after it are dropped. The reply therefore equals that of plain
-//! decoding.
+//! them (Leviathan et al. 2023, Chen et al. 2023). A proposed token is kept if the model samples
+//! the same token. The first wrong token and all tokens after it are dropped. The reply therefore
+//! equals that of plain decoding.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ use crate::nn::attention::Positions;
 use crate::sample::Sampler;
 use crate::steer::{Edits, hook};
 
-/// What proposes tokens.
+/// The source of proposed tokens.
 pub enum Drafter {
     /// A smaller model with the same vocabulary.
     Model(Arc<dyn Decoder>),
-    /// The tokens that followed the last n-gram of this length earlier in the sequence (Saxena
-    /// 2023).
+    /// Prompt lookup (Saxena 2023): proposes the tokens that followed an earlier occurrence of the
+    /// last n-gram. The number is the maximum length of this n-gram.
     Lookup(usize),
 }
 
@@ -32,16 +32,16 @@ pub enum Drafter {
 pub struct SpeculativeDecoder {
     sequence: SequenceState,
     drafter: Drafter,
-    /// The draft model's caches.
+    /// The caches of the draft model.
     caches: Caches,
-    /// All tokens of prompt and reply.
+    /// All tokens of the prompt and the reply.
     tokens: Vec<u32>,
 }
 
-/// Positions that caches can be trimmed by at any time: the maximum of `num_draft_tokens`.
+/// The number of positions that caches must be able to trim: the maximum of `num_draft_tokens`.
 const WRONG: i32 = 64;
 
-/// The engine's cache options, with trimmable caches so that wrong drafts can be removed.
+/// The engine's cache options, with caches that can remove wrong drafts.
 fn trimmable(engine: &Engine) -> CacheOptions {
     CacheOptions {
         trimmable: Some(WRONG),
@@ -49,7 +49,8 @@ fn trimmable(engine: &Engine) -> CacheOptions {
     }
 }
 
-/// The options for the draft model: groups may not divide its small heads, so it is not quantized.
+/// The cache options for the draft model. It is not quantized, because quantization groups may not
+/// divide its small heads.
 fn of_draft(options: CacheOptions) -> CacheOptions {
     CacheOptions {
         packing: None,
@@ -57,10 +58,10 @@ fn of_draft(options: CacheOptions) -> CacheOptions {
     }
 }
 
-/// Refuses a decoder that cannot remove wrong drafts.
+/// Refuses a decoder whose caches cannot remove wrong drafts.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] with the reason and an alternative.
+/// [`ErrorKind::Unsupported`], with the reason and an alternative.
 pub fn check_rewinds(decoder: &dyn Decoder, what: &str) -> Result<()> {
     if decoder.new_caches(&CacheOptions::default()).rewinds() {
         return Ok(());
@@ -75,7 +76,8 @@ pub fn check_rewinds(decoder: &dyn Decoder, what: &str) -> Result<()> {
 }
 
 impl SpeculativeDecoder {
-    /// The drafter for `request`; `None` if none is requested, or if each token restricts the next.
+    /// The drafter for `request`. `None` if none is requested, or if each token restricts the next
+    /// one.
     pub fn drafter(request: &Request) -> Option<Drafter> {
         let options = request.options();
         if options.speculative.num_draft_tokens == 0 || Sampler::waits(options) {
@@ -88,7 +90,7 @@ impl SpeculativeDecoder {
         }
     }
 
-    /// The state of `request`, and the drafter's caches, each with the longest cached prefix.
+    /// The state of `request`, and the drafter's caches. Both begin with the longest cached prefix.
     ///
     /// # Errors
     /// As [`SequenceState::new`]; [`ErrorKind::Unsupported`] for models with a recurrent state.
@@ -102,7 +104,7 @@ impl SpeculativeDecoder {
         let caches = match &drafter {
             Drafter::Model(draft) => {
                 let options = of_draft(options);
-                // The draft model has no adapter, so its caches share one epoch.
+                // The draft model has no adapter, so its caches always have the same epoch.
                 let prefixes = engine.draft_prefixes();
                 prepared(
                     draft.as_ref(),
@@ -123,7 +125,7 @@ impl SpeculativeDecoder {
         })
     }
 
-    /// Gives the caches to the engine, for later prompts with the same prefix.
+    /// Stores the caches in the engine, for later prompts with the same prefix.
     pub fn keep(self, request: &Request) {
         if let (Drafter::Model(_), true) = (&self.drafter, request.keeps_prompt()) {
             let mut tokens = self.tokens;
@@ -136,10 +138,10 @@ impl SpeculativeDecoder {
         self.sequence.keep(request);
     }
 
-    /// One step: at least one token.
+    /// Runs one step, which generates at least one token.
     ///
     /// # Errors
-    /// When memory runs out, or the request is interrupted.
+    /// If memory runs out, or the request is interrupted.
     pub fn step(&mut self, request: &mut Request) -> Result<()> {
         if self.sequence.prefilled < request.prompt().len() {
             let first = self.sequence.prefill(request)?;
@@ -152,8 +154,8 @@ impl SpeculativeDecoder {
             self.take(request, &next)?;
             return Ok(());
         }
-        // All positions of a pass have the rotation of the last one, so none may lie beyond a
-        // switch.
+        // All positions of a pass have the rotation of the last position. So no position of the
+        // pass may lie beyond a switch.
         let until_switch = self.sequence.caches.until_switch() - 1;
         let most = request
             .options()
@@ -179,8 +181,8 @@ impl SpeculativeDecoder {
             Positions::All,
         )
         .map_err(&fault)?;
-        // Samples at every position, assuming that all drafts before it are right. Samples after a
-        // wrong draft are dropped, and the sampler's state is restored.
+        // Samples at every position, on the assumption that all earlier drafts are right. After the
+        // first wrong draft, the samples are dropped and the sampler's state is restored.
         let mut drawn = Vec::with_capacity(inputs.len());
         for at in 0..i32::try_from(inputs.len()).unwrap_or(i32::MAX) {
             let logits = logits
@@ -212,9 +214,13 @@ impl SpeculativeDecoder {
         request.clock().drafted(guesses.len(), right);
         let wrong = i32::try_from(guesses.len() - right).unwrap_or(i32::MAX);
         if !cache::trim(&mut self.sequence.caches, wrong) {
-            return Err(Error::new(ErrorKind::Engine, "a cache cannot be cut back"));
+            return Err(Error::new(
+                ErrorKind::Engine,
+                "a cache cannot remove rejected draft tokens",
+            ));
         }
-        // The draft model has processed its own drafts, except the last.
+        // The draft model has processed its own drafts, except the last one, so its caches may have
+        // too many positions.
         let known = i32::try_from(self.tokens.len()).unwrap_or(i32::MAX) - 1;
         let surplus = cache::offset(&self.caches) - known;
         if surplus > 0 {
@@ -223,7 +229,7 @@ impl SpeculativeDecoder {
         Ok(())
     }
 
-    /// Gives a token to the request.
+    /// Adds a token to the request's reply.
     fn take(&mut self, request: &mut Request, pending: &Pending) -> Result<u32> {
         let read = read(pending, request)?;
         read.check()?;
@@ -233,7 +239,7 @@ impl SpeculativeDecoder {
         Ok(id)
     }
 
-    /// Drafts at most `most` tokens.
+    /// Proposes at most `most` tokens.
     fn guess(&mut self, most: usize, request: &Request) -> Result<Vec<u32>> {
         if most == 0 {
             return Ok(Vec::new());
@@ -256,7 +262,8 @@ impl SpeculativeDecoder {
                     request.options().prefill.prefill_step_size,
                     &mut |_| request.options().check_interrupt(),
                 )?;
-                // The first draft stores no position; each further one stores the draft before it.
+                // The first draft adds no position to the caches; each further draft adds that of
+                // the draft before it.
                 let storable = usize::try_from(self.caches.until_switch()).unwrap_or(0);
                 let most = most.min(storable.saturating_add(1));
                 let mut guesses: Vec<Array> = Vec::with_capacity(most);
@@ -290,8 +297,8 @@ impl SpeculativeDecoder {
     }
 }
 
-/// At most `most` tokens that followed the latest earlier occurrence of the last `n` tokens, or of
-/// fewer, down to one.
+/// Returns at most `most` tokens that followed the latest earlier occurrence of the last `n`
+/// tokens. If these do not occur earlier, shorter n-grams are tried, down to one token.
 fn look_up(tokens: &[u32], n: usize, most: usize) -> Vec<u32> {
     for n in (1..=n.min(tokens.len().saturating_sub(1))).rev() {
         let end = tokens.len() - n;

@@ -1,4 +1,4 @@
-//! Inspection of feed-forward parts: their inputs, activations and weights per feature.
+//! Inspects feed-forward parts: their inputs, activations and weights per feature.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,10 +17,11 @@ use crate::nn::hooks::Watch;
 use crate::nn::{Experts, FeedForward, Linear};
 use crate::steer::{edits_of, hook};
 
-/// The input of each layer's feed-forward part at `positions` of a prompt.
+/// The input of each layer's feed-forward part, at `positions` of a prompt.
 ///
 /// # Errors
-/// For a position outside the prompt, lack of memory, a closed model, or an interrupt.
+/// If a position is outside the prompt, memory runs out, the model is closed, or the caller
+/// interrupts.
 pub fn inputs(
     engine: &Engine,
     prompt: &Prompt,
@@ -37,7 +38,8 @@ pub fn inputs(
     Ok(inputs)
 }
 
-/// The input of each layer's down matrix at `positions` of a prompt, with edits applied.
+/// The input of each layer's down matrix, at `positions` of a prompt. Edits of activations are
+/// applied.
 ///
 /// # Errors
 /// As [`inputs`].
@@ -55,14 +57,14 @@ pub fn activations(
     Ok(activations)
 }
 
-/// The vectors to collect.
+/// Which vectors to collect.
 #[derive(Clone, Copy)]
 enum Seen {
     Inputs,
     Activations,
 }
 
-/// The tokens of a prompt, and for each layer the concatenated vectors at `positions`.
+/// Returns the tokens of a prompt and, for each layer, the concatenated vectors at `positions`.
 fn seen(
     engine: &Engine,
     (prompt, steering): (&Prompt, Option<&Steering>),
@@ -79,7 +81,7 @@ fn seen(
         decoder: decoder.as_ref(),
         interrupt,
     };
-    // For each layer that has them, one vector per position.
+    // For each layer that has such vectors: one vector per position.
     let mut by_layer: BTreeMap<usize, BTreeMap<usize, Vec<f32>>> = BTreeMap::new();
     engine.scope(|| {
         let mut caches = of.decoder.new_caches(&WHOLE).for_sequence(tokens.len());
@@ -127,10 +129,10 @@ fn seen(
     Ok((tokens, layers))
 }
 
-/// The feed-forward part of a layer, feature by feature.
+/// The weights of a layer's feed-forward part, one feature after another.
 ///
 /// # Errors
-/// For a layer without separate features, with an adapter, or that does not exist.
+/// If the layer has no separate features, has an adapter, or does not exist.
 pub fn weights(engine: &Engine, layer: usize) -> Result<FeedForwardWeights> {
     let count = engine.info().num_layers;
     if layer >= count {
@@ -151,7 +153,7 @@ pub fn weights(engine: &Engine, layer: usize) -> Result<FeedForwardWeights> {
     engine.scope(|| features_of(part, layer, engine.info().hidden_size))
 }
 
-/// The features of `part`, in a layer with `hidden` elements per state.
+/// The weights of the features of `part`, in a layer whose states have `hidden` elements.
 ///
 /// # Errors
 /// As [`weights`].
@@ -215,7 +217,7 @@ pub fn features_of(
 
 const ADAPTED: &str = "it has an adapter; remove it, or fuse it into the weights";
 
-/// The features of experts, expert by expert.
+/// The weights of the features of experts, one expert after another.
 fn features_of_experts(
     experts: &Experts,
     activation: Activation,

@@ -1,4 +1,4 @@
-//! Inspection of a model: attention, hidden states, pooled states, and log-probabilities of a text.
+//! Inspects a model: attention, hidden states, pooled states, and log-probabilities of a text.
 
 mod feed_forward;
 mod profile;
@@ -31,26 +31,26 @@ pub use profile::profile_steps;
 pub use trace::{attention_weights, residuals};
 pub use weights::{attention_projections, token_embeddings, token_scores};
 
-/// Caches that keep all positions unquantized, so that inspection does not depend on memory
-/// options.
+/// Options for caches that keep all positions unquantized, so that memory options do not change the
+/// results of an inspection.
 const WHOLE: CacheOptions = CacheOptions {
     bound: None,
     packing: None,
     trimmable: Some(CacheOptions::ALL),
 };
 
-/// The number of hidden states per logits product.
+/// The number of hidden states whose logits are computed at a time.
 const UNEMBEDDED: usize = 64;
 
-/// Positions in one forward pass.
+/// The number of positions in one forward pass.
 fn step() -> usize {
     GenerateOptions::default().prefill.prefill_step_size
 }
 
-/// The forward pass of one step, with a watch.
+/// Runs the forward pass of one step with a watch.
 type Forward<'a> = dyn FnMut(Watch<'_>) -> mlx_rs_core::Result<Array> + 'a;
 
-/// What one run needs: the engine, its decoder, and the caller's handle for cancellation.
+/// The inputs of one run: the engine, its decoder, and the caller's handle for cancellation.
 #[derive(Clone, Copy)]
 struct Run<'a> {
     engine: &'a Engine,
@@ -59,14 +59,15 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Checks whether to continue.
+    /// Returns an error if the run must not continue.
     fn check(&self) -> Result<()> {
         self.engine.check_open()?;
         self.interrupt.check()
     }
 }
 
-/// Runs a prompt in steps; `f` gets the tokens of each step and its forward pass.
+/// Runs a prompt in steps. `f` receives the tokens of each step and a function for its forward
+/// pass.
 fn run(
     run: Run<'_>,
     tokens: &[u32],
@@ -88,7 +89,7 @@ fn run(
     Ok(())
 }
 
-/// `[1, H, L, D]` as one vector a head.
+/// Splits `[1, H, L, D]` into one vector per head.
 fn heads(array: &Array) -> mlx_rs_core::Result<Vec<Vec<f32>>> {
     let n = array.dim(1)?;
     (0..n)
@@ -99,7 +100,7 @@ fn heads(array: &Array) -> mlx_rs_core::Result<Vec<Vec<f32>>> {
 /// The keys and queries of a prompt.
 ///
 /// # Errors
-/// When memory runs out, the model is closed, or `interrupt` ends it.
+/// If memory runs out, the model is closed, or `interrupt` ends the run.
 pub fn attention(
     engine: &Engine,
     prompt: &Prompt,
@@ -183,8 +184,8 @@ pub fn attention(
     })
 }
 
-/// The hidden states of a forward pass at its positions `local`: one list per state, the embedding
-/// first, each `local * hidden`.
+/// The hidden states of a forward pass at its positions `local`: the embedding, then each block's
+/// output. Each list has one vector of `hidden` elements per position.
 fn watched(local: &[u32], forward: &mut Forward<'_>) -> Result<Vec<Vec<f32>>> {
     let mut seen = Vec::new();
     let mut saw = |_: usize, x: &Array| {
@@ -212,15 +213,15 @@ fn check_positions(positions: &[usize], length: usize) -> Result<()> {
     }
 }
 
-/// Positions as indices of an axis.
+/// Positions as `u32` indices of an axis.
 fn local(positions: impl Iterator<Item = usize>) -> Vec<u32> {
     positions
         .map(|p| u32::try_from(p).unwrap_or(u32::MAX))
         .collect()
 }
 
-/// The indices of those `positions` that are in the step of `len` positions from `before`, and
-/// their places in the step.
+/// Selects the `positions` in a step of `len` positions that begins at position `before`. Returns
+/// the indices into `positions`, and the places of these positions in the step.
 fn wanted_in(positions: &[usize], before: usize, len: usize) -> (Vec<usize>, Vec<u32>) {
     let wanted: Vec<usize> = (before..before + len)
         .filter(|p| positions.contains(p))
@@ -229,7 +230,7 @@ fn wanted_in(positions: &[usize], before: usize, len: usize) -> (Vec<usize>, Vec
     (wanted, at)
 }
 
-/// The hidden states of one prompt at `positions`, in steps.
+/// The hidden states of one prompt at `positions`, computed in steps.
 fn states_in_steps(
     of: Run<'_>,
     tokens: &[u32],
@@ -237,7 +238,7 @@ fn states_in_steps(
     hidden: usize,
 ) -> Result<Vec<Vec<f32>>> {
     let mut caches = of.decoder.new_caches(&WHOLE).for_sequence(tokens.len());
-    // For each requested position, one vector per state.
+    // For each requested position, one vector per hidden state.
     let mut by_position: BTreeMap<usize, Vec<Vec<f32>>> = BTreeMap::new();
     let mut before = 0;
     let mut count = 0;
@@ -261,7 +262,7 @@ fn states_in_steps(
         .collect())
 }
 
-/// The hidden states of several short prompts in one pass.
+/// The hidden states of several short prompts, computed in one pass.
 fn states_together(
     of: Run<'_>,
     prompts: &[(Vec<u32>, &[usize])],
@@ -308,10 +309,11 @@ fn states_together(
         .collect())
 }
 
-/// The embedding and the outputs of all blocks at some positions of each prompt.
+/// The embedding and the outputs of all blocks, at some positions of each prompt.
 ///
 /// # Errors
-/// For a position outside its prompt, lack of memory, a closed model, or an interrupt.
+/// If a position is outside its prompt, memory runs out, the model is closed, or the caller
+/// interrupts.
 pub fn hidden_states(
     engine: &Engine,
     prompts: &[Prompt],
@@ -369,7 +371,7 @@ pub fn hidden_states(
     })
 }
 
-/// The number of prompts with these lengths, at least one, that fit one forward pass.
+/// How many prompts with these lengths fit one forward pass; at least one.
 fn fit_in_a_step(lengths: impl Iterator<Item = usize>) -> usize {
     let mut total = 0;
     lengths
@@ -384,7 +386,8 @@ fn fit_in_a_step(lengths: impl Iterator<Item = usize>) -> usize {
 /// The logits of hidden states, `[states, hidden]` row-major.
 ///
 /// # Errors
-/// When `states` is not a multiple of the hidden size, memory runs out, or the model is closed.
+/// If the length of `states` is not a multiple of the hidden size. Also if memory runs out, or the
+/// model is closed.
 pub fn unembed(engine: &Engine, states: &[f32]) -> Result<Vec<Vec<f32>>> {
     let hidden = engine.info().hidden_size;
     if hidden == 0 || !states.len().is_multiple_of(hidden) {
@@ -399,7 +402,7 @@ pub fn unembed(engine: &Engine, states: &[f32]) -> Result<Vec<Vec<f32>>> {
     let decoder = engine.decoder()?;
     let fault = engine_error("unembed");
     engine.scope(|| {
-        // Computed in steps, because logits of a large vocabulary take many bytes per state.
+        // Computed in parts, because the logits of a large vocabulary need much memory per state.
         let mut all = Vec::with_capacity(states.len() / hidden);
         for part in states.chunks(hidden * UNEMBEDDED) {
             engine.check_open()?;
@@ -415,10 +418,10 @@ pub fn unembed(engine: &Engine, states: &[f32]) -> Result<Vec<Vec<f32>>> {
     })
 }
 
-/// The pooled hidden states of prompts, before further steps.
+/// The pooled hidden states of prompts, before the layers that follow pooling.
 ///
 /// # Errors
-/// When memory runs out, the model is closed, or `interrupt` ends it.
+/// If memory runs out, the model is closed, or `interrupt` ends the run.
 pub fn pooled_states(
     engine: &Engine,
     prompts: &[Vec<u32>],
@@ -432,7 +435,8 @@ pub fn pooled_states(
         decoder: decoder.as_ref(),
         interrupt,
     };
-    // Prompts of similar length go together; the vectors are returned in the original order.
+    // Prompts of similar length are computed together. The vectors are returned in the original
+    // order.
     let mut order: Vec<usize> = (0..prompts.len()).collect();
     order.sort_by_key(|i| prompts[*i].len());
     let mut vectors = vec![Vec::new(); prompts.len()];
@@ -457,8 +461,8 @@ pub fn pooled_states(
     })
 }
 
-/// The last hidden states of a few prompts, concatenated: several short ones in one pass, or a long
-/// one in steps.
+/// The last hidden states of a few prompts, concatenated. Several short prompts are computed in one
+/// pass, one long prompt in steps.
 fn last_states(of: Run<'_>, prompts: &[&[u32]]) -> Result<Vec<f32>> {
     let Run {
         engine, decoder, ..
@@ -501,10 +505,10 @@ fn last_states(of: Run<'_>, prompts: &[&[u32]]) -> Result<Vec<f32>> {
         .map_err(&fault)
 }
 
-/// The log-probability of each token except the first.
+/// The log-probability of each token of a text, except the first token.
 ///
 /// # Errors
-/// When memory runs out, the model is closed, or `interrupt` ends it.
+/// If memory runs out, the model is closed, or `interrupt` ends the run.
 pub fn token_logprobs(
     engine: &Engine,
     tokens: &[u32],
@@ -534,7 +538,7 @@ pub fn token_logprobs(
                 let logits = forward(watch(&mut edits)).map_err(&fault)?;
                 let score = || -> mlx_rs_core::Result<Vec<f32>> {
                     let n = i32::try_from(next.len()).unwrap_or(i32::MAX);
-                    // [1, L, V] -> [n, V] for positions whose next token is known
+                    // [1, L, V] -> [n, V], for the positions whose next token is known
                     let logits = logits
                         .slice_axis(1, 0, n)?
                         .squeeze_axis(0)?

@@ -1,4 +1,5 @@
-//! The time of each part of a decode step; every part is evaluated before the next begins.
+//! Measures the time of each part of a decode step. Each part is evaluated before the next part
+//! begins.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,10 +19,10 @@ use crate::nn::attention::Positions;
 use crate::nn::hooks::{Stopwatch, Watch};
 use crate::sample::{Sampler, check_greatest};
 
-/// Times by layer and part; parts outside the layers have no layer.
+/// Times by layer and part. Parts outside the layers have the layer `None`.
 type Times = BTreeMap<(Option<usize>, StepPart), Duration>;
 
-/// A stopwatch that evaluates the arrays of a part and adds the elapsed time.
+/// A stopwatch that evaluates the arrays of a part and adds the elapsed time to the part's time.
 struct Laps {
     last: Instant,
     times: Times,
@@ -48,17 +49,17 @@ impl Stopwatch for Laps {
     }
 }
 
-/// A request whose steps are each evaluated to the end.
+/// A request in which each step is evaluated before the next step begins.
 struct Steps<'a> {
     decoder: &'a dyn Decoder,
     caches: Caches,
     sampler: Sampler,
-    /// All sampled tokens.
+    /// All tokens sampled so far.
     tokens: Vec<u32>,
 }
 
 impl Steps<'_> {
-    /// Computes the token after the last one, in a step observed by `watch`.
+    /// Computes the token after the last token, in a step that `watch` observes.
     fn forward(&mut self, watch: &mut Watch<'_>) -> Result<Pending> {
         if self.caches.until_switch() < 1 {
             return Err(Error::new(
@@ -83,7 +84,7 @@ impl Steps<'_> {
         self.draw(&logits)
     }
 
-    /// A token from logits `[1, 1, vocab]`, not evaluated.
+    /// Samples a token from logits `[1, 1, vocab]`, without evaluation.
     fn draw(&mut self, logits: &Array) -> Result<Pending> {
         let logits = logits.squeeze_axis(1).map_err(engine_error("profile"))?;
         draw_rows(&mut [&mut self.sampler], &logits)?
@@ -91,7 +92,7 @@ impl Steps<'_> {
             .ok_or_else(|| Error::new(ErrorKind::Engine, "no token was drawn"))
     }
 
-    /// Waits for the token.
+    /// Waits for the token, and appends it.
     fn finish(&mut self, pending: &Pending) -> Result<()> {
         let fault = engine_error("profile");
         eval(pending.arrays().chain(self.sampler.state())).map_err(&fault)?;
@@ -104,14 +105,14 @@ impl Steps<'_> {
         Ok(())
     }
 
-    /// A step without measurement.
+    /// Runs a step without measurement.
     fn plain(&mut self) -> Result<()> {
         let pending = self.forward(&mut Watch::nothing())?;
         self.finish(&pending)?;
         cache::eval_caches(&self.caches).map_err(engine_error("profile"))
     }
 
-    /// A step whose parts are added to `times`.
+    /// Runs a step, and adds the times of its parts to `times`.
     fn measured(&mut self, times: Times) -> Result<Times> {
         let last = Instant::now();
         let mut laps = Laps { last, times };
@@ -124,10 +125,10 @@ impl Steps<'_> {
     }
 }
 
-/// The times of the steps that follow `prompt`.
+/// The times of the parts in the steps that follow `prompt`.
 ///
 /// # Errors
-/// For unsuitable options, lack of memory, a closed model, or an interrupt.
+/// If the options are unsuitable, memory runs out, the model is closed, or the caller interrupts.
 pub fn profile_steps(
     engine: &Engine,
     prompt: &Prompt,
@@ -156,7 +157,7 @@ pub fn profile_steps(
     check()?;
     engine.scope(|| {
         let caches = decoder.new_caches(engine.cache_options());
-        // Two warm-up steps, then a plain and a measured one per token.
+        // Two warm-up steps, then one plain and one measured step per requested step.
         let all = steps.saturating_add(1).saturating_mul(2);
         let mut caches = caches.for_sequence(prompt.len());
         let total = i32::try_from(prompt.len().saturating_add(all)).unwrap_or(i32::MAX);
@@ -173,7 +174,7 @@ pub fn profile_steps(
         let first = run.draw(&logits)?;
         run.finish(&first)?;
         cache::eval_caches(&run.caches).map_err(engine_error("profile"))?;
-        // One step of each kind warms kernels and caches.
+        // One step of each kind fills caches and prepares kernels.
         run.plain()?;
         run.measured(Times::new())?;
         let (mut plain, mut measured) = (Duration::ZERO, Duration::ZERO);

@@ -1,4 +1,4 @@
-//! The contributions of a model's parts to the residual stream, and its attention weights.
+//! The contributions of a model's parts to the residual stream, and the model's attention weights.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,11 +15,12 @@ use crate::error::engine as engine_error;
 use crate::nn::hooks::Watch;
 use crate::steer::{edits_of, hook, watch};
 
-/// The residual stream of a prompt at `positions`, and each part's contribution to it, with edits
-/// applied.
+/// The residual stream of a prompt at `positions`, and each part's contribution to it. Edits of
+/// activations are applied.
 ///
 /// # Errors
-/// For a position outside the prompt, lack of memory, a closed model, or an interrupt.
+/// If a position is outside the prompt, memory runs out, the model is closed, or the caller
+/// interrupts.
 pub fn residuals(
     engine: &Engine,
     (prompt, steering): (&Prompt, Option<&Steering>),
@@ -36,8 +37,8 @@ pub fn residuals(
         decoder: decoder.as_ref(),
         interrupt,
     };
-    // For each position the embedding, then two vectors per layer: after the mixer and after the
-    // block.
+    // For each position: the embedding, then two vectors per layer (after the mixer and after the
+    // block).
     let mut by_position: BTreeMap<usize, Vec<Vec<f32>>> = BTreeMap::new();
     engine.scope(|| {
         let mut caches = of.decoder.new_caches(&WHOLE).for_sequence(tokens.len());
@@ -98,10 +99,11 @@ fn difference<'a>(a: &'a [f32], b: &'a [f32]) -> impl Iterator<Item = f32> + 'a 
     a.iter().zip(b).map(|(a, b)| a - b)
 }
 
-/// The attention weights of a prompt's last token, with edits applied.
+/// The attention weights of a prompt's last token. Edits of activations are applied.
 ///
 /// # Errors
-/// For an unknown layer or one without attention, lack of memory, a closed model, or an interrupt.
+/// If a layer is unknown or has no attention, memory runs out, the model is closed, or the caller
+/// interrupts.
 pub fn attention_weights(
     engine: &Engine,
     (prompt, steering): (&Prompt, Option<&Steering>),

@@ -1,4 +1,4 @@
-//! Weights outside a forward pass: attention matrices and token embeddings.
+//! Reads weights without a forward pass: attention matrices and token embeddings.
 
 use inference::{AttentionProjections, Error, ErrorKind, Result};
 use mlx_rs_core::{Array, Dtype};
@@ -8,14 +8,14 @@ use crate::engine::forward::ids;
 use crate::error::engine as engine_error;
 use crate::nn::Linear;
 
-/// The number of vectors per product with the table, because products of a large vocabulary take
-/// many bytes.
+/// The number of vectors that are multiplied by the table at a time. The results for a large
+/// vocabulary need much memory per vector.
 const TOGETHER: usize = 64;
 
 /// The matrices of a layer's attention.
 ///
 /// # Errors
-/// For an unknown layer, one without plain attention or with an adapter, and for a closed model.
+/// If the layer is unknown, has no plain attention or has an adapter, or the model is closed.
 pub fn attention_projections(engine: &Engine, layer: usize) -> Result<AttentionProjections> {
     let count = engine.info().num_layers;
     if layer >= count {
@@ -50,7 +50,7 @@ pub fn attention_projections(engine: &Engine, layer: usize) -> Result<AttentionP
         projections.hidden_size = hidden;
         projections.queries = rows(matrix(&attention.q_proj)?)?;
         projections.keys = rows(matrix(keys)?)?;
-        // Without a value matrix, values are the keys before norms.
+        // Without a value matrix, the values are the keys before their norm.
         projections.values = match &attention.v_proj {
             Some(values) => rows(matrix(values)?)?,
             None => projections.keys.clone(),
@@ -65,7 +65,7 @@ pub fn attention_projections(engine: &Engine, layer: usize) -> Result<AttentionP
 /// The embeddings of tokens.
 ///
 /// # Errors
-/// For a token outside the vocabulary, and for a closed model.
+/// If a token is outside the vocabulary, or the model is closed.
 pub fn token_embeddings(engine: &Engine, tokens: &[u32]) -> Result<Vec<f32>> {
     let vocab = engine.info().vocab_size;
     if let Some(id) = tokens.iter().find(|&&id| id as usize >= vocab) {
@@ -85,10 +85,11 @@ pub fn token_embeddings(engine: &Engine, tokens: &[u32]) -> Result<Vec<f32>> {
     })
 }
 
-/// The dot products of all embeddings with some vectors.
+/// The dot products of all embeddings with each of `vectors`.
 ///
 /// # Errors
-/// When `vectors` is not a multiple of the hidden size, memory runs out, or the model is closed.
+/// If the length of `vectors` is not a multiple of the hidden size. Also if memory runs out, or the
+/// model is closed.
 pub fn token_scores(engine: &Engine, vectors: &[f32]) -> Result<Vec<Vec<f32>>> {
     let hidden = engine.info().hidden_size;
     if hidden == 0 || !vectors.len().is_multiple_of(hidden) {

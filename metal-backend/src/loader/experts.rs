@@ -1,4 +1,4 @@
-//! Matrices of experts from either storage: one stack, or one by one.
+//! Loads the matrices of experts, which checkpoints store as one stack or one by one.
 
 use inference::Result;
 use mlx_rs_core::{Array, Dtype, Quantized, eval, stack};
@@ -9,7 +9,7 @@ use crate::exec::{INTERLEAVED_ROWS, Weight};
 use crate::nn::ExpertLinear;
 use crate::nn::adapter::{SlotKind, SlotView};
 
-/// The names of one matrix of all experts.
+/// The names under which a checkpoint may store one matrix of all experts.
 pub struct ExpertNames<'a> {
     /// The prefix of the stack, `[experts, out, in]`.
     pub stacked: &'a str,
@@ -50,8 +50,9 @@ impl Weights {
     }
 }
 
-/// Rows and columns of a matrix, or of a stack of matrices, that the kernels can hold; a stack's
-/// rows are listed expert by expert. `None` if experts are not aligned to row blocks.
+/// Rows and columns of a matrix, or of a stack of matrices, that the kernels can store. The rows of
+/// a stack are the experts' rows, one expert after another. `None` if experts are not aligned to
+/// row blocks.
 pub(super) fn kernel_rows(shape: &[usize]) -> Option<(usize, usize)> {
     let rows = match *shape {
         [rows, _] => rows,
@@ -61,7 +62,7 @@ pub(super) fn kernel_rows(shape: &[usize]) -> Option<(usize, usize)> {
     (rows > 0).then_some((rows, *shape.last()?))
 }
 
-/// The rows of a matrix or of a stack with this shape, as a weight.
+/// The rows of a matrix or of a stack as a weight of this shape.
 pub(super) fn packed_weight(rows: Weight, shape: &[usize]) -> Weight {
     match *shape {
         [experts, _, _] => rows.into_experts(mlx_shape(&[experts])[0]),
@@ -69,7 +70,7 @@ pub(super) fn packed_weight(rows: Weight, shape: &[usize]) -> Weight {
     }
 }
 
-/// Stacks matrices of one format. It is evaluated at once, so that the parts can be freed.
+/// Stacks matrices of one format. The stack is evaluated at once, so that the parts can be freed.
 fn join(parts: &[Weight], dtype: Dtype) -> mlx_rs_core::Result<Weight> {
     let joined = |arrays: Vec<&Array>| -> mlx_rs_core::Result<Array> {
         let all = stack(&arrays, 0)?;
@@ -99,7 +100,7 @@ fn join(parts: &[Weight], dtype: Dtype) -> mlx_rs_core::Result<Weight> {
             ..*first
         }));
     }
-    // Experts in different formats are dequantized.
+    // Experts in different formats are dequantized, because a stack has one format.
     let halves = parts.windows(2).all(|pair| match pair {
         [Weight::Dense(a), Weight::Dense(b)] => a.dtype() == b.dtype(),
         _ => false,

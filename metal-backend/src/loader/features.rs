@@ -1,4 +1,5 @@
-//! Features of layers from a vindex: matrices in mapped files, checked against their hashes.
+//! Features of layers from a vindex: matrices in mapped files, which are checked against their
+//! hashes.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -28,9 +29,9 @@ pub struct Features {
     dir: PathBuf,
     /// The files listed in [`FILES`].
     files: Vec<MappedFile>,
-    /// The layers that walk by the loading options.
+    /// The layers that the loading options compute from features (`walk`).
     layers: BTreeSet<usize>,
-    /// Whether these layers read nothing from the model's files; the gate then comes from the
+    /// Whether these layers read nothing from the model's files. Then the gate comes from the
     /// vindex, too.
     only: bool,
 }
@@ -40,9 +41,9 @@ fn same_place(a: &Path, b: &Path) -> bool {
     real(a).is_some() && real(a) == real(b)
 }
 
-/// The options for a model that is a complete vindex: all layers walk, by the options' plan or with
-/// all features, and no other feed-forward weights exist. The weights are checked against their
-/// hashes. `None` for other models.
+/// The options for a model that is a complete vindex. All its layers use features: as the options
+/// select, or all features. The model has no other feed-forward weights. The weights are checked
+/// against their hashes. `None` for other models.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] for missing or damaged files; [`ErrorKind::InvalidOption`] for
@@ -72,7 +73,7 @@ pub fn options_of_vindex(options: &LoadOptions, model: &Path) -> Result<Option<L
     Ok(Some(options))
 }
 
-/// The error about the files, or about reading them.
+/// The error for a fault in the files, or for a failed read.
 fn fault(dir: &Path) -> impl Fn(inference_probe::Error) -> Error {
     move |e| {
         Error::new(ErrorKind::InvalidModel, e.to_string())
@@ -82,8 +83,8 @@ fn fault(dir: &Path) -> impl Fn(inference_probe::Error) -> Error {
 }
 
 impl Features {
-    /// Opens the options' vindex and maps its files, for the model at `model`. `None` if no layer
-    /// walks.
+    /// Opens the vindex of the options for the model at `model`, and maps its files. `None` if no
+    /// layer uses features.
     ///
     /// # Errors
     /// As [`Self::at`]; [`ErrorKind::InvalidOption`] for unknown layers.
@@ -106,11 +107,11 @@ impl Features {
         Ok(Some(features))
     }
 
-    /// Opens the vindex at `dir`, and maps its files, for the model at `model`.
+    /// Opens the vindex at `dir` for the model at `model`, and maps its files.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] for missing or damaged files; [`ErrorKind::InvalidOption`] if
-    /// they belong to another model.
+    /// the files belong to another model.
     pub fn at(dir: &Path, model: &Path) -> Result<Self> {
         let vindex = Vindex::open(dir).map_err(fault(dir))?;
         // A complete vindex is the model itself.
@@ -149,7 +150,7 @@ impl Features {
         Error::new(ErrorKind::InvalidOption, message).with_path(&self.dir)
     }
 
-    /// The model's own tensors that must still be loaded.
+    /// The footprint without the model's tensors that the features replace.
     #[must_use]
     pub fn reduce(&self, footprint: Footprint) -> Footprint {
         match self.only {
@@ -165,8 +166,8 @@ impl Features {
         }
     }
 
-    /// Bytes of features that are copied as `dtype` when loaded: if MLX computes, or if not
-    /// `on_cpu`. Mapped features do not count, because the system can reclaim their memory.
+    /// Bytes of features that loading copies as `dtype`. Features are copied if MLX computes, or if
+    /// not `on_cpu`. Mapped features do not count, because the system can reclaim their memory.
     #[must_use]
     pub fn copied_bytes(&self, on_cpu: bool, dtype: Dtype) -> u64 {
         if !copies_features(on_cpu) {
@@ -178,7 +179,8 @@ impl Features {
         let selected = layers.filter(|(layer, _)| self.layers.contains(layer));
         let elements = selected.map(|(_, layer)| {
             let features = layer.num_features as u64;
-            // The gate rows and the up rows, with a bias each.
+            // Gate rows if nothing comes from the model, up rows if the part is gated; each with a
+            // bias.
             let sides = u64::from(self.only) + u64::from(layer.gated);
             let biases = match layer.biased {
                 true => sides * features + hidden,
@@ -189,8 +191,8 @@ impl Features {
         elements.sum::<u64>() * size as u64
     }
 
-    /// The features of the layer at `place`, after all bytes were checked against their hash;
-    /// includes the gate's rows if `gate`.
+    /// The features of the layer at `place`, after a check of all bytes against their hash.
+    /// Includes the gate's rows if `gate`.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] for damaged bytes or an unknown activation.
@@ -215,7 +217,7 @@ impl Features {
                 return Ok(None);
             };
             let (file, range) = (&self.files[i], part.range());
-            // A file whose size has changed since it was opened is damaged, too.
+            // A file whose size has changed since it was opened counts as damaged.
             let at = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
             let range = at(range.start)..at(range.end);
             let bytes = file.bytes().get(range.clone()).unwrap_or_default();

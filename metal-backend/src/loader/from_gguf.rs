@@ -1,5 +1,5 @@
-//! Tensors of GGUF files as arrays. Matrices stay quantized if MLX or the CPU kernels have an equal
-//! format (`gguf_packed.rs` for layouts that are not affine). All others become dense.
+//! Loads tensors of GGUF files. A matrix stays quantized if MLX or the CPU kernels have an equal
+//! format (`gguf_packed.rs` has the formats that are not affine). All other tensors become dense.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -41,7 +41,8 @@ impl Weights {
         Ok((stored, tensor))
     }
 
-    /// The number of heads whose rows are in GGUF's order; `None` for the usual order.
+    /// The number of heads whose rows are in GGUF's order; `None` if the rows are in Hugging Face's
+    /// order.
     fn permuted_heads(
         &self,
         gguf: &Gguf,
@@ -68,9 +69,9 @@ impl Weights {
         }
     }
 
-    /// Reads a tensor in chunks, on several threads. `make` gets the bytes of some rows in Hugging
-    /// Face's order, and writes those rows of each part as bytes. Its last argument is scratch
-    /// memory for numbers.
+    /// Reads a tensor in chunks, on several threads. `make` receives the bytes of some rows in
+    /// Hugging Face's order, and writes the bytes of these rows for each part. Its last argument is
+    /// scratch memory for elements.
     pub(super) fn gguf_chunks(
         &self,
         gguf: &Gguf,
@@ -81,7 +82,7 @@ impl Weights {
     ) -> Result<Parts> {
         let (rows, _) = rows_and_cols(&tensor.shape);
         let heads = self.permuted_heads(gguf, stored, tensor)?;
-        // Rows are permuted within their heads. The rows of a bias are its elements.
+        // Rows are permuted within each head. For a bias, a row is one element.
         let units = tensor.shape.first().copied().unwrap_or(rows);
         let head = heads.map(|heads| units / heads.max(1));
         let row = tensor.nbytes / rows.max(1);
@@ -120,7 +121,7 @@ impl Weights {
             GgmlType::F32 => Some(Dtype::Float32),
             _ => None,
         };
-        // The file is little-endian.
+        // The file is little-endian, so bytes can be copied only on a little-endian machine.
         let as_stored = float_type == Some(dtype) && cfg!(target_endian = "little");
         if as_stored && self.permuted_heads(gguf, stored, tensor)?.is_none() {
             let (rows, _) = rows_and_cols(&tensor.shape);
@@ -142,7 +143,7 @@ impl Weights {
                 out.copy_from_slice(bytes);
                 return Ok(());
             }
-            // Uses the processor's conversion instructions if the bytes are aligned.
+            // If the bytes are aligned, the conversion uses the processor's instructions.
             if let (GgmlType::F16, true, Ok(halves)) = (
                 tensor.kind,
                 cfg!(target_endian = "little"),
@@ -164,14 +165,14 @@ impl Weights {
         one(made, shape)
     }
 
-    /// The type in memory of a tensor that becomes dense.
+    /// The type in memory of a tensor that is dequantized.
     pub(super) fn gguf_float_type(
         &self,
         tensor: &GgufTensor,
         shape: &[usize],
         for_kernels: bool,
     ) -> Dtype {
-        // Decoded through float32, which represents both types exactly.
+        // The tensor is decoded to float32, which represents both types exactly.
         let float_type = match tensor.kind {
             GgmlType::F16 => Dtype::Float16,
             GgmlType::BF16 => Dtype::Bfloat16,
@@ -233,13 +234,14 @@ impl Weights {
                 Ok(())
             })
         };
-        // Scales of blocks are float16. Scales of K types are products with 6-bit factors.
+        // Block scales are float16 in the file. Scales of K types are products with 6-bit factors,
+        // which float16 cannot represent.
         let products = layout.has_product_scales();
         let mut made = match kernel && !products {
             true => read(Dtype::Float16)?,
             false => read(self.dtype)?,
         };
-        // A bias is a multiple of the scale and may exceed float16.
+        // A bias is a multiple of the scale and may exceed float16, so the tensor is read again.
         if kernel && !products && !in_f16.load(Ordering::Relaxed) {
             made = read(self.dtype)?;
         }
@@ -293,7 +295,7 @@ mod tests {
     #[test]
     fn blocks_reach_the_kernels_as_they_are() {
         on_cpu(|| {
-            // All types that stay packed.
+            // All types that stay quantized.
             for row in TYPES {
                 let format = match row.layout() {
                     Layout::Floats => continue,
@@ -327,22 +329,23 @@ mod tests {
                     let storage = Weights::storage(kernels, Dtype::Float32);
                     let estimate = Footprint::of_gguf(&file(), &config, &storage).loaded_bytes();
                     let off = (weight.nbytes() as f64 / estimate as f64 - 1.0).abs();
-                    // The last row block is padded.
+                    // The last row block is padded, so the size may exceed the estimate slightly.
                     assert!(off < 0.015, "{name}: {} and {estimate}", weight.nbytes());
 
                     let Weight::Interleaved(matrix) = &weight else {
                         assert!(!kernels || !cpu::enabled(), "{name} is not for the kernels");
-                        // MLX has affine codes and MXFP4, but no other tables and no groups of 16.
+                        // MLX has affine codes and MXFP4. It has no other code tables and no groups
+                        // of 16.
                         let in_mlx = layout.affine_bits().is_some() || layout == Layout::Powers;
                         assert_eq!(weight.format().is_some(), in_mlx, "{name}");
                         continue;
                     };
                     assert!(kernels);
                     assert_eq!((matrix.bits(), matrix.group_size()), format, "{name}");
-                    // The last row block is padded.
+                    // The last row block is padded, so the size per weight varies.
                     let bits = weight.nbytes() as f64 * 8.0 / (ROWS * COLS) as f64;
                     let (few, most) = match layout {
-                        // Float16 factors if they fit, else float32.
+                        // Factors are float16 if they fit, otherwise float32.
                         Layout::Affine { bits } => (f64::from(bits) + 1.0, f64::from(bits) + 2.0),
                         _ => [layout.bytes(256) as f64 * 8.0 / 256.0; 2].into(),
                     };
@@ -353,7 +356,7 @@ mod tests {
                     for (row, id) in rows.chunks(COLS).zip([299, 0, 17]) {
                         assert!(row == &wanted[id * COLS..][..COLS], "{name}, row {id}");
                     }
-                    // Rows that do not start at a multiple of eight, as in a fused matrix.
+                    // Rows of a fused matrix may start at any row, here not at a multiple of eight.
                     let part = weight.rows(5, 77).unwrap();
                     let part = part.dense(Dtype::Float32).unwrap().to_f32_vec().unwrap();
                     assert!(part == wanted[5 * COLS..77 * COLS], "{name}, rows");
@@ -384,7 +387,7 @@ mod tests {
         });
     }
 
-    /// A stack of experts also keeps its blocks, independent of the chunk size.
+    /// A stack of experts must also keep its blocks, whatever the chunk size is.
     #[test]
     fn experts_reach_the_kernels_as_they_are() {
         const EXPERTS: usize = 5;
@@ -402,7 +405,7 @@ mod tests {
             ] {
                 let (weights, block) = stored.block().unwrap();
                 let bytes = blocks(stored, ROWS * COLS / weights);
-                let rows = ROWS / EXPERTS / 2; // 30: not a multiple of a row block
+                let rows = ROWS / EXPERTS / 2; // 30, which is not a multiple of a row block
                 for (experts, rows) in [(EXPERTS, 2 * rows - 4), (EXPERTS, rows)] {
                     let bytes = &bytes[..experts * rows * COLS / weights * block];
                     let dims = [COLS as u64, rows as u64, experts as u64];

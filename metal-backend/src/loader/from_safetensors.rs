@@ -1,4 +1,4 @@
-//! Tensors of safetensors files as arrays: dense ones, and matrices in MLX's quantization.
+//! Loads tensors of safetensors files: dense tensors, and matrices in MLX's quantization.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -21,7 +21,7 @@ use crate::exec;
 use crate::nn::Weight;
 
 impl Weights {
-    /// A tensor and its name in the files.
+    /// Looks up a tensor. Returns the tensor and its name in the files.
     pub(super) fn stored_tensor<'a>(
         &self,
         checkpoint: &'a SafetensorsCheckpoint,
@@ -48,7 +48,7 @@ impl Weights {
         self.dense_of(checkpoint, name, info, part, self.dtype)
     }
 
-    /// A dense matrix. 16-bit values stay in their type if the kernels multiply with them.
+    /// Loads a dense matrix. 16-bit elements keep their type if the kernels can multiply by them.
     pub(super) fn dense_matrix(
         &self,
         checkpoint: &SafetensorsCheckpoint,
@@ -69,7 +69,8 @@ impl Weights {
     /// The type in memory of a dense tensor stored as `stored`.
     pub(super) fn matrix_type(&self, stored: Dtype, shape: &[usize], for_kernels: bool) -> Dtype {
         let stored = self.half.unwrap_or(stored);
-        // A stack that the kernels do not support is multiplied in float32.
+        // The kernels multiply a stack only if its rows fit row blocks. MLX multiplies other stacks
+        // in float32.
         let has_kernel_rows = kernel_rows(shape).is_some();
         let stays = for_kernels && has_kernel_rows && exec::keeps_half(stored, self.dtype);
         if stays { stored } else { self.dtype }
@@ -217,7 +218,7 @@ impl Weights {
                     .and_then(exec::factors);
                 all.map_err(engine("weights"))
             };
-            // Sequential, so that only one of them is fully in memory.
+            // Read one after the other, so that only one of them is fully in memory.
             let factors = [factors("scales")?, factors("biases")?];
             return Weight::from_interleaved(words, factors, format)
                 .map(|rows| packed_weight(rows, shape))
@@ -235,7 +236,7 @@ impl Weights {
         }))
     }
 
-    /// A tensor of bytes, such as the scales of `mxfp4`.
+    /// A tensor of bytes, such as the scales of `mxfp4`, without conversion.
     pub(super) fn raw_bytes(
         &self,
         checkpoint: &SafetensorsCheckpoint,
@@ -259,7 +260,7 @@ impl Weights {
         Array::from_slice(&bytes, &mlx_shape(&part.shape)).map_err(engine("weights"))
     }
 
-    /// Bytes as little-endian words, four along the last axis each.
+    /// Combines four bytes at a time along the last axis to little-endian words.
     pub(super) fn packed_words(
         &self,
         checkpoint: &SafetensorsCheckpoint,
@@ -293,7 +294,8 @@ impl Weights {
         Array::from_slice(&words, &shape).map_err(engine("weights"))
     }
 
-    /// The quantization of a matrix. Exceptions may be listed under the stored or the usual name.
+    /// The quantization of a matrix. The configuration may list exceptions under the stored name or
+    /// under the usual name.
     fn quantization_of(&self, prefix: &str, stored: &str) -> Result<&QuantConfig> {
         let overrides = &self.config.quantization_overrides;
         let exception = overrides

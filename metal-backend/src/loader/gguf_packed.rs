@@ -1,5 +1,5 @@
-//! Matrices of GGUF files whose layout has parts: packed codes, scales, scales of scales. The table
-//! of types (`inference_formats::quantization`) says which types these are.
+//! Loads matrices of GGUF types that store codes, scales, and scales of scales as separate parts.
+//! The table of types (`inference_formats::quantization`) has the layout of each type.
 
 use inference::Result;
 use mlx_rs_core::{Dtype, QuantMode, Quantized};
@@ -15,8 +15,8 @@ use crate::exec;
 use crate::nn::Weight;
 
 impl Weights {
-    /// A matrix, or a stack of matrices, in the layout of its type. The kernels have all layouts;
-    /// MLX has [`Layout::Powers`]. `None` where neither takes the tensor.
+    /// Loads a matrix, or a stack of matrices, in the layout of its type. The kernels have all
+    /// layouts; MLX has only [`Layout::Powers`]. `None` if neither can compute with the tensor.
     pub(super) fn gguf_packed(
         &self,
         gguf: &Gguf,
@@ -25,7 +25,7 @@ impl Weights {
         shape: &[usize],
         for_kernels: bool,
     ) -> Result<Option<Weight>> {
-        const MLX_GROUP: i32 = GROUP as i32; // a small constant
+        const MLX_GROUP: i32 = GROUP as i32; // `GROUP` is small, so the cast is exact
         let layout = tensor.kind.layout();
         let (parts, Some((&cols, outer))) = (layout.parts(), shape.split_last()) else {
             return Ok(None);

@@ -1,5 +1,5 @@
-//! Named, shape-checked weights in the model's compute type. An architecture asks for each tensor
-//! with the shape it expects. A tensor that is never requested is an error.
+//! Named weights with checked shapes, in the model's compute type. An architecture requests each
+//! tensor with the expected shape. A tensor that is never requested is an error.
 
 mod experts;
 mod features;
@@ -36,7 +36,7 @@ pub use stage::{OwnStage, StageReads};
 
 use part::Part;
 
-/// The files of the tensors.
+/// The files that contain the tensors.
 enum Source {
     Safetensors(SafetensorsCheckpoint, TensorNames),
     Gguf(Gguf, GgufNames),
@@ -50,33 +50,33 @@ pub struct Weights {
     on_cpu: bool,
     /// The type to which inputs of quantized matrices are converted in prefill.
     prefill_inputs: PrefillInputs,
-    /// The half type in which dense matrices are kept for the kernels, whatever their stored type.
+    /// The half type in which dense matrices are stored for the kernels, whatever their type in the
+    /// file.
     half: Option<Dtype>,
-    /// How attention layers sum.
+    /// The type in which attention layers sum.
     sums: AttentionSums,
-    /// The approximate number of stored bytes per read.
+    /// The approximate number of stored bytes per read operation.
     chunk_bytes: usize,
     config: ModelConfig,
     unused: BTreeSet<String>,
-    /// The number of weights by bits and group size; the most common format is reported for the
-    /// model.
+    /// The number of weights by bits and group size. The model reports the most common format.
     quantization: BTreeMap<(u32, u32), u64>,
     parameters: u64,
     bytes: u64,
     /// The slots where adapters can be applied.
     slots: Vec<Arc<ParamSlot>>,
-    /// This process in a tensor-parallel group.
+    /// The role of this process in a tensor-parallel group.
     member: Option<Member>,
     /// The layers to read in a pipeline.
     stage: Option<OwnStage>,
     /// Layers whose feed-forward parts are not read.
     unread: BTreeSet<usize>,
-    /// The fetched weights by name, if they are recorded.
+    /// The weights fetched so far by name, if [`Self::keep_fetched`] was called.
     fetched: Option<Vec<(String, Weight)>>,
 }
 
 impl Weights {
-    /// The weights of a directory of safetensors files, for computation in `dtype`.
+    /// Opens the weights in a directory of safetensors files, for computation in `dtype`.
     pub fn from_safetensors(
         checkpoint: SafetensorsCheckpoint,
         path: &Path,
@@ -92,9 +92,9 @@ impl Weights {
         Self::new(source, path, config, dtype, unused)
     }
 
-    /// The weights of a GGUF file, for computation in `dtype`.
+    /// Opens the weights of a GGUF file, for computation in `dtype`.
     pub fn from_gguf(gguf: Gguf, config: &ModelConfig, dtype: Dtype) -> Self {
-        // The configuration has already read the factors of LongRoPE.
+        // Reading the configuration already used the factors of LongRoPE.
         let read = |name: &&String| !name.starts_with("rope_factors_");
         let unused = gguf.tensors().keys().filter(read).cloned().collect();
         let path = gguf.path().to_owned();
@@ -102,7 +102,7 @@ impl Weights {
         Self::new(Source::Gguf(gguf, names), &path, config, dtype, unused)
     }
 
-    /// The weights of another directory, with the same settings.
+    /// Opens the weights of another directory, with the settings of this one.
     pub fn beside(
         &self,
         checkpoint: SafetensorsCheckpoint,
@@ -145,26 +145,27 @@ impl Weights {
         }
     }
 
-    /// Records weights fetched from now on, for [`Self::fetched`]. The records share the model's
-    /// memory.
+    /// Records the weights fetched from now on, for [`Self::fetched`]. The records share the
+    /// model's memory.
     pub fn keep_fetched(&mut self) {
         self.fetched = Some(Vec::new());
     }
 
-    /// The fetched weights with their names in transformers, in the values that the model computes
-    /// with.
+    /// The recorded weights with their names in transformers. Their values are those with which the
+    /// model computes.
     pub fn fetched(&mut self) -> Vec<(String, Weight)> {
         self.fetched.take().unwrap_or_default()
     }
 
-    /// The storage of tensors in memory for a model that computes in `dtype`, for estimates;
-    /// summarizes [`Self::matrix`] and [`Self::tensor`]. `on_cpu` as in [`Self::use_cpu`].
+    /// How tensors are stored in memory for a model that computes in `dtype`, for estimates.
+    /// Summarizes [`Self::matrix`] and [`Self::tensor`]. `on_cpu` means the same as in
+    /// [`Self::use_cpu`].
     pub fn storage(on_cpu: bool, dtype: Dtype) -> WeightStorage {
         exec::storage(on_cpu, dtype)
     }
 
-    /// Stores matrices in the CPU kernels' layout, if the kernels support their format.
-    /// `prefill_inputs` is the type of inputs in prefill.
+    /// Stores matrices in the CPU kernels' layout, if the kernels support their format. Prefill
+    /// converts inputs to the type `prefill_inputs`.
     pub fn use_cpu(&mut self, prefill_inputs: PrefillInputs) {
         self.on_cpu = true;
         self.prefill_inputs = prefill_inputs;
@@ -175,23 +176,23 @@ impl Weights {
         self.on_cpu
     }
 
-    /// Rounds dense matrices to a half type and keeps them in it, if the CPU kernels multiply with
-    /// it.
+    /// Rounds dense matrices to a half type and stores them in it, if the CPU kernels can multiply
+    /// by this type.
     pub fn keep_half(&mut self, half: Dtype) {
         self.half = Some(half);
     }
 
-    /// Sets how attention layers sum.
+    /// Sets the type in which attention layers sum.
     pub fn set_attention_sums(&mut self, sums: AttentionSums) {
         self.sums = sums;
     }
 
-    /// How attention layers sum.
+    /// The type in which attention layers sum.
     pub fn attention_sums(&self) -> AttentionSums {
         self.sums
     }
 
-    /// The embedding with this prefix.
+    /// The embedding at `prefix`.
     pub fn embedding(&mut self, prefix: &str, vocab: i32, hidden: i32) -> Result<Embedding> {
         let table = self.matrix(prefix, vocab, hidden)?;
         let table = table.in_layout(self.on_cpu).map_err(engine("weights"))?;
@@ -215,12 +216,12 @@ impl Weights {
             .map(|(format, _)| *format)
     }
 
-    /// Weights fetched so far, by this process. A quantized weight counts as one.
+    /// The number of weights that this process fetched so far. A quantized weight counts as one.
     pub fn parameters(&self) -> u64 {
         self.parameters
     }
 
-    /// Bytes of all weights so far.
+    /// Bytes of all weights fetched so far.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -246,13 +247,13 @@ impl Weights {
         }
     }
 
-    /// Whether the checkpoint is a GGUF file. Converters to GGUF change some numbers (the norms of
-    /// Gemma, the layout of GPT-2), so architectures must know.
+    /// Whether the checkpoint is a GGUF file. Conversion to GGUF changes some values (norms of
+    /// Gemma, layout of GPT-2), so architectures need this information.
     pub fn is_gguf(&self) -> bool {
         matches!(self.source, Source::Gguf(..))
     }
 
-    /// The output dimension of a projection, from its stored shape.
+    /// The output dimension of the projection at `prefix`, from its stored shape.
     pub fn rows(&self, prefix: &str) -> Option<usize> {
         let matrix = self.shape(&format!("{prefix}.weight"));
         // GPTQ and AWQ store scales as [groups, outputs].
@@ -260,7 +261,7 @@ impl Weights {
         matrix.map_or_else(scales, <[usize]>::first).copied()
     }
 
-    /// The stored shape of a tensor; for packed weights the packed shape.
+    /// The stored shape of a tensor; for quantized weights, the shape of the packed words.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         match &self.source {
             Source::Safetensors(c, names) => Some(&c.info(names.stored(name)?)?.shape),
@@ -268,7 +269,7 @@ impl Weights {
         }
     }
 
-    /// Marks the tensors with this prefix as unused.
+    /// Marks tensors whose names start with `prefix` as used, without reading them.
     pub fn ignore(&mut self, prefix: &str) {
         let below = |name: &str, prefix: &str| {
             name.strip_prefix(prefix)
@@ -282,7 +283,7 @@ impl Weights {
             .retain(|name| !below(name, prefix) && stored.as_ref() != Some(name));
     }
 
-    /// Does not read the feed-forward parts of these layers; fetching them returns absent weights.
+    /// Excludes the feed-forward parts of these layers. Fetching them returns absent weights.
     pub fn leave_out_feed_forward(&mut self, layers: &BTreeSet<usize>) {
         let source = &self.source;
         self.unused.retain(|stored| {
@@ -296,7 +297,7 @@ impl Weights {
         self.unread.clone_from(layers);
     }
 
-    /// Whether tensors with this prefix are not read.
+    /// Whether tensors whose names start with `prefix` are excluded.
     pub fn leaves_out(&self, prefix: &str) -> bool {
         let name = format!("{prefix}.weight");
         let layer = feed_forward_layer(&name);
@@ -304,10 +305,10 @@ impl Weights {
             || self.stage.as_ref().is_some_and(|stage| !stage.reads(&name))
     }
 
-    /// Checks that every tensor was used.
+    /// Checks that every tensor was requested or ignored.
     ///
     /// # Errors
-    /// `InvalidModel` listing the unused tensors.
+    /// `InvalidModel`, with a list of the unused tensors.
     pub fn finish(&self) -> Result<()> {
         if self.unused.is_empty() {
             return Ok(());
@@ -364,15 +365,15 @@ impl Weights {
             .map_err(engine("weights"))
     }
 
-    /// A dense stack of expert matrices. 16-bit values stay in their type if the kernels multiply
-    /// with them.
+    /// A dense stack of expert matrices. 16-bit elements keep their type if the kernels can
+    /// multiply by them.
     pub fn expert_tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
         self.dense_tensor(name, shape, self.on_cpu)
     }
 
-    /// Experts from a fetched weight.
+    /// Builds an expert layer from a fetched weight.
     pub fn expert_layer(&self, weight: Weight, bias: Option<Array>) -> Result<ExpertLinear> {
-        // The kernels compute in float32.
+        // The expert kernels compute in float32.
         let on_cpu = self.on_cpu && self.dtype == Dtype::Float32;
         let layer = ExpertLinear::new(weight, bias, on_cpu).map_err(engine("weights"))?;
         Ok(layer.with_prefill_inputs(self.prefill_inputs))
@@ -399,11 +400,11 @@ impl Weights {
         Ok(array)
     }
 
-    /// A one-axis tensor as host values; `None` when the file lacks it. Such tensors are part of
-    /// the configuration, such as rotary factors, and are not counted as weights.
+    /// A one-axis tensor as values on the host; `None` if the file lacks it. Such tensors belong to
+    /// the configuration (for example rotary factors) and do not count as weights.
     ///
     /// # Errors
-    /// `InvalidModel` when it has another shape or type.
+    /// `InvalidModel` if the tensor has another shape or type.
     pub fn optional_host_vector(&mut self, name: &str, len: i32) -> Result<Option<Vec<f32>>> {
         if !self.contains(name) {
             return Ok(None);
@@ -414,7 +415,7 @@ impl Weights {
         vector.to_f32_vec().map(Some).map_err(engine("weights"))
     }
 
-    /// The linear layer `inputs -> outputs` with this prefix, with an optional bias.
+    /// The linear layer `inputs -> outputs` at `prefix`, with an optional bias.
     pub fn linear(
         &mut self,
         prefix: &str,
@@ -439,41 +440,41 @@ impl Weights {
         Ok(layer.at(slot).with_bias_at(bias_slot))
     }
 
-    /// The slot of a bias fetched with this prefix, if there is one.
+    /// Creates the slot of the bias at `prefix`, if there is a bias.
     pub fn bias_slot(&mut self, prefix: &str, bias: Option<&Array>) -> Option<Arc<ParamSlot>> {
         let bias = Weight::Dense(bias?.clone());
         Some(self.slot(prefix, SlotKind::Bias, &bias))
     }
 
-    /// The slot of a weight fetched with this prefix.
+    /// Creates the slot of the weight at `prefix`.
     pub fn slot(&mut self, prefix: &str, kind: SlotKind, weight: &Weight) -> Arc<ParamSlot> {
         let slot = ParamSlot::new(prefix, kind, weight.clone());
         self.slots.push(Arc::clone(&slot));
         slot
     }
 
-    /// The slots of all layers fetched up to now.
+    /// The slots of all layers fetched so far.
     pub fn slots(&self) -> &[Arc<ParamSlot>] {
         &self.slots
     }
 
-    /// A linear layer from a fetched weight and bias.
+    /// Builds a linear layer from a fetched weight and bias.
     pub fn layer(&self, weight: Weight, bias: Option<Array>) -> Result<Linear> {
         let weight = weight.in_layout(self.on_cpu).map_err(engine("weights"))?;
         let weight = weight.with_prefill_inputs(self.prefill_inputs);
         Linear::new(weight, bias, self.on_cpu).map_err(engine("weights"))
     }
 
-    /// A matrix `[rows, cols]` with this prefix, dense or quantized.
+    /// A matrix `[rows, cols]` at `prefix`, dense or quantized.
     pub fn matrix(&mut self, prefix: &str, rows: i32, cols: i32) -> Result<Weight> {
         let shape = [dimension(rows), dimension(cols)];
-        // Converted to the kernels' layout here, so that no second copy exists.
+        // Converting here to the kernels' layout avoids a second copy of the weight.
         let weight = self.fetch(prefix, &shape, self.on_cpu)?;
         self.count(prefix, &weight, elements(&shape));
         Ok(weight)
     }
 
-    /// Matrices `[.., rows, cols]` with this prefix, dense or quantized.
+    /// A stack of matrices `[.., rows, cols]` at `prefix`, dense or quantized.
     pub fn stack(&mut self, prefix: &str, shape: &[i32]) -> Result<Weight> {
         let shape: Vec<usize> = shape.iter().map(|&d| dimension(d)).collect();
         let weight = self.fetch(prefix, &shape, self.on_cpu)?;
@@ -481,8 +482,8 @@ impl Weights {
         Ok(weight)
     }
 
-    /// The weight with this prefix, in the kernels' layout if `for_kernels` and they support its
-    /// format.
+    /// The weight at `prefix`. It has the kernels' layout if `for_kernels` and the kernels support
+    /// its format.
     fn fetch(&self, prefix: &str, shape: &[usize], for_kernels: bool) -> Result<Weight> {
         let name = format!("{prefix}.weight");
         let weight = match &self.source {
@@ -517,7 +518,7 @@ impl Weights {
         Ok(array)
     }
 
-    /// A tensor of bytes as little-endian words. The last axis becomes a quarter as long.
+    /// A tensor of bytes, combined to little-endian words. The last axis becomes a quarter as long.
     pub fn words(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
         let array = self.stored_bytes(name, shape, |c, stored, info, part| {
             self.packed_words(c, stored, info, part)
@@ -544,7 +545,7 @@ impl Weights {
         }
     }
 
-    /// A fetched weight, dequantized. Its bytes are counted in that form.
+    /// A fetched weight, dequantized. Statistics count the dequantized bytes.
     pub fn plain(&mut self, weight: &Weight) -> Result<Array> {
         let packed: u64 = weight.arrays().iter().map(|a| a.nbytes() as u64).sum();
         let plain = weight.dense(self.dtype).map_err(engine("weights"))?;
@@ -552,7 +553,7 @@ impl Weights {
         Ok(plain)
     }
 
-    /// Counts the weight fetched with this prefix.
+    /// Adds the weight at `prefix` to the statistics.
     fn count(&mut self, prefix: &str, weight: &Weight, parameters: u64) {
         for part in OTHER_PARTS {
             self.unused.remove(&format!("{prefix}.{part}"));
@@ -577,8 +578,8 @@ impl Weights {
     }
 }
 
-/// The suffixes of the tensors of a quantized matrix, besides `weight`: MLX's, then those of GPTQ
-/// and AWQ, and of FP8.
+/// The suffixes of tensors that belong to a quantized matrix, besides `weight`: those of MLX, of
+/// GPTQ and AWQ, and of FP8.
 const OTHER_PARTS: [&str; 6] = [
     "scales",
     "biases",
@@ -593,12 +594,12 @@ fn packed_name(matrix: &str) -> Option<String> {
     Some(format!("{}.qweight", matrix.strip_suffix(".weight")?))
 }
 
-/// The number of elements in a checked shape.
+/// The number of elements of a shape that was checked before.
 fn elements(shape: &[usize]) -> u64 {
     shape.iter().fold(1u64, |n, &d| n.saturating_mul(d as u64))
 }
 
-/// A checked, non-negative dimension as a size.
+/// A dimension as a size. It was checked before, so it is not negative.
 fn dimension(n: i32) -> usize {
     n.unsigned_abs() as usize
 }

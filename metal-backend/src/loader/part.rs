@@ -1,5 +1,5 @@
-//! The parts of tensors that one process of a group keeps: their place in the files, and partial
-//! reads.
+//! Reads the parts of tensors that one process of a group needs: their ranges in the files, and
+//! partial reads.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,17 +18,17 @@ use crate::error::engine;
 use crate::nn::ExpertLinear;
 use crate::nn::Weight;
 
-/// Columns narrower than this many bytes are cut from whole rows, because a system reads whole
-/// pages.
+/// Minimum width in bytes of a column range that is read alone. Narrower ranges are cut from whole
+/// rows, because the system reads whole pages anyway.
 const PAGE: usize = 4096;
 
 /// The smallest group of MLX's affine format.
 const LEAST_GROUP: usize = 32;
 
-/// This process in a tensor-parallel group.
+/// The role of this process in a tensor-parallel group.
 #[derive(Debug, Clone)]
 pub struct Member {
-    /// The division of the model.
+    /// How the model is divided.
     pub split: Arc<TensorSplit>,
     /// The rank of this process, from 0.
     pub rank: usize,
@@ -36,7 +36,7 @@ pub struct Member {
     pub group: Group,
 }
 
-/// A tensor of a file, or this process's part of it. Sizes count stored elements.
+/// A tensor of a file, or this process's part of it. Sizes are in stored elements.
 #[derive(Debug, Clone)]
 pub(super) struct Part {
     /// The shape of the part.
@@ -56,7 +56,7 @@ impl Part {
         shape
     }
 
-    /// This part, for a tensor with another last axis.
+    /// As `self`, for a tensor whose last axis is divided as `columns`.
     pub(super) fn with_columns(&self, columns: &Columns) -> Self {
         let mut part = self.clone();
         let last = part.shape.len().saturating_sub(1);
@@ -77,7 +77,8 @@ impl Part {
         info.nbytes / stored.max(1) * elements
     }
 
-    /// Elements of the part's rows `first..first + count`, where rows are all axes but the last.
+    /// Reads the elements of the part's rows `first..first + count`. All axes but the last count as
+    /// rows.
     pub(super) fn read<T: Pod>(
         &self,
         checkpoint: &SafetensorsCheckpoint,
@@ -103,8 +104,8 @@ impl Part {
         Ok(values)
     }
 
-    /// Like [`Self::read`], for elements of `size` bytes, into `out`, whose length is the rows'
-    /// size in bytes.
+    /// As [`Self::read`], for elements of `size` bytes. Fills `out`, whose length is the size of
+    /// the rows in bytes.
     pub(super) fn read_into(
         &self,
         checkpoint: &SafetensorsCheckpoint,
@@ -151,9 +152,9 @@ impl Part {
         Ok(())
     }
 
-    /// The places of the part's rows in the file, merged to as few ranges as possible.
+    /// The ranges of the part's rows in the file, merged to as few ranges as possible.
     fn stored_rows(&self, window: &Window, rows: Range<usize>) -> Vec<Range<usize>> {
-        // The number of rows per element of the divided axis.
+        // The number of rows for each element of the divided axis.
         let behind = window.axis + 1..self.shape.len().saturating_sub(1);
         let inner: usize = self.shape[behind].iter().product();
         let period = window.length * inner;
@@ -182,33 +183,34 @@ impl Part {
     }
 }
 
-/// The part of a quantized matrix's last axis, in words or groups.
+/// A range of the last axis of a quantized matrix, in words or in groups.
 #[derive(Debug, Clone)]
 pub(super) struct Columns {
-    /// The stored length.
+    /// The length of the axis in the file.
     pub stored: usize,
     /// The length of the part.
     pub length: usize,
-    /// The range of the part.
+    /// The range of the part within the stored axis.
     pub range: Range<usize>,
 }
 
-/// The division of a quantized matrix's inputs.
+/// How the input axis of a quantized matrix is divided.
 #[derive(Debug, Clone)]
 pub(super) struct Groups {
-    /// For the packed words.
+    /// The range of packed words.
     pub words: Columns,
-    /// For the scales and biases to read.
+    /// The range of scales and biases to read.
     pub scales: Columns,
-    /// The group size in memory; it divides the file's.
+    /// The group size in memory. It divides the group size in the file.
     pub size: usize,
-    /// The index of the first group in memory, and the number of groups, relative to those
-    /// read.
+    /// The index of the first group in memory, relative to the groups read, and the number of
+    /// groups.
     pub in_memory: (usize, usize),
 }
 
 impl Groups {
-    /// The scales or biases `[.., groups]` for groups in memory, from those read.
+    /// Converts the scales or biases `[.., groups]` that were read to those of the groups in
+    /// memory.
     pub(super) fn divided(&self, read: Array, stored_size: usize) -> Result<Array> {
         let times = stored_size / self.size.max(1);
         let (first, count) = self.in_memory;
@@ -232,12 +234,12 @@ impl Groups {
 }
 
 impl Weights {
-    /// Reads only this process's part of a tensor-parallel model.
+    /// Makes later reads return only this process's part of a tensor-parallel model.
     pub fn use_member(&mut self, member: Member) {
         self.member = Some(member);
     }
 
-    /// The tensor-parallel division, if there is one.
+    /// The tensor-parallel division; `None` if the model is not divided.
     pub fn split(&self) -> Option<&TensorSplit> {
         self.member.as_ref().map(|member| member.split.as_ref())
     }
@@ -247,13 +249,14 @@ impl Weights {
         self.split().map_or(Share::Whole, |split| split.share(name))
     }
 
-    /// The group over which products of the matrix with this prefix are summed.
+    /// The group over which outputs of the matrix at `prefix` are summed; `None` if no sum is
+    /// needed.
     pub(super) fn summed_over(&self, prefix: &str) -> Option<Group> {
         let member = self.member.as_ref()?;
         (self.share(&format!("{prefix}.weight")) == Share::Inputs).then_some(member.group)
     }
 
-    /// The place of the part with shape `shape` in a tensor.
+    /// The part of a tensor whose part has the shape `shape`.
     pub(super) fn part(&self, name: &str, shape: &[usize]) -> Result<Part> {
         let window = match &self.member {
             Some(member) => member.split.window(member.rank, name, shape)?,
@@ -265,7 +268,8 @@ impl Weights {
         })
     }
 
-    /// The packing of a part's matrix: in words and groups of `group` values, `bits` each.
+    /// How the part of a quantized matrix is divided. The matrix has `bits` per element and groups
+    /// of `group` elements.
     pub(super) fn groups(
         &self,
         name: &str,
@@ -289,7 +293,7 @@ impl Weights {
             Some(_) => return fault(String::from("its inputs are cut in several places")),
         };
         let fits = |size: usize| range.start.is_multiple_of(size) && size_kept.is_multiple_of(size);
-        // Smaller groups copy the scale of the original group.
+        // Smaller groups are possible: each copies the scale of its original group.
         let smaller = [64, LEAST_GROUP]
             .into_iter()
             .find(|size| mode == QuantMode::Affine && group.is_multiple_of(*size) && fits(*size));
@@ -317,8 +321,8 @@ impl Weights {
         })
     }
 
-    /// The down projection of experts, from a fetched weight and bias. In a tensor-parallel model,
-    /// outputs are summed, and one process adds the biases.
+    /// Builds the down projection of experts from a fetched weight and bias. In a tensor-parallel
+    /// model, outputs are summed over the processes, so only one process adds the biases.
     pub fn expert_output(&self, weight: Weight, bias: Option<Array>) -> Result<ExpertLinear> {
         let Some(member) = &self.member else {
             return self.expert_layer(weight, bias);
@@ -350,7 +354,7 @@ mod tests {
 
     #[test]
     fn rows_of_parts_are_found() {
-        // [3 experts, 10 rows, 2 columns], of which rows 2..4 and 7..8 are kept.
+        // [3 experts, 10 rows, 2 columns]; the part has rows 2..4 and 7..8.
         let window_rows = part(&[3, 3, 2], 1, 10, &[2..4, 7..8]);
         assert_eq!(window_rows.stored_shape(), [3, 10, 2]);
         let window = window_rows.window.clone().unwrap();
@@ -358,7 +362,7 @@ mod tests {
         assert_eq!(rows(0..3), [2..4, 7..8]);
         assert_eq!(rows(1..5), [3..4, 7..8, 12..14]);
         assert_eq!(rows(8..9), vec![27..28; 1]);
-        // [2, 6 groups, 4]: an axis with others behind it.
+        // [2, 6 groups, 4]: other axes follow the divided axis.
         let groups = part(&[2, 3, 5, 4], 1, 6, std::slice::from_ref(&(3..6)));
         let window = groups.window.clone().unwrap();
         assert_eq!(groups.stored_rows(&window, 0..30), [15..30, 45..60]);

@@ -1,5 +1,5 @@
-//! The layers that one process of a pipeline reads, or one step of an extraction. The decoder
-//! exchanges hidden states between processes.
+//! Selects the layers that one process of a pipeline reads, or that one step of an extraction
+//! reads. The decoder exchanges hidden states between processes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,22 +10,23 @@ use mlx_rs_core::distributed::Group;
 
 use super::{Source, Weights};
 
-/// The tensors of a stage to read.
+/// The tensors that a stage reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StageReads {
-    /// All that a process of a pipeline needs.
+    /// Everything that a process of a pipeline needs.
     All,
-    /// The layers, without the token embedding and the head. Only its blocks can be used.
+    /// The layers, without the token embedding and the head. The model can then only compute its
+    /// blocks.
     Layers,
-    /// Only tensors outside the layers. Only the norm, the head and the token embedding can be
-    /// used.
+    /// The tensors outside the layers. The model can then only compute the norm, the head and the
+    /// token embedding.
     Ends,
 }
 
 /// This process's stage of a pipeline.
 #[derive(Debug, Clone)]
 pub struct OwnStage {
-    /// The division of layers.
+    /// How the layers are divided.
     pub split: Arc<PipelineSplit>,
     /// The rank of this process, from 0.
     pub rank: usize,
@@ -36,7 +37,7 @@ pub struct OwnStage {
 }
 
 impl OwnStage {
-    /// The range of its layers.
+    /// The range of the stage's layers.
     pub fn layers(&self) -> Range<usize> {
         match self.reads {
             StageReads::Ends => 0..0,
@@ -58,7 +59,7 @@ impl OwnStage {
 }
 
 impl Weights {
-    /// Reads only the tensors of one stage.
+    /// Makes later reads return only the tensors of one stage.
     pub fn use_stage(&mut self, stage: OwnStage) {
         let source = &self.source;
         self.unused.retain(|stored| {
@@ -71,7 +72,7 @@ impl Weights {
         self.stage = Some(stage);
     }
 
-    /// The stage to read, unless it is the whole model.
+    /// The stage to read; `None` for the whole model.
     pub fn stage(&self) -> Option<&OwnStage> {
         self.stage.as_ref()
     }

@@ -1,6 +1,6 @@
-//! Tensors are read and converted in chunks, directly into their arrays' memory, on all cores. Each
-//! thread reads its chunks itself, so reading overlaps with repacking. Loading never holds a second
-//! copy of a tensor, because an embedding can be half of a model.
+//! Reads and converts tensors in chunks, directly into the memory of their arrays, on all cores.
+//! Each thread reads its own chunks, so reading overlaps with conversion. Loading never has a
+//! second copy of a tensor in memory, because an embedding can be half of a model.
 
 use std::ops::Range;
 
@@ -14,19 +14,19 @@ use super::{Weights, mlx_shape};
 use crate::error::engine;
 use crate::exec;
 
-/// The approximate number of stored bytes per read. A chunk and its converted form fit a core's
-/// second-level cache.
+/// The approximate number of stored bytes per read. A chunk and its converted form together fit a
+/// core's second-level cache.
 pub(super) const CHUNK_BYTES: usize = 256 << 10;
 
 /// The arrays made from one tensor.
 pub(super) type Parts = Vec<Array>;
 
-/// The layout of one part of the result.
+/// The layout of one array made from a tensor.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PartLayout {
     pub cols: usize,
     pub dtype: Dtype,
-    /// Whether the rows are interleaved for the kernels: `[bands, cols, BAND]` instead of `[rows,
+    /// Whether rows are interleaved for the kernels: `[bands, cols, BAND]` instead of `[rows,
     /// cols]`.
     pub interleaved: bool,
 }
@@ -34,11 +34,11 @@ pub(super) struct PartLayout {
 /// Scratch memory of a reading thread, reused for each chunk.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
-    /// Stored bytes. Their type is `u32` for alignment.
+    /// Bytes as stored. The element type is `u32` for alignment.
     pub stored: Vec<u32>,
-    /// Numbers before conversion to their type.
+    /// Decoded values, before they are converted to the array's type.
     pub values: Vec<f32>,
-    /// Rows to interleave, for each part. Their type is `u32` for alignment.
+    /// Rows to be interleaved, for each part. The element type is `u32` for alignment.
     rows: Vec<Vec<u32>>,
 }
 
@@ -56,7 +56,7 @@ impl PartLayout {
         self.cols * self.dtype.size()
     }
 
-    /// The array of `rows` rows, written in chunks of `at_once` rows.
+    /// Allocates the array for `rows` rows, to be written in chunks of `at_once` rows.
     fn chunked(self, rows: usize, at_once: usize) -> ChunkedArray {
         let shape = if self.interleaved {
             vec![rows.div_ceil(BAND), self.cols, BAND]
@@ -70,7 +70,7 @@ impl PartLayout {
         }
     }
 
-    /// Interleaves contiguous rows.
+    /// Interleaves contiguous rows into `out`.
     fn interleave(self, rows: &[u8], out: &mut [u8]) {
         match self.dtype.size() {
             4 => interleave::<u32>(cast(rows), self.cols, cast_mut(out)),
@@ -109,17 +109,17 @@ fn interleave<T: Pod>(rows: &[T], cols: usize, out: &mut [T]) {
     }
 }
 
-/// Casts bytes to elements. The bytes are those of a chunk, so they are complete and aligned.
+/// Casts the bytes of a chunk to elements. Chunks have whole elements and are aligned.
 pub(super) fn cast<T: Pod>(bytes: &[u8]) -> &[T] {
     bytemuck::cast_slice(bytes)
 }
 
-/// As [`cast`].
+/// As [`cast`], for writing.
 pub(super) fn cast_mut<T: Pod>(bytes: &mut [u8]) -> &mut [T] {
     bytemuck::cast_slice_mut(bytes)
 }
 
-/// The first `n` elements of reused memory.
+/// The first `n` elements of `memory`, which grows if necessary.
 pub(super) fn sized<T: Pod>(memory: &mut Vec<T>, n: usize) -> &mut [T] {
     if memory.len() < n {
         memory.resize(n, T::zeroed());
@@ -127,13 +127,13 @@ pub(super) fn sized<T: Pod>(memory: &mut Vec<T>, n: usize) -> &mut [T] {
     &mut memory[..n]
 }
 
-/// The first `n` bytes of reused memory.
+/// The first `n` bytes of `memory`, which grows if necessary.
 pub(super) fn sized_bytes(memory: &mut Vec<u32>, n: usize) -> &mut [u8] {
     let words = sized(memory, n.div_ceil(size_of::<u32>()));
     &mut bytemuck::cast_slice_mut(words)[..n]
 }
 
-/// Writes numbers as `dtype`, a float type.
+/// Writes values as `dtype`, a float type.
 pub(super) fn store(values: &[f32], dtype: Dtype, out: &mut [u8]) {
     match dtype {
         Dtype::Float16 => cast_mut::<f16>(out).convert_from_f32_slice(values),
@@ -142,7 +142,7 @@ pub(super) fn store(values: &[f32], dtype: Dtype, out: &mut [u8]) {
     }
 }
 
-/// Whether all numbers are finite in float16.
+/// Whether all values are finite in float16.
 pub(super) fn fit_in_f16(values: &[f32]) -> bool {
     let mut halves = [f16::ZERO; 256];
     let mut back = [0.0f32; 256];
@@ -160,7 +160,7 @@ pub(super) struct StoredRows {
     pub rows: usize,
     /// The size of the tensor in the file, in bytes.
     pub nbytes: usize,
-    /// The number of rows that must be read together.
+    /// The number of rows that must be read in one piece.
     pub together: usize,
 }
 
@@ -230,7 +230,7 @@ pub(super) fn all_of<const N: usize>(parts: Parts) -> Result<[Array; N]> {
     <[Array; N]>::try_from(parts).map_err(|_| no_parts())
 }
 
-/// The error for a wrong number of parts, which is a bug.
+/// The error for a wrong number of parts. It means a bug in this crate.
 pub(super) fn no_parts() -> Error {
     Error::new(
         ErrorKind::Engine,
@@ -266,7 +266,7 @@ mod tests {
         (0..n).map(|i| (i * 37 % 251) as u8 & 0xbf).collect()
     }
 
-    /// All tensors of both formats, read in chunks of `chunk` bytes.
+    /// The values of all tensors in a file of either format, read in chunks of `chunk` bytes.
     fn values(path: &Path, gguf: bool, chunk: usize) -> Vec<Vec<f32>> {
         let config = ModelConfig::from_json(CONFIG.as_bytes()).unwrap();
         let mut weights = if gguf {
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn chunks_make_up_the_whole() {
-        // Q4_1 blocks with finite scales, and BF16.
+        // Q4_1 blocks with finite scales, and a BF16 tensor.
         let mut q4 = bytes(40 * 2 * 20);
         q4.chunks_mut(20).for_each(|b| b[1] &= 0x3f);
         let (_dir, gguf) = Writer::default()
@@ -315,7 +315,7 @@ mod tests {
             let unchunked = values(path, is_gguf, CHUNK_BYTES);
             assert!(unchunked.iter().flatten().all(|x| x.is_finite()));
             assert_ne!(unchunked[0][..64], unchunked[0][64..128]);
-            // Chunks of one row, chunks that do not divide the rows, chunks longer than a row.
+            // Chunks of one row, chunks that do not divide the rows, and chunks longer than a row.
             for chunk in [1, 600, 1000] {
                 assert_eq!(values(path, is_gguf, chunk), unchunked, "{chunk}");
             }

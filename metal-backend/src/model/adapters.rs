@@ -1,4 +1,4 @@
-//! The contract's adapter functions, on top of the engine.
+//! The adapter functions of the public contract, on top of the engine.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! A loaded encoder: implements the contract's embeddings and scores, without text generation.
+//! A loaded encoder. It implements the public contract's embeddings and scores, and no text
+//! generation.
 
 use std::sync::Arc;
 
@@ -15,12 +16,13 @@ use crate::engine::Engine;
 /// An encoder.
 pub struct EncoderModel {
     engine: Arc<Engine>,
-    /// Whether the model scores documents. Stored here, because a closed model has no network.
+    /// Whether the model scores documents. Stored here because a closed model has no network to
+    /// ask.
     reranks: bool,
 }
 
 impl EncoderModel {
-    /// An encoder on `engine`.
+    /// Creates an encoder on `engine`.
     pub fn new(engine: Engine) -> Self {
         Self {
             reranks: embed::reranks(&engine),
@@ -28,7 +30,7 @@ impl EncoderModel {
         }
     }
 
-    /// The error of functions that need a next token.
+    /// The error of functions that predict a next token, which encoders cannot do.
     fn no_text<T>(&self) -> Result<T> {
         self.engine.check_open()?;
         let use_it_so = match self.reranks {

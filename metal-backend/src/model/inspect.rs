@@ -1,4 +1,4 @@
-//! The contract's inspection functions, on top of `inspect/`.
+//! The inspection functions of the public contract, on top of `inspect/`.
 
 use inference::{
     AttentionInspector, AttentionProjections, AttentionSnapshot, AttentionWeights, EmbedOptions,

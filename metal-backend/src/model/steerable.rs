@@ -1,4 +1,4 @@
-//! The contract's edits of activations, on top of `steer.rs`.
+//! The activation edits of the public contract, on top of `steer.rs`.
 
 use std::collections::BTreeSet;
 

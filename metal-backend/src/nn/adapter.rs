@@ -1,9 +1,10 @@
-//! Layer support for training and adapters: slots, their computation, and the scope of a
-//! differentiated forward pass. `adapter/` creates and stores adapters, and `train/` trains them.
+//! Layer support for training and adapters: slots, the computation of their layers, and the scope
+//! of a differentiated forward pass. `adapter/` creates and stores adapters, and `train/` trains
+//! them.
 //!
-//! A layer loaded by name has a [`ParamSlot`]. All threads see an adapter that is set at a slot,
-//! and it can be exchanged or removed at any time. Values of a [`Scope`] replace a layer's own
-//! values on one thread only. So a model can be trained while it serves requests.
+//! A layer with a name has a [`ParamSlot`]. An adapter in a slot applies to all threads, and can be
+//! exchanged or removed at any time. The values of a [`Scope`] replace a layer's own values on one
+//! thread only. So a model can train and serve requests at the same time.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -22,17 +23,17 @@ pub enum SlotKind {
     Matrix,
     /// The table of an embedding.
     Table,
-    /// The weight of a norm, which may add a constant to it (1 in Gemma).
+    /// The weight of a norm. The norm may add a constant to the stored weight (1 in Gemma).
     Norm {
-        /// That constant; it is included in the model's own weight.
+        /// The constant that the norm adds. The slot's own weight already includes this constant.
         plus: f32,
     },
     /// The bias of a layer or norm.
     Bias,
 }
 
-/// A place for an adapter: a matrix or a stack of expert matrices that can be adapted, or a vector
-/// that can be trained.
+/// A parameter of a layer that an adapter can change. Low-rank adapters change matrices and stacks
+/// of expert matrices. Full adapters replace matrices and vectors.
 #[derive(Debug)]
 pub struct ParamSlot {
     name: String,
@@ -51,8 +52,8 @@ pub enum Delta {
     Whole(Array),
 }
 
-/// A product of two narrow matrices, added to a matrix: `x W^T + scale * (x A^T) B^T` (Hu et al.
-/// 2021). For experts, A and B have an additional leading axis.
+/// A low-rank term, added to the matrix product of a layer: `x W^T + scale * (x A^T) B^T` (Hu et
+/// al. 2021). For experts, A and B have an additional leading axis.
 #[derive(Debug, Clone)]
 pub struct LowRank {
     /// A, `[rank, in]`.
@@ -62,15 +63,15 @@ pub struct LowRank {
     /// Magnitudes `[out]` to which the rows of the sum are scaled (DoRA, Liu et al. 2024); `None`
     /// for LoRA.
     pub m: Option<Array>,
-    /// Factor on the output of A and B.
+    /// Factor on the product of A and B.
     pub scale: f32,
-    /// Dropout of the inputs of A in training.
+    /// Dropout probability for the inputs of A during training.
     pub dropout: f32,
 }
 
 impl LowRank {
-    /// The trainable parameters with their name suffixes at a slot of `kind`. Those of an embedding
-    /// are transposed, as in mlx-lm, where `lora_a` has one row per token.
+    /// The trainable parameters at a slot of `kind`, each with the suffix of its name. Parameters
+    /// of an embedding are transposed, as in mlx-lm, where `lora_a` has one row per token.
     pub fn parts(&self, kind: SlotKind) -> impl Iterator<Item = (&'static str, &Array)> {
         let (a, b) = ends(kind);
         [
@@ -92,8 +93,9 @@ pub fn ends(kind: SlotKind) -> (&'static str, &'static str) {
 }
 
 impl ParamSlot {
-    /// The slot of a weight, `[out, in]`, `[experts, out, in]` or a vector, stored as
-    /// `name.weight`, or as `name.bias` for a bias. Memory is shared with the layer.
+    /// Creates the slot of a weight: `[out, in]`, `[experts, out, in]` or a vector. A checkpoint
+    /// stores this weight as `name.weight`, or as `name.bias` for a bias. Slot and layer share
+    /// memory.
     #[must_use]
     pub fn new(name: &str, kind: SlotKind, weight: Weight) -> Arc<Self> {
         Arc::new(Self {
@@ -110,7 +112,7 @@ impl ParamSlot {
         &self.name
     }
 
-    /// The kind.
+    /// The kind of the slot's weight.
     pub fn kind(&self) -> SlotKind {
         self.kind
     }
@@ -125,7 +127,7 @@ impl ParamSlot {
         &self.weight
     }
 
-    /// The suffix of its weight's name in a checkpoint.
+    /// The suffix of the weight's name in a checkpoint.
     pub fn end(&self) -> &'static str {
         match self.kind {
             SlotKind::Bias => "bias",
@@ -142,7 +144,7 @@ impl ParamSlot {
         }
     }
 
-    /// The current trainable parameters with their name suffixes.
+    /// The current trainable parameters, each with the suffix of its name.
     pub fn parts(&self) -> Vec<(&'static str, Array)> {
         match self.stored().as_deref() {
             None => Vec::new(),
@@ -154,13 +156,14 @@ impl ParamSlot {
         }
     }
 
-    /// The delta, with the trainable values that `other` returns for their suffixes replaced.
+    /// The current delta, in which the values from `other` replace trainable parameters. `other`
+    /// receives a parameter's suffix and returns its new value, or `None` to keep it. Returns
     /// `None` without a delta.
     pub fn replaced(&self, other: impl Fn(&str) -> Option<Array>) -> Option<Delta> {
         Some(self.with_parts(&*self.stored()?, other))
     }
 
-    /// A delta with the values that `other` returns replaced.
+    /// Returns `delta` with the values from `other` in place of its parameters.
     fn with_parts(&self, delta: &Delta, other: impl Fn(&str) -> Option<Array>) -> Delta {
         match delta {
             Delta::Whole(w) => Delta::Whole(other(self.end()).unwrap_or_else(|| w.clone())),
@@ -175,18 +178,18 @@ impl ParamSlot {
         }
     }
 
-    /// `[out, in]`, or `[experts, out, in]`.
+    /// The shape of the weight: `[out, in]`, or `[experts, out, in]`.
     pub fn shape(&self) -> Vec<i32> {
         self.weight.shape()
     }
 
-    /// The index of its block, from its name.
+    /// The index of the decoder block that contains the slot, parsed from its name.
     pub fn block(&self) -> Option<usize> {
         block_of(&self.name)
     }
 
-    /// Sets, exchanges or removes the delta, and returns the previous one. For whole adapters use
-    /// [`Passes::change`].
+    /// Sets, exchanges or removes the delta, and returns the previous delta. To change several
+    /// slots at once, use [`Passes::change`].
     fn set(&self, delta: Option<Delta>) -> Option<Arc<Delta>> {
         let mut current = self.delta.write();
         self.active.store(delta.is_some(), Ordering::Release);
@@ -207,7 +210,7 @@ impl ParamSlot {
         self.weight.dense(dtype)
     }
 
-    /// The delta with the values of the entered scope, if any.
+    /// The current delta. Inside a scope, the scope's values replace the delta's parameters.
     fn current(&self) -> Option<Delta> {
         let stored = self.stored()?;
         let scope = scope();
@@ -224,7 +227,7 @@ impl ParamSlot {
         Some(delta)
     }
 
-    /// The vector that replaces the layer's own, in its type; `None` without a delta.
+    /// The vector that replaces the layer's own vector, cast to `dtype`; `None` without a delta.
     pub fn vector(&self, dtype: Dtype) -> Result<Option<Array>> {
         if !self.is_adapted() {
             return Ok(None);
@@ -238,12 +241,13 @@ impl ParamSlot {
         }
     }
 
-    /// Whether it has an adapter.
+    /// Whether the slot has an adapter.
     pub fn is_adapted(&self) -> bool {
         self.active.load(Ordering::Acquire)
     }
 
-    /// `x` with dropout: some elements set to zero, the others scaled to keep the mean.
+    /// Applies dropout to `x`: sets some elements to zero and scales the rest, which keeps the
+    /// mean.
     fn dropped(&self, x: &Array, fraction: f32) -> Result<Array> {
         if fraction == 0.0 {
             return Ok(x.clone());
@@ -266,10 +270,10 @@ impl ParamSlot {
     }
 }
 
-/// The random key of a slot's dropout in a batch. It depends on name and seed, not on order, so
-/// that a recomputed block drops the same elements.
+/// The random key for a slot's dropout in one batch. The key depends on name and seed, not on the
+/// order of calls. So a recomputed block drops the same elements as in the forward pass.
 pub fn dropout_key(slot: &str, seed: u64) -> Result<random::Key> {
-    // The FNV hash, because the standard library's hash may change.
+    // FNV is fixed by definition. The standard library's hash may change between releases.
     let hash = slot
         .bytes()
         .fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -278,23 +282,24 @@ pub fn dropout_key(slot: &str, seed: u64) -> Result<random::Key> {
     random::Key::new(hash)
 }
 
-/// Separates forward passes from adapter changes: a pass sees all of a change or none of it.
+/// Separates forward passes from adapter changes: a pass sees all slots of a change, or none.
 #[derive(Debug, Default)]
 pub struct Passes(RwLock<()>);
 
 impl Passes {
-    /// Runs a forward pass. A differentiated pass does not wait for a change. It holds MLX's lock,
-    /// for which running passes may wait, and it uses the values of its scope.
+    /// Runs a forward pass. A differentiated pass does not take the lock. It already owns MLX's
+    /// lock, for which running passes may wait, so waiting here could deadlock. Its values come
+    /// from its scope.
     pub fn pass<R>(&self, f: impl FnOnce() -> R) -> R {
         let lock = || self.0.read();
         let _pass = (!differentiated()).then(lock);
         f()
     }
 
-    /// Sets, exchanges or removes deltas at slots, in order; running requests use them from their
-    /// next step.
+    /// Sets, exchanges or removes the deltas of slots, in the given order. Running requests use the
+    /// new deltas from their next step.
     pub fn change(&self, slots: impl IntoIterator<Item = (Arc<ParamSlot>, Option<Delta>)>) {
-        // Collected before and freed after the lock is held, because both may wait for MLX's lock.
+        // Collecting and freeing may wait for MLX's lock, so both run outside this lock.
         let slots: Vec<_> = slots.into_iter().collect();
         let mut old = Vec::with_capacity(slots.len());
         let change = self.0.write();
@@ -303,12 +308,12 @@ impl Passes {
     }
 }
 
-/// A number in the type of `x`.
+/// A scalar array with the type of `x`.
 fn like(x: &Array, value: f32) -> Result<Array> {
     Array::scalar(value)?.astype(x.dtype())
 }
 
-/// A layer's view of a slot; if several layers share one matrix, of the layer's rows.
+/// A layer's view of a slot. If several layers share one matrix, the view covers the layer's rows.
 #[derive(Debug, Clone)]
 pub struct SlotView {
     slot: Arc<ParamSlot>,
@@ -316,24 +321,24 @@ pub struct SlotView {
 }
 
 impl SlotView {
-    /// All of a slot, or some rows.
+    /// A view of the whole slot, or of the rows `rows`.
     #[must_use]
     pub fn new(slot: Arc<ParamSlot>, rows: Option<(i32, i32)>) -> Self {
         Self { slot, rows }
     }
 
-    /// Whether it has an adapter.
+    /// Whether the slot has an adapter.
     pub fn is_adapted(&self) -> bool {
         self.slot.is_adapted()
     }
 
-    /// The vector that replaces the layer's own, in its type; `None` without a delta.
+    /// The vector that replaces the layer's own vector, cast to `dtype`; `None` without a delta.
     pub fn vector(&self, dtype: Dtype) -> Result<Option<Array>> {
         let weight = self.slot.vector(dtype)?;
         weight.map(|w| self.cut(&w)).transpose()
     }
 
-    /// The layer's rows of `a`.
+    /// Returns the layer's rows of `a`.
     fn cut(&self, a: &Array) -> Result<Array> {
         match self.rows {
             Some((from, to)) => a.slice_axis(0, from, to),
@@ -341,8 +346,8 @@ impl SlotView {
         }
     }
 
-    /// The layer's output for `x` `[.., in]` with its adapter; `None` without one. `plain` computes
-    /// `x W^T` without bias.
+    /// The layer's output for `x` `[.., in]` with the adapter; `None` without an adapter. `plain`
+    /// computes `x W^T` without bias.
     pub fn forward(
         &self,
         x: &Array,
@@ -368,12 +373,13 @@ impl SlotView {
         };
         let weight = self.cut(&self.slot.dense(Dtype::Float32)?)?;
         let lengths = adapted(&weight, &low.a, &b, low.scale).and_then(|w| lengths(&w))?;
-        // The row lengths are treated as constants, as in the paper (section 4.3).
+        // No gradient flows through the row lengths, as in the paper (section 4.3).
         let factor = self.cut(m)?.divide(&lengths.stop_gradient()?)?;
         sum.multiply(&factor.astype(x.dtype())?).map(Some)
     }
 
-    /// The adapted rows `ids` `[..]` of an embedding, `[.., hidden]`; `plain` are the table's rows.
+    /// The adapted embedding rows of `ids` `[..]`: `[.., hidden]`. `plain` has the table's own
+    /// rows.
     pub fn rows(
         &self,
         ids: &Array,
@@ -398,7 +404,8 @@ impl SlotView {
             .map(Some)
     }
 
-    /// The adapted product of experts: `x` `[.., 1, in]` with the experts `ids`.
+    /// The adapted matrix product of experts: `x` `[.., 1, in]` with the matrices of the experts
+    /// `ids`.
     pub fn forward_experts(
         &self,
         x: &Array,
@@ -434,7 +441,7 @@ pub fn adapted(weight: &Array, a: &Array, b: &Array, scale: f32) -> Result<Array
 /// The Euclidean length of each row.
 ///
 /// # Errors
-/// When there are no rows.
+/// If `weight` has no rows.
 pub fn lengths(weight: &Array) -> Result<Array> {
     weight.square()?.sum(-1, false)?.sqrt()
 }
@@ -442,7 +449,7 @@ pub fn lengths(weight: &Array) -> Result<Array> {
 /// Values that replace a model's own during a differentiated forward pass.
 #[derive(Debug, Clone, Default)]
 pub struct Scope {
-    /// Trainable parameters by name.
+    /// Trainable parameters by full name.
     pub params: BTreeMap<String, Array>,
     /// The source of dropout keys; `None` disables dropout.
     pub dropout: Option<Dropout>,
@@ -457,7 +464,7 @@ pub struct Scope {
 pub enum Dropout {
     /// A seed for all slots; see [`dropout_key`].
     Seed(u64),
-    /// The key of each slot by name, which may be a placeholder in a traced graph.
+    /// The dropout key of each slot, by slot name. A key may be a placeholder in a traced graph.
     Keys(Arc<BTreeMap<String, random::Key>>),
 }
 
@@ -475,7 +482,7 @@ impl Scope {
     }
 }
 
-/// The block index in a name: its first number.
+/// The block index in a parameter's name: the first number in the name.
 fn block_of(name: &str) -> Option<usize> {
     name.split('.').find_map(|part| part.parse().ok())
 }
@@ -484,19 +491,20 @@ thread_local! {
     static SCOPE: RefCell<Option<Arc<Scope>>> = const { RefCell::new(None) };
 }
 
-/// The scope of this thread.
+/// The scope that this thread has entered.
 #[must_use]
 pub fn scope() -> Option<Arc<Scope>> {
     SCOPE.with_borrow(Clone::clone)
 }
 
-/// Whether results need gradients, which our fused kernels do not support.
+/// Whether the pass needs gradients. Our fused kernels have no gradients, so they must not run
+/// then.
 #[must_use]
 pub fn differentiated() -> bool {
     SCOPE.with_borrow(Option::is_some)
 }
 
-/// Runs `f` in a scope, and restores the previous scope, even when `f` panics.
+/// Runs `f` in a scope, then restores the previous scope, even if `f` panics.
 pub fn within<R>(scope: Arc<Scope>, f: impl FnOnce() -> R) -> R {
     struct Back(Option<Arc<Scope>>);
     impl Drop for Back {

@@ -1,6 +1,5 @@
-//! Grouped-query self-attention with a cache (Vaswani et al. 2017, Ainslie et al. 2023).
-//! Differences between families (biases, norms, windows, caps, sinks, rotation) are fields, not
-//! copies of the code.
+//! Grouped-query self-attention with a KV cache (Vaswani et al. 2017, Ainslie et al. 2023). Fields
+//! express the differences between model families: biases, norms, windows, caps, sinks, rotation.
 
 use inference::{AttentionSums, Hook, StepPart};
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, fast, where_};
@@ -20,38 +19,38 @@ use crate::nn::hooks::Watch;
 pub struct Attention {
     /// `[hidden] -> [n_heads * head_dim]`.
     pub q_proj: Linear,
-    /// `[hidden] -> [n_kv_heads * head_dim]`; `None` if another layer provides the keys.
+    /// `[hidden] -> [n_kv_heads * head_dim]`; `None` if the layer reuses another layer's keys.
     pub k_proj: Option<Linear>,
-    /// `[hidden] -> [n_kv_heads * head_dim]`; `None` if the keys' projection also gives the values.
+    /// `[hidden] -> [n_kv_heads * head_dim]`; `None` if `k_proj` also computes the values.
     pub v_proj: Option<Linear>,
     /// `[n_heads * head_dim] -> [hidden]`.
     pub o_proj: Linear,
-    /// Queries, keys and values are bounded to `-clip..clip` after their projections (OLMo).
+    /// Queries, keys and values are clamped to `-clip..clip` after their projections (OLMo).
     pub clip: Option<f32>,
-    /// Norms before rotation.
+    /// Norms of queries, keys and values before the rotation.
     pub norms: HeadNorms,
     /// Rotary positions; `None` for a layer without positions.
     pub rope: Option<Rope>,
     /// Query heads.
     pub n_heads: i32,
-    /// Key and value heads; their number divides `n_heads`.
+    /// Key and value heads; this number divides `n_heads`.
     pub n_kv_heads: i32,
     /// Elements per head.
     pub head_dim: i32,
     /// Factor on the scores, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
-    /// The number of last positions that a query attends to, itself included.
+    /// Sliding window: a query attends to this number of last positions, including its own.
     pub window: Option<i32>,
-    /// The number of positions of a chunk: a query attends to keys of its own chunk only (Llama 4).
+    /// Chunk length in positions: a query attends only to keys of its own chunk (Llama 4).
     pub chunk: Option<i32>,
-    /// The cap on scores, applied by a tanh: scores lie in `-cap..cap` (Gemma 2).
+    /// Cap on scores: `cap * tanh(score / cap)` keeps scores within `-cap..cap` (Gemma 2).
     pub softcap: Option<f32>,
     /// A factor on queries that grows with their position (Llama 4, Ministral 3).
     pub growth: Option<Growth>,
-    /// A learned score for each head that takes a share of the softmax and adds no value
-    /// (`[n_heads]`, gpt-oss).
+    /// Attention sinks `[n_heads]` (gpt-oss): a learned score per head. The score enters the
+    /// softmax's denominator and adds no value.
     pub sinks: Option<Array>,
-    /// The type in which scores, their softmax and the sums over values are computed.
+    /// The type in which scores, softmax and the sums over values are computed.
     pub sums: AttentionSums,
 }
 
@@ -60,15 +59,15 @@ pub struct Attention {
 pub enum Positions {
     /// All positions.
     All,
-    /// Only the last position of each row. Keys and values of all are stored anyway.
+    /// Only the last position of each row. The keys and values of all positions are still stored.
     Last,
 }
 
 impl Positions {
-    /// The requested positions of `x` `[1, T, ..]`, whose rows have these lengths.
+    /// The requested positions of `x` `[1, T, ..]`, which packs rows of the given lengths.
     ///
     /// # Errors
-    /// If `x` is shorter than its rows.
+    /// If `x` has fewer positions than its rows together.
     pub fn of(self, x: &Array, lengths: &[i32]) -> Result<Array> {
         if self == Positions::All || lengths.iter().all(|&n| n == 1) {
             return Ok(x.clone());
@@ -86,7 +85,7 @@ impl Positions {
         x.take_ids(&ends, 1)
     }
 
-    /// The number of positions that remain of each row.
+    /// The number of requested positions in a row of `length` positions.
     fn left(self, length: i32) -> i32 {
         match self {
             Positions::All => length,
@@ -96,9 +95,10 @@ impl Positions {
 }
 
 impl Attention {
-    /// Computes `x` `[1, T, hidden]`, after `norm` if there is one, to `[1, T or rows, hidden]`.
-    /// The packed rows of `x` attend to their own keys and values, after those of `x` are added.
-    /// `layer` selects among the caches of a row. If `add` is set, the result is added to `x`.
+    /// Computes attention for `x` `[1, T, hidden]`, after `norm` if there is one: `[1, T or rows,
+    /// hidden]`. `x` packs several rows. The layer first appends the keys and values of `x` to each
+    /// row's cache; then each row attends to its own cache. `layer` is the index of the cache in a
+    /// row. If `add` is set, the result is added to `x`.
     ///
     /// # Errors
     /// If shapes do not match, or a cache is full.
@@ -113,7 +113,7 @@ impl Attention {
         let lengths = lengths(rows);
         let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
         let (mut x, mut norm) = apart(watch, layer, norm, x)?;
-        // Our projections include only norms by the mean square. Other norms are computed before.
+        // Fused projections support only RMS norms. Other norms run as a separate operation first.
         if matches!(spec(norm), NormSpec::Other) {
             (x, norm) = (through(norm, &x)?, None);
         }
@@ -151,7 +151,7 @@ impl Attention {
         self.rope.as_ref().and_then(Rope::switch)
     }
 
-    /// The layer's description for kernels.
+    /// The layer's parameters in the form that the kernels read.
     pub fn spec(&self) -> AttentionSpec<'_> {
         AttentionSpec {
             n_heads: self.n_heads,
@@ -171,8 +171,8 @@ impl Attention {
         }
     }
 
-    /// Queries, keys and values of `x` after `norm`, `[1, T, (H + 2 * Hkv) * D]`, before their own
-    /// norms and rotation; `None` if our kernels do not support the projections.
+    /// Queries, keys and values of `norm(x)` in one array, `[1, T, (H + 2 * Hkv) * D]`, before head
+    /// norms and rotation. `None` if our kernels do not support the projections.
     fn packed(&self, norm: Option<&Norm>, x: &Array) -> Result<Option<Array>> {
         let (Some(k_proj), Some(v_proj)) = (&self.k_proj, &self.v_proj) else {
             return Ok(None);
@@ -180,9 +180,9 @@ impl Attention {
         project(&[&self.q_proj, k_proj, v_proj], norm, Epilogue::None, x)
     }
 
-    /// The attention output of `packed`'s queries, `[1, T or rows, H * D]`, after storing its keys
-    /// and values. `packed` has queries, keys and values `[1, T, (H + 2 * Hkv) * D]` before norms
-    /// and rotation.
+    /// Stores the keys and values of `packed`, and returns the attention output of its queries,
+    /// `[1, T or rows, H * D]`. `packed` `[1, T, (H + 2 * Hkv) * D]` has queries, keys and values
+    /// before head norms and rotation.
     pub(super) fn attend_packed(
         &self,
         heads: &Heads,
@@ -235,7 +235,7 @@ impl Attention {
         if let Some(kernel_views) = kernel_views {
             return heads.attend(packed, &kernel_views, last);
         }
-        // Only MLX reads packed caches.
+        // Our kernels cannot read packed caches, so MLX's operations compute the rest.
         let lengths = lengths(rows);
         let queries = positions
             .of(packed, &lengths)?
@@ -245,7 +245,7 @@ impl Attention {
         self.attend_queries(&queries, &views, &lengths, positions, (layer, watch))
     }
 
-    /// Writes keys and values directly into the caches, if all of them support that.
+    /// Writes keys and values directly into the caches, if all caches support direct writes.
     fn stored(
         &self,
         heads: &Heads,
@@ -283,10 +283,10 @@ impl Attention {
         Ok(Some(kernel_views))
     }
 
-    /// Adds keys and values of `x` to the caches, and returns all keys and values of each row.
+    /// Appends keys and values of `x` to the caches, and returns all keys and values of each row.
     ///
     /// # Errors
-    /// If shapes do not match, or this layer has no keys of its own.
+    /// If shapes do not match, or this layer has no key projection.
     pub fn update_kv(&self, x: &Array, rows: &mut [Row<'_>], layer: usize) -> Result<Vec<KvView>> {
         let fault = |message: &str| Error::new(ErrorKind::Value, "attention", message);
         let Some(k_proj) = &self.k_proj else {
@@ -300,7 +300,8 @@ impl Attention {
         self.update_projected(&projected, &values, rows, layer)
     }
 
-    /// Like [`Self::update_kv`], for keys and values `[1, T, Hkv * D]` before norms and rotation.
+    /// As [`Self::update_kv`], for keys and values `[1, T, Hkv * D]` before head norms and
+    /// rotation.
     pub(super) fn update_projected(
         &self,
         keys: &Array,
@@ -333,9 +334,9 @@ impl Attention {
         store(rows, layer, &keys, &values)
     }
 
-    /// The attention output of the queries of `x` `[1, T, hidden]`, whose rows have `lengths`, over
-    /// the keys of each view: `[1, T or rows, hidden]`. `watch` gets the data that it requests of
-    /// layer `layer`.
+    /// The attention output of the queries of `x` `[1, T, hidden]`: `[1, T or rows, hidden]`. `x`
+    /// packs rows of `lengths` positions, and each row attends to the keys of its view. `watch`
+    /// receives the queries and weights that it requests, with the index `layer`.
     pub fn attend(
         &self,
         x: &Array,
@@ -370,7 +371,8 @@ impl Attention {
         Ok(attended)
     }
 
-    /// As [`Self::attend_heads`], for queries `[1, T or rows, H * D]` before norms and rotation.
+    /// As [`Self::attend_heads`], for queries `[1, T or rows, H * D]` before head norms and
+    /// rotation.
     pub(super) fn attend_projected(
         &self,
         queries: &Array,
@@ -425,7 +427,7 @@ impl Attention {
         }
     }
 
-    /// Bounds the output of a projection.
+    /// Clamps the output of a projection to `-clip..clip`.
     fn clipped(&self, projected: Array) -> Result<Array> {
         let Some(clip) = self.clip else {
             return Ok(projected);
@@ -434,7 +436,7 @@ impl Attention {
         projected.clip(Some(&bound(-clip)?), Some(&bound(clip)?))
     }
 
-    /// Queries `[1, H, L, D]` at positions from `offset` on, times the factor of their positions.
+    /// Multiplies queries `[1, H, L, D]` by the growth factors of the positions from `offset` on.
     fn grown(&self, queries: &Array, offset: i32) -> Result<Array> {
         let length = queries.dim(2)?;
         match &self.growth {
@@ -449,8 +451,8 @@ impl Attention {
         }
     }
 
-    /// The layer in the kernels' form for sequences of these lengths; `None` if they do not support
-    /// all of it.
+    /// The layer in the kernels' form for sequences of these lengths; `None` if the kernels do not
+    /// support the layer.
     pub(super) fn kernel_heads(&self, furthest: Furthest) -> Option<Heads> {
         let grows = |growth: &Growth| growth.is_felt(furthest.position);
         let is_divided = self.chunk.is_some_and(|chunk| furthest.position > chunk);

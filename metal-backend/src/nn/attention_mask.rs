@@ -1,10 +1,11 @@
-//! Masks of the keys that a query attends to, from windows and the order of a cache's positions.
+//! Attention masks. A mask follows from the window and from the order of the positions in the
+//! cache.
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate};
 
 use crate::cache::{KvView, Order, Stored};
 
-/// The smaller of two windows.
+/// The smaller of two windows; `None` means no limit.
 pub(super) fn nearer(a: Option<i32>, b: Option<i32>) -> Option<i32> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
@@ -22,8 +23,8 @@ pub(super) enum AttentionMask {
     Array(Array),
 }
 
-/// The needed keys and values of `length` queries from position `offset` on, with their mask, for a
-/// layer whose window has `window` positions, and whose chunks have `chunk` positions.
+/// The keys and values that `length` queries from position `offset` on need, with their mask.
+/// `window` and `chunk` are the layer's window and chunk length in positions.
 pub(super) fn attention_mask(
     (window, chunk): (Option<i32>, Option<i32>),
     view: &KvView,
@@ -33,7 +34,7 @@ pub(super) fn attention_mask(
     let both = || (view.keys.clone(), view.values.clone());
     let total = view.keys.positions()?;
     let mut window = nearer(window, view.window);
-    // The first chunk is causal attention.
+    // All positions are in the first chunk, where a chunk equals causal attention.
     let chunk = chunk.filter(|chunk| offset + length > *chunk);
     if let Some(chunk) = chunk {
         if length > 1 {
@@ -49,7 +50,8 @@ pub(super) fn attention_mask(
         Order::Run { keep, .. } => (keep, window.is_none_or(|w| total - keep <= w)),
     };
     let mask = match window {
-        // The farthest key is within the last query's window, and so within all windows.
+        // The farthest key is within the last query's window, and so within the windows of all
+        // queries.
         _ if everything && length == 1 => AttentionMask::None,
         _ if everything => AttentionMask::Causal,
         Some(window) if length == 1 && keep == 0 => {
@@ -63,8 +65,8 @@ pub(super) fn attention_mask(
     Ok((keys, values, mask))
 }
 
-/// Boolean `[length, total]`: a query at position `p` attends to the kept keys, and to those in
-/// `(p - window, p]`. With chunks, it attends to keys of its own chunk only.
+/// Boolean `[length, total]`. A query at position `p` attends to the kept first keys and to keys in
+/// `(p - window, p]`. With chunks, a query attends only to keys of its own chunk.
 pub(super) fn visible(
     order: Order,
     offset: i32,
@@ -126,14 +128,15 @@ mod tests {
         ];
         assert_eq!(mask(run(0, 0), 2, 3, 5, Some(2)), expected.concat());
         assert_eq!(mask(run(0, 0), 0, 2, 2, None), [true, false, true, true]);
-        // The keys are at 0, 7, 8 and 9. The queries at 8 and 9 attend to two positions.
+        // The keys are at positions 0, 7, 8 and 9. Each query attends to the kept key 0 and to two
+        // others.
         let expected = [[true, true, true, false], [true, false, true, true]];
         assert_eq!(mask(run(1, 7), 8, 2, 4, Some(2)), expected.concat());
     }
 
     #[test]
     fn queries_see_their_own_chunk() {
-        // Chunks of 3 positions; the keys are those from 1 on, the queries those from 2 on.
+        // Chunks of 3 positions. Keys begin at position 1, queries at position 2.
         let order = Order::Run { keep: 0, start: 1 };
         let mask = visible(order, 2, 3, 4, (None, Some(3))).unwrap();
         let expected = [

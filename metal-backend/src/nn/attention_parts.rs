@@ -1,12 +1,12 @@
-//! Changes of queries, keys and values before attention, which some families have.
+//! Operations on queries, keys and values before attention, for the families that need them.
 
 use super::norm::Norm;
 
-/// A factor on queries that grows with the logarithm of their position. It is one within the
-/// trained context.
+/// A factor on queries that grows with the logarithm of their position. The factor is 1 within the
+/// trained context length.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Growth {
-    /// The factor on the logarithm.
+    /// The factor of the logarithm.
     pub beta: f32,
     /// The number of positions after which the factor changes.
     pub step: i32,
@@ -19,7 +19,7 @@ impl Growth {
         1.0 + self.beta * ((1 + (position + self.shift) / self.step) as f32).ln()
     }
 
-    /// Whether one of the first `positions` has a factor other than one.
+    /// Whether any of the first `positions` positions has a factor other than 1.
     pub(super) fn is_felt(self, positions: i32) -> bool {
         positions.saturating_add(self.shift) > self.step
     }
@@ -34,7 +34,7 @@ pub struct HeadNorms {
     pub k: Option<Norm>,
     /// The norm of values (Gemma 4).
     pub v: Option<Norm>,
-    /// Whether norms cover all heads together instead of each head (OLMo 2).
+    /// Whether a norm covers all heads together instead of each head (OLMo 2).
     pub across_heads: bool,
     /// Whether queries and keys are rotated before their norms (Hunyuan).
     pub after_rotation: bool,

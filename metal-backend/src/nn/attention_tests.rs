@@ -1,5 +1,6 @@
 //! Tests attention over every kind of cache against its definition: loops in float64 over all keys
-//! and values. Sequences far exceed the capacity of bounded caches, with and without our kernels.
+//! and values. Sequences far exceed the capacity of bounded caches. Each test runs with and without
+//! our kernels.
 
 use inference::AttentionSums;
 use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream};
@@ -37,8 +38,8 @@ fn selection(from: usize, n: usize, of: usize, on_cpu: bool) -> Linear {
     Linear::new(Weight::Dense(weight), None, on_cpu).unwrap()
 }
 
-/// A layer whose input contains queries, keys and values in this order, and whose output is that of
-/// the attention.
+/// A layer whose input is the concatenation of queries, keys and values. The output is the output
+/// of attention, without a projection.
 fn layer(d: usize, on_cpu: bool) -> Attention {
     let (q, kv) = (HEADS * d, KV_HEADS * d);
     let all = q + 2 * kv;
@@ -63,8 +64,8 @@ fn layer(d: usize, on_cpu: bool) -> Attention {
     }
 }
 
-/// The definition: the output `[H * D]` of the query of `rows[at]` over the keys that `sees`
-/// allows.
+/// The definition: the attention output `[H * D]` of the query in `rows[at]`, over the keys for
+/// which `sees` is true.
 fn reference(rows: &[Vec<f32>], at: usize, d: usize, sees: &dyn Fn(usize) -> bool) -> Vec<f64> {
     let (q, kv) = (HEADS * d, KV_HEADS * d);
     let seen: Vec<usize> = (0..=at).filter(|&k| sees(k)).collect();
@@ -90,8 +91,8 @@ fn reference(rows: &[Vec<f32>], at: usize, d: usize, sees: &dyn Fn(usize) -> boo
     out
 }
 
-/// The greatest difference between a layer with `cache` and [`found`] over `rows`. `inputs` come in
-/// steps with the lengths of `steps`, repeated.
+/// The greatest difference between a layer with `cache` over `inputs` and the definition over
+/// `found`. The layer receives `inputs` in steps, whose lengths are those of `steps`, repeated.
 fn distance(
     (inputs, rows): (&[Vec<f32>], &[Vec<f32>]),
     d: usize,
@@ -130,7 +131,7 @@ fn distance(
 
 fn inputs(n: usize, d: usize) -> Vec<Vec<f32>> {
     let width = (HEADS + 2 * KV_HEADS) * d;
-    // Queries are long vectors, so that attention is not uniform.
+    // Long query vectors keep attention from being uniform, so that a wrong key changes the result.
     let mut rows: Vec<Vec<f32>> = (0..n).map(|i| numbers(width, i as u64 + 1)).collect();
     for row in &mut rows {
         row[..HEADS * d].iter_mut().for_each(|q| *q *= 3.0);
@@ -144,7 +145,7 @@ fn bounded_caches_find_what_full_precision_finds_after_many_rounds() {
     let rows = inputs(130, d);
     let cpu = Stream::default_of(Device::cpu()).unwrap();
     cpu.scope(|| {
-        // The rings are filled sixteen, ten and five times.
+        // The sequence wraps around the three ring buffers about sixteen, ten and five times.
         for (size, keep) in [(8, 0), (16, 4), (24, 0), (7, 6)] {
             let sees = |query: usize, k: usize| k < keep || k + (size - keep) > query;
             let (size, keep) = (size as i32, keep as i32);
@@ -179,7 +180,8 @@ fn packed_caches_find_what_full_precision_finds_of_what_was_packed() {
     cpu.scope(|| {
         for group in [32, 64, 128] {
             let d = group as usize;
-            // The sequence exceeds the first chunk of 256 positions, so that packed parts grow.
+            // For head size 32, the sequence exceeds the first chunk of 256 positions, so packed
+            // buffers grow.
             let rows = inputs(if d == 32 { 300 } else { 60 }, d);
             let mut before = f64::INFINITY;
             for bits in [2, 3, 4, 5, 6, 8] {
@@ -189,7 +191,7 @@ fn packed_caches_find_what_full_precision_finds_of_what_was_packed() {
                     start,
                 };
                 let what = format!("{bits} bits, groups of {group}");
-                // Keys and values have their packed precision; queries are unchanged.
+                // Only keys and values lose precision by packing.
                 let mut packed = rows.clone();
                 for row in &mut packed {
                     let keys_and_values = &mut row[HEADS * d..];
@@ -201,9 +203,9 @@ fn packed_caches_find_what_full_precision_finds_of_what_was_packed() {
                         .unwrap()
                         .to_vec::<f32>()
                         .unwrap();
-                    // A step is the range of a group, at most 2, divided by the number of steps.
-                    // Rounding takes half a step, and MLX shifts the range so that one end is
-                    // exact.
+                    // A quantization step is the range of a group, at most 2, divided by the number
+                    // of steps. Rounding costs at most half a step. MLX also shifts the range so
+                    // that one end is exact, so the bound is a whole step.
                     let step = 2.0 / (f32::from(1u16 << bits) - 1.0);
                     for (a, b) in keys_and_values.iter().zip(&values) {
                         assert!((a - b).abs() <= step, "{what}: {a} became {b}");
@@ -215,7 +217,7 @@ fn packed_caches_find_what_full_precision_finds_of_what_was_packed() {
                     let off = distance((&rows, &packed), d, cache(), steps, &all, true);
                     assert!(off < 5e-5, "{what}: {off}");
                 }
-                // With fewer bits, the error is greater.
+                // Fewer bits must cause a greater error.
                 let cache = Box::new(QuantizedCache::new(packing(0)));
                 let lost = distance((&rows, &rows), d, cache, &[1], &all, true);
                 assert!(
@@ -223,7 +225,7 @@ fn packed_caches_find_what_full_precision_finds_of_what_was_packed() {
                     "{what}: {lost}"
                 );
                 before = lost;
-                // Before the start of packing, nothing is lost.
+                // No position is packed before `start`, so there is no quantization error.
                 let cache = Box::new(QuantizedCache::new(packing(1000)));
                 let off = distance((&rows, &rows), d, cache, &[29, 1], &all, true);
                 assert!(off < 2e-5, "{what}: {off}");
@@ -232,7 +234,7 @@ fn packed_caches_find_what_full_precision_finds_of_what_was_packed() {
     });
 }
 
-/// The layer's output for all positions of `rows`, 512 in each step: `[H * D]` each.
+/// The layer's outputs `[H * D]` for all positions of `rows`, computed in steps of 512 positions.
 fn outputs(layer: &Attention, rows: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let mut caches = Caches::from(Box::new(InPlaceCache::new()) as Box<dyn LayerState>);
     let mut all = Vec::new();
@@ -259,7 +261,7 @@ fn outputs(layer: &Attention, rows: &[Vec<f32>]) -> Vec<Vec<f32>> {
 }
 
 /// Compares with numpy in float64 (`tools/golden/attention.py`), with long queries over 2,048 keys.
-/// In double precision, a result is the nearest float32 to numpy's, or its neighbor.
+/// In double precision, a result is within half a unit in the last place of numpy's result.
 #[test]
 fn double_precision_finds_what_numpy_finds_and_the_kernels_come_near() {
     let d = 64;

@@ -1,20 +1,20 @@
-//! A depthwise convolution over the last positions; recurrent layers cache its last inputs.
+//! A causal depthwise convolution over the last positions. Recurrent layers cache its last inputs.
 
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate};
 
 use super::adapter::SlotView;
 
-/// A vector used directly, with a slot so that it can be trained.
+/// A vector that a layer reads without a matrix product. Its slot makes it trainable.
 #[derive(Debug, Clone)]
 pub struct Vector {
     /// The loaded value.
     pub value: Array,
-    /// The slot.
+    /// The slot of the vector.
     pub slot: SlotView,
 }
 
 impl Vector {
-    /// The current value in float32.
+    /// The current value in float32: the trained value if there is one, otherwise the loaded value.
     pub fn current(&self) -> Result<Array> {
         match self.slot.vector(Dtype::Float32)? {
             Some(state) => Ok(state),
@@ -28,17 +28,17 @@ impl Vector {
 pub struct CausalConv {
     weight: Vector,
     bias: Option<Vector>,
-    /// The weight as `[width, channels]`, the last row for the position itself.
+    /// The weight as `[width, channels]`; the last row applies to the current position.
     taps: Array,
     width: i32,
 }
 
 impl CausalConv {
-    /// From a weight `[channels, 1, width]` or `[channels, width, 1]`, whose last tap is for the
-    /// position itself, and an optional bias `[channels]`.
+    /// Creates the layer from `weight` `[channels, 1, width]` or `[channels, width, 1]`, and an
+    /// optional bias `[channels]`. The last tap of the weight applies to the current position.
     ///
     /// # Errors
-    /// When the weight is of another shape.
+    /// If the weight has another shape.
     pub fn new(weight: Vector, bias: Option<Vector>) -> Result<Self> {
         let width = match *weight.value.shape() {
             [_, 1, width] | [_, width, 1] => width,
@@ -60,7 +60,7 @@ impl CausalConv {
         })
     }
 
-    /// The number of positions in its window, including its own.
+    /// The number of positions that one output reads, including its own position.
     pub fn width(&self) -> i32 {
         self.width
     }
@@ -95,7 +95,7 @@ impl CausalConv {
     }
 }
 
-/// `[channels, 1, width]` or `[channels, width, 1]` as `[width, channels]`.
+/// Transposes `[channels, 1, width]` or `[channels, width, 1]` to `[width, channels]`.
 fn taps(weight: &Array, width: i32) -> Result<Array> {
     weight.reshape(&[-1, width])?.swap_axes(0, 1)?.contiguous()
 }
@@ -118,7 +118,8 @@ mod tests {
         }
     }
 
-    /// Two channels of three taps, computed by hand, in one piece and in two, in both layouts.
+    /// Two channels with three taps. The expected values are computed by hand. The input is
+    /// convolved at once and in two parts, with both weight layouts.
     #[test]
     fn each_position_sees_itself_and_those_before() {
         let values = [1.0, 10.0, 100.0, 0.5, 0.0, -1.0];

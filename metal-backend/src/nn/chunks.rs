@@ -1,11 +1,11 @@
-//! Cuts the positions of a recurrence into chunks, and computes the decay between positions.
+//! Splits the positions of a recurrence into chunks, and computes the decay between positions.
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate, tri, where_, zeros};
 
-/// `[R, H, L, ..] -> [R, H, N, C, ..]`, padded with zeros, which write nothing and forget nothing.
+/// `[R, H, L, ..] -> [R, H, N, C, ..]`, padded with zeros. Zeros write nothing and forget nothing.
 ///
 /// # Errors
-/// When there are more positions than the chunks hold.
+/// If `a` has more positions than `count` chunks of `size`.
 pub fn cut(a: &Array, size: i32, count: i32) -> Result<Array> {
     let shape = a.shape().to_vec();
     let (head, rest) = (&shape[..2], &shape[3..]);
@@ -20,11 +20,12 @@ pub fn cut(a: &Array, size: i32, count: i32) -> Result<Array> {
     padded.reshape(&[head, &[count, size], rest].concat())
 }
 
-/// The fraction that remains at the first position from what the second wrote, `[.., C] -> [.., C,
-/// C]`, for forget gates with logarithms `f`. It is 0 for later writes.
+/// For each pair of positions (row, column): the fraction of the column's write that remains at the
+/// row's position. `f` has the logarithms of the forget gates: `[.., C] -> [.., C, C]`. Writes
+/// after the row's position have fraction 0.
 ///
-/// The `f` between the two are summed directly, because the difference of two long sums loses
-/// digits.
+/// The `f` between the two positions are summed directly, because the difference of two long sums
+/// loses precision.
 pub fn decay(f: &Array) -> Result<Array> {
     let size = f.dim(-1)?;
     let before = tri(size, size, -1, Dtype::Float32)?;

@@ -1,7 +1,7 @@
-//! The gated delta rule (Yang et al. 2024, arXiv:2412.06464): a matrix memory with a forget gate
-//! that replaces the value stored for a key. It runs as single steps or over chunks of positions,
-//! with equal results. This file has plain operations in float32; `gated_delta.rs` has projections,
-//! convolution and norms.
+//! The gated delta rule (Yang et al. 2024, arXiv:2412.06464): a matrix memory with a forget gate. A
+//! write replaces the value stored for its key. The rule runs as single steps or over chunks of
+//! positions; both have equal results. This file has plain float32 operations; `gated_delta.rs` has
+//! projections, convolution and norms.
 //!
 //! With the logarithm `f` of the forget gate and the write strength `b`:
 //!
@@ -35,7 +35,8 @@ pub struct Inputs {
     pub b: Array,
 }
 
-/// One step: `L` is 1. Returns `[R, H, 1, DV]` and the memory `[R, H, DK, DV]` after it.
+/// Computes one step: `L` is 1. Returns the output `[R, H, 1, DV]` and the memory `[R, H, DK, DV]`
+/// after the step.
 pub fn step(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
     let Inputs { q, k, v, f, b } = inputs;
     let decayed = memory.multiply(&f.exp()?.expand_dims(-1)?)?;
@@ -46,8 +47,8 @@ pub fn step(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
     Ok((q.matmul(&memory)?, memory))
 }
 
-/// Any number of positions, in chunks of `size`; a single one uses [`step`]. Returns `[R, H, L,
-/// DV]` and the memory `[R, H, DK, DV]` after the last.
+/// Computes any number of positions, in chunks of `size`; a single position uses [`step`]. Returns
+/// the outputs `[R, H, L, DV]` and the memory `[R, H, DK, DV]` after the last position.
 pub fn scan(inputs: &Inputs, memory: &Array, size: i32) -> Result<(Array, Array)> {
     let length = inputs.f.dim(-1)?;
     if length == 1 {
@@ -76,19 +77,19 @@ pub fn scan(inputs: &Inputs, memory: &Array, size: i32) -> Result<(Array, Array)
     Ok((y.slice_axis(2, 0, length)?, memory))
 }
 
-/// The results of all chunks that do not depend on the memory: `N` chunks of `C` positions.
+/// The terms of all chunks that do not depend on the memory, for `N` chunks of `C` positions.
 struct Chunks {
-    /// The values written to an empty memory, `[R, H, N, C, DV]`.
+    /// The values that the chunk would write to an empty memory, `[R, H, N, C, DV]`.
     values: Array,
-    /// The keys that read the part of memory to replace, `[R, H, N, C, DK]`.
+    /// The keys that read the part of the memory to be replaced, `[R, H, N, C, DK]`.
     keys: Array,
     /// The queries that read the memory, `[R, H, N, C, DK]`.
     queries: Array,
-    /// The weight of each write of the chunk at each position, `[R, H, N, C, C]`.
+    /// The weight of each write in the chunk at each position of the chunk, `[R, H, N, C, C]`.
     scores: Array,
     /// The weight of each write in the memory after the chunk, `[R, H, N, DK, C]`.
     writes: Array,
-    /// The remaining fraction of the memory, `[R, H, N, 1, 1]`.
+    /// The fraction of the memory that remains after the chunk, `[R, H, N, 1, 1]`.
     keep: Array,
 }
 
@@ -118,9 +119,9 @@ impl Chunks {
     }
 }
 
-/// `(I + A)^-1` of strictly lower triangular matrices `[.., C, C]`, by joining the inverses of
-/// blocks of 1, 2, 4 ... rows: `T - T B T`, where `B` is the block between two adjacent ones. No
-/// power of `A` is formed, because powers overflow for similar keys.
+/// `(I + A)^-1` for strictly lower triangular matrices `A` `[.., C, C]`. The function merges the
+/// inverses of diagonal blocks of 1, 2, 4 ... rows: `T - T B T`, where `B` is the block between two
+/// adjacent blocks. Powers of `A` would overflow for similar keys, so none is computed.
 fn inverse(a: &Array, size: i32) -> Result<Array> {
     let mut inverse = eye(size, size, 0, Dtype::Float32)?;
     let mut block = 1;
@@ -132,7 +133,8 @@ fn inverse(a: &Array, size: i32) -> Result<Array> {
     Ok(inverse)
 }
 
-/// Ones where the row is in the second and the column in the first of two adjacent blocks.
+/// A mask of ones where the row is in the second of two adjacent blocks and the column in the
+/// first.
 fn neighbors(size: i32, block: i32) -> Result<Array> {
     let one = |row: i32, column: i32| {
         let pair = row / (2 * block) == column / (2 * block);
@@ -167,8 +169,8 @@ mod tests {
             .collect()
     }
 
-    /// Keys and queries of length one; `gate` and `strength` map a random number to gates and
-    /// strengths.
+    /// Random inputs with keys and queries of length one. `gate` and `strength` map a random number
+    /// to a gate and to a write strength.
     fn case(length: usize, gate: fn(f32) -> f32, strength: fn(f32) -> f32) -> Inputs {
         let unit = |seed: u64| {
             let mut all = numbers(H * length * DK, seed);
@@ -197,7 +199,7 @@ mod tests {
         zeros(&[1, H as i32, DK as i32, DV as i32], Dtype::Float32).unwrap()
     }
 
-    /// The definition in float64: outputs `[1, H, L, DV]` and the final memory.
+    /// The definition in float64. Returns the outputs `[1, H, L, DV]` and the final memory.
     fn defined(inputs: &Inputs) -> (Vec<f64>, Vec<f64>) {
         let wide = |a: &Array| -> Vec<f64> {
             let all = a.to_vec::<f32>().unwrap();
@@ -252,7 +254,7 @@ mod tests {
         }
     }
 
-    /// Equal keys that replace everything would make powers of the matrix overflow.
+    /// With equal keys and full write strength, powers of the matrix would overflow.
     #[test]
     fn keys_that_are_alike_lose_no_digits() {
         let mut inputs = case(128, |_| 0.0, |_| 1.0);

@@ -1,4 +1,4 @@
-//! The token embedding: ids to vectors, and vectors to logits if the output is tied.
+//! The token embedding. It maps ids to vectors, and vectors to logits if the output layer is tied.
 
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result};
 
@@ -6,17 +6,17 @@ use super::adapter::SlotView;
 use super::linear::Linear;
 use crate::exec::Weight;
 
-/// A table `[vocab, hidden]`, if this process has it.
+/// An embedding table `[vocab, hidden]`. In a pipeline, some processes have no table.
 #[derive(Debug, Clone)]
 pub struct Embedding {
-    /// `None` if only the first process of a pipeline has the table.
+    /// `None` in processes that do not read the table, such as later ranks of a pipeline.
     table: Option<Table>,
 }
 
 #[derive(Debug, Clone)]
 struct Table {
     weight: Weight,
-    /// The table as an output layer, which shares its memory.
+    /// The table as an output layer, which shares the table's memory.
     output: Linear,
     dtype: Dtype,
     /// The slot for adapters.
@@ -24,11 +24,11 @@ struct Table {
 }
 
 impl Embedding {
-    /// From a dense or quantized table; vectors have the type `dtype`. `on_cpu` as in
-    /// [`Linear::new`].
+    /// Creates the layer from a dense or quantized table. Vectors have the type `dtype`. `on_cpu`
+    /// means the same as in [`Linear::new`].
     ///
     /// # Errors
-    /// When the parts of a quantized table do not match.
+    /// If the parts of a quantized table do not match.
     pub fn new(weight: Weight, dtype: Dtype, on_cpu: bool) -> Result<Self> {
         let weight = weight.in_layout(on_cpu)?;
         let table = Table {
@@ -40,7 +40,7 @@ impl Embedding {
         Ok(Self { table: Some(table) })
     }
 
-    /// A table that another process has, and this one never reads.
+    /// The layer in a process that has no table and never reads one.
     #[must_use]
     pub fn elsewhere() -> Self {
         Self { table: None }
@@ -56,7 +56,7 @@ impl Embedding {
         })
     }
 
-    /// Sets the slot for adapters, also for the tied output.
+    /// Sets the slot for adapters, for the embedding and for the tied output.
     #[must_use]
     pub fn at(mut self, slot: SlotView) -> Self {
         if let Some(table) = self.table.take() {
@@ -69,11 +69,12 @@ impl Embedding {
         self
     }
 
-    /// Ids `[B, L]` to vectors `[B, L, hidden]`. An id beyond the table reads the last row: callers
-    /// check the ids that they know, and sampled ids are below the vocabulary.
+    /// Maps ids `[B, L]` to vectors `[B, L, hidden]`. An id beyond the table reads the last row.
+    /// This function does not check ids: callers check the prompt's ids, and sampling never exceeds
+    /// the vocabulary.
     ///
     /// # Errors
-    /// When the ids are not integers, or another process has the table.
+    /// If the ids are not integers, or this process has no table.
     pub fn forward(&self, ids: &Array) -> Result<Array> {
         let table = self.table()?;
         let plain = || table.weight.take_rows(ids, table.dtype);
@@ -87,18 +88,18 @@ impl Embedding {
         }
     }
 
-    /// Vectors `[.., hidden]` to logits `[.., vocab]` with the same table.
+    /// Maps vectors `[.., hidden]` to logits `[.., vocab]` with the same table.
     ///
     /// # Errors
-    /// When the last axis of `x` is not the hidden dimension, or another process has the table.
+    /// If the last axis of `x` is not the hidden dimension, or this process has no table.
     pub fn as_output(&self, x: &Array) -> Result<Array> {
         self.table()?.output.forward(x)
     }
 
-    /// The table as an output.
+    /// The table as an output layer.
     ///
     /// # Errors
-    /// When another process has the table.
+    /// If this process has no table.
     pub fn output(&self) -> Result<&Linear> {
         Ok(&self.table()?.output)
     }

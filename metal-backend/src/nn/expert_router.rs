@@ -1,11 +1,12 @@
-//! Selects a few of many experts for each token, and weights them: one router for all families.
+//! Router of a mixture of experts: selects a few experts per token and computes their weights. One
+//! implementation covers all model families.
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate, where_};
 
 use super::adapter;
 use super::linear::Linear;
 
-/// The weights of selected experts.
+/// How the weights of selected experts follow from the scores.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Weighing {
     /// Softmax over all experts; weights are not renormalized.
@@ -14,19 +15,19 @@ pub enum Weighing {
     NormalizedShare,
     /// Softmax over the selected experts only.
     SoftmaxOfChosen,
-    /// Softmax over all experts, then the same options as for sigmoids (Ling, ERNIE).
+    /// Softmax over all experts, with the options of [`Self::Sigmoid`] (Ling, ERNIE).
     Softmax {
         /// Renormalize the weights to a sum of one.
         normalized: bool,
         /// Factor on the weights.
         scale: f32,
-        /// Added to the sum before the division.
+        /// Added to the sum of weights before the division.
         eps: f32,
     },
-    /// Sequential selection, each by a softmax over the experts whose score is near the best
-    /// remaining one (Phi-3.5-MoE).
+    /// Selects experts one after another. Each weight is a softmax over the remaining experts whose
+    /// score is near the best remaining score (Phi-3.5-MoE).
     NearBest {
-        /// Half of the maximum relative distance from the best.
+        /// Half of the maximum relative distance from the best score.
         noise: f32,
     },
     /// Sigmoid of each score (LFM2, Nemotron-H).
@@ -35,7 +36,7 @@ pub enum Weighing {
         normalized: bool,
         /// Factor on the weights.
         scale: f32,
-        /// Added to the sum before the division.
+        /// Added to the sum of weights before the division.
         eps: f32,
     },
 }
@@ -47,11 +48,11 @@ pub struct Router {
     pub linear: Linear,
     /// The number of experts per token.
     pub per_token: i32,
-    /// The weights of selected experts.
+    /// How the weights of selected experts are computed.
     pub weighing: Weighing,
-    /// Added to the scores for the selection only, `[experts]`.
+    /// Bias on the scores `[experts]`. It affects the selection and not the weights.
     pub choice_bias: Option<Array>,
-    /// Groups of experts; the best groups are selected first.
+    /// Groups of experts. The router selects groups first, then experts within these groups.
     pub groups: Option<Groups>,
 }
 
@@ -62,12 +63,12 @@ pub struct Groups {
     pub count: i32,
     /// The number of groups that each token may select from.
     pub selected: i32,
-    /// The number of best experts whose scores are summed to the group's score.
+    /// A group's score is the sum of this number of its best expert scores.
     pub best: i32,
 }
 
 impl Groups {
-    /// `ranked` `[.., experts]`, with the minimum value for experts of other groups.
+    /// Returns `ranked` `[.., experts]`, with the minimum value for experts of unselected groups.
     fn keep(self, ranked: &Array) -> Result<Array> {
         let shape = ranked.shape().to_vec();
         let experts = ranked.dim(-1)?;
@@ -79,7 +80,7 @@ impl Groups {
         let from = size - self.best.min(size);
         let best = ranked.sort(-1)?.slice_axis(-1, from, size)?;
         let scores = best.sum(-1, false)?; // [.., groups]
-        // The rank of each group.
+        // The rank of each group, 0 for the lowest score.
         let places = scores.argsort(-1)?.argsort(-1)?.expand_dims(-1)?;
         let least = Array::scalar((self.count - self.selected).unsigned_abs())?;
         let allowed = places.greater_equal(&least)?;
@@ -113,7 +114,7 @@ impl Router {
         let ids = ranked
             .argpartition(first, -1)?
             .slice_axis(-1, first, experts)?;
-        // A selection has no gradient, and MLX must not differentiate it.
+        // A selection has no gradient. Without this stop, MLX would differentiate the selection.
         let ids = if adapter::differentiated() {
             ids.stop_gradient()?
         } else {
@@ -202,7 +203,7 @@ mod tests {
         }
     }
 
-    /// The selected experts, sorted, with their weights.
+    /// Runs `router` on `scores`; returns the selected experts, sorted by id, with their weights.
     fn chosen(router: &Router, scores: &[f32]) -> Vec<(u32, f32)> {
         let x = Array::from_slice(scores, &[1, 1, scores.len() as i32]).unwrap();
         let (ids, weights) = router.forward(&x).unwrap();
@@ -219,7 +220,8 @@ mod tests {
             scale: 1.0,
             eps: 0.0,
         };
-        // The best expert is in a group whose two best have a lower sum.
+        // The best expert (4.0) is in a group whose two best experts have a lower sum than the next
+        // group.
         let scores = [4.0, -9.0, 1.0, 0.9, -2.0, -2.0];
         let of = |best, selected| {
             let groups = Groups {
@@ -252,8 +254,8 @@ mod tests {
     #[test]
     fn experts_near_the_best_share_with_it() {
         let router = identity(4, Weighing::NearBest { noise: 0.1 }, None);
-        // Expert 1 is within a fifth of the best. Of the rest, expert 1 is the best, and no other
-        // is near it.
+        // Score 1.7 of expert 1 is within a fifth of the best score 2.0. Among the remaining
+        // experts, expert 1 is the best, and no other score is near it.
         let all = chosen(&router, &[2.0, 1.7, 1.0, 0.1]);
         let share = 1.0 / (1.0 + (-0.3f32).exp());
         assert_eq!((all[0].0, all[1].0), (0, 1));

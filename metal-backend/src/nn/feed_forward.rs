@@ -1,5 +1,5 @@
-//! The feed-forward part of a decoder block, and backends that compute it in other ways than
-//! densely. `arch/routes.rs` assigns them to blocks.
+//! The feed-forward part of a decoder block, and the backends that replace its dense computation.
+//! `arch/routes.rs` assigns backends to blocks.
 
 use std::cell::Cell;
 use std::fmt::Debug;
@@ -16,10 +16,10 @@ thread_local! {
     static AS_TRAINED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `f` with all feed-forward parts on this thread computed densely, whatever their strategy.
-/// Graphs built by `f` keep that when they are evaluated.
+/// Runs `f` with all feed-forward parts on this thread computed densely, without their backends.
+/// Graphs built by `f` stay dense when they are evaluated later.
 pub fn as_trained<R>(f: impl FnOnce() -> R) -> R {
-    /// Restores the flag, even after a panic.
+    /// Restores the flag when dropped, even after a panic.
     struct Before(bool);
     impl Drop for Before {
         fn drop(&mut self) {
@@ -33,22 +33,22 @@ pub fn as_trained<R>(f: impl FnOnce() -> R) -> R {
 /// The part after the attention in a decoder block.
 #[derive(Debug, Clone)]
 pub enum FeedForward {
-    /// A gated part.
+    /// A gated feed-forward part.
     Gated(GatedMlp),
-    /// A gated part with factors.
+    /// A gated feed-forward part with scale factors.
     Scaled(Box<ScaledMlp>),
-    /// Two matrices.
+    /// Two matrices without a gate.
     Plain(Mlp),
     /// A mixture of experts.
     Mixture(Box<Mixture>),
     /// No feed-forward part: the block ends after its mixer.
     Nothing,
-    /// Computed by a backend.
+    /// A part that a backend computes, or that a [`LayerMode`] replaces.
     Routed(Box<Routed>),
 }
 
 impl FeedForward {
-    /// The dense part.
+    /// The dense part as loaded, without a backend.
     pub fn trained(&self) -> &Self {
         match self {
             Self::Routed(routed) => routed.dense.trained(),
@@ -64,7 +64,7 @@ impl FeedForward {
         }
     }
 
-    /// The factor that replaces the whole block, if there is one.
+    /// The factor that replaces the whole block, if the block has such a replacement.
     pub fn gain(&self) -> Option<f32> {
         match self.current() {
             Self::Routed(routed) => match routed.mode {
@@ -81,7 +81,8 @@ impl FeedForward {
         matches!(self.current(), Self::Routed(routed) if left_out(routed))
     }
 
-    /// `forward(norm(x)) + add`, with optional norm and addend: `[B, L, hidden] -> [B, L, hidden]`.
+    /// `forward(norm(x)) + add`: `[B, L, hidden] -> [B, L, hidden]`. Both `norm` and `add` are
+    /// optional.
     pub fn forward_from(
         &self,
         norm: Option<&Norm>,
@@ -104,7 +105,7 @@ impl FeedForward {
 }
 
 impl FeedForward {
-    /// The number of neurons whose activations [`Self::forward_edited`] exposes.
+    /// The number of neurons whose activations [`Self::forward_edited`] can edit.
     pub fn neurons(&self) -> Option<usize> {
         let outputs = match self {
             Self::Gated(mlp) => mlp.gate.outputs(),
@@ -114,7 +115,7 @@ impl FeedForward {
         usize::try_from(outputs).ok().filter(|&n| n > 0)
     }
 
-    /// `forward(norm(x))`, and the input of the down matrix.
+    /// Returns `forward(norm(x))` and the input of the down matrix.
     ///
     /// # Errors
     /// As [`Self::forward_from`], and for a part with experts.
@@ -127,7 +128,7 @@ impl FeedForward {
         match self.current() {
             Self::Routed(routed) => routed.forward_with_activation(&x),
             other => {
-                // The place does not matter for dense computation.
+                // Dense computation ignores the place, so any place will do.
                 let place = FfnPlace {
                     layer: 0,
                     on_cpu: false,
@@ -147,7 +148,7 @@ impl FeedForward {
         }
     }
 
-    /// `forward(norm(x))`, with the activations replaced by the result of `edit`.
+    /// Computes `forward(norm(x))` with the result of `edit` in place of the activations.
     ///
     /// # Errors
     /// As [`Self::forward_from`]; also for a part without [`Self::neurons`], and errors of `edit`.
@@ -178,12 +179,12 @@ pub struct FfnPart<'a> {
     place: FfnPlace,
 }
 
-/// The place of a feed-forward part, and where it is computed.
+/// The position of a feed-forward part in the model, and its device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FfnPlace {
     /// The layer index, from 0.
     pub layer: usize,
-    /// Whether our CPU kernels compute.
+    /// Whether our CPU kernels compute the part.
     pub on_cpu: bool,
     /// The model's compute type.
     pub dtype: Dtype,
@@ -195,7 +196,7 @@ impl<'a> FfnPart<'a> {
         Self { dense, place }
     }
 
-    /// The part itself.
+    /// The dense part.
     pub(crate) fn dense(&self) -> &'a FeedForward {
         self.dense
     }
@@ -206,8 +207,8 @@ impl<'a> FfnPart<'a> {
         self.place
     }
 
-    /// The number of features. `None` for experts and for a layer without such a part; 0 if it is
-    /// not loaded.
+    /// The number of features. `None` for experts and for a block without a feed-forward part; 0 if
+    /// the part is not loaded.
     #[must_use]
     pub fn features(&self) -> Option<usize> {
         let outputs = match self.dense {
@@ -222,13 +223,13 @@ impl<'a> FfnPart<'a> {
     /// The dense output, `[.., hidden] -> [.., hidden]`.
     ///
     /// # Errors
-    /// When the last axis of `x` is not the hidden dimension, or the part is not loaded.
+    /// If the last axis of `x` is not the hidden dimension, or the part is not loaded.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         self.dense.forward_from(None, x, None)
     }
 
-    /// The gates of all features before the activation, `[.., hidden] -> [.., features]`. Without a
-    /// gate, as in GPT-2, the outputs of the up matrix.
+    /// The gates of all features before the activation function, `[.., hidden] -> [.., features]`.
+    /// A part without a gate (GPT-2) returns the outputs of the up matrix.
     ///
     /// # Errors
     /// As [`Self::forward`], and for a part without [`Self::features`].
@@ -252,7 +253,7 @@ impl<'a> FfnPart<'a> {
         }
     }
 
-    /// The output for these activations, `[.., features] -> [.., hidden]`.
+    /// The output of the down matrix for these activations, `[.., features] -> [.., hidden]`.
     pub fn down(&self, activations: &Array) -> Result<Array> {
         match self.dense {
             FeedForward::Gated(mlp) => mlp.down.forward(activations),
@@ -281,7 +282,7 @@ impl<'a> FfnPart<'a> {
         Error::new(ErrorKind::Unsupported, "feed-forward", why)
     }
 
-    /// The reason why features cannot be selected one by one; `None` if they can.
+    /// The reason why single features cannot be computed; `None` if they can.
     pub(crate) fn without_features(&self) -> Option<&'static str> {
         match self.dense {
             FeedForward::Gated(_) | FeedForward::Plain(_) => None,
@@ -293,23 +294,24 @@ impl<'a> FfnPart<'a> {
     }
 }
 
-/// Computes the feed-forward parts of layers.
+/// A replacement for the dense computation of feed-forward parts.
 ///
-/// [`FfnRouter`](crate::ffn::FfnRouter) assigns a backend to layers when a model is loaded, and
-/// every forward pass calls it. Several threads may call it at once.
+/// [`FfnRouter`](crate::ffn::FfnRouter) assigns a backend to layers when a model is loaded. Every
+/// forward pass then calls the backend, possibly from several threads at once.
 pub trait FfnBackend: Debug + Send + Sync {
-    /// The name, for messages.
+    /// The backend's name, for error messages.
     fn name(&self) -> &str;
 
     /// The output for `x`, `[.., hidden] -> [.., hidden]`, in the type of `x`. `x` is the output of
-    /// the norm before the part, whose weights the backend may use. A position's output must depend
-    /// on that position alone, because prompts are computed in steps and requests together.
+    /// the norm before the part; the backend may use the part's weights. A position's output must
+    /// depend on that position alone: prompts are split into steps, and requests are batched.
     ///
     /// # Errors
     /// The backend's error, which ends the request.
     fn forward(&self, part: &FfnPart<'_>, x: &Array) -> Result<Array>;
 
-    /// The output, and the activation of each feature, `[.., features]`: 0 for omitted ones.
+    /// The output, and the activation of each feature, `[.., features]`. Features that the backend
+    /// omits have activation 0.
     ///
     /// # Errors
     /// As [`Self::forward`]; this default returns [`ErrorKind::Unsupported`].
@@ -319,25 +321,25 @@ pub trait FfnBackend: Debug + Send + Sync {
         Err(Error::new(ErrorKind::Unsupported, "feed-forward", message))
     }
 
-    /// Called once per assigned layer when a model is loaded. The returned backend computes the
-    /// layer; `None`, the default, means this one. A backend with data per layer returns one that
-    /// holds the data.
+    /// Prepares the backend for one layer. Loading a model calls it once per assigned layer. A
+    /// returned backend computes this layer instead of `self`; `None`, the default, keeps `self`. A
+    /// backend with data per layer returns a new backend with the data of this layer.
     ///
     /// # Errors
-    /// When it cannot compute the layer; the model is then not loaded.
+    /// If the backend cannot compute the layer. The model is then not loaded.
     fn bind(&self, part: &FfnPart<'_>) -> Result<Option<Arc<dyn FfnBackend>>> {
         let _ = part;
         Ok(None)
     }
 
-    /// Whether the output is always zero. The norm after the part is then skipped too, because its
-    /// output for zeros need not be zero.
+    /// Whether the output is always zero. The block then also skips the norm after the part,
+    /// because that norm's output for zeros need not be zero.
     fn adds_nothing(&self) -> bool {
         false
     }
 }
 
-/// All features (dense).
+/// Backend that computes all features (dense).
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DenseFfn;
 
@@ -356,7 +358,8 @@ impl FfnBackend for DenseFfn {
     }
 }
 
-/// No features: the layer adds only its attention or recurrent part (highway).
+/// Backend that computes no features: the layer adds only its attention or recurrent part
+/// (highway).
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HighwayFfn;
 
@@ -388,16 +391,16 @@ impl FfnBackend for HighwayFfn {
 pub enum LayerMode {
     /// A backend computes the part.
     Compute(Arc<dyn FfnBackend>),
-    /// Nothing is added after the mixer.
+    /// The block adds only the mixer's output.
     AttentionOnly,
-    /// The block's output is the residual stream times this factor.
+    /// The block returns the residual stream times this factor.
     Gain(f32),
 }
 
 /// A feed-forward part with a replacement.
 #[derive(Debug, Clone)]
 pub struct Routed {
-    /// The part as it was loaded.
+    /// The part as loaded.
     pub dense: FeedForward,
     /// The replacement.
     pub mode: LayerMode,
@@ -406,7 +409,7 @@ pub struct Routed {
 }
 
 impl Routed {
-    /// The part in the form that backends get.
+    /// The part in the form that backends receive.
     pub fn part(&self) -> FfnPart<'_> {
         FfnPart::new(&self.dense, self.place)
     }
@@ -414,19 +417,20 @@ impl Routed {
     /// The part's output for a normalized input.
     ///
     /// # Errors
-    /// As [`FfnBackend::forward`], and when the backend returns another shape.
+    /// As [`FfnBackend::forward`], and if the backend returns another shape than that of `x`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         match &self.mode {
             LayerMode::Compute(backend) => {
                 let y = backend.forward(&self.part(), x)?;
                 self.checked(backend.as_ref(), x, y)
             }
-            // Blocks check for these modes first, because a norm of zeros need not be zero.
+            // Unused: blocks handle these modes before their norm, because a norm of zeros need not
+            // be zero.
             LayerMode::AttentionOnly | LayerMode::Gain(_) => x.zeros_like(),
         }
     }
 
-    /// The output with the activations of all features.
+    /// The part's output, and the activations of all features.
     ///
     /// # Errors
     /// As [`FfnBackend::forward_with_activation`].
@@ -442,7 +446,7 @@ impl Routed {
         }
     }
 
-    /// `y`, whose shape must equal that of `x`, because another one could be broadcast silently.
+    /// Checks that `y` has the shape of `x`. A different shape could broadcast without an error.
     fn checked(&self, backend: &dyn FfnBackend, x: &Array, y: Array) -> Result<Array> {
         if y.shape() != x.shape() {
             let message = format!(
@@ -458,11 +462,11 @@ impl Routed {
     }
 }
 
-/// `x` times `gain`, in the type of `x`. `mixed`, of the same shape, is computed and dropped: its
-/// keys or state give the next step its position.
+/// Returns `x` times `gain`, in the type of `x`. `mixed` has the same shape and its values are not
+/// used. It stays in the graph because it advances the KV cache or state to the next position.
 ///
 /// # Errors
-/// When the shapes differ.
+/// If the shapes differ.
 pub fn scaled(x: &Array, gain: f32, mixed: &Array) -> Result<Array> {
     let y = x.multiply(&Array::scalar(gain)?.astype(x.dtype())?)?;
     where_(&Array::scalar(false)?, mixed, &y)

@@ -1,5 +1,5 @@
-//! Attention of encoders over packed sequences. A position attends to all of its sequence, or to a
-//! neighborhood on both sides. It has no cache and no causal mask.
+//! Bidirectional attention of encoders over packed sequences. A position attends to its whole
+//! sequence, or to its neighbors on both sides. There is no cache and no causal mask.
 
 use inference::AttentionSums;
 use mlx_rs_core::{Array, Dtype, Result, arange, concatenate, fast};
@@ -11,10 +11,10 @@ use crate::cache::Stored;
 use crate::exec::Epilogue;
 
 impl Attention {
-    /// Computes `x` `[1, T, hidden]`, after `norm` if there is one, to `[1, T, hidden]`. Its
-    /// sequences have these lengths. A position attends to those of its sequence at a distance of
-    /// at most `reach`. If `add` is set, the result is added to `x`. [`Attention::window`] is
-    /// ignored.
+    /// Computes attention for `x` `[1, T, hidden]`, after `norm` if there is one: `[1, T, hidden]`.
+    /// `x` packs sequences of these lengths. A position attends only to positions of its own
+    /// sequence, at most `reach` apart. If `add` is set, the result is added to `x`.
+    /// [`Attention::window`] is ignored.
     pub fn encode(
         &self,
         (x, norm, add): (&Array, Option<&Norm>, bool),
@@ -75,8 +75,8 @@ impl Attention {
         self.o_proj.forward_from(None, &attended, residual)
     }
 
-    /// The attention output of the queries, `[1, T, H * D]`, by our kernels; `None` if they do not
-    /// support it.
+    /// The attention output of the queries, `[1, T, H * D]`, computed by our kernels; `None` if the
+    /// kernels do not support this layer.
     fn encode_fused(
         &self,
         (x, norm): (&Array, Option<&Norm>),
@@ -91,7 +91,7 @@ impl Attention {
         let layers = [&self.q_proj, k_proj, v_proj];
         let packed = match project(&layers, norm, Epilogue::None, x)? {
             Some(packed) => packed,
-            // A norm that is not part of a product is computed before it.
+            // Kernels fuse only RMS norms into a projection. Any other norm runs first.
             None => match project(&layers, None, Epilogue::None, &through(norm, x)?)? {
                 Some(packed) => packed,
                 None => return Ok(None),

@@ -1,5 +1,5 @@
-//! Whole decoder blocks as one operation of our kernels, if they support them. `arch/stack.rs`
-//! computes blocks without them; `attention.rs` and `mlp.rs` have the parts.
+//! Whole decoder blocks as one kernel operation, where our kernels support the blocks. Otherwise
+//! `arch/stack.rs` computes the blocks from `attention.rs` and `mlp.rs`.
 
 use mlx_rs_core::{Array, Error, ErrorKind, Result};
 
@@ -10,7 +10,7 @@ use super::norm::{Norm, spec};
 use crate::cache::{KvAllocator, LayerState as _, Row, in_place};
 use crate::exec::{Block, BlockSpec, Heads, KvSlot};
 
-/// `h = x + attention(norm(x))`, then `h + mlp(norm(h))`.
+/// A decoder block for the fused kernel: `h = x + attention(norm(x))`, then `h + mlp(norm(h))`.
 #[derive(Debug, Clone, Copy)]
 pub struct Fused<'a> {
     /// The norm before attention.
@@ -25,8 +25,8 @@ pub struct Fused<'a> {
 
 impl<'a> Fused<'a> {
     /// Computes as many leading blocks as the kernels support for `x` `[1, T, hidden]`, and stores
-    /// their keys and values; returns the output and the number of blocks. `None`, without storing
-    /// anything, if the first block is not supported.
+    /// the keys and values of these blocks. Returns the output and the number of blocks. If the
+    /// kernels do not support the first block, returns `None` and stores nothing.
     pub fn steps<'f>(
         all: impl Iterator<Item = Fused<'f>>,
         x: &Array,

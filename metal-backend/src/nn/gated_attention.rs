@@ -1,5 +1,5 @@
 //! Attention with a gate on each head's output (Qiu et al. 2025, arXiv:2505.06708; as in
-//! Qwen3-Next). The query projection also computes the gates, or a projection of their own does.
+//! Qwen3-Next). The query projection or a separate projection computes the gates.
 
 use mlx_rs_core::{Array, Result, concatenate};
 
@@ -14,7 +14,7 @@ use crate::exec::Epilogue;
 /// A gated attention layer.
 #[derive(Debug)]
 pub struct GatedAttention {
-    /// The attention. Without a projection of the gates, its `q_proj` is `[hidden] -> [n_heads * 2 *
+    /// The attention layer. If `gate` is `None`, `q_proj` is `[hidden] -> [n_heads * 2 *
     /// head_dim]`: per head the query, then the gate.
     pub attention: Attention,
     /// The projection of the gates, `[hidden] -> [n_heads * head_dim]` (AFMoE).
@@ -22,7 +22,7 @@ pub struct GatedAttention {
 }
 
 impl GatedAttention {
-    /// Queries and gates `[1, T, n_heads * head_dim]` from the output of `q_proj`.
+    /// Splits the output of `q_proj` into queries and gates, `[1, T, n_heads * head_dim]` each.
     fn split(&self, both: &Array) -> Result<(Array, Array)> {
         let (heads, dim) = (self.attention.n_heads, self.attention.head_dim);
         let length = both.dim(1)?;

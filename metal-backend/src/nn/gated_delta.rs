@@ -1,6 +1,6 @@
-//! The gated delta net (Yang et al. 2024, arXiv:2412.06464; as in Qwen3-Next): projections, a
-//! convolution over queries, keys and values, the delta rule by a kernel or `delta_rule.rs`, and a
-//! gated norm of each head.
+//! The gated delta net (Yang et al. 2024, arXiv:2412.06464; as in Qwen3-Next). The layer has
+//! projections, a convolution over queries, keys and values, the delta rule, and a gated norm of
+//! each head. A kernel or `delta_rule.rs` computes the delta rule.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ pub struct GatedDelta {
     pub conv: CausalConv,
     /// Negative decay rates, `[v_heads]` in float32.
     pub rates: Array,
-    /// Added before the softplus of the forget gate, `[v_heads]`.
+    /// Bias on the forget gate before its softplus, `[v_heads]`.
     pub dt_bias: Array,
     /// The norm of each head's output.
     pub norm: Norm,
@@ -43,7 +43,7 @@ pub struct GatedDelta {
     pub out_proj: Linear,
     /// The layer's sizes.
     pub shape: GatedDeltaShape,
-    /// The layout of the state; [`GatedDeltaShape::layout`].
+    /// The layout of the state, from [`GatedDeltaShape::layout`].
     pub layout: Arc<StateLayout>,
 }
 
@@ -52,23 +52,23 @@ pub struct GatedDelta {
 pub struct GatedDeltaShape {
     /// Heads of queries and keys.
     pub k_heads: i32,
-    /// Heads of values; `k_heads` divides it.
+    /// Heads of values, a multiple of `k_heads`.
     pub v_heads: i32,
-    /// Elements of a head's queries and keys.
+    /// Elements per head of queries and of keys.
     pub k_dim: i32,
-    /// Elements of a head's values.
+    /// Elements per head of values.
     pub v_dim: i32,
     /// The kernel width of the convolution.
     pub width: i32,
 }
 
 impl GatedDeltaShape {
-    /// Elements of all queries, or of all keys.
+    /// Total elements of all query heads, which equals that of all key heads.
     pub fn keys(&self) -> i32 {
         self.k_heads * self.k_dim
     }
 
-    /// Elements of all values.
+    /// Total elements of all value heads.
     pub fn values(&self) -> i32 {
         self.v_heads * self.v_dim
     }
@@ -78,8 +78,8 @@ impl GatedDeltaShape {
         2 * self.keys() + self.values()
     }
 
-    /// The layout of a row's state in float32: the last inputs of the convolution, and a matrix per
-    /// head.
+    /// The layout of a row's state, in float32: the last inputs of the convolution, and one matrix
+    /// per value head.
     pub fn layout(&self) -> Arc<StateLayout> {
         let matrix = [self.v_heads, self.k_dim, self.v_dim];
         StateLayout::new(
@@ -93,7 +93,7 @@ impl GatedDeltaShape {
 }
 
 impl GatedDeltaShape {
-    /// The rule in the kernels' form.
+    /// The parameters of the delta rule for the kernels.
     fn memory(&self) -> Memory {
         Memory {
             rule: MemoryRule::Delta,
@@ -106,8 +106,8 @@ impl GatedDeltaShape {
         }
     }
 
-    /// The delta rule over `[R, L, ..]` with write strengths `b`, by MLX's operations. Returns `[R,
-    /// L, H, DV]`.
+    /// Computes the delta rule over `[R, L, ..]` with write strengths `b`, by MLX's operations.
+    /// Returns the outputs `[R, L, H, DV]` and the memory after the last position.
     fn scan(&self, of: &MemoryInputs<'_>, b: &Array, memory: &Array) -> Result<(Array, Array)> {
         let repeats = self.v_heads / self.k_heads;
         let keys = |a: &Array| heads_first(a, [self.k_heads, self.k_dim], repeats);
@@ -126,24 +126,24 @@ impl GatedDeltaShape {
     }
 }
 
-/// The storage of the projections.
+/// How the checkpoint stores the input projections.
 #[derive(Debug)]
 pub enum Projections {
-    /// Interleaved by query and key heads, each with its values and gates (Qwen3-Next).
+    /// One matrix per kind, interleaved by key head (Qwen3-Next).
     Grouped(Box<Grouped>),
     /// Separate matrices (Qwen3.5).
     Apart(Box<Apart>),
-    /// Write strengths and forget gates interleaved by key heads, the rest separate (Qwen3-Next in
-    /// GGUF).
+    /// Write strengths and forget gates in one matrix, interleaved by key head; other projections
+    /// in separate matrices (Qwen3-Next in GGUF).
     Halved(Box<Halved>),
 }
 
 /// Projections interleaved by key head.
 #[derive(Debug)]
 pub struct Grouped {
-    /// Per key head its query, key, values and output gates.
+    /// Per key head: its query, its key, and the values and output gates of its value heads.
     pub qkvz: Linear,
-    /// Per key head the write strengths and forget gates of its values.
+    /// Per key head: the write strengths and forget gates of its value heads.
     pub ba: Linear,
 }
 
@@ -160,26 +160,26 @@ pub struct Apart {
     pub a: Linear,
 }
 
-/// Projections where only write strengths and forget gates are interleaved by key head.
+/// Projections in which only write strengths and forget gates are interleaved by key head.
 #[derive(Debug)]
 pub struct Halved {
     /// Queries, keys and values.
     pub qkv: Linear,
     /// Output gates.
     pub z: Linear,
-    /// Per key head the write strengths and forget gates of its values.
+    /// Per key head: the write strengths and forget gates of its value heads.
     pub ba: Linear,
 }
 
-/// The projections of `[1, T, hidden]`, all `[1, T, ..]`.
+/// The outputs of the input projections for `[1, T, hidden]`; each is `[1, T, ..]`.
 struct Projected {
     /// The inputs of the convolution.
     qkv: Array,
-    /// Output gates, `v_heads * v_dim`.
+    /// Output gates, `[1, T, v_heads * v_dim]`.
     z: Array,
-    /// Write strengths before the sigmoid, `v_heads`.
+    /// Write strengths before the sigmoid, `[1, T, v_heads]`.
     b: Array,
-    /// Forget gates before their activation, `v_heads`.
+    /// Forget gates before their activation function, `[1, T, v_heads]`.
     a: Array,
 }
 
@@ -255,7 +255,7 @@ impl Mixer for GatedDelta {
         let lengths = lengths(rows);
         let shape = &self.shape;
         let Projected { qkv, z, b, a } = self.projected(&through(norm, x)?)?;
-        // In float32, like the state.
+        // The state is float32, so the gates are too.
         let wide = |a: &Array| a.astype(Dtype::Float32);
         let strength = wide(&b)?.sigmoid()?;
         let decay = softplus(&wide(&a)?.add(&self.dt_bias)?)?.multiply(&self.rates)?;

@@ -1,5 +1,5 @@
-//! Normalization of each head of a recurrent layer, by mean and variance (Wu and He 2018, with
-//! heads as groups) or by RMS, with one weight per element of all heads.
+//! Normalization of each head of a recurrent layer, with one weight per element of all heads. The
+//! norm is a group norm (Wu and He 2018, with heads as groups) or an RMS norm.
 
 use std::sync::Arc;
 
@@ -14,19 +14,19 @@ pub struct HeadNorm {
     pub weight: Array,
     /// The optional bias, `[heads * dim]`.
     pub bias: Option<Array>,
-    /// The slot where its weight can be trained.
+    /// The slot through which the weight can be trained.
     pub slot: Arc<ParamSlot>,
     /// Epsilon.
     pub eps: f32,
-    /// Whether the mean is subtracted first.
+    /// Whether the norm first subtracts the mean.
     pub centered: bool,
 }
 
 impl HeadNorm {
-    /// `[.., heads, dim] -> [.., heads * dim]` in `dtype`. The reduction is in float32.
+    /// `[.., heads, dim] -> [.., heads * dim]` in `dtype`. The reduction runs in float32.
     ///
     /// # Errors
-    /// When the number of elements of `x` differs from the weight's.
+    /// If `x` has another number of elements per position than the weight.
     pub fn forward(&self, x: &Array, dtype: Dtype) -> Result<Array> {
         let x = x.astype(Dtype::Float32)?;
         let normed = if self.centered {

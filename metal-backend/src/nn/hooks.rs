@@ -1,44 +1,45 @@
-//! Hooks of a forward pass, which receive hidden states or queries of attention. Layers call them;
-//! the caller decides what to do with the arrays.
+//! Hooks of a forward pass. Layers call the hooks with hidden states, activations, queries or
+//! attention weights; the caller decides what to do with these arrays.
 
 use inference::{Hook, StepPart};
 use mlx_rs_core::{Array, Result};
 
 use crate::cache::{Row, offset};
 
-/// Receives a layer index and an array.
+/// A callback with a layer index and an array.
 type Watcher<'a> = dyn FnMut(usize, &Array) -> Result<()> + 'a;
 
-/// The tokens of one row in a pass: the position of the first, and their number.
+/// The tokens of one row in a pass: the position of the first token, and the number of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// The position of its first token.
+    /// The position of the row's first token in this pass.
     pub offset: usize,
     /// The number of tokens.
     pub length: usize,
 }
 
-/// Reads and may change the states at the places that [`Hook`] names.
+/// Reads and may change the hidden states at the places that [`Hook`] names.
 pub trait StateHook {
-    /// Whether the hook wants the states of this place.
+    /// Whether the hook needs the states at this place.
     fn wants(&self, layer: usize, hook: Hook) -> bool;
 
-    /// The replacement of `x`, `[1, T or rows, width]`; `places` are the rows of the pass. In a
-    /// pass that keeps only last positions, `x` has one position per row in the last block.
+    /// Returns the replacement of `x`, `[1, T or rows, width]`. `places` has one entry per row of
+    /// the pass. In a pass that computes only last positions, the last block's `x` has one position
+    /// per row.
     fn at(&mut self, layer: usize, hook: Hook, x: &Array, places: &[Place]) -> Result<Array>;
 }
 
-/// Measures the parts of a pass.
+/// Measures the time of the parts of a pass.
 pub trait Stopwatch {
-    /// Everything computed since the last call, up to `arrays`, is a part of `layer`, or of no
-    /// layer.
+    /// Attributes the time since the last call to `part` of `layer`. `None` means a part outside
+    /// the blocks. `arrays` are evaluated first, so that their computation counts.
     ///
     /// # Errors
-    /// When the arrays cannot be evaluated.
+    /// If the arrays cannot be evaluated.
     fn lap(&mut self, layer: Option<usize>, part: StepPart, arrays: &[&Array]) -> Result<()>;
 }
 
-/// The observers of a decoder's pass, and whether logits are computed at all.
+/// The observers of a decoder's pass, and whether the pass computes logits.
 #[derive(Default)]
 pub struct Watch<'a> {
     states: Option<&'a mut Watcher<'a>>,
@@ -54,13 +55,13 @@ pub struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    /// No observer.
+    /// A pass without observers.
     pub fn nothing() -> Self {
         Self::default()
     }
 
-    /// `f` gets the hidden states, `[1, T or rows, hidden]`: 0 is the input of the first block, `i
-    /// + 1` the output of block `i`.
+    /// `f` receives the hidden states, `[1, T or rows, hidden]`. Index 0 is the input of the first
+    /// block; index `i + 1` is the output of block `i`.
     pub fn states(f: &'a mut Watcher<'a>) -> Self {
         Self {
             states: Some(f),
@@ -68,7 +69,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Like [`Self::states`]; `mixed` gets the residual stream between the mixer and the
+    /// As [`Self::states`], and `mixed` receives the residual stream between the mixer and the
     /// feed-forward part of each block.
     pub fn parts(states: &'a mut Watcher<'a>, mixed: &'a mut Watcher<'a>) -> Self {
         Self {
@@ -78,7 +79,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// `f` gets the attention weights of each layer for the last query of a row, `[H, n]`, one per
+    /// `f` receives each layer's attention weights for a row's last query: `[H, n]`, one weight per
     /// key.
     pub fn weights(f: &'a mut Watcher<'a>) -> Self {
         Self {
@@ -87,7 +88,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// `f` gets the input of each layer's feed-forward part, `[1, T or rows, hidden]`.
+    /// `f` receives the input of each layer's feed-forward part, `[1, T or rows, hidden]`.
     pub fn feed_forward_inputs(f: &'a mut Watcher<'a>) -> Self {
         Self {
             inputs: Some(f),
@@ -95,7 +96,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// `f` gets the input of each layer's down matrix, `[1, T or rows, features]`.
+    /// `f` receives the input of each layer's down matrix, `[1, T or rows, features]`.
     pub fn activations(f: &'a mut Watcher<'a>) -> Self {
         Self {
             activations: Some(f),
@@ -103,7 +104,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// `f` gets the queries of each layer with positions applied, `[1, H, L, D]`, row by row.
+    /// `f` receives each layer's queries after rotation, `[1, H, L, D]`, one row at a time.
     pub fn queries(f: &'a mut Watcher<'a>) -> Self {
         Self {
             queries: Some(f),
@@ -111,7 +112,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// `hook` gets and may change states.
+    /// `hook` receives states and may change them.
     pub fn hooked(hook: &'a mut dyn StateHook) -> Self {
         Self {
             hook: Some(hook),
@@ -119,14 +120,14 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// `hook`, if given, also gets and may change states.
+    /// Adds `hook`, if given, to the observers; it receives states and may change them.
     #[must_use]
     pub fn edited(mut self, hook: Option<&'a mut dyn StateHook>) -> Self {
         self.hook = hook;
         self
     }
 
-    /// `stopwatch` measures the parts of the pass.
+    /// `stopwatch` measures the time of the parts of the pass.
     pub fn measured(stopwatch: &'a mut dyn Stopwatch) -> Self {
         Self {
             stopwatch: Some(stopwatch),
@@ -134,12 +135,13 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Whether parts are measured; parts must then not be fused.
+    /// Whether a stopwatch measures parts. Blocks must then not be fused.
     pub fn measures(&self) -> bool {
         self.stopwatch.is_some()
     }
 
-    /// Called after a part of block `layer`, or after one outside the blocks.
+    /// Layers call it after a part of block `layer`, or with `None` after a part outside the
+    /// blocks.
     pub fn lap(
         &mut self,
         layer: impl Into<Option<usize>>,
@@ -152,7 +154,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Called before a pass over `rows`, whose caches do not yet hold its tokens.
+    /// Announces a pass over `rows`. The caches do not yet contain the tokens of this pass.
     pub fn begin(&mut self, rows: &[Row<'_>]) {
         if self.hook.is_some() {
             let place = |row: &Row<'_>| Place {
@@ -163,12 +165,12 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Whether an observer wants the states at a place.
+    /// Whether an observer needs the states at a place.
     pub fn wants(&self, layer: usize, hook: Hook) -> bool {
         (self.hook.as_ref()).is_some_and(|attached| attached.wants(layer, hook))
     }
 
-    /// The states `x` at a place after edits.
+    /// Passes the states `x` at a place to the hook, and returns the states after its edits.
     pub fn states_at(&mut self, layer: usize, hook: Hook, x: Array) -> Result<Array> {
         match &mut self.hook {
             Some(attached) if attached.wants(layer, hook) => {
@@ -178,13 +180,13 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Whether an observer wants states from within a block.
+    /// Whether an observer needs states inside block `layer`.
     pub fn wants_within(&self, layer: usize) -> bool {
         let within = |hook: &Hook| !matches!(hook, Hook::ResidPre | Hook::ResidPost);
         (Hook::ALL.iter().filter(|hook| within(hook))).any(|hook| self.wants(layer, *hook))
     }
 
-    /// Returns the last hidden state, after its norm, instead of logits.
+    /// Makes the pass return the last hidden state, after the final norm, instead of logits.
     #[must_use]
     pub fn instead_of_logits(mut self) -> Self {
         self.hidden = true;
@@ -207,7 +209,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Called after the mixer of block `i` was added.
+    /// Called after block `i` has added its mixer's output.
     pub fn saw_mixed(&mut self, i: usize, x: &Array) -> Result<()> {
         match &mut self.mixed {
             Some(f) => f(i, x),
@@ -247,37 +249,37 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Whether an observer wants the outputs of blocks.
+    /// Whether an observer needs the outputs of blocks.
     pub fn wants_blocks(&self) -> bool {
         self.states.is_some()
     }
 
-    /// Whether an observer wants states inside blocks.
+    /// Whether an observer needs states inside blocks.
     pub fn wants_mixed(&self) -> bool {
         self.mixed.is_some() || self.wants_inputs() || self.wants_activations()
     }
 
-    /// Whether an observer wants inputs of feed-forward parts.
+    /// Whether an observer needs inputs of feed-forward parts.
     pub fn wants_inputs(&self) -> bool {
         self.inputs.is_some()
     }
 
-    /// Whether an observer wants inputs of down matrices.
+    /// Whether an observer needs inputs of down matrices.
     pub fn wants_activations(&self) -> bool {
         self.activations.is_some()
     }
 
-    /// Whether an observer wants queries or attention weights.
+    /// Whether an observer needs queries or attention weights.
     pub fn wants_attention(&self) -> bool {
         self.queries.is_some() || self.wants_weights()
     }
 
-    /// Whether an observer wants attention weights.
+    /// Whether an observer needs attention weights.
     pub fn wants_weights(&self) -> bool {
         self.weights.is_some()
     }
 
-    /// Whether the pass returns the hidden state.
+    /// Whether the pass returns the hidden state instead of logits.
     pub fn wants_hidden(&self) -> bool {
         self.hidden
     }

@@ -1,7 +1,7 @@
-//! Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434): keys and values of all heads
-//! are projections of one latent vector per position, which the cache stores. The expansion
-//! matrices are applied to queries and results instead. So the layer is attention of many query
-//! heads with one key head, which our kernels compute.
+//! Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434). The keys and values of all
+//! heads are projections of one latent vector per position, and the cache stores only this vector.
+//! The layer does not expand the cache: it applies the expansion matrices to queries and results.
+//! So the layer becomes attention of many query heads with one key head, which our kernels compute.
 
 use mlx_rs_core::{Array, Result, concatenate};
 
@@ -12,7 +12,7 @@ use super::mixer::Mixer;
 use super::norm::{Norm, through};
 use crate::cache::{CacheOptions, LayerState, Row, Switch, lengths};
 
-/// The projection of queries.
+/// How queries are computed from hidden states.
 #[derive(Debug)]
 pub enum LatentQueries {
     /// One matrix, `[hidden] -> [heads * (plain + rotated)]`.
@@ -35,30 +35,30 @@ pub struct ShortQueries {
 /// A latent attention layer.
 #[derive(Debug)]
 pub struct LatentAttention {
-    /// Queries.
+    /// The projection of queries.
     pub queries: LatentQueries,
     /// `[hidden] -> [rank + rotated]`: the latent vector, and the rotated part of keys.
     pub kv_down: Linear,
     /// The norm of the latent vector.
     pub kv_norm: Norm,
-    /// `[heads, plain, rank]`: maps queries to the latent space.
+    /// `[heads, plain, rank]`: maps the unrotated part of queries to the latent space.
     pub to_latent: Array,
-    /// `[heads, rank, values]`: maps results from the latent space to values.
+    /// `[heads, rank, values]`: maps attention outputs from the latent space to values.
     pub from_latent: Array,
     /// Elements of a query head that do not rotate.
     pub plain: i32,
-    /// Elements that rotate.
+    /// Elements of a query head that rotate.
     pub rotated: i32,
     /// Elements of a value head.
     pub values: i32,
-    /// Attention with one key head of `rotated + rank` elements, of which the first are rotated.
-    /// Its output matrix is the layer's, `[heads * values] -> [hidden]`. Its other matrices are
-    /// absent.
+    /// Attention with one key head of `rotated + rank` elements, whose first `rotated` elements
+    /// rotate. Its output matrix is the layer's output matrix, `[heads * values] -> [hidden]`. Its
+    /// other matrices are absent.
     pub core: Attention,
 }
 
 impl LatentAttention {
-    /// Elements of the latent vector.
+    /// The size of the latent vector in elements.
     fn rank(&self) -> i32 {
         self.core.head_dim - self.rotated
     }
@@ -92,8 +92,8 @@ impl LatentAttention {
         concatenate(&[&both.slice_axis(-1, rank, all)?, &short], -1)
     }
 
-    /// Values `[1, T, heads * values]` from the heads' latent outputs, `[1, T, heads * (rotated +
-    /// rank)]`.
+    /// Values `[1, T, heads * values]`, computed from the heads' latent outputs `[1, T, heads *
+    /// (rotated + rank)]`.
     fn expanded(&self, attended: &Array) -> Result<Array> {
         let (length, heads, all) = (attended.dim(1)?, self.core.n_heads, self.core.head_dim);
         let attended = attended.reshape(&[1, length, heads, all])?;
@@ -123,7 +123,8 @@ impl Mixer for LatentAttention {
         let heads = self.core.kernel_heads(furthest(rows));
         let attended = match heads.filter(|_| !watch.wants_attention()) {
             Some(heads) => {
-                // Values are the unrotated keys; the rotated part is dropped from the result.
+                // The values are the keys before rotation. `expanded` drops the rotated part of the
+                // result.
                 let packed = concatenate(&[&self.queries(&x)?, &keys, &keys], -1)?;
                 (self.core).attend_packed(&heads, &packed, rows, layer, positions)?
             }

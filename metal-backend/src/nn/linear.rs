@@ -12,18 +12,18 @@ use crate::exec::{self, Epilogue, Matrix, Part, Weight};
 pub struct Linear {
     matrix: Matrix,
     bias: Option<Array>,
-    /// The slot for adapters, if the layer has one.
+    /// The slot for adapters, if an adapter can change the weight.
     slot: Option<SlotView>,
-    /// The slot where the bias can be trained.
+    /// The slot through which the bias can be trained.
     bias_slot: Option<SlotView>,
     outputs: i32,
-    /// The processes that have the other inputs. Their products are summed before the bias is
-    /// added.
+    /// The processes that share the inputs, if this process has only some inputs. Their partial
+    /// products are summed before the bias is added.
     summed_over: Option<Group>,
 }
 
 impl Linear {
-    /// From a weight `[out, in]` and an optional bias `[out]`, for a CPU if `on_cpu`.
+    /// Creates a layer from a weight `[out, in]` and an optional bias `[out]`. `on_cpu`: for a CPU.
     pub fn new(weight: Weight, bias: Option<Array>, on_cpu: bool) -> Result<Self> {
         Ok(Self {
             outputs: weight.shape().first().copied().unwrap_or(0),
@@ -35,7 +35,7 @@ impl Linear {
         })
     }
 
-    /// A layer that is not loaded, because other processes compute it.
+    /// A layer that is not loaded in this process, because other processes compute it.
     #[must_use]
     pub fn absent() -> Self {
         Self {
@@ -48,7 +48,7 @@ impl Linear {
         }
     }
 
-    /// The number of outputs; 0 if it is not loaded.
+    /// The number of outputs; 0 if the layer is not loaded.
     pub fn outputs(&self) -> i32 {
         self.outputs
     }
@@ -65,21 +65,21 @@ impl Linear {
         self
     }
 
-    /// Sets the slot where the bias can be trained.
+    /// Sets the slot through which the bias can be trained.
     #[must_use]
     pub fn with_bias_at(mut self, slot: Option<SlotView>) -> Self {
         self.bias_slot = slot;
         self
     }
 
-    /// Sets the processes that have the other inputs.
+    /// Sets the processes that share the inputs. The partial outputs of these processes are summed.
     #[must_use]
     pub fn summed_over(mut self, group: Option<Group>) -> Self {
         self.summed_over = group;
         self
     }
 
-    /// Whether an adapter or trained bias replaces its own weights.
+    /// Whether an adapter or a trained bias changes the layer's output.
     pub fn is_adapted(&self) -> bool {
         let slots = [&self.slot, &self.bias_slot];
         slots.into_iter().flatten().any(SlotView::is_adapted)
@@ -88,7 +88,7 @@ impl Linear {
     /// The layer's own weights `[out, in]` in float32, without an adapter.
     ///
     /// # Errors
-    /// When it is not loaded, this process has only a part of it, or memory runs out.
+    /// If the layer is not loaded, this process has only a part of the layer, or memory runs out.
     pub fn dense(&self) -> Result<Array> {
         if self.summed_over.is_some() {
             let message = "this process has a part of the matrix only";
@@ -97,8 +97,8 @@ impl Linear {
         self.matrix.dense()
     }
 
-    /// The matrix and bias; `None` if it is adapted, has only a part of the inputs, or is not
-    /// loaded.
+    /// The matrix and bias for kernels. `None` if the layer has an adapter, has only some of the
+    /// inputs, or is not loaded.
     pub fn part(&self) -> Option<Part<'_>> {
         (self.is_loaded() && !self.is_adapted() && self.summed_over.is_none())
             .then_some((&self.matrix, self.bias.as_ref()))
@@ -137,7 +137,7 @@ impl Linear {
         }
     }
 
-    /// The `k` greatest outputs of each row of `x` `[.., in]`, like [`exec::greatest`].
+    /// The `k` greatest outputs for each row of `x` `[.., in]`, as in [`exec::greatest`].
     pub fn greatest(&self, x: &Array, k: usize) -> Result<Option<(Array, Array)>> {
         if adapter::differentiated() {
             return Ok(None);
@@ -145,12 +145,12 @@ impl Linear {
         exec::greatest(self.part(), spec(None), x, k)
     }
 
-    /// `x W^T`.
+    /// `x W^T`, without bias and adapter.
     fn product(&self, x: &Array) -> Result<Array> {
         self.matrix.product(x, adapter::differentiated())
     }
 
-    /// `forward(norm(x)) + add`, with optional norm and addend. `[.., in] -> [.., out]`.
+    /// `forward(norm(x)) + add`: `[.., in] -> [.., out]`. Both `norm` and `add` are optional.
     pub fn forward_from(
         &self,
         norm: Option<&Norm>,
@@ -169,8 +169,9 @@ impl Linear {
     }
 }
 
-/// Several layers of one input through a norm, fused ([`exec::project`]). `None` if that is not
-/// supported. Outputs are concatenated along the last axis, unless `then` combines two.
+/// Computes several layers of the same input, after a norm, as one operation ([`exec::project`]).
+/// `None` if the kernels do not support the layers. Outputs are concatenated along the last axis,
+/// unless `then` combines two of them.
 pub fn project(
     layers: &[&Linear],
     norm: Option<&Norm>,

@@ -1,6 +1,7 @@
 //! The layer of Mamba (Gu and Dao 2023, arXiv:2312.00752): a projection to inputs and gates, a
-//! convolution over inputs, and a recurrence whose step size, input and output maps depend on the
-//! inputs. Each channel has a state of its own, and each element of the state its own decay.
+//! convolution over the inputs, and a recurrence. Step size, input map and output map of the
+//! recurrence depend on the inputs. Each channel has its own state, and each element of the state
+//! has its own decay.
 //!
 //! ```text
 //! S = exp(step A) S + (step x) B
@@ -23,21 +24,21 @@ use crate::cache::{
     CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
 };
 
-/// The number of positions per chunk. It bounds memory, and does not change the result.
+/// The number of positions per chunk. It limits memory, and does not change the result.
 const CHUNK: i32 = 32;
 
 /// A Mamba layer.
 #[derive(Debug)]
 pub struct Mamba {
-    /// `[hidden]` to inputs and gates, `[2 * inner]`.
+    /// `[hidden] -> [2 * inner]`: inputs and gates.
     pub in_proj: Linear,
     /// The convolution over inputs.
     pub conv: CausalConv,
-    /// `[inner]` to the short step, B and C.
+    /// `[inner] -> [rank + 2 * state]`: the low-rank step, B and C.
     pub x_proj: Linear,
-    /// Norms of the short step, B and C (Falcon-Mamba, Jamba).
+    /// Norms of the low-rank step, B and C (Falcon-Mamba, Jamba).
     pub norms: Option<[Norm; 3]>,
-    /// The short step to the step of each channel.
+    /// `[rank] -> [inner]`: the low-rank step to the step of each channel.
     pub dt_proj: Linear,
     /// Negative decay rates, `[inner, state]` in float32.
     pub rates: Array,
@@ -47,18 +48,18 @@ pub struct Mamba {
     pub out_proj: Linear,
     /// The layer's sizes.
     pub shape: MambaShape,
-    /// The layout of the state; [`MambaShape::layout`].
+    /// The layout of the state, from [`MambaShape::layout`].
     pub layout: Arc<StateLayout>,
 }
 
 /// Sizes of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MambaShape {
-    /// Channels.
+    /// Number of channels.
     pub inner: i32,
-    /// Elements of a channel's state.
+    /// Elements in the state of one channel.
     pub state: i32,
-    /// Elements of the short step.
+    /// Elements of the low-rank step.
     pub rank: i32,
     /// The kernel width of the convolution.
     pub width: i32,
@@ -103,8 +104,9 @@ impl Inputs {
     }
 }
 
-/// The recurrence from the state `before` `[R, inner, state]`, in chunks of `size` positions:
-/// outputs `[R, L, inner]` without the skip, and the state after the last position.
+/// Computes the recurrence from the state `before` `[R, inner, state]`, in chunks of `size`
+/// positions. Returns outputs `[R, L, inner]` without the skip, and the state after the last
+/// position.
 fn scan(inputs: &Inputs, rates: &Array, before: &Array, size: i32) -> Result<(Array, Array)> {
     let length = inputs.x.dim(1)?;
     let mut state = before.clone();
@@ -121,8 +123,8 @@ fn scan(inputs: &Inputs, rates: &Array, before: &Array, size: i32) -> Result<(Ar
     }
 }
 
-/// [`scan`] of one chunk. A position's state is a linear map of the state before the chunk. Such
-/// maps are composed with those `1, 2, 4, ..` positions earlier (Hillis and Steele 1986).
+/// [`scan`] of one chunk. A position's state is a linear map of the state before the chunk. A
+/// parallel prefix scan composes the maps at distances `1, 2, 4, ..` (Hillis and Steele 1986).
 fn scan_chunk(inputs: &Inputs, rates: &Array, before: &Array) -> Result<(Array, Array)> {
     let length = inputs.x.dim(1)?;
     let steps = inputs.steps.expand_dims(-1)?; // [R, L, inner, 1]
@@ -161,7 +163,7 @@ impl Mixer for Mamba {
             inner, state, rank, ..
         } = self.shape;
         let wide = self.in_proj.forward_from(norm, x, None)?; // [1, T, 2 * inner]
-        // In float32, like the state.
+        // The state is float32, so the recurrence is too.
         let mixed = wide.slice_axis(-1, 0, inner)?.astype(Dtype::Float32)?;
         let gate = positions.of(&wide.slice_axis(-1, inner, 2 * inner)?, &lengths)?;
         let outputs = over_rows(rows, layer, &self.layout, |span, before| {
@@ -207,7 +209,7 @@ mod tests {
         (0..n).map(value).collect()
     }
 
-    /// Outputs and the last state by the definition, in float64.
+    /// The definition in float64. Returns the outputs and the last state.
     fn defined(length: usize, all: &[Vec<f32>; 6]) -> (Vec<f64>, Vec<f64>) {
         let [x, steps, written, read, rates, before] = all
             .each_ref()

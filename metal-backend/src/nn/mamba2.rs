@@ -1,5 +1,5 @@
 //! The layer of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060): one projection, a convolution over
-//! inputs, B and C, the recurrence by a kernel or by `ssd.rs`, and a gated norm.
+//! inputs, B and C, the recurrence, and a gated norm. A kernel or `ssd.rs` computes the recurrence.
 
 use std::sync::Arc;
 
@@ -27,17 +27,17 @@ const CHUNK: i32 = 64;
 /// A Mamba-2 layer.
 #[derive(Debug)]
 pub struct Mamba2 {
-    /// `[hidden]` to gates, inputs of the convolution, and steps.
+    /// The projection of `[hidden]` to gates, inputs of the convolution, and steps.
     pub in_proj: Linear,
     /// The convolution over inputs, B and C.
     pub conv: CausalConv,
     /// Negative decay rates, `[heads]` in float32.
     pub rates: Array,
-    /// Added to the steps before the softplus, `[heads]` in float32.
+    /// Bias on the steps before their softplus, `[heads]` in float32.
     pub dt_bias: Array,
     /// The skip factor of each head (D), `[heads]` in float32.
     pub skip: Array,
-    /// Factors on the output of `in_proj`, of its width (Falcon-H1).
+    /// Factors on the output of `in_proj`, one per output (Falcon-H1).
     pub factors: Option<Array>,
     /// The norm of all heads, with the gate.
     pub norm: GatedNorm,
@@ -45,28 +45,29 @@ pub struct Mamba2 {
     pub out_proj: Linear,
     /// The layer's sizes.
     pub shape: Mamba2Shape,
-    /// The layout of the state; [`Mamba2Shape::layout`].
+    /// The layout of the state, from [`Mamba2Shape::layout`].
     pub layout: Arc<StateLayout>,
 }
 
-/// The operations between the heads and the output projection.
+/// The gate, and the norm if any, between the heads and the output projection.
 #[derive(Debug)]
 pub enum GatedNorm {
-    /// Only the gate.
+    /// A gate without a norm.
     Gate,
-    /// The gate, and a norm of each group of heads.
+    /// A gate, and a norm of each group of heads.
     Grouped {
-        /// The norm of a group.
+        /// The norm of one group.
         norm: HeadNorm,
         /// The number of groups.
         groups: i32,
-        /// Whether the norm precedes the gate.
+        /// Whether the norm is applied before the gate.
         before_gate: bool,
     },
 }
 
 impl GatedNorm {
-    /// Applies gate and norm to `x` and `gate`, `[1, T, inner]` in float32; the shape stays.
+    /// Applies gate and norm to `x` and `gate`, both `[1, T, inner]` in float32. The result has the
+    /// same shape as `x`.
     fn forward(&self, x: &Array, gate: &Array) -> Result<Array> {
         let gate = gate.silu()?;
         match self {
@@ -93,13 +94,13 @@ impl GatedNorm {
 /// Sizes of a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mamba2Shape {
-    /// Heads.
+    /// Number of heads.
     pub heads: i32,
-    /// Elements of a head.
+    /// Elements per head.
     pub dim: i32,
-    /// Elements of B and C.
+    /// Elements of B, and of C, per group.
     pub state: i32,
-    /// Groups of heads that share B and C; divides `heads`.
+    /// Groups of heads that share B and C; this number divides `heads`.
     pub groups: i32,
     /// The kernel width of the convolution.
     pub width: i32,
@@ -108,7 +109,7 @@ pub struct Mamba2Shape {
 }
 
 impl Mamba2Shape {
-    /// Elements of all heads.
+    /// Total elements of all heads.
     pub fn inner(&self) -> i32 {
         self.heads * self.dim
     }
@@ -132,7 +133,7 @@ impl Mamba2Shape {
 }
 
 impl Mamba2Shape {
-    /// The recurrence in the kernels' form.
+    /// The parameters of the recurrence for the kernels.
     fn memory(&self) -> Memory {
         Memory {
             rule: MemoryRule::Decay,
@@ -145,7 +146,8 @@ impl Mamba2Shape {
         }
     }
 
-    /// The recurrence over `[R, L, ..]`, by MLX's operations. Returns `[R, L, H, D]`.
+    /// Computes the recurrence over `[R, L, ..]` with MLX's operations. Returns the outputs `[R, L,
+    /// H, D]` and the memory after the last position.
     fn scan(&self, of: &MemoryInputs<'_>, memory: &Array) -> Result<(Array, Array)> {
         let repeats = self.heads / self.groups;
         let shared = |a: &Array| heads_first(a, [self.groups, self.state], repeats);
@@ -180,7 +182,7 @@ impl Mixer for Mamba2 {
         }
         let cut = |from: i32, width: i32| wide.slice_axis(-1, from, from + width);
         let gate = positions.of(&cut(0, inner)?, &lengths)?;
-        // In float32, like the state.
+        // The state is float32, so the recurrence is too.
         let mixed = cut(inner, channels)?.astype(Dtype::Float32)?;
         let (least, most) = shape.step_limit;
         let steps = cut(inner + channels, shape.heads)?.astype(Dtype::Float32)?;

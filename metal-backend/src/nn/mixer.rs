@@ -1,5 +1,5 @@
-//! The mixer of positions in a decoder block: attention, or a recurrent layer. A block is generic
-//! over it (`arch/stack.rs`), and each mixer defines its state.
+//! The mixer of a decoder block: attention or a recurrent layer. Blocks are generic over the mixer
+//! (`arch/stack.rs`), and each mixer defines the state that it keeps.
 
 use mlx_rs_core::{Array, Result};
 
@@ -8,14 +8,14 @@ use super::hooks::Watch;
 use super::norm::Norm;
 use crate::cache::{CacheOptions, LayerState, Row, Switch};
 
-/// The part of a decoder block in which positions read earlier ones.
+/// The part of a decoder block in which a position reads earlier positions.
 pub trait Mixer: std::fmt::Debug + Send + Sync + 'static {
-    /// Maps `x` `[1, T, hidden]`, through `norm` if given, to `[1, T or rows, hidden]`. The rows of
-    /// `x` are packed one after another and do not attend to each other. The states of `layer`
-    /// advance by all of their positions. With `add` the result is added to `x`.
+    /// Maps `x` `[1, T, hidden]`, after `norm` if given, to `[1, T or rows, hidden]`. `x` packs
+    /// rows one after another; rows do not attend to each other. The states of `layer` advance by
+    /// all positions of their rows. If `add` is given, the result is added to `x`.
     ///
     /// A row whose state has another kind begins with an empty state. An example is the cache
-    /// without storage in training.
+    /// without storage, which training uses.
     fn forward(
         &self,
         input: (&Array, Option<&Norm>, bool),
@@ -28,12 +28,13 @@ pub trait Mixer: std::fmt::Debug + Send + Sync + 'static {
     /// The empty state of one row.
     fn new_state(&self, options: &CacheOptions) -> Box<dyn LayerState>;
 
-    /// How the layer's rotation depends on the length of a sequence, if it does.
+    /// How the layer's rotation depends on the length of a sequence; `None` if it does not.
     fn switch(&self) -> Option<Switch> {
         None
     }
 
-    /// The attention, if it is one; our kernels can fuse its whole block.
+    /// The mixer as attention, if it is attention. Our kernels can fuse the whole block of an
+    /// attention.
     fn as_attention(&self) -> Option<&Attention> {
         None
     }

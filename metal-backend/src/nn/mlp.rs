@@ -1,4 +1,4 @@
-//! Dense feed-forward blocks. `moe.rs` has mixtures, and `feed_forward.rs` the choice between them.
+//! Dense feed-forward blocks. `moe.rs` has mixtures of experts; `feed_forward.rs` selects the kind.
 
 use mlx_rs_core::{Array, Result};
 
@@ -25,7 +25,7 @@ impl GatedMlp {
         self.forward_from(None, x, None)
     }
 
-    /// `forward(norm(x)) + add`, with optional norm and addend.
+    /// `forward(norm(x)) + add`. Both `norm` and `add` are optional.
     pub fn forward_from(
         &self,
         norm: Option<&Norm>,
@@ -58,11 +58,11 @@ impl GatedMlp {
 /// A gated feed-forward part with factors: `d down(act(g gate(x)) * up(x))` (Falcon-H1).
 #[derive(Debug, Clone)]
 pub struct ScaledMlp {
-    /// The gate's factor, before its activation.
+    /// The gated feed-forward part without factors.
     pub mlp: GatedMlp,
-    /// The gate's factor, before its activation.
+    /// The factor on the gate, before the activation function.
     pub gate: Array,
-    /// The output's factor.
+    /// The factor on the output.
     pub down: Array,
 }
 
@@ -93,7 +93,7 @@ pub struct Mlp {
     pub up: Linear,
     /// `[intermediate] -> [hidden]`.
     pub down: Linear,
-    /// The activation between them.
+    /// The activation function between the two matrices.
     pub activation: Activation,
 }
 
@@ -108,7 +108,7 @@ impl Mlp {
         self.forward_from(x, None)
     }
 
-    /// `forward(x) + add`, with an optional addend.
+    /// `forward(x) + add`; `add` is optional.
     pub fn forward_from(&self, x: &Array, add: Option<&Array>) -> Result<Array> {
         let activate = Epilogue::Activate(self.activation);
         let y = match project(&[&self.up], None, activate, x)? {

@@ -1,6 +1,6 @@
-//! The mLSTM layer of xLSTM (Beck et al. 2024, arXiv:2405.04517; as in xLSTM 7B, arXiv:2503.13427):
-//! projections, soft-capped gates, the recurrence (by a kernel or `mlstm_cell.rs`), a norm for each
-//! head, and an output gate.
+//! The mLSTM layer of xLSTM (Beck et al. 2024, arXiv:2405.04517; as in xLSTM 7B, arXiv:2503.13427).
+//! It has projections, soft-capped gates, the recurrence, a norm for each head, and an output gate.
+//! A kernel or `mlstm_cell.rs` computes the recurrence.
 
 use std::sync::Arc;
 
@@ -42,24 +42,24 @@ pub struct Mlstm {
     pub o_proj: Linear,
     /// The sizes, and the constants of the recurrence.
     pub shape: MlstmShape,
-    /// The layout of the state; see [`MlstmShape::layout`].
+    /// The layout of the state, from [`MlstmShape::layout`].
     pub layout: Arc<StateLayout>,
 }
 
 /// The sizes of an mLSTM layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MlstmShape {
-    /// Heads.
+    /// Number of heads.
     pub heads: i32,
-    /// Elements of a head's queries and keys.
+    /// Elements per head of queries and of keys.
     pub qk_dim: i32,
-    /// Elements of a head's values.
+    /// Elements per head of values.
     pub v_dim: i32,
-    /// The cap on input and forget gates, applied by a tanh: they lie in `-cap..cap`.
+    /// Cap on input and forget gates: `cap * tanh(gate / cap)` keeps them within `-cap..cap`.
     pub gate_cap: Option<f32>,
-    /// Added to the denominator.
+    /// Epsilon, added to the denominator.
     pub eps: f32,
-    /// The number of positions that are computed at once. The result does not depend on it.
+    /// The number of positions per chunk. It does not change the result.
     pub chunk: i32,
 }
 
@@ -77,14 +77,14 @@ impl MlstmShape {
         )
     }
 
-    /// The widths of the projections: queries, keys, values, output gates, input gates, forget
-    /// gates.
+    /// The output widths of the projections, in this order: queries, keys, values, output gates,
+    /// input gates, forget gates.
     fn widths(&self) -> [i32; 6] {
         let (qk, v) = (self.heads * self.qk_dim, self.heads * self.v_dim);
         [qk, qk, v, v, self.heads, self.heads]
     }
 
-    /// The constants of the recurrence in the kernels' form.
+    /// The parameters of the recurrence for the kernels.
     fn memory(&self) -> recurrence::Memory {
         recurrence::Memory {
             rule: MemoryRule::Exponential {
@@ -100,7 +100,7 @@ impl MlstmShape {
         }
     }
 
-    /// A gate after its cap.
+    /// Applies the cap to a gate.
     fn capped(&self, gate: &Array) -> Result<Array> {
         match self.gate_cap {
             None => Ok(gate.clone()),
@@ -111,7 +111,8 @@ impl MlstmShape {
         }
     }
 
-    /// Computes the recurrence over `[R, L, ..]` with MLX's operations. Returns `[R, L, H, DV]`.
+    /// Computes the recurrence over `[R, L, ..]` with MLX's operations. Returns the outputs `[R, L,
+    /// H, DV]` and the state after the last position.
     fn scan(&self, of: &MemoryInputs<'_>, i: &Array, state: Vec<Array>) -> Result<Scanned> {
         let [rows, length] = [of.f.dim(0)?, of.f.dim(1)?];
         // [R, L, H*D] -> [R, H, L, D]
@@ -147,7 +148,7 @@ impl Mlstm {
     /// The queries, keys, values, output, input and forget gates of `x` `[1, T, hidden]`, each
     /// `[1, T, width]`.
     fn projected(&self, x: &Array, norm: Option<&Norm>) -> Result<[Array; 6]> {
-        // The kernels take at most four matrices at a time.
+        // The kernels fuse at most four matrices per operation.
         let wide = [&self.q_proj, &self.k_proj, &self.v_proj, &self.output_gate];
         let narrow = [&self.input_gate, &self.forget_gate];
         if x.dtype() == Dtype::Float32
@@ -191,8 +192,8 @@ impl Mixer for Mlstm {
         let lengths = lengths(rows);
         let shape = &self.shape;
         let [q, k, v, out, i, f] = self.projected(x, norm)?;
-        // Everything is float32, like the state. Gates are logarithms, for which 16 bits have too
-        // few digits.
+        // The state is float32, so the recurrence is too. Gates are logarithms, and 16-bit floats
+        // have too little precision for logarithms.
         let wide = |a: Array| a.astype(Dtype::Float32);
         let (q, k, v, i, f) = (wide(q)?, wide(k)?, wide(v)?, wide(i)?, wide(f)?);
         let outputs = over_rows(rows, layer, &self.layout, |span, state| {

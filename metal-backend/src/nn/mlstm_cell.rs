@@ -1,7 +1,7 @@
 //! The mLSTM recurrence (Beck et al. 2024, arXiv:2405.04517, section 2.3; stabilized as in xLSTM
-//! 7B, arXiv:2503.13427): a matrix memory `C` with exponential gates. It is computed in single
-//! steps or over chunks of positions, with equal results. It uses plain operations, always in
-//! float32; projections and norms are in `mlstm.rs`.
+//! 7B, arXiv:2503.13427): a matrix memory `C` with exponential gates. It runs as single steps or
+//! over chunks of positions; both have equal results. This file has plain float32 operations;
+//! `mlstm.rs` has projections and norms.
 //!
 //! With `f = logsigmoid(forget gate)` and the input gate `i`, both logarithms:
 //!
@@ -17,8 +17,8 @@
 use mlx_rs_core::kernel::{MlstmInputs, MlstmMemory, mlstm};
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, tri, where_};
 
-/// The least `m` for which `exp(-m)` is computed. For smaller ones, the denominator would overflow,
-/// and the output is zero in any case.
+/// The least `m` for which `exp(-m)` is computed. A smaller `m` would overflow the denominator; the
+/// output is zero there anyway, so clamping `m` does not change the output.
 const LEAST_M: f32 = -80.0;
 
 /// The inputs of the recurrence: `R` rows, `H` heads, `L` positions.
@@ -62,7 +62,7 @@ fn scalar(value: f32) -> Result<Array> {
     Array::scalar(value)
 }
 
-/// `-log(1 + exp(-x))`, in a form that keeps its digits if the sigmoid is near 0 or 1.
+/// `-log(1 + exp(-x))`, in a form that stays precise where the sigmoid is near 0 or 1.
 pub fn log_sigmoid(x: &Array) -> Result<Array> {
     scalar(0.0)?.logaddexp(&x.negative()?)?.negative()
 }
@@ -73,7 +73,7 @@ fn denominator(dot: &Array, m: &Array, eps: f32) -> Result<Array> {
     dot.abs()?.maximum(&least)?.add(&scalar(eps)?)
 }
 
-/// Computes all positions with a GPU's kernels. Returns the same as [`scan`].
+/// Computes all positions with GPU kernels. Returns the same result as [`scan`].
 ///
 /// # Errors
 /// If shapes do not match, or there is no GPU.
@@ -133,15 +133,15 @@ pub fn step(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memory
     Ok((h, Memory { c, n, m }))
 }
 
-/// Computes all `L` positions at once, by attention within the chunk and one step of the memory.
-/// Returns `[R, H, L, DV]` and the memory after the last position.
+/// Computes all `L` positions at once: attention within the chunk, and one update of the memory.
+/// Returns the outputs `[R, H, L, DV]` and the memory after the last position.
 pub fn chunk(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memory)> {
     let Inputs { q, k, v, i, f } = inputs;
     let length = f.dim(-1)?;
     let causal = tri(length, length, 0, Dtype::Bool)?;
     let before = tri(length, length, -1, Dtype::Float32)?;
-    // [t, s]: the logarithm of the share at t of the value stored at s, which is the sum of f over
-    // s+1..=t. It is summed directly, since a difference of two long sums loses digits.
+    // [t, s]: the logarithm of the fraction of the write at s that remains at t: the sum of f over
+    // s+1..=t. It is summed directly, because a difference of two long sums loses precision.
     let decay = f
         .expand_dims(-1)?
         .multiply(&before)?
@@ -166,7 +166,7 @@ pub fn chunk(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memor
         .add(&scores.matmul(v)?)?
         .divide(&denominator(&dot, &column, eps)?)?;
 
-    // The memory takes from each position the share that the last position has.
+    // The memory after the chunk weights each position's write as the last position does.
     let last = |a: &Array, axis: i32| a.slice_axis(axis, length - 1, length)?.squeeze_axis(axis);
     let decayed = last(&from_memory, -1)?; // [R, H]
     let added = last(&decay, -2)?.add(i)?; // [R, H, L]
@@ -182,7 +182,7 @@ pub fn chunk(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memor
     Ok((h, Memory { c, n, m }))
 }
 
-/// Computes any number of positions in chunks of `size`; the last one may be shorter. Single
+/// Computes any number of positions in chunks of `size`; the last chunk may be shorter. Single
 /// positions use [`step`].
 pub fn scan(inputs: &Inputs, memory: Memory, size: i32, eps: f32) -> Result<(Array, Memory)> {
     let length = inputs.f.dim(-1)?;

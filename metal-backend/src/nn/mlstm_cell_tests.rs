@@ -7,7 +7,7 @@ use super::*;
 
 const EPS: f32 = 1e-6;
 
-/// The sizes and numbers of one sequence. Gates are the raw outputs of their projections.
+/// The sizes and values of one sequence. Gates are raw projection outputs.
 #[derive(Debug, Clone)]
 struct Case {
     heads: usize,
@@ -25,7 +25,7 @@ impl Case {
         self.i.len() / self.heads
     }
 
-    /// `[1, H, L, D]` from numbers in this order.
+    /// The values of the case as arrays: heads `[1, H, L, D]`, gates `[1, H, L]`.
     fn inputs(&self) -> Inputs {
         let (h, l) = (self.heads as i32, self.length() as i32);
         let wide = |a: &[f32], d: usize| Array::from_slice(a, &[1, h, l, d as i32]).unwrap();
@@ -49,8 +49,9 @@ impl Case {
         }
     }
 
-    /// The outputs, and the error of each from rounding by one part in a million. If terms cancel
-    /// in numerator or denominator, the error exceeds a millionth of the output.
+    /// The definition. Returns the outputs, and the error of each output under relative rounding
+    /// errors of 1e-6. Where terms cancel in numerator or denominator, this error exceeds 1e-6 of
+    /// the output.
     fn defined(&self) -> (Vec<f64>, Vec<f64>) {
         let (l, dk, dv) = (self.length(), self.dk, self.dv);
         let (mut out, mut unsure) = (Vec::new(), Vec::new());
@@ -95,7 +96,7 @@ impl Case {
         (out, unsure)
     }
 
-    /// The greatest difference between `h` `[1, H, L, DV]` and the definition, relative to the
+    /// The greatest difference between `h` `[1, H, L, DV]` and the definition, in units of the
     /// rounding error.
     fn distance(&self, h: &Array) -> f64 {
         let (defined, unsure) = self.defined();
@@ -158,7 +159,7 @@ proptest! {
         let case = case((heads, length, dk, dv), seed, |x| x * spread);
         let (h, _) = scan(&case.inputs(), case.empty(), chunk, EPS).unwrap();
         let off = case.distance(&h);
-        // Exponents of up to 200 have an error of 1e-5.
+        // Exponents of up to 200 have an absolute rounding error of about 1e-5.
         prop_assert!(off < 1e-5 * f64::from(spread.max(4.0)), "{off}");
     }
 }
@@ -171,7 +172,7 @@ fn gates_at_their_extremes_give_numbers() {
             let mut case = case((2, 33, 4, 6), (a * 3 + b) as u64, |x| x);
             case.i.fill(i);
             case.f.fill(f);
-            // In the mixed case, every third gate has another extreme.
+            // In the mixed case, every third gate has one of the other extreme values.
             let mut mixed = case.clone();
             for (at, gate) in mixed.i.iter_mut().chain(&mut mixed.f).enumerate() {
                 if at % 3 == 0 {
@@ -195,7 +196,7 @@ fn gates_at_their_extremes_give_numbers() {
 
 #[test]
 fn two_thousand_positions_are_the_same_step_by_step_and_in_chunks() {
-    // Forget gates are near one, as after training, so the memory spans many chunks.
+    // Forget gates near 1, as in trained models, make the memory span many chunks.
     let mut case = case((2, 2000, 8, 12), 7, |x| x * 3.0);
     case.f.iter_mut().for_each(|f| *f += 4.0);
     let (inputs, mut memory) = (case.inputs(), case.empty());
@@ -245,8 +246,8 @@ fn cutting_a_sequence_anywhere_changes_nothing() {
     }
 }
 
-/// Compares every slope of a weighted sum of the outputs with differences of the definition.
-/// Queries and keys are positive, so no denominator is at the kink of its maximum.
+/// Compares each gradient of a weighted sum of the outputs with finite differences of the
+/// definition. Queries and keys are positive, so no denominator is at the kink of its maximum.
 #[test]
 fn gradients_are_slopes_of_the_definition() {
     let mut case = case((1, 11, 3, 2), 5, |x| x * 2.0);

@@ -1,5 +1,5 @@
-//! Layers that architectures share. They hold weights and compute. `loader/` reads files, and
-//! `cache/` keeps state between calls.
+//! Layers that model architectures share: weights and their computation. `loader/` reads files, and
+//! `cache/` keeps the state between forward passes.
 
 pub mod adapter;
 pub mod attention;

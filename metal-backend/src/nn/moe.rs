@@ -1,5 +1,5 @@
-//! Mixtures of experts (Shazeer et al. 2017): a router assigns each token to a few of many
-//! feed-forward blocks, whose matrices are stacked and multiplied by index.
+//! Mixtures of experts (Shazeer et al. 2017). A router assigns each token to a few of many
+//! feed-forward blocks. The matrices of all blocks are stacked, and products select them by index.
 
 use mlx_rs_core::distributed::Group;
 use mlx_rs_core::{Array, Result, ones};
@@ -10,10 +10,10 @@ use super::linear::Linear;
 use super::mlp::{GatedMlp, Mlp};
 use crate::exec::{ExpertGate, ExpertMatrix, ExpertPart, PrefillInputs, Weight, expert_block};
 
-/// From this number of rows, rows are sorted by expert, so that each matrix is read once.
+/// From this number of rows on, rows are sorted by expert, so that each matrix is read once.
 const WORTH_SORTING: usize = 64;
 
-/// One matrix of every expert.
+/// The corresponding matrices of all experts, as one stack.
 #[derive(Debug, Clone)]
 pub struct ExpertLinear {
     matrix: ExpertMatrix,
@@ -21,13 +21,13 @@ pub struct ExpertLinear {
     bias: Option<Array>,
     /// The slot for adapters.
     slot: Option<SlotView>,
-    /// The processes that have the other inputs, if this one has a part.
+    /// The processes that share the inputs, if this process has only some inputs.
     summed_over: Option<Group>,
 }
 
 impl ExpertLinear {
-    /// From a stack `[experts, out, in]` and an optional bias `[experts, out]`; `on_cpu` means a
-    /// CPU that computes in float32.
+    /// Creates the layer from a stack `[experts, out, in]` and an optional bias `[experts, out]`.
+    /// `on_cpu` means a CPU that computes in float32.
     pub fn new(weight: Weight, bias: Option<Array>, on_cpu: bool) -> Result<Self> {
         Ok(Self {
             matrix: ExpertMatrix::new(weight, on_cpu)?,
@@ -37,14 +37,14 @@ impl ExpertLinear {
         })
     }
 
-    /// Sets the type of prefill inputs, if the kernels compute the layer.
+    /// Sets the type to which prefill inputs are converted, if the kernels compute the layer.
     #[must_use]
     pub fn with_prefill_inputs(mut self, prefill_inputs: PrefillInputs) -> Self {
         self.matrix = self.matrix.with_prefill_inputs(prefill_inputs);
         self
     }
 
-    /// Sets the processes that have the other inputs. The caller must sum the outputs.
+    /// Sets the processes that share the inputs. The caller must sum the outputs over them.
     #[must_use]
     pub fn summed_over(mut self, group: Group) -> Self {
         self.summed_over = Some(group);
@@ -63,18 +63,18 @@ impl ExpertLinear {
         Ok((self.matrix.dense()?, self.bias.clone()))
     }
 
-    /// Whether an adapter replaces its own weights.
+    /// Whether an adapter changes the experts' weights.
     fn is_adapted(&self) -> bool {
         self.slot.as_ref().is_some_and(SlotView::is_adapted)
     }
 
-    /// The stack and biases; `None` if it is adapted.
+    /// The stack and biases for kernels; `None` if an adapter changes the weights.
     fn part(&self) -> Option<ExpertPart<'_>> {
         (!self.is_adapted()).then_some((&self.matrix, self.bias.as_ref()))
     }
 
-    /// Products of `x` `[.., 1, in]` with the experts `ids` `[..]` (after broadcasting): `[.., 1,
-    /// out]`.
+    /// Multiplies `x` `[.., 1, in]` by the matrices of the experts `ids` `[..]`, after
+    /// broadcasting: `[.., 1, out]`.
     fn forward(&self, x: &Array, ids: &Array, sorted: bool) -> Result<Array> {
         let plain = || {
             self.matrix
@@ -98,19 +98,20 @@ impl ExpertLinear {
 /// Feed-forward blocks, one per expert.
 #[derive(Debug, Clone)]
 pub struct Experts {
-    /// `[hidden] -> [intermediate]`; without a gate, `up` has the activation.
+    /// `[hidden] -> [intermediate]`. If `None`, the activation function applies to the output of
+    /// `up`.
     pub gate: Option<ExpertLinear>,
     /// `[hidden] -> [intermediate]`.
     pub up: ExpertLinear,
     /// `[intermediate] -> [hidden]`.
     pub down: ExpertLinear,
-    /// The operation between them.
+    /// The gate and activation function between `up` and `down`.
     pub activation: ExpertGate,
 }
 
 impl Experts {
-    /// `x` `[B, L, hidden]` through the experts `ids` `[B, L, k]`, summed with `weights` of the
-    /// same shape: `[B, L, hidden]`.
+    /// Applies the experts `ids` `[B, L, k]` to `x` `[B, L, hidden]`, and sums their outputs with
+    /// `weights` `[B, L, k]`: `[B, L, hidden]`.
     pub fn forward(&self, x: &Array, ids: &Array, weights: &Array) -> Result<Array> {
         let y = self.weighed(x, ids, weights)?;
         match &self.down.summed_over {
@@ -131,13 +132,13 @@ impl Experts {
         weigh(&self.outputs(x, ids)?, weights)
     }
 
-    /// The sum of the selected experts' outputs for inputs `x` `[B, L, hidden]` times `weights`
-    /// `[B, L, k]`.
+    /// The sum of the selected experts' outputs, where expert inputs are `x` `[B, L, hidden]` times
+    /// `weights` `[B, L, k]`.
     fn forward_weighed(&self, x: &Array, ids: &Array, weights: &Array) -> Result<Array> {
         let (batch, length, k) = (ids.dim(0)?, ids.dim(1)?, ids.dim(2)?);
         let hidden = x.dim(-1)?;
         let weights = weights.astype(x.dtype())?.expand_dims(-1)?;
-        // Each pair of a token and an expert becomes a token.
+        // Each pair of a token and an expert becomes a token with one expert.
         let x = (x.expand_dims(-2)?.multiply(&weights)?).reshape(&[batch, length * k, hidden])?;
         let ids = ids.reshape(&[batch, length * k, 1])?;
         let ones = ones(&[batch, length * k, 1], x.dtype())?;
@@ -179,7 +180,7 @@ impl Experts {
     }
 }
 
-/// The sum of expert outputs `[B, L, k, hidden]` with weights `[B, L, k]`: `[B, L, hidden]`.
+/// Sums expert outputs `[B, L, k, hidden]` with weights `[B, L, k]`: `[B, L, hidden]`.
 fn weigh(outputs: &Array, weights: &Array) -> Result<Array> {
     outputs
         .multiply(&weights.astype(outputs.dtype())?.expand_dims(-1)?)?
@@ -195,9 +196,9 @@ pub struct Mixture {
     pub experts: Experts,
     /// The shared expert, and the gate `[hidden] -> [1]` on its output (Qwen 2).
     pub shared: Option<(SharedExpert, Option<Linear>)>,
-    /// Factor on the sum of the experts and the shared expert (Cohere).
+    /// Factor on the sum of the experts' and the shared expert's outputs (Cohere).
     pub scale: Option<Array>,
-    /// The router's weights are factors on the experts' inputs, not on their outputs (Llama 4).
+    /// Whether the router's weights scale the experts' inputs instead of their outputs (Llama 4).
     pub weighs_inputs: bool,
 }
 
@@ -221,7 +222,7 @@ impl SharedExpert {
 }
 
 impl Mixture {
-    /// Whether an adapter replaces some of its weights.
+    /// Whether an adapter changes some of the shared expert's weights.
     pub fn is_adapted(&self) -> bool {
         let experts = [
             self.experts.gate.as_ref(),
@@ -302,7 +303,7 @@ mod tests {
         }
     }
 
-    /// Checks that the difference is small relative to the largest value.
+    /// Checks that the difference between the arrays is small relative to the largest value.
     fn near(got: &Array, wanted: &Array, what: &str) {
         let (got, wanted) = (got.to_f32_vec().unwrap(), wanted.to_f32_vec().unwrap());
         let largest = wanted.iter().fold(0.0f32, |most, v| most.max(v.abs()));
@@ -314,13 +315,13 @@ mod tests {
         }
     }
 
-    /// The kernels equal MLX's operations, fused and separate, with and without biases, for few
-    /// rows and many.
+    /// Our kernels must equal MLX's operations: fused and separate, with and without biases, for
+    /// few rows and for many rows.
     #[test]
     fn kernels_and_mlx_give_the_same() {
         let plain = Stream::default_of(Device::cpu()).unwrap();
         plain.scope(|| {
-            // 0 and 16: dense; 40, 41, 42: floats of four and eight bits.
+            // 0 and 16: dense weights; 40, 41, 42: floating-point formats of four and eight bits.
             for bits in [0, 16, 2, 4, 5, 6, 8, 40, 41, 42] {
                 for activation in [
                     ExpertGate::Plain(Activation::Silu),

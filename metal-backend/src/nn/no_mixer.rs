@@ -1,4 +1,4 @@
-//! No mixer: the block has only a feed-forward part, as in Nemotron-H.
+//! The absent mixer of a block that has only a feed-forward part, as in Nemotron-H.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use super::mixer::Mixer;
 use super::norm::Norm;
 use crate::cache::{CacheOptions, LayerState, RecurrentState, Row, StateLayout, lengths};
 
-/// A mixer in which no position reads another. Its state holds only the number of positions, which
-/// must agree across the layers of a sequence.
+/// A mixer in which no position reads another position. Its state is only the number of positions,
+/// because all layers of a sequence must agree on this number.
 #[derive(Debug)]
 pub struct NoMixer {
     layout: Arc<StateLayout>,

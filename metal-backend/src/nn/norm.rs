@@ -14,7 +14,7 @@ use crate::exec::{self, NormSpec};
 pub enum Norm {
     /// RMS norm (Zhang and Sennrich 2019).
     Rms {
-        /// `[dim]`; `None` for ones.
+        /// `[dim]`; `None` means a weight of ones.
         weight: Option<Array>,
         /// Epsilon.
         eps: f32,
@@ -30,18 +30,18 @@ pub enum Norm {
         /// Whether the norm is computed on a CPU.
         on_cpu: bool,
     },
-    /// Another norm with a bias that its own kind does not have (xLSTM).
+    /// A norm with an additional bias, for kinds that have none of their own (xLSTM).
     Biased {
         /// The norm without the bias.
         norm: Box<Norm>,
         /// `[dim]`.
         bias: Array,
     },
-    /// No normalization, for a model without the norm that its family has.
+    /// No normalization, for a model that lacks a norm which its family usually has.
     Identity,
-    /// Another norm with slots where its parameters can be trained.
+    /// A norm with slots through which its parameters can be trained.
     Placed {
-        /// The loaded norm.
+        /// The norm as loaded.
         norm: Box<Norm>,
         /// The slot of its weight.
         weight: Arc<ParamSlot>,
@@ -51,7 +51,7 @@ pub enum Norm {
 }
 
 impl Norm {
-    /// The description of the norm for `exec`, with trained parameters.
+    /// The norm in the form that `exec` reads, with trained parameters.
     fn spec(&self) -> NormSpec<'_> {
         match self {
             Norm::Rms {
@@ -66,7 +66,7 @@ impl Norm {
     /// `[.., dim] -> [.., dim]`.
     ///
     /// # Errors
-    /// When the last axis of `x` does not match the weight.
+    /// If the last axis of `x` does not match the weight.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         match self {
             Norm::Identity => Ok(x.clone()),
@@ -108,13 +108,14 @@ impl Norm {
     }
 }
 
-/// The description of an optional norm for `exec`.
+/// An optional norm in the form that `exec` reads.
 pub fn spec(norm: Option<&Norm>) -> NormSpec<'_> {
     norm.map_or(NormSpec::None, Norm::spec)
 }
 
-/// If the parts of layer `layer` are measured, `x` after `norm`, measured separately. Otherwise `x`
-/// and the norm, so that they can be fused with the next product.
+/// Separates the norm from the next matrix product when a stopwatch measures parts. Then the result
+/// is `norm(x)` and no norm, measured as a part of `layer`. Otherwise the result is `x` and `norm`,
+/// so that kernels can fuse the norm with the product.
 pub fn apart<'n>(
     watch: &mut Watch<'_>,
     layer: usize,
@@ -129,7 +130,7 @@ pub fn apart<'n>(
     Ok((x, None))
 }
 
-/// Applies a norm, if given.
+/// Applies `norm` to `x`, or returns `x` if there is none.
 pub fn through(norm: Option<&Norm>, x: &Array) -> Result<Array> {
     match norm {
         Some(norm) => norm.forward(x),

@@ -1,5 +1,5 @@
-//! Attention and a Mamba-2 layer in parallel (Falcon-H1, Zuo et al. 2025, arXiv:2507.22448): both
-//! read the same input, and their outputs are summed.
+//! Attention and a Mamba-2 layer in parallel (Falcon-H1, Zuo et al. 2025, arXiv:2507.22448). Both
+//! layers read the same input, and the block sums their outputs.
 
 use mlx_rs_core::{Array, Result};
 
@@ -10,12 +10,12 @@ use super::mixer::Mixer;
 use super::norm::{Norm, through};
 use crate::cache::{CacheOptions, LayerState, PairState, RecurrentState, Row, Switch, lengths};
 
-/// Factors on the input and the output of a mixer; `None` is 1.
+/// Factors on the input and the output of a mixer. `None` means 1.
 #[derive(Debug, Default)]
 pub struct Factors {
-    /// The input's factor.
+    /// The factor on the input.
     pub input: Option<Array>,
-    /// The output's factor.
+    /// The factor on the output.
     pub output: Option<Array>,
 }
 

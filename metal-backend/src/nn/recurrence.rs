@@ -1,11 +1,11 @@
-//! Batching of rows and states around a recurrence, shared by all recurrent layers. The layer's
+//! Batching of rows and states around a recurrence. All recurrent layers share it; each layer's own
 //! file has the recurrence itself.
 
 use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate};
 
 use crate::cache::{RecurrentState, Row, StateLayout};
 
-/// Positions that a recurrence computes at once.
+/// A range of positions that a recurrence computes in one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     /// The index of the first position in the packed input.
@@ -17,10 +17,10 @@ pub struct Span {
 }
 
 impl Span {
-    /// The positions of a packed input `[1, T, ..]`, as `[rows, length, ..]`.
+    /// The span's positions of a packed input `[1, T, ..]`, as `[rows, length, ..]`.
     ///
     /// # Errors
-    /// When the input is shorter.
+    /// If the input has fewer positions than the span needs.
     pub fn of(self, packed: &Array) -> Result<Array> {
         let count = self.rows.saturating_mul(self.length);
         let selected = if packed.dim(1)? == count {
@@ -37,10 +37,10 @@ impl Span {
     }
 }
 
-/// `[R, L, H*D]` as `[R, H * repeats, L, D]`: each head is repeated `repeats` times.
+/// `[R, L, H*D]` as `[R, H * repeats, L, D]`. Each head is repeated `repeats` times.
 ///
 /// # Errors
-/// When the last axis has another length.
+/// If the last axis is not `heads * dim`.
 pub fn heads_first(packed: &Array, [heads, dim]: [i32; 2], repeats: i32) -> Result<Array> {
     let [rows, length] = [packed.dim(0)?, packed.dim(1)?];
     let apart = packed.reshape(&[rows, length, heads, dim])?;
@@ -51,17 +51,17 @@ pub fn heads_first(packed: &Array, [heads, dim]: [i32; 2], repeats: i32) -> Resu
     }
 }
 
-/// Runs `scan` over the positions of all rows and stores the states that it returns.
+/// Runs `scan` over the positions of all rows, and stores the states that `scan` returns.
 ///
-/// `scan` gets positions and the state before them, `[rows, ..]` each. It returns its outputs
-/// `[rows, length, ..]` and the state after them. Rows with one position are computed together,
-/// others one by one, because their lengths differ. The result is packed like the input, `[1, T,
-/// ..]`.
+/// `scan` receives a span of positions and the state arrays before them, `[rows, ..]` each. It
+/// returns outputs `[rows, length, ..]` and the state after the span. Rows with one position are
+/// computed together. Longer rows are computed one by one, because their lengths differ. The result
+/// is packed like the input: `[1, T, ..]`.
 ///
 /// A row whose state has another kind, as in training, begins with an empty state.
 ///
 /// # Errors
-/// Errors of `scan`; a state that does not match the layout.
+/// Errors of `scan`, and a state that does not match the layout.
 pub fn over_rows(
     rows: &mut [Row<'_>],
     layer: usize,
@@ -110,10 +110,10 @@ pub fn over_rows(
     }
 }
 
-/// A part of a state, by index.
+/// The array of a state at index `at`.
 ///
 /// # Errors
-/// When the index is too large.
+/// If the index is too large.
 pub fn part(state: &[Array], at: usize) -> Result<&Array> {
     state.get(at).ok_or_else(|| {
         let message = format!("there is no part {at} among {}", state.len());

@@ -1,4 +1,4 @@
-//! Rotary position embedding (Su et al. 2021), and the scaling methods for longer contexts.
+//! Rotary position embedding (Su et al. 2021), and its scaling methods for longer contexts.
 
 use std::f32::consts::TAU;
 use std::sync::Arc;
@@ -17,17 +17,17 @@ pub struct Rope {
     /// Factor on positions.
     scale: f32,
     traditional: bool,
-    /// Wavelengths (over 2 pi) of each pair, if the powers of theta alone do not define them.
+    /// Wavelength / 2 pi of each pair; `None` if the wavelengths are plain powers of theta.
     freqs: Option<Array>,
-    /// The frequencies for sequences of more than this many positions.
+    /// A length in positions, and the wavelengths for sequences longer than this length.
     beyond: Option<(i32, Array)>,
-    /// The change of the base with the length of the sequence.
+    /// Parameters of dynamic NTK scaling, where the base grows with the length of the sequence.
     dynamic: Option<DynamicBase>,
     /// Factor on the rotated elements, in the compute type.
     amplitude: Option<Array>,
-    /// The factor as a host number.
+    /// `amplitude` as a float on the host.
     factor: f32,
-    /// Radians per position of each pair, from `theta`, `scale` and `freqs`.
+    /// Radians per position of each pair; they follow from `theta`, `scale` and `freqs`.
     radians: Arc<[f32]>,
 }
 
@@ -35,7 +35,7 @@ pub struct Rope {
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct DynamicBase {
     factor: f32,
-    /// The length up to which the base stays.
+    /// Up to this length, the base does not change.
     context: i32,
 }
 
@@ -49,8 +49,8 @@ impl DynamicBase {
 }
 
 impl Rope {
-    /// The configured rotation for heads of `head_dim` elements; `traditional` pairs adjacent
-    /// elements rather than halves.
+    /// Creates the rotation for heads of `head_dim` elements. `traditional` pairs adjacent
+    /// elements; otherwise element `i` of the first half pairs with element `i` of the second half.
     pub fn new(
         head_dim: i32,
         config: &RopeConfig,
@@ -58,7 +58,7 @@ impl Rope {
         dtype: mlx_rs_core::Dtype,
     ) -> Result<Self> {
         let is_proportional = matches!(config.scaling, RopeScaling::Proportional { .. });
-        // The rotated part is even, because rotation pairs elements.
+        // Rotation works on pairs, so the rotated part has an even number of elements.
         let part = (head_dim as f32 * config.partial) as i32 / 2 * 2;
         let dims = if is_proportional {
             head_dim
@@ -77,7 +77,7 @@ impl Rope {
             factor: 1.0,
             radians: Arc::default(),
         };
-        // Wavelengths over 2 pi, if scaling changes the powers of theta.
+        // Wavelength / 2 pi, if the scaling method changes the powers of theta.
         let mut stretched_freqs: Option<Vec<f32>> = None;
         let amplitude = |factor: f32| -> Result<Option<Array>> {
             (factor != 1.0)
@@ -196,7 +196,7 @@ impl Rope {
         Ok(self)
     }
 
-    /// The description of the rotation for `exec`.
+    /// The rotation in the form that `exec` reads.
     pub fn spec(&self) -> RotarySpec<'_> {
         match self.beyond {
             Some(_) => RotarySpec::Changing,
@@ -208,7 +208,7 @@ impl Rope {
         }
     }
 
-    /// The rotation in the opposite direction.
+    /// Reverses the direction of the rotation.
     pub fn reversed(mut self) -> Result<Self> {
         let freqs: Vec<f32> = self.radians.iter().map(|r| -self.scale / r).collect();
         self.freqs = Some(Array::vector(&freqs)?);
@@ -216,7 +216,7 @@ impl Rope {
         Ok(self)
     }
 
-    /// How the frequencies depend on the length of the sequence, if they do.
+    /// How the wavelengths depend on the length of the sequence; `None` if they do not.
     pub fn switch(&self) -> Option<Switch> {
         match (&self.beyond, self.dynamic) {
             (Some((limit, _)), _) => Some(Switch::Once(*limit)),
@@ -225,16 +225,16 @@ impl Rope {
         }
     }
 
-    /// Elements of each head that rotate.
+    /// The number of elements of each head that rotate.
     pub fn dims(&self) -> i32 {
         self.dims
     }
 
     /// Rotates `x` `[B, H, L, D]` at positions `offset..offset + L` of a sequence of `total`
-    /// positions. `total` selects the frequencies ([`Rope::switch`]).
+    /// positions. `total` selects the wavelengths ([`Rope::switch`]).
     ///
     /// # Errors
-    /// When the shape does not fit.
+    /// If the shape of `x` does not match the rotation.
     pub fn forward(&self, x: &Array, offset: i32, total: i32) -> Result<Array> {
         let freqs = match &self.beyond {
             Some((limit, beyond)) if total > *limit => Some(beyond),
@@ -291,8 +291,8 @@ fn yarn_ends(dims: i32, theta: f32, context: f32, betas: [f32; 2], truncate: boo
     [low, high]
 }
 
-/// The wavelength of pair `i`: unchanged before the ramp, scaled after it, interpolated by
-/// frequency on it.
+/// YaRN's wavelength of pair `i`: unchanged before the ramp, multiplied by `factor` after the ramp,
+/// and interpolated by frequency on the ramp.
 fn yarn_wavelength(freq: f32, factor: f32, i: f32, [low, high]: [f32; 2]) -> f32 {
     let stretched = ((i - low) / (high - low)).clamp(0.0, 1.0);
     1.0 / ((1.0 - stretched) / freq + stretched / (factor * freq))
@@ -307,7 +307,7 @@ mod tests {
         let at = |f| llama3_factor(f, 8.0, 1.0, 4.0, 8192.0);
         assert_eq!(at(1.0), 1.0);
         assert_eq!(at(1.0e6), 8.0e6);
-        // Between 8192/4 and 8192/1, the factor is strictly between the ends.
+        // For wavelengths between 8192/4 and 8192/1, the factor is strictly between 1 and 8.
         let middle = 4096.0 / TAU;
         assert!(at(middle) > middle && at(middle) < 8.0 * middle);
     }
@@ -389,7 +389,7 @@ mod tests {
         };
         let near = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - 2.0 * b).abs() < 1e-5);
         assert!(near(&at(&rope, 4, 8), &at(&plain, 4, 8)));
-        // Four times the wavelength gives a quarter of the angle.
+        // A wavelength four times as long turns by a quarter of the angle.
         assert!(near(&at(&rope, 4, 9), &at(&plain, 1, 9)));
     }
 }

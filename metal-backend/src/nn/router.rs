@@ -1,4 +1,4 @@
-//! The layers that a program's own feed-forward backends compute.
+//! `FfnRouter`: assigns a program's own feed-forward backends to layers.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use inference::{Error, ErrorKind, Result};
 
 use super::feed_forward::FfnBackend;
 
-/// Feed-forward backends by layer. The loading options apply to layers without one.
+/// Feed-forward backends by layer. Layers without a backend follow the loading options.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -26,19 +26,19 @@ pub struct FfnRouter {
 #[derive(Debug, Clone)]
 struct Range {
     first: usize,
-    /// `None` is the last layer.
+    /// The last layer of the range; `None` means the last layer of the model.
     last: Option<usize>,
     backend: Arc<dyn FfnBackend>,
 }
 
 impl FfnRouter {
-    /// No backend for any layer.
+    /// A router that assigns no backend.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One backend for all layers.
+    /// A router that assigns one backend to all layers.
     #[must_use]
     pub fn uniform(backend: Arc<dyn FfnBackend>) -> Self {
         Self {
@@ -50,10 +50,11 @@ impl FfnRouter {
         }
     }
 
-    /// Assigns a backend to the layers from `first` to `last`, or to the model's last one.
+    /// Assigns a backend to the layers from `first` to `last`. `None` means the model's last layer.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for a range that ends before it begins, or overlaps another.
+    /// [`ErrorKind::InvalidOption`] for a range that ends before it begins, or overlaps another
+    /// range.
     pub fn with_layers(
         mut self,
         first: usize,
@@ -70,7 +71,7 @@ impl FfnRouter {
         let other = |r: &&Range| r.first <= end && first <= r.last.unwrap_or(usize::MAX);
         if let Some(other) = self.ranges.iter().find(other) {
             return fault(format!(
-                "layers from {first} on have the backend {} already, or meet layers that have it",
+                "the layers from {first} on overlap with layers that already have the backend {}",
                 other.backend.name()
             ));
         }
@@ -95,10 +96,10 @@ impl FfnRouter {
         self.ranges.is_empty()
     }
 
-    /// Checks that every range is within a model of `layers` layers.
+    /// Checks that all ranges exist in a model of `layers` layers.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for a range beyond the model.
+    /// [`ErrorKind::InvalidOption`] for a range beyond the model's layers.
     pub fn check(&self, layers: usize) -> Result<()> {
         let beyond = |r: &&Range| r.first.max(r.last.unwrap_or(0)) >= layers;
         match self.ranges.iter().find(beyond) {

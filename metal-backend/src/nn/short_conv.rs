@@ -30,7 +30,7 @@ pub struct ShortConv {
     pub conv: CausalConv,
     /// `[hidden] -> [hidden]`.
     pub out_proj: Linear,
-    /// The layout of the state; [`ShortConv::state_layout`].
+    /// The layout of the state, from [`ShortConv::state_layout`].
     pub layout: Arc<StateLayout>,
 }
 

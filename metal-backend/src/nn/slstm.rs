@@ -30,25 +30,25 @@ use crate::cache::{
 /// One sLSTM layer.
 #[derive(Debug)]
 pub struct Slstm {
-    /// The convolution over the last positions, before the gates `i` and `f`.
+    /// The convolution over the last positions, which the gates `i` and `f` read.
     pub conv: Option<CausalConv>,
     /// The matrices of the gates i, f, z and o.
     pub gates: [HeadwiseLinear; 4],
-    /// The matrices from the last output to the gates, `[heads, dim, 4 * dim]`.
+    /// The matrices from the previous output to the gates, `[heads, dim, 4 * dim]`.
     pub recurrent: Array,
     /// The biases of the gates, `[4, heads, dim]`.
     pub bias: Array,
     /// The norm of each head's output.
     pub norm: HeadNorm,
-    /// Heads.
+    /// Number of heads.
     pub heads: i32,
-    /// Elements of a head.
+    /// Elements per head.
     pub dim: i32,
-    /// The layout of the state; see [`Slstm::state_layout`].
+    /// The layout of the state, from [`Slstm::state_layout`].
     pub layout: Arc<StateLayout>,
 }
 
-/// A matrix for each head, applied only to the head's own elements.
+/// One matrix per head, applied only to that head's elements.
 #[derive(Debug, Clone)]
 pub struct HeadwiseLinear {
     /// `[heads, out, in]`.
@@ -75,9 +75,9 @@ impl HeadwiseLinear {
 }
 
 impl Slstm {
-    /// The state of a row in this layer, in float32: the last inputs of its convolution over
-    /// `width` positions (1 without), and output, memory, normalizer and stabilizer of each
-    /// element.
+    /// The state of a row in this layer, in float32. The state has the last inputs of the
+    /// convolution over `width` positions (`width` 1 without a convolution). It also has output,
+    /// memory, normalizer and stabilizer of each element.
     pub fn state_layout(hidden: i32, width: i32) -> Arc<StateLayout> {
         let part = |name| StatePart::new(name, &[hidden]);
         let mut parts = vec![part("y"), part("c"), part("n"), part("m")];
@@ -98,8 +98,8 @@ impl Slstm {
             .reshape(&[rows, length, self.heads, self.dim])
     }
 
-    /// Computes one position. The gates `[R, 4, heads, dim]` are those from the input; `y`, `c`,
-    /// `n` and `m` have the shape `[R, heads, dim]`.
+    /// Computes one position. `gates` `[R, 4, heads, dim]` is the part that depends on the input.
+    /// `y`, `c`, `n` and `m` have the shape `[R, heads, dim]`.
     fn step(&self, gates: &Array, recurrent: &Array, state: [Array; 4]) -> Result<[Array; 4]> {
         let [y, c, n, m] = state;
         let rows = gates.dim(0)?;
@@ -135,7 +135,7 @@ impl Mixer for Slstm {
         _watch: &mut Watch<'_>,
     ) -> Result<Array> {
         let lengths = lengths(rows);
-        // Everything is float32, like the state.
+        // The state is float32, so the whole computation is float32.
         let input = through(norm, x)?.astype(Dtype::Float32)?;
         let wide = |a: &Array| a.astype(Dtype::Float32);
         let (recurrent, bias) = (wide(&self.recurrent)?, wide(&self.bias)?);

@@ -1,4 +1,4 @@
-//! A feed-forward part that computes only the features with the greatest gates.
+//! A feed-forward backend that computes only the features with the greatest gates.
 
 use std::sync::Arc;
 
@@ -10,20 +10,22 @@ use super::feed_forward::{FeedForward, FfnBackend, FfnPart};
 use super::linear::Linear;
 use crate::exec::{Activation, FeatureParts, FeatureRows, greatest_features, only_features};
 
-/// Computes the `top_k` features with the greatest gate magnitude before the activation, per
-/// position. Without a gate, the activation's input counts. Ties are broken arbitrarily.
+/// Computes the `top_k` features with the greatest gate magnitude at each position. The magnitude
+/// is measured before the activation function. Without a gate, the activation function's input is
+/// measured. The order of equal magnitudes is arbitrary.
 ///
-/// The columns of a packed matrix cannot be read separately. So when the model is loaded, the
-/// layer's up and down matrices become float32 rows, one per feature, and only the selected rows
-/// are read. On a GPU that applies to single positions: for several it computes all features and
-/// drops the others. A layer that has an adapter or is trained always computes all features.
+/// The columns of a quantized matrix cannot be read separately. So loading converts the layer's up
+/// and down matrices to float32 rows, one per feature. A pass reads only the selected rows. On a
+/// GPU, this applies only to single positions. For several positions, the layer computes all
+/// features and drops the unselected ones. A layer with an adapter or in training always computes
+/// all features.
 #[derive(Debug, Clone, Copy)]
 pub struct SparseFfn {
-    /// The number of features.
+    /// The number of features computed per position.
     pub top_k: usize,
 }
 
-/// The backend with the rows of one layer.
+/// The backend of one layer, with the layer's features as rows.
 #[derive(Debug)]
 struct SparseRows {
     inner: SparseFfn,
@@ -31,8 +33,8 @@ struct SparseRows {
 }
 
 impl SparseFfn {
-    /// `activations` where `gate` is among the greatest of its position, otherwise 0; both `[..,
-    /// features]`.
+    /// Keeps `activations` where `gate` is among the `top_k` greatest of its position, and sets the
+    /// rest to 0. Both are `[.., features]`.
     fn chosen(self, gate: &Array, activations: &Array) -> Result<Array> {
         match greatest_features(gate, self.top_k)? {
             Some(best) => only_features(activations, &best),
@@ -40,7 +42,8 @@ impl SparseFfn {
         }
     }
 
-    /// The selected activations of a layer, by its own products: `[.., hidden] -> [.., features]`.
+    /// The selected activations of a layer, from its own matrices: `[.., hidden] -> [..,
+    /// features]`.
     fn activations(self, part: &FfnPart<'_>, x: &Array) -> Result<Array> {
         let (gates, all) = match part.dense() {
             FeedForward::Gated(mlp) => {
@@ -115,7 +118,7 @@ fn refused(part: &FfnPart<'_>) -> Error {
     Error::new(ErrorKind::Unsupported, "sparse", why)
 }
 
-/// The features of a layer without its gate, copied from the model's matrices.
+/// The features of a layer as rows, without the gate, copied from the model's matrices.
 fn rows_of(part: &FfnPart<'_>) -> Result<FeatureRows> {
     let (up, down, activation): (Option<&Linear>, &Linear, Activation) = match part.dense() {
         FeedForward::Gated(mlp) => (Some(&mlp.up), &mlp.down, mlp.activation),
@@ -156,11 +159,11 @@ mod tests {
         Linear::new(crate::exec::Weight::Dense(weight), None, true).unwrap()
     }
 
-    /// Unselected features are not read: their values are NaN.
+    /// Unselected features must not be read: their values are NaN and would spread to the output.
     #[test]
     fn other_features_are_not_read() {
         Stream::default_of(Device::cpu()).unwrap().scope(|| {
-            // Three features of states with two elements; the second feature's gate is the least.
+            // Three features of states with two elements. The second feature has the smallest gate.
             let gate = linear(&[2.0, 0.0, 0.1, 0.0, -3.0, 0.0], &[3, 2]);
             let nan = f32::NAN;
             let mlp = FeedForward::Gated(GatedMlp {
@@ -179,7 +182,8 @@ mod tests {
             for rows in [1, 3] {
                 let x = Array::from_slice(&[1.0f32, 4.0].repeat(rows), &[1, rows as i32, 2]);
                 let y = bound.forward(&part, &x.unwrap()).unwrap();
-                // The first feature gives 2^2 * 5; the third's gate is negative.
+                // The first feature adds 2^2 * 5. The third feature has a negative gate, so its
+                // activation is zero.
                 assert_eq!(y.to_vec::<f32>().unwrap(), [20.0f32, 40.0].repeat(rows));
             }
             let all = SparseFfn { top_k: 3 };

@@ -1,6 +1,6 @@
 //! The recurrence of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060): a matrix memory with a forget
-//! gate. It runs as single steps or over chunks of positions, with equal results. This file has
-//! plain operations in float32; `mamba2.rs` has projections, convolution and norm.
+//! gate. The recurrence runs as single steps or over chunks of positions; both have equal results.
+//! This file has plain float32 operations; `mamba2.rs` has projections, convolution and norm.
 //!
 //! ```text
 //! S = exp(f) S + k^T v
@@ -27,7 +27,8 @@ pub struct Inputs {
     pub f: Array,
 }
 
-/// One step: `L` is 1. Returns `[R, H, 1, D]` and the memory `[R, H, N, D]` after it.
+/// Computes one step: `L` is 1. Returns the output `[R, H, 1, D]` and the memory `[R, H, N, D]`
+/// after the step.
 pub fn step(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
     let Inputs { q, k, v, f } = inputs;
     let decayed = memory.multiply(&f.exp()?.expand_dims(-1)?)?;
@@ -35,8 +36,8 @@ pub fn step(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
     Ok((q.matmul(&memory)?, memory))
 }
 
-/// Any number of positions, in chunks of `size`; a single one uses [`step`]. Returns `[R, H, L, D]`
-/// and the memory `[R, H, N, D]` after the last.
+/// Computes any number of positions, in chunks of `size`; a single position uses [`step`]. Returns
+/// the outputs `[R, H, L, D]` and the memory `[R, H, N, D]` after the last position.
 pub fn scan(inputs: &Inputs, memory: &Array, size: i32) -> Result<(Array, Array)> {
     let length = inputs.f.dim(-1)?;
     if length == 1 {
@@ -111,8 +112,8 @@ mod tests {
         zeros(&[1, H as i32, N as i32, D as i32], Dtype::Float32).unwrap()
     }
 
-    /// The definition in float64: outputs `[1, H, L, D]`, the effect on each of rounding by one
-    /// part in a million, and the memory.
+    /// The definition in float64. Returns the outputs `[1, H, L, D]`, the effect on each output of
+    /// a relative rounding error of 1e-6, and the memory.
     fn defined(inputs: &Inputs) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
         let wide = |a: &Array| -> Vec<f64> {
             let all = a.to_vec::<f32>().unwrap();

@@ -1,5 +1,5 @@
-//! A feed-forward part whose features are stored outside the checkpoint: only the rows selected for
-//! each position are read.
+//! A feed-forward part whose features are stored outside the checkpoint. A pass reads only the rows
+//! of the features that it selects for each position.
 
 use mlx_rs_core::{Array, Error, ErrorKind, Result};
 
@@ -8,9 +8,9 @@ use super::feed_forward::{FeedForward, FfnBackend, FfnPart};
 use super::linear::Linear;
 use crate::exec::FeatureRows;
 
-/// Computes the `top_k` features with the greatest gate magnitude before the activation, per
-/// position. The gate is the model's, possibly packed, if it is loaded. All other weights come from
-/// the features.
+/// Computes the `top_k` features with the greatest gate magnitude at each position. The magnitude
+/// is measured before the activation function. The gate matrix is the model's own, possibly
+/// quantized, if the model loads one. All other weights come from the external features.
 #[derive(Debug)]
 pub struct WalkRows {
     rows: FeatureRows,
@@ -18,10 +18,10 @@ pub struct WalkRows {
 }
 
 impl WalkRows {
-    /// From the features of `part`'s layer, of which `top_k` are selected.
+    /// Creates the part for `part`'s layer from its features. Each position uses `top_k` of them.
     ///
     /// # Errors
-    /// When the features do not match the layer.
+    /// If the features do not match the layer.
     pub fn new(rows: FeatureRows, top_k: usize, part: &FfnPart<'_>) -> Result<Self> {
         let (gated, activation) = match part.dense() {
             FeedForward::Gated(mlp) => (true, mlp.activation),

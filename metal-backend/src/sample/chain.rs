@@ -1,16 +1,16 @@
-//! Samples one token per row from the logits of a batch. Rows with the same filters go through the
-//! stages together, each with its own parameters and random key.
+//! Samples one token per row from the logits of a batch. Rows with the same filters pass through
+//! the stages together, each with its own parameters and random key.
 //!
-//! The order is top-n-sigma, typical-p, top-p, min-p, XTC, top-k, temperature, draw; at temperature
-//! 0 the greatest logit is taken. If a row has a top-k, the stages after typical-p run only on its
-//! `k` candidates. Top-p and min-p keep a prefix of the descending order. They keep the same
-//! candidates, if probabilities are divided by the sum over the whole vocabulary. With
-//! [`SamplerOrder::TemperatureFirst`] the order is temperature, top-n-sigma, top-k, top-p, min-p,
-//! typical-p, XTC, draw. The draw uses Gumbel noise: the argmax of logits plus noise has the
-//! distribution of the softmax.
+//! The order of stages is top-n-sigma, typical-p, top-p, min-p, XTC, top-k, temperature, draw. At
+//! temperature 0, the greatest logit is selected. If a row has a top-k, the stages after typical-p
+//! run only on its `k` greatest candidates. This is possible because top-p and min-p keep a prefix
+//! of the descending order. They keep the same candidates, if probabilities are divided by the sum
+//! over the whole vocabulary. With [`SamplerOrder::TemperatureFirst`] the order is temperature,
+//! top-n-sigma, top-k, top-p, min-p, typical-p, XTC, draw. The draw adds Gumbel noise: the argmax
+//! of logits plus noise has the distribution of the softmax.
 //!
-//! On the CPU one fused kernel does all stages (`exec::sampling`). It draws by a cumulative sum,
-//! which has the same distribution but gives other tokens for a seed.
+//! On the CPU, one fused kernel computes all stages (`exec::sampling`). It draws by a cumulative
+//! sum, which has the same distribution as Gumbel noise but returns other tokens for a given seed.
 
 use inference::{SamplerOrder, SamplingOptions};
 use mlx_rs_core::random::gumbel;
@@ -23,18 +23,18 @@ use super::filters::{
 use super::random::Seed;
 use crate::exec::sampling::{DrawParams, Pick};
 
-/// Above this many candidates, the filters run on the whole vocabulary, because a separate sort
-/// gains nothing.
+/// For a greater top-k, the filters run on the whole vocabulary, because a separate sort saves
+/// nothing.
 const MOST_CANDIDATES: usize = 1024;
 
-/// How one row chooses its token in a step.
+/// How a row selects its token in a step.
 #[derive(Debug, Clone)]
 pub(super) enum Choice {
-    /// This token, whatever the logits.
+    /// Selects this token, whatever the logits.
     Forced(u32),
-    /// The greatest logit.
+    /// Selects the greatest logit.
     Greedy,
-    /// A draw.
+    /// Draws a token at random.
     Draw(Draw),
 }
 
@@ -42,7 +42,7 @@ pub(super) enum Choice {
 #[derive(Debug, Clone)]
 pub(super) struct Draw {
     pub options: SamplingOptions,
-    /// The threshold, if XTC applies at this step.
+    /// The threshold of XTC; `None` if XTC does not apply in this step.
     pub xtc: Option<f32>,
     /// Tokens that XTC never removes.
     pub spared: std::sync::Arc<[u32]>,
@@ -57,7 +57,7 @@ impl Draw {
 }
 
 impl Choice {
-    /// The choice in the form that the CPU kernel takes.
+    /// The choice in the form that the CPU kernel reads.
     pub(super) fn pick(self) -> Pick {
         match self {
             Choice::Forced(id) => Pick::Forced(id),
@@ -77,7 +77,7 @@ impl Choice {
     }
 }
 
-/// The parameters that must be equal for rows to go through the stages together.
+/// The parameters that must be equal if rows pass through the stages together.
 #[derive(Debug, Clone, PartialEq)]
 enum Shape {
     Forced,
@@ -190,7 +190,7 @@ fn choose_alike(logits: &Array, shape: &Shape, choices: &[&Choice]) -> Result<Ar
     }
 }
 
-/// The stages for rows with the same filters.
+/// The stages for a group of rows with the same filters.
 struct Stages<'a> {
     top_n_sigma: bool,
     typical_p: bool,
@@ -205,8 +205,8 @@ impl Stages<'_> {
         self.draws.iter().map(|d| parameter(d)).collect()
     }
 
-    /// Logits with the maximum of each row at 0, after the temperature if it comes first, and after
-    /// the first filters.
+    /// Logits after the first filters, with the maximum of each row at 0. If the temperature comes
+    /// first, it is already applied.
     fn shifted(&self, logits: &Array) -> Result<Array> {
         let mut x = shift(logits)?;
         if self.temperature_first {
@@ -252,7 +252,8 @@ impl Stages<'_> {
     }
 
     fn among_candidates(&self, logits: &Array, k: i32) -> Result<Array> {
-        // [g, k] each, ascending with the maximum at 0; the sum over the vocabulary, [g, 1].
+        // `x` and `ids` are [g, k] each, ascending, with maximum 0. `log_total` [g, 1] is over the
+        // vocabulary, or over the candidates if the temperature comes first.
         let shifted = self.shifted(logits)?;
         let (mut x, ids) = greatest(&shifted, k)?;
         let log_total = match self.temperature_first {
@@ -261,7 +262,7 @@ impl Stages<'_> {
         };
         if self.top_p {
             let probabilities = x.subtract(&log_total)?.exp()?;
-            let before = probabilities.cumsum(-1, true, false)?; // of the more probable ones
+            let before = probabilities.cumsum(-1, true, false)?; // sum of the more probable
             let keep = before.less(&column(&self.all(|d| d.options.top_p))?)?;
             x = where_(&keep, &x, &minus_infinity()?)?;
         }
@@ -275,7 +276,7 @@ impl Stages<'_> {
         ids.take_along_axis(&place, -1)?.squeeze_axis(-1)
     }
 
-    /// The sampled index of each row of `[g, n]`: `uint32 [g]`.
+    /// Draws an index for each row of `[g, n]`: `uint32 [g]`.
     fn draw(&self, logits: &Array) -> Result<Array> {
         let n = logits.dim(-1)?;
         let noise = self

@@ -1,5 +1,5 @@
-//! One sampling step for all rows of a batch: each row's sampler changes its logits, then tokens
-//! are drawn.
+//! One sampling step for all rows of a batch. Each row's sampler first changes the row's logits;
+//! then the tokens are drawn.
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::{Array, Dtype, async_eval, concatenate};
@@ -12,12 +12,12 @@ use crate::exec::sampling;
 /// The result of one step.
 #[derive(Debug)]
 pub struct Drawn {
-    /// One token per row, `uint32 [B]`, not evaluated.
+    /// One token per row, `uint32 [B]`, not yet evaluated.
     pub tokens: Array,
     /// The maximum of each row of the model's logits, float32 `[B]`; NaN if any logit is NaN. See
     /// [`check_greatest`].
     pub greatest: Array,
-    /// Log-probabilities, if a row requested them.
+    /// Log-probabilities, if any row requested them.
     pub logprobs: Option<Logprobs>,
 }
 
@@ -34,7 +34,7 @@ impl Drawn {
 /// `step` is the token's number in the reply, from 1.
 ///
 /// # Errors
-/// [`ErrorKind::Engine`], naming the step.
+/// [`ErrorKind::Engine`], with the step.
 pub fn check_greatest(greatest: f32, step: u64) -> Result<()> {
     if greatest.is_finite() {
         return Ok(());
@@ -48,13 +48,13 @@ pub fn check_greatest(greatest: f32, step: u64) -> Result<()> {
     ))
 }
 
-/// Samples a token for each row of `logits` `[B, V]` (any float type) with that row's sampler, and
-/// records it there. The work is only queued; but if a row has a grammar or logits processors, its
-/// previous token is awaited.
+/// Samples a token for each row of `logits` `[B, V]` (any float type) with that row's sampler. The
+/// sampler records the token. The computation is only queued, with one exception: if a row has a
+/// grammar or logits processors, this function first waits for the row's previous token.
 ///
 /// # Errors
-/// [`ErrorKind::Engine`] when shapes do not fit; errors of a grammar or a logits processor. After
-/// an error the samplers must not be used.
+/// [`ErrorKind::Engine`] if shapes do not match; errors of a grammar or a logits processor. After
+/// an error, the samplers must not be used.
 pub fn sample(rows: &mut [&mut Sampler], logits: &Array) -> Result<Drawn> {
     let shape = logits.shape();
     let fits = shape.len() == 2 && usize::try_from(shape[0]) == Ok(rows.len()) && !rows.is_empty();
@@ -66,7 +66,7 @@ pub fn sample(rows: &mut [&mut Sampler], logits: &Array) -> Result<Drawn> {
     }
     let logits = logits.astype(Dtype::Float32).map_err(engine("sampling"))?;
     if rows.iter().any(|r| r.host.is_some()) {
-        // The device computes the logits while the host processes the last token.
+        // The device computes the logits while the host processes the previous token.
         async_eval([&logits]).map_err(engine("sampling"))?;
         for host in rows.iter_mut().filter_map(|r| r.host.as_mut()) {
             host.catch_up()?;
@@ -109,7 +109,7 @@ fn take(
     })
 }
 
-/// The changed logits from which each row chooses.
+/// The logits after all changes, from which each row selects its token.
 fn changed(rows: &mut [&mut Sampler], logits: &Array) -> Result<Array> {
     if !rows.iter().any(|r| r.changes_logits()) {
         return Ok(logits.clone());

@@ -1,12 +1,12 @@
-//! The filters of tokens, as functions from logits `[B, V]` to logits `[B, V]`. Removed tokens get
-//! minus infinity. There is one parameter per row, or one for all rows.
+//! The filters of tokens, as functions from logits `[B, V]` to logits `[B, V]`. The logit of a
+//! removed token becomes minus infinity. A filter has one parameter per row, or one for all rows.
 //!
 //! All operations stay in MLX's graph. `penalties` has the changes of logits; `chain` has the order
 //! of stages and the draw.
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate, where_};
 
-/// Parameters of the rows as `[B, 1]` (one for all rows as `[1, 1]`).
+/// The rows' parameters as `[B, 1]`, or one parameter for all rows as `[1, 1]`.
 pub(super) fn column(values: &[f32]) -> Result<Array> {
     Array::vector(values)?.expand_dims(1)
 }
@@ -15,17 +15,18 @@ pub(super) fn minus_infinity() -> Result<Array> {
     Array::scalar(f32::NEG_INFINITY)
 }
 
-/// Logits with the maximum of each row at 0. The distribution is the same, and sums of exponentials
-/// neither overflow nor lose precision. Plus infinity becomes the only possible value (ties are
-/// equal); a row of minus infinity stays unchanged.
+/// Shifts the logits so that the maximum of each row is 0. The distribution does not change, and
+/// sums of exponentials neither overflow nor lose precision. If a row has plus infinity, only its
+/// tokens with plus infinity stay possible, with equal probabilities. A row of minus infinity does
+/// not change.
 pub fn shift(logits: &Array) -> Result<Array> {
     let finite = logits.minimum(&Array::scalar(f32::MAX)?)?;
     let greatest = finite.max(-1, true)?.maximum(&Array::scalar(f32::MIN)?)?;
     finite.subtract(&greatest)
 }
 
-/// Keeps the smallest set of most probable tokens whose probability reaches `p` (Holtzman et al.
-/// 2020). The most probable one is always kept. Of equal tokens at the border, those with the
+/// Keeps the smallest set of most probable tokens whose total probability reaches `p` (Holtzman et
+/// al. 2020). The most probable token is always kept. Of equal tokens at the border, those with the
 /// greater ids are kept.
 pub fn top_p(logits: &Array, p: &[f32]) -> Result<Array> {
     let order = logits.argsort(-1)?; // ascending, stable
@@ -34,7 +35,7 @@ pub fn top_p(logits: &Array, p: &[f32]) -> Result<Array> {
     let spare: Vec<f32> = p.iter().map(|&p| (1.0 - f64::from(p)) as f32).collect();
     let keep = cumulative.greater(&column(&spare)?)?;
     let nucleus = where_(&keep, &sorted, &minus_infinity()?)?;
-    // Rounding may leave even the last sum below 1 - p.
+    // Due to rounding, even the last sum may be below 1 - p.
     let n = logits.dim(-1)?;
     let nucleus = concatenate(
         &[
@@ -46,15 +47,16 @@ pub fn top_p(logits: &Array, p: &[f32]) -> Result<Array> {
     logits.put_along_axis(&order, &nucleus, -1)
 }
 
-/// Keeps tokens at least `p` times as probable as the most probable one (Nguyen et al. 2024).
+/// Keeps tokens that are at least `p` times as probable as the most probable one (Nguyen et al.
+/// 2024).
 pub fn min_p(logits: &Array, p: &[f32]) -> Result<Array> {
     let share: Vec<f32> = p.iter().map(|p| p.ln()).collect();
     let least = logits.max(-1, true)?.add(&column(&share)?)?;
     where_(&logits.less(&least)?, &minus_infinity()?, logits)
 }
 
-/// Keeps logits at most `n` standard deviations below the greatest (top-nσ, Tang et al. 2024). The
-/// deviation is that of all logits above minus infinity.
+/// Keeps logits that are at most `n` standard deviations below the greatest logit (top-nσ, Tang et
+/// al. 2024). The deviation is over all logits above minus infinity.
 pub fn top_n_sigma(logits: &Array, n: &[f32]) -> Result<Array> {
     let x = shift(logits)?;
     let zero = Array::scalar(0.0f32)?;
@@ -71,13 +73,14 @@ pub fn top_n_sigma(logits: &Array, n: &[f32]) -> Result<Array> {
 }
 
 /// Keeps the tokens whose surprise `-ln q` is nearest to the entropy (locally typical sampling,
-/// Meister et al. 2023): sorted by that distance, the first tokens whose total probability reaches
-/// `p`, and those with the distance of the last. The most probable token may be removed.
+/// Meister et al. 2023). Tokens are sorted by this distance. The first tokens whose total
+/// probability reaches `p` are kept, with all tokens at the same distance as the last. The most
+/// probable token may be removed.
 pub fn typical_p(logits: &Array, p: &[f32]) -> Result<Array> {
     let x = shift(logits)?;
     let probabilities = x.softmax(-1, true)?;
-    // Surprise and entropy contain the same log-sum, so the distance is that of the logit from the
-    // mean logit.
+    // Surprise and entropy contain the same log-sum, which cancels. So the distance is that of the
+    // logit from the mean logit.
     let zero = Array::scalar(0.0f32)?;
     let possible = probabilities.greater(&zero)?;
     let mean = where_(&possible, &probabilities.multiply(&x)?, &zero)?.sum(-1, true)?;
@@ -92,10 +95,10 @@ pub fn typical_p(logits: &Array, p: &[f32]) -> Result<Array> {
     where_(&distance.greater(&limit)?, &minus_infinity()?, logits)
 }
 
-/// Removes all tokens with a probability above `threshold` except the least probable of them
-/// (exclude top choices). If fewer than two are above it, nothing changes; tokens in `spared` are
-/// always kept. Equal tokens are kept or removed together. The caller decides by chance whether XTC
-/// applies.
+/// Removes all tokens with a probability above `threshold`, except the least probable of them
+/// (exclude top choices). If fewer than two tokens are above the threshold, nothing changes. Tokens
+/// in `spared` are always kept. Equal tokens are kept or removed together. The caller decides by
+/// chance whether to apply XTC.
 pub fn xtc(logits: &Array, threshold: &[f32], spared: &[u32]) -> Result<Array> {
     let probabilities = shift(logits)?.softmax(-1, true)?;
     let above = probabilities.greater(&column(threshold)?)?;
@@ -117,8 +120,8 @@ pub fn xtc(logits: &Array, threshold: &[f32], spared: &[u32]) -> Result<Array> {
     out.put_along_axis(&ids, &logits.take_along_axis(&ids, -1)?, -1)
 }
 
-/// Keeps the `k` greatest logits; 0, or a `k` of at least the vocabulary, keeps all. Exactly `k`
-/// are kept, even with ties.
+/// Keeps exactly the `k` greatest logits, even with ties. 0, or a `k` of at least the vocabulary
+/// size, keeps all.
 pub fn top_k(logits: &Array, k: usize) -> Result<Array> {
     let n = logits.dim(-1)?;
     let drop = i32::try_from(k).ok().map(|k| n - k).filter(|&d| d > 0);
@@ -129,14 +132,14 @@ pub fn top_k(logits: &Array, k: usize) -> Result<Array> {
     logits.put_along_axis(&least, &minus_infinity()?, -1)
 }
 
-/// Divides by the temperature, which must be above 0. Values so small that `1 / t` overflows act
-/// like the smallest value that does not.
+/// Divides by the temperature `t`, which must be above 0. If `1 / t` would overflow, the smallest
+/// possible `t` is used instead.
 pub fn temperature(logits: &Array, t: &[f32]) -> Result<Array> {
     let inverses: Vec<f32> = t.iter().copied().map(inverse).collect();
     logits.multiply(&column(&inverses)?)
 }
 
-/// `1 / t`, limited to finite values.
+/// `1 / t`, limited to the greatest finite value.
 pub(super) fn inverse(t: f32) -> f32 {
     (1.0 / t).min(f32::MAX)
 }
@@ -190,7 +193,7 @@ mod tests {
 
     #[test]
     fn top_p_keeps_the_smallest_sufficient_set() {
-        // Probabilities 0.5, 0.3, 0.15, 0.05.
+        // The probabilities, sorted, are 0.5, 0.3, 0.15, 0.05.
         let logits: Vec<f32> = [0.15f32, 0.5, 0.05, 0.3].iter().map(|p| p.ln()).collect();
         let is_kept = |p| {
             values(top_p(&row(&logits), &[p]))
@@ -202,7 +205,7 @@ mod tests {
         assert_eq!(is_kept(0.7), [false, true, false, true]);
         assert_eq!(is_kept(0.9), [true, true, false, true]);
         assert_eq!(is_kept(0.999), [true, true, true, true]);
-        // For any small p, one token is kept.
+        // However small p is, one token must be kept.
         assert_eq!(is_kept(1e-12), [false, true, false, false]);
         assert_eq!(values(top_p(&row(&[NO, 2.0, NO]), &[0.5])), [NO, 2.0, NO]);
     }
@@ -249,7 +252,7 @@ mod tests {
         };
         assert_eq!(is_kept(0.15, &[]), [false, false, true, true]);
         assert_eq!(is_kept(0.15, &[0, 99]), [true, false, true, true]);
-        // With at most one token above the threshold, nothing is removed.
+        // If at most one token is above the threshold, nothing must be removed.
         assert_eq!(is_kept(0.35, &[]), [true; 4]);
         assert_eq!(is_kept(0.5, &[]), [true; 4]);
     }

@@ -1,9 +1,9 @@
-//! Grammars over a model's vocabulary, through the `llguidance` crate: the tokens that may come
-//! next.
+//! Grammars over a model's vocabulary, based on the crate `llguidance`. They determine the tokens
+//! that may come next.
 //!
-//! The vocabulary becomes a byte trie once per model. A grammar is compiled once for concurrent and
-//! consecutive requests. This file has no arrays: `penalties::allow` applies the mask, and the
-//! sampler drives the matcher.
+//! The vocabulary becomes a byte trie once per model. Concurrent and consecutive requests share a
+//! compiled grammar. This file has no arrays: `penalties::allow` applies the mask, and the sampler
+//! drives the matcher.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,25 +20,25 @@ use serde_json::{Map, Value, json};
 
 use crate::text::Tokenizer;
 
-/// The longest supported token in bytes, a limit of the trie's nodes.
+/// The maximum supported token length in bytes, a limit of the trie's nodes.
 const LONGEST_TOKEN: usize = 1000;
 
-/// The number of ids that the trie supports.
+/// The maximum number of ids that the trie supports.
 const MOST_TOKENS: usize = 0xFF_FFFF;
 
 /// The stack size of threads that compile grammars, in bytes. The system allocates only the used
 /// part.
 ///
-/// In unoptimized builds, llguidance 1.9 takes up to 26 KiB per level of a schema.
-/// [`Grammar::validate`] allows 4,096 levels through `$ref`. A Lark grammar may have 4,000 rules
-/// that refer to each other in a chain, with 16 KiB each.
+/// In unoptimized builds, llguidance 1.9 needs up to 26 KiB per level of a schema, and
+/// [`Grammar::validate`] allows 4,096 levels through `$ref`. A Lark grammar may have a chain of
+/// 4,000 rules, and each rule needs 16 KiB.
 const STACK: usize = 256 << 20;
 
 /// White space between the tokens of JSON: a space, or a newline with at most 40 characters of
-/// indentation. The bound keeps a model from producing endless white space.
+/// indentation. Without this limit, a model could produce endless white space.
 const JSON_SPACE: &str = r"( |\n[ \t]{0,40})";
 
-/// The number of unused compiled grammars to keep.
+/// The number of compiled grammars to keep after their last use.
 const RECENT: usize = 8;
 
 /// A compiled grammar in its initial state.
@@ -55,7 +55,7 @@ impl std::fmt::Debug for Compiled {
     }
 }
 
-/// Compiled grammars: all in use, and the most recent unused ones.
+/// The compiled grammars that are in use, and the most recently used others.
 #[derive(Default)]
 struct Known {
     all: Vec<Weak<Compiled>>,
@@ -84,16 +84,16 @@ pub struct Compiler {
     tokenizer: Arc<Tokenizer>,
     /// Tokens that end a reply.
     eos: Arc<[u32]>,
-    /// The size of the model's logits.
+    /// The number of logits that the model returns.
     vocabulary: usize,
-    /// Created on first use, because it takes time and most requests have no grammar.
+    /// Created on first use: it is slow to create, and most requests have no grammar.
     factory: OnceLock<Result<ParserFactory>>,
     known: Mutex<Known>,
 }
 
 impl Compiler {
-    /// A compiler for the vocabulary of `tokenizer`; the model knows its first `vocabulary` ids.
-    /// `eos` are the tokens that end a reply.
+    /// Creates a compiler for the vocabulary of `tokenizer`, of which the model uses the first
+    /// `vocabulary` ids. `eos` are the tokens that end a reply.
     #[must_use]
     pub fn new(tokenizer: Arc<Tokenizer>, eos: &[u32], vocabulary: usize) -> Self {
         Self {
@@ -105,20 +105,20 @@ impl Compiler {
         }
     }
 
-    /// A matcher in its initial state.
+    /// Returns a matcher in its initial state.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] for a grammar that is invalid, unsupported, too complex or
     /// empty; [`ErrorKind::Unsupported`] for an unusable vocabulary.
     pub fn compile(&self, grammar: &Grammar) -> Result<Matcher> {
         let compiled = self.prepare(grammar)?;
-        // A copy with separate state, so that replies do not block each other.
+        // Each reply gets a copy with separate state, so that replies do not block each other.
         let inner = compiled.start.lock().deep_clone();
         Ok(self.matcher(inner))
     }
 
-    /// The compiled grammar, which later requests reuse while it lives. Any thread may call it, and
-    /// the lock is not held while a grammar is compiled.
+    /// Returns the compiled grammar. Later requests reuse it as long as it exists. Any thread may
+    /// call this function, and no lock is held while a grammar is compiled.
     ///
     /// # Errors
     /// As [`Self::compile`].
@@ -150,7 +150,7 @@ impl Compiler {
 
     fn compile_apart(&self, grammar: &Grammar) -> Result<Matcher> {
         grammar.validate()?;
-        // The library recurses over a grammar, and the caller's stack may be small.
+        // The library recurses over a grammar, and the caller's stack may be too small for that.
         let builder = thread::Builder::new().name(String::from("grammar"));
         thread::scope(|scope| {
             let compile = || self.compile_here(grammar);
@@ -238,7 +238,7 @@ impl Compiler {
     }
 
     /// The bytes of a token in the form that the trie expects. Control tokens start with a byte
-    /// that no text has; tokens that must never be drawn are empty.
+    /// that never occurs in text. Tokens that must never be drawn are empty.
     fn word(&self, id: u32, ends: bool) -> Vec<u8> {
         let marker = TokTrie::SPECIAL_TOKEN_MARKER;
         let tokenizer = &self.tokenizer;
@@ -273,10 +273,10 @@ pub struct Matcher {
 }
 
 impl Matcher {
-    /// Accepts the sampled token. Tokens after one that ends the reply are ignored.
+    /// Accepts the sampled token. Tokens after a token that ended the reply are ignored.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] when the grammar does not allow it.
+    /// [`ErrorKind::InvalidOption`] if the grammar does not allow the token.
     pub fn accept(&mut self, id: u32) -> Result<()> {
         if self.ended {
             return Ok(());
@@ -293,12 +293,12 @@ impl Matcher {
         })
     }
 
-    /// The tokens that may come next: token `i` is bit `i % 32` of word `i / 32`. Missing words are
-    /// zero. `None` after the end of the reply. If the reply is complete and cannot continue, only
-    /// end-of-text tokens are allowed.
+    /// The tokens that may come next, as bits: token `i` is bit `i % 32` of word `i / 32`. Missing
+    /// words count as zero. `None` after the end of the reply. If the reply is complete and cannot
+    /// continue, only end-of-text tokens are allowed.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] when matching exceeds the limits.
+    /// [`ErrorKind::InvalidOption`] if matching exceeds the limits.
     pub fn allowed(&mut self) -> Result<Option<Vec<u32>>> {
         if self.ended {
             return Ok(None);
@@ -312,7 +312,7 @@ impl Matcher {
         Ok(Some(mask.as_slice().to_vec()))
     }
 
-    /// Whether the reply may end here.
+    /// Whether the reply may end at this point.
     pub fn may_end(&mut self) -> bool {
         self.ended || self.inner.is_stopped() || self.inner.is_accepting().unwrap_or(false)
     }
@@ -335,7 +335,7 @@ fn describe(grammar: &Grammar) -> &'static str {
     }
 }
 
-/// The schema with bounded white space, unless it has an `x-guidance` setting.
+/// The schema with limited white space. A schema with an `x-guidance` setting does not change.
 fn with_space(schema: &Value) -> Value {
     let mut object = match schema {
         Value::Object(object) => object.clone(),
@@ -350,7 +350,7 @@ fn with_space(schema: &Value) -> Value {
     Value::Object(object)
 }
 
-/// Runs code of that crate on untrusted input; a panic becomes an error.
+/// Runs code of `llguidance` on untrusted input. A panic becomes an error.
 fn guarded<T>(run: impl FnOnce() -> T) -> Result<T> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
         let why = panic_text(panic.as_ref()).unwrap_or("it contradicts itself");

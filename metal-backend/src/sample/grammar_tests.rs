@@ -1,5 +1,5 @@
-//! Grammars over small vocabularies: allowed and refused tokens, and a check that every reply
-//! matches.
+//! Tests grammars over small vocabularies: allowed and refused tokens, and that every reply matches
+//! its grammar.
 
 use super::*;
 use crate::text::test_support::{END_OF_TEXT, IM_END, byte_level, sentence_piece};
@@ -25,8 +25,9 @@ fn allowed(matcher: &mut Matcher) -> Vec<u32> {
         .collect()
 }
 
-/// A reply of at most `limit` tokens, chosen pseudo-randomly from the allowed ones. It ends at the
-/// first allowed end after `eager` tokens. Returns the text, and whether it ended.
+/// Generates a reply of at most `limit` tokens, pseudo-randomly from the allowed tokens. The reply
+/// ends where the grammar first allows an end after `eager` tokens. Returns the text and whether it
+/// ended.
 fn reply(
     compiler: &Compiler,
     grammar: &Grammar,
@@ -104,7 +105,7 @@ fn any_json_is_json() {
             finished += 1;
             match serde_json::from_str::<Value>(&text) {
                 Ok(value) => assert!(grammar != Grammar::json_object() || value.is_object()),
-                // 1e999 is JSON, though no double holds it.
+                // 1e999 is valid JSON, although it exceeds the range of a double.
                 Err(e) => assert!(e.to_string().contains("number out of range"), "{text}: {e}"),
             }
         }
@@ -178,7 +179,7 @@ fn control_tokens_are_never_text() {
             .all(|id| *id < n && !c.tokenizer.is_control(*id))
     );
     assert!(choices.len() > 100);
-    // End tokens are allowed only where the reply may end.
+    // End tokens must be allowed only where the reply may end.
     assert!(!matcher.may_end());
     let id = c.tokenizer.id_of("hello").unwrap();
     matcher.accept(id).unwrap();
@@ -202,14 +203,14 @@ fn a_grammar_is_compiled_once_while_it_is_known() {
     let c = bytes();
     let grammar = Grammar::Regex("abc".into());
     let compiled = c.prepare(&grammar).unwrap();
-    // Replies share the compiled grammar but no state.
+    // Replies must share the compiled grammar and no state.
     let (mut one, mut other) = (c.compile(&grammar).unwrap(), c.compile(&grammar).unwrap());
     let first = allowed(&mut one);
     one.accept(c.tokenizer.id_of("a").unwrap()).unwrap();
     assert_ne!(allowed(&mut one), first);
     assert_eq!(allowed(&mut other), first);
     assert_eq!(allowed(&mut c.compile(&grammar).unwrap()), first);
-    // After further grammars, the one in use is kept and unused ones are dropped.
+    // After further grammars, the grammar in use must be kept, and unused ones must be dropped.
     let mut gone = Weak::new();
     for i in 0..2 * RECENT {
         let other = c.prepare(&Grammar::Regex(format!("x{i}"))).unwrap();
@@ -276,7 +277,7 @@ fn a_vocabulary_without_an_end_is_unsupported() {
     assert_eq!(e.kind(), ErrorKind::Unsupported);
 }
 
-/// A chain of `n` definitions, each referring to the next.
+/// A chain of `n` definitions, in which each refers to the next.
 fn chain(n: usize, link: impl Fn(String) -> Value) -> Grammar {
     let mut defs = Map::new();
     for i in 1..n {
@@ -444,7 +445,7 @@ fn largest() -> Vec<(&'static str, Grammar)> {
     ]
 }
 
-/// Their outcome may differ, but none overflows the caller's stack.
+/// The results may differ, but no grammar may overflow the caller's stack.
 #[test]
 fn the_largest_grammars_fit_small_stacks() {
     let compiler = bytes();
@@ -480,7 +481,7 @@ fn the_largest_grammars_fit_small_stacks() {
             usable.push(name);
         }
     }
-    // The library refuses the others after it has processed them.
+    // llguidance refuses the other grammars only after it has processed them.
     for name in [
         "properties",
         "all",

@@ -1,5 +1,5 @@
-//! Request state that needs each token on the host before the next is drawn. It holds logits
-//! processors and a grammar. The sampler applies them to device logits.
+//! The state of requests that need each token on the host before the next token is drawn: logits
+//! processors and a grammar. The sampler applies their results to the logits on the device.
 
 use inference::{Error, ErrorKind, LogitsProcessor, Result};
 use mlx_rs_core::Array;
@@ -8,21 +8,21 @@ use super::check_greatest;
 use super::grammar::Matcher;
 use crate::error::engine;
 
-/// Request state that needs each token on the host before the next is drawn.
+/// State of a request that needs each token on the host before the next token is drawn.
 pub(super) struct Host {
     pub(super) processors: Vec<Box<dyn LogitsProcessor>>,
     pub(super) grammar: Option<Matcher>,
     pub(super) prompt: Vec<u32>,
     pub(super) reply: Vec<u32>,
-    /// The last token and the greatest logit of its row, not yet read.
+    /// The last token and the greatest logit of its row, not read yet.
     pub(super) pending: Option<(Array, Array)>,
 }
 
 impl Host {
-    /// Reads the last token; waits if it is still being computed.
+    /// Reads the last token. Waits if the token is still being computed.
     ///
     /// # Errors
-    /// As [`check_greatest`]; when the grammar refuses the token.
+    /// As [`check_greatest`]; if the grammar refuses the token.
     pub(super) fn catch_up(&mut self) -> Result<()> {
         let Some((token, greatest)) = self.pending.take() else {
             return Ok(());
@@ -39,7 +39,8 @@ impl Host {
 
     pub(super) fn process(&mut self, logits: &Array) -> Result<Array> {
         let mut values = logits.to_vec::<f32>().map_err(engine("sampling"))?;
-        // Check the model's logits first, so that a processor is not blamed for them.
+        // The model's logits are checked before the processors run, so that no processor is blamed
+        // for them.
         let greatest = values.iter().copied().fold(f32::NEG_INFINITY, |a, b| {
             if a.is_nan() || b <= a { a } else { b }
         });
@@ -65,8 +66,8 @@ impl Host {
         }
     }
 
-    /// The tokens that the grammar allows, without `banned`, and without `too_early` unless that
-    /// leaves none. `None` without a grammar.
+    /// The tokens that the grammar allows, without the tokens `banned`. The tokens `too_early` are
+    /// removed too, unless no token would remain. `None` without a grammar.
     pub(super) fn allowed(
         &mut self,
         banned: &[u32],
@@ -76,7 +77,7 @@ impl Host {
             return Ok(None);
         };
         clear(&mut words, banned);
-        // The grammar takes precedence: if it requires the end, the end is allowed.
+        // The grammar takes precedence: if it requires the end of the reply, the end is allowed.
         let mut longer = words.clone();
         clear(&mut longer, too_early);
         if longer.iter().any(|&w| w != 0) {

@@ -1,5 +1,5 @@
-//! Log-probabilities of sampled tokens and their most probable alternatives. They are computed on
-//! the device with the draw, and only they are read back.
+//! Log-probabilities of sampled tokens and of their most probable alternatives. The device computes
+//! them together with the draw, and only they are copied to the host.
 
 use mlx_rs_core::{Array, Result};
 
@@ -11,15 +11,15 @@ use crate::exec::sampling;
 pub struct Logprobs {
     /// The log-probabilities of the sampled tokens, `[B]`.
     chosen: Array,
-    /// The most probable ones in ascending order, log-probabilities and ids, `[B, n]` each.
+    /// The most probable tokens in ascending order: log-probabilities and ids, `[B, n]` each.
     top: Option<(Array, Array)>,
 }
 
 impl Logprobs {
-    /// The log-probabilities of `tokens` `[B]` under `logits` `[B, V]`, and of the `n` most
-    /// probable tokens (all, if there are fewer).
+    /// Computes the log-probabilities of `tokens` `[B]` under `logits` `[B, V]`, and of the `n`
+    /// most probable tokens (all tokens, if there are fewer).
     ///
-    /// `logits` are float32; `on_cpu` says that the current stream is on the CPU.
+    /// `logits` are float32. `on_cpu`: the current stream is on the CPU.
     pub fn new(logits: &Array, tokens: &Array, n: usize, on_cpu: bool) -> Result<Self> {
         let vocabulary = logits.dim(-1)?;
         let n = i32::try_from(n).unwrap_or(i32::MAX).min(vocabulary);
@@ -53,7 +53,7 @@ impl Logprobs {
     /// descending order. Waits until they are computed.
     ///
     /// # Errors
-    /// When the row does not exist, or the computation failed.
+    /// If the row does not exist, or the computation failed.
     pub fn row(&self, row: i32, n: usize) -> Result<(f32, Vec<(u32, f32)>)> {
         let chosen = self.chosen.slice_axis(0, row, row + 1)?.item::<f32>()?;
         let Some((values, ids)) = &self.top else {

@@ -1,14 +1,15 @@
-//! Samples tokens from logits on the device; logits are not read back to the host. There are two
-//! exceptions. A request with logits processors in Rust copies its row. One with a grammar reads
-//! back its previous token, and sends one bit per token of the vocabulary.
+//! Samples tokens from logits on the device, without a copy of the logits to the host. There are
+//! two exceptions. A request with logits processors in Rust copies its row. A request with a
+//! grammar copies its previous token to the host, and one bit per token of the vocabulary to the
+//! device.
 //!
-//! Each request has a [`Sampler`]; [`sample`] takes one for each row of a batch, and rows may join
-//! and leave between steps. A row's token depends only on its logits, options and step, so a
-//! request gets the same reply alone and in a batch.
+//! Each request has a [`Sampler`]. [`sample`] processes one sampler for each row of a batch, and
+//! rows may join and leave between steps. A row's token depends only on its logits, options and
+//! step. So a request gets the same reply alone and in a batch.
 //!
 //! `penalties` changes logits, in this order: repetition, presence and frequency, bias, logits
 //! processors, banned tokens, minimum length, grammar. `filters` has the filters, and `chain`
-//! composes them in one of two orders. On the CPU, one fused kernel does all of it
+//! applies them in one of two orders. On the CPU, one fused kernel does all of this
 //! (`exec::sampling`), except changes that must precede logits processors.
 
 mod chain;
@@ -38,16 +39,16 @@ use chain::{Choice, Draw};
 use host::Host;
 use random::Seed;
 
-/// Facts about the model that a sampler needs.
+/// The properties of the model that a sampler needs.
 #[derive(Debug, Clone, Copy)]
 pub struct Context<'a> {
     /// The number of logits.
     pub vocabulary: usize,
     /// Tokens that end a reply.
     pub eos: &'a [u32],
-    /// Newline tokens, which XTC never removes, like `eos`.
+    /// Newline tokens. XTC never removes these and `eos`.
     pub newline: &'a [u32],
-    /// Compiles grammars; without it, an option with a grammar is an error.
+    /// Compiles grammars. Without a compiler, an option with a grammar is an error.
     pub grammars: Option<&'a Compiler>,
     /// Whether sampling runs on the CPU.
     pub on_cpu: bool,
@@ -64,8 +65,8 @@ pub struct Sampler {
     repeat_penalty: f32,
     /// The number of tokens that the repetition penalty covers; 0 means all.
     window: usize,
-    /// Recent token ids on the device: `[n]` for the CPU kernel, which also counts the reply's
-    /// tokens in it, otherwise `[1, n]`. `None` while empty or not needed.
+    /// Ids of recent tokens on the device; `None` while empty or not needed. The shape is `[1, n]`,
+    /// or `[n]` for the CPU kernel, which also counts the reply's tokens in this array.
     history: Option<Array>,
     presence: f32,
     frequency: f32,
@@ -75,22 +76,23 @@ pub struct Sampler {
     /// Ids and biases on the device, `[1, n]` each.
     bias: Option<(Array, Array)>,
     banned: Arc<[u32]>,
-    /// Banned tokens and those that end the reply, both forbidden before `min_tokens`.
+    /// Banned tokens and tokens that end the reply. All are forbidden before `min_tokens` tokens.
     banned_yet: Arc<[u32]>,
     min_tokens: u64,
     /// Tokens that end the reply.
     enders: Vec<u32>,
-    /// Banned tokens on the device, `[1, n]`; also together with those that end the reply.
+    /// Banned tokens on the device, `[1, n]`; the second array also has the tokens that end the
+    /// reply.
     never: Option<Array>,
     never_yet: Option<Array>,
     logprobs: Option<usize>,
     host: Option<Host>,
     on_cpu: bool,
-    /// Whether the CPU kernel also changes the logits, so that the device holds only the history.
+    /// Whether the CPU kernel also changes the logits. Then the device only needs the history.
     in_kernel: bool,
 }
 
-/// A snapshot of a sampler; see [`Sampler::memory`].
+/// A snapshot of a sampler's state; see [`Sampler::memory`].
 #[derive(Debug, Clone)]
 pub struct Memory {
     step: u64,
@@ -105,7 +107,7 @@ impl Memory {
     }
 }
 
-/// Ids as `[1, n]`; `None` for none.
+/// Ids as `[1, n]`; `None` if there are no ids.
 fn ids(values: &[u32]) -> mlx_rs_core::Result<Option<Array>> {
     if values.is_empty() {
         return Ok(None);
@@ -114,8 +116,8 @@ fn ids(values: &[u32]) -> mlx_rs_core::Result<Option<Array>> {
 }
 
 impl Sampler {
-    /// The sampler for `options`; `prompt` starts the history of the repetition penalty. Without a
-    /// seed, draws differ from call to call.
+    /// Creates the sampler for `options`. The repetition penalty's history begins with `prompt`.
+    /// Without a seed, draws differ from call to call.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] for options out of range, tokens outside the vocabulary, bans
@@ -126,7 +128,7 @@ impl Sampler {
         Self::of_valid(options, prompt, context)
     }
 
-    /// As [`Self::new`], for options that were validated when the request arrived.
+    /// As [`Self::new`], for options that were already validated when the request arrived.
     pub(crate) fn of_valid(
         options: &GenerateOptions,
         prompt: &[u32],
@@ -209,7 +211,7 @@ impl Sampler {
         Ok(sampler)
     }
 
-    /// Uploads constant arrays to the device.
+    /// Copies constant arrays to the device.
     fn prepare(
         &mut self,
         options: &GenerateOptions,
@@ -245,26 +247,26 @@ impl Sampler {
         Ok(())
     }
 
-    /// The number of alternatives with each token's log-probability; `None` without
-    /// log-probabilities.
+    /// The number of alternatives that are reported with each token's log-probability; `None` if
+    /// the request wants no log-probabilities.
     #[must_use]
     pub fn logprobs(&self) -> Option<usize> {
         self.logprobs
     }
 
-    /// The arrays that carry state to the next step, to be evaluated with it.
+    /// The arrays that the next step needs. They are evaluated together with this step.
     pub fn state(&self) -> impl Iterator<Item = &Array> {
         self.history.iter().chain(&self.counts)
     }
 
-    /// Whether each token must be known before the next can be drawn.
+    /// Whether each token must be known on the host before the next token can be drawn.
     #[must_use]
     pub fn waits(options: &GenerateOptions) -> bool {
         options.constraints.grammar.is_some() || !options.constraints.logits_processors.is_empty()
     }
 
-    /// A snapshot of the state after the tokens drawn up to now. A sampler that waits for each
-    /// token ([`Self::waits`]) has further state, and cannot be restored.
+    /// A snapshot of the state after the tokens drawn so far. A sampler that waits for each token
+    /// ([`Self::waits`]) has further state, so its snapshot cannot be restored.
     #[must_use]
     pub fn memory(&self) -> Memory {
         Memory {
@@ -274,7 +276,7 @@ impl Sampler {
         }
     }
 
-    /// Restores a snapshot.
+    /// Restores the state of a snapshot.
     pub fn restore(&mut self, memory: Memory) {
         self.step = memory.step;
         self.history = memory.history;
@@ -306,7 +308,7 @@ impl Sampler {
                 || self.forbidden().is_some())
     }
 
-    /// The changed logits `[1, V]`, in float32.
+    /// The logits after all changes, `[1, V]` in float32.
     fn changed(&mut self, logits: &Array) -> Result<Array> {
         let mut x = self.penalized(logits).map_err(engine("sampling"))?;
         if let Some(host) = &mut self.host
@@ -341,7 +343,7 @@ impl Sampler {
         }
         let allowed = self.allowed()?;
         let banned = match allowed {
-            Some(_) => Arc::default(), // the grammar's mask already excludes them
+            Some(_) => Arc::default(), // the grammar's mask already excludes these tokens
             None if self.step < self.min_tokens => Arc::clone(&self.banned_yet),
             None => Arc::clone(&self.banned),
         };
@@ -443,8 +445,9 @@ impl Sampler {
         Ok(())
     }
 
-    /// Appends a token `[1]` to the kernel's history. The kernel reads only its end, so it is
-    /// trimmed only occasionally, and never while the reply is counted.
+    /// Appends a token `[1]` to the kernel's history. The kernel reads only the end of the history,
+    /// so it is trimmed only occasionally. It is never trimmed if the kernel counts the reply's
+    /// tokens in it.
     fn append(&mut self, token: &Array) -> mlx_rs_core::Result<()> {
         const SURPLUS: usize = 64;
         let counts = self.counts_tokens();

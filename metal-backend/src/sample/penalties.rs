@@ -1,12 +1,12 @@
-//! Changes of logits before the filters, as plain functions on `[1, V]`: penalties, biases, bans
+//! Changes of logits before the filters, as plain functions on `[1, V]`: penalties, biases, bans,
 //! and the mask of a grammar. All operations stay in MLX's graph.
 
 use mlx_rs_core::{Array, Dtype, Result, where_};
 
 use super::filters::minus_infinity;
 
-/// Lowers the logits of the tokens in `history` `[1, n]`. Positive ones are divided by `penalty`,
-/// negative ones multiplied (Keskar et al. 2019, CTRL). Repeated tokens count once.
+/// Lowers the logits of the tokens in `history` `[1, n]`. Positive logits are divided by `penalty`,
+/// negative logits multiplied (Keskar et al. 2019, CTRL). A repeated token counts once.
 pub fn repeat_penalty(logits: &Array, history: &Array, penalty: f32) -> Result<Array> {
     let seen = logits.take_along_axis(history, -1)?;
     let by = Array::scalar(penalty)?;
@@ -15,13 +15,13 @@ pub fn repeat_penalty(logits: &Array, history: &Array, penalty: f32) -> Result<A
         &seen.multiply(&by)?,
         &seen.divide(&by)?,
     )?;
-    // Equal ids have equal values, so duplicate writes are harmless.
+    // Duplicate ids have equal values, so writing a value twice is harmless.
     logits.put_along_axis(history, &lowered, -1)
 }
 
-/// Subtracts `presence` from the logits of tokens that occur, and `frequency` per occurrence:
-/// `logit - presence * (count > 0) - frequency * count`, as OpenAI documents. `counts` is float32
-/// `[1, V]`.
+/// Subtracts `presence` from the logit of each token that occurred, and `frequency` for each
+/// occurrence. The formula is OpenAI's: `logit - presence * (count > 0) - frequency * count`.
+/// `counts` is float32 `[1, V]`.
 pub fn count_penalty(
     logits: &Array,
     counts: &Array,
@@ -62,12 +62,12 @@ pub fn forbid(logits: &Array, ids: &Array) -> Result<Array> {
 }
 
 /// Makes all tokens impossible except those whose bit is set in `words`: token `i` is bit `i % 32`
-/// of word `i / 32`. Missing words count as zero. One bit per token is sent to the device.
+/// of word `i / 32`. Missing words count as zero. Only these bits are copied to the device.
 pub fn allow(logits: &Array, words: &[u32]) -> Result<Array> {
     let vocabulary = logits.dim(-1)?;
     let mut words = words.to_vec();
     words.resize(usize::try_from(vocabulary).unwrap_or(0).div_ceil(32), 0);
-    let n = words.len() as i32; // a 32nd of an i32
+    let n = words.len() as i32; // the vocabulary fits `i32`, so this is at most a 32nd of it
     let bits: Vec<u32> = (0..32).map(|i| 1 << i).collect();
     let set = Array::from_slice(&words, &[n, 1])?
         .bitwise_and(&Array::from_slice(&bits, &[1, 32])?)?

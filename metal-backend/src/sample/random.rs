@@ -1,13 +1,13 @@
-//! The random numbers of a request. Each step's key depends only on the seed and the step. So no
-//! state is kept, and other requests of a batch have no effect.
+//! The random numbers of a request. The key of a step depends only on the seed and the step. So no
+//! state is needed, and other requests of a batch have no effect.
 
 use mlx_rs_core::distributed::Group;
 use mlx_rs_core::random::Key;
 use mlx_rs_core::{Array, Result};
 use parking_lot::Mutex;
 
-/// In a group that computes one model: the source of seeds for requests without one. It is equal in
-/// all processes, because they make the same requests in the same order.
+/// The source of seeds for requests without a seed, in a group that computes one model. All
+/// processes make the same requests in the same order, so they get equal seeds.
 static AGREED: Mutex<Option<u64>> = Mutex::new(None);
 
 /// The seed of one request.
@@ -15,7 +15,7 @@ static AGREED: Mutex<Option<u64>> = Mutex::new(None);
 pub(super) struct Seed(u64);
 
 impl Seed {
-    /// The given seed, or one that differs from call to call.
+    /// Uses the given seed, or one that differs from call to call.
     pub(super) fn new(seed: Option<u64>) -> Self {
         Self(scramble(seed.unwrap_or_else(entropy)))
     }
@@ -25,12 +25,12 @@ impl Seed {
         Key::new(self.word(step, 0))
     }
 
-    /// A number in `[0, 1)`, independent of the key.
+    /// A random number in `[0, 1)` that does not depend on the key.
     pub(super) fn coin(self, step: u64) -> f32 {
         (self.word(step, 1) >> 40) as f32 / (1u64 << 24) as f32
     }
 
-    /// A number in `[0, 1)` with 53 bits, for the draw.
+    /// A random number in `[0, 1)` with 53 bits, for the draw.
     pub(super) fn uniform(self, step: u64) -> f64 {
         (self.word(step, 0) >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -49,14 +49,14 @@ fn scramble(word: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Makes requests without a seed draw equally in all processes of `group`, with the first process's
-/// entropy.
+/// Makes requests without a seed draw equally in all processes of `group`. The first process
+/// provides the entropy.
 ///
 /// # Errors
-/// When the group cannot be reached.
+/// If the group cannot be reached.
 pub fn agree_on_entropy(group: Group) -> Result<()> {
     let entropy = if group.rank() == 0 { fresh() } else { 0 };
-    // Words of 16 bits, because every group backend sums these exactly.
+    // The seed is sent as 16-bit words, because every group backend sums these exactly.
     let words = [0, 16, 32, 48].map(|shift| ((entropy >> shift) & 0xffff) as i32);
     let words = group.all_sum(&Array::vector(&words)?)?.to_vec::<i32>()?;
     let agreed = words.iter().rev().fold(0u64, |all, &word| {
@@ -67,7 +67,7 @@ pub fn agree_on_entropy(group: Group) -> Result<()> {
     Ok(())
 }
 
-/// A word that differs from call to call.
+/// A 64-bit word that differs from call to call.
 fn entropy() -> u64 {
     let mut agreed = AGREED.lock();
     match agreed.as_mut() {
@@ -79,7 +79,7 @@ fn entropy() -> u64 {
     }
 }
 
-/// The system seeds the standard library's random hasher.
+/// Random bits from the standard library's hasher, which the system seeds.
 fn fresh() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new()

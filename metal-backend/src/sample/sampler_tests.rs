@@ -1,4 +1,4 @@
-//! Tests of the sampler: draws of requests, alone and in a batch.
+//! Tests of the sampler: the draws of requests alone and in a batch.
 
 use super::*;
 use inference::LogitsProcessorFactory;
@@ -57,7 +57,7 @@ fn the_same_seed_draws_the_same_tokens() {
 
 #[test]
 fn draws_follow_the_distribution_that_the_filters_leave() {
-    // Probabilities 0.05, 0.15, 0.2, 0.6.
+    // The probabilities are 0.05, 0.15, 0.2, 0.6.
     let p = [0.05f32, 0.15, 0.2, 0.6];
     let values = p.map(f32::ln);
     let o = || options().with_temperature(1.0).with_seed(1);
@@ -98,7 +98,7 @@ fn draws_follow_the_distribution_that_the_filters_leave() {
     ] {
         for on_cpu in [false, true] {
             let n = 1500usize;
-            // Many rows at once, each with a separate seed.
+            // Many rows in one batch, each with its own seed.
             let c = Context {
                 on_cpu,
                 ..context(4)
@@ -257,7 +257,7 @@ fn logits_that_leave_one_token_give_it() {
             [2, 2, 2],
             "{o:?}"
         );
-        // An infinite logit is certain.
+        // A token with an infinite logit must always be drawn.
         let certain = [1.0, 0.0, f32::INFINITY, NO];
         assert_eq!(draw(&mut sampler(&o, &[], 4), &certain), 2, "{o:?}");
     }
@@ -331,7 +331,7 @@ fn same_alone_and_together(on_cpu: bool) {
                 .collect()
         })
         .collect();
-    // Rows join at different steps and leave when they have ended.
+    // Rows join at different steps, and leave when their reply has ended.
     let mut samplers: Vec<Sampler> = all
         .iter()
         .map(|o| sampler(o, &[1, 2, 3], vocabulary))
@@ -358,19 +358,19 @@ fn same_alone_and_together(on_cpu: bool) {
     assert_eq!(got, alone);
 }
 
-/// The definition of filters and draw: full sorts and sums in float64.
+/// The definition of filters and draw: full sorts, and sums in float64.
 struct Reference {
     logits: Vec<f32>,
-    /// 1 over the temperature.
+    /// The inverse of the temperature.
     scale: f64,
     /// The fraction of the total weight at which the cumulative sum stops.
     uniform: f64,
-    /// The probability that the nucleus must reach.
+    /// The total probability that top-p must reach.
     p: f64,
 }
 
 impl Reference {
-    /// All tokens by ascending logit, ties by id.
+    /// All tokens in ascending order of logits; ties are in order of ids.
     fn ascending(&self) -> Vec<u32> {
         let mut ids: Vec<u32> = (0..self.logits.len() as u32).collect();
         ids.sort_by(|&a, &b| {
@@ -385,7 +385,7 @@ impl Reference {
         logits.fold(f64::NEG_INFINITY, f64::max)
     }
 
-    /// Weights under `softmax(logits * scale)`, relative to the greatest.
+    /// The weights of tokens under `softmax(logits * scale)`, relative to the greatest weight.
     fn weights(&self, of: &[u32], scale: f64) -> Vec<f64> {
         let max = self.max(of);
         let weight = |&id: &u32| match f64::from(self.logits[id as usize]) {
@@ -396,7 +396,8 @@ impl Reference {
         of.iter().map(weight).collect()
     }
 
-    /// Removes tokens whose more probable tokens have at least `p` of the weight `whole`.
+    /// Top-p: removes tokens if the more probable tokens already have at least `p` of the weight
+    /// `total`.
     fn nucleus(&self, left: &mut Vec<u32>, total: f64) {
         let weights = self.weights(left, 1.0);
         let mut more_probable = 0.0;
@@ -410,7 +411,7 @@ impl Reference {
 
     /// Min-p.
     fn at_least(&self, min_p: f32, left: &mut Vec<u32>) {
-        // The difference of infinite logits is NaN.
+        // If logits are infinite, their difference is NaN, so `min_p` 0 must not compute it.
         let least = match min_p {
             0.0 => f64::NEG_INFINITY,
             p => self.max(left) + f64::from(p).ln(),
@@ -450,7 +451,7 @@ impl Reference {
     }
 }
 
-/// Shifts the thresholds of the draw and of top-p, which rounding may cross.
+/// Small shifts of the thresholds of the draw and of top-p. Rounding may cross a threshold.
 #[derive(Clone, Copy)]
 struct Nudge {
     uniform: f64,
@@ -463,7 +464,7 @@ impl Nudge {
         p: 0.0,
     };
 
-    /// Shifts by a few units in the last place of float32, the kernel's precision.
+    /// Shifts by a few units in the last place of float32, which is the kernel's precision.
     const ALL: [Nudge; 4] = {
         const E: f64 = 1e-6;
         [
@@ -475,7 +476,8 @@ impl Nudge {
     };
 }
 
-/// The draw of a step by the definitions of its stages, as reference for the CPU kernel.
+/// The draw of a step, computed from the definitions of its stages: the reference for the CPU
+/// kernel.
 fn by_stages(
     o: &GenerateOptions,
     prompt: &[u32],
@@ -533,8 +535,7 @@ fn by_stages(
         && o.sampling.top_k <= 1024
         && !excludes;
     if by_rank {
-        // Probabilities refer to the whole row, and the draw goes from the least probable token
-        // upward.
+        // Probabilities refer to the whole row. The draw begins with the least probable token.
         let mut left = reference.ascending();
         let total = reference.weights(&left, 1.0).iter().sum();
         left.drain(..left.len() - o.sampling.top_k);
@@ -611,7 +612,7 @@ fn the_kernel_draws_as_the_stages_do() {
     let kinds = [
         row(&|v| ((v * 37 % 97) as f32).sin() * 5.0),
         row(&|v| ((v * 131 % 701) as f32 * 0.37).sin() * 12.0),
-        // Ties, and rows with only a few possible tokens.
+        // Ties, and rows in which only a few tokens are possible.
         row(&|_| 1.5),
         row(&|v| (v % 3) as f32),
         row(&|v| if v % 50 == 7 { -2.0 } else { NO }),

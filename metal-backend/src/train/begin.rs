@@ -1,5 +1,5 @@
-//! Start of a run from an earlier adapter. The adapter's own shape is used, and the user's options
-//! must agree with it. `run.rs` runs the training.
+//! Starts a run from an earlier adapter. The run uses the shape of that adapter, and the user's
+//! options must agree with it. `run.rs` runs the training.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,8 @@ use crate::adapter::{AdapterKind, CONFIG_FILE, LoraAdapter, WEIGHTS_FILE};
 use crate::checkpoint::files::invalid;
 use crate::nn::adapter::{Delta, Passes};
 
-/// An adapter as a directory: the given one, or a temporary one made for a single file.
+/// An adapter in a directory: a given directory, or a temporary one that was made for a single
+/// file.
 pub(super) enum Staged {
     Given(PathBuf),
     Made(tempfile::TempDir, Option<String>),
@@ -38,11 +39,11 @@ impl Staged {
     }
 }
 
-/// Provides a directory for [`TrainConfig::resume_adapter_file`]. A file without a configuration
-/// beside it gets one from `config`.
+/// Provides a directory for [`TrainConfig::resume_adapter_file`]. A file without a configuration in
+/// its directory gets a configuration made from `config`.
 ///
 /// # Errors
-/// When the file cannot be read.
+/// If the file cannot be read.
 pub(super) fn stage(path: &Path, config: &TrainConfig) -> Result<Staged> {
     if path.is_dir() {
         return Ok(Staged::Given(path.to_owned()));
@@ -77,8 +78,8 @@ pub(super) fn stage(path: &Path, config: &TrainConfig) -> Result<Staged> {
     Ok(Staged::Made(made, Some(note)))
 }
 
-/// The configuration of a single file: the type from its tensor names, the scale from `config`.
-/// Rank and layers follow from the file.
+/// A configuration for a single file. The type follows from its tensor names, the scale from
+/// `config`, rank and layers from its tensors.
 fn described(path: &Path, config: &TrainConfig) -> Result<serde_json::Value> {
     let loaded = io::load_safetensors(path)
         .map_err(|e| invalid(path, "the tensors cannot be read").with_source(e))?;
@@ -101,11 +102,11 @@ fn described(path: &Path, config: &TrainConfig) -> Result<serde_json::Value> {
     Ok(made)
 }
 
-/// Sets the shape options in `config` that were not given ([`TrainConfig::given`]) to those of the
+/// Sets shape options in `config` that were not given ([`TrainConfig::given`]) to those of the
 /// initial adapter. The adapter keeps its earlier dropout.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] naming the first option that contradicts the adapter.
+/// [`ErrorKind::InvalidOption`], with the first option that contradicts the adapter.
 pub(super) fn agree(
     config: &mut TrainConfig,
     adapter: &LoraAdapter,
@@ -151,7 +152,7 @@ pub(super) fn agree(
         }
         (lora.rank, lora.scale) = (rank, low.scale);
         if given.dropout {
-            // Dropout does not affect the output of the adapter at inference.
+            // Dropout does not affect the adapter's output at inference.
             let mut low = low.clone();
             low.dropout = lora.dropout;
             passes.change([(Arc::clone(slot), Some(Delta::LowRank(low)))]);
@@ -162,7 +163,8 @@ pub(super) fn agree(
     Ok(())
 }
 
-/// Checks blocks and projections against the adapter, or takes the adapter's.
+/// Checks the options for blocks and projections against the adapter, or sets them from the
+/// adapter.
 fn layers(
     config: &mut TrainConfig,
     adapter: &LoraAdapter,

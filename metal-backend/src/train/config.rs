@@ -1,8 +1,8 @@
-//! The options of a training run, from a YAML or TOML file with the names of Python mlx-lm's `lora`
-//! config.
+//! The options of a training run. They are read from a YAML or TOML file, with the names of Python
+//! mlx-lm's `lora` config.
 //!
-//! Each option is declared once, here. `read.rs` reads files, `check.rs` validates, and
-//! [`TrainOption`] makes the command line's flags. Options are mlx-lm's, but for `pack`,
+//! Each option is declared once, in this file. `read.rs` reads files, `check.rs` validates, and
+//! [`TrainOption`] makes the flags of the command line. The options are mlx-lm's, except `pack`,
 //! `keep_order`, `skip_bad_lines`, `method`, `beta`, `label_smoothing`, `batch_order`, `backend`,
 //! `dtype`, `max_grad_norm` and `compile`, which are ours.
 
@@ -45,15 +45,16 @@ options! {
 }
 
 options! {
-    /// All options of a run. A field missing in a file has its default, which is mlx-lm's.
+    /// All options of a run. A field that is missing in a file has its default, which is mlx-lm's
+    /// default.
     TrainConfig, at (config) {
         /// The model: a directory, a .gguf file, a known name or owner/name on the Hugging Face
         /// Hub.
         model: Option<String> = None, Flag::new(General, "MODEL").short('m');
-        /// Train; implied unless test is given.
+        /// Train. Implied unless test is given.
         train: bool = false, Flag::new(General, "");
-        /// Measure on test.jsonl: after training, or alone with the adapter in adapter_path (empty
-        /// for the model alone).
+        /// Measure on test.jsonl after training. Without training, measure the adapter in
+        /// adapter_path, or the model alone if adapter_path is empty.
         test: bool = false, Flag::new(General, "");
         /// The weights to train.
         fine_tune_type: FineTuneType = FineTuneType::default(), Flag::new(Adapter, "TYPE");
@@ -62,17 +63,17 @@ options! {
         /// Further optimizer settings, by the optimizer's name, such as `adamw: {weight_decay:
         /// 0.01}`.
         optimizer_config: BTreeMap<OptimizerName, BTreeMap<String, Setting>> = BTreeMap::new();
-        /// The directory with train.jsonl, and valid.jsonl and test.jsonl if wanted.
+        /// The directory with train.jsonl, and optionally valid.jsonl and test.jsonl.
         data: Option<PathBuf> = None, Flag::new(General, "DIR").short('d');
         /// Determines the order of batches, the initial adapters and dropout.
         seed: u32 = 0, Flag::new(Steps, "N");
-        /// The number of last blocks to train; -1 for all.
+        /// The number of last blocks to train; -1 means all.
         num_layers: i64 = 16, Flag::new(Adapter, "N");
         /// Examples per batch.
         batch_size: usize = 4, Flag::new(Steps, "N");
-        /// The number of batches to learn from.
+        /// The number of batches to train on.
         iters: u64 = 1000, Flag::new(Steps, "N");
-        /// Batches per validation; -1 for all, 0 for none.
+        /// Batches per validation; -1 means all, 0 means none.
         val_batches: i64 = 25, Flag::new(Reports, "N");
         /// The learning rate, unless a schedule is given.
         learning_rate: f64 = 1e-5, Flag::new(Steps, "X");
@@ -80,67 +81,68 @@ options! {
         steps_per_report: u64 = 10, Flag::new(Reports, "N");
         /// Batches between validations.
         steps_per_eval: u64 = 200, Flag::new(Reports, "N");
-        /// The adapter to continue from (a directory or a .safetensors file) instead of a fresh
-        /// one; given shape options must agree with its adapter_config.json.
+        /// The adapter to continue from (a directory or a .safetensors file), instead of a new one.
+        /// Shape options that are given must agree with its adapter_config.json.
         resume_adapter_file: Option<PathBuf> = None, Flag::new(Files, "PATH");
         /// The output directory for the adapter, the log and the plot.
         adapter_path: PathBuf = PathBuf::from("adapters"), Flag::new(Files, "DIR");
         /// Batches between saves.
         save_every: u64 = 100, Flag::new(Files, "N");
-        /// Batches per test; -1 for all.
+        /// Batches per test; -1 means all.
         test_batches: i64 = 500, Flag::new(Reports, "N");
-        /// The maximum tokens per example; longer ones are cut.
+        /// The maximum number of tokens per example; longer examples are truncated.
         max_seq_length: usize = 2048, Flag::new(Data, "N");
         /// Recompute blocks in the backward pass: less memory, more time.
         grad_checkpoint: bool = false, Flag::new(Steps, "");
-        /// The number of batches whose gradients form one step.
+        /// The number of batches whose gradients are averaged for one update.
         grad_accumulation_steps: usize = 1, Flag::new(Steps, "N");
         /// The learning-rate schedule.
         lr_schedule: Option<LrSchedule> = None;
         /// The adapters' shape.
         lora_parameters: LoraParameters = LoraParameters::default();
-        /// Learn only the last message of a chat, or the completion.
+        /// Train only on the last message of a chat, or on the completion.
         mask_prompt: bool = false, Flag::new(Data, "");
-        /// The field of a line that holds a chat.
+        /// The field of a line that contains a chat.
         chat_feature: String = FieldNames::default().chat, Flag::new(Data, "NAME");
-        /// The field of a line that holds a prompt.
+        /// The field of a line that contains a prompt.
         prompt_feature: String = FieldNames::default().prompt, Flag::new(Data, "NAME");
-        /// The field of a line that holds a completion.
+        /// The field of a line that contains a completion.
         completion_feature: String = FieldNames::default().completion, Flag::new(Data, "NAME");
-        /// The field of a line that holds a text.
+        /// The field of a line that contains a text.
         text_feature: String = FieldNames::default().text, Flag::new(Data, "NAME");
-        /// Pack short examples into shared rows of up to max_seq_length tokens; they do not see
-        /// each other.
+        /// Pack short examples into shared rows of up to max_seq_length tokens. No example attends
+        /// to another.
         pack: bool = false, Flag::new(Data, "");
-        /// Make batches of neighboring lines; the same as batch_order file.
+        /// Make batches of adjacent lines, as with batch_order file.
         keep_order: bool = false, Flag::new(Data, "").conflicts(&["pack", "batch_order"]);
         /// Skip unusable lines instead of stopping.
         skip_bad_lines: bool = false, Flag::new(Data, "");
-        /// The training objective: sft learns texts and replies, dpo learns from pairs of replies
-        /// of which one is better.
+        /// The training objective: sft trains on texts and replies; dpo trains on pairs of replies,
+        /// one better than the other.
         method: Method = Method::default(), Flag::new(General, "METHOD");
         /// The penalty of dpo on deviation from the base model.
         beta: f32 = 0.1, Flag::new(Steps, "X");
         /// The assumed fraction of wrongly ordered pairs, for dpo.
         label_smoothing: f32 = 0.0, Flag::new(Steps, "X");
-        /// How examples are grouped into batches: length, those of similar length; file,
-        /// neighboring lines; mlx-lm, the batches and order of mlx-lm with this seed.
+        /// How examples are grouped into batches: length groups examples of similar length; file
+        /// groups adjacent lines; mlx-lm has the batches and order of mlx-lm with this seed.
         batch_order: BatchOrder = BatchOrder::default(),
             Flag::new(Data, "ORDER").conflicts(&["pack"]);
-        /// Further files for the metrics, beside train_log.jsonl: jsonl (metrics.jsonl, with
-        /// mlx-lm's names), tensorboard (an event file), or both with a comma.
+        /// Further files for the metrics, in addition to train_log.jsonl: jsonl (metrics.jsonl,
+        /// with mlx-lm's names), tensorboard (an event file), or both, separated by a comma.
         #[serde(with = "super::report::names")]
         report_to: Vec<Report> = Vec::new(), Flag::new(Reports, "NAMES");
-        /// The backend: metal, cuda or cpu; the best available if absent.
+        /// The backend: metal, cuda or cpu. Without it, the best available backend.
         backend: Option<String> = None, Flag::new(General, "NAME");
-        /// The compute type: float32, float16 or bfloat16; the backend's choice if absent.
+        /// The compute type: float32, float16 or bfloat16. Without it, the backend's default.
         dtype: Option<ComputeType> = None, Flag::new(General, "TYPE");
         /// The global gradient norm above which gradients are scaled down.
         max_grad_norm: Option<f64> = None, Flag::new(Steps, "X");
-        /// Trace a step once for each form of its batch and replay it; auto: on a GPU.
+        /// Trace a step once per batch shape, and replay it for other batches of this shape; auto:
+        /// only on a GPU.
         compile: Compile = Compile::default(), Flag::new(Steps, "WHEN");
-        /// Which adapter shape options were given explicitly. Those must agree with
-        /// `resume_adapter_file`; the others are taken from it.
+        /// Which options of the adapter's shape were given explicitly. These must agree with
+        /// `resume_adapter_file`; the others are set from that adapter.
         #[serde(skip)]
         given: Given = Given::default();
     }

@@ -1,5 +1,5 @@
-//! Mean loss, perplexity and accuracy of a model on data, over the target tokens. No weights
-//! change.
+//! Computes mean loss, perplexity and accuracy of a model over the target tokens of a data set. No
+//! weights change.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -13,21 +13,21 @@ use super::step::{Preference, Sequence, evaluate_on, evaluate_pairs_on};
 use super::train_log::Score;
 use crate::engine::Engine;
 
-/// The part of the data to evaluate, and its batches.
+/// Which part of the data is evaluated, and in which batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EvalOptions {
     /// Examples per batch.
     pub batch_size: usize,
     /// The maximum number of batches, sampled with `seed`; `None` for all.
     pub batches: Option<usize>,
-    /// The maximum tokens of an example; longer ones are truncated.
+    /// The maximum number of tokens in an example; longer examples are truncated.
     pub max_seq_length: usize,
     /// The seed that selects batches.
     pub seed: u32,
 }
 
 impl Default for EvalOptions {
-    /// All examples, four per batch, with at most 2048 tokens.
+    /// All examples, in batches of four, truncated to 2048 tokens.
     fn default() -> Self {
         Self {
             batch_size: 4,
@@ -39,7 +39,7 @@ impl Default for EvalOptions {
 }
 
 impl EvalOptions {
-    /// Batches that contain every example.
+    /// Options of batches that together contain every example.
     fn batches(&self) -> BatchOptions {
         BatchOptions::new()
             .with_batch_size(self.batch_size)
@@ -60,7 +60,7 @@ pub struct EvalReport {
     pub notes: Vec<String>,
 }
 
-/// The rows of a batch in the trainer's form. Packed examples are separated again, so that none
+/// The rows of a batch in the trainer's form. Packed examples are separated, so that no example
 /// attends to another. Rows without targets are dropped.
 #[must_use]
 pub fn sequences(batch: &Batch) -> Vec<Sequence> {
@@ -75,7 +75,7 @@ pub fn sequences(batch: &Batch) -> Vec<Sequence> {
     .collect()
 }
 
-/// The examples that have targets when truncated to `max_len` tokens, and notes about the others.
+/// The examples that have targets after truncation to `max_len` tokens, and notes about the others.
 #[must_use]
 pub fn usable(data: &Dataset, max_len: usize, packed: bool) -> (Vec<Example>, Vec<String>) {
     let mut notes: Vec<String> = bad_lines(&data.path, &data.bad_lines).into_iter().collect();
@@ -117,8 +117,8 @@ fn bad_lines(path: &Path, lines: &[BadLine]) -> Option<String> {
     ))
 }
 
-/// The pairs that have targets in both replies when truncated to `max_len` tokens, and notes about
-/// the others.
+/// The pairs whose replies both have targets after truncation to `max_len` tokens, and notes about
+/// the other pairs.
 #[must_use]
 pub fn usable_pairs(data: &Pairs, max_len: usize) -> (Vec<Pair>, Vec<String>) {
     let mut notes: Vec<String> = bad_lines(&data.path, &data.bad_lines).into_iter().collect();
@@ -176,18 +176,18 @@ pub struct Dpo {
     pub label_smoothing: f32,
 }
 
-/// The sums of a score over batches.
+/// Sums of a score over several batches.
 #[derive(Default)]
 struct Sums {
     loss: f64,
-    /// The number of tokens or pairs in the mean.
+    /// The number of tokens or pairs over which the mean is computed.
     counted: usize,
     correct: usize,
     tokens: usize,
 }
 
-/// Sums over `per_epoch` batches, or the number in the options. `None` when cancelled. `unit` names
-/// what is counted.
+/// Sums scores over `per_epoch` batches, or over the number in the options. `None` when cancelled.
+/// `unit` is the name of the counted items.
 fn score_batches(
     per_epoch: usize,
     (step, unit): (u64, &str),
@@ -263,8 +263,8 @@ pub(super) fn score_pairs(
     }))
 }
 
-/// Scores a model on examples; `None` when cancelled. `on_batch` gets the number of finished
-/// batches and the total.
+/// Scores a model on examples; `None` when cancelled. `on_batch` receives the number of finished
+/// batches and the total number.
 pub(super) fn score(
     engine: &Engine,
     examples: &[Example],
@@ -295,7 +295,7 @@ pub(super) fn score(
     }))
 }
 
-/// The file of a data set: the path itself, or `test.jsonl` in a directory.
+/// The test file of a data set: the path itself, or `test.jsonl` if the path is a directory.
 fn test_file(data: &Path) -> Result<PathBuf> {
     let file = if data.is_dir() {
         data.join("test.jsonl")
@@ -327,8 +327,8 @@ fn interrupted() -> Error {
     Error::new(ErrorKind::Cancelled, "the evaluation was interrupted")
 }
 
-/// Loads a model, with the adapter in the options. Evaluates it on a JSONL file, or on the
-/// `test.jsonl` of a directory.
+/// Loads a model, with the adapter in the options, and evaluates it. `data` is a JSONL file, or a
+/// directory with `test.jsonl`.
 ///
 /// # Errors
 /// Errors of loading and of reading data; [`ErrorKind::Cancelled`].
@@ -357,8 +357,8 @@ pub fn evaluate(
     })
 }
 
-/// The same for pairs of replies: how well the model with its adapter prefers the better reply,
-/// compared with the base model.
+/// As [`evaluate`], for pairs of replies: compares how well the model with its adapter and the base
+/// model prefer the better reply.
 ///
 /// # Errors
 /// As [`evaluate`].

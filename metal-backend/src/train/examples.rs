@@ -1,4 +1,4 @@
-//! The examples of a run, texts or pairs of replies, and the stream of their batches.
+//! The examples of a run (texts or pairs of replies), and the stream of their batches.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use super::train_log::Score;
 use crate::engine::Engine;
 use crate::text::TextPipeline;
 
-/// Examples of one objective.
+/// The examples for one training objective.
 pub(super) enum Examples {
     /// Texts and replies.
     Texts(Vec<Example>),
@@ -38,7 +38,7 @@ impl Examples {
         }
     }
 
-    /// Scores a model on them; `None` when cancelled.
+    /// Scores a model on the examples; `None` when cancelled.
     pub fn score(
         &self,
         engine: &Engine,
@@ -98,7 +98,7 @@ impl Parts {
                 let mlx_lm = config.batch_order == BatchOrder::MlxLm;
                 let valid_lines = data.valid.as_ref().map_or(0, |data| data.examples.len());
                 let learned = match mlx_lm {
-                    // mlx-lm's order includes every line, even without targets.
+                    // mlx-lm's order includes every line, even lines without targets.
                     true => Examples::Texts(train.examples),
                     false => part(Some(&train), config.pack),
                 };
@@ -136,7 +136,7 @@ impl Parts {
         }
     }
 
-    /// The stream of training batches, at its start.
+    /// The stream of training batches, from its start.
     pub fn train_stream(&self, config: &TrainConfig) -> Result<Stream<'_>> {
         let options = config.batch_options();
         match &self.train {
@@ -218,8 +218,8 @@ mod tests {
 
     use super::*;
 
-    /// The batches of mlx-lm's `train` (`tools/golden/batch_order.py`), with validations that use
-    /// the same generator.
+    /// Batches must equal those of mlx-lm's `train` (`tools/golden/batch_order.py`), with
+    /// validations that use the same generator.
     #[test]
     fn batches_are_those_of_mlx_lm_s_train() {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
@@ -250,7 +250,7 @@ mod tests {
             let parts = Parts::read(dir.path(), &text, &config, &mut Vec::new()).unwrap();
             let expected = case["batches"].as_array().unwrap();
             assert_eq!(expected.len() as u64, config.iters);
-            // From the start, and from the step at which a resumed run continues.
+            // From the start, and from the batch at which a resumed run continues.
             for skipped in [0, 5] {
                 let Stream::Texts(mut batches) = parts.train_stream(&config).unwrap() else {
                     panic!("no texts")

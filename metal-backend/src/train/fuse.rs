@@ -1,5 +1,5 @@
-//! Merges an adapter into its model: reads a directory of safetensors and writes one with changed
-//! weights. It holds one weight file in memory at a time.
+//! Merges an adapter into its model: reads a directory of safetensors, and writes a directory with
+//! changed weights. Only one weight file is in memory at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,22 +17,22 @@ use crate::error::engine;
 use crate::nn::adapter::{LowRank, SlotKind, adapted, lengths};
 use crate::workdir::{WorkDir, parent_of};
 
-/// Writes the model at `model`, merged with the adapter at `adapter`, into the new directory
-/// `output`. Quantized weights are quantized again in their format, so the result equals the
-/// adapted model up to that. Returns the number of changed tensors.
+/// Merges the adapter at `adapter` into the model at `model`, and writes the result to the new
+/// directory `output`. Quantized weights are quantized again in their format. So the merged model
+/// equals the adapted model up to quantization errors. Returns the number of changed tensors.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] when the output exists, [`ErrorKind::Unsupported`] for a GGUF file,
-/// [`ErrorKind::InvalidModel`] when the adapter does not fit. A failed call leaves no files.
+/// [`ErrorKind::InvalidOption`] if the output exists, [`ErrorKind::Unsupported`] for a GGUF file,
+/// [`ErrorKind::InvalidModel`] if the adapter does not fit. A failed call leaves no files.
 pub fn fuse(model: &Path, adapter: &Path, output: &Path) -> Result<usize> {
     fuse_as(model, adapter, output, false)
 }
 
-/// As [`fuse`], but every quantized matrix is written dequantized in the type of its scales, so
+/// As [`fuse`], but every quantized matrix is written dequantized, in the type of its scales, so
 /// that no precision is lost. A GGUF file is first converted to dense weights.
 ///
 /// # Errors
-/// As [`fuse`], but a GGUF file is allowed.
+/// As [`fuse`], except that a GGUF file is allowed.
 pub fn fuse_dequantized(model: &Path, adapter: &Path, output: &Path) -> Result<usize> {
     let ModelFiles::Gguf(file) = locate(model)? else {
         return fuse_as(model, adapter, output, true);
@@ -103,7 +103,7 @@ fn fuse_as(model: &Path, adapter: &Path, output: &Path, dequantize: bool) -> Res
     Ok(fusion.done.len())
 }
 
-/// The index of tensors and their files.
+/// The name of the file that lists the tensors and their files.
 const INDEX: &str = "model.safetensors.index.json";
 
 /// An I/O error at a path.
@@ -113,7 +113,7 @@ fn failed(path: &Path, e: std::io::Error) -> Error {
         .with_source(e)
 }
 
-/// The configuration or index of a model after its matrices were dequantized.
+/// Reads the configuration or index of a model, and changes it to that of dequantized matrices.
 fn without_packing(path: &Path, is_index: bool) -> Result<String> {
     let text = read_text(path, MAX_TEXT_FILE)?;
     let mut value = python_json::from_slice(text.as_bytes())
@@ -145,8 +145,8 @@ struct Fusion {
     stored: Stored,
     formats: Formats,
     dequantize: bool,
-    /// Merged layers: the layer's name, the changed part, and the expert's index if experts are
-    /// stored one by one.
+    /// The merged weights: name of the layer, suffix of the weight, and index of the expert if
+    /// experts are stored one by one.
     done: BTreeSet<(String, &'static str, Option<i32>)>,
 }
 
@@ -201,7 +201,7 @@ impl Fusion {
         })
     }
 
-    /// The parts of a layer that change.
+    /// The suffixes of the weights that the adapter changes in a layer.
     fn changing(&self, layer: &str) -> Vec<&'static str> {
         if self.stored.replaces_weights() {
             self.stored.ends(layer).collect()
@@ -227,7 +227,7 @@ impl Fusion {
         Ok(())
     }
 
-    /// The single expert matrices in a file, if the layer is a stack of them.
+    /// The matrices of single experts in a file, if `layer` is a stack of experts.
     fn singles(&self, arrays: &BTreeMap<String, Array>, layer: &str) -> Vec<(i32, String)> {
         let (Some(experts), Some((parent, part))) =
             (self.stored.experts(layer), layer.rsplit_once('.'))
@@ -238,7 +238,7 @@ impl Fusion {
             .trim_end_matches(".switch_mlp")
             .trim_end_matches(".switch_glu")
             .trim_end_matches(".experts");
-        // Mixtral has other names.
+        // Mixtral has other names for these matrices.
         let other = match part {
             "gate_proj" => "w1",
             "up_proj" => "w3",
@@ -260,7 +260,8 @@ impl Fusion {
             .collect()
     }
 
-    /// Changes a tensor of a file: the part of one expert, or all of it.
+    /// Merges the adapter into a tensor of a file: into the matrix of one expert, or into the whole
+    /// tensor.
     fn change(
         &self,
         arrays: &mut BTreeMap<String, Array>,
@@ -276,13 +277,13 @@ impl Fusion {
         }
     }
 
-    /// The shape of the expert stack, from the shape of a single expert.
+    /// The shape of the expert stack, computed from the shape of a single expert.
     fn stacked(&self, layer: &str, shape: &[i32], expert: Option<i32>) -> Vec<i32> {
         let experts = expert.and_then(|_| self.stored.experts(layer));
         experts.into_iter().chain(shape.iter().copied()).collect()
     }
 
-    /// Replaces a tensor.
+    /// Replaces a tensor by the adapter's tensor.
     fn replace(
         &self,
         arrays: &mut BTreeMap<String, Array>,
@@ -314,7 +315,7 @@ impl Fusion {
         Ok(())
     }
 
-    /// A quantized matrix of a file, if it is one.
+    /// The quantized matrix `stem` of a file; `None` if the matrix is not quantized.
     fn packed(&self, arrays: &BTreeMap<String, Array>, stem: &str) -> Result<Option<Quantized>> {
         let part = |end: &str| arrays.get(&format!("{stem}.{end}")).cloned();
         let (Some(weight), Some(scales)) = (part("weight"), part("scales")) else {
@@ -335,7 +336,7 @@ impl Fusion {
         Ok(Some(packed))
     }
 
-    /// The low-rank term for a matrix of a shape.
+    /// The adapter's low-rank term for a matrix of this shape.
     fn low_rank(
         &self,
         stem: &str,
@@ -408,7 +409,7 @@ impl Fusion {
     }
 }
 
-/// The slice of one expert, or the whole stack.
+/// The slice of one expert, or the whole stack if `expert` is `None`.
 fn one_of(stack: &Array, expert: Option<i32>) -> mlx_rs_core::Result<Array> {
     match expert {
         Some(expert) => stack.slice_axis(0, expert, expert + 1)?.squeeze_axis(0),
@@ -419,7 +420,7 @@ fn one_of(stack: &Array, expert: Option<i32>) -> mlx_rs_core::Result<Array> {
 /// The names of embeddings.
 const TABLES: [&str; 4] = ["embed_tokens", "embed_tokens_per_layer", "wte", "wpe"];
 
-/// The dequantized type of a quantized matrix.
+/// The type to which a quantized matrix is dequantized.
 fn float_of(packed: &Quantized) -> Dtype {
     match packed.scales.dtype() {
         Dtype::Uint8 => Dtype::Bfloat16,
@@ -434,7 +435,7 @@ fn put_dense(arrays: &mut BTreeMap<String, Array>, stem: &str, dense: Array) {
     arrays.insert(format!("{stem}.weight"), dense);
 }
 
-/// The adapted matrix.
+/// The matrix with the low-rank term added.
 fn sum(weight: &Array, low: &LowRank) -> mlx_rs_core::Result<Array> {
     let float = |a: &Array| a.astype(Dtype::Float32);
     let sum = adapted(weight, &float(&low.a)?, &float(&low.b)?, low.scale)?;
@@ -445,11 +446,11 @@ fn sum(weight: &Array, low: &LowRank) -> mlx_rs_core::Result<Array> {
     sum.multiply(&factor.expand_dims(-1)?)
 }
 
-/// The quantization of matrices in the model's configuration.
+/// The formats of the model's matrices, from its configuration.
 struct Formats {
     path: std::path::PathBuf,
     quantization: Value,
-    /// The family, which knows the matrices stored as `[in, out]`.
+    /// The model's family, which lists the matrices that are stored as `[in, out]`.
     family: Option<&'static Family>,
 }
 
@@ -479,7 +480,7 @@ impl Formats {
         self.family.is_some_and(|f| f.is_transposed(name))
     }
 
-    /// Group size, bits and mode of a layer.
+    /// Group size, bits and mode of a layer's matrix.
     fn of(&self, stem: &str) -> Result<(i32, i32, QuantMode)> {
         let entry = self.quantization.get(stem).filter(|v| v.is_object());
         let field = |name: &str| {

@@ -1,14 +1,14 @@
-//! Loss functions on logits. The caller selects the positions that count.
+//! Loss functions on logits. The caller selects the positions that count in the loss.
 
 use mlx_rs_core::{All, Array, Dtype, Error, ErrorKind, Result};
 
-/// Cross-entropy at each position, in nats: `logsumexp(logits) - logits[target]`, which is
-/// numerically stable, unlike `-log(softmax)`. Computed in float32.
+/// Cross-entropy at each position, in nats: `logsumexp(logits) - logits[target]`. Unlike
+/// `-log(softmax)`, this formula is numerically stable. Computed in float32.
 ///
-/// `logits` `[.., vocab]`, `targets` `[..]` of token ids below `vocab`; returns `[..]`.
+/// `logits` is `[.., vocab]`. `targets` `[..]` are token ids below `vocab`. Returns `[..]`.
 ///
 /// # Errors
-/// When the shapes do not match.
+/// If the shapes do not match.
 pub fn cross_entropy_each(logits: &Array, targets: &Array) -> Result<Array> {
     let leading = logits.shape().split_last().map(|(_, leading)| leading);
     if leading != Some(targets.shape()) {
@@ -37,8 +37,8 @@ pub fn cross_entropy(logits: &Array, targets: &Array) -> Result<Array> {
     cross_entropy_each(logits, targets)?.mean(All, false)
 }
 
-/// The mean of [`cross_entropy_each`] over the positions where `mask` `[..]` is 1, excluding those
-/// where it is 0. Weights between are allowed. Zero if all weights are 0.
+/// The mean of [`cross_entropy_each`], weighted by `mask` `[..]`: 1 includes a position, 0 excludes
+/// it, and weights between are allowed. Zero if all weights are 0.
 ///
 /// # Errors
 /// As [`cross_entropy_each`].
@@ -47,7 +47,7 @@ pub fn masked_cross_entropy(logits: &Array, targets: &Array, mask: &Array) -> Re
     let sum = cross_entropy_each(logits, targets)?
         .multiply(&mask)?
         .sum(All, false)?;
-    // A batch without counted positions has loss 0, rather than NaN.
+    // Adding 1 to a zero count makes the loss 0 instead of NaN.
     let count = mask.sum(All, false)?;
     let none = count.equal(&count.scalar_like(0.0)?)?;
     sum.divide(&count.add(&none.astype(Dtype::Float32)?)?)
@@ -56,24 +56,24 @@ pub fn masked_cross_entropy(logits: &Array, targets: &Array, mask: &Array) -> Re
 /// Mean squared error, a scalar.
 ///
 /// # Errors
-/// When the shapes do not match.
+/// If the shapes do not match.
 pub fn mse(predictions: &Array, targets: &Array) -> Result<Array> {
     predictions.subtract(targets)?.square()?.mean(All, false)
 }
 
-/// `log(sigmoid(x))` without overflow.
+/// `log(sigmoid(x))`, in a form that does not overflow.
 fn log_sigmoid(x: &Array) -> Result<Array> {
     let zero = x.scalar_like(0.0)?;
     zero.subtract(&zero.logaddexp(&x.negative()?)?)
 }
 
 /// Direct preference optimization (Rafailov et al. 2023, equation 7). It compares how strongly the
-/// model and the reference prefer `chosen` over `rejected`, each `[pairs]` of summed
+/// model and the reference prefer `chosen` over `rejected`. Each array is `[pairs]` of summed
 /// log-probabilities. `smoothing` is the probability that a label is wrong (the conservative
-/// variant in the authors' code), 0 for none. Returns a scalar.
+/// variant in the authors' code); 0 disables it. Returns a scalar.
 ///
 /// # Errors
-/// When the shapes do not match.
+/// If the shapes do not match.
 pub fn dpo(
     (chosen, rejected): (&Array, &Array),
     (base_chosen, base_rejected): (&Array, &Array),

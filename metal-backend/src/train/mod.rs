@@ -1,10 +1,11 @@
-//! Fine-tuning: adapters on frozen models, their gradients, losses, optimizers, the training step
-//! and the run around it. The caller displays the run.
+//! Fine-tuning: adapters on frozen models, their gradients, losses, optimizers, the training step,
+//! and the run around the steps. The caller displays the run.
 //!
-//! A [`Trainer`] holds a loaded model with an adapter. Its trainable parameters have the names that
-//! a checkpoint would give them, such as `model.layers.3.self_attn.q_proj.lora_a`, and are sorted
-//! by name. Each [`Trainer::step`] takes a batch of token sequences; the model serves requests with
-//! its current parameters through the same engine.
+//! A [`Trainer`] has a loaded model with an adapter. Its trainable parameters are sorted by name,
+//! and have the names that a checkpoint would use, such as
+//! `model.layers.3.self_attn.q_proj.lora_a`. Each [`Trainer::step`] processes a batch of token
+//! sequences. At the same time, the model serves requests with its current parameters through the
+//! same engine.
 //!
 //! - `fuse.rs`: merging an adapter into its model;
 //! - `loss.rs`, `optim.rs`, `schedule.rs`: formulas with their sources;
@@ -15,7 +16,7 @@
 //! - [`run`]: a whole run from its options to its files, with `plan.rs`,
 //!   `begin.rs`, `run_dir.rs`, `state.rs` and [`train_log`];
 //! - `together.rs`: data-parallel training by several processes;
-//! - [`report`]: the figures of a run in files that other programs read;
+//! - [`report`]: the metrics of a run in files that other programs read;
 //! - [`evaluate`]: how good a model is on data.
 
 mod begin;

@@ -1,6 +1,6 @@
-//! Optimizers: compute new parameters from parameters and gradients. The formulas are those of
-//! MLX's `mlx.optimizers`. But moments are float32 for all parameter types, so that small updates
-//! of half types are not lost.
+//! Optimizers compute new parameters from parameters and gradients. The formulas are those of MLX's
+//! `mlx.optimizers`, with one difference: moments are float32 for all parameter types. So small
+//! updates of half-precision parameters are not lost.
 
 mod rules;
 
@@ -25,11 +25,11 @@ pub enum OptimizerConfig {
         beta1: f32,
         /// Decay of the second moment.
         beta2: f32,
-        /// Added to the root.
+        /// Epsilon, added to the square root.
         eps: f32,
         /// Decay of the parameters.
         weight_decay: f32,
-        /// Whether moments are corrected for their start at zero. MLX's default is no.
+        /// Whether moments are corrected for their start at zero. MLX's default is no correction.
         bias_correction: bool,
     },
     /// Adam (Kingma and Ba 2015).
@@ -38,18 +38,18 @@ pub enum OptimizerConfig {
         beta1: f32,
         /// Decay of the second moment.
         beta2: f32,
-        /// Added to the root.
+        /// Epsilon, added to the square root.
         eps: f32,
-        /// As for AdamW.
+        /// Whether moments are corrected for their start at zero.
         bias_correction: bool,
     },
     /// Gradient descent with momentum.
     Sgd {
-        /// The fraction of the last update that is added to the next.
+        /// The fraction of the previous update that is added to the next update.
         momentum: f32,
         /// Weight decay, added to the gradient.
         weight_decay: f32,
-        /// The gradient has weight `1 - dampening` in the momentum.
+        /// The momentum adds the gradient with weight `1 - dampening`.
         dampening: f32,
         /// Whether to use Nesterov momentum.
         nesterov: bool,
@@ -65,7 +65,7 @@ pub enum OptimizerConfig {
     },
     /// Second moments factored by rows and columns (Shazeer and Stern 2018).
     Adafactor {
-        /// Added to squares.
+        /// Epsilon, added to squares.
         eps: f32,
         /// The minimum scale of a parameter.
         eps_scale: f32,
@@ -108,11 +108,11 @@ impl OptimizerConfig {
         }
     }
 
-    /// An optimizer by name with its default hyperparameters: `adamw`, `adam`, `sgd`, `lion`,
+    /// An optimizer by name, with its default hyperparameters: `adamw`, `adam`, `sgd`, `lion`,
     /// `adafactor` or `muon`.
     ///
     /// # Errors
-    /// [`ApiErrorKind::InvalidOption`] for an unknown name, listing the known ones.
+    /// [`ApiErrorKind::InvalidOption`] for an unknown name, with a list of the known names.
     pub fn from_name(name: &str) -> Result<Self, ApiError> {
         Ok(match name.to_ascii_lowercase().as_str() {
             "adamw" => Self::adamw(),
@@ -162,13 +162,13 @@ impl OptimizerConfig {
 }
 
 impl OptimizerConfig {
-    /// The values of step number `step` (from 1) that vary between steps, at a learning rate. The
-    /// first is the rate of the step.
+    /// The values that vary between steps, for step `step` (from 1) at learning rate `rate`. The
+    /// first value is the effective rate of the step.
     fn numbers(&self, step: u64, rate: f32) -> Vec<f32> {
-        // In double precision, because single precision loses digits of 1 - 0.999.
+        // Computed in double precision, because single precision loses digits of 1 - 0.999.
         let seen = |beta: f32| 1.0 - f64::from(beta).powf(step as f64);
-        // The learning rate, and a factor for the square root of the second moment. Both include
-        // Adam's bias correction if `corrected`.
+        // The learning rate, and a factor for the square root of the second moment. If `corrected`,
+        // both include Adam's bias correction.
         let adam = |beta1: f32, beta2: f32, corrected: bool| {
             if corrected {
                 let rate = (f64::from(rate) / seen(beta1)) as f32;
@@ -222,7 +222,7 @@ impl OptimizerConfig {
 pub struct Optimizer {
     config: OptimizerConfig,
     steps: u64,
-    /// State by parameter and part, such as `model.layers.0.self_attn.q_proj.lora_a/m`.
+    /// State by parameter name and part, such as `model.layers.0.self_attn.q_proj.lora_a/m`.
     state: Params,
     turned: Arc<BTreeSet<String>>,
 }
@@ -239,14 +239,15 @@ impl Optimizer {
         }
     }
 
-    /// Names the matrices that mlx-lm stores transposed, because Muon's rate depends on the shape.
+    /// Sets the names of matrices that mlx-lm stores transposed. Muon's rate depends on a matrix's
+    /// shape.
     #[must_use]
     pub fn with_turned(mut self, names: impl IntoIterator<Item = String>) -> Self {
         self.turned = Arc::new(names.into_iter().collect());
         self
     }
 
-    /// See [`Self::with_turned`].
+    /// The names set by [`Self::with_turned`].
     pub(super) fn turned(&self) -> &Arc<BTreeSet<String>> {
         &self.turned
     }
@@ -263,23 +264,23 @@ impl Optimizer {
         self.steps
     }
 
-    /// The state, for a file; see [`Self::restore`].
+    /// The state, to be saved; see [`Self::restore`].
     #[must_use]
     pub fn state(&self) -> &Params {
         &self.state
     }
 
-    /// Continues from the state of an optimizer of the same kind after `steps` updates.
+    /// Continues from the saved state of an optimizer of the same kind after `steps` updates.
     pub fn restore(&mut self, steps: u64, state: Params) {
         (self.steps, self.state) = (steps, state);
     }
 
-    /// New parameters from gradients with the same names, at a learning rate. The result is
-    /// evaluated, so that no graph accumulates.
+    /// Computes new parameters from gradients with the same names, at learning rate `rate`. The
+    /// result is evaluated, so that no graph accumulates.
     ///
     /// # Errors
-    /// When a gradient is missing or of another shape, or memory runs out; the optimizer then stays
-    /// unchanged.
+    /// If a gradient is missing or has another shape, or memory runs out. The optimizer then does
+    /// not change.
     pub fn update(&mut self, params: &Params, grads: &Params, rate: f32) -> Result<Params> {
         let numbers = self.numbers(rate)?;
         let (next, state) = apply(
@@ -295,26 +296,26 @@ impl Optimizer {
         Ok(next)
     }
 
-    /// The values of the next step that vary between steps, at a learning rate. They are float32
-    /// scalars, so that a compiled step can take them as arguments.
+    /// The values of the next step that vary between steps, at learning rate `rate`. They are
+    /// float32 scalars, so that they can be arguments of a compiled step.
     pub(super) fn numbers(&self, rate: f32) -> Result<Vec<Array>> {
         let all = self.config.numbers(self.steps + 1, rate);
         all.into_iter().map(Array::scalar).collect()
     }
 
-    /// Records the state that [`apply`] returned, as one update.
+    /// Counts one update, and replaces the state by the state that [`apply`] returned.
     pub(super) fn advance(&mut self, state: Params) {
         self.steps += 1;
         self.state = state;
     }
 }
 
-/// New parameters and state, from gradients with the same names and the old state. Nothing is
-/// evaluated or read. `numbers` come from [`Optimizer::numbers`], `turned` from
+/// Computes new parameters and state, from the old state and from gradients with the same names.
+/// Nothing is evaluated or read. `numbers` come from [`Optimizer::numbers`], `turned` from
 /// [`Optimizer::with_turned`].
 ///
 /// # Errors
-/// When a gradient is missing or of another shape.
+/// If a gradient is missing or has another shape.
 pub(super) fn apply(
     config: &OptimizerConfig,
     turned: &BTreeSet<String>,
@@ -354,7 +355,7 @@ pub(super) fn apply(
 /// The global norm of all gradients, a float32 scalar.
 ///
 /// # Errors
-/// When memory runs out.
+/// If memory runs out.
 pub fn global_norm(grads: &Params) -> Result<Array> {
     let mut sum = Array::scalar(0.0f32)?;
     for grad in grads.values() {
@@ -363,13 +364,13 @@ pub fn global_norm(grads: &Params) -> Result<Array> {
     sum.sqrt()
 }
 
-/// Gradients scaled down to a global norm of at most `max`, and their original norm.
+/// Scales gradients down to a global norm of at most `max`. Returns them and their original norm.
 ///
 /// # Errors
-/// When memory runs out.
+/// If memory runs out.
 pub fn clip_by_global_norm(grads: &Params, max: f32) -> Result<(Params, Array)> {
     let norm = global_norm(grads)?;
-    // As in MLX: the epsilon keeps zero gradients zero.
+    // As in MLX, the epsilon prevents a division by zero for zero gradients.
     let factor = norm
         .scalar_like(max)?
         .divide(&norm.add(&norm.scalar_like(1e-6)?)?)?;

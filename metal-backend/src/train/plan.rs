@@ -1,5 +1,5 @@
-//! Converts a run's options to the trainer's: adapter, optimizer and schedule. As far as possible,
-//! they are checked before a model is loaded.
+//! Converts a run's options to the trainer's types: adapter, optimizer and schedule. Options are
+//! checked before a model is loaded, as far as possible.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,10 +14,10 @@ pub(super) fn bad(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOption, message)
 }
 
-/// Checks everything that needs no model.
+/// Checks all options that can be checked without a model.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] naming the field.
+/// [`ErrorKind::InvalidOption`], with the field.
 pub fn check(config: &TrainConfig) -> Result<()> {
     config.validate()?;
     tuning(config)?;
@@ -34,11 +34,11 @@ pub fn kind(config: &TrainConfig) -> AdapterKind {
     }
 }
 
-/// The adapter's shape, for a model whose layers in blocks are named `all` (such as
-/// `self_attn.q_proj`).
+/// The adapter's shape, for a model whose layers inside blocks have the names `all`, such as
+/// `self_attn.q_proj`.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] naming the field.
+/// [`ErrorKind::InvalidOption`], with the field.
 pub fn lora(config: &TrainConfig, all: &BTreeSet<String>) -> Result<LoraConfig> {
     let parameters = &config.lora_parameters;
     let targets = match &parameters.keys {
@@ -62,7 +62,7 @@ pub fn lora(config: &TrainConfig, all: &BTreeSet<String>) -> Result<LoraConfig> 
 /// The options of training steps.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] naming the field.
+/// [`ErrorKind::InvalidOption`], with the field.
 pub fn tuning(config: &TrainConfig) -> Result<Tuning> {
     let schedule = schedule(config)?;
     schedule.validate()?;
@@ -130,8 +130,8 @@ fn schedule(config: &TrainConfig) -> Result<Schedule> {
         .with_warmup(*warmup, *warmup_init as f32))
 }
 
-/// The options of the chosen optimizer in `optimizer_config`. Known ones are removed one by one, so
-/// that the rest is unknown.
+/// The options of the selected optimizer in `optimizer_config`. Each known option is removed when
+/// it is read, so the remaining ones are unknown.
 struct Settings<'a> {
     name: &'a str,
     left: BTreeMap<String, Setting>,
@@ -188,9 +188,9 @@ impl Settings<'_> {
     }
 }
 
-/// The optimizer with MLX's defaults, which partly differ from [`OptimizerConfig::from_name`]:
-/// without bias correction, as in mlx-lm. One differs from MLX: Adafactor uses the given learning
-/// rate.
+/// The optimizer with MLX's defaults, as in mlx-lm. They partly differ from
+/// [`OptimizerConfig::from_name`]: for example, there is no bias correction. Adafactor differs from
+/// MLX: it uses the given learning rate.
 fn optimizer(config: &TrainConfig) -> Result<OptimizerConfig> {
     let name = match config.optimizer {
         OptimizerName::Adam => "adam",
@@ -242,7 +242,7 @@ fn optimizer(config: &TrainConfig) -> Result<OptimizerConfig> {
         },
         OptimizerName::Adafactor => {
             let [eps, eps_scale] = s.pair("eps", [1e-30, 1e-3])?;
-            // MLX's default is on, which ignores the learning rate.
+            // MLX's default is on, but then the configured learning rate would be ignored.
             let relative_step = s.flag("relative_step", false)?;
             let beta1 = match s.left.contains_key("beta_1") {
                 true => Some(s.share("beta_1", 0.0)?),
@@ -315,7 +315,7 @@ mod tests {
             let error = read(yaml).unwrap_err().to_string();
             assert!(error.contains(what), "{yaml}: {error}");
         }
-        // Options of other optimizers are ignored.
+        // Options of other optimizers must be ignored.
         read("optimizer_config: {sgd: {momentum: 0.9}}").unwrap();
     }
 

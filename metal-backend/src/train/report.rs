@@ -1,7 +1,7 @@
-//! Metrics of a run in files for other programs: JSON lines with mlx-lm's names, and TensorBoard
-//! event files.
+//! Writes the metrics of a run to files for other programs: JSON lines with mlx-lm's names, and
+//! TensorBoard event files.
 //!
-//! `train_log` writes `train_log.jsonl`, from which a run resumes.
+//! `train_log` writes `train_log.jsonl`, from which a run can be resumed.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::train_log::Entry;
 use crate::workdir::replace_by;
 
-/// The JSON lines, beside the adapter.
+/// The name of the file with JSON lines, in the adapter's directory.
 pub const METRICS_FILE: &str = "metrics.jsonl";
 /// The name prefix of TensorBoard files.
 pub const EVENTS_PREFIX: &str = "events.out.tfevents.";
@@ -24,10 +24,10 @@ pub const EVENTS_PREFIX: &str = "events.out.tfevents.";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Report {
-    /// [`METRICS_FILE`]: an object for each report, with the names that mlx-lm gives to its
+    /// [`METRICS_FILE`]: one JSON object per report, with the names that mlx-lm uses for its
     /// trackers.
     Jsonl,
-    /// An event file of TensorBoard: scalars by step.
+    /// An event file of TensorBoard: scalars for each step.
     TensorBoard,
 }
 
@@ -45,7 +45,7 @@ impl std::str::FromStr for Report {
     }
 }
 
-/// Parses `report_to`: a list of names, or comma-separated names as in mlx-lm.
+/// Parses `report_to`: a list of names, or a comma-separated text as in mlx-lm.
 pub(super) mod names {
     use super::Report;
     use serde::de::Error as _;
@@ -99,8 +99,8 @@ pub(super) struct Reports {
 }
 
 impl Reports {
-    /// Creates or continues the files in `dir`. `entries` were reported earlier; the run continues
-    /// after `step`.
+    /// Creates or continues the files in `dir`. `entries` were reported earlier, and the run
+    /// continues after `step`.
     pub fn open(
         reports: &[Report],
         work: &Path,
@@ -126,7 +126,7 @@ impl Reports {
                 .open(&path)
                 .map_err(|e| failed(&path, e))?;
             let mut bytes = record(&event(None, &text_field(3, b"brain.Event:2")));
-            // Later steps of an earlier process are invalid from here.
+            // Tells TensorBoard that later steps of an earlier process are invalid.
             bytes.extend(record(&event(Some(step), &text_field(7, &[0x08, 1]))));
             file.write_all(&bytes).map_err(|e| failed(&path, e))?;
             open.events = Some((path, file));
@@ -156,7 +156,7 @@ fn line(value: &Value) -> String {
     format!("{value}\n")
 }
 
-/// A report with the names that mlx-lm's callbacks get; memory is in GB, 10^9 bytes.
+/// A report with the names that mlx-lm's callbacks receive. Memory is in GB (10^9 bytes).
 fn metrics(entry: &Entry) -> Value {
     match entry {
         Entry::Train(report) => {
@@ -194,7 +194,7 @@ fn metrics(entry: &Entry) -> Value {
     }
 }
 
-/// A report as scalars by name.
+/// A report as named scalars.
 fn scalars(entry: &Entry) -> Vec<(String, f32)> {
     let mut all = Vec::new();
     let mut add = |tag: &str, value: f64| all.push((tag.to_owned(), value as f32));
@@ -229,7 +229,7 @@ fn scalars(entry: &Entry) -> Vec<(String, f32)> {
     all
 }
 
-/// Seconds since 1970, as an integer and with their fraction.
+/// The current time in seconds since 1970, as an integer and with fraction.
 fn now() -> (u64, f64) {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -237,11 +237,11 @@ fn now() -> (u64, f64) {
     (since.as_secs(), since.as_secs_f64())
 }
 
-// What follows is the format of TensorBoard's files: records as TensorFlow writes them
-// (`TFRecord`), of messages `Event` and `Summary` in Protocol Buffers' encoding
+// The code below writes TensorBoard's file format: records as TensorFlow writes them (`TFRecord`).
+// Each record is a message `Event` or `Summary` in the encoding of Protocol Buffers
 // (tensorflow/core/util/event.proto and framework/summary.proto).
 
-/// An integer in groups of seven bits, the lowest first.
+/// An integer in groups of seven bits, the lowest group first.
 fn varint(mut n: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     while n >= 0x80 {
@@ -260,7 +260,7 @@ fn text_field(number: u64, bytes: &[u8]) -> Vec<u8> {
     field
 }
 
-/// `Event`: wall time (field 1), step (2), and content.
+/// A message `Event`: wall time (field 1), step (field 2), and content.
 fn event(step: Option<u64>, what: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0x09];
     bytes.extend(now().1.to_le_bytes());
@@ -272,7 +272,7 @@ fn event(step: Option<u64>, what: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A value of a `Summary`: tag (field 1) and number (2).
+/// A value of a `Summary`: tag (field 1) and float (field 2).
 fn scalar(tag: &str, value: f32) -> Vec<u8> {
     let mut bytes = text_field(1, tag.as_bytes());
     bytes.push(0x15);
@@ -280,7 +280,7 @@ fn scalar(tag: &str, value: f32) -> Vec<u8> {
     text_field(1, &bytes)
 }
 
-/// Length, its checksum, the data, their checksum.
+/// A record: length, checksum of the length, data, checksum of the data.
 fn record(data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u64).to_le_bytes();
     let mut bytes = length.to_vec();
@@ -290,12 +290,13 @@ fn record(data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// TensorFlow masks checksums, because a checksum of data that contain checksums would be weak.
+/// TensorFlow's masked checksum. Without the mask, checksums over data with checksums would be
+/// weak.
 fn masked(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// CRC-32C (Castagnoli, RFC 3720), bit by bit, because reports are short and rare.
+/// CRC-32C (Castagnoli, RFC 3720). Bit by bit is fast enough, because reports are short and rare.
 fn crc32c(bytes: &[u8]) -> u32 {
     let mut crc = u32::MAX;
     for byte in bytes {
@@ -320,14 +321,14 @@ mod tests {
     #[test]
     fn checksums_are_those_of_the_rfc() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
-        // RFC 3720, B.4.
+        // Test vectors of RFC 3720, B.4.
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
         let rising: Vec<u8> = (0..32).collect();
         assert_eq!(crc32c(&rising), 0x46dd_794e);
     }
 
-    /// The records of a file; checks their checksums.
+    /// Splits a file into records, and checks their checksums.
     fn records(mut bytes: &[u8]) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
         while !bytes.is_empty() {
@@ -414,9 +415,9 @@ mod tests {
         let events = records(&std::fs::read(event_file()).unwrap());
         assert_eq!(events.len(), 5);
         assert_eq!(events[0][9..], text_field(3, b"brain.Event:2"));
-        // Step 0, and the start of a session.
+        // The event has step 0 and marks the start of a session.
         assert_eq!(events[1][9..], [0x10, 0, 0x3a, 2, 0x08, 1]);
-        // Step 300 is 0xac 0x02; the first scalar is the loss.
+        // Step 300 is encoded as 0xac 0x02. The first scalar is the loss.
         assert_eq!(events[2][9..12], [0x10, 0xac, 0x02]);
         let loss = scalar("train/loss", 1.5);
         assert!(events[2].windows(loss.len()).any(|part| part == loss));
@@ -428,7 +429,7 @@ mod tests {
                 .any(|part| part == accuracy)
         );
 
-        // A resumed run keeps the earlier reports.
+        // A resumed run must keep the earlier reports.
         let mut again =
             Reports::open(&all[..1], dir.path(), dir.path(), &entries()[..1], 300).unwrap();
         again.add(&entries()[1]).unwrap();

@@ -1,5 +1,5 @@
 //! A training run, from its options to its files: data, steps, reports, validations, saves. A
-//! resumed run gives the same result as an uninterrupted one. `step.rs` implements a step.
+//! resumed run has the same result as an uninterrupted run. `step.rs` implements a step.
 
 use std::path::Path;
 use std::time::Instant;
@@ -24,7 +24,7 @@ use super::{begin, plan};
 use crate::adapter::{CONFIG_FILE, WEIGHTS_FILE};
 use crate::workdir::{WorkDir, replace_by};
 
-/// The run's options, saved beside its adapter as a config file.
+/// The config file in which a run's options are saved, in the adapter's directory.
 pub const OPTIONS_FILE: &str = "training_config.yaml";
 
 /// The name prefix of a run's hidden directories.
@@ -35,9 +35,9 @@ const WORK_PREFIX: &str = ".mlx-train-";
 pub enum Event<'a> {
     /// A batch was processed.
     Step {
-        /// Batches so far.
+        /// Batches processed so far.
         step: u64,
-        /// Batches of the whole run.
+        /// The number of batches in the whole run.
         iters: u64,
         /// The result of the step.
         report: &'a StepReport,
@@ -46,24 +46,24 @@ pub enum Event<'a> {
         /// Device memory in use, in bytes.
         memory: u64,
     },
-    /// Losses since the last report.
+    /// The mean loss since the last report.
     Train(&'a TrainReport),
-    /// Some batches of a validation or test are done.
+    /// Progress of a validation or test.
     Judging {
-        /// The batches done.
+        /// The number of finished batches.
         done: u64,
-        /// All batches.
+        /// The total number of batches.
         total: u64,
     },
-    /// A validation is done.
+    /// A validation has finished.
     Validation(&'a Score),
-    /// The test is done.
+    /// The test has finished.
     Test(&'a Score),
-    /// The adapter and the resume state are on disk.
+    /// The adapter and the resume state were written to disk.
     Saved {
-        /// Batches so far.
+        /// Batches processed so far.
         step: u64,
-        /// The directory.
+        /// The directory of the adapter.
         dir: &'a Path,
     },
 }
@@ -71,17 +71,17 @@ pub enum Event<'a> {
 /// The result of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
-    /// Batches processed, including those before the run was resumed.
+    /// Batches processed, including those of earlier sessions of a resumed run.
     pub step: u64,
     /// Whether the run was cancelled before its last step.
     pub interrupted: bool,
-    /// Loss of the last report.
+    /// The loss in the last report.
     pub train_loss: Option<f64>,
-    /// The validation before the first step.
+    /// The score of the validation before the first step.
     pub base: Option<Score>,
-    /// The last validation.
+    /// The score of the last validation.
     pub validation: Option<Score>,
-    /// The test.
+    /// The score of the test.
     pub test: Option<Score>,
     /// Target tokens processed.
     pub trained_tokens: u64,
@@ -101,7 +101,7 @@ pub struct Run {
     notes: Vec<String>,
     place: Place,
     start: Start,
-    /// Unfinished files, in the adapter's directory.
+    /// The hidden directory for unfinished files, inside the adapter's directory.
     work: WorkDir,
     /// The group for data-parallel training.
     together: Option<Together>,
@@ -112,12 +112,12 @@ fn bad(message: impl Into<String>) -> Error {
 }
 
 impl Run {
-    /// Loads a model and the data, and applies an adapter: a fresh one, that of
-    /// [`TrainConfig::resume_adapter_file`], or with [`Start::Resume`] that of the interrupted run
-    /// in [`TrainConfig::adapter_path`], which must have the same options.
+    /// Loads a model and the data, and applies an adapter. It is a new adapter, or that of
+    /// [`TrainConfig::resume_adapter_file`]. With [`Start::Resume`], it is that of the interrupted
+    /// run in [`TrainConfig::adapter_path`], which must have the same options.
     ///
     /// # Errors
-    /// Errors of loading and of reading data; [`ErrorKind::InvalidOption`] naming the option;
+    /// Errors of loading and of reading data; [`ErrorKind::InvalidOption`], with the option;
     /// [`ErrorKind::Io`] if [`check_start`] refuses the directory.
     pub fn prepare(
         model: &Path,
@@ -144,7 +144,7 @@ impl Run {
                 .with_source(e)
         };
         check_start(dir, start)?;
-        // Fails before hours of training, not after.
+        // An unusable directory must fail now, before hours of training.
         std::fs::create_dir_all(dir).map_err(io)?;
         let work = WorkDir::new(dir, WORK_PREFIX).map_err(io)?;
 
@@ -198,13 +198,13 @@ impl Run {
         })
     }
 
-    /// Trains on a part of each batch, and averages gradients with a group of processes. All must
-    /// be prepared with the same options and data.
+    /// Trains on a part of each batch, and averages gradients over a group of processes. All
+    /// processes must be prepared with the same options and data.
     ///
     /// Each process writes equal files to its own [`TrainConfig::adapter_path`].
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] when a batch has fewer rows than there are processes.
+    /// [`ErrorKind::InvalidOption`] if a batch has fewer rows than there are processes.
     pub fn with_others(mut self, together: Together) -> Result<Self> {
         let (rows, size) = (self.config.batch_size, together.size());
         if rows < size {
@@ -224,7 +224,7 @@ impl Run {
         &self.notes
     }
 
-    /// Batches processed.
+    /// The number of batches processed.
     #[must_use]
     pub fn step(&self) -> u64 {
         self.place.step
@@ -248,11 +248,11 @@ impl Run {
         [&self.parts.train, &self.parts.valid, &self.parts.test].map(Examples::len)
     }
 
-    /// Trains up to [`TrainConfig::iters`], or until `cancel`, and saves. `on_event` gets the
-    /// progress events.
+    /// Trains up to [`TrainConfig::iters`], or until `cancel` is set, and saves. `on_event`
+    /// receives the progress events.
     ///
     /// # Errors
-    /// When a step or a save fails. Earlier saves remain and can be resumed.
+    /// If a step or a save fails. Earlier saves remain, and the run can be resumed from them.
     pub fn train(
         &mut self,
         cancel: &CancelToken,
@@ -276,7 +276,7 @@ impl Run {
             Error::new(ErrorKind::Engine, "the options cannot be written").with_source(e)
         })?;
         replace_by(self.work.path(), &dir.join(OPTIONS_FILE), &options)?;
-        // The peak is informational only.
+        // The peak is only shown to the user, so an error does not matter.
         let _ = memory::reset_peak();
 
         let parts = std::mem::take(&mut self.parts);
@@ -294,7 +294,7 @@ impl Run {
         Ok(self.summary(log.log.entries(), interrupted))
     }
 
-    /// Returns whether the run was completed.
+    /// Runs the steps. Returns whether the run was completed.
     fn steps(
         &mut self,
         parts: &Parts,
@@ -313,10 +313,10 @@ impl Run {
         }
         let (mut since, mut due) = (Since::default(), false);
         while self.place.step < iters {
-            // Accumulated gradients are not saved, so a run can stop only between updates.
+            // Accumulated gradients are not saved, so a run can stop only after an update.
             let between = self.place.step.is_multiple_of(accumulation);
             let cancelled = cancel.is_cancelled();
-            // If one process stopped alone, the others would wait forever.
+            // If one process stopped alone, the other processes would wait forever.
             let cancelled = match &self.together {
                 Some(together) => together.any(cancelled)?,
                 None => cancelled,
@@ -349,9 +349,9 @@ impl Run {
                 (since, self.place.window) = (Since::default(), state::Window::default());
             }
             if last || step.is_multiple_of(self.config.steps_per_eval) {
-                // A resumed run repeats a cancelled validation. The run can stop only after an
-                // update. Between updates the model would change first, so this validation ignores
-                // cancellation.
+                // A resumed run repeats a cancelled validation. The model must not change before
+                // this repetition, and a run can stop only after an update. So this validation
+                // ignores cancellation if gradients are still being accumulated.
                 let going_on = CancelToken::new();
                 let between = step.is_multiple_of(accumulation);
                 let cancel = if between { cancel } else { &going_on };
@@ -430,14 +430,14 @@ impl Run {
         Ok(())
     }
 
-    /// Saves the adapter, a copy named by step as in mlx-lm, and last the resume state. So the
-    /// state is never newer than the adapter. An adapter with a value that is not finite is not
-    /// written.
+    /// Saves the adapter, then a copy with the step in its name (as in mlx-lm), then the resume
+    /// state. In this order, the state is never newer than the adapter. An adapter with a value
+    /// that is not finite is not written.
     fn save(&self, log: &TrainLog, on_event: &mut dyn FnMut(&Event<'_>)) -> Result<()> {
         let dir = &self.config.adapter_path;
         let step = self.place.step;
         let work = self.work.path();
-        // The last update follows the last loss check.
+        // The last update ran after the last check of the loss, so its result is not checked yet.
         if let Some(name) = self.trainer.not_finite()? {
             let message = format!(
                 "step {step}: {name} is not finite any more, and the run ends; what was saved \
@@ -486,7 +486,7 @@ impl Run {
     }
 }
 
-/// The outputs of a run: the log and the reports.
+/// The outputs of a run: log and reports.
 struct Told {
     log: TrainLog,
     reports: Reports,
@@ -499,7 +499,7 @@ impl Told {
     }
 }
 
-/// Counts since the last report in this process.
+/// Counts of this process since the last report.
 #[derive(Default)]
 struct Since {
     steps: u64,
@@ -515,7 +515,7 @@ impl Since {
     }
 }
 
-/// All options that determine a run's results, except its length.
+/// All options that determine a run's results, except the run's length.
 fn settings(trainer: &Trainer, config: &TrainConfig, examples: &Examples) -> Result<Value> {
     let mut hash = Sha256::new();
     let mut add = |example: &Example| {
@@ -556,7 +556,7 @@ fn settings(trainer: &Trainer, config: &TrainConfig, examples: &Examples) -> Res
         "max_seq_length": config.max_seq_length,
         "keep_order": config.keep_order,
     });
-    // Absent for defaults, as in older files.
+    // Absent with default settings, so that older files still match.
     if config.method == Method::Dpo {
         let (beta, smoothing) = (config.beta, config.label_smoothing);
         settings["dpo"] = json!({"beta": beta, "label_smoothing": smoothing});
@@ -564,7 +564,8 @@ fn settings(trainer: &Trainer, config: &TrainConfig, examples: &Examples) -> Res
     if config.batch_order != Default::default() {
         settings["batch_order"] = json!(config.batch_order);
     }
-    // Fused operations may round differently. Absent if steps are not compiled, as in older files.
+    // Fused operations may round differently. Absent if steps are not compiled, so that older files
+    // still match.
     if trainer.is_compiled() {
         settings["compiled"] = json!(true);
     }

@@ -1,4 +1,4 @@
-//! The directory of a run: allowed content at its start, and how saves replace earlier files.
+//! The directory of a run: what it may contain at the start, and how saves replace earlier files.
 
 use std::path::Path;
 
@@ -12,17 +12,17 @@ use crate::adapter::{CONFIG_FILE, WEIGHTS_FILE};
 /// How a run treats files of an earlier run in [`super::config::TrainConfig::adapter_path`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Start {
-    /// Starts anew, and refuses a directory that contains an adapter.
+    /// Starts a new run, and refuses a directory that contains an adapter.
     #[default]
     Fresh,
-    /// Starts anew, and replaces the adapter of an earlier run.
+    /// Starts a new run, and replaces the adapter of an earlier run.
     Overwrite,
     /// Resumes the interrupted run.
     Resume,
 }
 
-/// Refuses a directory in which a run cannot start this way. It needs no model, so a program can
-/// call it before a download.
+/// Refuses a directory in which a run cannot start this way. No model is needed, so a program can
+/// call this function before a download.
 ///
 /// # Errors
 /// [`ErrorKind::Io`] for [`Start::Fresh`] if an adapter exists, [`ErrorKind::InvalidOption`] for
@@ -54,8 +54,8 @@ pub fn check_start(dir: &Path, start: Start) -> Result<()> {
     }
 }
 
-/// Removes the resume state of an earlier run, so that the runs do not mix. The adapter itself
-/// stays until the first save replaces it.
+/// Removes the resume state of an earlier run, so that two runs do not mix. The adapter stays until
+/// the first save replaces it.
 pub(super) fn remove_earlier(dir: &Path) -> Result<()> {
     let failed = |path: &Path, e: std::io::Error| {
         Error::new(ErrorKind::Io, "cannot remove the file")
@@ -89,8 +89,8 @@ pub(super) fn publish(work: &Path, dir: &Path, name: &str) -> Result<()> {
     })
 }
 
-/// Adds a hard link or copy of the saved adapter, named by its step. The adapter's file is replaced
-/// and never modified, so a hard link equals a copy.
+/// Adds a hard link to the saved adapter (or a copy), with the step in its name. Saves replace the
+/// adapter's file and never modify it, so a hard link has the effect of a copy.
 pub(super) fn keep_numbered(work: &Path, dir: &Path, step: u64) -> Result<()> {
     let path = dir.join(format!("{step:07}_{WEIGHTS_FILE}"));
     let failed = |e: std::io::Error| {

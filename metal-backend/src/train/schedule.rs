@@ -1,34 +1,34 @@
-//! Learning-rate schedules of MLX's `optimizers.schedulers` and mlx-lm's `lr_schedule`; the first
-//! step is step 0.
+//! Learning-rate schedules of MLX's `optimizers.schedulers` and mlx-lm's `lr_schedule`. Steps count
+//! from 0.
 
 use inference::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
-/// The maximum learning rate. Above it, hidden states overflow, which norms hide: the loss is then
-/// that of equally likely tokens.
+/// The maximum learning rate. With a higher rate, hidden states overflow. Norms hide the overflow,
+/// and the loss becomes that of equally likely tokens.
 const MAX_RATE: f32 = 10_000.0;
 
-/// The change of a learning rate after its warmup.
+/// How a learning rate changes after its warmup.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decay {
     /// No change.
     Constant,
-    /// Linear to `end` over `steps`.
+    /// Changes linearly to `end` over `steps` steps.
     Linear {
         /// The final rate.
         end: f32,
         /// The number of steps.
         steps: u64,
     },
-    /// Half a cosine wave to `end` over `steps` (Loshchilov and Hutter 2017).
+    /// Follows half a cosine wave to `end` over `steps` steps (Loshchilov and Hutter 2017).
     Cosine {
         /// The final rate.
         end: f32,
         /// The number of steps.
         steps: u64,
     },
-    /// Multiplied by `factor` after every `every` steps.
+    /// Multiplies the rate by `factor` after every `every` steps.
     Steps {
         /// The factor.
         factor: f32,
@@ -79,7 +79,7 @@ impl Schedule {
     /// Checks every field.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] naming the field.
+    /// [`ErrorKind::InvalidOption`], with the field.
     pub fn validate(&self) -> Result<()> {
         let end = match self.decay {
             Decay::Constant => 0.0,
@@ -113,7 +113,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// The rate of a step.
+    /// The learning rate of step `step`.
     #[must_use]
     pub fn at(&self, step: u64) -> f32 {
         let straight = |from: f32, to: f32, step: u64, steps: u64| {

@@ -16,14 +16,14 @@ use crate::error::engine;
 
 /// The file name, in the adapter's directory.
 pub const STATE_FILE: &str = "training_state.safetensors";
-/// The file's format version; others are refused.
+/// The version of the file format. Other versions are refused.
 const VERSION: u32 = 1;
 /// The metadata key of [`Place`].
 const KEY: &str = "run";
 const PARAM: &str = "param/";
 const OPTIMIZER: &str = "optimizer/";
 
-/// Losses since the last report.
+/// Sums of losses since the last report.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Window {
@@ -35,8 +35,8 @@ pub struct Window {
     pub tokens: u64,
 }
 
-/// The position of a run. Its random parts follow from its seed and these counts: the order of
-/// batches from [`Self::drawn`], dropout from [`Self::step`].
+/// The position of a run. Randomness follows from the seed and these counts: the order of batches
+/// from [`Self::drawn`], dropout from [`Self::step`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Place {
@@ -53,14 +53,14 @@ pub struct Place {
     pub seconds: f64,
     /// Counts since the last report.
     pub window: Window,
-    /// Whether a validation after the last step was cancelled and must be repeated.
+    /// Whether the validation after the last step was cancelled, so that it must be repeated.
     pub validation_due: bool,
-    /// The options that must stay equal for a resumed run to give the same result.
+    /// The options that must not change, because they determine the run's result.
     pub settings: Value,
 }
 
 impl Place {
-    /// The start of a run.
+    /// The position at the start of a run.
     #[must_use]
     pub fn start(settings: Value) -> Self {
         Self {
@@ -76,7 +76,7 @@ impl Place {
         }
     }
 
-    /// Counts a processed batch.
+    /// Adds a processed batch to the counts.
     pub(super) fn count(&mut self, report: &StepReport, seconds: f64) {
         self.step += 1;
         self.updates += u64::from(report.updated);
@@ -87,13 +87,13 @@ impl Place {
         self.window.tokens += report.tokens as u64;
     }
 
-    /// Refuses other settings, and names the first difference.
+    /// Refuses settings that differ from `now`, and names the first difference.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] with both values.
+    /// [`ErrorKind::InvalidOption`], with both values.
     pub fn same_settings(&self, now: &Value) -> Result<()> {
-        // Converted through text like the saved settings, because an integer in memory may be a
-        // float here.
+        // The saved settings went through text, where an integer may become a float. So these
+        // settings are converted through text too.
         let now: Value = serde_json::from_str(&now.to_string()).map_err(|e| {
             Error::new(ErrorKind::Engine, "the settings cannot be read back").with_source(e)
         })?;
@@ -124,7 +124,7 @@ impl Place {
 /// Writes the state of `trainer` to a directory.
 ///
 /// # Errors
-/// When writing fails; an earlier file stays intact.
+/// If writing fails. An earlier file then stays intact.
 pub fn save(trainer: &Trainer, place: &Place, dir: &Path) -> Result<PathBuf> {
     let path = dir.join(STATE_FILE);
     let params = trainer.params();
@@ -150,8 +150,8 @@ pub fn save(trainer: &Trainer, place: &Place, dir: &Path) -> Result<PathBuf> {
 /// Restores `trainer` from the file in a directory, and returns the position.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] when there is no file, or its settings differ from `settings`;
-/// [`ErrorKind::InvalidModel`] when the file is damaged.
+/// [`ErrorKind::InvalidOption`] if there is no file, or its settings differ from `settings`;
+/// [`ErrorKind::InvalidModel`] if the file is damaged.
 pub fn load(trainer: &mut Trainer, settings: &Value, dir: &Path) -> Result<Place> {
     let path = dir.join(STATE_FILE);
     if !path.is_file() {

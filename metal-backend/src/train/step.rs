@@ -1,4 +1,4 @@
-//! One training step: takes sequences, returns the loss and changes the parameters. The caller has
+//! One training step: reads sequences, changes the parameters, and returns the loss. The caller has
 //! the loop, data, reports and files.
 
 mod compiled;
@@ -36,7 +36,7 @@ pub struct Trainer {
     optimizer: Optimizer,
     tuning: Tuning,
     batches: u64,
-    /// Accumulated gradients before a step.
+    /// Gradients accumulated since the last update.
     gathered: Option<Params>,
     /// Compiled steps, if enabled.
     graphs: Option<Graphs>,
@@ -45,8 +45,8 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// Loads a model with the options' backend, or the best available one, and applies a fresh
-    /// adapter. With [`LoadOptions::adapter_path`] it applies that adapter and ignores `lora`.
+    /// Loads a model with the backend of the options, or the best available one, and applies a new
+    /// adapter. With [`LoadOptions::adapter_path`], applies that adapter and ignores `lora`.
     ///
     /// # Errors
     /// Errors of loading; [`ErrorKind::InvalidOption`] for an invalid configuration, or targets
@@ -61,7 +61,7 @@ impl Trainer {
         Self::new(crate::backend::open(path, options)?, lora, kind, tuning)
     }
 
-    /// Trains the adapter of a loaded model, or a fresh one if it has none.
+    /// Trains the adapter of a loaded model. A model without an adapter gets a new one.
     pub(super) fn new(
         model: MlxModel,
         lora: &LoraConfig,
@@ -97,8 +97,8 @@ impl Trainer {
         })
     }
 
-    /// From now on, trains on a part of each batch, and averages gradients with the other processes
-    /// of the group. All must get the same batches. Steps are not compiled.
+    /// From now on, trains on a part of each batch, and averages gradients over the processes of
+    /// the group. All processes must receive the same batches. Steps are not compiled.
     #[must_use]
     pub fn with_others(mut self, together: Together) -> Self {
         self.together = Some(together);
@@ -118,7 +118,7 @@ impl Trainer {
         &self.tuning
     }
 
-    /// Whether steps are compiled, which [`Tuning::compile`] decides.
+    /// Whether steps are compiled, as [`Tuning::compile`] determines.
     #[must_use]
     pub fn is_compiled(&self) -> bool {
         self.graphs.is_some()
@@ -135,7 +135,7 @@ impl Trainer {
         &self.adapter
     }
 
-    /// The optimizer with its state, for a file.
+    /// The optimizer with its state, to be saved.
     #[must_use]
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
@@ -147,10 +147,11 @@ impl Trainer {
         self.adapter.params()
     }
 
-    /// The name of a trainable parameter with a value that is not finite; `None` if all are finite.
+    /// The name of a trainable parameter that has a value that is not finite; `None` if all are
+    /// finite.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn not_finite(&self) -> Result<Option<String>> {
         let sound = |array: &Array| array.is_finite()?.all(All, false)?.item::<bool>();
         self.model.engine().scope(|| {
@@ -170,10 +171,10 @@ impl Trainer {
     }
 
     /// Continues from another trainer's parameters, optimizer state, and counts of batches and
-    /// steps. Accumulated gradients are dropped, so save between steps.
+    /// steps. Accumulated gradients are dropped, so callers should save only after an update.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] when a parameter is missing or of another shape.
+    /// [`ErrorKind::InvalidOption`] if a parameter is missing or has another shape.
     pub fn restore(
         &mut self,
         params: &Params,
@@ -206,22 +207,23 @@ impl Trainer {
     /// Writes the adapter to a directory.
     ///
     /// # Errors
-    /// When writing fails; earlier files stay intact.
+    /// If writing fails. Earlier files then stay intact.
     pub fn save(&self, dir: &Path) -> Result<()> {
         self.model.engine().scope(|| self.adapter.save(dir))
     }
 
-    /// Processes a batch by cross-entropy over its target tokens; updates the parameters when
+    /// Trains on a batch by cross-entropy over its target tokens. Updates the parameters when
     /// enough batches are accumulated.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for sequences without targets; [`ErrorKind::Engine`] when the
-    /// loss is not finite. The state is then unchanged.
+    /// [`ErrorKind::InvalidOption`] for sequences without targets; [`ErrorKind::Engine`] if the
+    /// loss is not finite. The state does not change in either case.
     pub fn step(&mut self, batch: &[Sequence]) -> Result<StepReport> {
         check(self.model.engine(), batch.iter())?;
         let tokens = learned(batch);
         let (batch, weight) = match &self.together {
-            // The mean over all tokens is the token-weighted mean of the parts.
+            // The mean over all tokens is the mean over the processes' parts, weighted by their
+            // tokens.
             Some(together) => match together.part(batch) {
                 (part, true) => (part, Some(learned(part) as f32 / tokens.max(1) as f32)),
                 (part, false) => (part, Some(0.0)),
@@ -249,8 +251,8 @@ impl Trainer {
         Ok(report)
     }
 
-    /// Processes a batch of preferences by [`dpo`], relative to the model without its adapter.
-    /// `beta` is the penalty on deviation from that model, usually 0.1; `smoothing` is the assumed
+    /// Trains on a batch of preferences by [`dpo`], relative to the model without its adapter.
+    /// `beta` is the penalty on deviation from that model, usually 0.1. `smoothing` is the assumed
     /// fraction of wrong labels.
     ///
     /// # Errors
@@ -327,7 +329,7 @@ impl Trainer {
         Ok(report)
     }
 
-    /// Loss and gradients by parameter name, without a step.
+    /// Loss and gradients by parameter name, without an update.
     ///
     /// # Errors
     /// As [`Self::step`].
@@ -441,7 +443,7 @@ impl Trainer {
         Ok((report, more))
     }
 
-    /// Sets the parameters after a step.
+    /// Sets the parameters to their values after an update.
     fn adopt(&mut self, changed: &Params) {
         self.adapter
             .set_params(changed, self.model.engine().passes());
@@ -451,12 +453,12 @@ impl Trainer {
     }
 }
 
-/// The target tokens of a batch.
+/// The number of target tokens in a batch.
 fn learned(batch: &[Sequence]) -> usize {
     batch.iter().map(Sequence::learned).sum()
 }
 
-/// A loss multiplied by its weight, if it has one.
+/// A loss multiplied by its weight, if there is one.
 fn weighed(loss: Array, weight: Option<f32>) -> mlx_rs_core::Result<Array> {
     match weight {
         Some(weight) => loss.multiply(&loss.scalar_like(weight)?),
@@ -464,7 +466,7 @@ fn weighed(loss: Array, weight: Option<f32>) -> mlx_rs_core::Result<Array> {
     }
 }
 
-/// Refuses parameters outside the range of [`dpo`].
+/// Refuses parameters that are out of range for [`dpo`].
 fn check_dpo(beta: f32, smoothing: f32) -> Result<()> {
     if beta.is_finite() && beta > 0.0 && (0.0..0.5).contains(&smoothing) {
         return Ok(());
@@ -491,7 +493,8 @@ fn finite(loss: f32, step: u64) -> Result<()> {
     ))
 }
 
-/// The mean gradients of `batches` from their sum, clipped if configured, and the norm if clipped.
+/// The mean gradients of `batches` batches, from their sum. If configured, they are clipped, and
+/// their norm is returned too.
 fn averaged(
     mut grads: Params,
     batches: u64,

@@ -1,6 +1,6 @@
-//! Data-parallel training by several processes that each hold the whole model: each computes its
-//! part of every batch, and the gradients are averaged before a step. The update equals that of a
-//! single process for the whole batch.
+//! Data-parallel training: several processes each have the whole model. Each process computes its
+//! part of every batch, and the gradients are averaged before an update. The update equals that of
+//! a single process for the whole batch.
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::distributed::{self, Group};
@@ -19,10 +19,10 @@ pub struct Together {
 }
 
 impl Together {
-    /// The group that this process was started in; `None` for a single process.
+    /// The group in which this process was started; `None` for a single process.
     ///
     /// # Errors
-    /// When MLX cannot connect to the group.
+    /// If MLX cannot connect to the group.
     pub fn started() -> Result<Option<Self>> {
         let group = distributed::init(false).map_err(engine("group"))?;
         let (Ok(rank), Ok(size)) = (usize::try_from(group.rank()), usize::try_from(group.size()))
@@ -38,8 +38,9 @@ impl Together {
         self.size
     }
 
-    /// This process's part of a batch, and whether it counts. With fewer rows than processes, some
-    /// compute a row that does not count, because all must take part in the sum.
+    /// This process's part of a batch, and whether the part counts. All processes must take part in
+    /// the sum. So if a batch has fewer rows than there are processes, some processes compute a row
+    /// that does not count.
     pub(super) fn part<'a, T>(&self, batch: &'a [T]) -> (&'a [T], bool) {
         let n = batch.len();
         let part = &batch[self.rank * n / self.size..(self.rank + 1) * n / self.size];
@@ -49,7 +50,7 @@ impl Together {
         }
     }
 
-    /// The weighted sums of a loss and of gradients over all processes. They are sent as one array.
+    /// Sums a weighted loss and weighted gradients over all processes. They are sent as one array.
     pub(super) fn summed(
         &self,
         loss: &Array,
@@ -71,7 +72,7 @@ impl Together {
         Ok((all.slice_axis(0, 0, 1)?.reshape(&[])?, summed))
     }
 
-    /// The sums of some values over all processes.
+    /// The sums of the values over all processes.
     pub(super) fn sums(&self, values: &[f32]) -> Result<Vec<f32>> {
         Array::vector(values)
             .and_then(|vector| self.group.all_sum(&vector)?.to_vec::<f32>())

@@ -1,4 +1,4 @@
-//! The log files of a run: a JSON line per report, and a plot of the losses.
+//! The log files of a run: one JSON line per report, and a plot of the losses.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -15,14 +15,14 @@ use crate::workdir::replace_by;
 pub const LOG_FILE: &str = "train_log.jsonl";
 /// The plot's file name, in the adapter's directory.
 pub const PLOT_FILE: &str = "loss.svg";
-/// The maximum bytes of a log that are read.
+/// The maximum size of a log that is read, in bytes.
 const MAX_BYTES: u64 = 1 << 30;
 
 /// One line of the log.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Entry {
-    /// Losses since the last report.
+    /// The mean loss since the last report.
     Train(TrainReport),
     /// Validation on `valid.jsonl`.
     Validation(Score),
@@ -30,24 +30,24 @@ pub enum Entry {
     Test(Score),
 }
 
-/// Losses since the last report.
+/// Mean values since the last report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrainReport {
-    /// Batches processed.
+    /// Batches processed so far.
     pub step: u64,
-    /// Mean of the batches' losses, each before its step.
+    /// Mean of the batches' losses, each before its update.
     pub loss: f64,
-    /// The rate of the last step.
+    /// The learning rate of the last step.
     pub learning_rate: f32,
     /// Steps per second.
     pub steps_per_second: f64,
     /// Target tokens per second.
     pub tokens_per_second: f64,
-    /// Target tokens processed.
+    /// Target tokens processed so far.
     pub trained_tokens: u64,
     /// Peak device memory, in bytes.
     pub peak_memory_bytes: u64,
-    /// Gradient norm of the last step, if gradients are clipped.
+    /// Gradient norm of the last update, if gradients are clipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gradient_norm: Option<f32>,
     /// The rewards of the last batch of preferences.
@@ -58,19 +58,19 @@ pub struct TrainReport {
 /// The score of the model on validation or test data.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Score {
-    /// Batches processed before it.
+    /// The number of batches processed before the evaluation.
     pub step: u64,
     /// Mean cross-entropy of the targets, in nats; for preferences the mean loss per pair.
     pub loss: f64,
     /// `exp(loss)`; absent on overflow, and for preferences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub perplexity: Option<f64>,
-    /// Fraction of targets that the model ranks first; for preferences the fraction of pairs whose
+    /// Fraction of targets that the model ranks first. For preferences: the fraction of pairs whose
     /// better reply has the greater reward.
     pub accuracy: f64,
     /// The number of targets.
     pub tokens: u64,
-    /// The number of pairs, for preferences.
+    /// The number of pairs; `None` if the data are not preferences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pairs: Option<u64>,
     /// Duration in seconds.
@@ -88,7 +88,7 @@ impl Entry {
     }
 }
 
-/// The log of a run, in a file and in memory.
+/// The log of a run, stored in a file and in memory.
 pub struct TrainLog {
     path: PathBuf,
     file: File,
@@ -102,16 +102,16 @@ fn failed(path: &Path, doing: &str, e: std::io::Error) -> Error {
 }
 
 impl TrainLog {
-    /// Opens the log in a directory. Keeps existing entries up to step `keep`, or none for `None`;
-    /// a resumed run writes later ones again.
+    /// Opens the log in a directory. Keeps existing entries up to step `keep`, or no entries if
+    /// `keep` is `None`. A resumed run writes the later entries again.
     ///
     /// # Errors
-    /// When the file cannot be read or written.
+    /// If the file cannot be read or written.
     pub fn open(dir: &Path, keep: Option<u64>) -> Result<Self> {
         Self::open_by(dir, dir, keep)
     }
 
-    /// As [`Self::open`], with unfinished files in `work`.
+    /// As [`Self::open`], with temporary files in `work`.
     pub(super) fn open_by(work: &Path, dir: &Path, keep: Option<u64>) -> Result<Self> {
         let path = dir.join(LOG_FILE);
         let mut entries = Vec::new();
@@ -122,7 +122,7 @@ impl TrainLog {
             File::open(&path)
                 .and_then(|f| f.take(MAX_BYTES).read_to_end(&mut text))
                 .map_err(|e| failed(&path, "read the log", e))?;
-            // A crash may have truncated the last line, which is then dropped.
+            // A crash may have truncated the last line, so a line that cannot be parsed is dropped.
             let lines = text.split(|b| *b == b'\n');
             entries = lines
                 .filter_map(|line| serde_json::from_slice::<Entry>(line).ok())
@@ -145,10 +145,10 @@ impl TrainLog {
         })
     }
 
-    /// Writes one line.
+    /// Writes an entry as one line.
     ///
     /// # Errors
-    /// When writing fails.
+    /// If writing fails.
     pub fn add(&mut self, entry: Entry) -> Result<()> {
         let line = line(&entry)?;
         self.file
@@ -158,7 +158,7 @@ impl TrainLog {
         Ok(())
     }
 
-    /// The entries written up to now.
+    /// The entries written so far.
     #[must_use]
     pub fn entries(&self) -> &[Entry] {
         &self.entries
@@ -172,16 +172,16 @@ fn line(entry: &Entry) -> Result<String> {
     Ok(text + "\n")
 }
 
-/// Draws the losses of a log as an SVG image; does nothing before there are two steps.
+/// Draws the losses of a log as an SVG image. Does nothing while there are fewer than two steps.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// If the file cannot be written.
 pub fn plot(entries: &[Entry], path: &Path) -> Result<()> {
     let dir = path.parent().filter(|p| !p.as_os_str().is_empty());
     plot_by(dir.unwrap_or(Path::new(".")), entries, path)
 }
 
-/// As [`plot`], with the unfinished file in `work`.
+/// As [`plot`], with the temporary file in `work`.
 pub(super) fn plot_by(work: &Path, entries: &[Entry], path: &Path) -> Result<()> {
     let curve = |name: &str, point_of: fn(&Entry) -> Option<(u64, f64)>| {
         let points = entries.iter().filter_map(point_of);
@@ -250,7 +250,7 @@ mod tests {
         }
         log.add(Entry::Test(score(2, 1.0))).unwrap();
         drop(log);
-        // The state that a crash might leave.
+        // A crash might leave the last line incomplete.
         let mut text = std::fs::read_to_string(&path).unwrap();
         assert_eq!(text.lines().count(), 6);
         text.push_str("{\"event\": \"train\", \"st");
@@ -278,7 +278,7 @@ mod tests {
     fn a_line_is_read_to_the_bit() {
         let mut loss = 2.0 / 3.0;
         for step in 0..2000 {
-            // Irregular numbers, like losses and rates.
+            // Values with many digits, as in real losses and rates, must survive a round trip.
             loss = (loss * 1.618_033_988_749_895 + 0.1) % 7.0;
             let first = line(&report(step, loss)).unwrap();
             let again: Entry = serde_json::from_str(&first).unwrap();
@@ -305,7 +305,7 @@ mod tests {
         assert!(!picture.contains("NaN"));
     }
 
-    /// The texts of an image with an attribute, each with its vertical position.
+    /// The texts of an image that have an attribute, each with its vertical position.
     fn texts<'a>(picture: &'a str, attribute: &str) -> Vec<(f64, &'a str)> {
         let texts = picture.split("<text ").skip(1).filter_map(|rest| {
             let (head, rest) = rest.split_once('>')?;
@@ -321,7 +321,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(PLOT_FILE);
         for steps in [1, 3, 4, 7, 20, 1000] {
-            // The highest possible curve: it ends in the upper right corner of the plot.
+            // A rising curve ends in the upper right corner of the plot, where the legend could
+            // overlap it.
             let mut entries: Vec<_> = (1..=steps).map(|n| report(n, n as f64)).collect();
             entries.push(Entry::Validation(score(steps, 1.0)));
             plot(&entries, &path).unwrap();
@@ -337,7 +338,7 @@ mod tests {
                 numbers.clone().all(|text| text.parse::<u64>().is_ok()),
                 "{steps}: {marks:?}"
             );
-            // The legend stands to the right of all curves.
+            // The legend must be to the right of all curves.
             let legend: Vec<f64> = picture
                 .split("<text x=\"")
                 .skip(1)

@@ -1,5 +1,6 @@
-//! Tests exchanging adapters while requests run. A request with one adapter leaves nothing for
-//! requests with another, whatever computes it and wherever its keys and values are stored.
+//! Tests that adapters can be exchanged while requests run. A request under one adapter must not
+//! reuse keys or values of another adapter. This must be true for every way to compute a request
+//! and for every place that stores keys.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -28,7 +29,7 @@ fn options() -> GenerateOptions {
         .with_logits(true)
 }
 
-/// The ids and logits of the rest of a reply, and the number of reused tokens of its prompt.
+/// The ids and logits of a reply, and the number of prompt tokens that came from a cache.
 struct Reply {
     ids: Vec<u32>,
     logits: Vec<f32>,
@@ -54,7 +55,7 @@ fn say(model: &dyn TextModel, options: &GenerateOptions) -> Reply {
     drain(model.generate(&prompt(), options).unwrap())
 }
 
-/// The reply of a model that never had another adapter.
+/// The reply of a model that never had an adapter other than this one.
 fn alone(adapter: Option<&str>) -> Reply {
     let load = match adapter {
         Some(name) => cpu().with_adapter_path(self::adapter(name)),
@@ -79,7 +80,7 @@ fn assert_same(actual: &Reply, expected: &Reply, what: &str) {
     assert!(error < 1e-4, "{what}: {error}");
 }
 
-/// The ways to compute a request.
+/// The ways to compute a request: name, loading options and request options.
 fn ways() -> Vec<(&'static str, LoadOptions, GenerateOptions)> {
     let plain = options().with_num_draft_tokens(0);
     let drafted = cpu().with_draft_model(tiny("llama"));
@@ -115,7 +116,7 @@ fn a_request_during_a_swap_leaves_nothing_for_the_next() {
                 let next = say(model.as_ref(), &options);
                 assert_eq!(next.cached, 0, "{what}");
                 assert_same(&next, &expected, &what);
-                // The new prefix is cached.
+                // The prefix under the new adapter must be cached.
                 let again = say(model.as_ref(), &options);
                 assert_eq!(again.cached, 29, "{what}");
                 assert_same(&again, &expected, &what);
@@ -131,7 +132,7 @@ fn a_request_that_was_not_begun_is_of_the_new_adapter() {
         let model = open(&load);
         swap(model.as_ref(), Some("llama-1"));
         say(model.as_ref(), &options);
-        // It reuses the previous request's prefix, but has computed nothing yet.
+        // The request reuses the previous request's prefix, but has computed nothing yet.
         let stream = model.generate(&prompt(), &options).unwrap();
         assert_eq!(stream.metrics().cached_tokens, 29, "{way}");
         swap(model.as_ref(), Some("llama-4"));
@@ -144,7 +145,8 @@ fn a_request_that_was_not_begun_is_of_the_new_adapter() {
     }
 }
 
-/// Runs a session to its end, and returns the reply of each row in the order of their addition.
+/// Runs a session to its end. Returns the replies of the rows in the order in which rows were
+/// added.
 fn run(model: &dyn TextModel, rows: usize, steps_before: usize, to: Option<&str>) -> Vec<Reply> {
     let options = options();
     let mut session = model.batch_session().unwrap();
@@ -191,7 +193,8 @@ fn rows_of_a_batch_leave_nothing_for_the_next() {
             swap(model.as_ref(), from);
             let during = run(model.as_ref(), 2, steps, to);
             if steps == 0 {
-                // The rows had computed nothing before the change.
+                // The rows had computed nothing before the adapter changed, so they use the new
+                // adapter.
                 for reply in &during {
                     assert_same(reply, &expected, &what);
                 }
@@ -229,7 +232,7 @@ fn swaps_at_any_time_leave_nothing_behind() {
                 }
             });
         }
-        // Stops the other threads also when a check fails.
+        // Stops the other threads even if a check panics.
         struct Stop<'a>(&'a AtomicBool);
         impl Drop for Stop<'_> {
             fn drop(&mut self) {
@@ -264,7 +267,8 @@ fn prompt_files_of_an_adapter_are_for_its_engine_and_epoch() {
             .save_prompt_cache(&prompt(), &path, &Interrupt::new())
             .unwrap()
     };
-    // Both engines changed their adapter once, so their epochs are equal.
+    // Both engines changed their adapter once, so only the adapter's identity tells their files
+    // apart.
     let [one, other] =
         ["llama-1", "llama-4"].map(|name| open(&cpu().with_adapter_path(adapter(name))));
     assert_eq!(save(one.as_ref()), 30);
@@ -274,7 +278,8 @@ fn prompt_files_of_an_adapter_are_for_its_engine_and_epoch() {
     assert_eq!(say(one.as_ref(), &options()).cached, 29);
     swap(one.as_ref(), Some("llama-1"));
     assert!(load(one.as_ref()).is_err());
-    // Without an adapter, a saved file belongs to the base model, whatever it contained before.
+    // A file saved without an adapter belongs to the base model, whatever the file contained
+    // before.
     swap(one.as_ref(), None);
     save(one.as_ref());
     let base = open(&cpu());
@@ -305,7 +310,7 @@ fn a_pass_sees_all_of_a_change_or_nothing_of_it() {
     let (done, mut passes, mut seen) = (AtomicUsize::new(0), 0, [false; 3]);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // A busy machine may give the other thread little time. The loop waits for enough
+            // A busy machine may give the other thread little time. So the loop waits for enough
             // passes, unless that thread has failed.
             let enough = || done.load(Ordering::Acquire) > 20;
             let began = std::time::Instant::now();
@@ -313,12 +318,11 @@ fn a_pass_sees_all_of_a_change_or_nothing_of_it() {
             while round < 150 || !(enough() || began.elapsed().as_secs() > 120) {
                 for name in names {
                     swap(model.as_ref(), name);
-                    // Waits for a complete pass with each adapter, independent of the scheduling of
-                    // threads.
+                    // Waits for a complete pass with each adapter, however threads are scheduled.
                     let begun = done.load(Ordering::Acquire);
                     let since = std::time::Instant::now();
                     while round == 0 && done.load(Ordering::Acquire) < begun + 2 {
-                        // The other thread may have failed.
+                        // The other thread may have failed, so the wait has a limit.
                         if since.elapsed() > std::time::Duration::from_secs(20) {
                             break;
                         }

@@ -1,4 +1,5 @@
-//! Models with matrices of GGUF blocks compute the same as with these numbers in float32.
+//! Tests that models with matrices of GGUF blocks compute the same as models with the dequantized
+//! values in float32.
 
 use std::path::PathBuf;
 
@@ -12,8 +13,8 @@ use metal_backend::train::{AdapterKind, Sequence, Trainer, Tuning};
 const WIDTH: usize = 256;
 const VOCAB: usize = 64;
 
-/// A type of blocks: its number, the bytes and the weights of a block, and the positions of its
-/// float16 numbers with their values.
+/// A block type: its number, the bytes and the weights of a block, and the positions of its float16
+/// values with their values.
 struct Kind(u32, usize, usize, &'static [(usize, f32)]);
 
 const Q1_0: Kind = Kind(41, 18, 128, &[(0, 0.1)]);
@@ -31,7 +32,7 @@ const IQ2_XXS: Kind = Kind(16, 66, 256, &[(0, 2e-3)]);
 const IQ1_S: Kind = Kind(19, 50, 256, &[(0, 2e-2)]);
 
 impl Kind {
-    /// Arbitrary blocks whose weights are about 0.1.
+    /// Arbitrary blocks whose weights have magnitudes of about 0.1.
     fn blocks(&self, rows: usize, seed: usize) -> Vec<u8> {
         let Kind(_, block, weights, halves) = *self;
         let mut bytes: Vec<u8> = (0..rows * WIDTH / weights * block)
@@ -50,7 +51,8 @@ impl Kind {
     }
 }
 
-/// A llama of one layer with a tied output and all matrices as blocks; and the same in float32.
+/// Two equal llama models of one layer with a tied output: one with all matrices as blocks, one in
+/// float32.
 fn twins(kind: &Kind) -> [(tempfile::TempDir, PathBuf); 2] {
     let names: Vec<String> = (0..VOCAB).map(|i| format!("t{i}")).collect();
     let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -129,7 +131,7 @@ fn logits_are_those_of_the_expanded_numbers() {
             assert!(largest > 0.5, "{}: {largest}", kind.0);
             let pairs = ours.iter().zip(&floats);
             let off = pairs.fold(0f32, |most, (a, b)| most.max((a - b).abs()));
-            // As for other formats of the kernels, the bound is relative to the largest value.
+            // The bound is relative to the largest value, as for the kernels' other formats.
             assert!(
                 off < 2e-3 * largest.max(1.0),
                 "{} {tokens}: {off} of {largest}",

@@ -1,5 +1,5 @@
-//! Checks the order of the engine's modules and of the workspace's crates: each may use only those
-//! before it.
+//! Checks the order of the engine's modules and of the workspace's crates. A module or crate may
+//! use only those before it in the order.
 
 #[path = "../../../tests/common/layering.rs"]
 mod layering;
@@ -10,13 +10,13 @@ use std::path::Path;
 
 use layering::{code, modules, upward};
 
-/// Modules from the bottom up. `module::*` stands for a module and all files in it.
+/// The modules from the bottom up. `module::*` means a module and all files in it.
 const ORDER: &[&str] = &[
     "error",
     "workdir",
     "text",
     "checkpoint::*",
-    // Conversions from files to files, without a model.
+    // Conversions from files to files, without a loaded model.
     "convert::tensor",
     "convert::rules",
     "convert::gguf",
@@ -28,7 +28,7 @@ const ORDER: &[&str] = &[
     "convert::execute",
     "convert::write",
     "convert",
-    // The engine. One module chooses between the kernels and MLX.
+    // The engine. Only `exec` chooses between the kernels and MLX.
     "exec::*",
     "cache::*",
     "cache::prefix",
@@ -90,7 +90,7 @@ const ORDER: &[&str] = &[
     "generate::*",
     "inspect::*",
     "embed",
-    // The implementation of the contract, and the loader.
+    // The implementation of the public traits, and the loader.
     "model",
     "model::adapters",
     "model::inspect",
@@ -106,7 +106,7 @@ const ORDER: &[&str] = &[
     "lib",
 ];
 
-/// The engine's modules, without those of tests.
+/// The engine's modules with their sources, except test modules.
 fn engine() -> BTreeMap<String, String> {
     let mut all = modules(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
     all.retain(|name, _| !name.ends_with("tests"));
@@ -143,14 +143,14 @@ fn arrows_that_point_up_are_found() {
     ] {
         assert_eq!(faults(module, text).len(), 1, "{module}: {text}");
     }
-    // A new file under `arch` has a position in `ORDER`, because of `arch::*`. Paths in comments
-    // are not uses.
+    // A new file under `arch` is in `ORDER`, because of `arch::*`. Paths in comments do not count
+    // as uses.
     let fine = "// use crate::train::Run;\nuse super::stack::Stack;\nuse crate::nn::Linear;\n";
     assert_eq!(faults("arch::another", fine), [""; 0]);
 }
 
-/// Each module that names the kernels of `mlx-rs-core` although it is not in the module that
-/// chooses between them and MLX.
+/// The modules outside `exec` that name the kernels of `mlx-rs-core`. Only `exec` may choose
+/// between kernels and MLX.
 fn names_kernels(modules: &BTreeMap<String, String>) -> Vec<&str> {
     let word = |c: char| c.is_alphanumeric() || c == '_';
     let names = |code: &str| {
@@ -199,8 +199,8 @@ fn one_layer_chooses_between_kernels_and_mlx() {
     }
 }
 
-/// The workspace's crates from the bottom up, with the crates that each may depend on. Tests may
-/// use more.
+/// The workspace's crates from the bottom up, each with the crates on which it may depend. Tests
+/// may use further crates.
 const CRATES: &[(&str, &[&str])] = &[
     ("rust-mlx-inference-formats", &[]),
     ("rust-mlx-inference-api", &["rust-mlx-inference-formats"]),
@@ -273,7 +273,7 @@ fn dependencies(manifest: &str) -> (String, BTreeSet<String>) {
         for kind in ["dependencies", "build-dependencies"] {
             let all = table.get(kind).and_then(toml::Value::as_table);
             for (key, value) in all.into_iter().flatten() {
-                // A renamed dependency has the crate's name in `package`.
+                // A renamed dependency has the crate's real name in `package`.
                 let package = value.get("package").and_then(toml::Value::as_str);
                 names.insert(package.unwrap_or(key).to_owned());
             }
@@ -282,7 +282,7 @@ fn dependencies(manifest: &str) -> (String, BTreeSet<String>) {
     (name, names)
 }
 
-/// Each of our crates that a manifest depends on without permission.
+/// The workspace crates on which a manifest depends, although `CRATES` does not allow it.
 fn wrong_crates(manifest: &str) -> Vec<String> {
     let (name, names) = dependencies(manifest);
     let Some((_, allowed)) = CRATES.iter().find(|(listed, _)| *listed == name) else {

@@ -1,4 +1,4 @@
-//! Tests of the engine's own parts: adapters, GGUF matrices, sampling, training, order of modules.
+//! Tests the engine's own parts: adapters, GGUF matrices, sampling, training, and module order.
 
 mod adapter_epochs;
 mod gguf_blocks;

@@ -1,5 +1,5 @@
 //! Compares every stage of sampling with an independent reference in float64
-//! (`tools/golden/samplers.py`), on adversarial logits. Also compares whole chains by their draws.
+//! (`tools/golden/samplers.py`), on adversarial logits. Also compares the draws of whole chains.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ struct Chain {
     probabilities: Vec<f64>,
 }
 
-/// Options by the names of their fields, without the groups.
+/// Parses options from the names of their fields, without the groups.
 fn from_fields<'de, D: serde::Deserializer<'de>>(from: D) -> Result<GenerateOptions, D::Error> {
     let fields = serde_json::Map::<String, Value>::deserialize(from)?;
     let mut groups = serde_json::Map::new();
@@ -78,11 +78,13 @@ fn id_row(values: &[u32]) -> Array {
     Array::from_slice(values, &[1, values.len() as i32]).unwrap()
 }
 
-/// The tokens that the sampling kernel draws after top-p. All others are minus infinity.
+/// Logits in which only the tokens that the sampling kernel draws after top-p are above minus
+/// infinity.
 fn kernel_top_p(x: &Array, p: f32) -> mlx_rs_core::Result<Array> {
     let n = x.dim(1)?;
-    // A scale of 0 gives all remaining tokens the same probability. Draws at distances of a quarter
-    // of the least possible share reach each of them. Every other row has another `p`.
+    // A scale of 0 makes all remaining tokens equally probable. Draws at distances of a quarter of
+    // the smallest possible probability reach each of these tokens. Every second row has another
+    // `p`.
     let draws = 4 * n;
     let rows = (0..2 * draws).map(|i| {
         let draw = DrawParams {
@@ -102,18 +104,18 @@ fn kernel_top_p(x: &Array, p: f32) -> mlx_rs_core::Result<Array> {
     Ok(row(&left))
 }
 
-/// The outputs of a stage, one for each way to compute it.
+/// The outputs of a stage, one for each implementation of the stage.
 fn outputs(case: &Value, x: &Array) -> Vec<mlx_rs_core::Result<Array>> {
     match case["stage"].as_str().unwrap() {
         "top_p" => {
             let p = f(case, "p");
-            // The rows of a batch equal a single row, and the CPU kernel equals the graph.
+            // Each row of a batch must equal a single row, and the CPU kernel must equal the graph.
             let twice = x.broadcast_to(&[2, x.dim(1).unwrap()]).unwrap();
             let mut ways = vec![
                 top_p(x, &[p]),
                 top_p(&twice, &[p, 1.0]).and_then(|y| y.slice_axis(0, 0, 1)),
             ];
-            // At 1, the kernel does not filter.
+            // With p = 1, the kernel does not filter.
             if p < 1.0 {
                 ways.push(kernel_top_p(x, p));
             }
@@ -230,7 +232,7 @@ fn chains_draw_what_the_reference_leaves() {
                 grammars: None,
                 on_cpu,
             };
-            // One batch has many rows with the same options and different seeds.
+            // One batch of many rows with equal options and different seeds.
             let mut samplers: Vec<Sampler> = (0..n as u64)
                 .map(|seed| {
                     let options = chain.options.clone().with_seed(seed);

@@ -1,5 +1,5 @@
-//! Compares training with Python mlx-lm: the same adapter and batches give the same logits,
-//! gradients and losses. `tools/golden/training.py` made the numbers.
+//! Compares training with Python mlx-lm: with equal adapters and batches, logits, gradients and
+//! losses must agree. `tools/golden/training.py` computes the expected values.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use metal_backend::train::{
 use mlx_rs_core::{Array, Dtype, io};
 use serde_json::Value;
 
-/// mlx-lm's optimizer in these tests.
+/// The training options that mlx-lm uses in these tests.
 fn like_mlx_lm(rate: f32) -> Tuning {
     Tuning {
         optimizer: OptimizerConfig::AdamW {
@@ -53,7 +53,7 @@ fn against_mlx_lm(name: &str) {
         let prompt = first[0].ids.clone().into();
         let logits = TokenModel::logits(model, &prompt, false, &Interrupt::new()).unwrap();
         for (got, expected) in logits.logits.iter().zip(floats(&golden["logits"])) {
-            // mlx-lm rounds Gemma's factor on embeddings to bfloat16.
+            // mlx-lm rounds Gemma's factor on embeddings to bfloat16, so the bound is wide.
             assert!((got - expected).abs() < 1e-3, "{name}: {got} {expected}");
         }
 
@@ -123,7 +123,8 @@ fn tables_and_whole_weights_learn_as_in_mlx_lm() {
     against_mlx_lm("llama-full");
 }
 
-/// Muon's steps depend on the form of a matrix, and our adapters are stored transposed.
+/// Muon's steps depend on the shape of a matrix. Our adapters are stored transposed, so the
+/// optimizer must account for that.
 #[test]
 fn muon_trains_adapters_as_mlx_does() {
     let all = read(&fixtures().join("training/muon.json"));
@@ -241,7 +242,7 @@ fn optimizers_are_those_of_mlx() {
         let mut current = params(&golden["start"]);
         for (i, gradients) in golden["gradients"].as_array().unwrap().iter().enumerate() {
             if i == 2 {
-                // A new optimizer with this state must continue identically.
+                // A new optimizer with the saved state must continue identically.
                 let (steps, state) = (optimizer.steps(), optimizer.state().clone());
                 optimizer = Optimizer::new(config);
                 optimizer.restore(steps, state);
@@ -354,7 +355,7 @@ fn a_fresh_adapter_changes_nothing_and_a_trained_one_comes_back_from_its_files()
         assert_eq!(saved["lora_parameters"]["keys"][0], "self_attn.q_proj");
         let names = io::load_safetensors(path.join("adapters.safetensors")).unwrap();
         let a = &names.arrays["model.layers.1.self_attn.q_proj.lora_a"];
-        assert_eq!(a.shape().last(), Some(&8)); // [in, rank], as mlx-lm has it
+        assert_eq!(a.shape().last(), Some(&8)); // [in, rank], as in mlx-lm
         let loaded = inference::load_model(tiny("qwen3"), &cpu().with_adapter_path(&path)).unwrap();
         let again = loaded
             .as_token_model()
@@ -439,7 +440,7 @@ fn preferences_are_learned() {
     assert!(trainer.step_by_preference(&pair, 0.0, 0.0).is_err());
 }
 
-/// Compares losses, rewards and numbers with a separate computation in numpy
+/// Compares losses, rewards and parameters with an independent computation in numpy
 /// (`tools/golden/dpo.py`).
 #[test]
 fn preferences_are_learned_as_the_paper_says() {
@@ -547,7 +548,7 @@ fn what_cannot_be_trained_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let wrong = cpu().with_adapter_path(dir.path());
     assert!(inference::load_model(tiny("llama"), &wrong).is_err());
-    // This adapter belongs to another model.
+    // An adapter of another model must be refused.
     let other = cpu().with_adapter_path(fixtures().join("training/qwen3-q4"));
     let e = inference::load_model(tiny("llama"), &other).err().unwrap();
     assert_eq!(e.kind(), ErrorKind::InvalidModel);
@@ -578,9 +579,9 @@ fn a_fused_model_computes_what_the_adapted_one_does() {
     for (adapter, checkpoint, tolerance) in [
         ("llama-1", "llama", 1e-4),
         ("llama-dora", "llama", 1e-4),
-        // The fused model is rounded to bfloat16.
+        // The merged model is rounded to bfloat16, so the bound is wide.
         ("qwen3-moe-4", "qwen3-moe", 0.05),
-        // The fused model is packed again, which rounds.
+        // The merged model is quantized again, which rounds more.
         ("qwen3-q4", "qwen3-q4", 1.0),
     ] {
         let adapter = fixtures().join("training").join(adapter);
@@ -615,8 +616,8 @@ fn a_fused_model_computes_what_the_adapted_one_does() {
     }
 }
 
-/// The product of the adapter is computed in the wider type, and the learned parameters stay in the
-/// narrow one: half the memory, and nearly the same losses.
+/// The adapter's product is computed in the wider type, and the trained parameters stay in
+/// bfloat16. This needs half the memory, with nearly the same losses as float32.
 #[test]
 fn adapters_in_bfloat16_learn_and_stay_bfloat16() {
     let learned = Sequence::new(vec![5, 17, 99, 40, 41, 42, 43, 44, 45, 46, 47]);
@@ -630,7 +631,7 @@ fn adapters_in_bfloat16_learn_and_stay_bfloat16() {
     };
     let (_, wide) = losses(ComputeType::Float32);
     let (trainer, narrow) = losses(ComputeType::BFloat16);
-    // B is zero at first, so only the model counts.
+    // B is zero at first, so the adapter has no effect on the first loss.
     assert!((narrow[0] - wide[0]).abs() < 1e-3, "{narrow:?} {wide:?}");
     for (name, losses) in [("float32", &wide), ("bfloat16", &narrow)] {
         assert!(losses[19] < 0.7 * losses[0], "{name}: {losses:?}");
@@ -639,7 +640,7 @@ fn adapters_in_bfloat16_learn_and_stay_bfloat16() {
     assert!(!params.is_empty());
     assert!(params.values().all(|p| p.dtype() == Dtype::Bfloat16));
 
-    // After saving and loading, it computes the same.
+    // After saving and loading, the adapter must compute the same logits.
     let dir = tempfile::tempdir().unwrap();
     trainer.save(dir.path()).unwrap();
     let stored = io::load_safetensors(dir.path().join("adapters.safetensors")).unwrap();

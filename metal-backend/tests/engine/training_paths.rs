@@ -1,6 +1,6 @@
-//! Tests everything that can be trained, on every architecture: gradients against finite
-//! differences, one learning step, and the effect of whole weights, tables and exchanged adapters.
-//! `training.rs` compares with Python mlx-lm.
+//! Tests training of everything trainable, on every architecture. Compares gradients with finite
+//! differences, and checks a training step. Also tests whole weights, tables and exchanged
+//! adapters. `training.rs` compares with Python mlx-lm.
 
 mod compiled;
 
@@ -14,7 +14,7 @@ use inference::{BatchEvent, ErrorKind, GenerateOptions, LoraConfig, Prompt};
 use metal_backend::train::{self, AdapterKind, OptimizerConfig, Params, Sequence, Trainer, Tuning};
 use mlx_rs_core::{Array, Dtype};
 
-/// Every fixture, with the names of its attention's projections.
+/// Every fixture model, with the names of its attention's projections.
 fn models() -> Vec<(String, Vec<&'static str>)> {
     let dir = std::fs::read_dir(fixtures().join("tiny")).unwrap();
     let mut names: Vec<String> = dir
@@ -41,12 +41,12 @@ fn models() -> Vec<(String, Vec<&'static str>)> {
         _ if name.starts_with("falcon") => vec!["q_proj", "in_proj", "out_proj", "up_proj"],
         _ if name.starts_with("nemotron-h") => vec!["q_proj", "in_proj", "out_proj", "up_proj"],
         "granitemoe" => vec!["q_proj", "v_proj"],
-        // Queries, keys and values share one matrix.
+        // One matrix computes queries, keys and values.
         "bailing-moe" | "bailing-moe-groups" | "dbrx" | "gpt-bigcode" => {
             vec!["qkv_proj", "o_proj"]
         }
         "gpt-neox" | "internlm2" => vec!["o_proj", "up_proj"],
-        // Queries, keys and values come from short latent vectors.
+        // Queries, keys and values are computed from low-rank vectors.
         "deepseek-v2" | "deepseek-v3" | "glm4-moe-lite" | "minicpm3" | "youtu-llm" => {
             vec!["q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
         }
@@ -64,7 +64,7 @@ fn models() -> Vec<(String, Vec<&'static str>)> {
         .collect()
 }
 
-/// Whether a checkpoint is stored in a half type, which rounds written values.
+/// Whether a checkpoint is stored in a half type, so that written values are rounded.
 fn is_rounded(name: &str) -> bool {
     let dir = std::fs::read_dir(tiny(name)).unwrap();
     let mut files = dir.map(|entry| entry.unwrap().path());
@@ -118,7 +118,8 @@ fn same_gradients(name: &str, trainer: &Trainer, expected: &Params) {
     }
 }
 
-/// Layers of Gemma 4 attend to the keys and values of earlier ones, which are in other checkpoints.
+/// Layers of Gemma 4 attend to keys and values of earlier layers, which gradient checkpointing puts
+/// into other checkpoints. Gradients must pass between these checkpoints.
 #[test]
 fn keys_of_other_layers_have_gradients_through_checkpoints() {
     for name in ["gemma4-small", "gemma4-large"] {
@@ -164,9 +165,9 @@ fn gradients_through_quantized_weights_are_slopes() {
     }
 }
 
-/// Covers chunks of a recurrence and their transitions. Queries, keys and gates are left out: the
-/// loss has a bend where the sum of a denominator changes its sign. The recurrence's own test
-/// covers them.
+/// Covers the chunks of a recurrence and the transitions between chunks. Queries, keys and gates
+/// are left out: where the sum in a denominator changes its sign, the loss has a kink. The
+/// recurrence's own test covers their gradients.
 #[test]
 fn gradients_through_a_recurrence_are_slopes() {
     let mlstm = ["v", "ogate_preact", "out_proj", "proj_up", "proj_down"];
@@ -222,7 +223,7 @@ fn gradients_of_tables_and_heads_are_slopes() {
     for (name, targets) in [
         ("llama", vec!["embed_tokens", "lm_head"]),
         ("llama-q4", vec!["embed_tokens"]),
-        // The table is used for input and output.
+        // One table is used for input and output.
         ("llama-tied-gqa", vec!["embed_tokens"]),
         ("gemma3-text-q4", vec!["embed_tokens"]),
         ("gpt2", vec!["wte", "wpe"]),
@@ -243,8 +244,8 @@ fn gradients_of_tables_and_heads_are_slopes() {
 
 #[test]
 fn gradients_of_row_lengths_are_slopes() {
-    // The gradients of DoRA's A and B are not slopes by definition, since lengths count as
-    // constant. `training.rs` compares them with mlx-lm.
+    // DoRA treats the lengths as constants, so the gradients of its A and B are not slopes of the
+    // loss. `training.rs` compares these gradients with mlx-lm's.
     for name in ["llama", "llama-q4", "phi3", "gpt2"] {
         let targets = match name {
             "phi3" => vec!["qkv_proj", "down_proj"],
@@ -260,7 +261,8 @@ fn gradients_of_row_lengths_are_slopes() {
 
 #[test]
 fn gradients_of_whole_weights_are_slopes() {
-    // Covers norms of each kind, biases, matrices of one layer and of several, and experts.
+    // The models cover all kinds of norms, biases, matrices of one and of several layers, and
+    // experts.
     for name in [
         "llama",
         "gemma2",
@@ -311,7 +313,7 @@ fn whole_weights_learn_are_saved_loaded_removed_and_fused() {
         assert!(distance(&trained, &logits(again.as_ref())) < 1e-4, "{name}");
         again.as_trainable().unwrap().remove_adapter().unwrap();
         assert!(distance(&base, &logits(again.as_ref())) < 1e-4, "{name}");
-        // An expert's matrices are separate tensors in these checkpoints.
+        // These checkpoints store an expert's matrices as separate tensors.
         let changed = train::fuse(&tiny(name), &saved, &fused).unwrap();
         assert!(changed >= params.len(), "{name}: {changed}");
         let fused = inference::load_model(&fused, &cpu()).unwrap();
@@ -364,7 +366,7 @@ fn fused_equals_adapted_in_every_layout() {
             let rounding = if is_rounded(name) { 0.1 } else { 5e-3 };
             let error = distance(&apart, &open(&dense));
             assert!(error < rounding, "{name}: {error}, of {apart_from_plain}");
-            // Packing again rounds more.
+            // A second quantization rounds more.
             let allowed = if name.ends_with("q4") {
                 0.5 * apart_from_plain
             } else {
@@ -438,7 +440,7 @@ fn adapters_are_exchanged_while_a_model_answers() {
         let direct = inference::load_model(tiny("llama"), &cpu().with_adapter_path(&dir)).unwrap();
         assert!(distance(&now, &logits(direct.as_ref())) < 1e-4, "{adapter}");
         assert!(distance(&now, &base) > 1e-3);
-        // The other adapter's cache of this prompt is not reused.
+        // The cache of this prompt under the other adapter must not be reused.
         let fresh = direct
             .generate(
                 &prompt,
@@ -451,7 +453,7 @@ fn adapters_are_exchanged_while_a_model_answers() {
         seen.push(now);
     }
     assert!(distance(&seen[0], &seen[2]) > 1e-3);
-    // An adapter that does not fit changes nothing.
+    // An adapter that does not match must change nothing.
     let wrong = fixtures().join("training/qwen3-q4");
     assert_eq!(
         trainable.load_adapter(&wrong).err().unwrap().kind(),
@@ -538,8 +540,8 @@ fn names_of_other_programs_are_understood() {
     let params = disturb(&mut trainer);
     let expected = logits(trainer.model());
     let dir = tempfile::tempdir().unwrap();
-    // go-mlx uses our own layout without `lora_parameters`. PEFT uses other names and another file
-    // for weights.
+    // go-mlx uses our own layout without `lora_parameters`. PEFT uses other parameter names, and
+    // another file for the weights.
     let turned = |a: &Array| a.contiguous().unwrap();
     for (file, config, renamed) in [
         (

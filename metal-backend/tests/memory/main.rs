@@ -1,4 +1,4 @@
-//! Tests that measure the memory of the whole process. Each runs in a separate process.
+//! Tests that measure the memory of the whole process. Each test runs in a separate process.
 
 #[path = "../../../tests/common/alone.rs"]
 mod alone;

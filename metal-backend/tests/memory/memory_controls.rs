@@ -1,5 +1,5 @@
-//! Tests of the memory controls and facts of devices at the root of the crate. They need a separate
-//! program, because these are global to the process.
+//! Tests the memory controls and device properties at the crate's root. They are global to the
+//! process, so these tests need a separate program.
 
 use metal_backend as engine;
 use mlx_rs_core::{Array, Dtype, eval, zeros};
@@ -18,11 +18,11 @@ fn limits_are_set_figures_follow_arrays_and_facts_are_told_alone() {
         device.kind() == mlx_rs_core::DeviceKind::Gpu,
         engine::metal_is_available() || engine::cuda_is_available()
     );
-    // Each call returns the previous limit.
+    // Each call must return the previous limit.
     let before = engine::set_memory_limit(1 << 34).unwrap();
     assert_eq!(engine::set_memory_limit(before).unwrap(), 1 << 34);
     let before = engine::set_cache_limit(1 << 30).unwrap();
-    // Before 0.32, MLX's allocator on the CPU keeps nothing for reuse and reports 0.
+    // Before MLX 0.32, the CPU allocator keeps nothing for reuse and reports a limit of 0.
     let old = mlx_rs_core::mlx_version().unwrap().starts_with("0.30.");
     let effective = if device.kind() == mlx_rs_core::DeviceKind::Gpu || !old {
         1 << 30

@@ -1,5 +1,5 @@
-//! The report and the loader's refusal use the same estimate of memory. The test has its own
-//! binary, because the budget is global to the process.
+//! Tests that the report and the loader's refusal use the same estimate of memory. The memory
+//! budget is global to the process, so this test is a separate binary.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Helpers that the tests of training share: tiny models and batches.
+//! Helpers shared by the tests of training: tiny models and batches.
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ pub fn sequences(batch: &Value) -> Vec<Sequence> {
     batch.as_array().unwrap().iter().map(one).collect()
 }
 
-/// Losses and their slopes are computed in float32.
+/// Loading options in which losses and gradients are computed in float32.
 pub fn cpu() -> LoadOptions {
     LoadOptions::new()
         .with_backend("cpu")
@@ -58,7 +58,7 @@ pub fn fresh(name: &str, config: &LoraConfig, tuning: Tuning) -> Trainer {
     load(name, config, AdapterKind::Lora, tuning)
 }
 
-/// Some sentences of the tiny vocabulary, in ascending length.
+/// Sentences of the tiny vocabulary, in order of ascending length.
 pub fn batch(n: usize) -> Vec<Sequence> {
     let sentence = |i: u32| {
         (0..9 + i)
@@ -84,13 +84,13 @@ pub fn distance(a: &[f32], b: &[f32]) -> f32 {
     each.fold(0f32, f32::max)
 }
 
-/// The Euclidean norm of all numbers.
+/// The Euclidean norm of all elements.
 pub fn length(a: &Array) -> f32 {
     let sum = a.square().unwrap().sum(All, false).unwrap();
     sum.sqrt().unwrap().item::<f32>().unwrap()
 }
 
-/// Moves A and B away from zero, where the other one would have no gradient.
+/// Moves A and B away from zero. If one were zero, the other would have no gradient.
 pub fn disturb(trainer: &mut Trainer) -> Params {
     let mut params = trainer.params();
     for (i, (part, value)) in params.iter_mut().enumerate() {
@@ -106,7 +106,7 @@ pub fn disturb(trainer: &mut Trainer) -> Params {
     params
 }
 
-/// Checks that the gradients of the loss are its slopes, by a step along each.
+/// Checks that the gradients of the loss equal finite differences, by a step along each gradient.
 pub fn check_slopes(trainer: &mut Trainer, what: &str, only: impl Fn(&str) -> bool) {
     let params = trainer.params();
     let batch = batch(2);
@@ -114,7 +114,7 @@ pub fn check_slopes(trainer: &mut Trainer, what: &str, only: impl Fn(&str) -> bo
     assert_eq!(gradients.len(), params.len());
     let mut checked = 0;
     for (part, gradient) in gradients.iter().filter(|(part, _)| only(part)) {
-        // Along the gradient itself, the slope is its norm.
+        // Along the gradient itself, the slope equals the gradient's norm.
         let long = length(gradient);
         assert!(long.is_finite(), "{what} {part}");
         let along = match long {
@@ -130,9 +130,9 @@ pub fn check_slopes(trainer: &mut Trainer, what: &str, only: impl Fn(&str) -> bo
             let evaluation = trainer.evaluate(&batch).unwrap();
             evaluation.loss / evaluation.tokens as f64
         };
-        // Steps are shorter where the loss is steep, since it is also more curved there. They are
-        // shorter again if a router switches experts in between, a jump that only one side has. If
-        // the loss is very steep, few step sizes avoid both curvature and rounding.
+        // A steep loss is also strongly curved, so its steps are shorter. Steps are even shorter if
+        // a router switches experts within the step, because the loss then jumps. For a very steep
+        // loss, few step sizes avoid both curvature and rounding errors.
         let base = loss(0.0);
         let longest = (2e-2 / long.max(1e-6)).clamp(2e-4, 1e-2);
         let estimate = [1.0, 0.3, 0.1, 0.06, 0.03, 0.01].iter().find_map(|share| {

@@ -8,7 +8,7 @@ impl TrainConfig {
     /// Checks every field.
     ///
     /// # Errors
-    /// `InvalidOption` naming the field, its value and the allowed values.
+    /// `InvalidOption`, with the field, its value and the allowed values.
     pub fn validate(&self) -> Result<()> {
         let at_least_one = [
             ("batch_size", self.batch_size as u64),
@@ -75,7 +75,8 @@ impl TrainConfig {
             ));
         }
         if self.pack && self.keep_order {
-            // Packing already follows the file's order.
+            // Packing already keeps the order of the file, so the second option would have no
+            // effect.
             return Err(bad(
                 "pack keeps the order of lines already; leave keep_order out",
             ));

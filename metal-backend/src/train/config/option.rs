@@ -1,5 +1,5 @@
-//! Options of a training run as data. [`TrainConfig`] declares each option once; the fields of
-//! config files and the command line's flags follow from the declaration.
+//! Options of a training run as data. [`TrainConfig`] declares each option once. The fields of
+//! config files and the flags of the command line follow from these declarations.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ pub enum OptionGroup {
 }
 
 impl OptionGroup {
-    /// The heading; `General` has none.
+    /// The text of the heading; `General` has none.
     #[must_use]
     pub fn heading(self) -> Option<&'static str> {
         match self {
@@ -39,7 +39,7 @@ impl OptionGroup {
     }
 }
 
-/// An option of [`TrainConfig`]: its name, its documentation, and how to set it from a text.
+/// An option of [`TrainConfig`]: its name, its documentation, and how to set its value from a text.
 ///
 /// ```
 /// use metal_backend::train::config::{TrainConfig, TrainOption};
@@ -64,8 +64,8 @@ pub struct TrainOption {
 }
 
 impl TrainOption {
-    /// All options that a flag can set, in the order of their declaration. The adapter's shape
-    /// follows the others.
+    /// All options that a flag can set, in the order of their declaration, with the options of the
+    /// adapter's shape last.
     pub fn all() -> impl Iterator<Item = &'static Self> {
         [TrainConfig::OPTIONS, super::LoraParameters::OPTIONS]
             .into_iter()
@@ -79,7 +79,7 @@ impl TrainOption {
         self.name
     }
 
-    /// The description of the option: whole sentences on one line.
+    /// The documentation of the option: whole sentences on one line.
     #[must_use]
     pub fn documentation(&self) -> &'static str {
         self.documentation.trim()
@@ -97,31 +97,31 @@ impl TrainOption {
         self.flag.short
     }
 
-    /// A word that stands for the value in usage texts.
+    /// The word for the value in usage texts, such as `N`.
     #[must_use]
     pub fn placeholder(&self) -> &'static str {
         self.flag.placeholder
     }
 
-    /// The options that must not be given beside this one.
+    /// The options that must not be given together with this option.
     #[must_use]
     pub fn conflicts(&self) -> &'static [&'static str] {
         self.flag.conflicts
     }
 
-    /// The allowed values of an option that has a fixed set of them.
+    /// The allowed values, if the option has a fixed set of values.
     #[must_use]
     pub fn choices(&self) -> &'static [&'static str] {
         self.choices
     }
 
-    /// Whether the value is a list, with commas between the items.
+    /// Whether the value is a comma-separated list.
     #[must_use]
     pub fn is_list(&self) -> bool {
         self.is_list
     }
 
-    /// Whether the option takes no value: its flag turns it on.
+    /// Whether the option is a switch: its flag has no value and turns it on.
     #[must_use]
     pub fn is_switch(&self) -> bool {
         self.is_switch
@@ -133,12 +133,12 @@ impl TrainOption {
         (self.default)()
     }
 
-    /// Sets the option from a text, and records that it was given. A switch ignores the text.
-    /// [`TrainConfig::validate`] checks ranges.
+    /// Sets the option from a text, and records that the option was given. A switch ignores the
+    /// text. [`TrainConfig::validate`] checks ranges.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`](inference::ErrorKind::InvalidOption) that names the option, for
-    /// a text that is not of its type.
+    /// [`ErrorKind::InvalidOption`](inference::ErrorKind::InvalidOption), with the option's name,
+    /// for a text that is not of its type.
     pub fn set(&self, config: &mut TrainConfig, text: &OsStr) -> Result<()> {
         let name = self.name;
         (self.put)(config, text)
@@ -178,16 +178,16 @@ impl Flag {
     }
 }
 
-/// A type of option values, which is read from text and written as text.
+/// A type of option values, with conversions from and to text.
 pub(super) trait OptionValue: Sized {
     const CHOICES: &'static [&'static str] = &[];
     const IS_LIST: bool = false;
     const IS_SWITCH: bool = false;
 
-    /// Reads a value. The error completes the phrase "it must be".
+    /// Parses a value. The error completes the phrase "it must be".
     fn parse(text: &OsStr) -> std::result::Result<Self, String>;
 
-    /// The value as text. `None` if the value means unset or off.
+    /// The value as text; `None` if the value means unset or off.
     fn text(&self) -> Option<String>;
 }
 
@@ -219,7 +219,8 @@ macro_rules! numbers {
             }
 
             fn text(&self) -> Option<String> {
-                // Debug formatting has the shortest digits, with an exponent where it is shorter.
+                // Debug formatting has the fewest digits, and uses an exponent where that is
+                // shorter.
                 let text = format!("{self:?}");
                 Some(text.strip_suffix(".0").unwrap_or(&text).to_owned())
             }
@@ -323,7 +324,7 @@ impl OptionValue for Vec<Report> {
     }
 }
 
-/// Declares a struct of options: fields with defaults. Each field with a flag is a [`TrainOption`].
+/// Declares a struct of options with defaults. Each field with a flag becomes a [`TrainOption`].
 macro_rules! options {
     (
         $(#[$meta:meta])*

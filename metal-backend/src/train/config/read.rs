@@ -36,7 +36,7 @@ impl TrainConfig {
     ///
     /// # Errors
     /// `Io` if the file cannot be read; `InvalidOption` for another file type, and for a field that
-    /// is unknown, of the wrong type or out of range. All errors name the file.
+    /// is unknown, of the wrong type or out of range. All errors contain the file's path.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let named = |e: Error| e.with_path(path).context("training config");
@@ -57,7 +57,7 @@ impl TrainConfig {
         let io = |e: std::io::Error| {
             named(Error::new(ErrorKind::Io, "cannot read the file").with_source(e))
         };
-        // Checked before opening, because opening a pipe would block.
+        // Checked before the file is opened, because opening a pipe would block.
         if !path.metadata().map_err(io)?.is_file() {
             return Err(named(bad("it is not a regular file")));
         }
@@ -73,7 +73,7 @@ impl TrainConfig {
         parse(&text).map_err(named)
     }
 
-    /// Reads YAML and checks it.
+    /// Parses YAML and checks the options.
     ///
     /// # Errors
     /// As [`TrainConfig::read`].
@@ -87,7 +87,7 @@ impl TrainConfig {
         Self::read_by(Format::Yaml, text)
     }
 
-    /// Reads TOML and checks it.
+    /// Parses TOML and checks the options.
     ///
     /// # Errors
     /// As [`TrainConfig::read`].
@@ -101,8 +101,8 @@ impl TrainConfig {
         match format.read::<Self>(text) {
             Ok(config) => config.checked(|| format.read(text).map_err(wrong)),
             Err(first) => {
-                // The first parse was a typed one: its errors have line numbers, which a `Value`
-                // lacks.
+                // The first parse was typed. Its errors have line numbers, which the errors of a
+                // `Value` lack.
                 let mut value: Value = format.read(text).map_err(|_| wrong(first.clone()))?;
                 if !without_harmless(&mut value) {
                     return Err(wrong(first));
@@ -121,9 +121,9 @@ impl TrainConfig {
     }
 }
 
-/// A parser's message, with a suggestion for an unknown name.
+/// A parser's message, with a suggestion if a name is unknown.
 fn helped(message: &str) -> String {
-    // Parsers append an excerpt of the file; the message alone is enough.
+    // Parsers append an excerpt of the file, which is dropped here.
     let message = message.trim().replace('\n', " ");
     let hint = |name: &str| match name {
         "hf_dataset" => {

@@ -1,4 +1,4 @@
-//! Configurations as users write them, and mistakes in them.
+//! Tests of configurations as users write them, and of mistakes in them.
 
 use super::*;
 
@@ -109,7 +109,7 @@ fn what_cannot_be_is_told() {
 
 #[test]
 fn what_mlx_lm_writes_itself_is_read() {
-    // The fields of mlx-lm 0.30.7's adapter_config.json.
+    // All fields of the adapter_config.json that mlx-lm 0.30.7 writes.
     let json = r#"{
             "adapter_path": "adapters", "batch_size": 1, "config": "lora.yaml", "data": "data",
             "fine_tune_type": "lora", "grad_accumulation_steps": 1, "grad_checkpoint": false, "iters": 3,
@@ -135,7 +135,7 @@ fn what_mlx_lm_writes_itself_is_read() {
         config.optimizer_config[&OptimizerName::AdamW]["eps"],
         Setting::Number(0.5)
     );
-    // Options with an effect are still reported, beside harmless ones.
+    // Options with an effect must still be reported, even next to harmless options.
     for (more, what) in [
         ("itres: 3", "itres"),
         ("trust_remote_code: true", "trust_remote_code"),

@@ -1,4 +1,4 @@
-//! The types of options that are neither numbers nor texts.
+//! The types of options that are neither numbers nor plain texts.
 
 use std::ffi::OsStr;
 
@@ -10,7 +10,7 @@ use super::bad;
 use super::option::{OptionValue, named};
 use crate::train::Compile;
 
-/// Implements [`OptionValue`] for an enum. The names of values must be those of serde.
+/// Implements [`OptionValue`] for an enum. The values' names must equal their names in serde.
 macro_rules! choice {
     ($type:ident: $($name:literal = $value:ident),+) => {
         impl OptionValue for $type {
@@ -115,12 +115,12 @@ choice!(Compile: "auto" = Auto, "on" = On, "off" = Off);
 pub struct LrSchedule {
     /// `cosine_decay`, `exponential_decay`, `linear_schedule`, `step_decay` or `constant`.
     pub name: String,
-    /// The arguments of MLX's function of that name, in the same order. Those of `cosine_decay` are
+    /// The arguments of MLX's function with this name, in MLX's order. For `cosine_decay` they are
     /// first rate, steps, last rate.
     pub arguments: Vec<f64>,
-    /// Steps of warmup, until the rate reaches the first rate of the schedule.
+    /// The number of warmup steps, after which the rate reaches the schedule's first rate.
     pub warmup: u64,
-    /// The rate at the start of warmup.
+    /// The rate at the start of the warmup.
     pub warmup_init: f64,
 }
 
@@ -138,7 +138,7 @@ pub enum Setting {
 
 impl LrSchedule {
     pub(super) fn validate(&self) -> Result<()> {
-        // The schedules of MLX and the allowed number of arguments of each.
+        // MLX's schedules, each with the allowed number of arguments.
         let known = [
             ("cosine_decay", 2..=3),
             ("exponential_decay", 2..=2),

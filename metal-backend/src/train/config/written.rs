@@ -1,10 +1,10 @@
-//! Which options a file contains, and options that only mlx-lm has.
+//! Records which options a file contains, and handles options that only mlx-lm has.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-/// Which adapter shape options were given, rather than left at their defaults.
+/// Which options of the adapter's shape were given explicitly. The others have their defaults.
 #[derive(Debug, Clone, Copy, Default)]
 #[allow(missing_docs, reason = "the names are those of the options")]
 pub struct Given {
@@ -31,14 +31,14 @@ impl Given {
     }
 }
 
-/// Configs with equal values are equal, whether or not options were given explicitly.
+/// Configurations with equal values are equal, whether or not options were given explicitly.
 impl PartialEq for Given {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-/// The options of [`Given`] in a file; `null` equals absent.
+/// The options of [`Given`] as they appear in a file; `null` means absent.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Written {
@@ -70,8 +70,8 @@ impl Written {
     }
 }
 
-/// Removes mlx-lm options that have no effect here: those for reports, cache and loading, and
-/// `null` values, which mlx-lm treats as absent. Returns whether it removed one.
+/// Removes mlx-lm options that have no effect here: options for reports, cache and loading. Also
+/// removes `null` values, which mlx-lm treats as absent. Returns whether anything was removed.
 pub(super) fn without_harmless(config: &mut Value) -> bool {
     let Some(options) = config.as_object_mut() else {
         return false;
@@ -79,11 +79,11 @@ pub(super) fn without_harmless(config: &mut Value) -> bool {
     let before = options.len();
     options.retain(|name, value| {
         let harmless = match name.as_str() {
-            // The source of the options, and the title of reports, which are unused.
+            // The path of the config file and the title of reports, both unused here.
             "config" | "project_name" => value.is_string(),
-            // When MLX returns memory; results do not change.
+            // Controls when MLX returns memory; results do not change.
             "clear_cache_threshold" => value.is_number(),
-            // This engine never runs a model's code.
+            // This engine never runs code from a model, so `false` is harmless.
             "trust_remote_code" => value == &Value::Bool(false),
             "report_to" => value == "",
             _ => false,

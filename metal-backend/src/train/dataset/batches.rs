@@ -1,8 +1,8 @@
-//! Groups examples into batches like Python mlx-lm (`iterate_batches`): rows of similar length,
-//! padded, in an order determined by a seed.
+//! Groups examples into batches like Python mlx-lm (`iterate_batches`): padded rows of similar
+//! length, in an order that a seed determines.
 //!
 //! The position in the stream follows from the seed and the number of batches. So a resumed run
-//! sees the same batches as an uninterrupted one. The trainer copies batches to arrays.
+//! receives the same batches as an uninterrupted run. The trainer copies batches to arrays.
 
 use inference::{Error, ErrorKind, Result};
 
@@ -13,11 +13,11 @@ use super::shuffle::Shuffler;
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Order {
-    /// Sorted by number of ids (stable), so that batches need little padding.
+    /// Sorted by number of ids (stable sort), so that batches need little padding.
     #[default]
     ByLength,
-    /// The file's order. mlx-lm's own `train` has this order for lines with an equal number of
-    /// fields, because it sorts its cached data set by that number.
+    /// The order of the file. mlx-lm's own `train` sorts its cached data set by the number of
+    /// fields. So it has this order if all lines have an equal number of fields.
     AsRead,
 }
 
@@ -33,25 +33,25 @@ pub struct BatchOptions {
     pub order: Order,
     /// The order of batches: shuffled each epoch with this seed, or unshuffled.
     pub seed: Option<u32>,
-    /// Whether left-over examples form a last, smaller batch. mlx-lm drops them.
+    /// Whether leftover examples form a smaller last batch. mlx-lm drops them.
     pub keep_rest: bool,
     /// The id used for padding.
     pub pad_id: u32,
-    /// Validations that draw from the same generator between epochs, as in mlx-lm.
+    /// Validations that use the generator of the training batches between epochs, as in mlx-lm.
     pub validations: Option<Validations>,
 }
 
-/// The schedule of validations in mlx-lm's trainer. Each validation shuffles its batches. It uses
-/// the generator of the training batches, so the second epoch depends on it.
+/// The schedule of validations in mlx-lm's trainer. Each validation shuffles its batches with the
+/// generator of the training batches. So the order of the second epoch depends on the validations.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Validations {
     /// Batches per validation.
     pub batches: u32,
-    /// Validates before the first batch, before every batch whose number is divisible by this, and
-    /// before the last.
+    /// A validation runs before the first batch, before every batch whose number is divisible by
+    /// this number, and before the last batch.
     pub every: u64,
-    /// Batches of the whole run.
+    /// The number of batches in the whole run.
     pub iters: u64,
 }
 
@@ -66,8 +66,8 @@ impl Validations {
         }
     }
 
-    /// The number of validations before batch `n` (from 1) is drawn: those before the batches up to
-    /// `n - 1`.
+    /// The number of validations before batch `n` (from 1) is taken: those before batches `1..=n -
+    /// 1`.
     fn before(&self, n: u64) -> u64 {
         let drawn = n.saturating_sub(1).min(self.iters);
         let multiples = drawn / self.every;
@@ -154,15 +154,16 @@ impl BatchOptions {
 pub struct Batch {
     /// Number of rows, B.
     pub rows: usize,
-    /// Ids per row, L: one more than a multiple of 32, or the longest row allowed.
+    /// Ids per row, L: one more than a multiple of 32, or the maximum row length.
     pub width: usize,
-    /// Ids, `[B, L]`, row after row; inputs are the first L - 1 of each, targets the last L - 1.
+    /// Ids, `[B, L]`, row-major. In each row, the first L - 1 ids are inputs, the last L - 1
+    /// targets.
     pub tokens: Vec<u32>,
     /// Offset and length of each row, `[B, 2]`, in the form of mlx-lm's losses: target t (from 1)
-    /// counts if offset <= t <= length. Valid only for rows of one part; others need
+    /// counts if offset <= t <= length. Valid only for rows of one part. Rows of several parts need
     /// [`Batch::mask`].
     pub spans: Vec<[u32; 2]>,
-    /// The parts of each row with their offsets, truncated to the row.
+    /// The parts of each row with their offsets. Parts are truncated with the row.
     pub parts: Vec<Vec<super::Part>>,
     /// The example index of each row.
     pub examples: Vec<usize>,
@@ -171,9 +172,10 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Which targets count, `[B, L - 1]`: element t - 1 of a row belongs to its id t.
+    /// Which targets count, `[B, L - 1]`: element t - 1 of a row says whether its id t counts.
     ///
-    /// For rows of one part this is mlx-lm's mask, which includes one padding id after a row.
+    /// For rows of one part, this mask equals mlx-lm's mask, which includes one padding id after a
+    /// row.
     #[must_use]
     pub fn mask(&self) -> Vec<bool> {
         let targets = self.width.saturating_sub(1);
@@ -192,8 +194,8 @@ impl Batch {
         mask
     }
 
-    /// The number of counted targets. A batch without any has no loss: truncation can remove all of
-    /// them.
+    /// The number of counted targets. Truncation can remove all targets of a batch. A batch without
+    /// targets has no loss.
     #[must_use]
     pub fn targets(&self) -> usize {
         self.mask().iter().filter(|m| **m).count()
@@ -214,9 +216,9 @@ pub struct Rows {
     groups: Vec<Vec<usize>>,
     shuffler: Option<Shuffler>,
     validations: Option<Validations>,
-    /// The number of validations whose draws were skipped.
+    /// The number of validations whose use of the generator was already simulated.
     validated: u64,
-    /// The order of batches in this epoch, and the position in it.
+    /// The order of batches in the current epoch, and the position in it.
     epoch: Vec<u32>,
     at: usize,
     drawn: u64,
@@ -224,12 +226,12 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// A stream over examples sorted by `keys`, one per example, unless the order is
-    /// [`Order::AsRead`]. The sort is stable.
+    /// A stream over examples, sorted by `keys` unless the order is [`Order::AsRead`]. There is one
+    /// key per example, and the sort is stable.
     ///
     /// # Errors
-    /// `InvalidOption` for zero rows, rows of less than two ids, and fewer examples than rows per
-    /// batch.
+    /// `InvalidOption` for zero rows, for rows of less than two ids, and for fewer examples than
+    /// rows in a batch.
     pub fn new(keys: &[usize], options: &BatchOptions) -> Result<Self> {
         let bad = |what: String| Err(Error::new(ErrorKind::InvalidOption, what));
         let size = options.batch_size;
@@ -289,7 +291,7 @@ impl Rows {
         if let (Some(shuffler), Some(validations)) = (&mut self.shuffler, self.validations) {
             let before = validations.before(self.drawn + 1);
             for _ in self.validated..before {
-                // Only the generator's advance matters.
+                // The permutation is not used: only the state of the generator must advance.
                 let _ = shuffler.permutation(validations.batches);
             }
             self.validated = before;
@@ -301,25 +303,25 @@ impl Rows {
         self.at = 0;
     }
 
-    /// Batches of one epoch.
+    /// The number of batches in one epoch.
     #[must_use]
     pub fn per_epoch(&self) -> usize {
         self.groups.len()
     }
 
-    /// The number of examples that are in no batch, equal in each epoch.
+    /// The number of examples that are in no batch. It is equal in each epoch.
     #[must_use]
     pub fn left_over(&self) -> usize {
         self.examples - self.groups.iter().map(Vec::len).sum::<usize>()
     }
 
-    /// The number of batches taken.
+    /// The number of batches taken so far.
     #[must_use]
     pub fn drawn(&self) -> u64 {
         self.drawn
     }
 
-    /// Skips `batches`, to resume a run after as many steps.
+    /// Skips `batches` batches, to resume a run after this number of batches.
     pub fn skip_batches(&mut self, batches: u64) {
         for _ in 0..batches {
             self.next_group();
@@ -336,14 +338,14 @@ impl Rows {
         group
     }
 
-    /// The example indices of the next batch; a new epoch follows the last batch.
+    /// The example indices of the next batch. After the last batch, a new epoch begins.
     pub fn next_rows(&mut self) -> &[usize] {
         let group = self.next_group();
         &self.groups[group]
     }
 }
 
-/// An endless stream of batches over some examples.
+/// An endless stream of batches of examples.
 #[derive(Debug, Clone)]
 pub struct Batches<'a> {
     examples: &'a [Example],
@@ -352,7 +354,7 @@ pub struct Batches<'a> {
 }
 
 impl<'a> Batches<'a> {
-    /// A stream at the start of its first epoch.
+    /// Creates a stream at the start of its first epoch.
     ///
     /// # Errors
     /// As [`Rows::new`].
@@ -361,7 +363,7 @@ impl<'a> Batches<'a> {
         Self::by_keys(examples, &lengths, options)
     }
 
-    /// The same, with examples sorted by the caller's keys, one per example.
+    /// As [`Self::new`], with examples sorted by the caller's keys, one per example.
     ///
     /// # Errors
     /// As [`Rows::new`]; `InvalidOption` if the numbers of keys and examples differ.
@@ -381,19 +383,19 @@ impl<'a> Batches<'a> {
         })
     }
 
-    /// Batches of one epoch.
+    /// The number of batches in one epoch.
     #[must_use]
     pub fn per_epoch(&self) -> usize {
         self.rows.per_epoch()
     }
 
-    /// The number of examples that are in no batch, equal in each epoch.
+    /// The number of examples that are in no batch. It is equal in each epoch.
     #[must_use]
     pub fn left_over(&self) -> usize {
         self.rows.left_over()
     }
 
-    /// The number of batches taken.
+    /// The number of batches taken so far.
     #[must_use]
     pub fn drawn(&self) -> u64 {
         self.rows.drawn()
@@ -406,18 +408,18 @@ impl<'a> Batches<'a> {
         self.examples.iter().filter(|e| e.len() > most).count()
     }
 
-    /// Skips `batches` without building them, to resume a run after as many steps.
+    /// Skips `batches` batches without building them, to resume a run after this number of batches.
     pub fn skip_batches(&mut self, batches: u64) {
         self.rows.skip_batches(batches);
     }
 
-    /// The next batch; a new epoch follows the last one.
+    /// The next batch. After the last batch, a new epoch begins.
     pub fn next_batch(&mut self) -> Batch {
         let rows = self.rows.next_rows().to_vec();
         self.make(&rows)
     }
 
-    /// One epoch from the current position, for validation and tests.
+    /// The batches of one epoch, from the current position on, for validation and tests.
     pub fn epoch(&mut self) -> impl Iterator<Item = Batch> + use<'_, 'a> {
         (0..self.per_epoch()).map(|_| self.next_batch())
     }

@@ -1,4 +1,5 @@
-//! Batches contain every example exactly once, and are equal after resuming.
+//! Tests that batches contain every example exactly once. Batches after a run is resumed must equal
+//! those of an uninterrupted run.
 
 use super::*;
 use proptest::prelude::*;
@@ -10,7 +11,7 @@ fn examples(lens: &[usize]) -> Vec<Example> {
         .collect()
 }
 
-/// mlx-lm's mask, from its definition.
+/// The mask by mlx-lm's definition.
 fn reference_mask(batch: &Batch) -> Vec<bool> {
     let mut mask = Vec::new();
     for [offset, length] in &batch.spans {
@@ -59,7 +60,8 @@ fn packed_rows_learn_no_borders_and_no_padding() {
         .filter(|(m, _)| **m)
         .map(|(_, t)| t)
         .collect();
-    // Ids 2 and 3 of the first part; ids 5 and 6 of the second, which begins at id 4.
+    // Targets are ids 2 and 3 of the first part, and ids 5 and 6 of the second part, which begins
+    // at id 4.
     assert_eq!(on, [2, 3, 5, 6]);
 }
 

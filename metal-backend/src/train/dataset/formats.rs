@@ -1,8 +1,8 @@
 //! Converts a line of a data file to an example: chat, completions or text, optionally with tools.
 //!
-//! The ids, and how many of them the loss excludes, equal those of Python mlx-lm 0.30.7
-//! (`tuner/datasets.py`). One difference: text in a message never becomes a control token. `load`
-//! reads files.
+//! The ids, and the number of ids that the loss excludes, equal those of Python mlx-lm 0.30.7
+//! (`tuner/datasets.py`). There is one difference: text in a message never becomes a control token.
+//! `load` reads files.
 
 use inference::{Error, ErrorKind, Result};
 use serde_json::{Map, Value as Json, json};
@@ -19,7 +19,7 @@ pub enum Format {
     Chat,
     /// `{"prompt": "...", "completion": "..."}`: a chat of one question and its answer.
     Completions,
-    /// `{"text": "..."}`: used without a template.
+    /// `{"text": "..."}`: tokenized without a chat template.
     Text,
 }
 
@@ -64,10 +64,11 @@ pub(super) fn text<'a>(line: &'a Map<String, Json>, name: &str) -> Result<&'a st
 }
 
 impl Format {
-    /// The format of a file by the fields of its first line.
+    /// Detects the format of a file from the fields of its first line.
     ///
     /// # Errors
-    /// `InvalidOption` if the fields match no format, or if prompts of plain text are to be masked.
+    /// `InvalidOption` if the fields match no format, or if the prompts of plain text should be
+    /// masked.
     pub fn from_line(
         line: &Map<String, Json>,
         names: &FieldNames,
@@ -94,11 +95,11 @@ impl Format {
         }
     }
 
-    /// The example of one line. With `mask_prompt` the loss covers only the last message or the
-    /// completion.
+    /// Converts one line to an example. With `mask_prompt`, the loss covers only the last message
+    /// or the completion.
     ///
     /// # Errors
-    /// `InvalidOption` if a field is missing, of another type, or leaves no target; otherwise as
+    /// `InvalidOption` if a field is missing, of another type, or has no target; otherwise as
     /// [`TextPipeline::prepare_values`] and [`crate::text::Tokenizer::encode`].
     pub fn example(
         self,
@@ -145,7 +146,7 @@ impl Format {
     }
 }
 
-/// A text between the model's start tokens and its end token.
+/// A text, with the model's start tokens before it and the end token after it.
 fn plain(text: &str, text_to_ids: &TextPipeline) -> Result<Example> {
     if text.is_empty() {
         return Err(bad("the text is empty"));
@@ -178,7 +179,7 @@ fn messages(line: &Map<String, Json>, name: &str) -> Result<Vec<Json>> {
     messages_of(value, name)
 }
 
-/// The messages of a field.
+/// The messages in the field `name`.
 pub(super) fn messages_of(value: &Json, name: &str) -> Result<Vec<Json>> {
     let Json::Array(messages) = value else {
         return Err(bad(format!("{name:?} is not a list of messages")));

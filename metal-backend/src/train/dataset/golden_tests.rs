@@ -1,4 +1,4 @@
-//! Ids, mask offsets and batches compared with mlx-lm's (`tools/golden/datasets.py`).
+//! Compares ids, mask offsets and batches with those of mlx-lm (`tools/golden/datasets.py`).
 
 use super::shuffle::Shuffler;
 use super::*;

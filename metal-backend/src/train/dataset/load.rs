@@ -1,4 +1,4 @@
-//! Reads data files and directories with limits; errors name the file and line.
+//! Reads data files and directories within limits. Errors contain the file and the line.
 //!
 //! `formats` interprets lines, and `batches` makes batches. Only regular files on this machine are
 //! read.
@@ -13,17 +13,17 @@ use serde_json::{Map, Value as Json};
 use super::{Example, FieldNames, Format};
 use crate::text::TextPipeline;
 
-/// Limits for untrusted files. JSON is read 128 levels deep at most.
+/// Limits for untrusted files. In addition, JSON may be nested at most 128 levels deep.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DataLimits {
-    /// Bytes of one file.
+    /// Maximum bytes of one file.
     pub file_bytes: u64,
-    /// Bytes of one line.
+    /// Maximum bytes of one line.
     pub line_bytes: usize,
-    /// Lines of one file.
+    /// Maximum number of lines in one file.
     pub lines: usize,
-    /// Token ids of one file.
+    /// Maximum number of token ids in one file.
     pub tokens: usize,
     /// The number of bad lines after which reading stops.
     pub bad_lines: usize,
@@ -47,8 +47,8 @@ impl Default for DataLimits {
 pub struct DataOptions {
     /// Whether the loss covers only the last message or the completion.
     pub mask_prompt: bool,
-    /// Whether to skip bad lines. Skipped lines are listed in [`Dataset::bad_lines`]; otherwise bad
-    /// lines are an error.
+    /// Whether to skip bad lines and list them in [`Dataset::bad_lines`]. If false, a bad line is
+    /// an error.
     pub skip_bad_lines: bool,
     /// The names of fields in lines.
     pub names: FieldNames,
@@ -112,7 +112,7 @@ pub struct Dataset {
     pub examples: Vec<Example>,
     /// The line number of each example, from 1.
     pub lines: Vec<usize>,
-    /// The number of fields in each example's line; mlx-lm sorts by it.
+    /// The number of fields in each example's line. mlx-lm sorts by this number.
     pub fields: Vec<usize>,
     /// The skipped lines; always empty without [`DataOptions::skip_bad_lines`].
     pub bad_lines: Vec<BadLine>,
@@ -124,8 +124,8 @@ impl Dataset {
     /// Reads one JSONL file.
     ///
     /// # Errors
-    /// `Io` if the file cannot be read; `InvalidOption` for bad lines (with file and number), for a
-    /// file without examples, and beyond a limit.
+    /// `Io` if the file cannot be read; `InvalidOption` for bad lines (with file and line number),
+    /// for a file without examples, and for a file beyond a limit.
     pub fn read(
         path: impl AsRef<Path>,
         text_to_ids: &TextPipeline,
@@ -135,13 +135,13 @@ impl Dataset {
         of_file(path, || read(path, text_to_ids, options))
     }
 
-    /// Token ids of all examples.
+    /// The total number of token ids in all examples.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.examples.iter().map(Example::len).sum()
     }
 
-    /// The lines of examples that have no target left when truncated to `max_len` ids.
+    /// The line numbers of examples without targets after truncation to `max_len` ids.
     #[must_use]
     pub fn nothing_learned(&self, max_len: usize) -> Vec<usize> {
         self.examples
@@ -165,11 +165,11 @@ pub struct DataDir<T = Dataset> {
 }
 
 impl DataDir {
-    /// Reads a directory.
+    /// Reads the data files of a directory.
     ///
     /// # Errors
-    /// As [`Dataset::read`]; `InvalidOption` if `dir` is no directory or contains none of the three
-    /// files.
+    /// As [`Dataset::read`]; `InvalidOption` if `dir` is not a directory or contains none of the
+    /// three files.
     pub fn read(
         dir: impl AsRef<Path>,
         text_to_ids: &TextPipeline,
@@ -182,7 +182,7 @@ impl DataDir {
 }
 
 impl<T> DataDir<T> {
-    /// Reads each existing file of the three with `read`.
+    /// Reads each of the three files that exists with `read`.
     pub(super) fn read_with(dir: &Path, read: impl Fn(&Path) -> Result<T>) -> Result<Self> {
         let missing = |what: &str| {
             Error::new(
@@ -198,7 +198,7 @@ impl<T> DataDir<T> {
         }
         let part = |name: &str| {
             let path = dir.join(name);
-            // Not `exists`: a dangling link or a forbidden file is an error, not an absent file.
+            // `exists` would hide a dangling link or a forbidden file, which must be errors.
             match path.symlink_metadata() {
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
                 _ => read(&path).map(Some),
@@ -224,7 +224,7 @@ pub(super) fn no_examples() -> Error {
     bad("the file holds no examples")
 }
 
-/// Reads a file with `read`; errors name the file.
+/// Runs `read` for a file, and adds the file's path to errors.
 pub(super) fn of_file<T>(path: &Path, read: impl FnOnce() -> Result<T>) -> Result<T> {
     read().map_err(|e| e.with_path(path).context("training data"))
 }
@@ -253,7 +253,7 @@ fn read(path: &Path, text_to_ids: &TextPipeline, options: &DataOptions) -> Resul
     })
 }
 
-/// The items of a file, and their line numbers.
+/// The items of a file, each with its line number.
 pub(super) struct Lines<T> {
     pub items: Vec<T>,
     pub lines: Vec<usize>,
@@ -261,13 +261,14 @@ pub(super) struct Lines<T> {
     pub blank_lines: usize,
 }
 
-/// Reads a file within the limits. `item` converts a line, and returns its number of token ids.
+/// Reads a file within the limits. `item` converts a line, and also returns its number of token
+/// ids.
 pub(super) fn read_lines<T, F>(path: &Path, options: &DataOptions, mut item: F) -> Result<Lines<T>>
 where
     F: FnMut(&Map<String, Json>) -> Result<(T, usize)>,
 {
     let limits = &options.limits;
-    // Checked before opening, because opening a pipe would block.
+    // Checked before the file is opened, because opening a pipe would block.
     let facts = path.metadata().map_err(|e| io("open the file", e))?;
     if !facts.is_file() {
         return Err(bad("it is not a regular file"));
@@ -348,7 +349,7 @@ where
     })
 }
 
-/// The JSON object of a line; `None` for a blank line.
+/// Parses the JSON object of a line; `None` for a blank line.
 fn parse(bytes: &[u8], first: bool) -> Result<Option<Map<String, Json>>, String> {
     let bytes = match bytes.strip_prefix(b"\xEF\xBB\xBF") {
         Some(rest) if first => rest,
@@ -362,7 +363,7 @@ fn parse(bytes: &[u8], first: bool) -> Result<Option<Map<String, Json>>, String>
     match serde_json::from_str::<Json>(text) {
         Ok(Json::Object(fields)) => Ok(Some(fields)),
         Ok(_) => Err(String::from("the line is JSON, but not an object")),
-        // serde's own line number is always 1.
+        // serde's own line number is always 1, so it is dropped.
         Err(e) => {
             let full = e.to_string();
             let what = full.split(" at line ").next().unwrap_or(&full);
@@ -371,7 +372,7 @@ fn parse(bytes: &[u8], first: bool) -> Result<Option<Map<String, Json>>, String>
     }
 }
 
-/// The first valid line determines the format of all lines.
+/// Converts a line. The first valid line determines the format of all lines.
 fn example(
     line: &Map<String, Json>,
     format: &mut Option<Format>,
@@ -409,7 +410,7 @@ fn skip_line(reader: &mut impl BufRead) -> std::io::Result<()> {
     }
 }
 
-/// All bad lines as one error, with details of the first twenty.
+/// Combines all bad lines to one error, with details of the first twenty.
 fn report(bad_lines: &[BadLine], stopped: bool) -> Error {
     const SHOWN: usize = 20;
     let mut text = match bad_lines.len() {

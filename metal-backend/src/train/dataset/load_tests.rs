@@ -1,4 +1,4 @@
-//! Tests of reading files: every bad line is reported, every limit is enforced.
+//! Tests of reading files: every bad line must be reported, and every limit must be enforced.
 
 use super::*;
 use crate::text::test_support::chatml;

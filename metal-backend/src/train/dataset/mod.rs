@@ -1,9 +1,9 @@
-//! Training data: JSONL files to token ids, loss masks and batches.
+//! Training data: converts JSONL files to token ids, loss masks and batches.
 //!
-//! The formats, the prompt mask and the batches equal those of Python mlx-lm, so that runs of both
-//! use the same data. [`formats`] reads lines, [`load`] files and directories, and [`preferences`]
-//! pairs of replies; [`batches`] makes batches, and [`shuffle`] their order. This module has no
-//! arrays: a batch is host memory, and the trainer copies it.
+//! Formats, prompt masks and batches equal those of Python mlx-lm, so that runs of both programs
+//! use the same data. [`formats`] converts lines, [`load`] reads files and directories, and
+//! [`preferences`] reads pairs of replies. [`batches`] makes batches, and [`shuffle`] their order.
+//! This module has no arrays: a batch is in host memory, and the trainer copies it.
 
 pub mod batches;
 pub mod formats;
@@ -20,27 +20,27 @@ pub use preferences::{Pair, Pairs};
 
 use std::ops::Range;
 
-/// One example: its ids, and which of them are targets.
+/// One example: its token ids, and which of them are targets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Example {
     /// Token ids.
     pub ids: Vec<u32>,
     /// The parts of a packed example, each with the number of ids that the loss excludes. An
-    /// unpacked example has one part.
+    /// example that is not packed has one part.
     pub parts: Vec<Part>,
 }
 
 /// One conversation or text inside an example.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// The ids, as a range of [`Example::ids`].
+    /// The part's ids, as a range of [`Example::ids`].
     pub range: Range<usize>,
-    /// The number of its first ids that the loss excludes.
+    /// The number of first ids in the part that the loss excludes.
     pub offset: usize,
 }
 
 impl Example {
-    /// An example of one part, whose first `offset` ids the loss excludes.
+    /// Creates an example of one part. The loss excludes its first `offset` ids.
     #[must_use]
     pub fn new(ids: Vec<u32>, offset: usize) -> Self {
         let range = 0..ids.len();
@@ -62,8 +62,8 @@ impl Example {
         self.ids.is_empty()
     }
 
-    /// The number of targets when the example is truncated to `max_len` ids. The first id of a part
-    /// is never a target, because nothing predicts it.
+    /// The number of targets after truncation to `max_len` ids. The first id of a part is never a
+    /// target, because the model predicts an id from earlier ids.
     #[must_use]
     pub fn learned(&self, max_len: usize) -> usize {
         self.parts

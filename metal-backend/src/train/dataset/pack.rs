@@ -1,13 +1,13 @@
-//! Packing: several short examples per row, so that batches have little padding.
+//! Packing: joins several short examples to one row, so that batches have little padding.
 //!
-//! Attention sees the whole row, as in most trainers; [`super::Batch::parts`] lists the parts for a
-//! trainer that masks them.
+//! [`super::Batch::parts`] lists the parts of each row. The trainer separates the parts again, so
+//! that no example attends to another.
 
 use super::{Example, Part};
 
-/// Concatenates examples, in order, to examples of at most `max_len` ids. A longer example stays
-/// alone and is truncated when batched, as without packing. The first id of a part is no target,
-/// because another text precedes it.
+/// Concatenates examples, in order, to examples of at most `max_len` ids. An example longer than
+/// that stays alone and is truncated when batched, as without packing. The first id of a part is no
+/// target, because another text precedes it.
 #[must_use]
 pub fn pack(examples: &[Example], max_len: usize) -> Vec<Example> {
     let mut packed: Vec<Example> = Vec::new();

@@ -1,7 +1,8 @@
-//! Pairs of replies to one prompt, the first being better: `chosen` and `rejected` of a JSONL file.
+//! Pairs of replies to one prompt, one better than the other: `chosen` and `rejected` in a JSONL
+//! file.
 //!
-//! The formats are those of preference data sets on the Hugging Face Hub. `load` reads files with
-//! limits.
+//! The formats are those of preference data sets on the Hugging Face Hub. `load` reads the files
+//! within limits.
 
 use std::path::{Path, PathBuf};
 
@@ -23,14 +24,14 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// The ids of the longer one.
+    /// The number of ids in the longer reply, with the prompt.
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "a pair is never empty")]
     pub fn len(&self) -> usize {
         self.chosen.len().max(self.rejected.len())
     }
 
-    /// Whether both have targets left when truncated to `max_len` ids.
+    /// Whether both replies have targets after truncation to `max_len` ids.
     #[must_use]
     pub fn is_usable(&self, max_len: usize) -> bool {
         self.chosen.learned(max_len) > 0 && self.rejected.learned(max_len) > 0
@@ -86,11 +87,11 @@ impl Pairs {
 }
 
 impl DataDir<Pairs> {
-    /// Reads a directory of pairs.
+    /// Reads the pairs of a directory.
     ///
     /// # Errors
-    /// As [`Pairs::read`]; `InvalidOption` if `dir` is no directory or contains none of the three
-    /// files.
+    /// As [`Pairs::read`]; `InvalidOption` if `dir` is not a directory or contains none of the
+    /// three files.
     pub fn read_pairs(
         dir: impl AsRef<Path>,
         text_to_ids: &TextPipeline,
@@ -100,7 +101,7 @@ impl DataDir<Pairs> {
     }
 }
 
-/// The pair of a line.
+/// Converts a line to a pair.
 fn pair(line: &Map<String, Json>, prompt_name: &str, text_to_ids: &TextPipeline) -> Result<Pair> {
     let field = |name: &str| {
         line.get(name).ok_or_else(|| {
@@ -135,7 +136,7 @@ fn pair(line: &Map<String, Json>, prompt_name: &str, text_to_ids: &TextPipeline)
             Json::String(text) => vec![json!({"role": "user", "content": text})],
             list => messages_of(list, prompt_name)?,
         };
-        // Some data sets repeat the prompt in both.
+        // Some data sets repeat the prompt in both replies, so it is removed.
         let without = |messages: &[Json]| match messages.strip_prefix(prompt.as_slice()) {
             Some(rest) => rest.to_vec(),
             None => messages.to_vec(),
@@ -232,7 +233,8 @@ mod tests {
         assert_ne!(pair.chosen.ids[offset], pair.rejected.ids[offset]);
         assert_eq!(pair.len(), pair.rejected.len());
         assert!(pair.is_usable(offset + 1) && !pair.is_usable(offset));
-        // The template has a shorter default system message.
+        // The template's default system message is shorter than this one, so the prompt becomes
+        // longer.
         let system = json!({"system": "Be brief, and say no more than a word or two.", "prompt": "hi", "chosen": "a", "rejected": "b"});
         let actual = read(&[system]).unwrap();
         assert!(actual.pairs[0].chosen.parts[0].offset > offset);

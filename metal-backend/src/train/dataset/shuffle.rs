@@ -1,9 +1,9 @@
 //! Seeded permutations, equal to those of `numpy.random.seed(seed)` and
 //! `numpy.random.permutation(n)`.
 //!
-//! mlx-lm orders its batches with them, so a run with the same seed has the same order. The
-//! generator is MT19937 (Matsumoto and Nishimura 1998). It is not for secrets; dropout and weights
-//! use MLX's generator.
+//! mlx-lm orders its batches with these permutations, so a run with an equal seed has an equal
+//! order. The generator is MT19937 (Matsumoto and Nishimura 1998), which is not secure. Dropout and
+//! initial weights use MLX's generator.
 
 const N: usize = 624;
 const M: usize = 397;
@@ -22,7 +22,7 @@ impl std::fmt::Debug for Shuffler {
 }
 
 impl Shuffler {
-    /// The stream of `seed`.
+    /// The stream of permutations for `seed`.
     #[must_use]
     pub fn new(seed: u32) -> Self {
         let mut state = [seed; N];
@@ -56,7 +56,7 @@ impl Shuffler {
         y ^ (y >> 18)
     }
 
-    /// A number from 0 to `most`: draws bits until they are in range.
+    /// A random integer from 0 to `most`: draws bits until the integer is in range.
     fn up_to(&mut self, most: u32) -> u32 {
         let mask = u32::MAX.checked_shr(most.leading_zeros()).unwrap_or(0);
         loop {
@@ -67,7 +67,7 @@ impl Shuffler {
         }
     }
 
-    /// The numbers below `n` in random order (Fisher-Yates, from the end).
+    /// The integers below `n` in random order (Fisher-Yates shuffle, from the end).
     #[must_use]
     pub fn permutation(&mut self, n: u32) -> Vec<u32> {
         let mut order: Vec<u32> = (0..n).collect();
@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn the_first_numbers_of_the_reference() {
         // The first outputs of the reference generator with seed 5489, and its known 10000th
-        // number.
+        // output.
         let mut s = Shuffler::new(5489);
         assert_eq!(s.next_u32(), 3_499_211_612);
         let last = (1..10_000).map(|_| s.next_u32()).last().unwrap();

@@ -5,16 +5,16 @@ use mlx_rs_core::{All, Array, Dtype, Error, ErrorKind, Result};
 use super::OptimizerConfig;
 use crate::adapter::Params;
 
-/// The update of one parameter; all values are float32.
+/// The inputs for the update of one parameter. All values are float32.
 pub(super) struct Step<'a> {
     pub(super) name: &'a str,
-    /// Whether mlx-lm stores it transposed.
+    /// Whether mlx-lm stores the parameter transposed.
     pub(super) turned: bool,
     pub(super) old: &'a Params,
     pub(super) new: &'a mut Params,
     pub(super) grad: Array,
     pub(super) param: Array,
-    /// The values of [`OptimizerConfig::numbers`].
+    /// The values from [`OptimizerConfig::numbers`].
     pub(super) numbers: &'a [Array],
 }
 
@@ -23,13 +23,13 @@ fn times(x: &Array, factor: f32) -> Result<Array> {
     x.multiply(&x.scalar_like(factor)?)
 }
 
-/// The root of the mean square.
+/// The square root of the mean square.
 fn rms(x: &Array) -> Result<Array> {
     x.square()?.mean(All, false)?.sqrt()
 }
 
 impl Step<'_> {
-    /// The last state named `part`, initially zeros of `shape`.
+    /// The previous state named `part`; before the first step, zeros of `shape`.
     fn last(&self, part: &str, shape: &[i32]) -> Result<Array> {
         match self.old.get(&format!("{}/{part}", self.name)) {
             Some(a) if a.shape() == shape => Ok(a.clone()),
@@ -51,7 +51,7 @@ impl Step<'_> {
             .insert(format!("{}/{part}", self.name), value.clone());
     }
 
-    /// A value of this step, by index.
+    /// One of the values that vary between steps, by index.
     fn number(&self, at: usize) -> Result<Array> {
         self.numbers.get(at).cloned().ok_or_else(|| {
             let message = format!("number {at} of the step is missing");
@@ -59,13 +59,13 @@ impl Step<'_> {
         })
     }
 
-    /// `decay * last + (1 - decay) * value`, stored as the new state.
+    /// Returns `decay * last + (1 - decay) * value`, and stores it as the new state.
     fn mean(&mut self, part: &str, value: &Array, decay: f32) -> Result<Array> {
         let shares = (value.scalar_like(decay)?, value.scalar_like(1.0 - decay)?);
         self.mix(part, value, (&shares.0, &shares.1))
     }
 
-    /// `shares.0 * last + shares.1 * value`, stored as the new state.
+    /// Returns `shares.0 * last + shares.1 * value`, and stores it as the new state.
     fn mix(&mut self, part: &str, value: &Array, shares: (&Array, &Array)) -> Result<Array> {
         let last = self.last(part, value.shape())?;
         let next = last.multiply(shares.0)?.add(&value.multiply(shares.1)?)?;
@@ -213,7 +213,7 @@ impl Step<'_> {
         let mut rate = self.number(0)?;
         let shape = update.shape().to_vec();
         if let [.., rows, cols] = *shape {
-            // MLX flattens a stack to one matrix with one row per leading index.
+            // MLX flattens a stack to a matrix with one row per index of the first axis.
             update = match *shape {
                 [first, _, _, ..] => orthogonal(&update.reshape(&[first, -1])?, steps)?,
                 _ => orthogonal(&update, steps)?,
@@ -230,7 +230,7 @@ impl Step<'_> {
     }
 }
 
-/// An approximation of the closest orthogonal matrix, by Newton-Schulz iterations with Jordan's
+/// Approximates the closest orthogonal matrix by Newton-Schulz iterations with Jordan's
 /// coefficients.
 fn orthogonal(x: &Array, steps: u32) -> Result<Array> {
     const COEFFICIENTS: (f32, f32, f32) = (3.4445, -4.7750, 2.0315);

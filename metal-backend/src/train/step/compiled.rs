@@ -1,6 +1,6 @@
-//! A step as one graph: forward pass, gradients, clipping and optimizer. It is traced at the first
-//! batch of a shape and replayed for later ones. The results equal those of an uncompiled step; see
-//! [`Trainer::step`].
+//! A step as one graph: forward pass, gradients, clipping and optimizer. The graph is traced for
+//! the first batch of a shape, and replayed for later batches of this shape. [`Trainer::step`]
+//! describes the step; a compiled step has the same result up to rounding.
 //!
 //! Everything that varies between batches is an argument of the graph: tokens, parameters,
 //! accumulated gradients, optimizer state and rates, and dropout keys. The constants are the frozen
@@ -23,21 +23,21 @@ use crate::error::engine;
 use crate::nn::adapter::{Delta, Dropout, Scope, dropout_key, within};
 use crate::train::optim::{OptimizerConfig, apply};
 
-/// Whether a step is compiled: traced once per batch shape, and replayed for other batches with
-/// that shape.
+/// Whether a step is compiled: traced once per batch shape, and replayed for other batches of this
+/// shape.
 ///
 /// The shape is the list of the sequences' lengths. On a GPU, element-wise operations are fused to
-/// one kernel, so results round differently. On a CPU the graph is only simplified and kept, so
-/// results are equal. It is not fused, because that would need a C++ compiler at run time.
+/// one kernel, so results round differently. On a CPU, the graph is simplified and kept, and
+/// results are equal. It is not fused there, because fusion would need a C++ compiler at run time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Compile {
-    /// On a GPU, but not on a CPU.
+    /// Compiled on a GPU, not on a CPU.
     #[default]
     Auto,
-    /// Always.
+    /// Always compiled.
     On,
-    /// Never.
+    /// Never compiled.
     Off,
 }
 
@@ -52,7 +52,7 @@ impl Compile {
     }
 }
 
-/// The number of cached graphs; the least recently used one is dropped.
+/// The maximum number of cached graphs. Beyond it, the least recently used graph is dropped.
 const KEPT: usize = 32;
 
 /// The properties of a batch that determine its graph.
@@ -61,7 +61,7 @@ struct Form {
     lengths: Vec<i32>,
     /// Whether gradients of earlier batches are added.
     gathered: bool,
-    /// Whether an update follows; otherwise gradients are accumulated.
+    /// Whether the step updates the parameters. Otherwise it accumulates gradients.
     updates: bool,
 }
 
@@ -73,12 +73,12 @@ pub(super) struct Graphs {
     state: Option<Vec<(String, Vec<i32>)>>,
     /// The slots with dropout.
     dropping: Vec<String>,
-    /// The adapter's epoch after the last step; another adapter may have other shapes.
+    /// The adapter's epoch after the last step. Another epoch means that shapes may differ.
     epoch: u64,
 }
 
 impl Graphs {
-    /// The graph of a form; created from `plan` if missing.
+    /// The graph for a form. If it is not cached, it is created from `plan`.
     fn of(&mut self, form: &Form, plan: impl FnOnce() -> Plan) -> &Compiled<Error> {
         let index = self.graphs.iter().position(|(known, _)| known == form);
         let one = match index.and_then(|at| self.graphs.remove(at)) {
@@ -96,7 +96,7 @@ impl Graphs {
     }
 }
 
-/// The inputs of tracing a graph.
+/// The inputs from which a graph is traced.
 struct Plan {
     form: Form,
     params: Vec<String>,
@@ -110,15 +110,16 @@ struct Plan {
     decoder: Arc<dyn Decoder>,
 }
 
-/// Takes one array per name.
+/// Takes one array from `args` for each name.
 fn named(names: &[String], args: &mut impl Iterator<Item = Array>) -> Params {
     names.iter().cloned().zip(args).collect()
 }
 
 impl Plan {
-    /// Arguments: ids, targets, mask; parameters; dropout keys; accumulated gradients, if any; and
-    /// for an update the optimizer's state and varying values. Results: the loss, and either
-    /// gradients, or parameters, optimizer state and, if gradients are clipped, their norm.
+    /// Computes a step. Arguments: ids, targets, mask; parameters; dropout keys; accumulated
+    /// gradients, if any. An update also needs the optimizer's state and varying values. Results:
+    /// the loss, and either gradients, or parameters and optimizer state, and the gradients' norm
+    /// if they are clipped.
     fn run(&self, args: &[Array]) -> mlx_rs_core::Result<Vec<Array>> {
         let [ids, targets, mask, rest @ ..] = args else {
             return Err(Error::new(ErrorKind::Value, "step", "the batch is missing"));
@@ -176,7 +177,7 @@ impl Plan {
 }
 
 impl Trainer {
-    /// [`Trainer::step`] by a compiled graph.
+    /// Runs [`Trainer::step`] with a compiled graph.
     pub(super) fn replay(
         &mut self,
         decoder: Arc<dyn Decoder>,
@@ -219,7 +220,7 @@ impl Trainer {
                     None => self.shapes_of_state(&params, &numbers)?,
                 };
                 for (name, shape) in &shapes {
-                    // The initial optimizer state.
+                    // Before the first step, the optimizer state is zeros.
                     args.push(match self.optimizer.state().get(name) {
                         Some(array) => array.clone(),
                         None => zeros(shape, Dtype::Float32)?,
@@ -284,7 +285,7 @@ impl Trainer {
     /// The adapted layers with dropout.
     fn dropping(&self) -> Vec<String> {
         let drops = |delta: &Delta| matches!(delta, Delta::LowRank(low) if low.dropout > 0.0);
-        // The model may by now have another adapter, at more layers.
+        // By now the model may have another adapter with more layers.
         let standing = self.model.engine().adapter();
         let slots = standing.as_ref().unwrap_or(&self.adapter).slots().iter();
         slots
@@ -293,7 +294,7 @@ impl Trainer {
             .collect()
     }
 
-    /// The shapes of the optimizer state, from a step that is traced but never evaluated.
+    /// The shapes of the optimizer state, found by tracing a step that is never evaluated.
     fn shapes_of_state(
         &self,
         params: &Params,

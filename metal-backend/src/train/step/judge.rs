@@ -1,4 +1,4 @@
-//! Evaluates a model on a batch, without a step.
+//! Evaluates a model on a batch, without an update.
 
 use inference::Result;
 use mlx_rs_core::{All, eval};
@@ -9,7 +9,7 @@ use crate::engine::Engine;
 use crate::error::engine;
 use crate::train::loss::{cross_entropy_each, dpo};
 
-/// How well a model with its adapter prefers better replies, compared with the base model.
+/// Compares how well the model with its adapter and the base model prefer the better replies.
 pub(in crate::train) fn evaluate_pairs_on(
     loaded: &Engine,
     batch: &[Preference],

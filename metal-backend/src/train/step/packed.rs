@@ -1,4 +1,4 @@
-//! The sequences of a batch as packed arrays, and a decoder's outputs for them.
+//! Packs the sequences of a batch into arrays, and computes a decoder's outputs for them.
 
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ impl Packed {
         })
     }
 
-    /// `[1, T, vocab]`.
+    /// The logits, `[1, T, vocab]`.
     pub fn logits(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<Array> {
         let layers = decoder.new_caches(&CacheOptions::default()).len();
         let mut caches = passing::caches(self.lengths.len(), layers);
@@ -81,7 +81,7 @@ impl Packed {
         masked_cross_entropy(&self.logits(decoder)?, &self.targets, &self.mask)
     }
 
-    /// For each sequence the sum of its targets' log-probabilities, `[rows]`.
+    /// For each sequence, the sum of its targets' log-probabilities, `[rows]`.
     pub fn logprobs(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<Array> {
         let each = cross_entropy_each(&self.logits(decoder)?, &self.targets)?
             .multiply(&self.mask)?
@@ -104,7 +104,7 @@ impl Packed {
     }
 }
 
-/// The better and the worse replies of a batch, each packed.
+/// The better replies and the worse replies of a batch, each packed.
 pub(super) struct PackedPairs {
     chosen: Packed,
     rejected: Packed,
@@ -126,7 +126,8 @@ impl PackedPairs {
         ))
     }
 
-    /// [`Self::logprobs`] of the model without its adapter, evaluated, so that no gradient flows.
+    /// As [`Self::logprobs`], for the model without its adapter. The result is evaluated, so no
+    /// gradient flows through it.
     pub fn without_adapters(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<(Array, Array)> {
         let scope = Scope {
             without_adapters: true,

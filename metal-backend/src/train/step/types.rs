@@ -23,7 +23,7 @@ impl Sequence {
         Self { ids, from: 1 }
     }
 
-    /// Excludes the first `n` tokens, a prompt, from the targets.
+    /// Excludes the first `n` tokens, the prompt, from the targets.
     #[must_use]
     pub fn with_prompt(mut self, n: usize) -> Self {
         self.from = n.max(1);
@@ -37,7 +37,7 @@ impl Sequence {
     }
 }
 
-/// Two replies to one prompt, the first being better. Each begins with the prompt.
+/// Two replies to one prompt, one better than the other. Each sequence begins with the prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Preference {
     /// The better reply.
@@ -46,18 +46,18 @@ pub struct Preference {
     pub rejected: Sequence,
 }
 
-/// Training options.
+/// Options of training steps.
 #[derive(Debug, Clone)]
 pub struct Tuning {
     /// The optimizer.
     pub optimizer: OptimizerConfig,
-    /// The learning rate.
+    /// The learning rate at each step.
     pub schedule: Schedule,
-    /// The number of batches whose gradients are averaged per step; at least 1.
+    /// The number of batches whose gradients are averaged for one update; at least 1.
     pub accumulation: usize,
     /// The maximum global norm of gradients.
     pub clip: Option<f32>,
-    /// Whether blocks are recomputed in the backward pass, which takes less memory and more time.
+    /// Whether blocks are recomputed in the backward pass, which needs less memory and more time.
     pub checkpoint: bool,
     /// Whether a step is traced once per batch shape and then replayed.
     pub compile: Compile,
@@ -66,8 +66,8 @@ pub struct Tuning {
 }
 
 impl Default for Tuning {
-    /// AdamW at a constant rate of 1e-5, without accumulation, clipping and checkpointing, compiled
-    /// on a GPU.
+    /// AdamW at a constant rate of 1e-5, without accumulation, clipping and checkpointing. Steps
+    /// are compiled on a GPU.
     fn default() -> Self {
         Self {
             optimizer: OptimizerConfig::adamw(),
@@ -81,24 +81,24 @@ impl Default for Tuning {
     }
 }
 
-/// The result of a step.
+/// The result of a training step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepReport {
-    /// Mean loss of the batch, before the step.
+    /// Mean loss of the batch, before the update.
     pub loss: f32,
     /// Target tokens in the batch.
     pub tokens: usize,
     /// The global norm of gradients, if they are clipped and an update was made.
     pub norm: Option<f32>,
-    /// The rate of the step.
+    /// The learning rate of the step.
     pub rate: f32,
-    /// Whether parameters changed; otherwise gradients were accumulated.
+    /// Whether the parameters were updated. Otherwise the gradients were accumulated.
     pub updated: bool,
     /// The report of a batch of preferences.
     pub preference: Option<PreferenceReport>,
 }
 
-/// The rewards of a batch of preferences, before the step. A reward is `beta` times the
+/// The rewards of a batch of preferences, before the update. A reward is `beta` times the
 /// log-probability of the reply relative to the base model.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PreferenceReport {
@@ -110,20 +110,20 @@ pub struct PreferenceReport {
     pub accuracy: f32,
 }
 
-/// Evaluation of preferences.
+/// The evaluation of a model on preferences.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct PreferenceEvaluation {
     /// Sum of the losses of all pairs.
     pub loss: f64,
     /// The number of pairs.
     pub pairs: usize,
-    /// Pairs whose better reply has the greater reward.
+    /// The number of pairs whose better reply has the greater reward.
     pub correct: usize,
-    /// Tokens of replies.
+    /// The number of tokens in replies.
     pub tokens: usize,
 }
 
-/// Evaluation of a model on some sequences.
+/// The evaluation of a model on some sequences.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Evaluation {
     /// Sum of the cross-entropy of all targets, in nats.

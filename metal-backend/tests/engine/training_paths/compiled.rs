@@ -1,5 +1,5 @@
-//! Compiled steps compute the same as plain steps. On the CPU, where graphs are kept and simplified
-//! but not fused, they agree to the bit.
+//! Tests that compiled steps compute the same as plain steps. On the CPU, graphs are cached and
+//! simplified but not fused, so results must be equal bit for bit.
 
 use inference::LoraConfig;
 use metal_backend::train::{
@@ -9,7 +9,7 @@ use metal_backend::train::{
 use super::{models, rank};
 use crate::training_common::{at_rate, batch, cpu, fixtures, load, tiny};
 
-/// Batches that alternate between some forms. Tokens differ each time.
+/// Batches whose shapes alternate between `forms` shapes. Each batch has other tokens.
 fn batches(n: u32, forms: u32) -> Vec<Vec<Sequence>> {
     let batch = |i: u32| {
         let mut batch = batch(2 + (i % forms) as usize);
@@ -24,7 +24,7 @@ fn batches(n: u32, forms: u32) -> Vec<Vec<Sequence>> {
     (0..n).map(batch).collect()
 }
 
-/// The reports and the parameters after some steps.
+/// The reports and the parameters after training on these batches.
 fn trained(
     name: &str,
     config: &LoraConfig,
@@ -47,7 +47,7 @@ fn trained(
     (reports, trainer.params(), state)
 }
 
-/// Fails unless compiled steps on batches of some forms equal plain ones.
+/// Fails unless compiled steps on batches of several shapes equal plain steps.
 fn check(
     (name, what): (&str, &str),
     config: &LoraConfig,
@@ -98,7 +98,7 @@ fn ten_compiled_steps_are_ten_steps() {
     let lora = LoraConfig::new().with_rank(4);
     let dropping = lora.clone().with_dropout(0.3);
     let (ten, kind) = ((10, 2), AdapterKind::Lora);
-    // Covers dense and packed weights: MLX's products and our own.
+    // The models cover dense weights (MLX's matrix products) and quantized weights (our kernels).
     for name in ["llama", "llama-q4"] {
         for (what, config, tuning) in [
             ("plain", &lora, &plain),
@@ -110,7 +110,7 @@ fn ten_compiled_steps_are_ten_steps() {
             check((name, what), config, kind, tuning, ten);
         }
     }
-    // Covers windows, and keys that checkpoints share.
+    // The models cover windows, and keys that pass between gradient checkpoints.
     for name in ["gemma3-text", "gemma4-small"] {
         check((name, "all of it"), &dropping, kind, &all, (6, 1));
     }
@@ -172,7 +172,7 @@ fn a_trainer_with_graphs_goes_to_another_thread() {
     assert!(elsewhere.join().unwrap() < first);
 }
 
-/// A graph's copy of the model's adapter is dropped when another adapter replaces it.
+/// If another adapter replaces the model's adapter, graphs with the old adapter must be dropped.
 #[test]
 fn another_adapter_is_another_graph() {
     let by = |compile| {
