@@ -194,7 +194,21 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.commit()
 }
 
-/// The directory that contains the file, or will contain it.
+/// Makes a directory with access for its owner alone, if it is missing, and checks that it can be
+/// written.
+///
+/// # Errors
+/// If it cannot be made or written.
+pub fn private_dir(path: &Path) -> io::Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(path)?;
+    AtomicFile::create_private(&path.join("writable")).map(drop)
+}
+
+/// The directory that a file is in, or will be.
 #[must_use]
 pub fn parent_of(path: &Path) -> &Path {
     match path.parent() {

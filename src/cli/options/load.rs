@@ -205,8 +205,7 @@ pub fn count(text: &str) -> Result<usize, String> {
         .map_err(|_| "must be a whole number, 0 or more".into())
 }
 
-/// Parses a size in bytes with a unit.
-#[cfg(any(feature = "mlx-backend", feature = "serve"))]
+/// Parses a number of bytes with a unit.
 pub fn size(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text

@@ -55,7 +55,9 @@ pub struct TalkArgs {
     steer: SteerArgs,
     #[command(flatten)]
     load: LoadArgs,
-    /// Continue the last conversation on this machine
+    #[command(flatten)]
+    cache_dir: CacheDirArgs,
+    /// Go on with the last conversation on this machine
     #[arg(long, help_heading = "Conversation")]
     resume: bool,
     /// Do not wrap words at the terminal's width

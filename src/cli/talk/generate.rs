@@ -79,7 +79,9 @@ pub struct Args {
     steer: SteerArgs,
     #[command(flatten)]
     pub load: LoadArgs,
-    /// The conversation of a preset so far
+    #[command(flatten)]
+    cache_dir: CacheDirArgs,
+    /// What a preset has been told before
     #[arg(skip)]
     history: Vec<Message>,
 }
