@@ -36,7 +36,7 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of `kind`. The message says what is wrong, and what would work.
+    /// An error of `kind`. The message names the fault and a remedy.
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             inner: Box::new(Inner {

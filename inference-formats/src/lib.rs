@@ -18,6 +18,7 @@
 //! | [`discover`] | which models are in a directory |
 //! | [`files`] | which files a model has; names that stay inside its directory |
 //! | [`identity`] | a hash that tells one model from another |
+//! | [`hex`] | bytes in hexadecimal digits |
 //!
 //! This crate depends on no array library, no backend and no tokenizer. Its only computation is the
 //! decoding of blocks; an engine copies the bytes into its arrays.
@@ -60,4 +61,4 @@ pub use files::{ModelFiles, locate};
 pub use generation::SamplingDefaults;
 pub use gguf::Gguf;
 pub use gguf_config::GgufTokenizerParts;
-pub use identity::identity;
+pub use identity::{hex, identity};

@@ -323,8 +323,8 @@ impl MlxBackend {
     }
 }
 
-/// What changes computed keys and values, apart from the model, its adapter and the kinds of its
-/// caches. A later version of the program may compute others.
+/// Everything that changes computed keys and values, besides the model, its adapter and the kinds of
+/// its caches. Another version of the program may compute other values.
 fn variant(options: &LoadOptions, info: &ModelInfo) -> String {
     let compute = info.compute_type.map_or("", ComputeType::as_str);
     format!(

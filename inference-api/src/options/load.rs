@@ -339,6 +339,12 @@ impl LoadOptions {
                  leave one of them out",
             ));
         }
+        if self.vindex.is_some() {
+            return invalid(String::from(
+                "vindex and cache_dir do not go together: computed prompts do not say which vindex \
+                 they come from; leave one of them out",
+            ));
+        }
         Ok(())
     }
 

@@ -296,6 +296,8 @@ fn a_directory_of_computed_prompts_is_for_a_whole_model() {
     assert_eq!(serde_json::from_str::<LoadOptions>(&json).unwrap(), options);
     let refused = |options: LoadOptions| options.validate().unwrap_err().to_string();
     assert!(refused(options.clone().with_split(Split::Pipeline)).contains("split and cache_dir"));
+    let walking = options.clone().with_vindex(std::path::PathBuf::from("v"));
+    assert!(refused(walking).contains("vindex and cache_dir"));
     assert!(refused(options.clone().with_cache_dir_bytes(0)).contains("cache_dir_bytes is 0"));
     assert!(
         refused(options.with_cache_dir(std::path::PathBuf::new())).contains("cache_dir is empty")

@@ -163,7 +163,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// One token id or a list of ids. A negative id means that there is none.
+/// One token id or a list of ids. A negative id stands for no token.
 pub(super) fn token_ids(name: &str, value: Option<&Value>) -> Fault<Vec<u32>> {
     let Some(value) = value else {
         return Ok(Vec::new());

@@ -17,8 +17,8 @@ pub enum Packing {
     /// `[groups, outputs * bits / 32]`, `scales` `[groups, outputs]`, and `g_idx` `[inputs]`, the
     /// group of each input. Words hold the lowest element in their lowest bits.
     Gptq {
-        /// What is added to the stored zero points: 1 in the first version of the format, 0 in the
-        /// second.
+        /// The offset to add to each stored zero point: 1 in the first version of the format, 0 in
+        /// the second.
         zero_offset: u32,
     },
     /// As AWQ packs them, 4 bits: `qweight` `[inputs, outputs / 8]`, `qzeros` and `scales` as in

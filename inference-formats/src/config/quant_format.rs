@@ -1,4 +1,4 @@
-//! The quantization formats of MLX, and what is wrong with a configuration that names another.
+//! The quantization formats of MLX, and errors for configurations that name another format.
 
 use serde_json::Value;
 

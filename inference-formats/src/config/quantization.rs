@@ -1,6 +1,5 @@
-//! How a configuration says that weights are quantized: the layout of mlx-lm, with exceptions by
-//! layer, and the layouts of other tools. A quantization that is not supported is an error with its
-//! name.
+//! Parses the quantization of a configuration: mlx-lm's form, with exceptions by layer, and the forms
+//! of other tools. An unsupported quantization is an error that names it.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +12,9 @@ use super::quant_format::{FORMATS, QuantConfig, QuantFault, unknown_mode, unsupp
 /// What a configuration says about quantization.
 #[derive(Debug, Default)]
 pub(super) struct Parsed {
-    /// Of all matrices that have scales.
+    /// The quantization of all matrices that have scales.
     pub default: Option<QuantConfig>,
-    /// Exceptions by the name of a layer, such as `model.layers.3.mlp.down_proj`; `None` for a dense
-    /// layer.
+    /// Exceptions by layer name, such as `model.layers.3.mlp.down_proj`; `None` for a dense layer.
     pub overrides: BTreeMap<String, Option<QuantConfig>>,
     pub packing: Packing,
 }

@@ -6,6 +6,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use inference::{Error, ErrorKind, Result};
+use inference_formats::hex;
 use mlx_rs_core::{Array, eval, io};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
@@ -46,8 +47,7 @@ pub fn hash_of_files(dir: &Path) -> std::io::Result<String> {
             }
         }
     }
-    let hash = digest.finalize();
-    Ok(hash.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(&digest.finalize()))
 }
 
 /// Settings in the configuration file that the tensors do not show.

@@ -7,7 +7,8 @@
 //! holds the last positions (and a few of the first). [`WindowedCache`] holds the same and can be
 //! truncated. [`QuantizedCache`] grows and is packed. [`CacheOptions`] determines the kind for a
 //! layer. [`RecurrentState`] holds arrays of fixed shape instead, and [`PairState`] both. `file.rs`
-//! keeps them on disk, `mlx_lm.rs` in the format of Python's mlx-lm, and `tier/` a directory of them.
+//! keeps caches on disk, `mlx_lm.rs` in the format of Python's mlx-lm. `tier/` manages a directory of
+//! such files.
 
 mod chunked;
 pub mod file;
@@ -200,7 +201,8 @@ impl Caches {
         }
     }
 
-    /// The length of the sequence, as far as it is known.
+    /// The known length of the sequence: its expected length, or the computed positions if there are
+    /// more.
     fn length(&self) -> i32 {
         self.reach.max(offset(self))
     }

@@ -200,6 +200,7 @@ impl Prefixes {
 mod tests {
     use super::*;
     use crate::cache::Switch;
+    use crate::cache::test_support::recurrent;
 
     impl Prefixes {
         fn take(&self, epoch: u64, prompt: &[u32], like: &Caches) -> Option<(Caches, usize)> {
@@ -224,9 +225,8 @@ mod tests {
             assert_eq!(hit.unwrap().1, 3, "{salt:?}");
         }
     }
-    use crate::cache::{CacheOptions, KvCache, RecurrentState, RotatingCache};
-    use crate::cache::{LayerState, StateLayout, StatePart};
-    use mlx_rs_core::{Array, zeros};
+    use crate::cache::{CacheOptions, KvCache, RotatingCache};
+    use mlx_rs_core::zeros;
 
     fn filled(n: i32) -> Caches {
         let mut cache = CacheOptions::default().cache(None);
@@ -378,17 +378,6 @@ mod tests {
         prefixes.put(0, vec![1, 2, 3, 4, 5], gradual(5, 5));
         assert_eq!(gradual(5, 5).stretch(), 5);
         assert!(prefixes.take(0, &[1, 2, 3, 4, 6], &gradual(0, 5)).is_none());
-    }
-
-    /// A recurrent state after `n` positions.
-    fn recurrent(n: i32) -> Caches {
-        let layout = StateLayout::new("toy", vec![StatePart::new("sum", &[2])]);
-        let mut state = RecurrentState::new(&layout);
-        if n > 0 {
-            let sum = Array::from_slice(&[n as f32; 2], &[1, 2]).unwrap();
-            state.advance(vec![sum], n).unwrap();
-        }
-        Caches::from(Box::new(state) as Box<dyn LayerState>)
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use mlx_rs_core::Array;
 
-use super::{KvView, Order, Stored};
+use super::{Caches, KvView, LayerState, Order, RecurrentState, StateLayout, StatePart, Stored};
 
 /// Keys or values `[1, 1, n, 1]` of positions from `from` on, each equal to its position.
 pub fn part(from: i32, n: i32) -> Array {
@@ -33,4 +33,15 @@ pub fn visible(view: &KvView, query: i32) -> Vec<i32> {
     }
     visible.sort_unstable();
     visible
+}
+
+/// A recurrent state after `n` positions.
+pub fn recurrent(n: i32) -> Caches {
+    let layout = StateLayout::new("toy", vec![StatePart::new("sum", &[2])]);
+    let mut state = RecurrentState::new(&layout);
+    if n > 0 {
+        let sum = Array::from_slice(&[n as f32; 2], &[1, 2]).unwrap();
+        state.advance(vec![sum], n).unwrap();
+    }
+    Caches::from(Box::new(state) as Box<dyn LayerState>)
 }

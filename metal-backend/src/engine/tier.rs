@@ -13,6 +13,11 @@ use crate::cache::{self, CacheOptions, Caches};
 use crate::error::engine as engine_error;
 
 impl Engine {
+    /// Whether computed prompts are kept on disk.
+    pub fn has_tier(&self) -> bool {
+        self.tier.is_some()
+    }
+
     /// Keeps computed prompts in `dir`. `variant` is what changes the computed numbers, apart from
     /// the model and the adapter.
     ///

@@ -9,6 +9,7 @@ use inference::{
     Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, PrefillOptions, Result,
     Steering, StopCause, Token, TokenLogprobs,
 };
+use inference_formats::hex;
 
 use sha2::{Digest as _, Sha256};
 
@@ -55,8 +56,7 @@ fn key(steering: &Steering) -> Result<String> {
         let message = "the edits cannot be written as JSON";
         Error::new(ErrorKind::InvalidOption, message).with_source(e)
     })?;
-    let hash = Sha256::digest(&json);
-    Ok(hash.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(&Sha256::digest(&json)))
 }
 
 impl Request {

@@ -255,7 +255,8 @@ fn from_disk(
     epoch: u64,
     request: &Request,
 ) -> Option<(Caches, usize)> {
-    if !keeps_on_disk(request) {
+    // Without this check, each request would allocate caches that are never read.
+    if !request.engine().has_tier() || !keeps_on_disk(request) {
         return None;
     }
     let (salt, like) = (request.salt(), empty(decoder, options, request));

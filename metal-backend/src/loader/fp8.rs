@@ -5,7 +5,6 @@ use half::bf16;
 use inference::{Error, ErrorKind, Result};
 use inference_formats::config::Packing;
 use mlx_rs_core::Dtype;
-use safetensors::Dtype as FileDtype;
 
 use super::Weights;
 use super::streaming::{PartLayout, StoredRows, no_parts, one, sized, sized_bytes, store};
@@ -99,11 +98,6 @@ impl Weights {
             Ok(())
         })?;
         one(parts, shape).map(Weight::Dense)
-    }
-
-    /// Whether the file holds a matrix in FP8.
-    pub(super) fn is_fp8(info: &TensorInfo) -> bool {
-        info.dtype == FileDtype::F8_E4M3
     }
 }
 

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use inference::{AttentionSums, Error, Result};
 use inference_formats::footprint::{WeightStorage, feed_forward_layer};
 use mlx_rs_core::{Array, Dtype};
+use safetensors::Dtype as FileDtype;
 
 use crate::checkpoint::files::{invalid, wrong_tensor};
 use crate::checkpoint::gguf_config::GgufNames;
@@ -493,7 +494,7 @@ impl Weights {
                 }
                 let part = self.part(&name, shape)?;
                 let (stored, info) = self.stored_tensor(c, names, &name, shape)?;
-                if Self::is_fp8(info) {
+                if info.dtype == FileDtype::F8_E4M3 {
                     self.fp8(c, names, (prefix, stored), info, (shape, for_kernels))?
                 } else if names.stored(&format!("{prefix}.scales")).is_some() {
                     self.quantized(c, names, prefix, info, &part, for_kernels)?

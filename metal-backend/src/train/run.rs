@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use inference::{Adapter as _, CancelToken, Error, ErrorKind, LoadOptions, Result};
+use inference_formats::hex;
 use mlx_rs_core::memory;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -536,7 +537,7 @@ fn settings(trainer: &Trainer, config: &TrainConfig, examples: &Examples) -> Res
             }
         }
     }
-    let digest: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
+    let digest = hex(&hash.finalize());
     let info = trainer.model().info();
     let tuning = trainer.tuning();
     let mut settings = json!({

@@ -29,6 +29,10 @@ fn a_model_is_refused_when_the_reported_bytes_exceed_the_budget_alone() {
         "tiny/llama-q4",
         "tiny/mixtral",
         "tiny/gpt-oss-mxfp4",
+        "tiny/llama-gptq",
+        "tiny/llama-gptq-order",
+        "tiny/llama-awq",
+        "tiny/llama-fp8",
         "tiny/qwen2-gguf",
         "gguf/gemma.gguf",
     ] {

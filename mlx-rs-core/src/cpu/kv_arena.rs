@@ -113,8 +113,8 @@ impl KvLayer {
         let n = self.shape.iter().map(|&d| dim(d)).product();
         [0, 1].map(|which| {
             let at = self.arena.first.wrapping_add((2 * self.layer + which) * n);
-            // SAFETY: the array has `2 * n` elements for each layer. `self` keeps the array, the shape
-            // and the strides alive. The strides of `self` stay within `n` elements.
+            // SAFETY: the array has `2 * n` elements for each layer. `self` keeps the array, the
+            // shape and the strides alive. The strides of `self` stay within `n` elements.
             unsafe { Input::strided(at, n, &self.shape, &self.strides) }
         })
     }

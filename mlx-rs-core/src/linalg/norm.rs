@@ -18,8 +18,8 @@ pub enum Norm {
     /// For a vector, `sum(|x|^p)^(1/p)`. For `p` 0 it is the number of nonzero values; for infinite
     /// `p` it is the greatest or least magnitude. For a matrix, `p` must be 1, 2, infinite, or the
     /// negative of one of these. With `p` 2 and -2 it is the greatest and the least singular value.
-    /// Otherwise it is the greatest (for negative `p` the least) sum of magnitudes. The sums are over
-    /// columns for `p` 1 and -1, and over rows for infinite `p`.
+    /// Otherwise it is the greatest (for negative `p` the least) sum of magnitudes: of columns for
+    /// `p` 1 and -1, of rows for infinite `p`.
     P(f64),
     /// Like [`Norm::L2`], for matrices only.
     Frobenius,

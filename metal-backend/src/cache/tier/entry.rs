@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write as _};
 use std::path::Path;
 
+use inference_formats::hex;
 use inference_formats::safetensors::SafetensorsCheckpoint;
 use inference_formats::{Error as FormatsError, ErrorKind as FormatsKind};
 use serde::{Deserialize, Serialize};
@@ -120,11 +121,6 @@ pub fn is_entry(name: &str) -> bool {
     digits.is_some_and(|digits| {
         digits.len() == DIGITS && digits.bytes().all(|b| b.is_ascii_hexdigit())
     })
-}
-
-/// Bytes in hexadecimal.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The SHA-256 hash of texts, each with its length.

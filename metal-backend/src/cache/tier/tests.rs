@@ -1,5 +1,6 @@
 use super::*;
-use crate::cache::{CacheOptions, LayerState, RecurrentState, StateLayout, StatePart, Switch};
+use crate::cache::test_support::recurrent;
+use crate::cache::{CacheOptions, Switch};
 use mlx_rs_core::{Array, Dtype, Stream, zeros};
 
 fn computation(model: &str) -> Computation {
@@ -25,17 +26,6 @@ fn filled(n: u16) -> Caches {
         cache.update(&part, &part).unwrap();
     }
     Caches::from(cache).with_switches([Switch::Once(20)])
-}
-
-/// A recurrent state after `n` positions.
-fn recurrent(n: i32) -> Caches {
-    let layout = StateLayout::new("toy", vec![StatePart::new("sum", &[2])]);
-    let mut state = RecurrentState::new(&layout);
-    if n > 0 {
-        let sum = Array::from_slice(&[n as f32; 2], &[1, 2]).unwrap();
-        state.advance(vec![sum], n).unwrap();
-    }
-    Caches::from(Box::new(state) as Box<dyn LayerState>)
 }
 
 const PLAIN: Of<'_> = Of {

@@ -395,8 +395,8 @@ fn scales_of(eights: [[float32x4_t; 2]; WIDTH]) -> ([f32; WIDTH], [f32; WIDTH]) 
     (units, inverses)
 }
 
-/// Quantizes eight elements, which share a scale, to integers of 16 bits. Each integer is split into
-/// a high and a low byte. The bytes are in the order of [`numbers`]: for the four elements of its
+/// Quantizes eight elements, which share a scale, to integers of 16 bits. Each integer becomes a
+/// high and a low byte. The bytes are in the order of [`numbers`]: for the four elements of its
 /// first half the high bytes, then the low bytes; then the same for its second half. Also returns
 /// the rounding errors, as four partial sums.
 #[inline]

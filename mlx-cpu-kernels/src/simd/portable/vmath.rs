@@ -57,8 +57,8 @@ pub(crate) const SQRT_2_OVER_PI: f32 = 0.797_884_6;
 pub(crate) const GELU_CUBIC: f32 = 0.044_715;
 
 /// The upper tail of the normal distribution is about `exp(-x^2 / 2)` times a polynomial of
-/// `1 / (1 + NORMAL_TAIL x)`, with an error of at most 7.5e-8 (Abramowitz and Stegun 1964, 26.2.17).
-/// The coefficients are in the order from the fifth to the first power.
+/// `1 / (1 + NORMAL_TAIL x)`, with an error of at most 7.5e-8 (Abramowitz and Stegun 1964,
+/// 26.2.17). The coefficients are in the order from the fifth to the first power.
 pub(crate) const NORMAL_TAIL: f32 = 0.231_641_9;
 pub(crate) const NORMAL_POLY: [f32; 5] = [
     0.530_702_7,
