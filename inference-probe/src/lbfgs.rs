@@ -79,7 +79,8 @@ pub(crate) fn minimize(
             gradient: gradient.clone(),
         };
         let Some(next) = search(&start, &direction, first, f) else {
-            // No step decreases the function, so `x` is the minimum within rounding errors.
+            // None of the tried steps decreases `f` enough, usually because of rounding errors near
+            // the minimum. The gradient still exceeds `tolerance`, so this is not convergence.
             return Outcome {
                 iterations: iteration,
                 converged: false,

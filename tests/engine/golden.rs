@@ -1,5 +1,6 @@
-//! Compares tiny random checkpoints of every architecture and format with numbers that transformers
-//! or mlx-lm computed from the same files (`tools/golden/{architectures,tiny_models}.py`).
+//! Compares the results of tiny random checkpoints with numbers that transformers or mlx-lm
+//! computed for the same weights. The `made_by` field of each `golden.json` names the script in
+//! `tools/golden`.
 
 use crate::common::{floats, golden, greedy, has_amx, ids, max_difference, tiny, tiny_names};
 use inference::{ChatPrompt, Interrupt, Message, Prompt};

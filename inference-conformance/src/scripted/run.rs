@@ -1,4 +1,4 @@
-//! Running requests: single ones as streams, several in a session.
+//! Runs scripted requests: a stream runs one request, a batch session runs several.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::iter::Peekable;

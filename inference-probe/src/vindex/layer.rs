@@ -139,11 +139,11 @@ impl Layer {
         self.walk_by(x, &self.gates(x), top_k)
     }
 
-    /// [`Layer::walk`] with precomputed gate values `[features]`, with bias and before the
-    /// activation.
+    /// Like [`Layer::walk`], but the caller passes the gate values `[features]`. They include the
+    /// biases, and the activation is not yet applied.
     ///
     /// # Errors
-    /// As [`Layer::walk`]; [`Error::Data`] for another number of gates.
+    /// As [`Layer::walk`]; [`Error::Data`] if the number of gates is not the number of features.
     pub fn walk_from(&self, x: &[f32], gates: &[f32], top_k: usize) -> Result<(Vec<f32>, Taken)> {
         let features = self.check(x.len())?;
         if gates.len() != features {

@@ -345,10 +345,11 @@ impl Writer {
         Ok(())
     }
 
-    /// Adds a copy of a file.
+    /// Adds a file with these contents.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Data`] for a name that the vindex itself uses.
+    /// [`Error::Io`]; [`Error::Data`] for a name that the vindex itself uses, and for a name that
+    /// is empty, is `..`, or contains `/`, `\` or NUL.
     pub fn push_file(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
         let tensors = TensorKind::ALL.map(TensorKind::file);
         let reserved = FILES.contains(&name)

@@ -174,7 +174,8 @@ impl Asked<'_> {
         Ok((place, all.pop().ok_or_else(ApiError::internal)?))
     }
 
-    /// Predicts in a batch with other requests, by the model's only forward pass.
+    /// Predicts in a batch with other requests. The model must have no feed-forward plan;
+    /// [`Self::routed`] predicts with one.
     async fn plain(&self, places: Places) -> Result<Value, ApiError> {
         let mut options = GenerateOptions::new();
         let logprobs = crate::pipeline::prepare::with_logprobs(self.model, Some(self.top))?;

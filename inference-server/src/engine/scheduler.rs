@@ -583,7 +583,6 @@ fn dispatch(slot: &mut Slot, event: BatchEvent, shared: &Shared) {
     } else if behind {
         // Event buffers are bounded, and a full one must not delay other requests. So the slow
         // reader's stream ends without an end event.
-        // an end.
         shared.metrics.slow_readers.inc();
         shared.metrics.ended("slow_reader", row.arrived.elapsed());
         slot.rows.remove(&id);

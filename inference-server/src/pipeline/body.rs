@@ -174,7 +174,10 @@ async fn read_in_time(
     })?
 }
 
-/// Reserves memory of bodies, and adds it to `held`.
+/// Reserves `bytes` of the memory for request bodies, and adds the permit to `total`.
+///
+/// # Errors
+/// [`ApiError::busy`] if not enough memory is free.
 fn hold(
     bodies: &Arc<Semaphore>,
     total: &mut Option<OwnedSemaphorePermit>,

@@ -357,8 +357,8 @@ fn a_stop_lets_replies_end() {
     let open = client.open_json(CHAT, &ask("say:me too", false));
     // One client is idle, and one client sends its request only after the stop.
     let idle = client.connect();
-    // The test waits for requests, not for rows, because a step that waits at the gate admits no
-    // second row.
+    // `hold` blocks the engine in its first step, so it may not admit the second row. Therefore the
+    // test waits for requests, not for rows.
     eventually("requests", || client.get("/ready").json()["requests"] == 2);
     server.stop();
     std::thread::sleep(Duration::from_millis(100));

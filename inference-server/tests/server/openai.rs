@@ -231,8 +231,8 @@ fn several_choices_are_several_replies() {
     }
 }
 
-/// An earlier version read replies one after another. Replies that were not read yet were dropped
-/// as those of slow readers.
+/// The server must read all replies of a request concurrently. The engine cancels a reply with too
+/// many unread tokens, because it takes the reader for a slow client.
 #[test]
 fn long_choices_are_read_side_by_side() {
     let server = serve(&config());

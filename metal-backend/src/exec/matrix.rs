@@ -167,9 +167,11 @@ pub(super) fn biased(part: Option<Part<'_>>) -> Option<cpu::Biased<'_>> {
     Some((matrix.kernel()?, bias))
 }
 
-/// Multiplies one input, after a norm, by several matrices, as one operation of the kernels. `None`
-/// if the kernels do not support the matrices, if a part is `None`, or if the result needs
-/// gradients. Outputs are concatenated along the last axis, unless `then` combines two of them.
+/// Applies a norm to `x`, and multiplies the result by several matrices, in one operation of the
+/// kernels. Outputs are concatenated along the last axis, unless `then` combines two of them.
+///
+/// `None` if the kernels do not support a matrix, the norm or the activation, if a part is `None`,
+/// or if the result needs gradients.
 pub fn project<'a>(
     parts: impl Iterator<Item = Option<Part<'a>>>,
     norm: NormSpec<'_>,

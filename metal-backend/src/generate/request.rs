@@ -24,7 +24,7 @@ pub struct Request {
     prompt: Vec<u32>,
     text: Detokenizer,
     ready: VecDeque<Token>,
-    /// Logits of tokens whose text is still incomplete, oldest first.
+    /// Logits of the tokens that the detokenizer withholds, oldest first.
     logits: VecDeque<Arc<[f32]>>,
     /// Log-probabilities of these tokens.
     logprobs: VecDeque<TokenLogprobs>,

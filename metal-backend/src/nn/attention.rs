@@ -533,7 +533,7 @@ impl Attention {
         }
     }
 
-    /// The type in which the layer computes for inputs of type `own`.
+    /// The type in which the layer computes for inputs of type `dtype`.
     fn sum_type(&self, dtype: Dtype) -> Dtype {
         match self.sums {
             AttentionSums::Float64 => Dtype::Float64,
@@ -541,8 +541,8 @@ impl Attention {
         }
     }
 
-    /// Attention weights `[B, Hkv, H / Hkv, L, n]` of `queries` `[B, H, L, D]`, in the layer's type
-    /// of computation.
+    /// Attention weights `[B, Hkv, H / Hkv, L, n]` of `queries` `[B, H, L, D]`, computed in the type
+    /// that [`Self::sum_type`] returns.
     fn weights(&self, queries: &Array, keys: &Stored, mask: Option<&Array>) -> Result<Array> {
         let queries = &queries.astype(self.sum_type(queries.dtype()))?;
         let (batch, length) = (queries.dim(0)?, queries.dim(2)?);

@@ -222,7 +222,7 @@ impl SharedExpert {
 }
 
 impl Mixture {
-    /// Whether an adapter changes some of the shared expert's weights.
+    /// Whether an adapter changes the router, the experts, the shared expert or its gate.
     pub fn is_adapted(&self) -> bool {
         let experts = [
             self.experts.gate.as_ref(),

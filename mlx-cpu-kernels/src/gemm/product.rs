@@ -144,8 +144,8 @@ impl MatrixPart {
 /// A product of rows with transposed matrices. An optional norm comes before it, and biases, a gate
 /// or a residual after it. The inputs are float32: the rows `[rows, k]`, the weight of the norm
 /// `[k]`, the arrays of each part, and the residual `[rows, n]`. A part has its matrix, then its
-/// bias `[n]`. A dense matrix is one array. A quantized matrix is three arrays (words, scales and
-/// biases), or none if the operation stores it.
+/// bias `[n]`. A dense matrix is one array. A quantized matrix is three arrays as in
+/// [`ProductVjp`](super::vjp::ProductVjp), or none if the operation stores it.
 pub struct Product {
     /// The matrices that are multiplied with the same inputs.
     pub parts: Vec<MatrixPart>,

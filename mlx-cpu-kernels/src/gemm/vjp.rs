@@ -23,8 +23,8 @@ const WIDE: usize = 128;
 const TILE_K: usize = 64;
 
 /// Products of gradients `[rows, n]` with a matrix `[n, k]`. The inputs are the gradients, float32,
-/// and the matrix. A dense matrix is one array. A quantized matrix is three arrays: words, scales
-/// and biases.
+/// and the matrix. A dense matrix is one array. A quantized matrix is three arrays: words, scales,
+/// and the biases or super-scales of its `ScaleFormat`. Without these, the scales are passed twice.
 pub struct ProductVjp {
     /// The size of the matrix.
     pub size: Size,
@@ -61,7 +61,7 @@ impl Work for ProductVjp {
     }
 
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        // SAFETY: `pulled_back` passes arrays of the documented types, in the documented order.
+        // SAFETY: `vjp_of` (mlx-rs-core) passes arrays of the documented types, in the documented order.
         let of = |i: usize| unsafe {
             let input = inputs.get(i);
             input.map(|i| i.as_slice::<f32>()).unwrap_or_default()
@@ -69,7 +69,7 @@ impl Work for ProductVjp {
         let c = of(0);
         let stored = match self.kind {
             MatrixFormat::Dense(number) => {
-                // SAFETY: `pulled_back` passes an array of this type.
+                // SAFETY: `vjp_of` (mlx-rs-core) passes an array of this type.
                 Stored::Dense(unsafe { DenseView::new(number, inputs.get(1)) })
             }
             MatrixFormat::Quantized {
@@ -79,7 +79,7 @@ impl Work for ProductVjp {
             } => {
                 let groups = self.size.k / group;
                 let matrix = inputs.get(1..).unwrap_or_default();
-                // SAFETY: `pulled_back` passes the arrays of a matrix in this format.
+                // SAFETY: `vjp_of` (mlx-rs-core) passes the arrays of a matrix in this format.
                 Stored::Quantized(unsafe {
                     PackedMatrix::from_inputs(matrix, (bits, groups, scales))
                 })

@@ -484,7 +484,7 @@ pub(crate) struct PackedMatrix<'a> {
 
 impl<'a> PackedMatrix<'a> {
     /// A matrix from the inputs of an operation: the arrays of a `QuantizedMatrix`, with `groups`
-    /// groups of `bits`-bit codes per row. `None` if inputs are missing.
+    /// groups of `bits`-bit codes per row. The matrix is empty if inputs are missing.
     ///
     /// # Safety
     /// The first input must consist of 32-bit words. The other inputs must have the types that the

@@ -62,7 +62,8 @@ pub(crate) fn prepare_inputs(
     }
 }
 
-/// Multiplies the rows of row blocks with rows of inputs: `out` is `[inputs, rows of the matrix]`.
+/// Multiplies each matrix row with each input row. `out` is `[input rows, matrix rows]`; the matrix
+/// rows are those of whole row blocks.
 pub(crate) fn qgemv(
     isa: Isa,
     matrix: PackedMatrix<'_>,

@@ -16,7 +16,7 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The number of bytes of the header's length, which precedes the header.
+/// The size in bytes of the field before the header. The field contains the header's length.
 const LENGTH_BYTES: u64 = 8;
 
 /// The maximum header size.

@@ -145,7 +145,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] when the axis does not exist or has fewer than `k` values.
+    /// [`ErrorKind::Index`] when the axis does not exist, or when `k` is not between 1 and the
+    /// axis's length.
     pub fn topk(&self, k: i32, axis: i32) -> Result<Array> {
         self.check_rank("topk", k.saturating_sub(1), axis)?;
         let length = self.dim(axis)?;

@@ -1,4 +1,5 @@
-//! Tests that request options have equal effects on the Python backend and on the native engine.
+//! Tests request options on the Python backend. The first test compares their effects with those
+//! on the native engine.
 
 use super::*;
 

@@ -218,8 +218,8 @@ impl Sampling {
     }
 }
 
-/// Disables the filters that llama.cpp's list omits, and applies the list's order. Two orders are
-/// supported: temperature first or last.
+/// Applies the request's `samplers`: disables the filters that the list omits, and sets the order.
+/// Temperature must be first or last. The filters must be in the order of `FIRST` or `LAST`.
 fn ordered(sampling: &mut SamplingOptions, samplers: &[String]) -> Result<(), ApiError> {
     const PARAM: &str = "samplers";
     const LAST: [&str; 6] = ["top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"];

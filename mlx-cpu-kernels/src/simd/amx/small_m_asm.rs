@@ -314,7 +314,7 @@ macro_rules! keep {
     };
 }
 
-/// Runs `groups` groups, at least one, from the state in `scratch`.
+/// Runs `count` groups, at least one, from the state in `scratch`.
 ///
 /// # Safety
 /// The tile registers must be configured, and the processor must have avx512f and avx512bw. Each

@@ -18,8 +18,8 @@ use crate::layout::tile::LANES;
 /// The number of input panels per pass over a matrix.
 pub(crate) const PANELS: usize = 2;
 
-/// The number of matrix rows per tile. With [`PANELS`] vectors per row, integer sums and group sums
-/// fill the registers.
+/// The number of matrix rows per tile. With [`PANELS`] vectors per row, the integer sums and the
+/// group sums take 24 of the 32 registers. The others hold inputs and scales.
 const TILE_ROWS: usize = 6;
 
 /// Quantizes columns `[columns, LANES]`, with a scale per [`STEP`] columns.

@@ -201,7 +201,7 @@ fn dot_rows_m<const M: usize, const A: usize>(row: &[f32], x: &[&[f32]], out: &m
     let mut sums = [[zero; A]; M];
     let vectorized = k / (WIDTH * A) * (WIDTH * A);
     for at in (0..vectorized).step_by(WIDTH * A) {
-        // SAFETY: all offsets are below `whole`, the length of all rows.
+        // SAFETY: all offsets are below `vectorized`, and all rows have `k` elements or more.
         unsafe {
             let mut w = [zero; A];
             for (a, w) in w.iter_mut().enumerate() {
@@ -273,7 +273,7 @@ pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: Tile
     }
 }
 
-/// Packs the first `whole` elements of four input rows. The rows become `lane` and the next three
+/// Packs the first `vectorized` elements of four input rows. The rows become `lane` and the next three
 /// lanes of a panel.
 ///
 /// # Safety
@@ -292,10 +292,9 @@ pub(crate) unsafe fn pack_rows(
     );
     assert!(rows.iter().all(|(row, _)| row.len() >= vectorized));
     assert!(weight.is_none_or(|w| w.len() >= vectorized));
-    // `vectorized` is at most `whole`, so accesses stay within the rows.
     for at in (0..vectorized).step_by(WIDTH) {
         let mut block = [vdupq_n_f32(0.0); WIDTH];
-        // SAFETY: four elements from `at` on are below `whole`, so rows, weight and panel have
+        // SAFETY: four elements from `at` on are below `vectorized`, so rows, weight and panel have
         // them.
         unsafe {
             for (block, (row, factor)) in block.iter_mut().zip(rows) {
