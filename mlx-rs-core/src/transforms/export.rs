@@ -5,9 +5,9 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io::Read;
 use std::marker::PhantomData;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::path::Path;
 
+use inference_formats::atomic::AtomicFile;
 use mlx_sys as sys;
 
 use crate::array::Array;
@@ -501,17 +501,14 @@ impl Drop for Map {
     }
 }
 
-/// A file that is written beside its destination, and moved there when it is complete.
+/// A file that MLX writes by its path. It gets its final name when it is complete.
 struct Partial {
-    temporary: PathBuf,
-    path: PathBuf,
+    file: AtomicFile,
     c_path: CString,
-    kept: bool,
 }
 
 impl Partial {
     fn create(path: &Path) -> Result<Self> {
-        static COUNTER: AtomicU64 = AtomicU64::new(0);
         let bad = |why: &dyn std::fmt::Display| {
             Error::new(
                 ErrorKind::Value,
@@ -520,48 +517,20 @@ impl Partial {
             )
         };
         crate::io::check_replaceable(path).map_err(|why| bad(&why))?;
-        let name = path.file_name().ok_or_else(|| bad(&"it names no file"))?;
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(
-            ".{}.{}.partial",
-            std::process::id(),
-            COUNTER.fetch_add(1, Ordering::Relaxed)
-        ));
-        let temporary = path.with_file_name(hidden);
-        let c_path = c_path(EXPORT, &temporary)?;
-        // Creating the file reports a problem with the directory before MLX does, and reserves the
-        // name.
-        File::create_new(&temporary).map_err(|e| bad(&e))?;
-        Ok(Self {
-            temporary,
-            path: path.to_path_buf(),
-            c_path,
-            kept: false,
+        // Creating the file reports a problem with the directory before MLX does.
+        let file = AtomicFile::create(path).map_err(|e| bad(&e))?;
+        let c_path = c_path(EXPORT, file.unfinished())?;
+        Ok(Self { file, c_path })
+    }
+
+    fn keep(self) -> Result<()> {
+        let path = self.file.path().to_owned();
+        self.file.commit().map_err(|e| {
+            Error::new(
+                ErrorKind::Value,
+                EXPORT,
+                format!("cannot complete {}: {e}", path.display()),
+            )
         })
-    }
-
-    fn keep(mut self) -> Result<()> {
-        File::open(&self.temporary)
-            .and_then(|file| file.sync_all())
-            .and_then(|()| std::fs::rename(&self.temporary, &self.path))
-            .map_err(|e| {
-                Error::new(
-                    ErrorKind::Value,
-                    EXPORT,
-                    format!("cannot complete {}: {e}", self.path.display()),
-                )
-            })?;
-        self.kept = true;
-        Ok(())
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        if !self.kept {
-            // A drop cannot report an error, and nothing depends on the removal.
-            let _ = std::fs::remove_file(&self.temporary);
-        }
     }
 }
