@@ -6,6 +6,7 @@
 mod common;
 #[path = "../common/served.rs"]
 mod served;
+mod turns;
 
 use std::io::Read;
 use std::process::{Command, Stdio};

@@ -130,7 +130,7 @@ impl Batch {
                     let n = i32::try_from(tokens).unwrap_or(i32::MAX);
                     let copy = cache::copy_prefix(&sequence.caches, n);
                     if let Some(copy) = copy.map_err(engine_error("prefill"))? {
-                        copied.push((i, tokens, copy));
+                        copied.push((i, from, tokens, copy));
                     }
                 }
             }
@@ -142,12 +142,18 @@ impl Batch {
                 };
                 return Ok(self.rows.iter().zip(actions).map(until).collect());
             }
-            for (i, tokens, copy) in copied {
-                let member = &mut self.rows[i];
-                if let Some(sequence) = &mut member.sequence {
+            let requests = self.rows.len();
+            for (i, from, tokens, copy) in copied {
+                let Ok([member, other]) = self.rows.get_disjoint_mut([i, from]) else {
+                    continue;
+                };
+                if let (Some(sequence), Some(other)) = (&mut member.sequence, &mut other.sequence) {
                     cache::eval_caches(&copy).map_err(engine_error("prefill"))?;
                     let all = member.request.so_far().len();
                     (sequence.caches, sequence.prefilled) = (copy.for_sequence(all), tokens);
+                    let checkpoints = &mut sequence.checkpoints;
+                    let caches = &sequence.caches;
+                    checkpoints.copy_from(&other.checkpoints, caches, tokens, requests)?;
                     sequence.begun = true;
                     if all == member.request.prompt().len() {
                         member.request.clock().cached(tokens);
@@ -184,6 +190,7 @@ impl Batch {
     /// As [`Self::prefill`], for rows with edits or for rows without, each up to its limit in
     /// `until`.
     fn prefill_group(&mut self, until: &[Option<usize>], edited: bool) -> Result<()> {
+        let requests = self.rows.len();
         let mut waiting: Vec<(&mut Member, usize)> = self
             .rows
             .iter_mut()
@@ -215,13 +222,11 @@ impl Batch {
             let n = left
                 .min(step_size(member))
                 .min(budget.saturating_sub(tokens.len() + reserved));
-            if n == 0 {
+            let Some(sequence) = member.sequence.as_ref().filter(|_| n > 0) else {
                 continue;
-            }
-            let prefilled = member
-                .sequence
-                .as_ref()
-                .map_or(0, |sequence| sequence.prefilled);
+            };
+            let prefilled = sequence.prefilled;
+            let n = sequence.checkpoints.end(prefilled, prefilled + n) - prefilled;
             tokens.extend_from_slice(&member.request.so_far()[prefilled..prefilled + n]);
             chosen.push((member, n));
         }
@@ -265,7 +270,11 @@ impl Batch {
         let sequences = chosen.iter().filter_map(|(m, _)| m.sequence.as_ref());
         eval(sequences.flat_map(|sequence| pending(sequence).chain(state(sequence))))
             .and_then(|()| memory::clear_cache())
-            .map_err(engine_error("prefill"))
+            .map_err(engine_error("prefill"))?;
+        for sequence in chosen.iter_mut().filter_map(|(m, _)| m.sequence.as_mut()) {
+            (sequence.checkpoints).step(&sequence.caches, sequence.prefilled, requests)?;
+        }
+        Ok(())
     }
 
     /// Starts the next token of every running row, then reads the pending tokens.

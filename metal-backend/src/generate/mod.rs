@@ -6,6 +6,7 @@
 //! `speculative.rs` computes several tokens of one request in one pass.
 
 mod batch;
+mod checkpoints;
 mod metrics;
 mod prefill;
 mod prefix_sharing;

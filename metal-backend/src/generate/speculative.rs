@@ -113,7 +113,7 @@ impl SpeculativeDecoder {
                     prefixes.epoch(),
                     request,
                 )
-                .0
+                .caches
             }
             Drafter::Lookup(_) => Caches::default(),
         };
