@@ -66,7 +66,7 @@ fn a_second_turn_computes_its_new_tokens() {
         for slots in [1, 4] {
             let model = load(name, slots);
             let model = model.as_ref();
-            let mut messages = vec![Message::system(text(1, 300)), Message::user(text(2, 1650))];
+            let mut messages = vec![Message::system(text(1, 300)), Message::user(text(2, 1700))];
             let first = chat(model, &messages);
             assert!(first.len() >= 2000, "{}", first.len());
             let (_, computed) = reply(model, &first, &greedy(30));
@@ -161,7 +161,7 @@ fn conversations_of_a_batch_compute_their_new_tokens() {
         let model = model.as_ref();
         let system = Message::system(text(1, 300));
         let mut chats: Vec<Vec<Message>> = (0..3)
-            .map(|i| vec![system.clone(), Message::user(text(20 + i, 1650))])
+            .map(|i| vec![system.clone(), Message::user(text(20 + i, 1700))])
             .collect();
         let prompts = |chats: &[Vec<Message>]| -> Vec<Vec<u32>> {
             chats.iter().map(|messages| chat(model, messages)).collect()

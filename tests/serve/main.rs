@@ -4,6 +4,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod drafts;
 #[path = "../common/served.rs"]
 mod served;
 mod turns;

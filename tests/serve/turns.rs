@@ -46,7 +46,7 @@ fn a_second_turn_of_a_hybrid_is_not_computed_again() {
         };
         let mut messages = json!([
             {"role": "system", "content": text(1, 300)},
-            {"role": "user", "content": text(2, 1650)},
+            {"role": "user", "content": text(2, 1700)},
         ]);
         let (_, first, cached) = ask(&messages, true);
         assert!(first >= 2000 && cached == 0, "{name}: {first}, {cached}");

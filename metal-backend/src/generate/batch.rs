@@ -4,7 +4,10 @@
 //!
 //! The rows' tokens are packed without padding: a row of length `L` costs `L` positions. Each row
 //! has its own caches, so rows of any length and age run together. A prefix that several prompts
-//! share is computed once (`prefix_sharing.rs`).
+//! share is computed once (`prefix_sharing.rs`). Rows with a drafter compute several tokens a step
+//! (`batch/speculation.rs`).
+
+mod speculation;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +15,8 @@ use std::sync::Arc;
 use inference::{BatchEvent, BatchSession, Error, GenerateOptions, Prompt, RequestId, Result};
 use mlx_rs_core::{Array, async_eval, concatenate, eval, memory};
 
-use super::prefix_sharing::{self, PrefillAction, RowState};
+use super::draft::{Draft, trimmable};
+use super::prefix_sharing::{self, Kin, PrefillAction, RowState};
 use super::sequence::{Pending, SequenceState, draw_rows};
 use super::{CLEAR_EVERY, Request, read};
 use crate::cache::{self, Caches, Row};
@@ -36,6 +40,8 @@ struct Member {
     request: Request,
     /// The computation; `None` when the request has ended.
     sequence: Option<SequenceState>,
+    /// The drafter, if the request speculates.
+    draft: Option<Draft>,
     /// The request's error, which is reported after the step.
     error: Option<Error>,
 }
@@ -57,16 +63,22 @@ impl Batch {
     /// As [`super::Generation::new`].
     pub fn add_ids(&mut self, prompt: Vec<u32>, options: &GenerateOptions) -> Result<RequestId> {
         let mut request = Request::new(Arc::clone(&self.engine), prompt, options)?;
-        let caches = self.engine.cache_options();
-        let sequence = self
-            .engine
-            .scope(|| SequenceState::new(&mut request, caches))?;
+        let engine = &self.engine;
+        let (sequence, draft) = engine.scope(|| -> Result<_> {
+            let draft = Draft::new(&request)?;
+            let caches = match &draft {
+                Some(_) => trimmable(engine),
+                None => *engine.cache_options(),
+            };
+            Ok((SequenceState::new(&mut request, &caches)?, draft))
+        })?;
         let id = RequestId::new(self.next_id);
         self.next_id += 1;
         self.rows.push(Member {
             id,
             request,
             sequence: Some(sequence),
+            draft,
             error: None,
         });
         Ok(id)
@@ -99,7 +111,7 @@ impl Batch {
                 tokens: Vec::new(),
                 cached: 0,
                 waits: false,
-                kin: (0, 0),
+                kin: Kin::default(),
                 salt: None,
             },
         };
@@ -280,18 +292,23 @@ impl Batch {
     /// Starts the next token of every running row, then reads the pending tokens.
     fn decode(&mut self) -> Result<()> {
         let mut running: Vec<(&mut Member, Pending)> = Vec::new();
+        let mut speculating: Vec<(&mut Member, Pending)> = Vec::new();
         for member in &mut self.rows {
             if let Some(pending) = member
                 .sequence
                 .as_mut()
                 .and_then(|sequence| sequence.next.take())
             {
-                running.push((member, pending));
+                match member.draft {
+                    Some(_) => speculating.push((member, pending)),
+                    None => running.push((member, pending)),
+                }
             }
         }
         for edited in [false, true] {
             decode_group(&mut running, edited)?;
         }
+        speculation::decode(speculating)?;
         for (member, pending) in running {
             let read = read(&pending, &member.request)?;
             if let Err(error) = read.check() {
@@ -389,6 +406,9 @@ impl BatchSession for Batch {
                 return true;
             };
             if let Some(sequence) = member.sequence.take() {
+                if let Some(draft) = member.draft.take() {
+                    draft.keep(&member.request, member.request.tokens());
+                }
                 sequence.keep(&member.request);
             }
             events.push_back(BatchEvent::Done {

@@ -6,6 +6,7 @@ use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::{Array, async_eval};
 
 use super::checkpoints::Recorder;
+use super::prefix_sharing::Kin;
 use super::request::Request;
 use crate::arch::Decoder;
 use crate::cache::prefix::Found;
@@ -188,10 +189,13 @@ impl SequenceState {
         self.checkpoints.clear();
     }
 
-    /// The adapter epoch, and the rotary stretch of the keys. Rows share a prefix only if both are
-    /// equal.
-    pub fn kin(&self) -> (u64, usize) {
-        (self.epoch, self.caches.stretch())
+    /// What the caches must have in common with those of other rows to be shared.
+    pub fn kin(&self) -> Kin {
+        Kin {
+            epoch: self.epoch,
+            stretch: self.caches.stretch(),
+            trimmable: self.options.trimmable,
+        }
     }
 
     /// Queues the step after `token`, and returns its sampled token and logits, not yet evaluated.
