@@ -1,6 +1,6 @@
 //! The operator's values for fields that a request omits. They override the API's own defaults.
 
-use inference::{Error, ErrorKind, GenerateOptions, ParameterValues, Result};
+use inference::{Error, ErrorKind, GenerateOptions, ParameterValues, Result, SpeculativeOptions};
 use serde_json::{Map, Value};
 
 /// Defaults for options that a request omits. An option without a value here has the default of the
@@ -14,6 +14,8 @@ pub struct RequestDefaults {
     pub max_tokens: Option<usize>,
     /// Number of prompt tokens per prefill step.
     pub prefill_step_size: Option<usize>,
+    /// How tokens are drafted. Requests cannot change it, since the reply does not depend on it.
+    pub speculative: SpeculativeOptions,
     /// Variables for the chat template, such as `enable_thinking`. A request's own variables
     /// override them.
     pub template: Map<String, Value>,
@@ -38,6 +40,7 @@ impl RequestDefaults {
         if let Some(step) = self.prefill_step_size {
             options.prefill.prefill_step_size = step;
         }
+        options.speculative = self.speculative.clone();
         if options.max_tokens == 0 {
             return Err(Error::new(
                 ErrorKind::InvalidOption,
@@ -77,6 +80,10 @@ mod tests {
             (value("repeat_penalty", 0.0), "repeat_penalty"),
             (with(|d| d.max_tokens = Some(0)), "max_tokens"),
             (with(|d| d.prefill_step_size = Some(0)), "prefill_step_size"),
+            (
+                with(|d| d.speculative.num_draft_tokens = 65),
+                "num_draft_tokens",
+            ),
         ] {
             let message = result.unwrap_err();
             assert!(message.contains(name), "{message}");

@@ -42,6 +42,8 @@ pub(crate) struct Metrics {
     prompt_tokens: Counter,
     cached_tokens: Counter,
     generated_tokens: Counter,
+    draft_tokens: Counter,
+    accepted_draft_tokens: Counter,
     queue_time: Histogram,
     first_token: Histogram,
     prefill_time: Histogram,
@@ -74,6 +76,8 @@ impl Metrics {
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
             generated_tokens: Counter::default(),
+            draft_tokens: Counter::default(),
+            accepted_draft_tokens: Counter::default(),
             queue_time: seconds(),
             first_token: seconds(),
             prefill_time: seconds(),
@@ -136,6 +140,16 @@ impl Metrics {
             "Tokens of replies",
             self.generated_tokens.clone(),
         );
+        r.register(
+            "draft_tokens",
+            "Tokens that a drafter proposed",
+            self.draft_tokens.clone(),
+        );
+        r.register(
+            "accepted_draft_tokens",
+            "Proposed tokens that the model accepted",
+            self.accepted_draft_tokens.clone(),
+        );
         let mut time = |name: &str, help: &str, histogram: &Histogram| {
             r.register_with_unit(name, help, Unit::Seconds, histogram.clone());
         };
@@ -183,6 +197,9 @@ impl Metrics {
         self.prompt_tokens.inc_by(m.prompt_tokens as u64);
         self.cached_tokens.inc_by(m.cached_tokens as u64);
         self.generated_tokens.inc_by(m.generated_tokens as u64);
+        self.draft_tokens.inc_by(m.draft_tokens as u64);
+        self.accepted_draft_tokens
+            .inc_by(m.accepted_draft_tokens as u64);
         self.first_token
             .observe(m.time_to_first_token.as_secs_f64());
         self.prefill_time.observe(m.prefill_time.as_secs_f64());

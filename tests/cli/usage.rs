@@ -69,12 +69,9 @@ fn stderr(output: &Output) -> String {
 
 #[test]
 fn flags_that_would_do_nothing_are_refused() {
-    // A draft model works for one request at a time, and a bounded cache cannot be quantized.
+    // One token needs no drafts, and a bounded cache cannot be quantized.
     for (args, named) in [
-        (&["batch", "--draft-model", "x"][..], "--draft-model"),
-        (&["batch", "--prompt-lookup", "2"], "--prompt-lookup"),
-        (&["batch", "--num-draft-tokens", "2"], "--num-draft-tokens"),
-        (&["classify", "--draft-model", "x"], "--draft-model"),
+        (&["classify", "--draft-model", "x"][..], "--draft-model"),
         (
             &["perplexity", "-p", "x", "--draft-model", "x"],
             "--draft-model",
@@ -90,12 +87,15 @@ fn flags_that_would_do_nothing_are_refused() {
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         assert!(stderr(&output).contains(named), "{}", stderr(&output));
     }
+    for name in ["generate", "chat", "batch", "serve"] {
+        let text = stdout(&output(&[name, "--help"]));
+        for flag in ["--draft-model", "--num-draft-tokens", "--prompt-lookup"] {
+            assert!(text.contains(flag), "{name}: {flag}");
+        }
+    }
     for name in ["generate", "chat"] {
         let text = stdout(&output(&[name, "--help"]));
         for flag in [
-            "--draft-model",
-            "--num-draft-tokens",
-            "--prompt-lookup",
             "--max-kv-size",
             "--kv-bits",
             "--kv-group-size",

@@ -9,8 +9,8 @@ use std::path::Path;
 
 use crate::common::{fixture, greedy, tiny, tiny_names};
 use inference::{
-    BatchEvent, CancelToken, ErrorKind, FinishReason, GenerateOptions, Interrupt, LoadOptions,
-    Precision, Prompt, RequestId, TextModel,
+    BatchEvent, CancelToken, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Grammar,
+    Interrupt, LoadOptions, Precision, Prompt, RequestId, TextModel,
 };
 
 fn ids(from: u32, n: u32) -> Prompt {

@@ -4,6 +4,7 @@
 mod alone;
 mod attention_sums;
 mod cache_dir;
+mod checkpoints;
 #[path = "../common/mod.rs"]
 mod common;
 mod encoders;

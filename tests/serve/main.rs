@@ -4,8 +4,10 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod drafts;
 #[path = "../common/served.rs"]
 mod served;
+mod turns;
 
 use std::io::Read;
 use std::process::{Command, Stdio};

@@ -439,6 +439,7 @@ pub(crate) fn finish_options(
     if let Some(step) = app.defaults.prefill_step_size {
         options.prefill.prefill_step_size = step;
     }
+    options.speculative = app.defaults.speculative.clone();
     options.validate().map_err(|e| ApiError::of_engine(&e))?;
     options.interrupt.deadline = Some(arrived + app.limits.request_timeout);
     Ok(options)

@@ -182,6 +182,10 @@ impl LayerState for ChunkedCache {
         true
     }
 
+    fn keeps_all(&self, _: i32) -> bool {
+        true
+    }
+
     fn reset(&mut self) {
         *self = Self::new();
     }

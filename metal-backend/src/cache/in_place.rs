@@ -229,6 +229,10 @@ impl LayerState for InPlaceCache {
         self.chunks.can_trim(n)
     }
 
+    fn keeps_all(&self, positions: i32) -> bool {
+        self.chunks.keeps_all(positions)
+    }
+
     fn reset(&mut self) {
         self.memory = None;
         self.chunks.reset();
@@ -240,6 +244,13 @@ impl LayerState for InPlaceCache {
 
     fn copy(&self) -> Result<Box<dyn LayerState>> {
         Ok(Box::new(Self::copy_all(&[self], i32::MAX)?.remove(0)))
+    }
+
+    fn copy_to(&self, n: i32, _: Option<&dyn LayerState>) -> Result<Option<Box<dyn LayerState>>> {
+        if n > self.offset() {
+            return Ok(None);
+        }
+        Ok(Some(Box::new(Self::copy_all(&[self], n)?.remove(0))))
     }
 
     fn kind(&self) -> String {

@@ -6,10 +6,12 @@
 //! grows without limit, as [`ChunkedCache`]s until our kernels write it in place. [`RotatingCache`]
 //! holds the last positions (and a few of the first). [`WindowedCache`] holds the same and can be
 //! truncated. [`QuantizedCache`] grows and is packed. [`CacheOptions`] determines the kind for a
-//! layer. [`RecurrentState`] holds arrays of fixed shape instead, and [`PairState`] both. `file.rs`
+//! layer. [`RecurrentState`] holds arrays of fixed shape instead, and [`PairState`] both.
+//! `checkpoint.rs` keeps copies of states that cannot be trimmed. `file.rs`
 //! keeps caches on disk, `mlx_lm.rs` in the format of Python's mlx-lm. `tier/` manages a directory of
 //! such files.
 
+pub(crate) mod checkpoint;
 mod chunked;
 pub mod file;
 mod in_place;
@@ -29,6 +31,7 @@ mod test_support;
 pub(crate) mod tier;
 mod windowed;
 
+pub(crate) use checkpoint::Checkpoints;
 pub use in_place::{InPlaceCache, KvAllocator};
 pub use pair::PairState;
 pub use portable::Portable;
@@ -401,28 +404,53 @@ pub fn alike(caches: &Caches, others: &Caches) -> bool {
 
 /// A separate copy of the first `n` positions. `None` if a layer cannot be truncated to `n`.
 pub fn copy_prefix(caches: &Caches, n: i32) -> Result<Option<Caches>> {
-    let surplus = offset(caches).saturating_sub(n);
-    if surplus < 0 || !caches.iter().all(|c| c.can_trim(surplus)) {
+    copy_with(caches, n, &[])
+}
+
+/// The layer's part of a checkpoint.
+fn part_of(parts: &[Option<Box<dyn LayerState>>], layer: usize) -> Option<&dyn LayerState> {
+    parts.get(layer)?.as_deref()
+}
+
+/// Whether [`copy_with`] is possible.
+fn can_copy_with(caches: &Caches, n: i32, parts: &[Option<Box<dyn LayerState>>]) -> bool {
+    let mut layers = caches.iter().enumerate();
+    layers.all(|(i, layer)| layer.can_copy_to(n, part_of(parts, i)))
+}
+
+/// As [`copy_prefix`], with `parts` for the layers that cannot be truncated.
+fn copy_with(
+    caches: &Caches,
+    n: i32,
+    parts: &[Option<Box<dyn LayerState>>],
+) -> Result<Option<Caches>> {
+    if !can_copy_with(caches, n, parts) {
         return Ok(None);
     }
-    let in_place: Option<Vec<_>> = (caches.iter())
-        .map(|c| match c.as_recurrent() {
-            Some(_) => None,
-            None => c.as_kv().and_then(KvCache::in_place),
-        })
-        .collect();
-    let layers = match in_place {
-        Some(layers) => (InPlaceCache::copy_all(&layers, n)?.into_iter())
-            .map(|copy| Box::new(copy) as Box<dyn LayerState>)
-            .collect(),
-        None => caches.iter().map(|c| c.copy()).collect::<Result<_>>()?,
+    let in_place = |layer: &dyn LayerState| -> bool {
+        layer.as_recurrent().is_none() && layer.as_kv().and_then(KvCache::in_place).is_some()
     };
-    let mut copy = Caches {
+    // Several layers of this kind share an allocation.
+    let grown: Vec<_> = (caches.iter())
+        .filter(|layer| in_place(layer.as_ref()))
+        .filter_map(|layer| layer.as_kv().and_then(KvCache::in_place))
+        .collect();
+    let mut grown = InPlaceCache::copy_all(&grown, n)?.into_iter();
+    let mut layers = Vec::with_capacity(caches.len());
+    for (i, layer) in caches.iter().enumerate() {
+        let copy = match in_place(layer.as_ref()) {
+            true => grown
+                .next()
+                .map(|copy| Box::new(copy) as Box<dyn LayerState>),
+            false => layer.copy_to(n, part_of(parts, i))?,
+        };
+        let Some(copy) = copy else { return Ok(None) };
+        layers.push(copy);
+    }
+    Ok(Some(Caches {
         layers,
         switches: caches.switches.clone(),
         gradual: caches.gradual,
         reach: caches.reach,
-    };
-    let rest = offset(&copy).saturating_sub(n);
-    Ok((rest == 0 || trim(&mut copy, rest)).then_some(copy))
+    }))
 }

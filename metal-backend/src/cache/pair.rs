@@ -22,6 +22,16 @@ impl PairState {
     }
 }
 
+/// The parts of a checkpoint for both states. It has no keys if they can be trimmed.
+fn parts(part: Option<&dyn LayerState>) -> (Option<&dyn LayerState>, Option<&dyn LayerState>) {
+    let keys = part.and_then(|part| part.as_kv());
+    let state = part.and_then(|part| part.as_recurrent());
+    (
+        keys.map(|keys| keys as &dyn LayerState),
+        state.map(|state| state as &dyn LayerState),
+    )
+}
+
 impl LayerState for PairState {
     fn offset(&self) -> i32 {
         self.state.offset()
@@ -54,11 +64,52 @@ impl LayerState for PairState {
         self.can_trim(n) && self.keys.trim(n) && self.state.trim(n)
     }
 
+    fn keeps_all(&self, positions: i32) -> bool {
+        self.keys.keeps_all(positions) && self.state.keeps_all(positions)
+    }
+
     fn copy(&self) -> Result<Box<dyn LayerState>> {
         Ok(Box::new(Self {
             keys: self.keys.copy()?,
             state: self.state.clone(),
         }))
+    }
+
+    fn checkpoint(&self, positions: i32) -> Result<Option<Box<dyn LayerState>>> {
+        // Keys that can be trimmed would only cost memory.
+        match self.keys.keeps_all(positions) {
+            true => self.state.checkpoint(positions),
+            false => self.copy().map(Some),
+        }
+    }
+
+    fn can_copy_to(&self, n: i32, part: Option<&dyn LayerState>) -> bool {
+        let (keys, state) = parts(part);
+        self.keys.can_copy_to(n, keys) && self.state.can_copy_to(n, state)
+    }
+
+    fn copy_to(
+        &self,
+        n: i32,
+        part: Option<&dyn LayerState>,
+    ) -> Result<Option<Box<dyn LayerState>>> {
+        let (keys, state) = parts(part);
+        if !self.state.can_copy_to(n, state) {
+            return Ok(None);
+        }
+        let source = match (
+            self.state.offset() == n,
+            part.and_then(|p| p.as_recurrent()),
+        ) {
+            (false, Some(state)) => state,
+            _ => &self.state,
+        };
+        let Some(keys) = self.keys.copy_to(n, keys)? else {
+            return Ok(None);
+        };
+        let mut state = source.clone();
+        state.trim(state.offset().saturating_sub(n));
+        Ok(Some(Box::new(Self { keys, state })))
     }
 
     fn kind(&self) -> String {

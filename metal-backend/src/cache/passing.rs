@@ -78,6 +78,10 @@ impl LayerState for PassingCache {
         true
     }
 
+    fn keeps_all(&self, _: i32) -> bool {
+        true
+    }
+
     fn reset(&mut self) {}
 
     fn trim(&mut self, _n: i32) -> bool {

@@ -3,10 +3,14 @@
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::cache::{self, Caches};
+use crate::cache::checkpoint::{Cut, can_trim_anywhere};
+use crate::cache::{self, Caches, Checkpoints};
 
 /// The memory limit in bytes. Beyond it, the least recently used caches are dropped.
 const BYTES: usize = 2 << 30;
+
+/// The part of the memory that checkpoints of running requests may use.
+const CHECKPOINTS: usize = 4;
 
 /// A copy costs one operation per layer, and array caches copy their whole capacity. So skip a copy
 /// when less than 1/64 of the cached tokens is shared.
@@ -44,7 +48,34 @@ struct Entry {
     salt: Option<String>,
     tokens: Vec<u32>,
     caches: Caches,
+    /// For caches that cannot be trimmed to each prefix.
+    checkpoints: Checkpoints,
+    /// Of caches and checkpoints.
     bytes: usize,
+}
+
+impl Entry {
+    /// The longest beginning of a prompt to which the caches can be cut, if they are of the right
+    /// kind.
+    fn cut(&self, salt: Option<&str>, prompt: &[u32], like: &Caches) -> Option<Cut<'_>> {
+        if self.salt.as_deref() != salt || !cache::alike(&self.caches, like) {
+            return None;
+        }
+        // At least one token is left to compute, because its pass gives the first logits.
+        let n = common(&self.tokens, prompt).min(prompt.len().saturating_sub(1));
+        self.checkpoints.cut(&self.caches, n)
+    }
+}
+
+/// Caches for a prompt.
+#[derive(Debug)]
+pub struct Found {
+    /// The states after the first `tokens` tokens of the prompt.
+    pub caches: Caches,
+    /// The number of tokens.
+    pub tokens: usize,
+    /// Checkpoints of these tokens.
+    pub checkpoints: Checkpoints,
 }
 
 /// The length of the common prefix of two sequences.
@@ -69,6 +100,12 @@ impl Prefixes {
     /// The number of adapter changes. A request must read it before it computes anything.
     pub fn epoch(&self) -> u64 {
         self.store().epoch
+    }
+
+    /// The memory limit for the checkpoints of all running requests together, in bytes; `None` if
+    /// nothing is kept, so that checkpoints are of no use.
+    pub fn checkpoint_bytes(&self) -> Option<usize> {
+        (self.slots > 0).then_some(self.bytes / CHECKPOINTS)
     }
 
     /// Begins an epoch, and drops the caches of the previous epoch. Call it after the adapter
@@ -98,26 +135,22 @@ impl Prefixes {
 
     /// The number of tokens of an entry that a prompt can use.
     fn usable(&self, entry: &Entry, salt: Option<&str>, prompt: &[u32], like: &Caches) -> usize {
-        let n = common(&entry.tokens, prompt).min(prompt.len().saturating_sub(1));
-        let surplus = i32::try_from(entry.tokens.len() - n).unwrap_or(i32::MAX);
-        let possible = || entry.caches.iter().all(|c| c.can_trim(surplus));
-        let worth = self.slots <= 1 || worth_copying(n, entry.tokens.len());
-        let ours = entry.salt.as_deref() == salt;
-        if ours && n > 0 && worth && cache::alike(&entry.caches, like) && possible() {
-            n
-        } else {
-            0
+        let n = entry.cut(salt, prompt, like).map_or(0, |cut| cut.tokens);
+        match self.slots <= 1 || worth_copying(n, entry.tokens.len()) {
+            true => n,
+            false => 0,
         }
     }
 
     /// The caches with the longest common prefix with `prompt`, cut to that length, and the length.
-    /// Only caches of the same kinds and sequence as `like` match. With an outdated `epoch` there
-    /// are none. At least one token is left to compute, because its pass gives the first logits.
+    /// Caches that cannot be trimmed are cut to a checkpoint. Only caches of the same kinds and
+    /// sequence as `like` match. With an outdated `epoch` there are none.
     ///
     /// If the prompt continues an entry as a whole, the entry is removed. The request later stores
     /// the longer caches, or loses them if it fails. Otherwise the request receives a copy, so that
     /// several conversations with the same system prompt each keep their caches. With a single
     /// slot, the entry is removed in any case, because the request's own caches will replace it.
+    /// Entries with a recurrent state always stay.
     ///
     /// Only caches stored with the same salt match.
     pub fn take_salted(
@@ -125,7 +158,7 @@ impl Prefixes {
         (epoch, salt): (u64, Option<&str>),
         prompt: &[u32],
         like: &Caches,
-    ) -> Option<(Caches, usize)> {
+    ) -> Option<Found> {
         let mut store = self.store();
         if store.epoch != epoch {
             return None;
@@ -140,40 +173,65 @@ impl Prefixes {
         let reach = usize::try_from(like.reach()).unwrap_or(0);
         let mut entry = store.entries.remove(best);
         let surplus = i32::try_from(entry.tokens.len() - n).unwrap_or(i32::MAX);
+        let cut = entry.cut(salt, prompt, like)?;
+        let rewinds = entry.caches.rewinds();
         // A recurrent state cannot be cut back to this prefix later, so the entry stays for other
         // prompts. A copy of the state costs no memory until the copy advances.
-        if !entry.caches.rewinds() || (surplus > 0 && self.slots > 1) {
-            let copy = cache::copy_prefix(&entry.caches, i32::try_from(n).ok()?);
-            store.entries.push(entry);
-            return Some((copy.ok()??.for_sequence(reach), n));
+        if !cut.is_plain() || !rewinds || (surplus > 0 && self.slots > 1) {
+            let copy = cut.copy(&entry.caches);
+            let checkpoints = entry.checkpoints.up_to(n);
+            if !rewinds || self.slots > 1 {
+                store.entries.push(entry);
+            }
+            return Some(Found {
+                caches: copy.ok()??.for_sequence(reach),
+                tokens: n,
+                checkpoints: checkpoints.ok()?,
+            });
         }
-        cache::trim(&mut entry.caches, surplus).then(|| (entry.caches.for_sequence(reach), n))
+        entry.checkpoints.truncate(n);
+        cache::trim(&mut entry.caches, surplus).then(|| Found {
+            caches: entry.caches.for_sequence(reach),
+            tokens: n,
+            checkpoints: entry.checkpoints,
+        })
     }
 
-    /// Stores the caches of `tokens`, computed by a request that began in `epoch`. Beyond the
-    /// limits, the least recently used entries are dropped. Entries whose tokens are a prefix of
-    /// `tokens` are dropped too, unless the new caches cannot be cut back to that prefix. An
-    /// outdated `epoch` stores nothing.
-    pub fn put_salted(&self, (epoch, salt): (u64, Option<&str>), tokens: Vec<u32>, caches: Caches) {
-        let offset = cache::offset(&caches).unsigned_abs() as usize;
-        if tokens.is_empty() || offset != tokens.len() {
+    /// Stores the caches of `tokens` with their checkpoints, computed by a request that began in
+    /// `epoch`. Beyond the limits, the least recently used entries are dropped. Entries whose tokens
+    /// are a prefix of `tokens` are dropped too, unless the new caches cannot be cut back to that
+    /// prefix. An outdated `epoch` stores nothing.
+    pub fn put_with(
+        &self,
+        (epoch, salt): (u64, Option<&str>),
+        tokens: Vec<u32>,
+        caches: Caches,
+        mut checkpoints: Checkpoints,
+    ) {
+        let length = cache::offset(&caches);
+        if tokens.is_empty() || usize::try_from(length) != Ok(tokens.len()) {
             return;
         }
         let mut store = self.store();
         if store.closed || store.epoch != epoch {
             return;
         }
+        if can_trim_anywhere(&caches, length) {
+            checkpoints.clear();
+        }
         let entries = &mut store.entries;
-        let replaces = |entry: &Entry| match caches.rewinds() {
-            true => tokens.starts_with(&entry.tokens),
-            false => tokens == entry.tokens,
+        let replaces = |entry: &Entry| {
+            let n = entry.tokens.len();
+            let cut = || checkpoints.cut(&caches, n).map(|cut| cut.tokens);
+            tokens.starts_with(&entry.tokens) && cut() == Some(n)
         };
         entries.retain(|entry| entry.salt.as_deref() != salt || !replaces(entry));
-        let bytes = caches.iter().map(|c| c.nbytes()).sum();
+        let bytes = caches.iter().map(|c| c.nbytes()).sum::<usize>() + checkpoints.nbytes();
         entries.push(Entry {
             salt: salt.map(str::to_owned),
             tokens,
             caches,
+            checkpoints,
             bytes,
         });
         let total_bytes = |entries: &[Entry]| entries.iter().map(|e| e.bytes).sum::<usize>();
@@ -181,6 +239,11 @@ impl Prefixes {
         {
             entries.remove(0);
         }
+    }
+
+    /// As [`Prefixes::put_with`], without checkpoints.
+    pub fn put_salted(&self, of: (u64, Option<&str>), tokens: Vec<u32>, caches: Caches) {
+        self.put_with(of, tokens, caches, Checkpoints::default());
     }
 
     /// As [`Prefixes::put_salted`], without a salt.
@@ -204,7 +267,8 @@ mod tests {
 
     impl Prefixes {
         fn take(&self, epoch: u64, prompt: &[u32], like: &Caches) -> Option<(Caches, usize)> {
-            self.take_salted((epoch, None), prompt, like)
+            let found = self.take_salted((epoch, None), prompt, like)?;
+            Some((found.caches, found.tokens))
         }
     }
 
@@ -222,7 +286,7 @@ mod tests {
         prefixes.put(0, vec![1, 2, 3], filled(3));
         for salt in [Some("a"), Some("b"), None] {
             let hit = prefixes.take_salted(of(salt), &[1, 2, 3, 4], &filled(0));
-            assert_eq!(hit.unwrap().1, 3, "{salt:?}");
+            assert_eq!(hit.unwrap().tokens, 3, "{salt:?}");
         }
     }
     use crate::cache::{CacheOptions, KvCache, RotatingCache};

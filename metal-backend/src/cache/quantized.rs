@@ -198,6 +198,10 @@ impl LayerState for QuantizedCache {
         true
     }
 
+    fn keeps_all(&self, _: i32) -> bool {
+        true
+    }
+
     fn reset(&mut self) {
         self.store = Store::Plain(ChunkedCache::new());
     }

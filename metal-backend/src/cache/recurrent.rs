@@ -2,7 +2,7 @@
 //! number of positions. The layer defines the meaning of the arrays.
 //!
 //! A state does not contain earlier states, so it cannot be rewound. Therefore a prefix is reused
-//! only as a whole, and speculative decoding is refused.
+//! only as a whole or up to a checkpoint (`checkpoint.rs`), and speculative decoding is refused.
 
 use std::sync::Arc;
 
@@ -209,6 +209,10 @@ impl LayerState for RecurrentState {
 
     fn can_trim(&self, n: i32) -> bool {
         n <= 0 || n >= self.offset
+    }
+
+    fn keeps_all(&self, _: i32) -> bool {
+        false
     }
 
     fn trim(&mut self, n: i32) -> bool {

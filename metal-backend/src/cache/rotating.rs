@@ -234,6 +234,10 @@ impl LayerState for RotatingCache {
         n <= 0 || self.offset <= self.size
     }
 
+    fn keeps_all(&self, positions: i32) -> bool {
+        positions <= self.size
+    }
+
     fn reset(&mut self) {
         self.inner.reset();
         self.offset = 0;

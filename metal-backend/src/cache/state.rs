@@ -48,8 +48,45 @@ pub trait LayerState: std::fmt::Debug + Send {
     /// [`Self::can_trim`] is false, changes nothing and returns false.
     fn trim(&mut self, n: i32) -> bool;
 
+    /// Whether the state of a sequence of `positions` positions can be trimmed to any length.
+    fn keeps_all(&self, positions: i32) -> bool;
+
     /// An independent copy. Where possible, both share memory until one of them writes.
     fn copy(&self) -> Result<Box<dyn LayerState>>;
+
+    /// A copy of what a later trim cannot restore, if the sequence is expected to reach `positions`
+    /// positions; `None` if a trim restores everything.
+    fn checkpoint(&self, positions: i32) -> Result<Option<Box<dyn LayerState>>> {
+        match self.keeps_all(positions) {
+            true => Ok(None),
+            false => self.copy().map(Some),
+        }
+    }
+
+    /// Whether [`Self::copy_to`] is possible.
+    fn can_copy_to(&self, n: i32, part: Option<&dyn LayerState>) -> bool {
+        let surplus = self.offset().saturating_sub(n);
+        surplus >= 0 && (self.can_trim(surplus) || part.is_some_and(|part| part.offset() == n))
+    }
+
+    /// An independent copy of the first `n` positions. If the state cannot be trimmed, it is a copy
+    /// of `part`, which [`Self::checkpoint`] returned at position `n`. `None` if neither is
+    /// possible.
+    fn copy_to(
+        &self,
+        n: i32,
+        part: Option<&dyn LayerState>,
+    ) -> Result<Option<Box<dyn LayerState>>> {
+        if !self.can_copy_to(n, part) {
+            return Ok(None);
+        }
+        let surplus = self.offset().saturating_sub(n);
+        if let (false, Some(part)) = (self.can_trim(surplus), part) {
+            return part.copy().map(Some);
+        }
+        let mut copy = self.copy()?;
+        Ok(copy.trim(surplus).then_some(copy))
+    }
 
     /// The kind with its settings. States of equal kind are interchangeable.
     fn kind(&self) -> String;

@@ -162,6 +162,10 @@ impl LayerState for WindowedCache {
         self.dropped == 0 || self.keep + self.dropped <= left - (self.ring() - 1)
     }
 
+    fn keeps_all(&self, positions: i32) -> bool {
+        positions <= self.size.saturating_add(self.spare)
+    }
+
     fn reset(&mut self) {
         self.inner.reset();
         self.dropped = 0;

@@ -4,7 +4,10 @@
 //!
 //! The rows' tokens are packed without padding: a row of length `L` costs `L` positions. Each row
 //! has its own caches, so rows of any length and age run together. A prefix that several prompts
-//! share is computed once (`prefix_sharing.rs`).
+//! share is computed once (`prefix_sharing.rs`). Rows with a drafter compute several tokens a step
+//! (`batch/speculation.rs`).
+
+mod speculation;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +15,8 @@ use std::sync::Arc;
 use inference::{BatchEvent, BatchSession, Error, GenerateOptions, Prompt, RequestId, Result};
 use mlx_rs_core::{Array, async_eval, concatenate, eval, memory};
 
-use super::prefix_sharing::{self, PrefillAction, RowState};
+use super::draft::{Draft, trimmable};
+use super::prefix_sharing::{self, Kin, PrefillAction, RowState};
 use super::sequence::{Pending, SequenceState, draw_rows};
 use super::{CLEAR_EVERY, Request, read};
 use crate::cache::{self, Caches, Row};
@@ -36,6 +40,8 @@ struct Member {
     request: Request,
     /// The computation; `None` when the request has ended.
     sequence: Option<SequenceState>,
+    /// The drafter, if the request speculates.
+    draft: Option<Draft>,
     /// The request's error, which is reported after the step.
     error: Option<Error>,
 }
@@ -57,16 +63,22 @@ impl Batch {
     /// As [`super::Generation::new`].
     pub fn add_ids(&mut self, prompt: Vec<u32>, options: &GenerateOptions) -> Result<RequestId> {
         let mut request = Request::new(Arc::clone(&self.engine), prompt, options)?;
-        let caches = self.engine.cache_options();
-        let sequence = self
-            .engine
-            .scope(|| SequenceState::new(&mut request, caches))?;
+        let engine = &self.engine;
+        let (sequence, draft) = engine.scope(|| -> Result<_> {
+            let draft = Draft::new(&request)?;
+            let caches = match &draft {
+                Some(_) => trimmable(engine),
+                None => *engine.cache_options(),
+            };
+            Ok((SequenceState::new(&mut request, &caches)?, draft))
+        })?;
         let id = RequestId::new(self.next_id);
         self.next_id += 1;
         self.rows.push(Member {
             id,
             request,
             sequence: Some(sequence),
+            draft,
             error: None,
         });
         Ok(id)
@@ -99,7 +111,7 @@ impl Batch {
                 tokens: Vec::new(),
                 cached: 0,
                 waits: false,
-                kin: (0, 0),
+                kin: Kin::default(),
                 salt: None,
             },
         };
@@ -130,7 +142,7 @@ impl Batch {
                     let n = i32::try_from(tokens).unwrap_or(i32::MAX);
                     let copy = cache::copy_prefix(&sequence.caches, n);
                     if let Some(copy) = copy.map_err(engine_error("prefill"))? {
-                        copied.push((i, tokens, copy));
+                        copied.push((i, from, tokens, copy));
                     }
                 }
             }
@@ -142,12 +154,18 @@ impl Batch {
                 };
                 return Ok(self.rows.iter().zip(actions).map(until).collect());
             }
-            for (i, tokens, copy) in copied {
-                let member = &mut self.rows[i];
-                if let Some(sequence) = &mut member.sequence {
+            let requests = self.rows.len();
+            for (i, from, tokens, copy) in copied {
+                let Ok([member, other]) = self.rows.get_disjoint_mut([i, from]) else {
+                    continue;
+                };
+                if let (Some(sequence), Some(other)) = (&mut member.sequence, &mut other.sequence) {
                     cache::eval_caches(&copy).map_err(engine_error("prefill"))?;
                     let all = member.request.so_far().len();
                     (sequence.caches, sequence.prefilled) = (copy.for_sequence(all), tokens);
+                    let checkpoints = &mut sequence.checkpoints;
+                    let caches = &sequence.caches;
+                    checkpoints.copy_from(&other.checkpoints, caches, tokens, requests)?;
                     sequence.begun = true;
                     if all == member.request.prompt().len() {
                         member.request.clock().cached(tokens);
@@ -184,6 +202,7 @@ impl Batch {
     /// As [`Self::prefill`], for rows with edits or for rows without, each up to its limit in
     /// `until`.
     fn prefill_group(&mut self, until: &[Option<usize>], edited: bool) -> Result<()> {
+        let requests = self.rows.len();
         let mut waiting: Vec<(&mut Member, usize)> = self
             .rows
             .iter_mut()
@@ -215,13 +234,11 @@ impl Batch {
             let n = left
                 .min(step_size(member))
                 .min(budget.saturating_sub(tokens.len() + reserved));
-            if n == 0 {
+            let Some(sequence) = member.sequence.as_ref().filter(|_| n > 0) else {
                 continue;
-            }
-            let prefilled = member
-                .sequence
-                .as_ref()
-                .map_or(0, |sequence| sequence.prefilled);
+            };
+            let prefilled = sequence.prefilled;
+            let n = sequence.checkpoints.end(prefilled, prefilled + n) - prefilled;
             tokens.extend_from_slice(&member.request.so_far()[prefilled..prefilled + n]);
             chosen.push((member, n));
         }
@@ -265,24 +282,33 @@ impl Batch {
         let sequences = chosen.iter().filter_map(|(m, _)| m.sequence.as_ref());
         eval(sequences.flat_map(|sequence| pending(sequence).chain(state(sequence))))
             .and_then(|()| memory::clear_cache())
-            .map_err(engine_error("prefill"))
+            .map_err(engine_error("prefill"))?;
+        for sequence in chosen.iter_mut().filter_map(|(m, _)| m.sequence.as_mut()) {
+            (sequence.checkpoints).step(&sequence.caches, sequence.prefilled, requests)?;
+        }
+        Ok(())
     }
 
     /// Starts the next token of every running row, then reads the pending tokens.
     fn decode(&mut self) -> Result<()> {
         let mut running: Vec<(&mut Member, Pending)> = Vec::new();
+        let mut speculating: Vec<(&mut Member, Pending)> = Vec::new();
         for member in &mut self.rows {
             if let Some(pending) = member
                 .sequence
                 .as_mut()
                 .and_then(|sequence| sequence.next.take())
             {
-                running.push((member, pending));
+                match member.draft {
+                    Some(_) => speculating.push((member, pending)),
+                    None => running.push((member, pending)),
+                }
             }
         }
         for edited in [false, true] {
             decode_group(&mut running, edited)?;
         }
+        speculation::decode(speculating)?;
         for (member, pending) in running {
             let read = read(&pending, &member.request)?;
             if let Err(error) = read.check() {
@@ -380,6 +406,9 @@ impl BatchSession for Batch {
                 return true;
             };
             if let Some(sequence) = member.sequence.take() {
+                if let Some(draft) = member.draft.take() {
+                    draft.keep(&member.request, member.request.tokens());
+                }
                 sequence.keep(&member.request);
             }
             events.push_back(BatchEvent::Done {

@@ -3,9 +3,11 @@
 //!
 //! [`Request`] has the options and the result, and [`SequenceState`] the computation.
 //! [`Generation`] runs one request. [`Batch`] computes several requests in one forward pass;
-//! `speculative.rs` computes several tokens of one request in one pass.
+//! `speculative.rs` and `batch/speculation.rs` compute several tokens of a request in one pass.
 
 mod batch;
+mod checkpoints;
+mod draft;
 mod metrics;
 mod prefill;
 mod prefix_sharing;
@@ -30,8 +32,9 @@ use crate::cache::{self, Caches};
 use crate::engine::Engine;
 use crate::error::engine as engine_error;
 use crate::sample::check_greatest;
+use draft::Draft;
+pub use draft::check_rewinds;
 use speculative::SpeculativeDecoder;
-pub use speculative::check_rewinds;
 
 /// The number of steps after which unused memory is returned to the system.
 const CLEAR_EVERY: usize = 256;
@@ -110,8 +113,8 @@ impl Generation {
     /// As [`Request::new`] and [`SequenceState::new`].
     pub fn new(engine: Arc<Engine>, prompt: Vec<u32>, options: &GenerateOptions) -> Result<Self> {
         let mut request = Request::new(Arc::clone(&engine), prompt, options)?;
-        let running = engine.scope(|| match SpeculativeDecoder::drafter(&request) {
-            Some(drafter) => SpeculativeDecoder::new(&mut request, drafter)
+        let running = engine.scope(|| match Draft::new(&request)? {
+            Some(draft) => SpeculativeDecoder::new(&mut request, draft)
                 .map(|decoder| Running::Speculative(Box::new(decoder))),
             None => SequenceState::new(&mut request, engine.cache_options())
                 .map(|sequence| Running::Plain(Box::new(sequence))),

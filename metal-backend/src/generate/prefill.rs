@@ -1,10 +1,14 @@
 //! The prefill of one request, split into steps so that the request can be cancelled between steps.
 
 use inference::Result;
+use mlx_rs_core::memory;
 
 use super::request::Request;
 use super::sequence::{Pending, SequenceState};
-use crate::engine::forward::forward_prompt;
+use crate::cache;
+use crate::engine::forward::{forward, forward_prompt};
+use crate::error::engine;
+use crate::nn::attention::Positions;
 use crate::steer::{Edits, hook};
 
 impl SequenceState {
@@ -18,14 +22,36 @@ impl SequenceState {
         self.begun = true;
         let tokens = request.so_far();
         let total = tokens.len();
-        let from = self.prefilled.min(total.saturating_sub(1));
+        let step_size = request.options().prefill.prefill_step_size.max(1);
+        let mut from = self.prefilled.min(total.saturating_sub(1));
         request.report(from);
         let mut edits = Edits::new(vec![self.edits.clone()]);
+        // Checkpoints are kept between steps.
+        while self.checkpoints.is_needed() {
+            let to = self.checkpoints.end(from, from.saturating_add(step_size));
+            if to >= total {
+                break;
+            }
+            let step = (&mut self.caches, hook(&mut edits));
+            forward(
+                self.decoder.as_ref(),
+                &tokens[from..to],
+                step,
+                Positions::Last,
+            )
+            .and_then(|_| cache::eval_caches(&self.caches))
+            .and_then(|()| memory::clear_cache())
+            .map_err(engine("prefill"))?;
+            self.checkpoints.step(&self.caches, to, 1)?;
+            from = to;
+            request.report(from);
+            request.options().check_interrupt()?;
+        }
         let logits = forward_prompt(
             self.decoder.as_ref(),
             &tokens[from..],
             (&mut self.caches, hook(&mut edits)),
-            request.options().prefill.prefill_step_size,
+            step_size,
             &mut |done| {
                 request.report(from + done);
                 request.options().check_interrupt()

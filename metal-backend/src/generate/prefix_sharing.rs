@@ -7,6 +7,17 @@ use crate::cache::prefix::{common, worth_copying};
 /// so fewer tokens are not worth it.
 const LEAST: usize = 16;
 
+/// What caches must have in common to be shared.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Kin {
+    /// The adapter epoch.
+    pub epoch: u64,
+    /// The rotary stretch of the keys.
+    pub stretch: usize,
+    /// [`crate::cache::CacheOptions::trimmable`], which changes the kinds of caches.
+    pub trimmable: Option<i32>,
+}
+
 /// A row of the batch.
 #[derive(Debug)]
 pub struct RowState {
@@ -16,8 +27,8 @@ pub struct RowState {
     pub cached: usize,
     /// Whether part of the row's prompt is not computed yet.
     pub waits: bool,
-    /// Rows share caches only if this is equal; see [`super::SequenceState::kin`].
-    pub kin: (u64, usize),
+    /// Rows share caches only if this is equal.
+    pub kin: Kin,
     /// Rows share caches only if their salts are equal.
     pub salt: Option<String>,
 }
@@ -104,7 +115,7 @@ mod tests {
             tokens: tokens.into_iter().collect(),
             cached,
             waits,
-            kin: (0, 0),
+            kin: Kin::default(),
             salt: None,
         }
     }
@@ -161,7 +172,12 @@ mod tests {
     #[test]
     fn rows_of_another_adapter_or_stretch_are_not_copied() {
         let mut rows = [row(0..40, 40, false), row(0..40, 0, true)];
-        for kin in [(1, 0), (0, 1)] {
+        let kin = |epoch, stretch, trimmable| Kin {
+            epoch,
+            stretch,
+            trimmable,
+        };
+        for kin in [kin(1, 0, None), kin(0, 1, None), kin(0, 0, Some(64))] {
             rows[1].kin = kin;
             assert_eq!(
                 actions(&rows, |_, _| true)[1],

@@ -5,9 +5,12 @@ use std::sync::Arc;
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::{Array, async_eval};
 
+use super::checkpoints::Recorder;
+use super::prefix_sharing::Kin;
 use super::request::Request;
 use crate::arch::Decoder;
-use crate::cache::{self, CacheOptions, Caches, Prefixes, Row};
+use crate::cache::prefix::Found;
+use crate::cache::{self, CacheOptions, Caches, Checkpoints, Prefixes, Row};
 use crate::error::engine;
 use crate::nn::attention::Positions;
 use crate::sample::{Logprobs, Sampler, sample};
@@ -86,6 +89,8 @@ pub struct SequenceState {
     options: CacheOptions,
     /// The request's edits of activations.
     pub(super) edits: Option<RequestEdits>,
+    /// The states to which later prompts can go back.
+    pub(super) checkpoints: Recorder,
 }
 
 impl SequenceState {
@@ -108,10 +113,12 @@ impl SequenceState {
             )?),
             None => None,
         };
-        let (caches, prefilled) = match from_disk(decoder.as_ref(), options, epoch, request) {
+        let found = match from_disk(decoder.as_ref(), options, epoch, request) {
             Some(found) => found,
             None => prepared(decoder.as_ref(), options, model.prefixes(), epoch, request),
         };
+        let (caches, prefilled) = (found.caches, found.tokens);
+        let checkpoints = Recorder::new(request, &caches, found.checkpoints)?;
         request.clock().cached(prefilled);
         Ok(Self {
             decoder,
@@ -123,6 +130,7 @@ impl SequenceState {
             epoch,
             options: *options,
             edits,
+            checkpoints,
         })
     }
 
@@ -152,6 +160,7 @@ impl SequenceState {
             epoch,
             options: *model.cache_options(),
             edits: None,
+            checkpoints: Recorder::default(),
         })
     }
 
@@ -177,12 +186,16 @@ impl SequenceState {
         self.caches = empty(self.decoder.as_ref(), &self.options, request);
         self.prefilled = 0;
         self.next = None;
+        self.checkpoints.clear();
     }
 
-    /// The adapter epoch, and the rotary stretch of the keys. Rows share a prefix only if both are
-    /// equal.
-    pub fn kin(&self) -> (u64, usize) {
-        (self.epoch, self.caches.stretch())
+    /// What the caches must have in common with those of other rows to be shared.
+    pub fn kin(&self) -> Kin {
+        Kin {
+            epoch: self.epoch,
+            stretch: self.caches.stretch(),
+            trimmable: self.options.trimmable,
+        }
     }
 
     /// Queues the step after `token`, and returns its sampled token and logits, not yet evaluated.
@@ -237,7 +250,8 @@ impl SequenceState {
             if keeps_on_disk(request) {
                 engine.keep_on_disk(of, &tokens, &self.caches);
             }
-            engine.prefixes().put_salted(of, tokens, self.caches);
+            let checkpoints = self.checkpoints.into_checkpoints();
+            (engine.prefixes()).put_with(of, tokens, self.caches, checkpoints);
         }
     }
 }
@@ -254,7 +268,7 @@ fn from_disk(
     options: &CacheOptions,
     epoch: u64,
     request: &Request,
-) -> Option<(Caches, usize)> {
+) -> Option<Found> {
     // Without this check, each request would allocate caches that are never read.
     if !request.engine().has_tier() || !keeps_on_disk(request) {
         return None;
@@ -263,25 +277,37 @@ fn from_disk(
     let of = (epoch, salt.as_deref());
     let engine = request.engine();
     let (caches, n) = engine.take_from_disk((decoder, options), of, request.prompt(), &like)?;
-    Some((expecting(caches, request, 0), n))
+    Some(Found {
+        caches: expecting(caches, request, 0),
+        tokens: n,
+        checkpoints: Checkpoints::default(),
+    })
 }
 
-/// Caches for `request`, and the number of prompt tokens in them: from `prefixes` in `epoch` if
-/// allowed, otherwise empty.
+/// Caches for `request`: from `prefixes` in `epoch` if allowed, otherwise empty.
 pub fn prepared(
     decoder: &dyn Decoder,
     options: &CacheOptions,
     prefixes: &Prefixes,
     epoch: u64,
     request: &Request,
-) -> (Caches, usize) {
+) -> Found {
     let empty = empty(decoder, options, request);
-    if !request.keeps_prompt() {
-        return (empty, 0);
-    }
-    match prefixes.take_salted((epoch, request.salt().as_deref()), request.prompt(), &empty) {
-        Some((caches, prefilled)) => (expecting(caches, request, 0), prefilled),
-        None => (empty, 0),
+    let salt = request.salt();
+    let of = (epoch, salt.as_deref());
+    let found = (request.keeps_prompt())
+        .then(|| prefixes.take_salted(of, request.prompt(), &empty))
+        .flatten();
+    match found {
+        Some(found) => Found {
+            caches: expecting(found.caches, request, 0),
+            ..found
+        },
+        None => Found {
+            caches: empty,
+            tokens: 0,
+            checkpoints: Checkpoints::default(),
+        },
     }
 }
 

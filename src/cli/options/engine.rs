@@ -14,7 +14,7 @@ pub struct EngineArgs {
     pub prefill_step_size: usize,
 }
 
-/// Flags of speculative decoding, for commands that run one request at a time.
+/// Flags of speculative decoding.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Engine")]
 pub struct DraftArgs {

@@ -8,12 +8,13 @@ use std::time::Duration;
 use inference::{CancelToken, ComputeType, LoadOptions, Precision};
 use inference_server::{Config, Limits, ModelSource, ServedModel, Server, parse_keep_alive};
 
+use crate::cli::options::engine::DraftArgs;
 use crate::cli::options::load::{
     FeedForwardArgs, GpuLayers, Loaded, at_least_one, backend_for, compute_type, count, find_model,
     gpu_layers, load_with_options, precision, size,
 };
 use crate::cli::serve::defaults::{CacheArgs, DefaultArgs, LogLevel};
-use crate::cli::serve::models::{Adapter, Source, entry, one};
+use crate::cli::serve::models::{Adapter, Source, check_lookup, entry, one};
 use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::interrupt::cancel_on_signals;
@@ -130,6 +131,8 @@ pub struct Args {
     #[arg(long, value_name = "PRECISION", value_parser = precision)]
     precision: Option<Precision>,
     #[command(flatten)]
+    draft: DraftArgs,
+    #[command(flatten)]
     cache: CacheArgs,
     #[command(flatten)]
     defaults: DefaultArgs,
@@ -185,7 +188,7 @@ impl Args {
             .with_any_model(self.any_model)
             .with_steering(self.allow_steering)
             .with_ui(!self.no_ui)
-            .with_defaults(self.defaults.defaults())
+            .with_defaults(self.defaults.defaults(&self.draft)?)
             .with_allowed_origins(self.allow_origin.clone());
         let mut limits = Limits::default();
         limits.drain_timeout = Duration::from_secs(self.drain_timeout.into());
@@ -204,6 +207,14 @@ impl Args {
         if self.adapter_path.is_some() && models > 1 {
             return Err(Failure::usage(
                 "--adapter-path is for one model; serve one, or leave it out",
+            ));
+        }
+        if self.draft.draft_model.is_some()
+            && (models > 1 || self.loads_by_name() || !self.adapter.is_empty())
+        {
+            return Err(Failure::usage(
+                "--draft-model drafts for one model; serve one, without --adapter, --models-dir, \
+                 --cached, --allow-pull and --allow-delete",
             ));
         }
         if self.feed_forward.is_given()
@@ -269,6 +280,7 @@ impl Args {
             deletes: self.allow_delete,
             named: Vec::new(),
             reload: self.keep_alive.is_some(),
+            prompt_lookup: self.draft.prompt_lookup,
             adapters: self.adapter.clone(),
         }
     }
@@ -336,7 +348,11 @@ fn name_of(given: &str, path: &Path) -> String {
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let config = args.config()?;
     let backend = backend_for(args.backend.as_deref(), args.gpu_layers)?;
-    let options = args.load_options(backend.name())?;
+    let mut options = args.load_options(backend.name())?;
+    if let Some(draft) = args.draft.draft_model.as_deref() {
+        options.draft_model = Some(find_model(Some(draft), console)?);
+    }
+    let lookup = args.draft.prompt_lookup;
     let mut source = args.source(options.clone());
     source.check()?;
     let default = rust_mlx::hub::catalog().first().map(|model| model.name);
@@ -358,11 +374,21 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
                 "several processes serve a model on a ring only; start them with `mlx launch`",
             ));
         }
-        let shared = load_all((&given, args.alias.as_deref()), &backend, &options, console)?;
+        let shared = load_all(
+            (&given, args.alias.as_deref()),
+            &backend,
+            (&options, lookup),
+            console,
+        )?;
         return together(member, args.ctx_size, &config, shared, console);
     }
     let mut models = Vec::new();
-    for (name, loaded) in load_all((&given, args.alias.as_deref()), &backend, &options, console)? {
+    for (name, loaded) in load_all(
+        (&given, args.alias.as_deref()),
+        &backend,
+        (&options, lookup),
+        console,
+    )? {
         source.named.push((name.clone(), loaded.path.clone()));
         let capabilities = loaded.backend.capabilities();
         let files = entry(name.clone(), &loaded.path, one(&loaded.path).as_ref());
@@ -389,7 +415,7 @@ type Named = (String, Loaded);
 fn load_all(
     (given, alias): (&[&str], Option<&str>),
     backend: &Arc<dyn inference::Backend>,
-    options: &LoadOptions,
+    (options, lookup): (&LoadOptions, usize),
     console: &mut Console<'_>,
 ) -> Result<Vec<Named>, Failure> {
     let load = |given: &&str| {
@@ -397,6 +423,7 @@ fn load_all(
         // For `.` and similar paths, the name comes from the directory.
         let named = path.canonicalize().unwrap_or_else(|_| path.clone());
         let loaded = load_with_options(Arc::clone(backend), &path, options, console)?;
+        check_lookup(loaded.model.as_ref(), lookup)?;
         let name = alias.map_or_else(|| name_of(given, &named), str::to_owned);
         Ok((name, loaded))
     };

@@ -2,10 +2,11 @@
 //! the server has.
 
 use clap::ValueEnum;
-use inference::{LoadOptions, Parameter};
+use inference::{GenerateOptions, LoadOptions, Parameter};
 use inference_server::RequestDefaults;
 
 use crate::cli::options::dialog::{self, Names};
+use crate::cli::options::engine::DraftArgs;
 use crate::cli::options::load::{CacheDirArgs, QUANTIZED_KV_START, at_least_one};
 use crate::cli::options::parameters::{Otherwise, ParameterFlags};
 use crate::cli::terminal::failure::Failure;
@@ -39,15 +40,19 @@ pub struct DefaultArgs {
 }
 
 impl DefaultArgs {
-    pub fn defaults(&self) -> RequestDefaults {
+    /// These values, and those of the drafter.
+    pub fn defaults(&self, draft: &DraftArgs) -> Result<RequestDefaults, Failure> {
         let mut defaults = RequestDefaults::new();
+        let mut options = GenerateOptions::new();
+        draft.apply(&mut options)?;
+        defaults.speculative = options.speculative;
         defaults.parameters = self.parameters.values.clone();
         defaults.max_tokens = self.max_tokens;
         defaults.prefill_step_size = self.prefill_step_size;
         if let Some(names) = &self.chat_template_config {
             defaults.template = names.clone().into();
         }
-        defaults
+        Ok(defaults)
     }
 }
 

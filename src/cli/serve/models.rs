@@ -3,7 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-use inference::{DiscoveredModel, Error, ErrorKind, LoadOptions, ModelInfo, Result};
+use inference::{
+    DiscoveredModel, Error, ErrorKind, GenerateOptions, LoadOptions, ModelInfo, Prompt, Result,
+    TextModel,
+};
 use inference_server::{ModelDescription, ModelEntry, ModelSource, PullProgress, ServedModel};
 use rust_mlx::hub::{self, Stage};
 
@@ -38,8 +41,30 @@ pub struct Source {
     pub named: Vec<(String, PathBuf)>,
     /// Whether these models may be unloaded and loaded again.
     pub reload: bool,
+    /// The n-gram of the prompt lookup; 0 is none.
+    pub prompt_lookup: usize,
     /// Adapters for the models.
     pub adapters: Vec<Adapter>,
+}
+
+/// Refuses a model that cannot check the tokens of a prompt lookup with n-grams of this length.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`], with the reason.
+pub fn check_lookup(model: &dyn TextModel, lookup: usize) -> Result<()> {
+    // A request for zero tokens is checked, and computes nothing.
+    let check = |lookup| {
+        let options = GenerateOptions::new()
+            .with_max_tokens(0)
+            .with_cache_prompt(false)
+            .with_prompt_lookup(lookup);
+        model.generate(&Prompt::Tokens(vec![0]), &options).map(drop)
+    };
+    // Encoders generate no text, so they have nothing to look up.
+    if lookup == 0 || check(0).is_err() {
+        return Ok(());
+    }
+    check(lookup).map_err(|e| e.context("--prompt-lookup"))
 }
 
 /// A model that may be loaded.
@@ -243,6 +268,7 @@ impl ModelSource for Source {
         }
         let backend = inference::backend(options.backend.as_deref().unwrap_or_default())?;
         let model = inference::load_model(&candidate.path, &options)?;
+        check_lookup(model.as_ref(), self.prompt_lookup)?;
         let served = ServedModel::new(name, model, backend.capabilities())?;
         Ok(served.with_context(self.context))
     }
@@ -390,6 +416,7 @@ mod tests {
             deletes: false,
             named: Vec::new(),
             reload: false,
+            prompt_lookup: 0,
             adapters: Vec::new(),
         };
         let here = env!("CARGO_MANIFEST_DIR");

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use inference::{BatchEvent, CancelToken, Error, ErrorKind, FinishReason, RequestId, TextModel};
 use serde_json::{Value, json};
 
-use crate::cli::options::engine::EngineArgs;
-use crate::cli::options::load::{LoadArgs, ModelArgs, at_least_one, load};
+use crate::cli::options::engine::{DraftArgs, EngineArgs};
+use crate::cli::options::load::{LoadArgs, ModelArgs, at_least_one, load_drafted};
 use crate::cli::options::records::{InputArgs, Record};
 use crate::cli::options::sampling::SamplingArgs;
 use crate::cli::options::steer::SteerArgs;
@@ -40,6 +40,8 @@ pub struct Args {
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
+    draft: DraftArgs,
+    #[command(flatten)]
     steer: SteerArgs,
     #[command(flatten)]
     load: LoadArgs,
@@ -48,13 +50,15 @@ pub struct Args {
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let mut options = args.sampling.options()?;
     args.engine.apply(&mut options)?;
+    args.draft.apply(&mut options)?;
     options.steering = args.steer.read()?;
     let mut records = args.input.read(console)?;
     if let Some(path) = &args.output {
         let done = finished(path)?;
         records.retain(|record| !done.contains(&record.index));
     }
-    let loaded = load(&args.model, &args.load, console)?;
+    let draft = args.draft.draft_model.as_deref();
+    let loaded = load_drafted(&args.model, &args.load, draft, console)?;
     let cancel = CancelToken::new();
     options.interrupt.cancel = Some(cancel.clone());
     options.interrupt.deadline = args.sampling.start();

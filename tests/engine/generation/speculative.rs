@@ -149,3 +149,152 @@ fn guessing_takes_and_keeps_what_was_computed() {
     }
     assert_eq!(cached, Some(25));
 }
+
+/// Runs requests with their options together; each starts a step after the one before it. Returns
+/// the replies with their metrics.
+fn together(
+    model: &dyn TextModel,
+    requests: &[(Prompt, GenerateOptions)],
+) -> Vec<(Vec<u32>, GenerateMetrics)> {
+    let mut session = model.batch_session().unwrap();
+    let mut rows = BTreeMap::new();
+    let mut all = vec![(Vec::new(), GenerateMetrics::default()); requests.len()];
+    let mut waiting = requests.iter().enumerate();
+    loop {
+        if let Some((i, (prompt, options))) = waiting.next() {
+            rows.insert(session.add(prompt, options).unwrap(), i);
+        } else if session.is_empty() {
+            return all;
+        }
+        for event in session.step().unwrap() {
+            let reply = &mut all[rows[&event.row()]];
+            match event {
+                BatchEvent::Token { token, .. } => reply.0.push(token.id),
+                BatchEvent::Done { metrics, .. } => reply.1 = *metrics,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_of_a_batch_speculate_and_reply_as_alone() {
+    for name in ["llama", "gemma3", "mixtral-q4"] {
+        let options = LoadOptions::new().with_parallel_slots(4);
+        let plain = tiny_with(name, &options);
+        let own = tiny_with(name, &options.clone().with_draft_model(path_of(name)));
+        let other = tiny_with(name, &options.with_draft_model(path_of("llama")));
+        let base = fresh(40).with_ignore_eos(true);
+        // As in the test of one request, the seed avoids draws near a border.
+        let sampled = (base.clone().with_temperature(0.8))
+            .with_seed(5)
+            .with_repeat_penalty(1.1);
+        let one_token = fresh(1).with_ignore_eos(true);
+        let stopping = fresh(30).with_stop_tokens((20..120).collect::<Vec<u32>>());
+        let grammar =
+            (fresh(12).with_ignore_eos(false)).with_grammar(Grammar::Regex("[ab]{6}".into()));
+        let requests: Vec<(Prompt, GenerateOptions)> = vec![
+            (ids(1, 30), base.clone()),
+            (ids(2, 3), sampled.clone()),
+            (ids(3, 1), base.clone()),
+            (ids(4, 60), one_token),
+            (ids(5, 9), stopping),
+            (ids(6, 8), grammar),
+            (ids(7, 70), base.clone().with_num_draft_tokens(8)),
+            (ids(8, 30), base.clone().with_num_draft_tokens(0)),
+        ];
+        let expected: Vec<Vec<u32>> = (requests.iter())
+            .map(|(prompt, options)| reply(plain.as_ref(), prompt, options))
+            .collect();
+        // A small step makes the draft model lag behind the model.
+        for step in [512, 16] {
+            let requests: Vec<_> = (requests.iter().cloned())
+                .map(|(prompt, options)| (prompt, options.with_prefill_step_size(step)))
+                .collect();
+            let looked_up: Vec<_> = (requests.iter().cloned())
+                .map(|(prompt, options)| (prompt, options.with_prompt_lookup(2)))
+                .collect();
+            for (model, requests, which) in [
+                (&own, &requests, "own"),
+                (&other, &requests, "other"),
+                (&plain, &looked_up, "lookup"),
+            ] {
+                let got = together(model.as_ref(), requests);
+                for (i, ((tokens, metrics), expected)) in got.iter().zip(&expected).enumerate() {
+                    assert_eq!(tokens, expected, "{name}, {which}, {step}, request {i}");
+                    // One token needs no guess, grammars need each token, and 0 means none.
+                    let guesses = ![3, 5, 7].contains(&i);
+                    assert!(guesses || metrics.draft_tokens == 0, "{name}, {which}, {i}");
+                    assert!(metrics.accepted_draft_tokens <= metrics.draft_tokens);
+                    if which == "own" && [0, 2, 6].contains(&i) {
+                        let share = metrics.draft_acceptance();
+                        assert!(
+                            metrics.draft_tokens > 0 && share > 0.9,
+                            "{name}, {i}: {share}"
+                        );
+                    }
+                }
+                let drafted: usize = got.iter().map(|(_, m)| m.draft_tokens).sum();
+                assert!(drafted > 0, "{name}, {which}");
+            }
+        }
+    }
+}
+
+/// Drafted tokens of a row leave no trace in what later requests reuse.
+#[test]
+fn speculating_rows_keep_what_was_computed() {
+    for name in ["llama", "gemma3"] {
+        let options = LoadOptions::new().with_parallel_slots(4);
+        let plain = tiny_with(name, &options);
+        let other = tiny_with(name, &options.with_draft_model(path_of("qwen3")));
+        let Prompt::Tokens(start) = ids(2, 12) else {
+            unreachable!()
+        };
+        let request = greedy(20).with_ignore_eos(true);
+        let first = together(
+            other.as_ref(),
+            &[(Prompt::Tokens(start.clone()), request.clone())],
+        );
+        let next = [&start[..], &first[0].0, &[20, 21]].concat();
+        let next = Prompt::Tokens(next);
+        let again = together(other.as_ref(), &[(next.clone(), request.clone())]);
+        assert_eq!(again[0].1.cached_tokens, 31, "{name}");
+        let expected = reply(plain.as_ref(), &next, &request.with_cache_prompt(false));
+        assert_eq!(again[0].0, expected, "{name}");
+    }
+}
+
+/// At temperature 1 each token of a speculating row must be distributed as the model says.
+#[test]
+fn sampled_tokens_of_speculating_rows_follow_the_distribution() {
+    let plain = tiny("llama");
+    let drafted = tiny_with(
+        "llama",
+        &LoadOptions::new().with_draft_model(path_of("qwen3")),
+    );
+    let request = |seed: u64| {
+        let options = fresh(6).with_ignore_eos(true).with_temperature(1.0);
+        (ids(1, 20), options.with_seed(seed))
+    };
+    let requests: Vec<_> = (0..24).map(request).collect();
+    let got = together(drafted.as_ref(), &requests);
+    // Plain decoding draws the same tokens from the same seeds, up to draws near a border.
+    let same = requests
+        .iter()
+        .zip(&got)
+        .filter(|((prompt, options), got)| reply(plain.as_ref(), prompt, options) == got.0);
+    let same = same.count();
+    assert!(same >= 22, "{same} of 24");
+}
+
+#[test]
+fn a_recurrent_model_refuses_drafts_in_a_batch() {
+    let model = tiny("lfm2");
+    let mut session = model.batch_session().unwrap();
+    let error = session.add(&ids(1, 8), &greedy(4).with_prompt_lookup(2));
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), inference::ErrorKind::Unsupported);
+    assert!(error.to_string().contains("recurrent"), "{error}");
+    assert!(session.is_empty());
+}

@@ -1,0 +1,210 @@
+//! Speculative decoding of several rows. One pass checks the proposed tokens of all rows, whose
+//! numbers may differ. Each row keeps the tokens up to its first wrong one, so its reply equals that
+//! of plain decoding.
+
+use std::sync::Arc;
+
+use inference::{Error, ErrorKind, Result};
+use mlx_rs_core::eval;
+
+use super::Member;
+use crate::cache::{self, Row};
+use crate::engine::forward::ids;
+use crate::error::engine as engine_error;
+use crate::generate::draft::guess;
+use crate::generate::read;
+use crate::generate::sequence::{Pending, SequenceState, draw_rows};
+use crate::nn::attention::Positions;
+use crate::sample::Memory;
+use crate::steer::{Edits, watch};
+
+/// Accepts the pending tokens of rows that speculate, then checks the proposals for the next ones.
+/// Each row's next pending token is the one after its last right proposal.
+///
+/// # Errors
+/// If memory runs out.
+pub(super) fn decode(rows: Vec<(&mut Member, Pending)>) -> Result<()> {
+    let mut live = Vec::new();
+    for (member, pending) in rows {
+        if !accept(member, &pending)? {
+            continue;
+        }
+        let Some(sequence) = &mut member.sequence else {
+            continue;
+        };
+        match sequence.must_restart() {
+            true => sequence.restart(&member.request),
+            false => live.push(member),
+        }
+    }
+    let is_edited = |member: &Member| {
+        let sequence = member.sequence.as_ref();
+        sequence.is_some_and(|sequence| sequence.edits.is_some())
+    };
+    // As in the decoding of plain rows, rows with edits run in a separate pass.
+    let (edited, plain): (Vec<_>, Vec<_>) = live.into_iter().partition(|m| is_edited(m));
+    check(plain)?;
+    check(edited)
+}
+
+/// Adds a token to a row's reply. Returns whether the row goes on.
+fn accept(member: &mut Member, pending: &Pending) -> Result<bool> {
+    let read = read(pending, &member.request)?;
+    if let Err(error) = read.check() {
+        // The error ends only this row.
+        member.sequence = None;
+        member.error.get_or_insert(error);
+        return Ok(false);
+    }
+    member.request.accept(read);
+    Ok(!member.request.is_over())
+}
+
+/// The proposals for each row, perhaps none.
+fn proposals(members: &mut [&mut Member]) -> Result<Vec<Vec<u32>>> {
+    let mut tokens = Vec::with_capacity(members.len());
+    let mut limits = Vec::with_capacity(members.len());
+    for member in members.iter_mut() {
+        let so_far = member.request.tokens();
+        let behind = match &mut member.draft {
+            Some(draft) => draft.catch_up(&so_far, &member.request)?,
+            None => true,
+        };
+        // All positions of a pass have the rotation of the last position. So no position of the
+        // pass may lie beyond a switch.
+        let sequence = member.sequence.as_ref();
+        let until_switch = sequence.map_or(0, |sequence| sequence.caches.until_switch() - 1);
+        let most = (member.request.options().speculative.num_draft_tokens)
+            .min(member.request.remaining().saturating_sub(1))
+            .min(usize::try_from(until_switch).unwrap_or(0));
+        tokens.push(so_far);
+        // A draft model that has not yet processed the prompt must not delay other rows.
+        limits.push(if behind { 0 } else { most });
+    }
+    let mut places = Vec::new();
+    let mut rows = Vec::new();
+    for (i, member) in members.iter_mut().enumerate() {
+        if let Some(draft) = &mut member.draft {
+            places.push(i);
+            rows.push((draft, tokens[i].as_slice(), limits[i]));
+        }
+    }
+    let mut all = vec![Vec::new(); tokens.len()];
+    for (place, proposed) in places.into_iter().zip(guess(rows)?) {
+        all[place] = proposed;
+    }
+    Ok(all)
+}
+
+/// Computes the tokens after the last token of each row and after each of its proposals. Accepts the
+/// right ones.
+fn check(mut members: Vec<&mut Member>) -> Result<()> {
+    if members.is_empty() {
+        return Ok(());
+    }
+    let fault = engine_error("decode");
+    let proposals = proposals(&mut members)?;
+    let (mut inputs, mut rows, mut edits) = (Vec::new(), Vec::new(), Vec::new());
+    let mut decoder = None;
+    for (member, proposed) in members.iter_mut().zip(&proposals) {
+        let last = member.request.so_far().last().copied();
+        let (Some(last), Some(sequence)) = (last, member.sequence.as_mut()) else {
+            return Err(Error::new(
+                ErrorKind::Engine,
+                "a row has no token to go on from",
+            ));
+        };
+        decoder.get_or_insert_with(|| Arc::clone(&sequence.decoder));
+        inputs.push(last);
+        inputs.extend(proposed);
+        edits.push(sequence.edits.clone());
+        rows.push(Row {
+            length: i32::try_from(1 + proposed.len()).unwrap_or(i32::MAX),
+            caches: &mut sequence.caches,
+        });
+    }
+    let Some(decoder) = decoder else {
+        return Ok(());
+    };
+    let mut edits = Edits::new(edits);
+    let logits = ids(&inputs)
+        .and_then(|ids| decoder.forward(&ids, &mut rows, Positions::All, &mut watch(&mut edits)))
+        .and_then(|logits| logits.squeeze_axis(0)) // [1, T, V] -> [T, V]
+        .map_err(&fault)?;
+    drop(rows);
+    // Samples at every position, on the assumption that all earlier drafts are right.
+    let mut drawn: Vec<Vec<(Pending, Memory)>> = Vec::with_capacity(members.len());
+    let mut at = 0;
+    for (member, proposed) in members.iter_mut().zip(&proposals) {
+        let Some(sequence) = member.sequence.as_mut() else {
+            continue;
+        };
+        let mut of_row = Vec::with_capacity(1 + proposed.len());
+        for _ in 0..=proposed.len() {
+            let logits = logits.slice_axis(0, at, at + 1).map_err(&fault)?;
+            let pending = draw_rows(&mut [&mut sequence.sampler], &logits)?
+                .pop()
+                .ok_or_else(|| Error::new(ErrorKind::Engine, "no token was drawn"))?;
+            of_row.push((pending, sequence.sampler.memory()));
+            at += 1;
+        }
+        drawn.push(of_row);
+    }
+    let of_draws = drawn.iter().flatten();
+    let arrays = of_draws.flat_map(|(pending, memory)| pending.arrays().chain(memory.arrays()));
+    let sequences = members.iter().filter_map(|member| member.sequence.as_ref());
+    let caches = sequences.flat_map(|sequence| sequence.caches.iter());
+    eval(arrays.chain(caches.flat_map(|layer| layer.arrays()))).map_err(&fault)?;
+    for ((member, proposed), drawn) in members.into_iter().zip(&proposals).zip(drawn) {
+        keep_right(member, proposed, drawn)?;
+    }
+    Ok(())
+}
+
+/// Accepts the proposals that the model drew, too. The token after them becomes pending.
+fn keep_right(member: &mut Member, proposed: &[u32], drawn: Vec<(Pending, Memory)>) -> Result<()> {
+    let mut right = 0;
+    for (i, (pending, memory)) in drawn.into_iter().enumerate() {
+        let Some(sequence) = &mut member.sequence else {
+            return Ok(());
+        };
+        // The state of the sampler belongs to the last right token.
+        sequence.sampler.restore(memory);
+        let is_right = match proposed.get(i) {
+            Some(token) => {
+                let id: u32 = pending.token.item().map_err(engine_error("decode"))?;
+                id == *token
+            }
+            None => false,
+        };
+        if !is_right {
+            sequence.next = Some(pending);
+            break;
+        }
+        right += 1;
+        if !accept(member, &pending)? {
+            break;
+        }
+    }
+    member.request.clock().drafted(proposed.len(), right);
+    let known = member.request.so_far().len();
+    if let Some(draft) = &mut member.draft {
+        draft.trim_to(known);
+    }
+    match &mut member.sequence {
+        Some(sequence) => trim(sequence, proposed.len() - right),
+        None => Ok(()),
+    }
+}
+
+/// Removes wrong proposals from the caches.
+fn trim(sequence: &mut SequenceState, wrong: usize) -> Result<()> {
+    let wrong = i32::try_from(wrong).unwrap_or(i32::MAX);
+    match cache::trim(&mut sequence.caches, wrong) {
+        true => Ok(()),
+        false => Err(Error::new(
+            ErrorKind::Engine,
+            "a cache cannot remove rejected draft tokens",
+        )),
+    }
+}
