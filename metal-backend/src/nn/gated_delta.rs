@@ -233,7 +233,7 @@ impl GatedDelta {
 }
 
 /// `x` normalized to length one along the last axis.
-fn unit(x: &Array) -> Result<Array> {
+pub(super) fn unit(x: &Array) -> Result<Array> {
     let squares = x.multiply(x)?.sum(-1, true)?;
     x.multiply(&squares.add(&Array::scalar(EPS)?)?.rsqrt()?)
 }
