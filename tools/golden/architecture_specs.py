@@ -766,4 +766,24 @@ SPECS = [
         },
         also_mlx_lm=False,
     ),
+    # A sparsity below one half keeps most of the few values.
+    Spec(
+        "gemma3n",
+        "gemma3n_text",
+        GEMMA
+        | {
+            "num_hidden_layers": 6,
+            "intermediate_size": [48, 48, 32, 48, 48, 48],
+            "sliding_window": WINDOW,
+            "layer_types": [SLIDE, FULL, SLIDE, FULL, SLIDE, FULL],
+            "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": tiny_tokenizer.VOCAB_SIZE - 8,
+            "hidden_size_per_layer_input": 8,
+            "laurel_rank": 4,
+            "altup_num_inputs": 3,
+            "altup_active_idx": 0,
+            "activation_sparsity_pattern": [0.6, 0.3, 0.0, 0.0, 0.0, 0.0],
+        },
+        also_mlx_lm=False,
+    ),
 ]

@@ -46,7 +46,7 @@ def random_tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...], m
     """Values that keep activations near unit size and give logits a spread of a few units."""
     normal = rng.standard_normal(shape)
     gemma = model_type.startswith("gemma")
-    plus_one = gemma and not model_type.startswith("gemma4")
+    plus_one = gemma and not model_type.startswith(("gemma4", "gemma3n"))
     if name.endswith(("layer_scalar", "per_expert_scale", "router.scale")):
         return 1.0 + 0.2 * normal
     if name.endswith("sinks"):

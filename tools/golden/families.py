@@ -629,7 +629,6 @@ SPECS = [
         swiglu_limits=[0.0, 0.0, 0.7, 0.5, 0.0],
         swiglu_limits_shared=[0.5, 0.0, 0.0, 0.7, 0.0],
         num_nextn_predict_layers=1,
-        gain=2.0,
         published=step3p5,
     ),
     # With this epsilon, that of the heads' norms is mlx-lm's constant.
