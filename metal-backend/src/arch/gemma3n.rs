@@ -77,10 +77,7 @@ impl AltUp {
         let one = Array::scalar(1.0f32)?.astype(routed.dtype())?;
         let weights = routed.add(&one)?.expand_dims(-1)?; // [1, T, streams, 1]
         let error = computed.subtract(&Self::stream(predictions, self.active)?)?;
-        error
-            .expand_dims(2)?
-            .multiply(&weights)?
-            .add(predictions)
+        error.expand_dims(2)?.multiply(&weights)?.add(predictions)
     }
 }
 
@@ -171,7 +168,10 @@ impl Block {
             first = first.multiply(scale)?;
         }
         let gate = Activation::GeluTanh.apply(&self.input.gate.forward(&first)?)?;
-        let added = self.input.projection.forward(&gate.multiply(layer_input)?)?;
+        let added = self
+            .input
+            .projection
+            .forward(&gate.multiply(layer_input)?)?;
         let added = self.input.norm.forward(&added)?.expand_dims(2)?;
         // All streams but the first get the input of the layer.
         let head = corrected.slice_axis(2, 0, 1)?;
@@ -250,7 +250,9 @@ struct Gemma3n {
 fn magnitude(x: &Array, least: Option<f32>) -> mlx_rs_core::Result<Array> {
     let mean = x.square()?.mean(-1, true)?;
     match least {
-        Some(least) => mean.maximum(&Array::scalar(least)?.astype(x.dtype())?)?.sqrt(),
+        Some(least) => mean
+            .maximum(&Array::scalar(least)?.astype(x.dtype())?)?
+            .sqrt(),
         None => mean.sqrt(),
     }
 }
@@ -269,6 +271,19 @@ fn projected<'a>(
     Ok(all)
 }
 
+impl Gemma3n {
+    /// The input of the last norm, `[1, T, hidden]`, from streams `[1, T, streams, hidden]`.
+    fn gathered(&self, streams: &Array) -> mlx_rs_core::Result<Array> {
+        let first = AltUp::stream(streams, 0)?;
+        let mut pairs = Vec::with_capacity(self.gather.len());
+        for (linear, at) in self.gather.iter().zip(1..) {
+            pairs.push((linear, AltUp::stream(streams, at)?));
+        }
+        let all = projected(&first, pairs.into_iter())?;
+        stack(&all.iter().collect::<Vec<_>>(), 0)?.mean(0, false)
+    }
+}
+
 impl Decoder for Gemma3n {
     fn forward(
         &self,
@@ -285,10 +300,13 @@ impl Decoder for Gemma3n {
             .forward(&where_(&known, ids, &ids.zeros_like()?)?, &x)?;
         watch.begin(rows);
         watch.lap(None, StepPart::Embedding, &[&x, &inputs])?;
-        watch.saw_embedding(&x)?;
         let pairs = self.spread.iter().map(|linear| (linear, x.clone()));
         let streams = projected(&x, pairs)?;
         let mut streams = stack(&streams.iter().collect::<Vec<_>>(), 2)?;
+        let looked_at = watch.wants_blocks() || watch.wants_mixed();
+        if looked_at {
+            watch.saw_embedding(&self.gathered(&streams)?)?;
+        }
         let again = adapter::scope().filter(|scope| scope.checkpoint);
         let mut views: Vec<Vec<KvView>> = Vec::with_capacity(self.blocks.len());
         for (i, block) in self.blocks.iter().enumerate() {
@@ -306,16 +324,14 @@ impl Decoder for Gemma3n {
             streams = out;
             views.extend(made);
             watch.lap(i, StepPart::Mixer, &[&streams])?;
-            watch.saw_block(i, &AltUp::stream(&streams, block.altup.active)?)?;
+            if looked_at {
+                // All parts of a block change all streams together.
+                let x = self.gathered(&streams)?;
+                watch.saw_mixed(i, &x)?;
+                watch.saw_block(i, &x)?;
+            }
         }
-        let streams = positions.of(&streams, &lengths)?;
-        let first = AltUp::stream(&streams, 0)?;
-        let mut pairs = Vec::with_capacity(self.gather.len());
-        for (linear, at) in self.gather.iter().zip(1..) {
-            pairs.push((linear, AltUp::stream(&streams, at)?));
-        }
-        let all = projected(&first, pairs.into_iter())?;
-        let x = stack(&all.iter().collect::<Vec<_>>(), 0)?.mean(0, false)?;
+        let x = self.gathered(&positions.of(&streams, &lengths)?)?;
         let x = self.norm.forward(&x)?;
         watch.lap(None, StepPart::Norm, &[&x])?;
         if watch.wants_hidden() {
@@ -364,7 +380,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     let width = size("hidden_size_per_layer_input", limits::HIDDEN)?;
     let streams = size("altup_num_inputs", MOST_STREAMS)?;
     let rank = size("laurel_rank", limits::HIDDEN)?;
-    let active = config.required_uint("altup_active_idx", 0..=streams.unsigned_abs() as usize - 1)?;
+    let active =
+        config.required_uint("altup_active_idx", 0..=streams.unsigned_abs() as usize - 1)?;
     let active = int("altup_active_idx", active)?;
     let input_tokens = size("vocab_size_per_layer_input", limits::VOCAB)?;
     let scaled = config.flag("altup_correct_scale")?.unwrap_or(true);

@@ -58,7 +58,8 @@ fn forward_again(
         };
         let mut caches = passing::caches(lengths.len(), layer + 1);
         let mut rows = passing::rows(&lengths, &mut caches);
-        let run = || block.forward(x, first.first(), &mut rows, layer);
+        let unwatched = &mut Watch::nothing();
+        let run = || block.forward(x, first.first(), &mut rows, layer, unwatched);
         let (x, first) = adapter::within(Arc::new(scope), run)?;
         Ok(vec![x, first])
     });
@@ -86,7 +87,7 @@ impl Decoder for Rwkv7 {
         for (layer, block) in self.blocks.iter().enumerate() {
             let (out, values) = match &again {
                 Some(scope) => forward_again(block, &x, first.as_ref(), (&lengths, layer), scope)?,
-                None => block.forward(&x, first.as_ref(), rows, layer)?,
+                None => block.forward(&x, first.as_ref(), rows, layer, watch)?,
             };
             x = out;
             first = Some(values);

@@ -8,7 +8,7 @@ use mlx_rs_core::{Array, Dtype, Result};
 use super::attention::Positions;
 use super::causal_conv::CausalConv;
 use super::diagonal_rule::{Inputs, scan};
-use super::gated_delta::{softplus, unit};
+use super::gated_delta::unit;
 use super::hooks::Watch;
 use super::linear::Linear;
 use super::mixer::Mixer;
@@ -17,6 +17,7 @@ use super::recurrence::{heads_first, over_rows, part};
 use crate::cache::{
     CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
 };
+use crate::exec::activation::softplus;
 
 /// The number of positions per chunk; it does not change the result.
 const CHUNK: i32 = 16;

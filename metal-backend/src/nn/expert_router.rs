@@ -4,8 +4,8 @@
 use mlx_rs_core::{Array, Dtype, Result, concatenate, where_};
 
 use super::adapter;
-use super::gated_delta::softplus;
 use super::linear::Linear;
+use crate::exec::activation::softplus;
 
 /// How the weights of selected experts follow from the scores.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -4,13 +4,13 @@
 use mlx_rs_core::{Array, Dtype, Result, concatenate};
 
 use super::attention::{Attention, Positions, furthest};
-use super::gated_delta::softplus;
 use super::hooks::Watch;
 use super::linear::{Linear, project};
 use super::mixer::Mixer;
 use super::norm::{Norm, through};
 use crate::cache::{CacheOptions, LayerState, Row, Switch, lengths};
 use crate::exec::Epilogue;
+use crate::exec::activation::softplus;
 
 /// A gated attention layer.
 #[derive(Debug)]

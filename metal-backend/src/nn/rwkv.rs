@@ -8,6 +8,7 @@ use mlx_rs_core::{Array, Dtype, Result, concatenate};
 
 use super::diagonal_rule::{Inputs, scan};
 use super::head_norm::HeadNorm;
+use super::hooks::Watch;
 use super::linear::Linear;
 use super::norm::{Norm, through};
 use super::recurrence::{heads_first, over_rows, part};
@@ -57,7 +58,7 @@ impl RwkvShape {
     pub fn layout(&self) -> Arc<StateLayout> {
         let last = [1, self.heads * self.dim];
         StateLayout::new(
-            "rwkv7",
+            "time_mix",
             vec![
                 StatePart::new("time", &last),
                 StatePart::new("S", &[self.heads, self.dim, self.dim]),
@@ -122,24 +123,31 @@ impl RwkvBlock {
         first: Option<&Array>,
         rows: &mut [Row<'_>],
         layer: usize,
+        watch: &mut Watch<'_>,
     ) -> Result<(Array, Array)> {
+        let looked_at = watch.wants_mixed();
         let x = through(self.pre_norm.as_ref(), x)?;
         let hidden = x.dim(-1)?;
-        let both = over_rows(rows, layer, &self.layout, |span, state| {
+        let all = over_rows(rows, layer, &self.layout, |span, state| {
             let x = span.of(&x)?;
             let first = first.map(|first| span.of(first)).transpose()?;
             let normed = self.time_norm.forward(&x)?;
             let (before, last_time) = previous(&normed, part(&state, 0)?)?;
             let (mixed, values, memory) =
                 self.mix_time(&normed, &before, first.as_ref(), part(&state, 1)?)?;
-            let x = x.add(&mixed)?;
-            let normed = self.channel_norm.forward(&x)?;
+            let mixed = x.add(&mixed)?;
+            let normed = self.channel_norm.forward(&mixed)?;
             let (before, last_channel) = previous(&normed, part(&state, 2)?)?;
-            let x = x.add(&self.channel.forward(&normed, &before)?)?;
-            let both = concatenate(&[&x, &values], -1)?;
-            Ok((both, vec![last_time, memory, last_channel]))
+            let x = mixed.add(&self.channel.forward(&normed, &before)?)?;
+            let mut outputs = vec![&x, &values];
+            outputs.extend(looked_at.then_some(&mixed));
+            let all = concatenate(&outputs, -1)?;
+            Ok((all, vec![last_time, memory, last_channel]))
         })?;
-        let part = |from: i32| both.slice_axis(-1, from, from + hidden);
+        let part = |from: i32| all.slice_axis(-1, from, from + hidden);
+        if looked_at {
+            watch.saw_mixed(layer, &part(2 * hidden)?)?;
+        }
         Ok((part(0)?, part(hidden)?))
     }
 
