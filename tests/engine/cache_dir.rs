@@ -101,11 +101,14 @@ fn a_conversation_goes_on_after_a_restart() {
         "gpt-oss",
         "llama4-text",
         "deepseek-v3",
+        "deepseek-v32",
         "mamba",
         "lfm2",
         "jamba",
+        "kimi-linear",
         "falcon-h1",
         "qwen3-next",
+        "rwkv7",
         "xlstm",
     ] {
         let dir = tempfile::tempdir().unwrap();

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from mlx_lm.utils import load as mlx_lm_load
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.mistral4 import Mistral4ForCausalLM
 
 import tiny_tokenizer
 import xlstm_blocks
@@ -41,12 +42,11 @@ from tiny_models import (
     write_json,
 )
 
-
 def random_tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...], model_type: str, tied: bool) -> np.ndarray:
     """Values that keep activations near unit size and give logits a spread of a few units."""
     normal = rng.standard_normal(shape)
     gemma = model_type.startswith("gemma")
-    plus_one = gemma and not model_type.startswith("gemma4")
+    plus_one = gemma and not model_type.startswith(("gemma4", "gemma3n"))
     if name.endswith(("layer_scalar", "per_expert_scale", "router.scale")):
         return 1.0 + 0.2 * normal
     if name.endswith("sinks"):
@@ -81,7 +81,9 @@ def build(spec: Spec, seed: int) -> torch.nn.Module:
     """The model with weights of the seed, rounded to bfloat16 and held in float32."""
     config = AutoConfig.for_model(spec.model_type, **spec.config)
     config._attn_implementation = "eager"
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    # AutoModelForCausalLM has Mistral 4 as the text part of a multimodal model only.
+    make = Mistral4ForCausalLM._from_config if spec.model_type == "mistral4" else AutoModelForCausalLM.from_config
+    model = make(config, attn_implementation="eager").float().eval()
     xlstm_blocks.replace_blocks(model, spec.slstm)
     text = config.get_text_config()
     rng = np.random.default_rng(seed)

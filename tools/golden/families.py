@@ -115,6 +115,28 @@ def kimi_vl(weights: Weights) -> Weights:
     return weights | {"vision_tower.patch_embed.proj.weight": np.ones((4, 8), np.float32)}
 
 
+def step3p5(weights: Weights) -> Weights:
+    """Stacks of experts have a module of their own, norms add one, and a layer predicts a further token."""
+    names = [
+        (".mlp.switch_mlp.", ".moe."),
+        (".mlp.gate.gate.", ".moe.gate."),
+        (".mlp.gate.router_bias", ".moe.router_bias"),
+        (".mlp.share_expert.", ".share_expert."),
+    ]
+    out = {"model.layers.4.eh_proj.weight": np.ones((4, 8), np.float32)}
+    for name, value in weights.items():
+        for old, new in names:
+            name = name.replace(old, new)
+        out[name] = value - 1.0 if name.endswith("norm.weight") else value
+    return out
+
+
+def rwkv7(weights: Weights) -> Weights:
+    """Vectors of heads have one axis."""
+    flat = ("k_k", "k_a", "g_norm.weight", "g_norm.bias")
+    return {name: value.reshape(-1) if name.endswith(flat) else value for name, value in weights.items()}
+
+
 def gptj(weights: Weights) -> Weights:
     """Transformers has another name of the module around all but the head."""
     return {name.replace("model.", "transformer."): value for name, value in weights.items()}
@@ -572,6 +594,89 @@ SPECS = [
         published=singles,
     ),
     family(
+        "step3p5",
+        "Step3p5ForCausalLM",
+        {name: value for name, value in LLAMA.items() if name != "num_key_value_heads"},
+        num_hidden_layers=4,
+        num_attention_groups=2,
+        head_dim=8,
+        sliding_window=16,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention", "full_attention"],
+        attention_other_setting={
+            "attention_type": "sliding_attention",
+            "num_attention_heads": 6,
+            "num_attention_groups": 2,
+            "head_dim": 8,
+        },
+        rope_theta=[5e6, 1e4, 1e4, 5e6, 5e6],
+        partial_rotary_factors=[0.5, 1.0, 1.0, 0.5, 0.5],
+        yarn_only_types=["full_attention"],
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 2.0,
+            "original_max_position_embeddings": 16,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 32.0,
+        },
+        use_head_wise_attn_gate=True,
+        moe_num_experts=6,
+        moe_top_k=2,
+        moe_intermediate_size=24,
+        share_expert_dim=20,
+        moe_layers_enum="1,2,3",
+        moe_router_scaling_factor=3.0,
+        norm_expert_weight=True,
+        swiglu_limits=[0.0, 0.0, 0.7, 0.5, 0.0],
+        swiglu_limits_shared=[0.5, 0.0, 0.0, 0.7, 0.0],
+        num_nextn_predict_layers=1,
+        published=step3p5,
+    ),
+    # With this epsilon, that of the heads' norms is mlx-lm's constant.
+    family(
+        "rwkv7",
+        "RWKV7ForCausalLM",
+        {name: BASE[name] for name in ("hidden_size", "vocab_size", "bos_token_id", "eos_token_id", "torch_dtype")},
+        intermediate_size=64,
+        head_dim=8,
+        num_hidden_layers=3,
+        norm_eps=8e-5,
+        a_low_rank_dim=6,
+        v_low_rank_dim=5,
+        gate_low_rank_dim=12,
+        decay_low_rank_dim=7,
+        tie_word_embeddings=False,
+        gain=2.0,
+        published=rwkv7,
+    ),
+    family(
+        "qwen",
+        "QWenLMHeadModel",
+        {name: BASE[name] for name in ("hidden_size", "vocab_size", "bos_token_id", "eos_token_id", "torch_dtype")},
+        intermediate_size=96,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        kv_channels=8,
+        max_position_embeddings=256,
+        layer_norm_epsilon=1e-6,
+        no_bias=True,
+        rotary_emb_base=10000,
+        tie_word_embeddings=False,
+    ),
+    family(
+        "lille-130m",
+        "LilleForCausalLM",
+        {name: BASE[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "torch_dtype")},
+        n_embd=64,
+        n_head=4,
+        n_kv_heads=2,
+        n_layer=2,
+        block_size=256,
+        layer_norm_eps=1e-5,
+        rope_theta=10000.0,
+        tie_word_embeddings=True,
+        gain=2.0,
+    ),
+    family(
         "minimax",
         "MiniMaxM2ForCausalLM",
         LLAMA,
@@ -661,7 +766,7 @@ def drawn(spec: Spec, name: str, shape: tuple[int, ...], rng: np.random.Generato
         return (0.0 if spec.config["model_type"] == "nemotron" else 1.0) + 0.2 * normal
     if name.endswith(("correction_bias", "expert_bias")):
         return 0.1 * normal
-    if any(part in name for part in (".wte.", ".wpe.", "embed_in", "word_embeddings")):
+    if any(part in name for part in (".wte.", ".wpe.", "embed_in", "word_embeddings", "tok_embeddings")):
         return 0.25 * normal
     return hybrids.drawn(spec, name, shape, rng)
 

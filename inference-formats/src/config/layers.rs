@@ -114,7 +114,7 @@ fn listed(
         .iter()
         .take(layers)
         .map(|name| match name.as_str() {
-            "full_attention" => Ok(LayerKind::Full),
+            "full_attention" | "indexed_attention" => Ok(LayerKind::Full),
             "sliding_attention" => Ok(LayerKind::Sliding),
             "attention" if recurrence == Recurrence::Listed => Ok(LayerKind::Full),
             name if recurrence == Recurrence::Listed && RECURRENT.contains(&name) => {

@@ -3,7 +3,7 @@
 
 /// Each entry: an unsupported `model_type`, the most similar supported one, and the missing
 /// feature.
-const NEAREST: [(&str, &str, &str); 32] = [
+const NEAREST: [(&str, &str, &str); 21] = [
     ("Klear", "qwen3_moe", "router and shared experts"),
     ("afm7", "llama", "shared keys and adapters"),
     ("baichuan_m1", "llama", "convolutions of keys and values"),
@@ -11,30 +11,19 @@ const NEAREST: [(&str, &str, &str); 32] = [
     ("bailing_moe_linear", "bailing_moe", "linear attention"),
     ("bailing_moe_v3", "bailing_moe", "linear attention"),
     ("bitnet", "llama", "ternary matrices"),
-    ("deepseek_v32", "deepseek_v3", "sparse attention"),
     ("deepseek_v4", "deepseek_v3", "compressed attention"),
     ("deepseek_v41", "deepseek_v3", "compressed attention"),
-    ("gemma3n", "gemma3_text", "AltUp and activation sparsity"),
-    ("glm_moe_dsa", "glm4_moe", "sparse attention"),
     ("iquestloopcoder", "llama", "repeated blocks"),
     ("kimi_k25", "deepseek_v3", "packed experts"),
-    ("kimi_linear", "qwen3_next", "delta attention"),
-    ("laguna", "qwen3_moe", "gated attention"),
     ("lfm2-vl", "lfm2", "the vision part"),
-    ("lille-130m", "llama", "other tensor names"),
     ("longcat_flash", "deepseek_v3", "double blocks"),
-    ("mimo_v2_flash", "mimo", "windows and mixtures"),
-    ("mistral4", "ministral3", "latent attention"),
     ("nemotron-nas", "llama", "blocks of differing parts"),
     ("openelm", "llama", "layers of differing widths"),
     ("phi3small", "phi3", "block-sparse attention"),
     ("phixtral", "phi", "mixtures of experts"),
     ("plamo", "llama", "parallel blocks"),
     ("plamo2", "granitemoehybrid", "Mamba-1"),
-    ("qwen", "qwen2", "other tensor names"),
     ("recurrent_gemma", "gemma2", "recurrent layers"),
-    ("rwkv7", "mamba2", "recurrent layers"),
-    ("step3p5", "qwen3_moe", "gated attention"),
     ("zamba2", "granitemoehybrid", "shared blocks"),
 ];
 

@@ -8,6 +8,8 @@
 
 mod elsewhere;
 mod gguf;
+#[cfg(test)]
+mod tests;
 
 pub mod afmoe;
 pub mod apertus;
@@ -20,6 +22,7 @@ pub mod dbrx;
 pub mod deepseek;
 pub mod deepseek_v2;
 pub mod deepseek_v3;
+pub mod deepseek_v32;
 pub mod dots1;
 pub mod ernie4_5;
 pub mod ernie4_5_moe;
@@ -31,11 +34,13 @@ pub mod falcon_mamba;
 pub mod gemma;
 pub mod gemma2;
 pub mod gemma3;
+pub mod gemma3n;
 pub mod gemma4;
 pub mod glm;
 pub mod glm4;
 pub mod glm4_moe;
 pub mod glm4_moe_lite;
+pub mod glm_moe_dsa;
 pub mod gpt2;
 pub mod gpt_bigcode;
 pub mod gpt_neox;
@@ -50,19 +55,24 @@ pub mod hunyuan_v1_dense;
 pub mod internlm2;
 pub mod internlm3;
 pub mod jamba;
+pub mod kimi_linear;
+pub mod laguna;
 pub mod lfm2;
 pub mod lfm2_moe;
+pub mod lille;
 pub mod llama;
 pub mod llama4_text;
 pub mod mamba;
 pub mod mamba2;
 pub mod mellum;
 pub mod mimo;
+pub mod mimo_v2_flash;
 pub mod minicpm;
 pub mod minicpm3;
 pub mod minimax;
 pub mod ministral3;
 pub mod mistral;
+pub mod mistral4;
 pub mod mixtral;
 pub mod modernbert;
 pub mod nanochat;
@@ -76,6 +86,7 @@ pub mod olmoe;
 pub mod phi;
 pub mod phi3;
 pub mod phimoe;
+pub mod qwen;
 pub mod qwen2;
 pub mod qwen2_moe;
 pub mod qwen3;
@@ -84,12 +95,14 @@ pub mod qwen3_5_moe;
 pub mod qwen3_moe;
 pub mod qwen3_next;
 pub mod roberta;
+pub mod rwkv7;
 pub mod seed_oss;
 pub mod smollm3;
 pub mod solar_open;
 mod ssm;
 pub mod stablelm;
 pub mod starcoder2;
+pub mod step3p5;
 pub mod telechat3;
 pub mod xlstm;
 pub mod youtu_llm;
@@ -103,7 +116,7 @@ pub use gguf::{GgufExport, GgufFamily};
 pub(crate) use gguf::{GgufHeader, PLAIN};
 
 /// All families, sorted by `model_type`.
-static FAMILIES: [&Family; 84] = [
+static FAMILIES: [&Family; 95] = [
     &afmoe::FAMILY,
     &apertus::FAMILY,
     &bailing_moe::FAMILY,
@@ -115,6 +128,7 @@ static FAMILIES: [&Family; 84] = [
     &deepseek::FAMILY,
     &deepseek_v2::FAMILY,
     &deepseek_v3::FAMILY,
+    &deepseek_v32::FAMILY,
     &dots1::FAMILY,
     &ernie4_5::FAMILY,
     &ernie4_5_moe::FAMILY,
@@ -126,11 +140,13 @@ static FAMILIES: [&Family; 84] = [
     &gemma::FAMILY,
     &gemma2::FAMILY,
     &gemma3::FAMILY,
+    &gemma3n::FAMILY,
     &gemma4::FAMILY,
     &glm::FAMILY,
     &glm4::FAMILY,
     &glm4_moe::FAMILY,
     &glm4_moe_lite::FAMILY,
+    &glm_moe_dsa::FAMILY,
     &gpt2::FAMILY,
     &gpt_bigcode::FAMILY,
     &gpt_neox::FAMILY,
@@ -145,19 +161,24 @@ static FAMILIES: [&Family; 84] = [
     &internlm2::FAMILY,
     &internlm3::FAMILY,
     &jamba::FAMILY,
+    &kimi_linear::FAMILY,
+    &laguna::FAMILY,
     &lfm2::FAMILY,
     &lfm2_moe::FAMILY,
+    &lille::FAMILY,
     &llama::FAMILY,
     &llama4_text::FAMILY,
     &mamba::FAMILY,
     &mamba2::FAMILY,
     &mellum::FAMILY,
     &mimo::FAMILY,
+    &mimo_v2_flash::FAMILY,
     &minicpm::FAMILY,
     &minicpm3::FAMILY,
     &minimax::FAMILY,
     &ministral3::FAMILY,
     &mistral::FAMILY,
+    &mistral4::FAMILY,
     &mixtral::FAMILY,
     &modernbert::FAMILY,
     &nanochat::FAMILY,
@@ -171,6 +192,7 @@ static FAMILIES: [&Family; 84] = [
     &phi::FAMILY,
     &phi3::FAMILY,
     &phimoe::FAMILY,
+    &qwen::FAMILY,
     &qwen2::FAMILY,
     &qwen2_moe::FAMILY,
     &qwen3::FAMILY,
@@ -179,11 +201,13 @@ static FAMILIES: [&Family; 84] = [
     &qwen3_moe::FAMILY,
     &qwen3_next::FAMILY,
     &roberta::FAMILY,
+    &rwkv7::FAMILY,
     &seed_oss::FAMILY,
     &smollm3::FAMILY,
     &solar_open::FAMILY,
     &stablelm::FAMILY,
     &starcoder2::FAMILY,
+    &step3p5::FAMILY,
     &telechat3::FAMILY,
     &roberta::XLM,
     &xlstm::FAMILY,
@@ -512,74 +536,4 @@ pub(crate) fn rename(map: &mut Map<String, Value>, names: Names) {
 /// Whether a field is present and not `null`.
 pub(crate) fn is_set(map: &Map<String, Value>, name: &str) -> bool {
     map.get(name).is_some_and(|v| !v.is_null())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    #[test]
-    fn each_model_type_has_one_entry() {
-        assert!(FAMILIES.is_sorted_by(|a, b| a.model_type < b.model_type));
-        let all: Vec<_> = FAMILIES.iter().flat_map(|f| f.model_types()).collect();
-        let distinct: BTreeSet<_> = all.iter().collect();
-        assert_eq!(distinct.len(), all.len());
-        for family in FAMILIES {
-            assert!(!family.class.is_empty());
-            let Defaults {
-                norm_eps,
-                rope_theta,
-                ..
-            } = family.defaults;
-            assert!(norm_eps > 0.0 && norm_eps < 1e-3, "{}", family.model_type);
-            assert!(rope_theta >= 1e4, "{}", family.model_type);
-        }
-    }
-
-    #[test]
-    fn each_architecture_of_gguf_has_one_family_to_begin_with() {
-        let all = FAMILIES.iter().filter_map(|f| f.gguf.as_ref());
-        for architecture in all.map(|g| g.architecture) {
-            let entries = FAMILIES.iter().filter_map(|f| f.gguf.as_ref());
-            let bases = entries.filter(|g| g.architecture == architecture && !g.is_variant);
-            assert_eq!(bases.count(), 1, "{architecture}");
-        }
-    }
-
-    #[test]
-    fn only_matrices_of_the_reference_are_transposed() {
-        let gpt2 = &gpt2::FAMILY;
-        let names = |name: &str| (gpt2.converted_name(name), gpt2.is_transposed(name));
-        for (name, expected, transposed) in [
-            (
-                "transformer.h.0.mlp.c_fc.weight",
-                Some("model.h.0.mlp.c_fc.weight"),
-                true,
-            ),
-            (
-                "h.0.attn.c_proj.weight",
-                Some("model.h.0.attn.c_proj.weight"),
-                true,
-            ),
-            (
-                "model.h.0.attn.c_proj.weight",
-                Some("model.h.0.attn.c_proj.weight"),
-                false,
-            ),
-            ("wte.weight", Some("model.wte.weight"), false),
-            ("h.1.attn.bias", None, false),
-        ] {
-            assert_eq!(
-                names(name),
-                (expected.map(str::to_owned), transposed),
-                "{name}"
-            );
-        }
-        let llama = &llama::FAMILY;
-        let name = "model.layers.0.mlp.up_proj.weight";
-        assert_eq!(llama.converted_name(name).as_deref(), Some(name));
-        assert!(!llama.is_transposed(name));
-    }
 }

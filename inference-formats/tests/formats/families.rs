@@ -43,6 +43,10 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
             "olmo3",
         ],
     ),
+    // Steps of training, decoding and charts.
+    ("inference-probe", "chart", &["step"]),
+    ("metal-backend", "sample", &["step"]),
+    ("metal-backend", "train::step::compiled", &["step"]),
     // ollama's model names.
     (
         "",

@@ -12,6 +12,7 @@ use super::stack::{Block, Stack};
 use crate::checkpoint::ModelConfig;
 use crate::loader::Weights;
 use crate::nn::GatedAttention;
+use crate::nn::gated_attention::{GateFunction, OutputGate};
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
     let scaled = config.flag("mup_enabled")?.unwrap_or(false);
@@ -35,7 +36,10 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
             mixer_in: norm("input_layernorm")?,
             mixer: GatedAttention {
                 attention,
-                gate: Some(gate),
+                gate: Some(OutputGate {
+                    linear: gate,
+                    function: GateFunction::Sigmoid,
+                }),
             },
             mixer_out: norm("post_attention_layernorm")?,
             mlp_in: norm("pre_feedforward_layernorm")?,

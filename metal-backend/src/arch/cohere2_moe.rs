@@ -125,6 +125,7 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
             weighing,
             choice_bias: None,
             groups: None,
+            logit_cap: None,
         },
         experts: experts(b, &places, count, width, Gate::Plain(activation))?,
         shared,

@@ -61,6 +61,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 weighing,
                 choice_bias: None,
                 groups: None,
+                logit_cap: None,
             },
             experts,
             shared: None,

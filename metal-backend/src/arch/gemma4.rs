@@ -48,10 +48,10 @@ struct MixtureBeside {
 
 /// The layers through which a block reads its per-layer input.
 #[derive(Debug)]
-struct LayerInput {
-    gate: Linear,
-    projection: Linear,
-    norm: Norm,
+pub(super) struct LayerInput {
+    pub gate: Linear,
+    pub projection: Linear,
+    pub norm: Norm,
 }
 
 #[derive(Debug)]
@@ -70,7 +70,7 @@ struct Block {
 
 /// Computes the per-layer inputs of all layers.
 #[derive(Debug)]
-struct LayerInputs {
+pub(super) struct LayerInputs {
     table: Embedding,
     table_scale: Array,
     projection: Linear,
@@ -265,7 +265,7 @@ impl Block {
 impl LayerInputs {
     /// Computes per-layer inputs `[B, L, layers, width]` from ids `[B, L]` and scaled embeddings
     /// `[B, L, hidden]`.
-    fn forward(&self, ids: &Array, x: &Array) -> mlx_rs_core::Result<Array> {
+    pub fn forward(&self, ids: &Array, x: &Array) -> mlx_rs_core::Result<Array> {
         let (batch, length) = (x.dim(0)?, x.dim(1)?);
         let shape = [batch, length, self.layers, self.width];
         let embedded = self.table.forward(ids)?.multiply(&self.table_scale)?;
@@ -470,7 +470,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
 
 /// The key source of each layer. The first `with_keys` layers use their own keys. Each other layer
 /// uses the keys of the last of these layers that has the same kind.
-fn sources(config: &ModelConfig, with_keys: usize) -> Result<Vec<usize>> {
+pub(super) fn sources(config: &ModelConfig, with_keys: usize) -> Result<Vec<usize>> {
     (0..config.num_hidden_layers)
         .map(|i| {
             if i < with_keys {
@@ -488,7 +488,7 @@ fn sources(config: &ModelConfig, with_keys: usize) -> Result<Vec<usize>> {
         .collect()
 }
 
-fn attention(b: &mut Builder<'_>, layer: usize, own_keys: bool) -> Result<Attention> {
+pub(super) fn attention(b: &mut Builder<'_>, layer: usize, own_keys: bool) -> Result<Attention> {
     let (dims, values_are_keys) = (b.dims, values_are_keys(b.config, layer)?);
     let (heads, head_dim) = key_sizes(b.config, layer)?;
     let size =
@@ -601,6 +601,7 @@ fn mixture(b: &mut Builder<'_>, prefix: &str, activation: Activation) -> Result<
             weighing: Weighing::SoftmaxOfChosen,
             choice_bias: None,
             groups: None,
+            logit_cap: None,
         },
         router_norm,
         per_expert_scale: b.weights.vector(&name("router.per_expert_scale"), count)?,
@@ -611,7 +612,7 @@ fn mixture(b: &mut Builder<'_>, prefix: &str, activation: Activation) -> Result<
     })
 }
 
-fn layer_inputs(b: &mut Builder<'_>, width: i32) -> Result<LayerInputs> {
+pub(super) fn layer_inputs(b: &mut Builder<'_>, width: i32) -> Result<LayerInputs> {
     let config = b.config;
     let layers = int("num_hidden_layers", config.num_hidden_layers)?;
     let rows = config

@@ -12,7 +12,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     let latent = Latent {
         traditional: true,
         eps: None,
-        residual: None,
+        ..Latent::DEEPSEEK
     };
     Ok(Box::new(routed(config, weights, latent)?))
 }

@@ -45,6 +45,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 weighing: Weighing::SoftmaxOfChosen,
                 choice_bias: None,
                 groups: None,
+                logit_cap: None,
             },
             experts: experts(b, &format!("{prefix}.mlp.experts"), count, limit)?,
             shared: None,

@@ -112,6 +112,7 @@ pub(super) fn mixture(
         weighing: Weighing::SoftmaxOfChosen,
         choice_bias: None,
         groups: None,
+        logit_cap: None,
     };
     let gate = Gate::Plain(activation);
     let fused = [

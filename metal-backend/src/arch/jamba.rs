@@ -89,6 +89,7 @@ fn feed_forward(b: &mut Builder<'_>, i: usize, prefix: &str) -> Result<FeedForwa
             weighing: Weighing::Share,
             choice_bias: None,
             groups: None,
+            logit_cap: None,
         },
         experts: experts(b, &places, count, width, Gate::Plain(activation))?,
         shared: None,

@@ -5,13 +5,15 @@
 use inference::Result;
 use mlx_rs_core::Array;
 
-use super::build::{Builder, int};
+use super::build::{Builder, NormKind, int, invalid};
 use super::moe::{USUAL_PARTS, routed_block};
 use super::stack::{Block, Stack};
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::{RopeConfig, limits};
 use crate::error::engine;
 use crate::loader::Weights;
+use crate::nn::attention::Growth;
+use crate::nn::indexer::Indexer;
 use crate::nn::latent_attention::{LatentAttention, LatentQueries, ShortQueries};
 use crate::nn::{Attention, FeedForward, HeadNorms, Linear, Norm, Rope};
 
@@ -24,6 +26,10 @@ pub struct Latent {
     pub eps: Option<f32>,
     /// Factor on the attention and feed-forward outputs before the residual sum.
     pub residual: Option<f32>,
+    /// Queries and keys do not rotate (Kimi Linear).
+    pub unrotated: bool,
+    /// Growth of queries with their position (Mistral 4).
+    pub growth: Option<Growth>,
 }
 
 impl Latent {
@@ -32,6 +38,8 @@ impl Latent {
         traditional: true,
         eps: Some(1e-6),
         residual: None,
+        unrotated: false,
+        growth: None,
     };
 }
 
@@ -67,12 +75,24 @@ pub fn key_numbers(config: &ModelConfig) -> Result<Option<u64>> {
         return Ok(None);
     }
     let sizes = Sizes::from_config(config)?;
+    let marks = config.uint("index_head_dim", 1..=limits::HEAD_DIM)?;
     let width = u64::from((sizes.rank + sizes.rotated).unsigned_abs());
-    Ok(Some(width * 2 * config.num_hidden_layers as u64))
+    let width = width + marks.unwrap_or(0) as u64;
+    let layers = 0..config.num_hidden_layers;
+    let layers = layers.filter(|&layer| config.has_keys(layer)).count();
+    Ok(Some(width * 2 * layers as u64))
 }
 
 /// The attention of layer `i` at the prefix `at`.
-fn attention(b: &mut Builder<'_>, i: usize, at: &str, latent: Latent) -> Result<LatentAttention> {
+///
+/// # Errors
+/// If a tensor is missing or has another shape.
+pub fn attention(
+    b: &mut Builder<'_>,
+    i: usize,
+    at: &str,
+    latent: Latent,
+) -> Result<LatentAttention> {
     let sizes = Sizes::from_config(b.config)?;
     let Sizes {
         rank,
@@ -97,7 +117,13 @@ fn attention(b: &mut Builder<'_>, i: usize, at: &str, latent: Latent) -> Result<
         partial: 1.0,
         ..b.config.rope_of(i).clone()
     };
-    let rope = Rope::new(rotated, &config, latent.traditional, b.weights.dtype());
+    let rope = match latent.unrotated {
+        true => None,
+        false => Some(
+            Rope::new(rotated, &config, latent.traditional, b.weights.dtype())
+                .map_err(engine("rope"))?,
+        ),
+    };
     let growth = yarn_growth(b.config);
     b.weights.ignore(&name("rotary_emb.inv_freq"));
     Ok(LatentAttention {
@@ -109,20 +135,21 @@ fn attention(b: &mut Builder<'_>, i: usize, at: &str, latent: Latent) -> Result<
         plain,
         rotated,
         values,
+        indexer: None,
         core: Attention {
             q_proj: Linear::absent(),
             k_proj: None,
             v_proj: None,
             o_proj: b.linear(&name("o_proj"), heads * values, hidden, bias)?,
             norms: HeadNorms::default(),
-            rope: Some(rope.map_err(engine("rope"))?),
+            rope,
             n_heads: heads,
             n_kv_heads: 1,
             head_dim: rotated + rank,
             scale: ((plain + rotated) as f32).powf(-0.5) * growth * growth,
             window: None,
             softcap: None,
-            growth: None,
+            growth: latent.growth,
             clip: None,
             chunk: None,
             sinks: None,
@@ -234,17 +261,107 @@ pub fn routed(
     })
 }
 
+/// As [`routed`], with an indexer in each layer. `traditional` is how the family's indexers rotate,
+/// unless the configuration says it.
+///
+/// # Errors
+/// As [`routed`].
+pub fn indexed(
+    config: &ModelConfig,
+    weights: &mut Weights,
+    latent: Latent,
+    traditional: bool,
+) -> Result<Stack<LatentAttention>> {
+    let traditional = config
+        .flag("indexer_rope_interleave")?
+        .unwrap_or(traditional);
+    stack_of(
+        config,
+        weights,
+        latent,
+        &|b, i, at| {
+            let mut mixer = attention(b, i, at, latent)?;
+            let indexer = indexer(b, i, &format!("{at}.indexer"), traditional)?;
+            mixer.core.head_dim += indexer.dim;
+            mixer.indexer = Some(indexer);
+            Ok(mixer)
+        },
+        &|b, i, prefix| routed_block(b, i, prefix, USUAL_PARTS),
+    )
+}
+
+/// The indexer of layer `i` at the prefix `at`.
+fn indexer(b: &mut Builder<'_>, i: usize, at: &str, traditional: bool) -> Result<Indexer> {
+    let config = b.config;
+    let sizes = Sizes::from_config(config)?;
+    let size = |name: &str, most: usize| int(name, config.required_uint(name, 1..=most)?);
+    let (heads, dim) = (
+        size("index_n_heads", limits::HEADS)?,
+        size("index_head_dim", limits::HEAD_DIM)?,
+    );
+    let count = size("index_topk", limits::POSITIONS)?;
+    let rank = sizes
+        .query_rank
+        .ok_or_else(|| invalid("q_lora_rank is missing; an indexer needs it"))?;
+    if dim < sizes.rotated {
+        return Err(invalid(format!(
+            "index_head_dim is {dim}; it must be at least qk_rope_head_dim, which is {}",
+            sizes.rotated
+        )));
+    }
+    let rope = RopeConfig {
+        partial: 1.0,
+        ..config.rope_of(i).clone()
+    };
+    let rope = Rope::new(sizes.rotated, &rope, traditional, b.weights.dtype());
+    let hidden = b.dims.hidden;
+    let name = |part: &str| format!("{at}.{part}");
+    let (usual, eps) = (b.norms, b.dims.eps);
+    (b.norms, b.dims.eps) = (NormKind::Layer { bias: true }, 1e-6);
+    let key_norm = b.norm(&name("k_norm"), dim);
+    (b.norms, b.dims.eps) = (usual, eps);
+    Ok(Indexer {
+        queries: b.linear(&name("wq_b"), rank, heads * dim, false)?,
+        keys: b.linear(&name("wk"), hidden, dim, false)?,
+        key_norm: key_norm?,
+        weights: b.linear(&name("weights_proj"), hidden, heads, false)?,
+        rope: rope.map_err(engine("rope"))?,
+        heads,
+        dim,
+        count,
+    })
+}
+
 fn stack(
     config: &ModelConfig,
     weights: &mut Weights,
     latent: Latent,
-    mlp: &dyn Fn(&mut Builder<'_>, usize, &str) -> Result<FeedForward>,
+    mlp: Part<'_, FeedForward>,
+) -> Result<Stack<LatentAttention>> {
+    stack_of(
+        config,
+        weights,
+        latent,
+        &|b, i, at| attention(b, i, at, latent),
+        mlp,
+    )
+}
+
+/// Builds a part of a block from the index of the block and a prefix.
+type Part<'a, P> = &'a dyn Fn(&mut Builder<'_>, usize, &str) -> Result<P>;
+
+fn stack_of(
+    config: &ModelConfig,
+    weights: &mut Weights,
+    latent: Latent,
+    mixer: Part<'_, LatentAttention>,
+    mlp: Part<'_, FeedForward>,
 ) -> Result<Stack<LatentAttention>> {
     let mut b = Builder::new(config, weights)?;
     b.ignore_predicting_layers()?;
     let residual = latent.residual.map(|factor| b.scalar(factor)).transpose()?;
     let blocks = b.blocks(|b, i, prefix| {
-        let mixer = attention(b, i, &format!("{prefix}.self_attn"), latent)?;
+        let mixer = mixer(b, i, &format!("{prefix}.self_attn"))?;
         let mlp = mlp(b, i, prefix)?;
         Ok(Block {
             residual: residual.clone(),

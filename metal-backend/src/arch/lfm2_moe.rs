@@ -47,6 +47,7 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<FeedForward> {
         },
         choice_bias,
         groups: None,
+        logit_cap: None,
     };
     let places = ExpertsAt {
         stacked: format!("{at}.switch_mlp"),

@@ -127,6 +127,7 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
             },
             choice_bias: None,
             groups: None,
+            logit_cap: None,
         },
         experts: experts(b, &places, count, width, Gate::Plain(activation))?,
         shared: Some((SharedExpert::Gated(shared), None)),

@@ -15,6 +15,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         traditional: false,
         eps: Some(1e-6),
         residual: minicpm::residual(config)?,
+        ..Latent::DEEPSEEK
     };
     let mut stack = dense(config, weights, latent)?;
     let b = Builder::new(config, weights)?;

@@ -20,7 +20,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
 }
 
 /// The growth of queries, from `rope_parameters`.
-fn growth(config: &ModelConfig) -> Result<Option<Growth>> {
+pub(super) fn growth(config: &ModelConfig) -> Result<Option<Growth>> {
     const BETA: &str = "llama_4_scaling_beta";
     const STEP: &str = "original_max_position_embeddings";
     let field = |name: &str| config.fields.get("rope_parameters")?.get(name);

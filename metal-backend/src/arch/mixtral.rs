@@ -37,6 +37,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 weighing: Weighing::SoftmaxOfChosen,
                 choice_bias: None,
                 groups: None,
+                logit_cap: None,
             },
             experts: experts(b, &stacks, count, width, activation)?,
             shared: None,

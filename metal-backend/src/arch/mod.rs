@@ -14,6 +14,7 @@ mod dbrx;
 mod deepseek;
 mod deepseek_v2;
 mod deepseek_v3;
+mod deepseek_v32;
 mod dots1;
 pub mod encoder;
 mod ernie4_5;
@@ -26,12 +27,14 @@ mod falcon_mamba;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma3n;
 mod gemma4;
 mod gemma4_keys;
 mod glm;
 mod glm4;
 mod glm4_moe;
 mod glm4_moe_lite;
+mod glm_moe_dsa;
 mod gpt2;
 mod gpt_bigcode;
 mod gpt_neox;
@@ -46,20 +49,25 @@ mod hunyuan_v1_dense;
 mod internlm2;
 mod internlm3;
 mod jamba;
+mod kimi_linear;
+mod laguna;
 mod latent;
 mod lfm2;
 mod lfm2_moe;
+mod lille;
 mod llama;
 mod llama4_text;
 mod mamba;
 mod mamba2;
 mod mellum;
 mod mimo;
+mod mimo_v2_flash;
 mod minicpm;
 mod minicpm3;
 mod minimax;
 mod ministral3;
 mod mistral;
+mod mistral4;
 mod mixtral;
 mod modernbert;
 mod moe;
@@ -74,6 +82,7 @@ mod olmoe;
 mod phi;
 mod phi3;
 mod phimoe;
+mod qwen;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
@@ -82,6 +91,7 @@ mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
 pub mod routes;
+mod rwkv7;
 mod seed_oss;
 mod smollm3;
 mod solar_open;
@@ -89,6 +99,7 @@ mod stablelm;
 mod stack;
 mod stage;
 mod starcoder2;
+mod step3p5;
 mod telechat3;
 mod variants;
 pub mod wiring;
@@ -102,6 +113,7 @@ use mlx_rs_core::Array;
 use safetensors::Dtype as FileDtype;
 
 use crate::cache::{CacheOptions, Caches, Row, StateLayout};
+use crate::checkpoint::config::limits;
 use crate::checkpoint::{Family, ModelConfig, family};
 use crate::loader::Weights;
 use crate::nn::attention::Positions;
@@ -195,7 +207,7 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
 type Loader = fn(&ModelConfig, &mut Weights) -> Result<Box<dyn Decoder>>;
 
 /// The constructor of every family, sorted by `model_type`.
-static LOADERS: [(&Family, Loader); 84] = [
+static LOADERS: [(&Family, Loader); 95] = [
     (&family::afmoe::FAMILY, afmoe::load),
     (&family::apertus::FAMILY, apertus::load),
     (&family::bailing_moe::FAMILY, bailing_moe::load),
@@ -207,6 +219,7 @@ static LOADERS: [(&Family, Loader); 84] = [
     (&family::deepseek::FAMILY, deepseek::load),
     (&family::deepseek_v2::FAMILY, deepseek_v2::load),
     (&family::deepseek_v3::FAMILY, deepseek_v3::load),
+    (&family::deepseek_v32::FAMILY, deepseek_v32::load),
     (&family::dots1::FAMILY, dots1::load),
     (&family::ernie4_5::FAMILY, ernie4_5::load),
     (&family::ernie4_5_moe::FAMILY, ernie4_5_moe::load),
@@ -218,11 +231,13 @@ static LOADERS: [(&Family, Loader); 84] = [
     (&family::gemma::FAMILY, gemma::load),
     (&family::gemma2::FAMILY, gemma2::load),
     (&family::gemma3::FAMILY, gemma3::load),
+    (&family::gemma3n::FAMILY, gemma3n::load),
     (&family::gemma4::FAMILY, gemma4::load),
     (&family::glm::FAMILY, glm::load),
     (&family::glm4::FAMILY, glm4::load),
     (&family::glm4_moe::FAMILY, glm4_moe::load),
     (&family::glm4_moe_lite::FAMILY, glm4_moe_lite::load),
+    (&family::glm_moe_dsa::FAMILY, glm_moe_dsa::load),
     (&family::gpt2::FAMILY, gpt2::load),
     (&family::gpt_bigcode::FAMILY, gpt_bigcode::load),
     (&family::gpt_neox::FAMILY, gpt_neox::load),
@@ -237,19 +252,24 @@ static LOADERS: [(&Family, Loader); 84] = [
     (&family::internlm2::FAMILY, internlm2::load),
     (&family::internlm3::FAMILY, internlm3::load),
     (&family::jamba::FAMILY, jamba::load),
+    (&family::kimi_linear::FAMILY, kimi_linear::load),
+    (&family::laguna::FAMILY, laguna::load),
     (&family::lfm2::FAMILY, lfm2::load),
     (&family::lfm2_moe::FAMILY, lfm2_moe::load),
+    (&family::lille::FAMILY, lille::load),
     (&family::llama::FAMILY, llama::load),
     (&family::llama4_text::FAMILY, llama4_text::load),
     (&family::mamba::FAMILY, mamba::load),
     (&family::mamba2::FAMILY, mamba2::load),
     (&family::mellum::FAMILY, mellum::load),
     (&family::mimo::FAMILY, mimo::load),
+    (&family::mimo_v2_flash::FAMILY, mimo_v2_flash::load),
     (&family::minicpm::FAMILY, minicpm::load),
     (&family::minicpm3::FAMILY, minicpm3::load),
     (&family::minimax::FAMILY, minimax::load),
     (&family::ministral3::FAMILY, ministral3::load),
     (&family::mistral::FAMILY, mistral::load),
+    (&family::mistral4::FAMILY, mistral4::load),
     (&family::mixtral::FAMILY, mixtral::load),
     (&family::modernbert::FAMILY, modernbert::load),
     (&family::nanochat::FAMILY, nanochat::load),
@@ -263,6 +283,7 @@ static LOADERS: [(&Family, Loader); 84] = [
     (&family::phi::FAMILY, phi::load),
     (&family::phi3::FAMILY, phi3::load),
     (&family::phimoe::FAMILY, phimoe::load),
+    (&family::qwen::FAMILY, qwen::load),
     (&family::qwen2::FAMILY, qwen2::load),
     (&family::qwen2_moe::FAMILY, qwen2_moe::load),
     (&family::qwen3::FAMILY, qwen3::load),
@@ -270,12 +291,14 @@ static LOADERS: [(&Family, Loader); 84] = [
     (&family::qwen3_5::FAMILY, qwen3_5::load),
     (&family::qwen3_moe::FAMILY, qwen3_moe::load),
     (&family::qwen3_next::FAMILY, qwen3_next::load),
+    (&family::rwkv7::FAMILY, rwkv7::load),
     (&family::roberta::FAMILY, bert::load_roberta),
     (&family::seed_oss::FAMILY, seed_oss::load),
     (&family::smollm3::FAMILY, smollm3::load),
     (&family::solar_open::FAMILY, solar_open::load),
     (&family::stablelm::FAMILY, stablelm::load),
     (&family::starcoder2::FAMILY, starcoder2::load),
+    (&family::step3p5::FAMILY, step3p5::load),
     (&family::telechat3::FAMILY, telechat3::load),
     (&family::roberta::XLM, bert::load_roberta),
     (&family::xlstm::FAMILY, xlstm::load),
@@ -293,7 +316,7 @@ type StateBytes = fn(&ModelConfig, &[BlockInfo]) -> Result<u64>;
 
 /// Families with recurrent layers: the prefix of their blocks in a checkpoint, and the function for
 /// the size of their state.
-static RECURRENT: [(&Family, &str, StateBytes); 13] = [
+static RECURRENT: [(&Family, &str, StateBytes); 15] = [
     (&family::falcon_h1::FAMILY, LAYERS, falcon_h1::state_bytes),
     (
         &family::falcon_mamba::FAMILY,
@@ -306,6 +329,11 @@ static RECURRENT: [(&Family, &str, StateBytes); 13] = [
         granitemoehybrid::state_bytes,
     ),
     (&family::jamba::FAMILY, LAYERS, jamba::state_bytes),
+    (
+        &family::kimi_linear::FAMILY,
+        LAYERS,
+        kimi_linear::state_bytes,
+    ),
     (&family::lfm2::FAMILY, LAYERS, lfm2::state_bytes),
     (&family::lfm2_moe::FAMILY, LAYERS, lfm2::state_bytes),
     (&family::mamba::FAMILY, mamba::BLOCKS, mamba::state_bytes),
@@ -322,6 +350,7 @@ static RECURRENT: [(&Family, &str, StateBytes); 13] = [
     ),
     (&family::qwen3_5::FAMILY, LAYERS, qwen3_next::state_bytes),
     (&family::qwen3_next::FAMILY, LAYERS, qwen3_next::state_bytes),
+    (&family::rwkv7::FAMILY, LAYERS, rwkv7::state_bytes),
     (&family::xlstm::FAMILY, xlstm::BLOCKS, xlstm::state_bytes),
 ];
 
@@ -348,10 +377,17 @@ pub fn key_numbers(config: &ModelConfig) -> Result<u64> {
     if let Some(numbers) = latent::key_numbers(config)? {
         return Ok(numbers);
     }
+    // In MiMo-V2, sliding layers have another number of key heads.
+    let sliding = config.uint("swa_num_key_value_heads", 1..=limits::HEADS)?;
     let layers = 0..config.num_hidden_layers;
-    let layers = layers.filter(|&layer| config.has_keys(layer)).count();
-    let sizes = [layers, config.num_key_value_heads, config.head_size()];
-    Ok((sizes.iter()).fold(2, |numbers: u64, n| numbers.saturating_mul(*n as u64)))
+    let layers = layers.filter(|&layer| config.has_keys(layer));
+    let heads: usize = layers
+        .map(|layer| match sliding.filter(|_| config.slides(layer)) {
+            Some(heads) => heads,
+            None => config.num_key_value_heads,
+        })
+        .sum();
+    Ok((heads as u64).saturating_mul(2 * config.head_size() as u64))
 }
 
 /// Bytes of states with this layout, over all recurrent layers.

@@ -13,7 +13,9 @@ use crate::exec::ExpertGate as Gate;
 use crate::loader::{ExpertNames, Weights};
 use crate::nn::expert_router::{Groups, Weighing};
 use crate::nn::moe::SharedExpert;
-use crate::nn::{Activation, ExpertLinear, Experts, FeedForward, Mixture, Router, Weight};
+use crate::nn::{
+    Activation, ExpertLinear, Experts, FeedForward, LimitedMlp, Mixture, Router, Weight,
+};
 
 /// Where a checkpoint stores the experts of a block.
 pub struct ExpertsAt<'a> {
@@ -183,6 +185,7 @@ fn shares(b: &mut Builder<'_>, at: &str, width: i32) -> Result<Mixture> {
             },
             choice_bias: None,
             groups: None,
+            logit_cap: None,
         },
         experts: experts(b, &places, count, width, Gate::Plain(activation))?,
         shared: None,
@@ -232,6 +235,29 @@ pub fn routed_block(
     prefix: &str,
     parts: [&str; 3],
 ) -> Result<FeedForward> {
+    limited_block(b, i, prefix, parts, Limits::default())
+}
+
+/// Limits of the gates of a block ([`Gate::Limited`]).
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Limits {
+    /// The limit in chosen experts.
+    pub experts: Option<f32>,
+    /// The limit in shared experts, and in a dense block.
+    pub shared: Option<f32>,
+}
+
+/// As [`routed_block`], with limits on the gates.
+///
+/// # Errors
+/// As [`routed_block`].
+pub fn limited_block(
+    b: &mut Builder<'_>,
+    i: usize,
+    prefix: &str,
+    parts: [&str; 3],
+    limits: Limits,
+) -> Result<FeedForward> {
     let config = b.config;
     let at = format!("{prefix}.mlp");
     let activation = b.activation(Activation::Silu)?;
@@ -249,7 +275,10 @@ pub fn routed_block(
     let bias = config.flag("use_bias")?.unwrap_or(false);
     if is_dense {
         let mlp = b.gated_mlp(&at, b.dims.intermediate, activation, bias)?;
-        return Ok(FeedForward::Gated(mlp));
+        return Ok(match limits.shared {
+            Some(limit) => FeedForward::Limited(Box::new(LimitedMlp { mlp, limit })),
+            None => FeedForward::Gated(mlp),
+        });
     }
     let (count, per_token) = counts(config, "num_experts_per_tok")?;
     let width = config.required_uint("moe_intermediate_size", 1..=limits::INTERMEDIATE)?;
@@ -266,7 +295,11 @@ pub fn routed_block(
             let width = int("n_shared_experts", n.saturating_mul(shared_width))?;
             let at = format!("{at}.shared_experts");
             let mlp = b.gated_mlp(&at, width, activation, bias)?;
-            Some((SharedExpert::Gated(mlp), None))
+            let shared = match limits.shared {
+                Some(limit) => SharedExpert::Limited(LimitedMlp { mlp, limit }),
+                None => SharedExpert::Gated(mlp),
+            };
+            Some((shared, None))
         }
     };
     let bias_name = format!("{at}.gate.e_score_correction_bias");
@@ -285,16 +318,28 @@ pub fn routed_block(
         weighing: weighing(config)?,
         choice_bias,
         groups: groups(config, count)?,
+        logit_cap: config
+            .number("moe_router_logit_softcapping")?
+            .filter(|cap| *cap > 0.0),
     };
+    let single = format!("{at}.experts");
     let places = ExpertsAt {
-        stacked: format!("{at}.switch_mlp"),
-        single: format!("{at}.experts"),
+        // Step 3.5 stores stacks below the usual name of single experts.
+        stacked: match b.weights.contains(&format!("{single}.gate_proj.weight")) {
+            true => single.clone(),
+            false => format!("{at}.switch_mlp"),
+        },
+        single,
         parts,
+    };
+    let gate = match limits.experts {
+        Some(limit) => Gate::Limited { activation, limit },
+        None => Gate::Plain(activation),
     };
     let width = int("moe_intermediate_size", width)?;
     Ok(FeedForward::Mixture(Box::new(Mixture {
         router,
-        experts: experts(b, &places, count, width, Gate::Plain(activation))?,
+        experts: experts(b, &places, count, width, gate)?,
         shared,
         scale: None,
         weighs_inputs: false,
@@ -320,9 +365,16 @@ fn weighing(config: &ModelConfig) -> Result<Weighing> {
             scale,
             eps,
         }),
+        Some("sqrtsoftplus") => Ok(Weighing::RootSoftplus {
+            normalized,
+            scale,
+            eps,
+        }),
         Some(other) => Err(Error::new(
             ErrorKind::Unsupported,
-            format!("scoring_func {other:?} is not supported; supported are sigmoid, softmax"),
+            format!(
+                "scoring_func {other:?} is not supported; supported are sigmoid, softmax, sqrtsoftplus"
+            ),
         )),
     }
 }

@@ -194,6 +194,7 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
             },
             choice_bias: Some(choice_bias),
             groups: None,
+            logit_cap: None,
         },
         experts,
         shared,

@@ -39,6 +39,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 weighing: Weighing::NearBest { noise },
                 choice_bias: None,
                 groups: None,
+                logit_cap: None,
             },
             experts: experts(b, &stacks, count, width, activation)?,
             shared: None,

@@ -26,6 +26,8 @@ pub enum BlockKind {
     Mamba,
     /// Mamba-2.
     Mamba2,
+    /// RWKV-7.
+    Rwkv7,
     /// Attention.
     Attention,
     /// No known mixer.
@@ -41,6 +43,7 @@ impl fmt::Display for BlockKind {
             Self::GatedDelta => "gated delta net",
             Self::Mamba => "Mamba",
             Self::Mamba2 => "Mamba-2",
+            Self::Rwkv7 => "RWKV-7",
             Self::Attention => "attention",
             Self::Unknown => "unknown",
         })
@@ -112,6 +115,11 @@ fn kind(components: &BTreeSet<&str>) -> BlockKind {
         BlockKind::Mlstm
     } else if has("slstm_layer") {
         BlockKind::Slstm
+    } else if components.contains("self_attn.f_a_proj") {
+        // Kimi Delta Attention, a gated delta net with a gate for each channel.
+        BlockKind::GatedDelta
+    } else if components.contains("attn.r_proj") {
+        BlockKind::Rwkv7
     } else if has("attn_layer") || has("attention") || has("self_attn") {
         BlockKind::Attention
     } else if has("linear_attn") {
@@ -186,14 +194,27 @@ mod tests {
                 "model.layers.4.mixer.conv1d.weight",
                 "model.layers.5.mamba.conv1d.weight",
                 "model.layers.5.mamba.x_proj.weight",
+                "model.layers.6.self_attn.f_a_proj.weight",
+                "model.layers.6.self_attn.q_proj.weight",
+                "model.layers.7.attn.r_proj.weight",
+                "model.layers.7.ffn.key.weight",
             ]
             .into_iter(),
         );
         let kinds: Vec<BlockKind> = wiring.unwrap().blocks.iter().map(|b| b.kind).collect();
-        use BlockKind::{Attention, Convolution, GatedDelta, Mamba, Mamba2};
+        use BlockKind::{Attention, Convolution, GatedDelta, Mamba, Mamba2, Rwkv7};
         assert_eq!(
             kinds,
-            [Convolution, Attention, GatedDelta, Mamba2, Mamba2, Mamba]
+            [
+                Convolution,
+                Attention,
+                GatedDelta,
+                Mamba2,
+                Mamba2,
+                Mamba,
+                GatedDelta,
+                Rwkv7
+            ]
         );
     }
 }

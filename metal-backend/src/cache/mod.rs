@@ -85,8 +85,10 @@ impl Stored {
         })
     }
 
-    /// The elements unquantized, in the type of `like`.
-    #[cfg(test)]
+    /// The elements unquantized. Quantized elements get the type of `like`.
+    ///
+    /// # Errors
+    /// If memory runs out.
     pub fn plain(&self, like: &Array) -> Result<Array> {
         match self {
             Stored::Plain(a) => Ok(a.clone()),

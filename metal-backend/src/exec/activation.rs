@@ -96,6 +96,14 @@ impl Activation {
     }
 }
 
+/// `log(1 + exp(x))`.
+///
+/// # Errors
+/// If memory runs out.
+pub fn softplus(x: &Array) -> Result<Array> {
+    Array::scalar(0.0f32)?.logaddexp(x)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

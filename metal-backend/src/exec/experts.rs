@@ -155,6 +155,14 @@ pub enum ExpertGate {
         /// The clamp of `gate` and `up`.
         limit: f32,
     },
+    /// The gate of Step 3.5: `act(gate) * up`. `act(gate)` is at most `limit`, and `up` is clamped
+    /// to `-limit..limit`.
+    Limited {
+        /// The activation function.
+        activation: Activation,
+        /// The limit of both factors.
+        limit: f32,
+    },
 }
 
 impl ExpertGate {
@@ -163,6 +171,7 @@ impl ExpertGate {
         match self {
             Self::Plain(activation) => activation.kernel().map(cpu::ExpertGate::Plain),
             Self::Clamped { alpha, limit } => Some(cpu::ExpertGate::Clamped { alpha, limit }),
+            Self::Limited { .. } => None,
         }
     }
 
@@ -173,7 +182,7 @@ impl ExpertGate {
     pub fn alone(self, up: &Array) -> Result<Array> {
         match self {
             Self::Plain(activation) => activation.apply(up),
-            Self::Clamped { .. } => Err(Error::new(
+            Self::Clamped { .. } | Self::Limited { .. } => Err(Error::new(
                 ErrorKind::Value,
                 "experts",
                 "a clamped gate needs its matrix",
@@ -192,6 +201,12 @@ impl ExpertGate {
                 let up = up.minimum(&high)?.maximum(&low)?;
                 let open = gate.multiply(&scalar(alpha)?)?.sigmoid()?;
                 gate.multiply(&open)?.multiply(&up.add(&scalar(1.0)?)?)
+            }
+            Self::Limited { activation, limit } => {
+                let scalar = |v: f32| Array::scalar(v)?.astype(gate.dtype());
+                let (high, low) = (scalar(limit)?, scalar(-limit)?);
+                let up = up.minimum(&high)?.maximum(&low)?;
+                activation.apply(gate)?.minimum(&high)?.multiply(&up)
             }
         }
     }

@@ -182,6 +182,7 @@ pub fn features_of(
         Some(FeedForward::Scaled(_)) => {
             return Err(refused("its gate and its output have factors"));
         }
+        Some(FeedForward::Limited(_)) => return Err(refused("its gate has limits")),
         Some(_) => return Err(refused("the layer has none")),
         None => return Err(refused("the layer computes it together with other parts")),
     };

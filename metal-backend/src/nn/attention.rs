@@ -497,7 +497,7 @@ impl Attention {
     }
 
     /// The attention output of `queries` `[1, H, length, D]` at positions from `offset` on.
-    fn attend_row(
+    pub(super) fn attend_row(
         &self,
         queries: &Array,
         view: &KvView,
@@ -531,6 +531,25 @@ impl Attention {
                 self.attend_in_steps(queries, &keys, &values, mask.as_ref())
             }
         }
+    }
+
+    /// The attention output of `queries` `[1, H, L, D]` over keys and values `[1, Hkv, n, D]`, with
+    /// a boolean mask that broadcasts to `[1, H, L, n]`.
+    pub(super) fn attend_masked(
+        &self,
+        queries: &Array,
+        keys: &Array,
+        values: &Array,
+        mask: Option<&Array>,
+    ) -> Result<Array> {
+        if self.sums == AttentionSums::Native && self.softcap.is_none() && self.sinks.is_none() {
+            let mask = mask.map_or(fast::Mask::None, fast::Mask::Array);
+            return fast::scaled_dot_product_attention(queries, keys, values, self.scale, mask);
+        }
+        // In steps, scores have an axis for groups of query heads.
+        let mask = mask.map(|mask| mask.expand_dims(1)).transpose()?;
+        let [keys, values] = [keys, values].map(|a| Stored::Plain(a.clone()));
+        self.attend_in_steps(queries, &keys, &values, mask.as_ref())
     }
 
     /// The type in which the layer computes for inputs of type `dtype`.

@@ -122,7 +122,7 @@ impl Chunks {
 /// `(I + A)^-1` for strictly lower triangular matrices `A` `[.., C, C]`. The function merges the
 /// inverses of diagonal blocks of 1, 2, 4 ... rows: `T - T B T`, where `B` is the block between two
 /// adjacent blocks. Powers of `A` would overflow for similar keys, so none is computed.
-fn inverse(a: &Array, size: i32) -> Result<Array> {
+pub(super) fn inverse(a: &Array, size: i32) -> Result<Array> {
     let mut inverse = eye(size, size, 0, Dtype::Float32)?;
     let mut block = 1;
     while block < size {

@@ -5,6 +5,7 @@ use mlx_rs_core::{Array, Dtype, Result, concatenate, where_};
 
 use super::adapter;
 use super::linear::Linear;
+use crate::exec::activation::softplus;
 
 /// How the weights of selected experts follow from the scores.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -39,6 +40,15 @@ pub enum Weighing {
         /// Added to the sum of weights before the division.
         eps: f32,
     },
+    /// The root of the softplus of each score, with the options of [`Self::Sigmoid`] (Laguna).
+    RootSoftplus {
+        /// Renormalize the weights to a sum of one.
+        normalized: bool,
+        /// Factor on the weights.
+        scale: f32,
+        /// Added to the sum of weights before the division.
+        eps: f32,
+    },
 }
 
 /// Selects experts for each token.
@@ -54,6 +64,8 @@ pub struct Router {
     pub choice_bias: Option<Array>,
     /// Groups of experts. The router selects groups first, then experts within these groups.
     pub groups: Option<Groups>,
+    /// Cap on scores: `cap * tanh(score / cap)`.
+    pub logit_cap: Option<f32>,
 }
 
 /// Groups of adjacent experts.
@@ -92,12 +104,18 @@ impl Groups {
 impl Router {
     /// Selects experts for `x` `[B, L, hidden]`; returns ids and weights, `[B, L, k]` each.
     pub fn forward(&self, x: &Array) -> Result<(Array, Array)> {
-        let scores = self.linear.forward(x)?;
+        let mut scores = self.linear.forward(x)?;
+        if let Some(cap) = self.logit_cap {
+            let cap = Array::scalar(cap)?;
+            let wide = scores.astype(Dtype::Float32)?;
+            scores = wide.divide(&cap)?.tanh()?.multiply(&cap)?;
+        }
         let scores = match self.weighing {
             Weighing::SoftmaxOfChosen => scores,
             Weighing::NearBest { noise } => return self.near_best(&scores, noise),
             Weighing::Softmax { .. } => scores.astype(Dtype::Float32)?.softmax(-1, true)?,
             Weighing::Sigmoid { .. } => scores.astype(Dtype::Float32)?.sigmoid()?,
+            Weighing::RootSoftplus { .. } => softplus(&scores.astype(Dtype::Float32)?)?.sqrt()?,
             Weighing::Share | Weighing::NormalizedShare => scores.softmax(-1, true)?,
         };
         let ranked = match &self.choice_bias {
@@ -131,6 +149,11 @@ impl Router {
                 eps,
             }
             | Weighing::Softmax {
+                normalized,
+                scale,
+                eps,
+            }
+            | Weighing::RootSoftplus {
                 normalized,
                 scale,
                 eps,
@@ -200,6 +223,7 @@ mod tests {
             weighing,
             choice_bias: None,
             groups,
+            logit_cap: None,
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, where_, zeros};
 
-use super::mlp::{GatedMlp, Mlp, ScaledMlp};
+use super::mlp::{GatedMlp, LimitedMlp, Mlp, ScaledMlp};
 use super::moe::Mixture;
 use super::norm::{Norm, through};
 
@@ -37,6 +37,8 @@ pub enum FeedForward {
     Gated(GatedMlp),
     /// A gated feed-forward part with scale factors.
     Scaled(Box<ScaledMlp>),
+    /// A gated feed-forward part whose gate has limits.
+    Limited(Box<LimitedMlp>),
     /// Two matrices without a gate.
     Plain(Mlp),
     /// A mixture of experts.
@@ -92,6 +94,7 @@ impl FeedForward {
         let y = match self.current() {
             Self::Gated(mlp) => return mlp.forward_from(norm, x, add),
             Self::Scaled(mlp) => mlp.forward(&through(norm, x)?)?,
+            Self::Limited(mlp) => mlp.forward(&through(norm, x)?)?,
             Self::Plain(mlp) => return mlp.forward_from(&through(norm, x)?, add),
             Self::Mixture(mixture) => mixture.forward(&through(norm, x)?)?,
             Self::Routed(routed) => routed.forward(&through(norm, x)?)?,
@@ -110,7 +113,11 @@ impl FeedForward {
         let outputs = match self {
             Self::Gated(mlp) => mlp.gate.outputs(),
             Self::Plain(mlp) => mlp.up.outputs(),
-            Self::Scaled(_) | Self::Mixture(_) | Self::Nothing | Self::Routed(_) => return None,
+            Self::Scaled(_)
+            | Self::Limited(_)
+            | Self::Mixture(_)
+            | Self::Nothing
+            | Self::Routed(_) => return None,
         };
         usize::try_from(outputs).ok().filter(|&n| n > 0)
     }
@@ -142,7 +149,7 @@ impl FeedForward {
     /// Whether [`Self::forward_with_activation`] supports this part.
     pub fn has_activations(&self) -> bool {
         match self.current() {
-            Self::Gated(_) | Self::Scaled(_) | Self::Plain(_) => true,
+            Self::Gated(_) | Self::Scaled(_) | Self::Limited(_) | Self::Plain(_) => true,
             Self::Mixture(_) | Self::Nothing => false,
             Self::Routed(routed) => routed.dense.trained().has_activations(),
         }
@@ -214,6 +221,7 @@ impl<'a> FfnPart<'a> {
         let outputs = match self.dense {
             FeedForward::Gated(mlp) => mlp.gate.outputs(),
             FeedForward::Scaled(scaled) => scaled.mlp.gate.outputs(),
+            FeedForward::Limited(limited) => limited.mlp.gate.outputs(),
             FeedForward::Plain(mlp) => mlp.up.outputs(),
             FeedForward::Mixture(_) | FeedForward::Nothing | FeedForward::Routed(_) => return None,
         };
@@ -237,6 +245,7 @@ impl<'a> FfnPart<'a> {
         match self.dense {
             FeedForward::Gated(mlp) => mlp.gate.forward(x),
             FeedForward::Scaled(scaled) => scaled.mlp.gate.forward(x)?.multiply(&scaled.gate),
+            FeedForward::Limited(limited) => limited.mlp.gate.forward(x),
             FeedForward::Plain(mlp) => mlp.up.forward(x),
             _ => Err(self.featureless()),
         }
@@ -248,6 +257,7 @@ impl<'a> FfnPart<'a> {
         match self.dense {
             FeedForward::Gated(mlp) => mlp.activations(None, x),
             FeedForward::Scaled(scaled) => scaled.activations(x),
+            FeedForward::Limited(limited) => limited.activations(x),
             FeedForward::Plain(mlp) => mlp.activation.apply(&mlp.up.forward(x)?),
             _ => Err(self.featureless()),
         }
@@ -260,6 +270,7 @@ impl<'a> FfnPart<'a> {
             FeedForward::Scaled(scaled) => {
                 (scaled.mlp.down.forward(activations)?).multiply(&scaled.down)
             }
+            FeedForward::Limited(limited) => limited.mlp.down.forward(activations),
             FeedForward::Plain(mlp) => mlp.down.forward(activations),
             _ => Err(self.featureless()),
         }
@@ -271,6 +282,7 @@ impl<'a> FfnPart<'a> {
         match self.dense {
             FeedForward::Gated(mlp) => mlp.is_adapted(),
             FeedForward::Scaled(scaled) => scaled.mlp.is_adapted(),
+            FeedForward::Limited(limited) => limited.mlp.is_adapted(),
             FeedForward::Plain(mlp) => mlp.is_adapted(),
             FeedForward::Mixture(mixture) => mixture.is_adapted(),
             FeedForward::Nothing | FeedForward::Routed(_) => false,
@@ -287,6 +299,7 @@ impl<'a> FfnPart<'a> {
         match self.dense {
             FeedForward::Gated(_) | FeedForward::Plain(_) => None,
             FeedForward::Scaled(_) => Some("its gate and its output have factors"),
+            FeedForward::Limited(_) => Some("its gate has limits"),
             FeedForward::Mixture(_) => Some("its features are those of several experts"),
             FeedForward::Nothing => Some("it has no feed-forward part"),
             FeedForward::Routed(_) => Some("it has another strategy"),

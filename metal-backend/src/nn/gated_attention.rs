@@ -1,15 +1,16 @@
 //! Attention with a gate on each head's output (Qiu et al. 2025, arXiv:2505.06708; as in
 //! Qwen3-Next). The query projection or a separate projection computes the gates.
 
-use mlx_rs_core::{Array, Result, concatenate};
+use mlx_rs_core::{Array, Dtype, Result, concatenate};
 
-use super::attention::{Attention, Positions};
+use super::attention::{Attention, Positions, furthest};
 use super::hooks::Watch;
 use super::linear::{Linear, project};
 use super::mixer::Mixer;
 use super::norm::{Norm, through};
 use crate::cache::{CacheOptions, LayerState, Row, Switch, lengths};
 use crate::exec::Epilogue;
+use crate::exec::activation::softplus;
 
 /// A gated attention layer.
 #[derive(Debug)]
@@ -17,8 +18,27 @@ pub struct GatedAttention {
     /// The attention layer. If `gate` is `None`, `q_proj` is `[hidden] -> [n_heads * 2 *
     /// head_dim]`: per head the query, then the gate.
     pub attention: Attention,
-    /// The projection of the gates, `[hidden] -> [n_heads * head_dim]` (AFMoE).
-    pub gate: Option<Linear>,
+    /// The separate projection of the gates.
+    pub gate: Option<OutputGate>,
+}
+
+/// A projection of gates.
+#[derive(Debug)]
+pub struct OutputGate {
+    /// `[hidden] -> [n_heads * head_dim]` (AFMoE), or `[hidden] -> [n_heads]` with one gate for
+    /// each head (Step 3.5, Laguna).
+    pub linear: Linear,
+    /// The function of the gates.
+    pub function: GateFunction,
+}
+
+/// The function of an output gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GateFunction {
+    /// `1 / (1 + exp(-x))`.
+    Sigmoid,
+    /// `log(1 + exp(x))` (Laguna).
+    Softplus,
 }
 
 impl GatedAttention {
@@ -34,6 +54,24 @@ impl GatedAttention {
         };
         Ok((half(0)?, half(dim)?))
     }
+
+    /// Multiplies the heads' outputs `[1, T, n_heads * head_dim]` by their gates.
+    fn opened(&self, attended: &Array, gate: &Array) -> Result<Array> {
+        let function = self.gate.as_ref().map(|gate| gate.function);
+        let gate = match function {
+            Some(GateFunction::Softplus) => {
+                softplus(&gate.astype(Dtype::Float32)?)?.astype(gate.dtype())?
+            }
+            Some(GateFunction::Sigmoid) | None => gate.sigmoid()?,
+        };
+        let (heads, dim) = (self.attention.n_heads, self.attention.head_dim);
+        if gate.dim(-1)? == heads * dim {
+            return attended.multiply(&gate);
+        }
+        let shape = attended.shape().to_vec();
+        let grouped = attended.reshape(&[1, attended.dim(1)?, heads, dim])?;
+        grouped.multiply(&gate.expand_dims(-1)?)?.reshape(&shape)
+    }
 }
 
 impl Mixer for GatedAttention {
@@ -48,7 +86,7 @@ impl Mixer for GatedAttention {
         let attention = &self.attention;
         let lengths = lengths(rows);
         let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
-        let heads = attention.spec().heads();
+        let heads = attention.kernel_heads(furthest(rows));
         let heads = heads.filter(|_| !watch.wants_attention());
         let packed = match (&heads, &attention.k_proj, &attention.v_proj) {
             (Some(_), Some(k_proj), Some(v_proj)) => {
@@ -60,7 +98,7 @@ impl Mixer for GatedAttention {
         let separate = match &self.gate {
             Some(gate) => {
                 let x = positions.of(x, &lengths)?;
-                Some(gate.forward_from(None, &through(norm, &x)?, None)?)
+                Some(gate.linear.forward(&through(norm, &x)?)?)
             }
             None => None,
         };
@@ -92,7 +130,7 @@ impl Mixer for GatedAttention {
             }
         };
         let attended = match gate {
-            Some(gate) => attended.multiply(&gate.sigmoid()?)?,
+            Some(gate) => self.opened(&attended, &gate)?,
             None => attended,
         };
         (attention.o_proj).forward_from(None, &attended, residual.as_ref())

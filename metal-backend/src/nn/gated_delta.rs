@@ -18,6 +18,7 @@ use super::recurrence::{heads_first, over_rows, part};
 use crate::cache::{
     CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
 };
+use crate::exec::activation::softplus;
 use crate::exec::recurrence::{self, Memory, MemoryInputs, MemoryRule};
 
 /// The number of positions per chunk; it does not change the result.
@@ -233,14 +234,9 @@ impl GatedDelta {
 }
 
 /// `x` normalized to length one along the last axis.
-fn unit(x: &Array) -> Result<Array> {
+pub(super) fn unit(x: &Array) -> Result<Array> {
     let squares = x.multiply(x)?.sum(-1, true)?;
     x.multiply(&squares.add(&Array::scalar(EPS)?)?.rsqrt()?)
-}
-
-/// `log(1 + exp(x))`.
-pub fn softplus(x: &Array) -> Result<Array> {
-    Array::scalar(0.0f32)?.logaddexp(x)
 }
 
 impl Mixer for GatedDelta {

@@ -3,14 +3,16 @@
 //! The layer does not expand the cache: it applies the expansion matrices to queries and results.
 //! So the layer becomes attention of many query heads with one key head, which our kernels compute.
 
-use mlx_rs_core::{Array, Result, concatenate};
+use mlx_rs_core::{Array, Result, concatenate, zeros};
 
 use super::attention::{Attention, Positions, furthest};
+use super::attention_mask::visible;
 use super::hooks::Watch;
+use super::indexer::{IndexQueries, Indexer, selected};
 use super::linear::Linear;
 use super::mixer::Mixer;
 use super::norm::{Norm, through};
-use crate::cache::{CacheOptions, LayerState, Row, Switch, lengths};
+use crate::cache::{CacheOptions, KvView, LayerState, Row, Switch, lengths};
 
 /// How queries are computed from hidden states.
 #[derive(Debug)]
@@ -51,8 +53,11 @@ pub struct LatentAttention {
     pub rotated: i32,
     /// Elements of a value head.
     pub values: i32,
+    /// The indexer of sparse attention (`DeepSeek` V3.2). Its keys are the last elements of the
+    /// cached keys.
+    pub indexer: Option<Indexer>,
     /// Attention with one key head of `rotated + rank` elements, whose first `rotated` elements
-    /// rotate. Its output matrix is the layer's output matrix, `[heads * values] -> [hidden]`. Its
+    /// rotate. The keys of an indexer follow. Its output matrix is the layer's output matrix, `[heads * values] -> [hidden]`. Its
     /// other matrices are absent.
     pub core: Attention,
 }
@@ -60,17 +65,24 @@ pub struct LatentAttention {
 impl LatentAttention {
     /// The size of the latent vector in elements.
     fn rank(&self) -> i32 {
-        self.core.head_dim - self.rotated
+        let marks = self.indexer.as_ref().map_or(0, |indexer| indexer.dim);
+        self.core.head_dim - self.rotated - marks
     }
 
-    /// Queries `[1, T, heads * (rotated + rank)]` before rotation.
-    fn queries(&self, x: &Array) -> Result<Array> {
+    /// The input of the last projection of queries, `[1, T, query rank]`.
+    fn query_input(&self, x: &Array) -> Result<Array> {
+        match &self.queries {
+            LatentQueries::Direct(_) => Ok(x.clone()),
+            LatentQueries::Latent(short) => short.norm.forward(&short.down.forward(x)?),
+        }
+    }
+
+    /// Queries `[1, T, heads * head_dim]` before rotation, from the input of their last projection.
+    /// At the place of an indexer's keys, queries are zero.
+    fn queries(&self, input: &Array) -> Result<Array> {
         let q = match &self.queries {
-            LatentQueries::Direct(linear) => linear.forward(x)?,
-            LatentQueries::Latent(short) => {
-                let x = short.norm.forward(&short.down.forward(x)?)?;
-                short.up.forward(&x)?
-            }
+            LatentQueries::Direct(linear) => linear.forward(input)?,
+            LatentQueries::Latent(short) => short.up.forward(input)?,
         };
         let (length, heads) = (q.dim(1)?, self.core.n_heads);
         let (plain, all) = (self.plain, self.plain + self.rotated);
@@ -81,13 +93,21 @@ impl LatentAttention {
         let still = still.matmul(&self.to_latent)?;
         let still = still.transpose_axes(&[0, 2, 1, 3])?;
         let width = heads * self.core.head_dim;
-        concatenate(&[&turning, &still], -1)?.reshape(&[1, length, width])
+        let queries = match &self.indexer {
+            None => concatenate(&[&turning, &still], -1)?,
+            Some(indexer) => {
+                let none = zeros(&[1, length, heads, indexer.dim], still.dtype())?;
+                concatenate(&[&turning, &still, &none], -1)?
+            }
+        };
+        queries.reshape(&[1, length, width])
     }
 
     /// The key of each position `[1, T, rotated + rank]` before rotation.
     fn keys(&self, x: &Array) -> Result<Array> {
         let both = self.kv_down.forward(x)?;
-        let (rank, all) = (self.rank(), self.core.head_dim);
+        let rank = self.rank();
+        let all = rank + self.rotated;
         let short = self.kv_norm.forward(&both.slice_axis(-1, 0, rank)?)?;
         concatenate(&[&both.slice_axis(-1, rank, all)?, &short], -1)
     }
@@ -97,13 +117,78 @@ impl LatentAttention {
     fn expanded(&self, attended: &Array) -> Result<Array> {
         let (length, heads, all) = (attended.dim(1)?, self.core.n_heads, self.core.head_dim);
         let attended = attended.reshape(&[1, length, heads, all])?;
-        let short = attended.slice_axis(-1, self.rotated, all)?;
+        let short = attended.slice_axis(-1, self.rotated, self.rotated + self.rank())?;
         let short = short.transpose_axes(&[0, 2, 1, 3])?;
         let values = short.matmul(&self.from_latent)?; // [1, H, T, values]
         let width = heads * self.values;
         values
             .transpose_axes(&[0, 2, 1, 3])?
             .reshape(&[1, length, width])
+    }
+
+    /// The attention output of queries `[1, T or rows, heads * head_dim]` before rotation, where
+    /// each query attends only to the keys that the indexer selects.
+    fn attend_selected(
+        &self,
+        (indexer, marks): (&Indexer, &IndexQueries),
+        queries: &Array,
+        views: &[KvView],
+        (lengths, positions): (&[i32], Positions),
+    ) -> Result<Array> {
+        let core = &self.core;
+        let queries = core.heads(queries, core.n_heads, None)?;
+        let first_mark = self.rotated + self.rank();
+        let mut from = 0;
+        let mut outputs = Vec::with_capacity(lengths.len());
+        for (&length, view) in lengths.iter().zip(views) {
+            let left = match positions {
+                Positions::All => length,
+                Positions::Last => length.min(1),
+            };
+            let to = from + left;
+            let end = view.offset + length;
+            let (place, total) = (end - left, end.max(view.reach));
+            let q = core.rotate(&queries.slice_axis(2, from, to)?, place, total)?;
+            let stored = view.keys.positions()?;
+            let attended = if stored <= indexer.count {
+                core.attend_row(&q, view, place, left)?
+            } else {
+                let (keys, values) = (view.keys.plain(&q)?, view.values.plain(&q)?);
+                let keys_of_index = keys.slice_axis(-1, first_mark, core.head_dim)?;
+                let range = (from, to);
+                // A single query may attend to all stored keys.
+                let seen = match left {
+                    1 => None,
+                    _ => {
+                        let spans = (view.window, None);
+                        Some(visible(view.order, place, left, stored, spans)?)
+                    }
+                };
+                let ids =
+                    indexer.select(marks, range, &keys_of_index, (place, total), seen.as_ref())?;
+                match &seen {
+                    None => {
+                        let ids = ids.reshape(&[indexer.count])?;
+                        let of = |a: &Array| a.take_clamped(&ids, 2);
+                        core.attend_masked(&q, &of(&keys)?, &of(&values)?, None)?
+                    }
+                    Some(seen) => {
+                        let mask = selected(&ids, stored)?.logical_and(seen)?;
+                        let mask = mask.expand_dims(1)?; // [1, 1, L, n]
+                        core.attend_masked(&q, &keys, &values, Some(&mask))?
+                    }
+                }
+            };
+            let width = core.n_heads * core.head_dim;
+            // [1, H, L, D] -> [1, L, H * D]
+            let attended = attended.transpose_axes(&[0, 2, 1, 3])?;
+            outputs.push(attended.reshape(&[1, left, width])?);
+            from = to;
+        }
+        match outputs.as_slice() {
+            [one] => Ok(one.clone()),
+            several => concatenate(&several.iter().collect::<Vec<_>>(), 1),
+        }
     }
 }
 
@@ -119,17 +204,39 @@ impl Mixer for LatentAttention {
         let lengths = lengths(rows);
         let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
         let x = through(norm, x)?;
-        let keys = self.keys(&x)?;
-        let heads = self.core.kernel_heads(furthest(rows));
+        let mut keys = self.keys(&x)?;
+        if let Some(indexer) = &self.indexer {
+            keys = concatenate(&[&keys, &indexer.keys(&x, rows, layer)?], -1)?;
+        }
+        let end = furthest(rows);
+        // Up to the indexer's number of positions, a query attends to all.
+        let indexer = self
+            .indexer
+            .as_ref()
+            .filter(|indexer| end.position > indexer.count);
+        if let Some(indexer) = indexer {
+            let x = positions.of(&x, &lengths)?;
+            let input = self.query_input(&x)?;
+            let marks = indexer.queries(&x, &input)?;
+            let queries = self.queries(&input)?;
+            let views = self.core.update_projected(&keys, &keys, rows, layer)?;
+            let of = (indexer, &marks);
+            let attended = self.attend_selected(of, &queries, &views, (&lengths, positions))?;
+            let values = self.expanded(&attended)?;
+            return (self.core.o_proj).forward_from(None, &values, residual.as_ref());
+        }
+        let heads = self.core.kernel_heads(end);
         let attended = match heads.filter(|_| !watch.wants_attention()) {
             Some(heads) => {
                 // The values are the keys before rotation. `expanded` drops the rotated part of the
                 // result.
-                let packed = concatenate(&[&self.queries(&x)?, &keys, &keys], -1)?;
+                let packed =
+                    concatenate(&[&self.queries(&self.query_input(&x)?)?, &keys, &keys], -1)?;
                 (self.core).attend_packed(&heads, &packed, rows, layer, positions)?
             }
             None => {
-                let queries = self.queries(&positions.of(&x, &lengths)?)?;
+                let input = self.query_input(&positions.of(&x, &lengths)?)?;
+                let queries = self.queries(&input)?;
                 let views = self.core.update_projected(&keys, &keys, rows, layer)?;
                 let shown = (layer, watch);
                 (self.core).attend_projected(&queries, &views, &lengths, positions, shown)?

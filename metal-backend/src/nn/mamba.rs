@@ -14,7 +14,6 @@ use mlx_rs_core::{Array, Dtype, Result, concatenate};
 
 use super::attention::Positions;
 use super::causal_conv::CausalConv;
-use super::gated_delta::softplus;
 use super::hooks::Watch;
 use super::linear::Linear;
 use super::mixer::Mixer;
@@ -23,6 +22,7 @@ use super::recurrence::{over_rows, part};
 use crate::cache::{
     CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
 };
+use crate::exec::activation::softplus;
 
 /// The number of positions per chunk. It limits memory, and does not change the result.
 const CHUNK: i32 = 32;

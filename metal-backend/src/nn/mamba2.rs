@@ -8,7 +8,6 @@ use mlx_rs_core::{Array, Dtype, Result};
 use super::adapter;
 use super::attention::Positions;
 use super::causal_conv::CausalConv;
-use super::gated_delta::softplus;
 use super::head_norm::HeadNorm;
 use super::hooks::Watch;
 use super::linear::Linear;
@@ -19,6 +18,7 @@ use super::ssd::{Inputs, scan};
 use crate::cache::{
     CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
 };
+use crate::exec::activation::softplus;
 use crate::exec::recurrence::{self, Memory, MemoryInputs, MemoryRule};
 
 /// The number of positions per chunk; it does not change the result.

@@ -4,7 +4,7 @@ use mlx_rs_core::{Array, Result};
 
 use super::linear::{Linear, project};
 use super::norm::{Norm, through};
-use crate::exec::{Activation, Epilogue};
+use crate::exec::{Activation, Epilogue, ExpertGate};
 
 /// `down(act(gate(x)) * up(x))` (SwiGLU and variants, Shazeer 2020).
 #[derive(Debug, Clone)]
@@ -83,6 +83,31 @@ impl ScaledMlp {
         } = &self.mlp;
         let gate = activation.apply(&gate.forward(x)?.multiply(&self.gate)?)?;
         gate.multiply(&up.forward(x)?)
+    }
+}
+
+/// A gated feed-forward part whose gate has limits: `down(gate(gate(x), up(x)))` (Step 3.5).
+#[derive(Debug, Clone)]
+pub struct LimitedMlp {
+    /// The gated feed-forward part without limits.
+    pub mlp: GatedMlp,
+    /// The limit of both factors of the gate.
+    pub limit: f32,
+}
+
+impl LimitedMlp {
+    /// `[.., hidden] -> [.., hidden]`.
+    pub fn forward(&self, x: &Array) -> Result<Array> {
+        self.mlp.down.forward(&self.activations(x)?)
+    }
+
+    /// The input of the down projection, `[.., intermediate]`.
+    pub fn activations(&self, x: &Array) -> Result<Array> {
+        let gate = ExpertGate::Limited {
+            activation: self.mlp.activation,
+            limit: self.limit,
+        };
+        gate.apply(&self.mlp.gate.forward(x)?, &self.mlp.up.forward(x)?)
     }
 }
 

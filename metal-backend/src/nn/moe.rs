@@ -7,7 +7,7 @@ use mlx_rs_core::{Array, Result, ones};
 use super::adapter::{self, SlotView};
 use super::expert_router::Router;
 use super::linear::Linear;
-use super::mlp::{GatedMlp, Mlp};
+use super::mlp::{GatedMlp, LimitedMlp, Mlp};
 use crate::exec::{ExpertGate, ExpertMatrix, ExpertPart, PrefillInputs, Weight, expert_block};
 
 /// From this number of rows on, rows are sorted by expert, so that each matrix is read once.
@@ -207,6 +207,8 @@ pub struct Mixture {
 pub enum SharedExpert {
     /// A gated block.
     Gated(GatedMlp),
+    /// A gated block whose gate has limits.
+    Limited(LimitedMlp),
     /// Two matrices without a gate.
     Plain(Mlp),
 }
@@ -215,6 +217,8 @@ impl SharedExpert {
     fn forward(&self, x: &Array, add: Option<&Array>) -> Result<Array> {
         match (self, add) {
             (Self::Gated(mlp), add) => mlp.forward_from(None, x, add),
+            (Self::Limited(mlp), Some(add)) => add.add(&mlp.forward(x)?),
+            (Self::Limited(mlp), None) => mlp.forward(x),
             (Self::Plain(mlp), Some(add)) => add.add(&mlp.forward(x)?),
             (Self::Plain(mlp), None) => mlp.forward(x),
         }
@@ -232,6 +236,7 @@ impl Mixture {
         let shared = (self.shared.as_ref()).is_some_and(|(mlp, gate)| {
             let expert_is_adapted = match mlp {
                 SharedExpert::Gated(mlp) => mlp.is_adapted(),
+                SharedExpert::Limited(limited) => limited.mlp.is_adapted(),
                 SharedExpert::Plain(mlp) => mlp.is_adapted(),
             };
             expert_is_adapted || gate.as_ref().is_some_and(Linear::is_adapted)

@@ -37,17 +37,22 @@ fn models() -> Vec<(String, Vec<&'static str>)> {
         }
         "mamba" | "falcon-mamba" => vec!["in_proj", "x_proj", "out_proj"],
         "mamba2" => vec!["in_proj", "out_proj"],
+        "kimi-linear" => vec![
+            "q_proj", "k_proj", "v_proj", "b_proj", "f_b_proj", "g_b_proj", "o_proj",
+        ],
+        "rwkv7" => vec!["r_proj", "k_proj", "v_proj", "o_proj"],
         "jamba" => vec!["q_proj", "v_proj", "in_proj", "out_proj"],
         _ if name.starts_with("falcon") => vec!["q_proj", "in_proj", "out_proj", "up_proj"],
         _ if name.starts_with("nemotron-h") => vec!["q_proj", "in_proj", "out_proj", "up_proj"],
         "granitemoe" => vec!["q_proj", "v_proj"],
         // One matrix computes queries, keys and values.
-        "bailing-moe" | "bailing-moe-groups" | "dbrx" | "gpt-bigcode" => {
+        "bailing-moe" | "bailing-moe-groups" | "dbrx" | "gpt-bigcode" | "lille-130m" | "qwen" => {
             vec!["qkv_proj", "o_proj"]
         }
         "gpt-neox" | "internlm2" => vec!["o_proj", "up_proj"],
         // Queries, keys and values are computed from low-rank vectors.
-        "deepseek-v2" | "deepseek-v3" | "glm4-moe-lite" | "minicpm3" | "youtu-llm" => {
+        "deepseek-v2" | "deepseek-v3" | "deepseek-v32" | "glm-moe-dsa" | "glm4-moe-lite"
+        | "minicpm3" | "mistral4" | "youtu-llm" => {
             vec!["q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
         }
         "deepseek-v2-lite" | "kimi-vl" => vec!["q_proj", "kv_a_proj_with_mqa", "o_proj"],

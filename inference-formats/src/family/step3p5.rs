@@ -1,0 +1,188 @@
+//! Step 3.5 Flash.
+
+use serde_json::{Map, Value, json};
+
+use super::{Defaults, Family, Windows, fill, is_set, list_layers, rename};
+use crate::limits;
+
+/// The descriptor of this family.
+pub static FAMILY: Family = Family {
+    complete,
+    names: &[
+        (".moe.gate.", ".mlp.gate."),
+        (".moe.router_bias", ".mlp.gate.e_score_correction_bias"),
+        (".moe.", ".mlp.experts."),
+        // mlx-lm's names.
+        (".mlp.gate.gate.", ".mlp.gate."),
+        (".mlp.gate.router_bias", ".mlp.gate.e_score_correction_bias"),
+        (".mlp.share_expert.", ".share_expert."),
+        (".share_expert.", ".mlp.shared_experts."),
+    ],
+    pipeline: false,
+    ..Family::new(
+        "step3p5",
+        "Step3p5ForCausalLM",
+        Defaults {
+            norm_eps: 1e-5,
+            rope_theta: 10_000.0,
+            windows: Windows::Never,
+        },
+    )
+};
+
+/// These files have other names for the sizes of attention and experts, and lists of rotations.
+fn complete(map: &mut Map<String, Value>) {
+    rename(
+        map,
+        &[
+            ("num_attention_groups", "num_key_value_heads"),
+            ("moe_num_experts", "n_routed_experts"),
+            ("moe_top_k", "num_experts_per_tok"),
+            ("moe_router_scaling_factor", "routed_scaling_factor"),
+            ("norm_expert_weight", "norm_topk_prob"),
+            ("share_expert_dims", "share_expert_dim"),
+            ("share_expert_dim", "moe_shared_expert_intermediate_size"),
+        ],
+    );
+    fill(
+        map,
+        json!({"head_dim": 128, "num_key_value_heads": 8, "n_routed_experts": 288,
+            "num_experts_per_tok": 8, "moe_intermediate_size": 1280, "n_shared_experts": 1,
+            "moe_shared_expert_intermediate_size": 1280, "norm_topk_prob": true,
+            "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
+            "use_head_wise_attn_gate": true, "tie_word_embeddings": false}),
+    );
+    list_layers(map, |_| "full_attention");
+    let heads = |map: &Map<String, Value>, name: &str| {
+        map.get("attention_other_setting")
+            .and_then(|other| other.get(name))
+            .filter(|heads| !heads.is_null())
+            .cloned()
+    };
+    for (name, sliding) in [
+        ("num_attention_heads", "num_sliding_attention_heads"),
+        ("num_attention_groups", "num_sliding_attention_groups"),
+    ] {
+        if let Some(heads) = heads(map, name)
+            && !is_set(map, sliding)
+        {
+            map.insert(sliding.to_owned(), heads);
+        }
+    }
+    list_mixtures(map);
+    list_rotations(map);
+}
+
+/// Lists which layers have experts. Older files have their numbers as one text.
+fn list_mixtures(map: &mut Map<String, Value>) {
+    let layers = map.get("num_hidden_layers").and_then(Value::as_u64);
+    let Some(layers) = layers.filter(|n| *n <= limits::LAYERS as u64) else {
+        return;
+    };
+    if let Some(Value::Array(kinds)) = map.get_mut("mlp_layer_types") {
+        // Kinds of layers that predict further tokens follow.
+        kinds.truncate(usize::try_from(layers).unwrap_or(usize::MAX));
+        return;
+    }
+    let numbers: Option<Vec<u64>> = match map.get("moe_layers_enum") {
+        None | Some(Value::Null) => None,
+        Some(Value::String(text)) => (text.split(',').map(str::trim))
+            .filter(|number| !number.is_empty())
+            .map(|number| number.parse().ok())
+            .collect(),
+        Some(Value::Array(numbers)) => numbers.iter().map(Value::as_u64).collect(),
+        // A list of layers that cannot be read is rejected later.
+        Some(_) => Some(Vec::new()),
+    };
+    let numbers = numbers.unwrap_or_else(|| (3..layers).collect());
+    let kinds = (0..layers).map(|layer| match numbers.contains(&layer) {
+        true => "sparse",
+        false => "dense",
+    });
+    let kinds: Vec<_> = kinds.collect();
+    map.insert("mlp_layer_types".into(), kinds.into());
+}
+
+/// Groups the rotations of single layers by the kind of layer.
+fn list_rotations(map: &mut Map<String, Value>) {
+    let kinds = ["full_attention", "sliding_attention"];
+    let grouped = map
+        .get("rope_parameters")
+        .is_some_and(|all| kinds.iter().any(|kind| all.get(kind).is_some()));
+    let Some(Value::Array(layers)) = map.get("layer_types").filter(|_| !grouped) else {
+        return;
+    };
+    // The value of all layers of a kind. If these differ, the whole list stays, and is rejected
+    // later.
+    let common = |value: &Value, kind: &str| -> Value {
+        let Value::Array(values) = value else {
+            return value.clone();
+        };
+        let of_kind = || (layers.iter().zip(values)).filter(|(layer, _)| *layer == kind);
+        match of_kind().next() {
+            Some((_, first)) if of_kind().all(|(_, other)| other == first) => first.clone(),
+            _ => value.clone(),
+        }
+    };
+    let scaled = match map.get("yarn_only_types") {
+        Some(Value::Array(kinds)) => kinds.clone(),
+        _ => vec![json!("full_attention")],
+    };
+    let mut all = Map::new();
+    for kind in kinds {
+        if !layers.iter().any(|layer| layer == kind) {
+            continue;
+        }
+        let mut rotation = match map.get("rope_scaling") {
+            Some(Value::Object(scaling)) if scaled.iter().any(|name| name == kind) => {
+                scaling.clone()
+            }
+            _ => Map::new(),
+        };
+        for (from, to) in [
+            ("rope_theta", "rope_theta"),
+            ("partial_rotary_factors", "partial_rotary_factor"),
+        ] {
+            if let Some(value) = map.get(from).filter(|value| !value.is_null()) {
+                rotation.insert(to.to_owned(), common(value, kind));
+            }
+        }
+        all.insert(kind.to_owned(), rotation.into());
+    }
+    map.insert("rope_parameters".into(), all.into());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ModelConfig;
+
+    fn config(more: Value) -> Result<ModelConfig, crate::Error> {
+        let mut fields = json!({"model_type": "step3p5", "hidden_size": 32, "vocab_size": 64,
+            "num_hidden_layers": 3, "intermediate_size": 48, "num_attention_heads": 4,
+            "num_attention_groups": 2, "head_dim": 8, "moe_layers_enum": "1, 2",
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "sliding_window": 16, "rope_theta": [5e6, 1e4, 1e4],
+            "partial_rotary_factors": [0.5, 1.0, 1.0],
+            "attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2}});
+        let (Some(map), Value::Object(more)) = (fields.as_object_mut(), more) else {
+            panic!("not an object");
+        };
+        map.extend(more);
+        ModelConfig::from_map(map.clone())
+    }
+
+    #[test]
+    fn rotations_and_experts_of_layers_are_grouped() {
+        let read = config(json!({})).unwrap();
+        assert_eq!((read.rope.theta, read.rope.partial), (5e6, 0.5));
+        assert_eq!(read.rope_of(2).theta, 1e4);
+        assert_eq!(read.num_key_value_heads, 2);
+        let kinds = read.fields.get("mlp_layer_types");
+        assert_eq!(kinds, Some(&json!(["dense", "sparse", "sparse"])));
+        let heads = read.fields.get("num_sliding_attention_heads");
+        assert_eq!(heads, Some(&json!(6)));
+        let differing = config(json!({"rope_theta": [5e6, 1e4, 2e4]})).unwrap_err();
+        assert!(differing.to_string().contains("rope_theta"), "{differing}");
+    }
+}
