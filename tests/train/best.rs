@@ -41,59 +41,79 @@ fn validations(dir: &Path) -> Vec<(u64, f64)> {
         .collect()
 }
 
-/// A learning rate that is far too high first helps and then harms, so the best adapter is not the
-/// last one.
+/// Two examples are soon learned by heart, so the loss of other examples rises again.
 #[test]
 fn the_best_adapter_is_kept_and_patience_ends_a_run() {
     let dirs = tempfile::tempdir().unwrap();
-    let (patient, early) = (dirs.path().join("patient"), dirs.path().join("early"));
-    let more = "iters: 40\noptimizer: adamw\nlr_schedule: {name: linear_schedule, arguments: [5e-3, 200.0, 40]}";
+    let [patient, early, data] = ["patient", "early", "data"].map(|name| dirs.path().join(name));
+    std::fs::create_dir(&data).unwrap();
+    for (name, lines) in [("train.jsonl", 2), ("valid.jsonl", 6)] {
+        let all = std::fs::read_to_string(pirate().join(name)).unwrap();
+        let first: Vec<&str> = all.lines().take(lines).collect();
+        std::fs::write(data.join(name), first.join("\n")).unwrap();
+    }
     let of = |dir: &Path, more: &str| TrainConfig {
-        learning_rate: 1.0,
+        data: Some(data.clone()),
+        learning_rate: 1e-3,
+        val_batches: -1,
         ..config(dir, more)
     };
-    let (whole, told) = run(of(&patient, more), Start::Fresh);
+    let (whole, told) = run(of(&patient, "iters: 60"), Start::Fresh);
     let scores = validations(&patient);
+    assert_eq!(scores.len(), 12);
     let lowest = scores.iter().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
     let best = whole.best.clone().unwrap();
     assert_eq!((best.step, best.loss), *lowest);
     assert_eq!(told.last().unwrap(), &format!("best {}", best.step));
-    assert!(!whole.stopped_early && whole.step == 40);
-    assert!(best.step < 30, "{scores:?}");
+    assert!(!whole.stopped_early && whole.step == 60);
     assert_eq!(best.adapter_path, patient.join("best"));
-    // The directory has the adapter of that step, not the last one.
-    let numbered = |step: u64| patient.join(format!("{step:07}_adapters.safetensors"));
-    assert!(numbered(40).is_file());
-    let with = |dir: &Path| logits(&cpu().with_adapter_path(dir));
-    assert_ne!(with(&best.adapter_path), with(&patient));
 
-    let with_patience = format!("{more}\nearly_stopping_patience: 2");
-    let (stopped, told) = run(of(&early, &with_patience), Start::Fresh);
+    // The step after which two validations in sequence were not better than the best one.
+    let (mut lowest, mut since, mut expected) = ((0, f64::INFINITY), 0, None);
+    for &(step, loss) in &scores {
+        since = if loss < lowest.1 { 0 } else { since + 1 };
+        if loss < lowest.1 {
+            lowest = (step, loss);
+        }
+        if since == 2 {
+            expected = Some(step);
+            break;
+        }
+    }
+    let expected = expected.unwrap_or_else(|| panic!("no loss rises twice: {scores:?}"));
+    let with_patience = "iters: 60\nearly_stopping_patience: 2";
+    let (stopped, told) = run(of(&early, with_patience), Start::Fresh);
     assert!(stopped.stopped_early && !stopped.interrupted);
+    assert_eq!(stopped.step, expected, "{scores:?}");
+    let best = stopped.best.clone().unwrap();
+    assert_eq!((best.step, best.loss), lowest);
+    assert_eq!(told.last().unwrap(), &format!("stopped {expected}"));
     let validated = validations(&early);
     assert_eq!(validated, scores[..validated.len()]);
-    let worse = validated
-        .iter()
-        .rev()
-        .take_while(|(_, loss)| *loss >= stopped.best.as_ref().unwrap().loss);
-    assert!(worse.count() >= 2);
-    assert_eq!(told.last().unwrap(), &format!("stopped {}", stopped.step));
-    assert!(stopped.step < 40);
-    let last = std::fs::read(early.join("adapters.safetensors")).unwrap();
-    let name = format!("{:07}_adapters.safetensors", stopped.step);
-    assert!(last == std::fs::read(early.join(name)).unwrap());
-    // A resumed run remembers the best validation, and ends again at its next one.
-    let (again, _) = run(of(&early, &with_patience), Start::Resume);
-    assert!(again.stopped_early);
-    assert_eq!(again.best, stopped.best);
-    assert_eq!(again.step, stopped.step + 5);
-    // A new run in the same place forgets it.
-    let short = more.replace("iters: 40", "iters: 2");
-    run(
-        of(&early, &format!("{short}\nval_batches: 0")),
-        Start::Overwrite,
+    let read = |name: &str| std::fs::read(early.join(name)).unwrap();
+    let numbered = format!("{expected:07}_adapters.safetensors");
+    assert!(read("adapters.safetensors") == read(&numbered));
+    // The directory has the adapter of the best step, and it works.
+    let with = |dir: &Path| logits(&cpu().with_adapter_path(dir));
+    assert_ne!(with(&best.adapter_path), with(&early));
+    let short = dirs.path().join("short");
+    run(of(&short, &format!("iters: {}", best.step)), Start::Fresh);
+    assert!(
+        read("best/adapters.safetensors")
+            == std::fs::read(short.join("adapters.safetensors")).unwrap()
     );
-    assert!(!early.join("best/adapters.safetensors").exists());
+    // A resumed run remembers the best validation, and goes on at least to its next one.
+    let (again, _) = run(of(&early, with_patience), Start::Resume);
+    assert!(again.step >= expected + 5 && again.best.unwrap().loss <= best.loss);
+    assert_eq!(validations(&early), scores[..validations(&early).len()]);
+    // A new run in the same place forgets it.
+    let config = of(&early, "iters: 2");
+    let none = TrainConfig {
+        val_batches: 0,
+        ..config
+    };
+    let (fresh, _) = run(none, Start::Overwrite);
+    assert!(fresh.best.is_none() && !early.join("best/adapters.safetensors").exists());
 }
 
 #[test]

@@ -54,7 +54,8 @@ impl Place {
             ("--backend", "cpu"),
             ("--batch-size", "3"),
             ("--num-layers", "-1"),
-            ("--learning-rate", "2e-3"),
+            ("--learning-rate", "1e-3"),
+            ("--scale", "2"),
             ("--steps-per-report", "4"),
             ("--steps-per-eval", "12"),
         ]
@@ -80,6 +81,7 @@ impl Place {
             model.as_str(),
             "--backend",
             "cpu",
+            "--input",
             input.as_str(),
         ];
         let output = mlx("embed", &[&fixed[..], more].concat());
@@ -109,7 +111,7 @@ fn an_encoder_learns_which_texts_belong_together() {
     for encoder in ["bert", "embeddinggemma"] {
         let place = Place::new(encoder);
         let adapters = place.at("a");
-        let more = ["--iters", "40", "--train", "--test", "--json"];
+        let more = ["--iters", "60", "--train", "--test", "--json"];
         let output = place.train(&adapters, &more);
         let told = json(&output);
         let loss = |part: &str| told[part]["loss"].as_f64().unwrap();

@@ -75,7 +75,9 @@ fn train(config: TrainConfig, start: Start) -> Vec<(f32, f64)> {
 #[test]
 fn a_toy_reward_rises() {
     let place = Place::new();
-    let rewards = { let mut c = place.config(&place.at("a"), 60); if let Ok(x) = std::env::var("H3LR") { c.learning_rate = x.parse().unwrap(); } if let Ok(x) = std::env::var("H3S") { c.lora_parameters.scale = x.parse().unwrap(); } train(c, Start::Fresh) };
+    let mut config = place.config(&place.at("a"), 60);
+    (config.learning_rate, config.lora_parameters.scale) = (0.1, 5.0);
+    let rewards = train(config, Start::Fresh);
     let mean = |part: &[(f32, f64)]| part.iter().map(|r| r.0).sum::<f32>() / part.len() as f32;
     let (first, last) = (mean(&rewards[..4]), mean(&rewards[56..]));
     assert!(first < 0.65 && last > 0.85, "{first} {last}: {rewards:?}");
@@ -140,8 +142,9 @@ fn a_program_can_judge() {
     };
     // The reward is the number of lines so far, so it shows the order.
     let seen = text(&place.at("seen"));
-    let command =
-        format!("n=0; while read -r line; do n=$((n+1)); printf '%s\\n' \"$line\" >> {seen}; echo $n; done");
+    let command = format!(
+        "n=0; while read -r line; do n=$((n+1)); printf '%s\\n' \"$line\" >> {seen}; echo $n; done"
+    );
     let told = json(&train(&args(&command, &["--json"])));
     assert_eq!(told["steps"], 2);
     let lines = std::fs::read_to_string(&seen).unwrap();
