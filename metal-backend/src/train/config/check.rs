@@ -3,6 +3,7 @@
 use inference::Result;
 
 use super::{BatchOrder, LrSchedule, Method, TrainConfig, bad};
+use crate::train::Compile;
 use crate::train::loss::LossType;
 
 impl TrainConfig {
@@ -129,6 +130,11 @@ impl TrainConfig {
         if self.pack {
             return Err(bad(format!(
                 "the examples of {method} are not packed; leave pack out"
+            )));
+        }
+        if self.compile == Compile::On {
+            return Err(bad(format!(
+                "steps of {method} are not compiled; leave compile out"
             )));
         }
         if self.batch_order == BatchOrder::MlxLm {

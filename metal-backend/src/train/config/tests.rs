@@ -78,6 +78,7 @@ fn what_cannot_be_is_told() {
         ("batch_order: random\nkeep_order: true", "two orders"),
         ("method: orpo\nbeta: -1.0", "beta is -1"),
         ("method: orpo\nlabel_smoothing: 0.1", "about method dpo"),
+        ("method: orpo\ncompile: on", "not compiled"),
         ("method: kto\nbatch_size: 1", "batch_size of at least 2"),
         ("method: kto\nmask_prompt: true", "never learns prompts"),
         (
