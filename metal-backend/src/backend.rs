@@ -2,6 +2,7 @@
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::path::Path;
+use std::sync::Arc;
 
 use inference::{
     AttentionSums, Backend, Capabilities, ComputeType, Error, ErrorKind, FeedForwardPlan,
@@ -235,11 +236,7 @@ impl Backend for MlxBackend {
 
     fn load_model(&self, path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>> {
         let engine = self.engine(path, options, &FfnRouter::new())?;
-        let is_encoder = engine.decoder()?.encoder().is_some();
-        Ok(match is_encoder {
-            true => Box::new(EncoderModel::new(engine)),
-            false => Box::new(MlxModel::new(engine)),
-        })
+        model_on(Arc::new(engine))
     }
 }
 
@@ -337,17 +334,46 @@ fn variant(options: &LoadOptions, info: &ModelInfo) -> String {
     )
 }
 
-/// Loads a model with the backend that the options name, or the best available one.
-pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<MlxModel> {
-    open_routed(path, options, &FfnRouter::new())
+/// The model on an engine: an encoder or a decoder.
+fn model_on(engine: Arc<Engine>) -> Result<Box<dyn TextModel>> {
+    Ok(match engine.is_encoder()? {
+        true => Box::new(EncoderModel::new(engine)),
+        false => Box::new(MlxModel::new(engine)),
+    })
 }
 
-/// As [`open`], with the program's own feed-forward backends.
+/// Loads a model with the backend that the options name, or the best available one: its engine, and
+/// the model that serves requests on this engine.
+pub(crate) fn open(
+    path: &Path,
+    options: &LoadOptions,
+) -> Result<(Arc<Engine>, Box<dyn TextModel>)> {
+    let engine = Arc::new(open_engine(path, options, &FfnRouter::new())?);
+    let model = model_on(Arc::clone(&engine))?;
+    Ok((engine, model))
+}
+
+/// Loads a decoder with the program's own feed-forward backends.
 pub(crate) fn open_routed(
     path: &Path,
     options: &LoadOptions,
     router: &FfnRouter,
 ) -> Result<MlxModel> {
+    let engine = open_engine(path, options, router)?;
+    if engine.is_encoder()? {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "{} is an encoder, whose feed-forward parts have no backends",
+                engine.info().architecture
+            ),
+        )
+        .with_path(path));
+    }
+    Ok(MlxModel::new(engine))
+}
+
+fn open_engine(path: &Path, options: &LoadOptions, router: &FfnRouter) -> Result<Engine> {
     let all = [Place::Metal, Place::Cuda, Place::Cpu].map(MlxBackend);
     let chosen = match options.backend.as_deref() {
         Some(name) => all.into_iter().find(|b| b.name() == name),
@@ -359,18 +385,7 @@ pub(crate) fn open_routed(
             "this needs the backend metal, cuda or cpu, but the options name another",
         ));
     };
-    let engine = backend.engine(path, options, router)?;
-    if engine.decoder()?.encoder().is_some() {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            format!(
-                "{} is an encoder, which cannot be trained here",
-                engine.info().architecture
-            ),
-        )
-        .with_path(path));
-    }
-    Ok(MlxModel::new(engine))
+    backend.engine(path, options, router)
 }
 
 /// Whether two models tokenize texts in the same way.

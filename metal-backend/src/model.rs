@@ -40,9 +40,9 @@ pub struct MlxModel {
 
 impl MlxModel {
     /// Creates a model on `engine`.
-    pub fn new(engine: Engine) -> Self {
+    pub fn new(engine: impl Into<Arc<Engine>>) -> Self {
         Self {
-            engine: Arc::new(engine),
+            engine: engine.into(),
         }
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use inference::{EmbedOptions, EmbeddingInfo, Error, ErrorKind, Pooling, Prompt, Result};
 use inference_formats::sentence::{DenseActivation, DenseModule, LogitScore, SentenceConfig};
-use mlx_rs_core::Array;
+use mlx_rs_core::{Array, Dtype, concatenate};
 
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
@@ -220,6 +220,29 @@ impl Sentence {
         Ok(vectors)
     }
 
+    /// Vectors of length one, `[texts, dimensions]` in float32, for hidden states `[1, T, hidden]`
+    /// of packed texts of these lengths. Unlike [`Self::finish`], this function stays in MLX's
+    /// graph, so that gradients flow through it.
+    ///
+    /// # Errors
+    /// If shapes do not match.
+    pub fn unit_vectors(&self, states: &Array, lengths: &[i32]) -> mlx_rs_core::Result<Array> {
+        let states = states.astype(Dtype::Float32)?;
+        let mut from = 0;
+        let mut rows = Vec::with_capacity(lengths.len());
+        for &length in lengths {
+            let text = states.slice_axis(1, from, from + length)?;
+            rows.push(pooled_array(&text, length, self.info.pooling)?);
+            from += length;
+        }
+        let x = concatenate(&rows.iter().collect::<Vec<_>>(), 0)?;
+        let x = self.layers(x)?;
+        let square = x.square()?.sum(-1, true)?;
+        // As in `normalize`; the root of zero has no gradient.
+        let length = square.maximum(&square.scalar_like(1e-24)?)?.sqrt()?;
+        x.divide(&length)
+    }
+
     fn through(&self, pooled: Vec<Vec<f32>>) -> mlx_rs_core::Result<Vec<Vec<f32>>> {
         let Some(width) = pooled.first().map(Vec::len).filter(|n| *n > 0) else {
             return Ok(pooled);
@@ -228,7 +251,14 @@ impl Sentence {
             return Ok(pooled);
         }
         let int = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
-        let mut x = Array::from_slice(&pooled.concat(), &[int(pooled.len()), int(width)])?;
+        let x = Array::from_slice(&pooled.concat(), &[int(pooled.len()), int(width)])?;
+        let values = self.layers(x)?.to_f32_vec()?;
+        let out = self.info.dimensions.max(1);
+        Ok(values.chunks_exact(out).map(<[f32]>::to_vec).collect())
+    }
+
+    /// The layers after pooling: `[texts, hidden] -> [texts, dimensions]`.
+    fn layers(&self, mut x: Array) -> mlx_rs_core::Result<Array> {
         for Dense { linear, activation } in &self.dense {
             x = linear.forward(&x)?; // [texts, in] -> [texts, out]
             x = match activation {
@@ -239,9 +269,7 @@ impl Sentence {
                 DenseActivation::Silu => Activation::Silu.apply(&x)?,
             };
         }
-        let out = self.info.dimensions.max(1);
-        let values = x.to_f32_vec()?;
-        Ok(values.chunks_exact(out).map(<[f32]>::to_vec).collect())
+        Ok(x)
     }
 }
 
@@ -265,6 +293,30 @@ fn normalize(vector: &mut [f32]) {
     let factor = 1.0 / square.sqrt().max(1e-12);
     for v in vector {
         *v = (f64::from(*v) * factor) as f32;
+    }
+}
+
+/// Pools the hidden states of a text, `[1, tokens, hidden] -> [1, hidden]`. As [`pooled`], in MLX's
+/// graph.
+fn pooled_array(states: &Array, tokens: i32, pooling: Pooling) -> mlx_rs_core::Result<Array> {
+    let n = f64::from(tokens.max(1));
+    match pooling {
+        Pooling::Cls => states.slice_axis(1, 0, 1)?.squeeze_axis(1),
+        Pooling::Last => states.slice_axis(1, tokens - 1, tokens)?.squeeze_axis(1),
+        Pooling::Max => states.max(1, false),
+        Pooling::MeanSqrtLength => {
+            let sum = states.sum(1, false)?;
+            sum.divide(&sum.scalar_like(n.sqrt() as f32)?)
+        }
+        Pooling::WeightedMean => {
+            let divisor = n * (n + 1.0) / 2.0;
+            let weights: Vec<f32> = (1..=tokens)
+                .map(|i| (f64::from(i) / divisor) as f32)
+                .collect();
+            let weights = Array::vector(&weights)?.expand_dims(0)?.expand_dims(-1)?;
+            states.multiply(&weights)?.sum(1, false)
+        }
+        _ => states.mean(1, false),
     }
 }
 
@@ -322,6 +374,15 @@ mod tests {
             (Pooling::WeightedMean, [5.0, 0.4]),
         ] {
             assert_eq!(pooled(&states, 2, pooling), expected, "{pooling:?}");
+        }
+        let array = Array::from_slice(&states, &[1, 4, 2]).unwrap();
+        for (_, pooling) in Pooling::ALL {
+            let got = pooled_array(&array, 4, pooling).unwrap();
+            assert_eq!(got.shape(), [1, 2]);
+            let got = got.to_f32_vec().unwrap();
+            let expected = pooled(&states, 2, pooling);
+            let off = got.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+            assert!(off.fold(0.0, f32::max) < 1e-5, "{pooling:?}: {got:?}");
         }
         let mut nan = states;
         nan[2] = f32::NAN;

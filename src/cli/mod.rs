@@ -114,9 +114,10 @@ enum Command {
 }
 
 /// Flags that `--help` shows and `-h` does not, because most people never need them.
-const RARE: [&str; 47] = [
+const RARE: [&str; 57] = [
     "all",
     "alpha",
+    "anchor_prompt_name",
     "attention_sums",
     "banned_tokens",
     "beta",
@@ -126,7 +127,9 @@ const RARE: [&str; 47] = [
     "completion_feature",
     "compile",
     "deadline",
+    "desirable_weight",
     "dropout",
+    "early_stopping_threshold",
     "extra_eos_token",
     "forced_tokens",
     "gguf_path",
@@ -140,13 +143,17 @@ const RARE: [&str; 47] = [
     "kv_group_size",
     "label_smoothing",
     "logit_bias",
+    "loss_type",
     "lr_end",
     "lr_steps",
+    "max_completion_length",
     "max_grad_norm",
     "max_shard_size",
     "min_tokens",
     "num_draft_tokens",
+    "num_generations",
     "pack",
+    "positive_prompt_name",
     "prefill_response",
     "prefill_step_size",
     "prompt_feature",
@@ -156,11 +163,14 @@ const RARE: [&str; 47] = [
     "save_layers",
     "save_tier",
     "save_window",
+    "scale_rewards",
+    "similarity_scale",
     "skip_bad_lines",
     "steer",
     "text_feature",
     "test_batches",
     "tools",
+    "undesirable_weight",
     "warmup_init",
 ];
 

@@ -181,7 +181,7 @@ fn an_encoder_says_that_it_writes_no_text() {
         assert!(error.message().contains("mlx embed"), "{error}");
     }
     assert!(model.as_rerank_model().is_none());
-    assert!(model.as_trainable().is_none() && model.as_attention_inspector().is_none());
+    assert!(model.as_attention_inspector().is_none());
     let tokens = model.as_token_model().unwrap();
     let ids = tokens.encode("The rivers, of water.", true).unwrap();
     assert_eq!(tokens.decode(&ids).unwrap(), "the rivers, of water.");

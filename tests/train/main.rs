@@ -1,13 +1,16 @@
 //! Tests of training tiny models through the program and the library: written files, resumed runs
 //! and refusals. `metal-backend/tests/engine/training.rs` compares losses with mlx-lm.
 
+mod best;
 #[path = "../common/mod.rs"]
 mod common;
+mod contrastive;
 mod flags;
 mod fused;
 #[cfg(unix)]
 mod interrupted;
 mod preferences;
+mod rewards;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

@@ -1,4 +1,4 @@
-//! Tests of `mlx train --method dpo`: training, evaluation and reports with pairs of replies.
+//! Tests of `mlx train --method dpo`, `orpo` and `kto`: training, evaluation and reports.
 
 use std::path::Path;
 
@@ -14,19 +14,35 @@ const LINES: [&str; 4] = [
         "rejected": [{"role": "assistant", "content": "no"}]}"#,
 ];
 
+/// The lines of `LINES` as replies with verdicts.
+const VERDICTS: [&str; 6] = [
+    r#"{"prompt": "hi", "completion": "ahoy", "label": true}"#,
+    r#"{"prompt": "hi", "completion": "hello there", "label": false}"#,
+    r#"{"prompt": "who are you", "completion": "a pirate", "label": true}"#,
+    r#"{"prompt": "who are you", "completion": "a model", "label": false}"#,
+    r#"{"prompt": "where", "completion": "at sea", "label": true}"#,
+    r#"{"prompt": [{"role": "user", "content": "where"}], "completion": [{"role": "assistant", "content": "in a computer"}], "label": false}"#,
+];
+
 struct Place {
     _dirs: tempfile::TempDir,
     model: String,
     data: String,
     adapters: std::path::PathBuf,
+    method: &'static str,
 }
 
 impl Place {
     fn new() -> Self {
+        Self::with(&LINES.map(|line| line.replace('\n', "")), "dpo")
+    }
+
+    fn with(lines: &[impl AsRef<str>], method: &'static str) -> Self {
         let dirs = tempfile::tempdir().unwrap();
         let data = dirs.path().join("data");
         std::fs::create_dir(&data).unwrap();
-        let text = LINES.map(|line| line.replace('\n', "")).join("\n");
+        let lines: Vec<&str> = lines.iter().map(AsRef::as_ref).collect();
+        let text = lines.join("\n");
         for name in ["train.jsonl", "valid.jsonl", "test.jsonl"] {
             std::fs::write(data.join(name), &text).unwrap();
         }
@@ -35,6 +51,7 @@ impl Place {
             model: text(&model()),
             data: text(&data),
             adapters: dirs.path().join("a"),
+            method,
             _dirs: dirs,
         }
     }
@@ -53,7 +70,7 @@ impl Place {
             "--backend",
             "cpu",
             "--method",
-            "dpo",
+            self.method,
             "--batch-size",
             "2",
             "--num-layers",
@@ -132,6 +149,43 @@ fn the_better_replies_are_learned() {
     );
 }
 
+#[test]
+fn replies_are_learned_by_odds_and_by_verdicts() {
+    let lines = LINES.map(|line| line.replace('\n', ""));
+    let verdicts = VERDICTS.map(str::to_owned);
+    for (method, lines) in [("orpo", &lines[..]), ("kto", &verdicts)] {
+        let place = Place::with(lines, method);
+        let more = ["--iters", "24", "--train", "--test", "--json"];
+        let told = json(&mlx("train", &place.args(&place.adapters, &more)));
+        let loss = |part: &str| told[part]["loss"].as_f64().unwrap();
+        assert!(loss("validation") < 0.8 * loss("base"), "{method}: {told}");
+        assert_eq!(told["validation"]["pairs"], lines.len());
+        if method == "kto" {
+            // A new adapter changes nothing, so each value is sigmoid(0).
+            assert!((loss("base") - 0.5).abs() < 1e-5, "{told}");
+        }
+        assert!(told["test"]["accuracy"].as_f64().unwrap() >= 0.75, "{told}");
+        let alone = mlx("train", &place.args(&place.adapters, &["--test", "--json"]));
+        assert_eq!(json(&alone)["loss"], told["test"]["loss"]);
+        // The run resumes only with the same parameters.
+        let more = ["--iters", "26", "--resume", "--json"];
+        let resumed = json(&mlx("train", &place.args(&place.adapters, &more)));
+        assert_eq!(resumed["steps"], 26);
+        let other = [&more[..], &["--beta", "0.5"]].concat();
+        let refused = mlx("train", &place.args(&place.adapters, &other));
+        assert!(stderr(&refused).contains(method), "{}", stderr(&refused));
+    }
+    // Prompts count in orpo's cross-entropy, unless they are masked.
+    let place = Place::with(&lines, "orpo");
+    let base = |name: &str, more: &[&str]| {
+        let more = [&["--iters", "1", "--json"], more].concat();
+        let adapters = place.adapters.with_file_name(name);
+        let told = json(&mlx("train", &place.args(&adapters, &more)));
+        told["base"]["loss"].as_f64().unwrap()
+    };
+    assert!((base("all", &[]) - base("masked", &["--mask-prompt"])).abs() > 1e-3);
+}
+
 /// A run that is interrupted after a save and then resumed must have bit-identical losses.
 #[test]
 fn a_run_of_pairs_goes_on_as_if_it_had_not_been_interrupted() {
@@ -174,6 +228,11 @@ fn flags_that_mean_nothing_together_are_refused() {
         &["--pack"],
         &["--mask-prompt"],
         &["--beta", "0"],
+        &["--desirable-weight", "2"],
+        &["--method", "kto", "--batch-size", "1"],
+        &["--method", "kto", "--undesirable-weight", "-1"],
+        &["--method", "kto", "--mask-prompt"],
+        &["--method", "orpo", "--label-smoothing", "0.1"],
         &["--method", "sft", "--beta", "0.2"],
         &["--report-to", "wandb"],
         &["--batch-order", "file", "--keep-order"],
@@ -182,6 +241,10 @@ fn flags_that_mean_nothing_together_are_refused() {
         if more[0] == "--method" {
             let at = args.iter().position(|arg| *arg == "--method").unwrap();
             args.drain(at..at + 2);
+            if more.contains(&"--batch-size") {
+                let at = args.iter().position(|arg| *arg == "--batch-size").unwrap();
+                args.drain(at..at + 2);
+            }
         }
         args.extend(more);
         let output = command("train", &args).output().unwrap();

@@ -2,12 +2,15 @@
 //! parts, and an optional classifier. Several texts are packed one after another, without padding
 //! and without caches. Fields set the positions of norms and the kind of position encoding.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use mlx_rs_core::transforms::checkpoint_tree;
 use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate};
 
 use super::Decoder;
 use crate::cache::{CacheOptions, Caches, LayerState, Row};
+use crate::nn::adapter::{self, Scope};
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
 use crate::nn::norm::through;
@@ -67,6 +70,36 @@ pub struct EncoderBlock {
 }
 
 impl EncoderBlock {
+    /// As [`Self::forward`] of block `layer`, recomputed in the backward pass (gradient
+    /// checkpointing).
+    fn forward_again(
+        self: &Arc<Self>,
+        x: &Array,
+        lengths: &[i32],
+        layer: usize,
+        scope: &Scope,
+    ) -> Result<Array> {
+        let (block, lengths) = (Arc::clone(self), lengths.to_vec());
+        let frozen = Scope {
+            params: BTreeMap::new(),
+            ..scope.clone()
+        };
+        let one = |what: &str| Error::new(ErrorKind::Value, "encoder block", what);
+        let again = checkpoint_tree(move |params: &BTreeMap<String, Array>, x: &[Array]| {
+            let [x] = x else {
+                return Err(one("one input is expected"));
+            };
+            let scope = Scope {
+                params: params.clone(),
+                ..frozen.clone()
+            };
+            adapter::within(Arc::new(scope), || Ok(vec![block.forward(x, &lengths)?]))
+        });
+        again(&scope.of_block(layer), std::slice::from_ref(x))?
+            .pop()
+            .ok_or_else(|| one("there is no output"))
+    }
+
     /// `[1, T, hidden] -> [1, T, hidden]`.
     fn forward(&self, x: &Array, lengths: &[i32]) -> Result<Array> {
         // Without a norm on its output, the output projection can add the residual stream itself.
@@ -144,8 +177,11 @@ impl EncoderStack {
 impl Encoder for EncoderStack {
     fn encode(&self, input: &EncoderInput<'_>) -> Result<Array> {
         let mut x = self.embedded(input)?;
-        for block in &self.blocks {
-            x = block.forward(&x, input.lengths)?;
+        for (layer, block) in self.blocks.iter().enumerate() {
+            x = match adapter::scope().filter(|scope| scope.checkpoint) {
+                Some(scope) => block.forward_again(&x, input.lengths, layer, &scope)?,
+                None => block.forward(&x, input.lengths)?,
+            };
         }
         through(self.norm.as_ref(), &x)
     }

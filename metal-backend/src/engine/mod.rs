@@ -208,6 +208,14 @@ impl Engine {
             .ok_or_else(|| Error::new(ErrorKind::Closed, "the model was closed; load it again"))
     }
 
+    /// Whether the network is an encoder, which predicts no next token.
+    ///
+    /// # Errors
+    /// If the model is closed.
+    pub fn is_encoder(&self) -> Result<bool> {
+        Ok(self.decoder()?.encoder().is_some())
+    }
+
     /// The model's properties.
     pub fn info(&self) -> &ModelInfo {
         &self.info

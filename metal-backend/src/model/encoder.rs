@@ -7,7 +7,7 @@ use inference::{
     BatchResult, ChatPrompt, ClassifyResult, EmbedOptions, EmbeddingInfo, EmbeddingModel, Error,
     ErrorKind, GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput, Message, ModelInfo,
     PreparedPrompt, Prompt, Ranking, RerankModel, RerankOptions, Result, TextModel, TokenModel,
-    TokenStream,
+    TokenStream, TrainableModel,
 };
 
 use super::{decoded, embed, encoded};
@@ -23,11 +23,17 @@ pub struct EncoderModel {
 
 impl EncoderModel {
     /// Creates an encoder on `engine`.
-    pub fn new(engine: Engine) -> Self {
+    pub fn new(engine: impl Into<Arc<Engine>>) -> Self {
+        let engine = engine.into();
         Self {
             reranks: embed::reranks(&engine),
-            engine: Arc::new(engine),
+            engine,
         }
+    }
+
+    /// The engine, shared by all requests.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
     }
 
     /// The error of functions that predict a next token, which encoders cannot do.
@@ -93,6 +99,10 @@ impl TextModel for EncoderModel {
     }
 
     fn as_token_model(&self) -> Option<&dyn TokenModel> {
+        Some(self)
+    }
+
+    fn as_trainable(&self) -> Option<&dyn TrainableModel> {
         Some(self)
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! Each option is declared once, in this file. `read.rs` reads files, `check.rs` validates, and
 //! [`TrainOption`] makes the flags of the command line. The options are mlx-lm's, except `pack`,
-//! `keep_order`, `skip_bad_lines`, `method`, `beta`, `label_smoothing`, `batch_order`, `backend`,
-//! `dtype`, `max_grad_norm` and `compile`, which are ours.
+//! `keep_order`, `skip_bad_lines`, `batch_order`, `backend`, `dtype`, `max_grad_norm`, `compile`,
+//! and `method` with the options of its methods, which are ours.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Compile;
 use super::dataset::{BatchOptions, DataOptions, FieldNames, Order};
+use super::loss::LossType;
 use super::report::Report;
 use OptionGroup::{Adapter, Data, Files, General, Reports, Steps};
 use option::{Flag, OptionValue, option, options};
@@ -25,7 +26,9 @@ mod values;
 mod written;
 
 pub use option::{OptionGroup, TrainOption};
-pub use values::{BatchOrder, FineTuneType, LrSchedule, Method, OptimizerName, Setting};
+pub use values::{
+    BatchOrder, FineTuneType, LrSchedule, Method, OptimizerName, ScaleRewards, Setting,
+};
 pub use written::Given;
 
 options! {
@@ -81,6 +84,11 @@ options! {
         steps_per_report: u64 = 10, Flag::new(Reports, "N");
         /// Batches between validations.
         steps_per_eval: u64 = 200, Flag::new(Reports, "N");
+        /// Stop after this number of validations in sequence without a lower loss. The best adapter
+        /// is kept in best, with and without this option.
+        early_stopping_patience: Option<u64> = None, Flag::new(Reports, "N");
+        /// How much lower than the best loss a loss must be, for early_stopping_patience.
+        early_stopping_threshold: f64 = 0.0, Flag::new(Reports, "X");
         /// The adapter to continue from (a directory or a .safetensors file), instead of a new one.
         /// Shape options that are given must agree with its adapter_config.json.
         resume_adapter_file: Option<PathBuf> = None, Flag::new(Files, "PATH");
@@ -117,15 +125,50 @@ options! {
         keep_order: bool = false, Flag::new(Data, "").conflicts(&["pack", "batch_order"]);
         /// Skip unusable lines instead of stopping.
         skip_bad_lines: bool = false, Flag::new(Data, "");
-        /// The training objective: sft trains on texts and replies; dpo trains on pairs of replies,
-        /// one better than the other.
+        /// The training objective: sft trains on texts and replies; dpo and orpo train on pairs of
+        /// replies, one better than the other; kto trains on replies that are good or bad; grpo
+        /// trains on replies that the model generates and reward_command judges; contrastive trains an encoder on pairs of texts that belong together, and is the default
+        /// for encoders.
         method: Method = Method::default(), Flag::new(General, "METHOD");
-        /// The penalty of dpo on deviation from the base model.
-        beta: f32 = 0.1, Flag::new(Steps, "X");
+        /// The penalty of dpo, kto and grpo on deviation from the base model, and the weight of
+        /// orpo's odds ratio. Without it, 0.1, and 0 for grpo.
+        beta: Option<f32> = None, Flag::new(Steps, "X");
         /// The assumed fraction of wrongly ordered pairs, for dpo.
         label_smoothing: f32 = 0.0, Flag::new(Steps, "X");
+        /// The weight of good replies, for kto.
+        desirable_weight: f32 = 1.0, Flag::new(Steps, "X");
+        /// The weight of bad replies, for kto.
+        undesirable_weight: f32 = 1.0, Flag::new(Steps, "X");
+        /// The program that judges replies, for grpo. It reads a JSON object a line, with the
+        /// fields of the data's line and completion, and writes a number a line.
+        reward_command: Option<String> = None, Flag::new(General, "COMMAND");
+        /// The number of replies to each prompt, for grpo. A batch has batch_size prompts.
+        num_generations: usize = 8, Flag::new(Steps, "N");
+        /// The maximum number of tokens in a reply, for grpo.
+        max_completion_length: usize = 256, Flag::new(Data, "N");
+        /// The temperature at which replies are drawn, for grpo.
+        temperature: f32 = 1.0, Flag::new(Steps, "X");
+        /// The probability mass of the tokens that can be drawn, for grpo.
+        top_p: f32 = 1.0, Flag::new(Steps, "X");
+        /// The divisor of advantages, for grpo: group is the standard deviation of the rewards of
+        /// a prompt.
+        scale_rewards: ScaleRewards = ScaleRewards::default(), Flag::new(Steps, "NAME");
+        /// How the losses of tokens become one loss, for grpo: dapo is the mean over all tokens of
+        /// an update, bnpo that of a batch, grpo the mean over replies, and dr_grpo divides by the
+        /// maximum length.
+        loss_type: LossType = LossType::default(), Flag::new(Steps, "NAME");
+        /// The factor on cosine similarities, for contrastive: the inverse of the temperature,
+        /// which sentence-transformers calls scale.
+        similarity_scale: f32 = 20.0, Flag::new(Steps, "X");
+        /// The model's prompt before anchors, for contrastive, such as query. Without it, the
+        /// model's default prompt.
+        anchor_prompt_name: Option<String> = None, Flag::new(Data, "NAME");
+        /// The model's prompt before positives and negatives, for contrastive, such as document.
+        /// Without it, the model's default prompt.
+        positive_prompt_name: Option<String> = None, Flag::new(Data, "NAME");
         /// How examples are grouped into batches: length groups examples of similar length; file
-        /// groups adjacent lines; mlx-lm has the batches and order of mlx-lm with this seed.
+        /// groups adjacent lines; mlx-lm has the batches and order of mlx-lm with this seed; random
+        /// shuffles the examples in each epoch, and is the default for contrastive.
         batch_order: BatchOrder = BatchOrder::default(),
             Flag::new(Data, "ORDER").conflicts(&["pack"]);
         /// Further files for the metrics, in addition to train_log.jsonl: jsonl (metrics.jsonl,
@@ -141,8 +184,8 @@ options! {
         /// Trace a step once per batch shape, and replay it for other batches of this shape; auto:
         /// only on a GPU.
         compile: Compile = Compile::default(), Flag::new(Steps, "WHEN");
-        /// Which options of the adapter's shape were given explicitly. These must agree with
-        /// `resume_adapter_file`; the others are set from that adapter.
+        /// Which options were given explicitly. Those of the adapter's shape must agree with
+        /// `resume_adapter_file`; the others are set from that adapter or by the kind of the model.
         #[serde(skip)]
         given: Given = Given::default();
     }
@@ -176,6 +219,7 @@ impl TrainConfig {
             .with_seed(self.seed)
             .with_order(match self.batch_order {
                 BatchOrder::File => Order::AsRead,
+                BatchOrder::Random => Order::Shuffled,
                 _ if self.keep_order => Order::AsRead,
                 // mlx-lm's order sorts by fields instead of tokens.
                 BatchOrder::Length | BatchOrder::MlxLm => Order::ByLength,

@@ -1,19 +1,26 @@
-//! The examples of a run (texts or pairs of replies), and the stream of their batches.
+//! The examples of a run for its objective, and the stream of their batches.
 
 use std::path::Path;
 
 use inference::{CancelToken, Result};
 
 use super::config::{BatchOrder, Method, TrainConfig};
-use super::dataset::{Batches, DataDir, Dataset, Example, Pair, Pairs, Rows, Validations};
-use super::evaluate::{
-    Dpo, EvalOptions, preferences, score, score_pairs, sequences, usable, usable_pairs,
+use super::dataset::related::Encoding;
+use super::dataset::{
+    Batches, DataDir, Dataset, Example, Pair, Pairs, PromptLine, Prompts, RelatedFile, Rows,
+    Validations, Verdict, Verdicts,
 };
+use super::objective::Objective;
 use super::plan::bad;
-use super::step::{StepReport, Trainer};
+use super::reward::Reward;
+use super::rollout::rollouts;
+use super::scoring::{
+    EvalOptions, Judge, bad_lines, judged, preferences, related, sequences, usable, usable_pairs,
+    usable_verdicts,
+};
+use super::step::{RelatedTexts, StepReport, Trainer};
 use super::train_log::Score;
 use crate::engine::Engine;
-use crate::text::TextPipeline;
 
 /// The examples for one training objective.
 pub(super) enum Examples {
@@ -21,6 +28,12 @@ pub(super) enum Examples {
     Texts(Vec<Example>),
     /// Pairs of replies.
     Pairs(Vec<Pair>),
+    /// Replies with verdicts.
+    Verdicts(Vec<Verdict>),
+    /// Prompts to which the model replies.
+    Prompts(Vec<PromptLine>),
+    /// Texts that belong together.
+    Related(Vec<RelatedTexts>),
 }
 
 impl Default for Examples {
@@ -35,23 +48,120 @@ impl Examples {
         match self {
             Self::Texts(examples) => examples.len(),
             Self::Pairs(pairs) => pairs.len(),
+            Self::Verdicts(verdicts) => verdicts.len(),
+            Self::Prompts(prompts) => prompts.len(),
+            Self::Related(examples) => examples.len(),
         }
+    }
+
+    /// Reads the usable examples of a file for the method of `config`. Notes about the others are
+    /// added to `notes`.
+    pub fn read(
+        path: &Path,
+        engine: &Engine,
+        config: &TrainConfig,
+        notes: &mut Vec<String>,
+    ) -> Result<Self> {
+        let (reading, text) = (config.data_options(), engine.text());
+        let most = config.max_seq_length;
+        Ok(match config.method {
+            Method::Sft => of_texts(&Dataset::read(path, text, &reading)?, most, false, notes),
+            Method::Dpo | Method::Orpo => {
+                of_pairs(&Pairs::read(path, text, &reading)?, most, notes)
+            }
+            Method::Kto => of_verdicts(&Verdicts::read(path, text, &reading)?, most, notes),
+            Method::Grpo => return Err(bad("generated replies are not evaluated")),
+            Method::Contrastive => {
+                let file = RelatedFile::read(path, &encoding(engine, config), &reading)?;
+                of_related(file, config, notes)?
+            }
+        })
     }
 
     /// Scores a model on the examples; `None` when cancelled.
     pub fn score(
         &self,
         engine: &Engine,
-        dpo: Dpo,
+        objective: Objective,
         options: &EvalOptions,
         step: u64,
         cancel: &CancelToken,
         on_batch: &mut dyn FnMut(u64, u64),
     ) -> Result<Option<Score>> {
+        let mut judge = Judge {
+            engine,
+            options,
+            step,
+            cancel,
+            on_batch,
+        };
         match self {
-            Self::Texts(examples) => score(engine, examples, options, step, cancel, on_batch),
-            Self::Pairs(pairs) => score_pairs(engine, pairs, dpo, options, step, cancel, on_batch),
+            Self::Texts(examples) => judge.texts(examples),
+            Self::Pairs(pairs) => judge.pairs(pairs, objective),
+            Self::Verdicts(verdicts) => judge.verdicts(verdicts, objective),
+            Self::Prompts(_) => Err(bad("generated replies are not evaluated")),
+            Self::Related(examples) => judge.related(examples, objective),
         }
+    }
+}
+
+fn of_texts(data: &Dataset, most: usize, packed: bool, notes: &mut Vec<String>) -> Examples {
+    let (examples, said) = usable(data, most, packed);
+    notes.extend(said);
+    Examples::Texts(examples)
+}
+
+fn of_pairs(data: &Pairs, most: usize, notes: &mut Vec<String>) -> Examples {
+    let (pairs, said) = usable_pairs(data, most);
+    notes.extend(said);
+    Examples::Pairs(pairs)
+}
+
+fn of_verdicts(data: &Verdicts, most: usize, notes: &mut Vec<String>) -> Examples {
+    let (verdicts, said) = usable_verdicts(data, most);
+    notes.extend(said);
+    Examples::Verdicts(verdicts)
+}
+
+/// The prompts of at most `most` tokens. A cut prompt would be another one.
+fn short(data: Prompts, most: usize, notes: &mut Vec<String>) -> Vec<PromptLine> {
+    let all = data.prompts.len();
+    let mut prompts = data.prompts;
+    prompts.retain(|prompt| prompt.ids.len() <= most);
+    if prompts.len() < all {
+        notes.push(format!(
+            "{}: {} prompts of more than {most} tokens are left out",
+            data.path.display(),
+            all - prompts.len()
+        ));
+    }
+    prompts
+}
+
+/// Refuses examples that would be alone in their batch, without any negative.
+fn of_related(
+    file: RelatedFile,
+    config: &TrainConfig,
+    notes: &mut Vec<String>,
+) -> Result<Examples> {
+    let lonely = config.batch_size == 1 || file.examples.len() == 1;
+    if lonely && file.examples.iter().any(|one| one.negatives.is_empty()) {
+        let message = "an example without \"negative\" is alone in its batch, so nothing is to be \
+                       told apart; use a batch_size of at least 2 and more lines, or give negatives";
+        return Err(bad(message).with_path(file.path));
+    }
+    notes.extend(bad_lines(&file.path, &file.bad_lines));
+    Ok(Examples::Related(file.examples))
+}
+
+/// How the texts of a line become token ids for an encoder.
+fn encoding<'a>(engine: &'a Engine, config: &TrainConfig) -> Encoding<'a> {
+    Encoding {
+        sentence: engine.sentence(),
+        text: engine.text(),
+        anchor_prompt: config.anchor_prompt_name.clone(),
+        positive_prompt: config.positive_prompt_name.clone(),
+        max_len: config.max_seq_length,
     }
 }
 
@@ -74,71 +184,90 @@ impl Parts {
     /// Reads the data of a run. Notes about the data are added to `notes`.
     pub fn read(
         dir: &Path,
-        text: &TextPipeline,
+        engine: &Engine,
         config: &TrainConfig,
         notes: &mut Vec<String>,
     ) -> Result<Self> {
-        let reading = config.data_options();
-        let no_train = || bad("train.jsonl is missing in the data");
-        let no_test = || bad("test is set, and test.jsonl is missing in the data");
+        let (reading, text) = (config.data_options(), engine.text());
         let most = config.max_seq_length;
         match config.method {
             Method::Sft => {
                 let data = DataDir::read(dir, text, &reading)?;
-                let train = data.train.ok_or_else(no_train)?;
-                if config.test && data.test.is_none() {
-                    return Err(no_test());
-                }
-                let mut part = |data: Option<&Dataset>, packed: bool| {
-                    let (examples, said) =
-                        data.map_or_else(Default::default, |data| usable(data, most, packed));
-                    notes.extend(said);
-                    Examples::Texts(examples)
-                };
                 let mlx_lm = config.batch_order == BatchOrder::MlxLm;
+                let fields = data.train.as_ref().map(|train| train.fields.clone());
                 let valid_lines = data.valid.as_ref().map_or(0, |data| data.examples.len());
-                let learned = match mlx_lm {
-                    // mlx-lm's order includes every line, even lines without targets.
-                    true => Examples::Texts(train.examples),
-                    false => part(Some(&train), config.pack),
-                };
+                let parts = Self::of(data, config, |data, in_training| {
+                    Ok(match in_training && mlx_lm {
+                        // mlx-lm's order includes every line, even lines without targets.
+                        true => Examples::Texts(data.examples),
+                        false => of_texts(&data, most, in_training && config.pack, notes),
+                    })
+                })?;
                 Ok(Self {
-                    train: learned,
-                    valid: part(
-                        data.valid.as_ref().filter(|_| config.val_batches != 0),
-                        false,
-                    ),
-                    test: part(data.test.as_ref().filter(|_| config.test), false),
-                    fields: train.fields,
+                    fields: fields.unwrap_or_default(),
                     valid_lines,
+                    ..parts
                 })
             }
-            Method::Dpo => {
+            Method::Dpo | Method::Orpo => {
                 let data = DataDir::read_pairs(dir, text, &reading)?;
-                let train = data.train.ok_or_else(no_train)?;
-                if config.test && data.test.is_none() {
-                    return Err(no_test());
+                Self::of(data, config, |data, _| Ok(of_pairs(&data, most, notes)))
+            }
+            Method::Kto => {
+                let data = DataDir::read_verdicts(dir, text, &reading)?;
+                Self::of(data, config, |data, _| Ok(of_verdicts(&data, most, notes)))
+            }
+            Method::Grpo => {
+                let data = DataDir::read_prompts(dir, text, &reading)?;
+                if data.valid.is_some() {
+                    let note = "valid.jsonl is not used, because grpo has no validations";
+                    notes.push(String::from(note));
                 }
-                let mut part = |data: Option<&Pairs>| {
-                    let (pairs, said) =
-                        data.map_or_else(Default::default, |data| usable_pairs(data, most));
-                    notes.extend(said);
-                    Examples::Pairs(pairs)
-                };
-                Ok(Self {
-                    train: part(Some(&train)),
-                    valid: part(data.valid.as_ref().filter(|_| config.val_batches != 0)),
-                    test: part(data.test.as_ref().filter(|_| config.test)),
-                    fields: Vec::new(),
-                    valid_lines: 0,
+                Self::of(data, config, |data, in_training| {
+                    if !in_training {
+                        return Ok(Examples::default());
+                    }
+                    notes.extend(bad_lines(&data.path, &data.bad_lines));
+                    Ok(Examples::Prompts(short(data, most, notes)))
                 })
+            }
+            Method::Contrastive => {
+                let data = DataDir::read_related(dir, &encoding(engine, config), &reading)?;
+                Self::of(data, config, |data, _| of_related(data, config, notes))
             }
         }
+    }
+
+    /// The parts that the run uses. `examples` converts a file, and learns whether it is for
+    /// training.
+    fn of<T>(
+        data: DataDir<T>,
+        config: &TrainConfig,
+        mut examples: impl FnMut(T, bool) -> Result<Examples>,
+    ) -> Result<Self> {
+        let train = data
+            .train
+            .ok_or_else(|| bad("train.jsonl is missing in the data"))?;
+        if config.test && data.test.is_none() {
+            return Err(bad("test is set, and test.jsonl is missing in the data"));
+        }
+        let train = examples(train, true)?;
+        let mut part = |data: Option<T>, used: bool| match data {
+            Some(data) if used => examples(data, false),
+            _ => Ok(Examples::default()),
+        };
+        Ok(Self {
+            train,
+            valid: part(data.valid, config.val_batches != 0)?,
+            test: part(data.test, config.test)?,
+            ..Self::default()
+        })
     }
 
     /// The stream of training batches, from its start.
     pub fn train_stream(&self, config: &TrainConfig) -> Result<Stream<'_>> {
         let options = config.batch_options();
+        let most = options.max_seq_length;
         match &self.train {
             Examples::Texts(examples) if config.batch_order == BatchOrder::MlxLm => {
                 let batches = self.valid_lines / config.batch_size.max(1);
@@ -152,8 +281,23 @@ impl Parts {
             Examples::Texts(examples) => Batches::new(examples, options).map(Stream::Texts),
             Examples::Pairs(pairs) => {
                 let lengths: Vec<usize> = pairs.iter().map(Pair::len).collect();
-                let (rows, most) = (Rows::new(&lengths, &options)?, options.max_seq_length);
-                Ok(Stream::Pairs { pairs, rows, most })
+                let rows = Rows::new(&lengths, &options)?;
+                Ok(Stream::Items(self, rows, most))
+            }
+            Examples::Verdicts(verdicts) => {
+                let lengths: Vec<usize> = verdicts.iter().map(|one| one.example.len()).collect();
+                let rows = Rows::new(&lengths, &options)?;
+                Ok(Stream::Items(self, rows, most))
+            }
+            Examples::Prompts(prompts) => {
+                let lengths: Vec<usize> = prompts.iter().map(|one| one.ids.len()).collect();
+                let rows = Rows::new(&lengths, &options)?;
+                Ok(Stream::Items(self, rows, most))
+            }
+            Examples::Related(examples) => {
+                let lengths: Vec<usize> = examples.iter().map(RelatedTexts::tokens).collect();
+                let rows = Rows::new(&lengths, &options)?;
+                Ok(Stream::Items(self, rows, most))
             }
         }
     }
@@ -163,15 +307,9 @@ impl Parts {
 pub(super) enum Stream<'a> {
     /// Batches of texts.
     Texts(Batches<'a>),
-    /// Batches of pairs.
-    Pairs {
-        /// All pairs.
-        pairs: &'a [Pair],
-        /// The batches as lists of indices.
-        rows: Rows,
-        /// The maximum ids per row.
-        most: usize,
-    },
+    /// Batches of other training examples: all examples, the batches as lists of indices, and the
+    /// maximum ids per row.
+    Items(&'a Parts, Rows, usize),
 }
 
 impl Stream<'_> {
@@ -179,7 +317,7 @@ impl Stream<'_> {
     pub fn left_over(&self) -> usize {
         match self {
             Self::Texts(batches) => batches.left_over(),
-            Self::Pairs { rows, .. } => rows.left_over(),
+            Self::Items(_, rows, _) => rows.left_over(),
         }
     }
 
@@ -187,28 +325,63 @@ impl Stream<'_> {
     pub fn skip(&mut self, batches: u64) {
         match self {
             Self::Texts(stream) => stream.skip_batches(batches),
-            Self::Pairs { rows, .. } => rows.skip_batches(batches),
+            Self::Items(_, rows, _) => rows.skip_batches(batches),
         }
     }
 
     /// Trains on the next batch; `None` if it has no targets.
-    pub fn step(&mut self, trainer: &mut Trainer, dpo: Dpo) -> Result<Option<StepReport>> {
-        match self {
+    pub fn step(
+        &mut self,
+        trainer: &mut Trainer,
+        objective: Objective,
+        reward: Option<&mut (dyn Reward + 'static)>,
+    ) -> Result<Option<StepReport>> {
+        let (parts, rows, most) = match self {
             Self::Texts(batches) => {
                 let batch = sequences(&batches.next_batch());
                 if batch.is_empty() {
                     return Ok(None);
                 }
-                trainer.step(&batch).map(Some)
+                return trainer.step(&batch).map(Some);
             }
-            Self::Pairs { pairs, rows, most } => {
-                let batch = rows.next_rows().iter().filter_map(|row| pairs.get(*row));
-                let batch = preferences(batch, *most);
-                trainer
-                    .step_by_preference(&batch, dpo.beta, dpo.label_smoothing)
-                    .map(Some)
+            Self::Items(parts, rows, most) => (parts, rows.next_rows(), *most),
+        };
+        match (&parts.train, objective) {
+            (Examples::Pairs(pairs), objective) => {
+                let batch = preferences(rows.iter().filter_map(|row| pairs.get(*row)), most);
+                match objective {
+                    Objective::Dpo {
+                        beta,
+                        label_smoothing,
+                    } => trainer.step_by_preference(&batch, beta, label_smoothing),
+                    Objective::Orpo { beta, learn_prompt } => {
+                        trainer.step_by_odds_ratio(&batch, beta, learn_prompt)
+                    }
+                    other => Err(other.mismatch("pairs of replies")),
+                }
             }
+            (Examples::Verdicts(verdicts), Objective::Kto(options)) => {
+                let batch = rows.iter().filter_map(|row| verdicts.get(*row));
+                trainer.step_by_verdict(&judged(batch, most), options)
+            }
+            (Examples::Prompts(prompts), Objective::Grpo(grpo, sampling)) => {
+                let reward = reward.ok_or_else(|| bad("there is no reward"))?;
+                let batch: Vec<_> = rows.iter().filter_map(|row| prompts.get(*row)).collect();
+                let engine = trainer.shared_engine();
+                let seed = trainer.seed_of_batch();
+                let made = rollouts(&engine, &batch, (grpo, sampling), seed, reward)?;
+                let mut report = trainer.step_by_policy(&made.replies, grpo)?;
+                if let Some(policy) = &mut report.policy {
+                    (policy.reward, policy.reward_std) = (made.reward, made.reward_std);
+                }
+                Ok(report)
+            }
+            (Examples::Related(examples), Objective::Contrastive { scale }) => {
+                trainer.step_by_similarity(&related(examples, rows), scale)
+            }
+            (_, other) => Err(other.mismatch("these examples")),
         }
+        .map(Some)
     }
 }
 
@@ -226,7 +399,8 @@ mod tests {
         let path = format!("{root}/metal-backend/tests/fixtures/batch_order.json");
         let golden: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
         let model = format!("{root}/{}", golden["model"].as_str().unwrap());
-        let text = TextPipeline::from_dir(model, "llama").unwrap();
+        let options = inference::LoadOptions::new().with_backend("cpu");
+        let (engine, _model) = crate::backend::open(model.as_ref(), &options).unwrap();
         for case in golden["cases"].as_array().unwrap() {
             let dir = tempfile::tempdir().unwrap();
             for name in ["train", "valid"] {
@@ -247,7 +421,7 @@ mod tests {
                 max_seq_length: 64,
                 ..TrainConfig::default()
             };
-            let parts = Parts::read(dir.path(), &text, &config, &mut Vec::new()).unwrap();
+            let parts = Parts::read(dir.path(), &engine, &config, &mut Vec::new()).unwrap();
             let expected = case["batches"].as_array().unwrap();
             assert_eq!(expected.len() as u64, config.iters);
             // From the start, and from the batch at which a resumed run continues.

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Component, Path};
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::{Array, Device, Dtype, QuantMode, Quantized, Stream, io};
@@ -98,6 +98,7 @@ fn fuse_as(model: &Path, adapter: &Path, output: &Path, dequantize: bool) -> Res
             fs::copy(&path, &to).map_err(|e| failed(&to, e))?;
         }
     }
+    copy_modules(&dir, &fresh)?;
     fusion.check()?;
     fs::rename(&fresh, output).map_err(|e| failed(output, e))?;
     Ok(fusion.done.len())
@@ -112,6 +113,41 @@ fn failed(path: &Path, e: std::io::Error) -> Error {
         .with_path(path)
         .with_source(e)
 }
+
+/// Copies the directories of sentence-transformers' modules (pooling, layers after pooling), which
+/// an adapter does not change.
+fn copy_modules(model: &Path, fresh: &Path) -> Result<()> {
+    let list = model.join(MODULES);
+    if !list.is_file() {
+        return Ok(());
+    }
+    let text = read_text(&list, MAX_TEXT_FILE)?;
+    let modules = python_json::from_slice(text.as_bytes())
+        .map_err(|e| invalid(&list, "not a JSON file").with_source(e))?;
+    let paths = modules.as_array().into_iter().flatten();
+    for name in paths.filter_map(|module| module.get("path")?.as_str()) {
+        // The list is untrusted, so only a directory inside the model's directory is copied.
+        let is_inside = matches!(
+            Path::new(name).components().collect::<Vec<_>>().as_slice(),
+            [Component::Normal(_)]
+        );
+        let (from, to) = (model.join(name), fresh.join(name));
+        if !is_inside || !from.is_dir() {
+            continue;
+        }
+        fs::create_dir_all(&to).map_err(|e| failed(&to, e))?;
+        for entry in fs::read_dir(&from).map_err(|e| failed(&from, e))? {
+            let path = entry.map_err(|e| failed(&from, e))?.path();
+            if let Some(name) = path.file_name().filter(|_| path.is_file()) {
+                fs::copy(&path, to.join(name)).map_err(|e| failed(&path, e))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The file that lists the modules of a sentence-transformers directory.
+const MODULES: &str = "modules.json";
 
 /// Reads the configuration or index of a model, and changes it to that of dequantized matrices.
 fn without_packing(path: &Path, is_index: bool) -> Result<String> {

@@ -1,6 +1,7 @@
 //! Loss functions on logits. The caller selects the positions that count in the loss.
 
-use mlx_rs_core::{All, Array, Dtype, Error, ErrorKind, Result};
+use mlx_rs_core::{All, Array, Dtype, Error, ErrorKind, Result, arange};
+use serde::{Deserialize, Serialize};
 
 /// Cross-entropy at each position, in nats: `logsumexp(logits) - logits[target]`. Unlike
 /// `-log(softmax)`, this formula is numerically stable. Computed in float32.
@@ -89,6 +90,221 @@ pub fn dpo(
     right.subtract(&wrong)?.mean(All, false)
 }
 
+/// Odds ratio preference (Hong et al. 2024, arXiv:2403.07691, equation 7): `-log(sigmoid(d))`, where
+/// `d` is the log of the odds of `chosen` minus that of `rejected`. The odds of probability `p` are
+/// `p / (1 - p)`. Each array is `[pairs]` of mean log-probabilities of a token. Returns `[pairs]`.
+///
+/// # Errors
+/// If the shapes do not match.
+pub fn odds_ratio(chosen: &Array, rejected: &Array) -> Result<Array> {
+    let log_odds = |x: &Array| {
+        // A probability of exactly 1 would have infinite odds.
+        let below = x.minimum(&x.scalar_like(-1e-6)?)?;
+        x.subtract(&below.expm1()?.negative()?.log()?)
+    };
+    log_sigmoid(&log_odds(chosen)?.subtract(&log_odds(rejected)?)?)?.negative()
+}
+
+/// The parameters of [`kto`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Kto {
+    /// The penalty on deviation from the base model; above 0, usually 0.1.
+    pub beta: f32,
+    /// The weight of desirable replies.
+    pub desirable_weight: f32,
+    /// The weight of undesirable replies.
+    pub undesirable_weight: f32,
+}
+
+impl Kto {
+    /// Refuses values that are out of range.
+    ///
+    /// # Errors
+    /// The name, the value and the range.
+    pub fn check(&self) -> std::result::Result<(), String> {
+        if !(self.beta.is_finite() && self.beta > 0.0) {
+            return Err(format!(
+                "beta is {}; it must be a number above 0",
+                self.beta
+            ));
+        }
+        let weights = [
+            ("desirable_weight", self.desirable_weight),
+            ("undesirable_weight", self.undesirable_weight),
+        ];
+        match weights.iter().find(|(_, w)| !(w.is_finite() && *w >= 0.0)) {
+            None => Ok(()),
+            Some((name, w)) => Err(format!("{name} is {w}; it must be a number from 0")),
+        }
+    }
+}
+
+/// Kahneman-Tversky optimization (Ethayarajh et al. 2024, arXiv:2402.01306, equation 8): the weight
+/// of a reply, times 1 minus its value. The value is `sigmoid(beta * (ratio - reference))` for a
+/// desirable reply, and `sigmoid(beta * (reference - ratio))` for another.
+///
+/// `ratios` `[replies]` are log-probabilities relative to the base model. `reference` is the
+/// estimated divergence from the base model. Returns `[replies]`.
+///
+/// # Errors
+/// If the shapes do not match.
+pub fn kto(ratios: &Array, reference: f32, desirable: &[bool], options: Kto) -> Result<Array> {
+    let sign = |desirable: &bool| {
+        if *desirable {
+            options.beta
+        } else {
+            -options.beta
+        }
+    };
+    let weight = |desirable: &bool| match desirable {
+        true => options.desirable_weight,
+        false => options.undesirable_weight,
+    };
+    let signs: Vec<f32> = desirable.iter().map(sign).collect();
+    let weights: Vec<f32> = desirable.iter().map(weight).collect();
+    let gains = ratios
+        .subtract(&ratios.scalar_like(reference)?)?
+        .multiply(&Array::vector(&signs)?)?;
+    // 1 - sigmoid(x) = sigmoid(-x)
+    gains
+        .negative()?
+        .sigmoid()?
+        .multiply(&Array::vector(&weights)?)
+}
+
+/// How the losses of tokens become one loss, with TRL's names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossType {
+    /// The mean over replies of the mean over their tokens (Shao et al. 2024).
+    Grpo,
+    /// The mean over all tokens of the batch.
+    Bnpo,
+    /// The sum over tokens, divided by replies times the maximum length of a reply (Liu et al.
+    /// 2025, arXiv:2503.20783).
+    DrGrpo,
+    /// The mean over all tokens of all batches of an update (Yu et al. 2025, arXiv:2503.14476).
+    #[default]
+    Dapo,
+}
+
+/// The parameters of group relative policy optimization, with TRL's names.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Grpo {
+    /// The penalty on deviation from the base model; 0 for none.
+    pub beta: f32,
+    /// The temperature at which replies are drawn; above 0.
+    pub temperature: f32,
+    /// How the losses of tokens become one loss.
+    pub loss_type: LossType,
+    /// The maximum number of tokens in a reply.
+    pub max_completion_length: usize,
+}
+
+impl Grpo {
+    /// Refuses values that are out of range.
+    ///
+    /// # Errors
+    /// The name, the value and the range.
+    pub fn check(&self) -> std::result::Result<(), String> {
+        if !(self.beta.is_finite() && self.beta >= 0.0) {
+            return Err(format!("beta is {}; it must be a number from 0", self.beta));
+        }
+        if !(self.temperature.is_finite() && self.temperature > 0.0) {
+            return Err(format!(
+                "temperature is {}; it must be a number above 0",
+                self.temperature
+            ));
+        }
+        if self.max_completion_length == 0 {
+            return Err(String::from(
+                "max_completion_length is 0; it must be at least 1",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Advantages of replies in groups of `group`, which answer the same prompt (Shao et al. 2024,
+/// arXiv:2402.03300, section 4.1.2): the reward minus the mean of its group. With `scaled`, divided
+/// by the group's standard deviation plus 1e-4, as in TRL.
+///
+/// The second result is the mean standard deviation of a group. A deviation of `n` rewards has the
+/// divisor `n - 1`.
+#[must_use]
+pub fn group_advantages(rewards: &[f32], group: usize, scaled: bool) -> (Vec<f32>, f32) {
+    let (mut advantages, mut deviations) = (Vec::with_capacity(rewards.len()), Vec::new());
+    for group in rewards.chunks(group.max(1)) {
+        let n = group.len() as f64;
+        let mean = group.iter().map(|r| f64::from(*r)).sum::<f64>() / n;
+        let square = |r: &f32| (f64::from(*r) - mean).powi(2);
+        let variance = group.iter().map(square).sum::<f64>() / (n - 1.0).max(1.0);
+        let deviation = variance.sqrt();
+        let divisor = if scaled { deviation + 1e-4 } else { 1.0 };
+        advantages.extend(
+            group
+                .iter()
+                .map(|r| ((f64::from(*r) - mean) / divisor) as f32),
+        );
+        deviations.push(deviation);
+    }
+    let mean = deviations.iter().sum::<f64>() / deviations.len().max(1) as f64;
+    (advantages, mean as f32)
+}
+
+/// The loss of each token of replies that the current model generated (Shao et al. 2024,
+/// arXiv:2402.03300, equation 3, for one update per batch): `-(ratio * advantage - beta * kl)`. The
+/// ratio of the model to itself is 1, and only its gradient counts. `kl` estimates the divergence
+/// from the base model by `exp(d) - d - 1` with `d = base - each` (Schulman 2020).
+///
+/// `each`, `base` and `advantages` are `[1, T]`, the first two log-probabilities. Returns the losses
+/// and the divergences, which are `None` without `base`.
+///
+/// # Errors
+/// If the shapes do not match.
+pub fn policy(
+    each: &Array,
+    base: Option<&Array>,
+    advantages: &Array,
+    beta: f32,
+) -> Result<(Array, Option<Array>)> {
+    let ratio = each.subtract(&each.stop_gradient()?)?.exp()?;
+    let losses = ratio.multiply(advantages)?.negative()?;
+    let Some(base) = base else {
+        return Ok((losses, None));
+    };
+    let difference = base.subtract(each)?;
+    let kl = difference.expm1()?.subtract(&difference)?;
+    let penalty = kl.multiply(&kl.scalar_like(beta)?)?;
+    Ok((losses.add(&penalty)?, Some(kl.stop_gradient()?)))
+}
+
+/// Contrastive loss with in-batch negatives (InfoNCE, van den Oord et al. 2018, arXiv:1807.03748;
+/// multiple negatives ranking, Henderson et al. 2017, arXiv:1705.00652): for each anchor, the
+/// cross-entropy of its positive among all candidates. A logit is `scale` times the cosine
+/// similarity.
+///
+/// `anchors` `[n, d]` and `candidates` `[m, d]` have length one. Candidate `i` is the positive of
+/// anchor `i`; the others are negatives. `bias` `[n, m]`, if given, is added to the logits.
+/// Returns the losses `[n]` and the logits `[n, m]`.
+///
+/// # Errors
+/// If the shapes do not match.
+pub fn contrastive(
+    anchors: &Array,
+    candidates: &Array,
+    scale: f32,
+    bias: Option<&Array>,
+) -> Result<(Array, Array)> {
+    let similarities = anchors.matmul(&candidates.swap_axes(0, 1)?)?;
+    let mut logits = similarities.multiply(&similarities.scalar_like(scale)?)?;
+    if let Some(bias) = bias {
+        logits = logits.add(bias)?;
+    }
+    let targets = arange(0.0, f64::from(anchors.dim(0)?), 1.0, Dtype::Uint32)?;
+    Ok((cross_entropy_each(&logits, &targets)?, logits))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,6 +334,68 @@ mod tests {
         let mean = number(&cross_entropy(&logits, &targets).unwrap());
         assert!((mean - masked(&[1.0, 1.0])).abs() < 1e-3);
         assert!(cross_entropy(&logits, &targets.flatten(0, -1).unwrap()).is_err());
+    }
+
+    #[test]
+    fn advantages_are_relative_to_the_group() {
+        let rewards = [1.0, 3.0, 5.0, 5.0];
+        let (plain, deviation) = group_advantages(&rewards, 2, false);
+        assert_eq!(plain, [-1.0, 1.0, 0.0, 0.0]);
+        // The deviations are the square root of 2, and 0.
+        assert!((deviation - 2f32.sqrt() / 2.0).abs() < 1e-6);
+        let (scaled, _) = group_advantages(&rewards, 2, true);
+        let expected = 1.0 / (2f32.sqrt() + 1e-4);
+        assert!((scaled[1] - expected).abs() < 1e-6 && scaled[2] == 0.0);
+        let (losses, kl) = policy(&v(&[-1.0]), Some(&v(&[-0.5])), &v(&[2.0]), 0.5).unwrap();
+        let expected = 0.5f32.exp() - 0.5 - 1.0;
+        assert!((number(&kl.unwrap()) - expected).abs() < 1e-6);
+        assert!((number(&losses) - (0.5 * expected - 2.0)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn odds_and_verdicts() {
+        let losses = |chosen: f32, rejected: f32| {
+            number(&odds_ratio(&v(&[chosen.ln()]), &v(&[rejected.ln()])).unwrap())
+        };
+        // The odds are 3 and 1/3, so the loss is -ln(sigmoid(ln 9)) = ln(10 / 9).
+        assert!((losses(0.75, 0.25) - (10.0f32 / 9.0).ln()).abs() < 1e-5);
+        assert!((losses(0.25, 0.75) - 10f32.ln()).abs() < 1e-5);
+        assert!(losses(1.0, 1.0).is_finite() && losses(1e-30, 1.0).is_finite());
+
+        let options = Kto {
+            beta: 0.5,
+            desirable_weight: 2.0,
+            undesirable_weight: 3.0,
+        };
+        let losses = kto(&v(&[3.0, 3.0, 1.0]), 1.0, &[true, false, true], options).unwrap();
+        let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
+        let expected = [2.0 * sigmoid(-1.0), 3.0 * sigmoid(1.0), 1.0];
+        for (got, expected) in losses.to_f32_vec().unwrap().iter().zip(expected) {
+            assert!((got - expected).abs() < 1e-6, "{got} {expected}");
+        }
+    }
+
+    #[test]
+    fn positives_compete_with_all_other_candidates() {
+        let anchors = Array::from_slice(&[1.0f32, 0.0, 0.0, 1.0], &[2, 2]).unwrap();
+        let candidates = [1.0f32, 0.0, 0.0, 1.0, 0.6, 0.8];
+        let candidates = Array::from_slice(&candidates, &[3, 2]).unwrap();
+        let losses = |bias: Option<&Array>| {
+            let (losses, logits) = contrastive(&anchors, &candidates, 2.0, bias).unwrap();
+            assert_eq!(logits.shape(), [2, 3]);
+            losses.to_f32_vec().unwrap()
+        };
+        // ln(e^2 + e^0 + e^1.2) - 2 and ln(e^0 + e^2 + e^1.6) - 2
+        let expected = [0.460_373, 0.590_924];
+        for (got, expected) in losses(None).iter().zip(expected) {
+            assert!((got - expected).abs() < 1e-5, "{got} {expected}");
+        }
+        let hide = [0.0, 0.0, f32::NEG_INFINITY, 0.0, 0.0, f32::NEG_INFINITY];
+        let hide = Array::from_slice(&hide, &[2, 3]).unwrap();
+        for got in losses(Some(&hide)) {
+            // ln(1 + e^-2)
+            assert!((got - 0.126_928).abs() < 1e-5, "{got}");
+        }
     }
 
     #[test]

@@ -10,14 +10,15 @@
 //! - `fuse.rs`: merging an adapter into its model;
 //! - `loss.rs`, `optim.rs`, `schedule.rs`: formulas with their sources;
 //! - [`dataset`]: JSONL files to token ids, loss masks and batches;
-//! - [`config`]: the options of a run, from a YAML or TOML file;
+//! - [`config`]: the options of a run, from a YAML or TOML file; [`objective`]: its method;
 //! - `step.rs`: a step, from sequences to updated parameters, also as a compiled graph
 //!   (`step/compiled.rs`);
 //! - [`run`]: a whole run from its options to its files, with `plan.rs`,
-//!   `begin.rs`, `run_dir.rs`, `state.rs` and [`train_log`];
+//!   `begin.rs`, `progress.rs`, `run_dir.rs`, `settings.rs`, `state.rs` and [`train_log`];
+//! - [`reward`]: judges generated replies, which `rollout.rs` makes;
 //! - `together.rs`: data-parallel training by several processes;
 //! - [`report`]: the metrics of a run in files that other programs read;
-//! - [`evaluate`]: how good a model is on data.
+//! - [`evaluate`]: how good a model is on data, with `scoring.rs`.
 
 mod begin;
 pub mod config;
@@ -26,12 +27,18 @@ pub mod evaluate;
 mod examples;
 mod fuse;
 pub mod loss;
+pub mod objective;
 pub mod optim;
 pub mod plan;
+mod progress;
 pub mod report;
+pub mod reward;
+mod rollout;
 pub mod run;
 mod run_dir;
 pub mod schedule;
+mod scoring;
+mod settings;
 mod state;
 mod step;
 mod together;
@@ -39,13 +46,16 @@ pub mod train_log;
 
 pub use crate::adapter::{AdapterKind, CONFIG_FILE, LoraAdapter, Params, WEIGHTS_FILE};
 pub use fuse::{fuse, fuse_dequantized};
+pub use objective::Objective;
 pub use optim::{Optimizer, OptimizerConfig};
-pub use run::{Event, Run, Summary};
+pub use reward::{Completion, Reward, RewardCommand};
+pub use rollout::Sampling;
+pub use run::{BestScore, Event, Run, Summary};
 pub use run_dir::Start;
 pub use schedule::Schedule;
 pub use state::STATE_FILE;
 pub use step::{
-    Compile, Evaluation, Preference, PreferenceEvaluation, PreferenceReport, Sequence, StepReport,
-    Trainer, Tuning,
+    Compile, Evaluation, ItemEvaluation, JudgedReply, PolicyReport, Preference, PreferenceReport,
+    RelatedTexts, Rollout, Sequence, StepReport, Trainer, Tuning,
 };
 pub use together::Together;

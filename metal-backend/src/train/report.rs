@@ -12,6 +12,7 @@ use inference::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::step::PolicyReport;
 use super::train_log::Entry;
 use crate::workdir::replace_by;
 
@@ -177,6 +178,11 @@ fn metrics(entry: &Entry) -> Value {
                 value["rejected_reward"] = json!(rewards.rejected);
                 value["reward_accuracy"] = json!(rewards.accuracy);
             }
+            if let Some(policy) = &report.policy {
+                for (name, number) in named(policy) {
+                    value[name] = json!(number);
+                }
+            }
             value
         }
         Entry::Validation(score) => json!({
@@ -192,6 +198,17 @@ fn metrics(entry: &Entry) -> Value {
             "test_time": score.seconds,
         }),
     }
+}
+
+/// The metrics of generated replies, with TRL's names.
+fn named(policy: &PolicyReport) -> Vec<(&'static str, f32)> {
+    let mut all = vec![
+        ("reward", policy.reward),
+        ("reward_std", policy.reward_std),
+        ("completion_length", policy.completion_length),
+    ];
+    all.extend(policy.kl.map(|kl| ("kl", kl)));
+    all
 }
 
 /// A report as named scalars.
@@ -212,6 +229,11 @@ fn scalars(entry: &Entry) -> Vec<(String, f32)> {
                 add("rewards/chosen", f64::from(rewards.chosen));
                 add("rewards/rejected", f64::from(rewards.rejected));
                 add("rewards/accuracy", f64::from(rewards.accuracy));
+            }
+            if let Some(policy) = &report.policy {
+                for (name, number) in named(policy) {
+                    add(&format!("train/{name}"), f64::from(number));
+                }
             }
         }
         Entry::Validation(score) | Entry::Test(score) => {
@@ -369,6 +391,12 @@ mod tests {
                     rejected: -0.5,
                     accuracy: 1.0,
                 }),
+                policy: Some(PolicyReport {
+                    reward: 0.25,
+                    reward_std: 0.125,
+                    kl: None,
+                    completion_length: 7.0,
+                }),
             }),
             Entry::Validation(score.clone()),
             Entry::Test(score),
@@ -395,6 +423,8 @@ mod tests {
         );
         assert_eq!(lines[0]["peak_memory"], 2.0);
         assert_eq!(lines[0]["chosen_reward"], 0.5);
+        assert_eq!(lines[0]["reward"], 0.25);
+        assert!(lines[0].get("kl").is_none());
         assert_eq!(lines[1]["val_loss"], 2.0);
         assert_eq!(lines[2]["test_accuracy"], 0.25);
 

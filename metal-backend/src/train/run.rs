@@ -5,19 +5,18 @@ use std::path::Path;
 use std::time::Instant;
 
 use inference::{Adapter as _, CancelToken, Error, ErrorKind, LoadOptions, Result};
-use inference_formats::hex;
 use mlx_rs_core::memory;
-use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
 use super::config::{Method, TrainConfig};
-use super::dataset::Example;
-use super::evaluate::{Dpo, EvalOptions};
 use super::examples::{Examples, Parts, Stream};
+pub use super::progress::{BestScore, Event, Summary};
 use super::report::Reports;
-pub use super::run_dir::{Start, check_start};
+use super::reward::{Reward, RewardCommand};
+pub use super::run_dir::{BEST_DIR, Start, check_start};
 use super::run_dir::{keep_numbered, publish, remove_earlier};
-use super::state::{self, Place};
+use super::scoring::EvalOptions;
+use super::settings::settings;
+use super::state::{self, Best, Place};
 use super::step::{StepReport, Trainer};
 use super::together::Together;
 use super::train_log::{Entry, PLOT_FILE, Score, TrainLog, TrainReport, plot_by};
@@ -31,69 +30,6 @@ pub const OPTIONS_FILE: &str = "training_config.yaml";
 /// The name prefix of a run's hidden directories.
 const WORK_PREFIX: &str = ".mlx-train-";
 
-/// A progress event of a run.
-#[derive(Debug)]
-pub enum Event<'a> {
-    /// A batch was processed.
-    Step {
-        /// Batches processed so far.
-        step: u64,
-        /// The number of batches in the whole run.
-        iters: u64,
-        /// The result of the step.
-        report: &'a StepReport,
-        /// Target tokens per second since the last report.
-        tokens_per_second: f64,
-        /// Device memory in use, in bytes.
-        memory: u64,
-    },
-    /// The mean loss since the last report.
-    Train(&'a TrainReport),
-    /// Progress of a validation or test.
-    Judging {
-        /// The number of finished batches.
-        done: u64,
-        /// The total number of batches.
-        total: u64,
-    },
-    /// A validation has finished.
-    Validation(&'a Score),
-    /// The test has finished.
-    Test(&'a Score),
-    /// The adapter and the resume state were written to disk.
-    Saved {
-        /// Batches processed so far.
-        step: u64,
-        /// The directory of the adapter.
-        dir: &'a Path,
-    },
-}
-
-/// The result of a run.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Summary {
-    /// Batches processed, including those of earlier sessions of a resumed run.
-    pub step: u64,
-    /// Whether the run was cancelled before its last step.
-    pub interrupted: bool,
-    /// The loss in the last report.
-    pub train_loss: Option<f64>,
-    /// The score of the validation before the first step.
-    pub base: Option<Score>,
-    /// The score of the last validation.
-    pub validation: Option<Score>,
-    /// The score of the test.
-    pub test: Option<Score>,
-    /// Target tokens processed.
-    pub trained_tokens: u64,
-    /// The number of trainable parameters.
-    pub trainable_parameters: usize,
-    /// Seconds of training, without validations and saves.
-    pub seconds: f64,
-    /// Peak device memory, in bytes.
-    pub peak_memory: u64,
-}
-
 /// A run that is ready to start or resume.
 pub struct Run {
     trainer: Trainer,
@@ -106,6 +42,9 @@ pub struct Run {
     work: WorkDir,
     /// The group for data-parallel training.
     together: Option<Together>,
+    stopped_early: bool,
+    /// Judges generated replies.
+    reward: Option<Box<dyn Reward>>,
 }
 
 fn bad(message: impl Into<String>) -> Error {
@@ -156,14 +95,18 @@ impl Run {
             .map(|path| begin::stage(path, &config))
             .transpose()?;
         load.adapter_path = staged.as_ref().map(|s| s.path().to_owned());
-        let model = crate::backend::open(model, &load)?;
-        if let (Some(_), Some(adapter)) = (&staged, model.engine().adapter()) {
-            begin::agree(&mut config, &adapter, model.engine().passes())?;
+        let (engine, model) = crate::backend::open(model, &load)?;
+        config.settle(&engine)?;
+        if let (Some(_), Some(adapter)) = (&staged, engine.adapter()) {
+            begin::agree(&mut config, &adapter, engine.passes())?;
         }
         let kind = plan::kind(&config);
         let note = staged.as_ref().and_then(|staged| staged.note());
         let mut notes: Vec<String> = note.map(str::to_owned).into_iter().collect();
-        let parts = Parts::read(&data, model.engine().text(), &config, &mut notes)?;
+        let parts = Parts::read(&data, &engine, &config, &mut notes)?;
+        if config.early_stopping_patience.is_some() && parts.valid.len() == 0 {
+            return Err(bad("early_stopping_patience needs valid.jsonl in the data"));
+        }
         let batches = parts.train_stream(&config)?;
         if batches.left_over() > 0 {
             notes.push(format!(
@@ -178,8 +121,8 @@ impl Run {
                 "the gradients of the last {rest} batches are too few for a step and are dropped"
             ));
         }
-        let lora = plan::lora(&config, &model.engine().layer_names())?;
-        let mut trainer = Trainer::new(model, &lora, kind, tuning)?;
+        let lora = plan::lora(&config, &engine.layer_names())?;
+        let mut trainer = Trainer::new((engine, model), &lora, kind, tuning)?;
         let settings = settings(&trainer, &config, &parts.train)?;
         let place = if start == Start::Resume {
             let dir = config.adapter_path.clone();
@@ -196,6 +139,8 @@ impl Run {
             start,
             work,
             together: None,
+            stopped_early: false,
+            reward: None,
         })
     }
 
@@ -207,6 +152,13 @@ impl Run {
     /// # Errors
     /// [`ErrorKind::InvalidOption`] if a batch has fewer rows than there are processes.
     pub fn with_others(mut self, together: Together) -> Result<Self> {
+        let method = self.config.method;
+        if matches!(method, Method::Contrastive | Method::Grpo) {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("method {} runs in one process", method.name()),
+            ));
+        }
         let (rows, size) = (self.config.batch_size, together.size());
         if rows < size {
             return Err(bad(format!(
@@ -217,6 +169,13 @@ impl Run {
         self.trainer = self.trainer.with_others(together);
         self.together = Some(together);
         Ok(self)
+    }
+
+    /// Judges generated replies with `reward`, instead of [`TrainConfig::reward_command`].
+    #[must_use]
+    pub fn with_reward(mut self, reward: impl Reward + 'static) -> Self {
+        self.reward = Some(Box::new(reward));
+        self
     }
 
     /// Notes about the data and the options, to show before training.
@@ -259,6 +218,12 @@ impl Run {
         cancel: &CancelToken,
         on_event: &mut dyn FnMut(&Event<'_>),
     ) -> Result<Summary> {
+        if self.config.method == Method::Grpo && self.reward.is_none() {
+            let command = self.config.reward_command.as_deref().ok_or_else(|| {
+                bad("method grpo needs reward_command, or Run::with_reward in a program")
+            })?;
+            self.reward = Some(Box::new(RewardCommand::start(command)?));
+        }
         let dir = self.config.adapter_path.clone();
         let keep = (self.start == Start::Resume).then_some(self.place.step);
         if self.start == Start::Overwrite {
@@ -311,8 +276,12 @@ impl Run {
         batches.skip(self.place.drawn);
         if self.place.validation_due {
             self.validate(&parts.valid, log, cancel, on_event)?;
+            if self.ends_early()? {
+                return self.stop_early(&log.log, on_event);
+            }
         }
-        let (mut since, mut due) = (Since::default(), false);
+        let objective = self.config.objective();
+        let (mut since, mut due, mut ending) = (Since::default(), false, false);
         while self.place.step < iters {
             // Accumulated gradients are not saved, so a run can stop only after an update.
             let between = self.place.step.is_multiple_of(accumulation);
@@ -327,8 +296,8 @@ impl Run {
                 return Ok(false);
             }
             let started = Instant::now();
-            let dpo = self.dpo();
-            let report = batches.step(&mut self.trainer, dpo)?;
+            let reward = self.reward.as_deref_mut();
+            let report = batches.step(&mut self.trainer, objective, reward)?;
             self.place.drawn += 1;
             let Some(report) = report else { continue };
             let seconds = started.elapsed().as_secs_f64();
@@ -357,6 +326,12 @@ impl Run {
                 let between = step.is_multiple_of(accumulation);
                 let cancel = if between { cancel } else { &going_on };
                 self.validate(&parts.valid, log, cancel, on_event)?;
+                ending |= self.ends_early()?;
+            }
+            // A run can end only after an update.
+            let stops = ending && step.is_multiple_of(accumulation);
+            if stops && !last {
+                return self.stop_early(&log.log, on_event);
             }
             due |= step.is_multiple_of(self.config.save_every);
             if last || (due && step.is_multiple_of(accumulation)) {
@@ -379,14 +354,7 @@ impl Run {
             peak_memory_bytes: memory::peak().unwrap_or(0) as u64,
             gradient_norm: last.norm,
             rewards: last.preference,
-        }
-    }
-
-    /// The parameters of preference optimization.
-    fn dpo(&self) -> Dpo {
-        Dpo {
-            beta: self.config.beta,
-            label_smoothing: self.config.label_smoothing,
+            policy: last.policy,
         }
     }
 
@@ -408,7 +376,8 @@ impl Run {
     ) -> Result<Option<Score>> {
         let (engine, step) = (self.trainer.engine(), self.place.step);
         let mut judging = |done, total| on_event(&Event::Judging { done, total });
-        examples.score(engine, self.dpo(), options, step, cancel, &mut judging)
+        let objective = self.config.objective();
+        examples.score(engine, objective, options, step, cancel, &mut judging)
     }
 
     fn validate(
@@ -425,10 +394,56 @@ impl Run {
         let options = self.eval_options(self.config.val_batches);
         if let Some(score) = self.evaluate(valid, &options, cancel, on_event)? {
             on_event(&Event::Validation(&score));
+            let (step, loss) = (score.step, score.loss);
             log.add(Entry::Validation(score))?;
             self.place.validation_due = false;
+            let threshold = self.config.early_stopping_threshold;
+            // The score before the first step is that of the base model, not of an adapter.
+            if step > 0 && Best::follow(&mut self.place.best, (step, loss), threshold) {
+                self.keep_best(on_event)?;
+            }
         }
         Ok(())
+    }
+
+    /// Writes the adapter of the validation with the lowest loss.
+    fn keep_best(&self, on_event: &mut dyn FnMut(&Event<'_>)) -> Result<()> {
+        let dir = self.config.adapter_path.join(BEST_DIR);
+        std::fs::create_dir_all(&dir).map_err(|e| {
+            Error::new(ErrorKind::Io, "cannot make the directory")
+                .with_path(&dir)
+                .with_source(e)
+        })?;
+        let work = self.work.path();
+        self.trainer.save(work)?;
+        publish(work, &dir, CONFIG_FILE)?;
+        publish(work, &dir, WEIGHTS_FILE)?;
+        let step = self.place.step;
+        on_event(&Event::Best { step, dir: &dir });
+        Ok(())
+    }
+
+    /// Saves, and ends the run before its last step. Returns that the run was completed.
+    fn stop_early(&mut self, log: &TrainLog, on_event: &mut dyn FnMut(&Event<'_>)) -> Result<bool> {
+        let step = self.place.step;
+        on_event(&Event::StoppedEarly { step });
+        self.save(log, on_event)?;
+        self.stopped_early = true;
+        Ok(true)
+    }
+
+    /// Whether the last validations ended the patience of the run.
+    fn ends_early(&self) -> Result<bool> {
+        let Some(patience) = self.config.early_stopping_patience else {
+            return Ok(false);
+        };
+        let best = self.place.best.as_ref();
+        let enough = best.is_some_and(|best| best.since >= patience);
+        match &self.together {
+            // Rounding may differ between machines, and all processes must end at the same step.
+            Some(together) => together.any(enough),
+            None => Ok(enough),
+        }
     }
 
     /// Saves the adapter, then a copy with the step in its name (as in mlx-lm), then the resume
@@ -472,9 +487,16 @@ impl Run {
             Entry::Test(score) => Some(score.clone()),
             _ => None,
         });
+        let best = self.place.best.as_ref().map(|best| BestScore {
+            step: best.step,
+            loss: best.loss,
+            adapter_path: self.config.adapter_path.join(BEST_DIR),
+        });
         Summary {
             step: self.place.step,
             interrupted,
+            stopped_early: self.stopped_early,
+            best,
             train_loss,
             base: validations().find(|score| score.step == 0),
             validation: validations().next_back(),
@@ -514,61 +536,4 @@ impl Since {
         self.tokens += report.tokens as u64;
         self.seconds += seconds;
     }
-}
-
-/// All options that determine a run's results, except the run's length.
-fn settings(trainer: &Trainer, config: &TrainConfig, examples: &Examples) -> Result<Value> {
-    let mut hash = Sha256::new();
-    let mut add = |example: &Example| {
-        hash.update((example.len() as u64).to_le_bytes());
-        hash.update(bytemuck::cast_slice::<u32, u8>(&example.ids));
-        for part in &example.parts {
-            for n in [part.range.start, part.range.end, part.offset] {
-                hash.update((n as u64).to_le_bytes());
-            }
-        }
-    };
-    match examples {
-        Examples::Texts(examples) => examples.iter().for_each(add),
-        Examples::Pairs(pairs) => {
-            for pair in pairs {
-                add(&pair.chosen);
-                add(&pair.rejected);
-            }
-        }
-    }
-    let digest = hex(&hash.finalize());
-    let info = trainer.model().info();
-    let tuning = trainer.tuning();
-    let mut settings = json!({
-        "architecture": info.architecture,
-        "parameters": info.parameters,
-        "data": digest,
-        "fine_tune_type": config.fine_tune_type,
-        "lora_parameters": config.lora_parameters,
-        "num_layers": config.num_layers,
-        "resume_adapter_file": config.resume_adapter_file,
-        "optimizer": tuning.optimizer,
-        "learning rate": tuning.schedule,
-        "grad_accumulation_steps": tuning.accumulation,
-        "max_grad_norm": tuning.clip,
-        "seed": config.seed,
-        "batch_size": config.batch_size,
-        "max_seq_length": config.max_seq_length,
-        "keep_order": config.keep_order,
-    });
-    // Absent with default settings, so that older files still match.
-    if config.method == Method::Dpo {
-        let (beta, smoothing) = (config.beta, config.label_smoothing);
-        settings["dpo"] = json!({"beta": beta, "label_smoothing": smoothing});
-    }
-    if config.batch_order != Default::default() {
-        settings["batch_order"] = json!(config.batch_order);
-    }
-    // Fused operations may round differently. Absent if steps are not compiled, so that older files
-    // still match.
-    if trainer.is_compiled() {
-        settings["compiled"] = json!(true);
-    }
-    Ok(settings)
 }

@@ -9,6 +9,9 @@ use super::state;
 use super::train_log::PLOT_FILE;
 use crate::adapter::{CONFIG_FILE, WEIGHTS_FILE};
 
+/// The directory of the adapter whose validation had the lowest loss, in the adapter's directory.
+pub const BEST_DIR: &str = "best";
+
 /// How a run treats files of an earlier run in [`super::config::TrainConfig::adapter_path`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Start {
@@ -62,6 +65,13 @@ pub(super) fn remove_earlier(dir: &Path) -> Result<()> {
             .with_path(path)
             .with_source(e)
     };
+    // Only files that a run writes are removed from the directory of the best adapter.
+    let best = dir.join(BEST_DIR);
+    for path in [WEIGHTS_FILE, CONFIG_FILE].map(|name| best.join(name)) {
+        if path.is_file() {
+            std::fs::remove_file(&path).map_err(|e| failed(&path, e))?;
+        }
+    }
     let entries = std::fs::read_dir(dir).map_err(|e| failed(dir, e))?;
     for entry in entries {
         let entry = entry.map_err(|e| failed(dir, e))?;

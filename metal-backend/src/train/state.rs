@@ -35,6 +35,42 @@ pub struct Window {
     pub tokens: u64,
 }
 
+/// The validation with the lowest loss, after the first step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Best {
+    /// Batches processed before it.
+    pub step: u64,
+    /// Its loss.
+    pub loss: f64,
+    /// The number of validations in sequence whose loss was not lower by more than the threshold.
+    pub since: u64,
+}
+
+impl Best {
+    /// Follows a validation with `(step, loss)`. Returns whether its loss is the lowest so far.
+    pub(super) fn follow(
+        best: &mut Option<Self>,
+        (step, loss): (u64, f64),
+        threshold: f64,
+    ) -> bool {
+        let Some(best) = best else {
+            let since = 0;
+            *best = Some(Self { step, loss, since });
+            return true;
+        };
+        best.since = match loss < best.loss - threshold {
+            true => 0,
+            false => best.since + 1,
+        };
+        let is_lowest = loss < best.loss;
+        if is_lowest {
+            (best.step, best.loss) = (step, loss);
+        }
+        is_lowest
+    }
+}
+
 /// The position of a run. Randomness follows from the seed and these counts: the order of batches
 /// from [`Self::drawn`], dropout from [`Self::step`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -55,6 +91,9 @@ pub struct Place {
     pub window: Window,
     /// Whether the validation after the last step was cancelled, so that it must be repeated.
     pub validation_due: bool,
+    /// The validation with the lowest loss.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best: Option<Best>,
     /// The options that must not change, because they determine the run's result.
     pub settings: Value,
 }
@@ -72,6 +111,7 @@ impl Place {
             seconds: 0.0,
             window: Window::default(),
             validation_due: true,
+            best: None,
             settings,
         }
     }
@@ -220,6 +260,23 @@ mod tests {
         let error = |now: Value| place.same_settings(&now).unwrap_err().to_string();
         assert!(error(json!({"seed": 2, "rank": 8})).contains("seed 1, this one has 2"));
         assert!(error(json!({"seed": 1})).contains("rank 8, this one has absent"));
+    }
+
+    #[test]
+    fn the_best_validation_is_followed() {
+        let mut best = None;
+        let mut follow = |step, loss, threshold| {
+            let lowest = Best::follow(&mut best, (step, loss), threshold);
+            (lowest, best.unwrap().step, best.unwrap().since)
+        };
+        assert_eq!(follow(1, 3.0, 0.0), (true, 1, 0));
+        assert_eq!(follow(2, 2.0, 0.0), (true, 2, 0));
+        assert_eq!(follow(3, 2.0, 0.0), (false, 2, 1));
+        assert_eq!(follow(4, 2.5, 0.0), (false, 2, 2));
+        // Lower, but not by enough: the adapter is kept, and the patience shrinks further.
+        assert_eq!(follow(5, 1.9, 0.5), (true, 5, 3));
+        assert_eq!(follow(6, 1.0, 0.5), (true, 6, 0));
+        assert_eq!(follow(7, f64::NAN, 0.0), (false, 6, 1));
     }
 
     #[test]

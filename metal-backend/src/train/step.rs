@@ -2,9 +2,14 @@
 //! the loop, data, reports and files.
 
 mod compiled;
+mod contrastive;
 mod judge;
+mod odds_ratio;
 mod packed;
+mod policy;
+mod preference;
 mod types;
+mod unpaired;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,25 +18,29 @@ use inference::{Adapter as _, Error, ErrorKind, LoadOptions, LoraConfig, Result,
 use mlx_rs_core::transforms::{Tree, value_and_grad_tree};
 use mlx_rs_core::{All, Array, eval};
 
-use super::loss::dpo;
 use super::optim::{Optimizer, clip_by_global_norm};
 use super::together::Together;
 use crate::adapter::{AdapterKind, LoraAdapter, Params};
 use crate::engine::Engine;
 use crate::error::engine;
-use crate::model::MlxModel;
 use crate::nn::adapter::{Dropout, Scope, within};
 pub use compiled::Compile;
 use compiled::Graphs;
-pub(super) use judge::{evaluate_on, evaluate_pairs_on};
-use packed::{Packed, PackedPairs, check};
+pub(super) use contrastive::evaluate_similarity_on;
+pub(super) use judge::evaluate_on;
+pub(super) use odds_ratio::evaluate_odds_ratio_on;
+use packed::{Packed, check};
+pub(super) use preference::evaluate_pairs_on;
 pub use types::{
-    Evaluation, Preference, PreferenceEvaluation, PreferenceReport, Sequence, StepReport, Tuning,
+    Evaluation, ItemEvaluation, JudgedReply, PolicyReport, Preference, PreferenceReport,
+    RelatedTexts, Rollout, Sequence, StepReport, Tuning,
 };
+pub(super) use unpaired::evaluate_verdicts_on;
 
 /// A model in training.
 pub struct Trainer {
-    model: MlxModel,
+    engine: Arc<Engine>,
+    model: Box<dyn TextModel>,
     adapter: LoraAdapter,
     optimizer: Optimizer,
     tuning: Tuning,
@@ -63,7 +72,7 @@ impl Trainer {
 
     /// Trains the adapter of a loaded model. A model without an adapter gets a new one.
     pub(super) fn new(
-        model: MlxModel,
+        (engine, model): (Arc<Engine>, Box<dyn TextModel>),
         lora: &LoraConfig,
         kind: AdapterKind,
         tuning: Tuning,
@@ -79,13 +88,13 @@ impl Trainer {
         {
             return bad(String::from("clip must be a number above 0"));
         }
-        let engine = model.engine();
         let adapter = match engine.adapter() {
             Some(adapter) => adapter,
             None => engine.apply_lora(lora, kind, tuning.seed)?,
         };
-        let graphs = tuning.compile.on(engine).then(Graphs::default);
+        let graphs = tuning.compile.on(&engine).then(Graphs::default);
         Ok(Self {
+            engine,
             model,
             optimizer: Optimizer::new(tuning.optimizer).with_turned(adapter.turned()),
             adapter,
@@ -109,7 +118,7 @@ impl Trainer {
     /// The model, which serves requests with its current parameters.
     #[must_use]
     pub fn model(&self) -> &dyn TextModel {
-        &self.model
+        self.model.as_ref()
     }
 
     /// The training options.
@@ -126,7 +135,17 @@ impl Trainer {
 
     /// The model's engine.
     pub(super) fn engine(&self) -> &Engine {
-        self.model.engine()
+        &self.engine
+    }
+
+    /// The model's engine, to generate replies with the current parameters.
+    pub(super) fn shared_engine(&self) -> Arc<Engine> {
+        Arc::clone(&self.engine)
+    }
+
+    /// A seed that differs between batches.
+    pub(super) fn seed_of_batch(&self) -> u64 {
+        self.dropout_seed().rotate_left(32)
     }
 
     /// The trained adapter.
@@ -154,7 +173,7 @@ impl Trainer {
     /// If memory runs out.
     pub fn not_finite(&self) -> Result<Option<String>> {
         let sound = |array: &Array| array.is_finite()?.all(All, false)?.item::<bool>();
-        self.model.engine().scope(|| {
+        self.engine.scope(|| {
             for (name, array) in self.params() {
                 if !sound(&array).map_err(engine("check"))? {
                     return Ok(Some(name));
@@ -195,12 +214,11 @@ impl Trainer {
                 ));
             }
         }
-        self.adapter
-            .set_params(params, self.model.engine().passes());
+        self.adapter.set_params(params, self.engine.passes());
         self.optimizer.restore(steps, state);
         self.batches = batches;
         self.gathered = None;
-        self.model.engine().adapter_changed();
+        self.engine.adapter_changed();
         Ok(())
     }
 
@@ -209,7 +227,7 @@ impl Trainer {
     /// # Errors
     /// If writing fails. Earlier files then stay intact.
     pub fn save(&self, dir: &Path) -> Result<()> {
-        self.model.engine().scope(|| self.adapter.save(dir))
+        self.engine.scope(|| self.adapter.save(dir))
     }
 
     /// Trains on a batch by cross-entropy over its target tokens. Updates the parameters when
@@ -219,7 +237,7 @@ impl Trainer {
     /// [`ErrorKind::InvalidOption`] for sequences without targets; [`ErrorKind::Engine`] if the
     /// loss is not finite. The state does not change in either case.
     pub fn step(&mut self, batch: &[Sequence]) -> Result<StepReport> {
-        check(self.model.engine(), batch.iter())?;
+        check(&self.engine, batch.iter())?;
         let tokens = learned(batch);
         let (batch, weight) = match &self.together {
             // The mean over all tokens is the mean over the processes' parts, weighted by their
@@ -230,10 +248,9 @@ impl Trainer {
             },
             None => (batch, None),
         };
-        let decoder = self.model.engine().decoder()?;
+        let decoder = self.engine.decoder()?;
         let packed = self
-            .model
-            .engine()
+            .engine
             .scope(|| Packed::new(batch.iter()))
             .map_err(engine("batch"))?;
         if self.is_compiled() {
@@ -251,91 +268,13 @@ impl Trainer {
         Ok(report)
     }
 
-    /// Trains on a batch of preferences by [`dpo`], relative to the model without its adapter.
-    /// `beta` is the penalty on deviation from that model, usually 0.1. `smoothing` is the assumed
-    /// fraction of wrong labels.
-    ///
-    /// # Errors
-    /// As [`Self::step`].
-    pub fn step_by_preference(
-        &mut self,
-        batch: &[Preference],
-        beta: f32,
-        smoothing: f32,
-    ) -> Result<StepReport> {
-        check_dpo(beta, smoothing)?;
-        let both = || batch.iter().flat_map(|p| [&p.chosen, &p.rejected]);
-        check(self.model.engine(), both())?;
-        let tokens = both().map(Sequence::learned).sum();
-        let pairs = batch.len();
-        let (batch, weight) = match &self.together {
-            Some(together) => match together.part(batch) {
-                (part, true) => (part, Some(part.len() as f32 / pairs.max(1) as f32)),
-                (part, false) => (part, Some(0.0)),
-            },
-            None => (batch, None),
-        };
-        let loaded = self.model.engine();
-        let decoder = loaded.decoder()?;
-        let (packed, base) = loaded
-            .scope(|| {
-                let packed = PackedPairs::new(batch)?;
-                let base = packed.without_adapters(decoder.as_ref())?;
-                Ok((packed, base))
-            })
-            .map_err(engine("batch"))?;
-        let scope = self.scope_of_batch();
-        let (mut report, rewards) = self.step_by(tokens, |params| {
-            let scope = Scope {
-                params: params.clone(),
-                ..scope
-            };
-            within(Arc::new(scope), || {
-                let tuned = packed.logprobs(decoder.as_ref())?;
-                let loss = dpo((&tuned.0, &tuned.1), (&base.0, &base.1), beta, smoothing)?;
-                let reward = |tuned: &Array, base: &Array| {
-                    let more = tuned.subtract(base)?;
-                    more.multiply(&more.scalar_like(beta)?)
-                };
-                let rewards = vec![reward(&tuned.0, &base.0)?, reward(&tuned.1, &base.1)?];
-                Ok((weighed(loss, weight)?, rewards))
-            })
-        })?;
-        let rewards: Vec<Vec<f32>> = self
-            .engine()
-            .scope(|| {
-                rewards
-                    .iter()
-                    .map(Array::to_f32_vec)
-                    .collect::<mlx_rs_core::Result<_>>()
-            })
-            .map_err(engine("rewards"))?;
-        if let [chosen, rejected] = rewards.as_slice() {
-            let right = chosen.iter().zip(rejected).filter(|(a, b)| a > b).count();
-            let mut sums = vec![chosen.iter().sum(), rejected.iter().sum(), right as f32];
-            if let Some(together) = &self.together {
-                if weight == Some(0.0) {
-                    sums.fill(0.0);
-                }
-                sums = together.sums(&sums)?;
-            }
-            let mean = |at: usize| sums.get(at).map_or(0.0, |sum| sum / pairs.max(1) as f32);
-            report.preference = Some(PreferenceReport {
-                chosen: mean(0),
-                rejected: mean(1),
-                accuracy: mean(2),
-            });
-        }
-        Ok(report)
-    }
-
     /// Loss and gradients by parameter name, without an update.
     ///
     /// # Errors
     /// As [`Self::step`].
     pub fn gradients(&self, batch: &[Sequence]) -> Result<(f32, Params)> {
-        check(self.model.engine(), batch.iter())?;
-        let loaded = self.model.engine();
+        check(&self.engine, batch.iter())?;
+        let loaded = &self.engine;
         let decoder = loaded.decoder()?;
         let scope = self.scope_of_batch();
         let params = self.trainable()?;
@@ -361,7 +300,7 @@ impl Trainer {
     /// # Errors
     /// [`ErrorKind::InvalidOption`] for sequences without targets.
     pub fn evaluate(&self, batch: &[Sequence]) -> Result<Evaluation> {
-        evaluate_on(self.model.engine(), batch)
+        evaluate_on(&self.engine, batch)
     }
 
     /// The trainable parameters; an error if there are none.
@@ -397,7 +336,7 @@ impl Trainer {
         tokens: usize,
         loss: impl FnOnce(&Params) -> mlx_rs_core::Result<(Array, Vec<Array>)>,
     ) -> Result<(StepReport, Vec<Array>)> {
-        let loaded = self.model.engine();
+        let loaded = &self.engine;
         let params = self.trainable()?;
         let rate = self.tuning.schedule.at(self.optimizer.steps());
         let (value, more, grads) = loaded
@@ -423,6 +362,7 @@ impl Trainer {
             rate,
             updated: false,
             preference: None,
+            policy: None,
         };
         let gathered = self.tuning.accumulation as u64;
         if !(self.batches + 1).is_multiple_of(gathered) {
@@ -445,9 +385,8 @@ impl Trainer {
 
     /// Sets the parameters to their values after an update.
     fn adopt(&mut self, changed: &Params) {
-        self.adapter
-            .set_params(changed, self.model.engine().passes());
-        self.model.engine().adapter_changed();
+        self.adapter.set_params(changed, self.engine.passes());
+        self.engine.adapter_changed();
         self.batches += 1;
         self.gathered = None;
     }
@@ -464,19 +403,6 @@ fn weighed(loss: Array, weight: Option<f32>) -> mlx_rs_core::Result<Array> {
         Some(weight) => loss.multiply(&loss.scalar_like(weight)?),
         None => Ok(loss),
     }
-}
-
-/// Refuses parameters that are out of range for [`dpo`].
-fn check_dpo(beta: f32, smoothing: f32) -> Result<()> {
-    if beta.is_finite() && beta > 0.0 && (0.0..0.5).contains(&smoothing) {
-        return Ok(());
-    }
-    Err(Error::new(
-        ErrorKind::InvalidOption,
-        format!(
-            "beta is {beta} and smoothing {smoothing}; they must be above 0, and in 0 to below 0.5"
-        ),
-    ))
 }
 
 /// Refuses a loss that is not finite.

@@ -8,7 +8,7 @@ use inference::{Error, ErrorKind, Result};
 use inference_probe::chart::{Curve, losses};
 use serde::{Deserialize, Serialize};
 
-use super::step::PreferenceReport;
+use super::step::{PolicyReport, PreferenceReport};
 use crate::workdir::replace_by;
 
 /// The log's file name, in the adapter's directory.
@@ -53,6 +53,9 @@ pub struct TrainReport {
     /// The rewards of the last batch of preferences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rewards: Option<PreferenceReport>,
+    /// The rewards of the last batch of generated replies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<PolicyReport>,
 }
 
 /// The score of the model on validation or test data.
@@ -224,6 +227,7 @@ mod tests {
             peak_memory_bytes: 1,
             gradient_norm: None,
             rewards: None,
+            policy: None,
         })
     }
 

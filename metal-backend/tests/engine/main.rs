@@ -7,4 +7,7 @@ mod samplers;
 mod training;
 #[path = "../training_common/mod.rs"]
 mod training_common;
+mod training_encoders;
 mod training_paths;
+mod training_preferences;
+mod training_rewards;

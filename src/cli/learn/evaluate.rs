@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 
 use inference::{CancelToken, LoadOptions};
-use metal_backend::train::dataset::DataOptions;
-use metal_backend::train::evaluate::{Dpo, EvalOptions, evaluate, evaluate_pairs};
+use metal_backend::train::config::TrainConfig;
+use metal_backend::train::evaluate::{EvalOptions, evaluate};
 use serde_json::json;
 
 use crate::cli::learn::tasks::{self, TaskArgs};
@@ -67,10 +67,12 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         model: args.model.model.as_deref(),
         load: options,
         data: data.clone(),
-        reading: DataOptions::new()
-            .with_mask_prompt(args.mask_prompt)
-            .with_skip_bad_lines(args.skip_bad_lines),
-        dpo: None,
+        config: &TrainConfig {
+            mask_prompt: args.mask_prompt,
+            skip_bad_lines: args.skip_bad_lines,
+            batch_size: args.batch_size,
+            ..TrainConfig::default()
+        },
         portions: EvalOptions {
             batch_size: args.batch_size,
             batches: args.test_batches,
@@ -89,9 +91,8 @@ pub struct Subject<'a> {
     pub load: LoadOptions,
     /// A JSONL file, or a directory with `test.jsonl`.
     pub data: PathBuf,
-    pub reading: DataOptions,
-    /// The parameters of DPO, if the data consist of pairs of replies.
-    pub dpo: Option<Dpo>,
+    /// The method with its parameters, and how lines are read.
+    pub config: &'a TrainConfig,
     /// The part of the data to measure, and its batches.
     pub portions: EvalOptions,
 }
@@ -111,22 +112,8 @@ impl Subject<'_> {
             bar.get_or_insert_with(|| CountBar::start("batches", total, console))
                 .advance(1);
         };
-        let (load, data, reading) = (&self.load, &self.data, &self.reading);
-        let measured = match self.dpo {
-            None => evaluate(
-                &path,
-                load,
-                data,
-                reading,
-                &self.portions,
-                &cancel,
-                on_batch,
-            ),
-            Some(dpo) => {
-                let options = &self.portions;
-                evaluate_pairs(&path, load, data, reading, dpo, options, &cancel, on_batch)
-            }
-        };
+        let (load, data, options) = (&self.load, &self.data, &self.portions);
+        let measured = evaluate(&path, load, data, self.config, options, &cancel, on_batch);
         drop((spinner, bar, guard));
         let measured = measured?;
         for note in &measured.notes {

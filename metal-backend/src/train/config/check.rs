@@ -3,6 +3,8 @@
 use inference::Result;
 
 use super::{BatchOrder, LrSchedule, Method, TrainConfig, bad};
+use crate::train::Compile;
+use crate::train::loss::LossType;
 
 impl TrainConfig {
     /// Checks every field.
@@ -86,33 +88,211 @@ impl TrainConfig {
                 "keep_order and batch_order mlx-lm are two orders; leave one out",
             ));
         }
+        if self.keep_order && self.batch_order == BatchOrder::Random {
+            return Err(bad(
+                "keep_order and batch_order random are two orders; leave one out",
+            ));
+        }
         if self.pack && self.batch_order != BatchOrder::Length {
             return Err(bad("pack has an order of its own; leave batch_order out"));
         }
-        match self.method {
-            Method::Sft => {}
-            Method::Dpo if self.pack => {
-                return Err(bad("pairs of replies are not packed; leave pack out"));
-            }
-            Method::Dpo if self.batch_order == BatchOrder::MlxLm => {
-                return Err(bad(
-                    "mlx-lm has no dpo, so there is no order of its batches; leave batch_order out",
-                ));
-            }
-            Method::Dpo => {
-                let (beta, smoothing) = (self.beta, self.label_smoothing);
-                if !(beta.is_finite() && beta > 0.0) {
-                    return Err(bad(format!("beta is {beta}; it must be a number above 0")));
-                }
-                if !(0.0..0.5).contains(&smoothing) {
-                    return Err(bad(format!(
-                        "label_smoothing is {smoothing}; it must lie in 0 to below 0.5"
-                    )));
-                }
-            }
+        self.check_method()?;
+        if self.early_stopping_patience == Some(0) {
+            return Err(bad("early_stopping_patience is 0; it must be at least 1"));
+        }
+        let threshold = self.early_stopping_threshold;
+        if !(threshold.is_finite() && threshold >= 0.0) {
+            return Err(bad(format!(
+                "early_stopping_threshold is {threshold}; it must be a number from 0"
+            )));
+        }
+        if threshold > 0.0 && self.early_stopping_patience.is_none() {
+            return Err(bad(
+                "early_stopping_threshold means nothing without early_stopping_patience",
+            ));
+        }
+        if self.early_stopping_patience.is_some() && self.val_batches == 0 {
+            return Err(bad(
+                "early_stopping_patience needs validations, and val_batches is 0",
+            ));
         }
         self.lr_schedule
             .as_ref()
             .map_or(Ok(()), LrSchedule::validate)
+    }
+    /// Checks the options of the method.
+    fn check_method(&self) -> Result<()> {
+        let method = self.method.name();
+        if self.method == Method::Sft {
+            return Ok(());
+        }
+        self.check_unused()?;
+        if self.pack {
+            return Err(bad(format!(
+                "the examples of {method} are not packed; leave pack out"
+            )));
+        }
+        if self.compile == Compile::On {
+            return Err(bad(format!(
+                "steps of {method} are not compiled; leave compile out"
+            )));
+        }
+        if self.batch_order == BatchOrder::MlxLm {
+            return Err(bad(format!(
+                "mlx-lm has no {method}, so there is no order of its batches; leave batch_order out"
+            )));
+        }
+        // Orpo also learns the better replies themselves, with or without their prompts.
+        if self.mask_prompt && self.method != Method::Orpo {
+            return Err(bad(match self.method {
+                Method::Contrastive => {
+                    String::from("contrastive compares whole texts; leave mask_prompt out")
+                }
+                _ => format!("{method} never learns prompts; leave mask_prompt out"),
+            }));
+        }
+        let above_0 = match self.method {
+            Method::Contrastive => ("similarity_scale", self.similarity_scale),
+            _ => ("beta", self.beta()),
+        };
+        let may_be_0 = self.method == Method::Grpo && above_0.1 == 0.0;
+        if !(above_0.1.is_finite() && (above_0.1 > 0.0 || may_be_0)) {
+            return Err(bad(format!(
+                "{} is {}; it must be a number above 0",
+                above_0.0, above_0.1
+            )));
+        }
+        if self.method == Method::Kto && self.batch_size < 2 {
+            return Err(bad(
+                "kto needs a batch_size of at least 2, because each prompt is also paired with \
+                 another reply",
+            ));
+        }
+        if self.method == Method::Grpo {
+            self.check_grpo()?;
+        }
+        let weights = [
+            ("desirable_weight", self.desirable_weight),
+            ("undesirable_weight", self.undesirable_weight),
+        ];
+        if let Some((name, weight)) = weights.iter().find(|(_, w)| !(w.is_finite() && *w >= 0.0)) {
+            return Err(bad(format!(
+                "{name} is {weight}; it must be a number from 0"
+            )));
+        }
+        let smoothing = self.label_smoothing;
+        if !(0.0..0.5).contains(&smoothing) {
+            return Err(bad(format!(
+                "label_smoothing is {smoothing}; it must lie in 0 to below 0.5"
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_grpo(&self) -> Result<()> {
+        if self.num_generations < 2 {
+            return Err(bad(format!(
+                "num_generations is {}; it must be at least 2, because replies are compared",
+                self.num_generations
+            )));
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return Err(bad(format!(
+                "top_p is {}; it must be above 0 and at most 1",
+                self.top_p
+            )));
+        }
+        self.grpo().check().map_err(bad)?;
+        if self.loss_type == LossType::Dapo && self.grad_accumulation_steps > 1 {
+            return Err(bad(
+                "loss_type dapo divides by the tokens of all batches of an update, so \
+                 grad_accumulation_steps must be 1; use loss_type bnpo",
+            ));
+        }
+        if self.test {
+            return Err(bad("grpo has no test; leave test out"));
+        }
+        if self.early_stopping_patience.is_some() {
+            return Err(bad(
+                "grpo has no validations; leave early_stopping_patience out",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Refuses options of other methods than [`TrainConfig::method`].
+    pub(in crate::train) fn check_unused(&self) -> Result<()> {
+        use Method::{Contrastive, Dpo, Grpo, Kto, Orpo};
+        let default = Self::default();
+        let changed: [(&str, bool, &[Method]); 14] = [
+            ("beta", self.beta.is_some(), &[Dpo, Orpo, Kto, Grpo]),
+            ("reward_command", self.reward_command.is_some(), &[Grpo]),
+            (
+                "num_generations",
+                self.num_generations != default.num_generations,
+                &[Grpo],
+            ),
+            (
+                "max_completion_length",
+                self.max_completion_length != default.max_completion_length,
+                &[Grpo],
+            ),
+            (
+                "temperature",
+                self.temperature != default.temperature,
+                &[Grpo],
+            ),
+            ("top_p", self.top_p != default.top_p, &[Grpo]),
+            (
+                "scale_rewards",
+                self.scale_rewards != default.scale_rewards,
+                &[Grpo],
+            ),
+            ("loss_type", self.loss_type != default.loss_type, &[Grpo]),
+            (
+                "label_smoothing",
+                self.label_smoothing != default.label_smoothing,
+                &[Dpo],
+            ),
+            (
+                "desirable_weight",
+                self.desirable_weight != default.desirable_weight,
+                &[Kto],
+            ),
+            (
+                "undesirable_weight",
+                self.undesirable_weight != default.undesirable_weight,
+                &[Kto],
+            ),
+            (
+                "similarity_scale",
+                self.similarity_scale != default.similarity_scale,
+                &[Contrastive],
+            ),
+            (
+                "anchor_prompt_name",
+                self.anchor_prompt_name.is_some(),
+                &[Contrastive],
+            ),
+            (
+                "positive_prompt_name",
+                self.positive_prompt_name.is_some(),
+                &[Contrastive],
+            ),
+        ];
+        let unused = changed
+            .iter()
+            .find(|(_, given, methods)| *given && !methods.contains(&self.method));
+        match unused {
+            None => Ok(()),
+            Some((name, _, methods)) => {
+                let names: Vec<String> = methods.iter().map(|m| m.name()).collect();
+                Err(bad(format!(
+                    "{name} is about method {}, and the method is {}; leave it out",
+                    names.join(", "),
+                    self.method.name()
+                )))
+            }
+        }
     }
 }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::bad;
 use super::option::{OptionValue, named};
 use crate::train::Compile;
+use crate::train::loss::LossType;
 
 /// Implements [`OptionValue`] for an enum. The values' names must equal their names in serde.
 macro_rules! choice {
@@ -54,9 +55,43 @@ pub enum Method {
     Sft,
     /// Preference between pairs of replies (direct preference optimization, Rafailov et al. 2023).
     Dpo,
+    /// Preference between pairs of replies without a reference model (odds ratio preference
+    /// optimization, Hong et al. 2024).
+    Orpo,
+    /// Single replies that are good or bad (Kahneman-Tversky optimization, Ethayarajh et al. 2024).
+    Kto,
+    /// Rewards of generated replies (group relative policy optimization, Shao et al. 2024).
+    Grpo,
+    /// Similarity of texts that belong together, for encoders (van den Oord et al. 2018; Henderson
+    /// et al. 2017).
+    Contrastive,
 }
 
-choice!(Method: "sft" = Sft, "dpo" = Dpo);
+choice!(Method: "sft" = Sft, "dpo" = Dpo, "orpo" = Orpo, "kto" = Kto, "grpo" = Grpo,
+    "contrastive" = Contrastive);
+
+impl Method {
+    /// The method's name in options.
+    #[must_use]
+    pub fn name(self) -> String {
+        self.text().unwrap_or_default()
+    }
+}
+
+choice!(LossType: "grpo" = Grpo, "bnpo" = Bnpo, "dr_grpo" = DrGrpo, "dapo" = Dapo);
+
+/// The divisor of advantages, with TRL's names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScaleRewards {
+    /// The standard deviation of the rewards of a prompt.
+    #[default]
+    Group,
+    /// No divisor.
+    None,
+}
+
+choice!(ScaleRewards: "group" = Group, "none" = None);
 
 /// How examples are grouped into batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -69,9 +104,13 @@ pub enum BatchOrder {
     File,
     /// The batches and order of mlx-lm's `train`.
     MlxLm,
+    /// Each epoch shuffles the examples and makes new batches.
+    Random,
 }
 
-choice!(BatchOrder: "length" = Length, "file" = File, "mlx-lm" = MlxLm);
+choice!(
+    BatchOrder: "length" = Length, "file" = File, "mlx-lm" = MlxLm, "random" = Random
+);
 
 /// The optimizer. In files, names are case-insensitive, as in mlx-lm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize)]

@@ -4,7 +4,8 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-/// Which options of the adapter's shape were given explicitly. The others have their defaults.
+/// Which options were given explicitly, of those whose default depends on the model or on an earlier
+/// adapter.
 #[derive(Debug, Clone, Copy, Default)]
 #[allow(missing_docs, reason = "the names are those of the options")]
 pub struct Given {
@@ -14,6 +15,8 @@ pub struct Given {
     pub dropout: bool,
     pub scale: bool,
     pub keys: bool,
+    pub method: bool,
+    pub batch_order: bool,
 }
 
 impl Given {
@@ -26,6 +29,8 @@ impl Given {
             "dropout" => self.dropout = true,
             "scale" => self.scale = true,
             "keys" => self.keys = true,
+            "method" => self.method = true,
+            "batch_order" => self.batch_order = true,
             _ => {}
         }
     }
@@ -44,6 +49,8 @@ impl PartialEq for Given {
 pub(super) struct Written {
     fine_tune_type: Option<IgnoredAny>,
     num_layers: Option<IgnoredAny>,
+    method: Option<IgnoredAny>,
+    batch_order: Option<IgnoredAny>,
     lora_parameters: Option<Shape>,
 }
 
@@ -66,6 +73,8 @@ impl Written {
             dropout: shape.dropout.is_some(),
             scale: shape.scale.is_some(),
             keys: shape.keys.is_some(),
+            method: self.method.is_some(),
+            batch_order: self.batch_order.is_some(),
         }
     }
 }

@@ -19,6 +19,9 @@ pub enum Order {
     /// The order of the file. mlx-lm's own `train` sorts its cached data set by the number of
     /// fields. So it has this order if all lines have an equal number of fields.
     AsRead,
+    /// Each epoch groups the examples in a new random order, so that batches differ between epochs.
+    /// Without a seed, as [`Order::AsRead`].
+    Shuffled,
 }
 
 /// Options of batches.
@@ -214,6 +217,8 @@ impl Batch {
 pub struct Rows {
     /// Example indices per batch, before shuffling.
     groups: Vec<Vec<usize>>,
+    /// The rows of a batch and whether a smaller last batch is kept, if each epoch has new groups.
+    regrouped: Option<(usize, bool)>,
     shuffler: Option<Shuffler>,
     validations: Option<Validations>,
     /// The number of validations whose use of the generator was already simulated.
@@ -267,16 +272,14 @@ impl Rows {
         if options.order == Order::ByLength {
             order.sort_by_key(|i| keys[*i]);
         }
-        let groups: Vec<Vec<usize>> = order
-            .chunks(size)
-            .filter(|c| c.len() == size || options.keep_rest)
-            .map(<[usize]>::to_vec)
-            .collect();
+        let groups = groups(&order, size, options.keep_rest);
+        let regrouped = options.order == Order::Shuffled && options.seed.is_some();
         let mut stream = Self {
             shuffler: options.seed.map(Shuffler::new),
             validations: options.validations,
             validated: 0,
             groups,
+            regrouped: regrouped.then_some((size, options.keep_rest)),
             epoch: Vec::new(),
             at: 0,
             drawn: 0,
@@ -297,6 +300,13 @@ impl Rows {
             self.validated = before;
         }
         self.epoch = match &mut self.shuffler {
+            Some(shuffler) if self.regrouped.is_some() => {
+                let order = shuffler.permutation(u32::try_from(self.examples).unwrap_or(u32::MAX));
+                let order: Vec<usize> = order.into_iter().map(|i| i as usize).collect();
+                let (size, keep_rest) = self.regrouped.unwrap_or_default();
+                self.groups = groups(&order, size, keep_rest);
+                (0..n).collect()
+            }
             Some(shuffler) => shuffler.permutation(n),
             None => (0..n).collect(),
         };
@@ -343,6 +353,15 @@ impl Rows {
         let group = self.next_group();
         &self.groups[group]
     }
+}
+
+/// Examples in groups of `size`, and a smaller last group if `keep_rest`.
+fn groups(order: &[usize], size: usize, keep_rest: bool) -> Vec<Vec<usize>> {
+    order
+        .chunks(size)
+        .filter(|chunk| chunk.len() == size || keep_rest)
+        .map(<[usize]>::to_vec)
+        .collect()
 }
 
 /// An endless stream of batches of examples.

@@ -82,6 +82,26 @@ fn impossible_options_are_errors() {
     assert!(Batches::new(&[], BatchOptions::new().with_keep_rest(true)).is_err());
 }
 
+#[test]
+fn shuffled_epochs_have_other_batches() {
+    let all = examples(&[4; 12]);
+    let groups = |order: Order| {
+        let options = BatchOptions::new().with_batch_size(3).with_order(order);
+        let mut stream = Batches::new(&all, options).unwrap();
+        let mut epoch = || {
+            let mut groups: Vec<Vec<usize>> = stream.epoch().map(|b| b.examples).collect();
+            groups.iter_mut().for_each(|group| group.sort_unstable());
+            groups.sort_unstable();
+            groups
+        };
+        [epoch(), epoch()]
+    };
+    let [first, second] = groups(Order::Shuffled);
+    assert_ne!(first, second);
+    let [first, second] = groups(Order::ByLength);
+    assert_eq!(first, second);
+}
+
 proptest! {
     #[test]
     fn an_epoch_has_every_example_once(
@@ -89,10 +109,13 @@ proptest! {
         size in 1_usize..6,
         seed in proptest::option::of(any::<u32>()),
         keep in any::<bool>(),
+        shuffled in any::<bool>(),
     ) {
         prop_assume!(keep || lens.len() >= size);
         let all = examples(&lens);
-        let options = BatchOptions::new().with_batch_size(size).with_seed(seed).with_keep_rest(keep);
+        let order = if shuffled { Order::Shuffled } else { Order::ByLength };
+        let options = BatchOptions::new().with_batch_size(size).with_seed(seed).with_keep_rest(keep)
+            .with_order(order);
         let mut stream = Batches::new(&all, options).unwrap();
         for _ in 0..2 {
             let batches: Vec<Batch> = stream.epoch().collect();
@@ -119,9 +142,12 @@ proptest! {
     }
 
     #[test]
-    fn a_resumed_stream_goes_on_the_same(seed in any::<u32>(), skip in 0_u64..50) {
+    fn a_resumed_stream_goes_on_the_same(
+        seed in any::<u32>(), skip in 0_u64..50, shuffled in any::<bool>(),
+    ) {
         let all = examples(&[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9]);
-        let options = BatchOptions::new().with_batch_size(2).with_seed(seed);
+        let order = if shuffled { Order::Shuffled } else { Order::ByLength };
+        let options = BatchOptions::new().with_batch_size(2).with_seed(seed).with_order(order);
         let mut uninterrupted = Batches::new(&all, options.clone()).unwrap();
         for _ in 0..skip {
             uninterrupted.next_batch();

@@ -1,8 +1,10 @@
 //! Training data: converts JSONL files to token ids, loss masks and batches.
 //!
 //! Formats, prompt masks and batches equal those of Python mlx-lm, so that runs of both programs
-//! use the same data. [`formats`] converts lines, [`load`] reads files and directories, and
-//! [`preferences`] reads pairs of replies. [`batches`] makes batches, and [`shuffle`] their order.
+//! use the same data. [`formats`] converts lines, and [`load`] reads files and directories.
+//! [`preferences`] reads pairs of replies, [`verdicts`] replies that are good or bad,
+//! [`prompts`] prompts without replies, and [`related`] texts for encoders. [`batches`] makes
+//! batches, and [`shuffle`] their order.
 //! This module has no arrays: a batch is in host memory, and the trainer copies it.
 
 pub mod batches;
@@ -10,13 +12,19 @@ pub mod formats;
 pub mod load;
 pub mod pack;
 pub mod preferences;
+pub mod prompts;
+pub mod related;
 pub mod shuffle;
+pub mod verdicts;
 
 pub use batches::{Batch, BatchOptions, Batches, Order, Rows, Validations};
 pub use formats::{FieldNames, Format};
 pub use load::{BadLine, DataDir, DataLimits, DataOptions, Dataset};
 pub use pack::pack;
 pub use preferences::{Pair, Pairs};
+pub use prompts::{PromptLine, Prompts};
+pub use related::RelatedFile;
+pub use verdicts::{Verdict, Verdicts};
 
 use std::ops::Range;
 

@@ -167,35 +167,45 @@ fn encoded(
     rejected: &[Json],
     text_to_ids: &TextPipeline,
 ) -> Result<Pair> {
-    let offset = text_to_ids
-        .prepare_values(prompt.to_vec(), &ChatOptions::answer())?
-        .ids
-        .len();
-    let appended = |reply: &[Json], name: &str| {
-        if reply.is_empty() {
-            return Err(bad(format!("{name:?} adds nothing to the prompt")));
-        }
-        let messages = [prompt, reply].concat();
-        let ids = text_to_ids
-            .prepare_values(messages, &ChatOptions::default())?
-            .ids;
-        let example = Example::new(ids, offset);
-        if example.learned(usize::MAX) == 0 {
-            return Err(bad(format!(
-                "nothing is left to learn of {name:?}: {} tokens, of which the prompt takes {offset}",
-                example.len()
-            )));
-        }
-        Ok(example)
-    };
+    let offset = offset_of(prompt, text_to_ids)?;
     let pair = Pair {
-        chosen: appended(chosen, "chosen")?,
-        rejected: appended(rejected, "rejected")?,
+        chosen: appended(prompt, offset, (chosen, "chosen"), text_to_ids)?,
+        rejected: appended(prompt, offset, (rejected, "rejected"), text_to_ids)?,
     };
     if pair.chosen.ids == pair.rejected.ids {
         return Err(bad("\"chosen\" and \"rejected\" are the same"));
     }
     Ok(pair)
+}
+
+/// The number of tokens of a prompt, after which the model replies.
+pub(super) fn offset_of(prompt: &[Json], text_to_ids: &TextPipeline) -> Result<usize> {
+    let prepared = text_to_ids.prepare_values(prompt.to_vec(), &ChatOptions::answer())?;
+    Ok(prepared.ids.len())
+}
+
+/// A prompt of `offset` tokens and a reply, which is the field `name` of the line.
+pub(super) fn appended(
+    prompt: &[Json],
+    offset: usize,
+    (reply, name): (&[Json], &str),
+    text_to_ids: &TextPipeline,
+) -> Result<Example> {
+    if reply.is_empty() {
+        return Err(bad(format!("{name:?} adds nothing to the prompt")));
+    }
+    let messages = [prompt, reply].concat();
+    let ids = text_to_ids
+        .prepare_values(messages, &ChatOptions::default())?
+        .ids;
+    let example = Example::new(ids, offset);
+    if example.learned(usize::MAX) == 0 {
+        return Err(bad(format!(
+            "nothing is left to learn of {name:?}: {} tokens, of which the prompt takes {offset}",
+            example.len()
+        )));
+    }
+    Ok(example)
 }
 
 #[cfg(test)]

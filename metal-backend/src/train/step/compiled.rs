@@ -129,6 +129,7 @@ impl Plan {
             targets: targets.clone(),
             mask: mask.clone(),
             lengths: self.form.lengths.clone(),
+            temperature: 1.0,
         };
         let mut rest = rest.iter().cloned();
         let params = named(&self.params, &mut rest);
@@ -193,7 +194,7 @@ impl Trainer {
             updates: (self.batches + 1).is_multiple_of(accumulation),
         };
         let seed = self.dropout_seed();
-        let loaded = self.model.engine();
+        let loaded = Arc::clone(&self.engine);
         let epoch = loaded.adapter_epoch();
         let mut graphs = self.graphs.take().unwrap_or_default();
         if graphs.epoch != epoch {
@@ -266,7 +267,7 @@ impl Trainer {
             self.optimizer.advance(state);
             self.adopt(&numbers);
             if let Some(graphs) = &mut self.graphs {
-                graphs.epoch = self.model.engine().adapter_epoch();
+                graphs.epoch = self.engine.adapter_epoch();
             }
         } else {
             self.batches += 1;
@@ -279,6 +280,7 @@ impl Trainer {
             rate,
             updated: form.updates,
             preference: None,
+            policy: None,
         })
     }
 
@@ -286,7 +288,7 @@ impl Trainer {
     fn dropping(&self) -> Vec<String> {
         let drops = |delta: &Delta| matches!(delta, Delta::LowRank(low) if low.dropout > 0.0);
         // By now the model may have another adapter with more layers.
-        let standing = self.model.engine().adapter();
+        let standing = self.engine.adapter();
         let slots = standing.as_ref().unwrap_or(&self.adapter).slots().iter();
         slots
             .filter(|slot| slot.stored().is_some_and(|delta| drops(&delta)))

@@ -3,44 +3,11 @@
 use inference::Result;
 use mlx_rs_core::{All, eval};
 
-use super::packed::{Packed, PackedPairs, check};
-use super::{Evaluation, Preference, PreferenceEvaluation, Sequence, check_dpo};
+use super::packed::{Packed, check};
+use super::{Evaluation, Sequence};
 use crate::engine::Engine;
 use crate::error::engine;
-use crate::train::loss::{cross_entropy_each, dpo};
-
-/// Compares how well the model with its adapter and the base model prefer the better replies.
-pub(in crate::train) fn evaluate_pairs_on(
-    loaded: &Engine,
-    batch: &[Preference],
-    beta: f32,
-    smoothing: f32,
-) -> Result<PreferenceEvaluation> {
-    check_dpo(beta, smoothing)?;
-    let both = || batch.iter().flat_map(|p| [&p.chosen, &p.rejected]);
-    check(loaded, both())?;
-    let decoder = loaded.decoder()?;
-    let (loss, margins) = loaded
-        .scope(|| -> mlx_rs_core::Result<_> {
-            let packed = PackedPairs::new(batch)?;
-            let base = packed.without_adapters(decoder.as_ref())?;
-            let tuned = packed.logprobs(decoder.as_ref())?;
-            let loss = dpo((&tuned.0, &tuned.1), (&base.0, &base.1), beta, smoothing)?;
-            let margin = tuned
-                .0
-                .subtract(&tuned.1)?
-                .subtract(&base.0.subtract(&base.1)?)?;
-            eval([&loss, &margin])?;
-            Ok((loss.item::<f32>()?, margin.to_f32_vec()?))
-        })
-        .map_err(engine("evaluate"))?;
-    Ok(PreferenceEvaluation {
-        loss: f64::from(loss) * batch.len() as f64,
-        pairs: batch.len(),
-        correct: margins.iter().filter(|margin| **margin > 0.0).count(),
-        tokens: both().map(Sequence::learned).sum(),
-    })
-}
+use crate::train::loss::cross_entropy_each;
 
 /// The loss of a model on sequences.
 pub(in crate::train) fn evaluate_on(loaded: &Engine, batch: &[Sequence]) -> Result<Evaluation> {

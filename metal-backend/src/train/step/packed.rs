@@ -43,6 +43,8 @@ pub(super) struct Packed {
     pub targets: Array,
     pub mask: Array,
     pub lengths: Vec<i32>,
+    /// Divides the logits in [`Self::each`].
+    pub temperature: f32,
 }
 
 impl Packed {
@@ -66,7 +68,15 @@ impl Packed {
             targets: Array::from_slice(&targets, &[1, total])?,
             mask: Array::from_slice(&mask, &[1, total])?,
             lengths,
+            temperature: 1.0,
         })
+    }
+
+    /// Computes log-probabilities of the distribution from which tokens are drawn at this
+    /// temperature.
+    pub fn with_temperature(mut self, temperature: f32) -> Self {
+        self.temperature = temperature;
+        self
     }
 
     /// The logits, `[1, T, vocab]`.
@@ -83,9 +93,41 @@ impl Packed {
 
     /// For each sequence, the sum of its targets' log-probabilities, `[rows]`.
     pub fn logprobs(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<Array> {
-        let each = cross_entropy_each(&self.logits(decoder)?, &self.targets)?
-            .multiply(&self.mask)?
-            .negative()?;
+        self.sums(&self.each(decoder)?)
+    }
+
+    /// As [`Self::logprobs`], for the model without its adapter. The result is evaluated, so no
+    /// gradient flows through it.
+    pub fn base_logprobs(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<Array> {
+        without_adapters(|| {
+            let sums = self.logprobs(decoder)?;
+            sums.eval()?;
+            Ok(sums)
+        })
+    }
+
+    /// The log-probability of each token after the first of its sequence, `[1, T]`, whether or not
+    /// it is a target.
+    pub fn each(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<Array> {
+        let mut logits = self.logits(decoder)?;
+        if self.temperature != 1.0 {
+            logits = logits.divide(&logits.scalar_like(self.temperature)?)?;
+        }
+        cross_entropy_each(&logits, &self.targets)?.negative()
+    }
+
+    /// As [`Self::each`], for the model without its adapter and without gradient.
+    pub fn base_each(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<Array> {
+        without_adapters(|| {
+            let each = self.each(decoder)?;
+            each.eval()?;
+            Ok(each)
+        })
+    }
+
+    /// The sums of `each` `[1, T]` over the targets of each sequence, `[rows]`.
+    pub fn sums(&self, each: &Array) -> mlx_rs_core::Result<Array> {
+        let each = each.multiply(&self.mask)?;
         let mut from = 0;
         let sums = self
             .lengths
@@ -104,10 +146,18 @@ impl Packed {
     }
 }
 
+impl Packed {
+    /// As [`Self::sums`], divided by the number of targets of each sequence.
+    pub fn means(&self, each: &Array) -> mlx_rs_core::Result<Array> {
+        let counts = self.sums(&each.ones_like()?)?;
+        self.sums(each)?.divide(&counts)
+    }
+}
+
 /// The better replies and the worse replies of a batch, each packed.
 pub(super) struct PackedPairs {
-    chosen: Packed,
-    rejected: Packed,
+    pub chosen: Packed,
+    pub rejected: Packed,
 }
 
 impl PackedPairs {
@@ -129,14 +179,19 @@ impl PackedPairs {
     /// As [`Self::logprobs`], for the model without its adapter. The result is evaluated, so no
     /// gradient flows through it.
     pub fn without_adapters(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<(Array, Array)> {
-        let scope = Scope {
-            without_adapters: true,
-            ..Scope::default()
-        };
-        within(Arc::new(scope), || {
+        without_adapters(|| {
             let both = self.logprobs(decoder)?;
             eval([&both.0, &both.1])?;
             Ok(both)
         })
     }
+}
+
+/// Runs `f` with the base model.
+fn without_adapters<R>(f: impl FnOnce() -> R) -> R {
+    let scope = Scope {
+        without_adapters: true,
+        ..Scope::default()
+    };
+    within(Arc::new(scope), f)
 }

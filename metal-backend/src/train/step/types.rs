@@ -46,6 +46,51 @@ pub struct Preference {
     pub rejected: Sequence,
 }
 
+/// A reply to a prompt, with a verdict. The sequence begins with the prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JudgedReply {
+    /// The prompt and the reply.
+    pub reply: Sequence,
+    /// Whether such replies are wanted.
+    pub desirable: bool,
+}
+
+/// A reply that the model generated, and how much better it is than the other replies to the same
+/// prompt. The sequence begins with the prompt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rollout {
+    /// The prompt and the reply.
+    pub reply: Sequence,
+    /// The advantage; positive for a reply that is better than the mean of its group.
+    pub advantage: f32,
+}
+
+/// The token ids of texts for similarity: a text, one that belongs to it, and others that do not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RelatedTexts {
+    /// The text, such as a question.
+    pub anchor: Vec<u32>,
+    /// The text that belongs to it, such as its answer.
+    pub positive: Vec<u32>,
+    /// Texts that do not belong to it.
+    pub negatives: Vec<Vec<u32>>,
+}
+
+impl RelatedTexts {
+    /// The texts.
+    pub fn texts(&self) -> impl Iterator<Item = &Vec<u32>> {
+        [&self.anchor, &self.positive]
+            .into_iter()
+            .chain(&self.negatives)
+    }
+
+    /// The number of tokens in all texts.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.texts().map(Vec::len).sum()
+    }
+}
+
 /// Options of training steps.
 #[derive(Debug, Clone)]
 pub struct Tuning {
@@ -96,30 +141,49 @@ pub struct StepReport {
     pub updated: bool,
     /// The report of a batch of preferences.
     pub preference: Option<PreferenceReport>,
+    /// The report of a batch of generated replies.
+    pub policy: Option<PolicyReport>,
+}
+
+/// The rewards of a batch of generated replies, before the update.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct PolicyReport {
+    /// Mean reward.
+    pub reward: f32,
+    /// Mean over the prompts of the standard deviation of rewards.
+    pub reward_std: f32,
+    /// Mean divergence from the base model per token, in nats; `None` if it has no weight.
+    pub kl: Option<f32>,
+    /// Mean number of tokens of a reply.
+    pub completion_length: f32,
 }
 
 /// The rewards of a batch of preferences, before the update. A reward is `beta` times the
-/// log-probability of the reply relative to the base model.
+/// log-probability of the reply relative to the base model; with odds ratios, `beta` times the mean
+/// log-probability of a token. Means over no replies are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PreferenceReport {
-    /// Mean reward of the better replies.
+    /// Mean reward of the better or desirable replies.
     pub chosen: f32,
-    /// Mean reward of the worse replies.
+    /// Mean reward of the worse or undesirable replies.
     pub rejected: f32,
-    /// Fraction of pairs whose better reply has the greater reward.
+    /// Fraction of pairs whose better reply has the greater reward; for single replies, the fraction
+    /// on the right side of the reference point.
     pub accuracy: f32,
 }
 
-/// The evaluation of a model on preferences.
+/// The evaluation of a model on examples that are judged as a whole: pairs of replies, or texts
+/// that belong together.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct PreferenceEvaluation {
-    /// Sum of the losses of all pairs.
+pub struct ItemEvaluation {
+    /// Sum of the losses of all examples.
     pub loss: f64,
-    /// The number of pairs.
-    pub pairs: usize,
-    /// The number of pairs whose better reply has the greater reward.
+    /// The number of examples.
+    pub items: usize,
+    /// The number of examples that the model judges right: the better reply has the greater reward,
+    /// or the positive is the most similar candidate.
     pub correct: usize,
-    /// The number of tokens in replies.
+    /// The number of tokens.
     pub tokens: usize,
 }
 

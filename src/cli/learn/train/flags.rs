@@ -206,16 +206,18 @@ impl Flags {
         if c.train && c.adapter_path.as_os_str().is_empty() {
             return Err(Failure::usage("--adapter-path must name a directory"));
         }
-        if c.method != Method::Dpo
-            && (self.options.has("beta") || self.options.has("label_smoothing"))
-        {
+        let preference = matches!(
+            c.method,
+            Method::Dpo | Method::Orpo | Method::Kto | Method::Grpo
+        );
+        if !preference && (self.options.has("beta") || self.options.has("label_smoothing")) {
             return Err(Failure::usage(
                 "--beta and --label-smoothing are about preferences; add --method dpo",
             ));
         }
-        if c.method == Method::Dpo && c.mask_prompt {
+        if c.method == Method::Grpo && c.train && c.reward_command.is_none() {
             return Err(Failure::usage(
-                "--mask-prompt means nothing for dpo, which never learns prompts",
+                "--method grpo needs --reward-command, the program that judges replies",
             ));
         }
         c.validate().map_err(|e| Failure::usage(e.to_string()))?;

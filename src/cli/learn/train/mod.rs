@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use inference::{CancelToken, LoadOptions};
 use metal_backend::train::CONFIG_FILE;
-use metal_backend::train::config::{Method, TrainConfig};
-use metal_backend::train::evaluate::{Dpo, EvalOptions};
+use metal_backend::train::config::TrainConfig;
+use metal_backend::train::evaluate::EvalOptions;
 use metal_backend::train::run::{Event, Run, Start, Summary, check_start};
 use metal_backend::train::train_log::Score;
 #[cfg(unix)]
@@ -45,7 +45,9 @@ pub struct Args {
 const AFTER_HELP: &str = "\
 The data is a directory with train.jsonl, and valid.jsonl and test.jsonl if wanted; a line is
 {\"messages\": [...]}, {\"prompt\": ..., \"completion\": ...} or {\"text\": ...};
-for --method dpo {\"prompt\": ..., \"chosen\": ..., \"rejected\": ...}.
+for --method dpo and orpo {\"prompt\": ..., \"chosen\": ..., \"rejected\": ...};
+for --method kto {\"prompt\": ..., \"completion\": ..., \"label\": true}; for grpo {\"prompt\": ...};
+for encoders {\"anchor\": ..., \"positive\": ...}, and \"negative\" if wanted.
 
 Ctrl-C saves and exits with 130, SIGTERM with 143; --resume goes on from there. A second one ends at once;
 what was saved before stays whole.";
@@ -184,11 +186,7 @@ fn test(args: &Args, config: &TrainConfig, console: &mut Console<'_>) -> Result<
         model: config.model.as_deref(),
         load,
         data: config.data.clone().unwrap_or_default(),
-        reading: config.data_options(),
-        dpo: (config.method == Method::Dpo).then_some(Dpo {
-            beta: config.beta,
-            label_smoothing: config.label_smoothing,
-        }),
+        config,
         portions: EvalOptions {
             batch_size: config.batch_size,
             batches: usize::try_from(config.test_batches).ok(),
@@ -228,6 +226,12 @@ fn print(
             "adapter_path": config.adapter_path,
             "steps": summary.step,
             "interrupted": summary.interrupted,
+            "stopped_early": summary.stopped_early,
+            "best": summary.best.as_ref().map(|best| json!({
+                "step": best.step,
+                "loss": best.loss,
+                "adapter_path": best.adapter_path,
+            })),
             "train_loss": summary.train_loss,
             "base": summary.base.as_ref().map(score),
             "validation": summary.validation.as_ref().map(score),
@@ -245,6 +249,14 @@ fn print(
         summary.seconds,
         bytes(summary.peak_memory)
     ));
+    if let Some(best) = &summary.best {
+        console.note(&format!(
+            "the best validation, with loss {:.4}, was after step {}; its adapter is in {}",
+            best.loss,
+            best.step,
+            best.adapter_path.display()
+        ));
+    }
     console.line(&config.adapter_path.to_string_lossy())
 }
 

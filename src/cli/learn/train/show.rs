@@ -11,8 +11,14 @@ use crate::cli::learn::train::told;
 use crate::cli::terminal::console::{Console, bytes};
 use crate::cli::terminal::progress::style;
 
-/// The rewards of the last batch of preferences.
+/// The rewards of the last batch of preferences or generated replies.
 fn rewards(report: &TrainReport) -> String {
+    if let Some(policy) = &report.policy {
+        return format!(
+            ", reward {:.3} \u{b1} {:.3}, {:.0} tokens a reply",
+            policy.reward, policy.reward_std, policy.completion_length
+        );
+    }
     report.rewards.map_or_else(String::new, |r| {
         format!(", rewards {:.3} and {:.3}", r.chosen, r.rejected)
     })
@@ -103,6 +109,12 @@ impl<'c> Show<'c> {
             Event::Test(score) => {
                 self.line(&format!("step {}: test {}", score.step, told(score)));
             }
+            Event::Best { step, dir } => {
+                self.line(&format!("step {step}: best so far, kept in {}", dir.display()));
+            }
+            Event::StoppedEarly { step } => self.line(&format!(
+                "step {step}: the loss of validations does not fall any more; the run ends early"
+            )),
             Event::Saved { step, dir } => {
                 self.line(&format!("step {step}: saved in {}", dir.display()));
             }

@@ -1,0 +1,101 @@
+//! Prompts to which the model replies during training: `prompt` in a JSONL file. The other fields of
+//! a line are for the reward.
+
+use std::path::{Path, PathBuf};
+
+use inference::Result;
+use serde_json::{Map, Value as Json, json};
+
+use super::formats::{bad, messages_of, text};
+use super::load::{DataDir, no_examples, of_file, read_lines};
+use super::{BadLine, DataOptions};
+use crate::text::{ChatOptions, TextPipeline};
+
+/// A prompt, up to the begin of the reply.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PromptLine {
+    /// The token ids of the prompt.
+    pub ids: Vec<u32>,
+    /// The fields of the line.
+    pub line: Map<String, Json>,
+}
+
+/// The prompts of one file.
+#[derive(Debug, Clone)]
+pub struct Prompts {
+    /// The file's path.
+    pub path: PathBuf,
+    /// The prompts, in the file's order.
+    pub prompts: Vec<PromptLine>,
+    /// The skipped lines; always empty without [`DataOptions::skip_bad_lines`].
+    pub bad_lines: Vec<BadLine>,
+}
+
+impl Prompts {
+    /// Reads one JSONL file. A line is `{"prompt": "..."}` or `{"prompt": [messages]}`, optionally
+    /// with `"system"`, and with any other fields.
+    ///
+    /// # Errors
+    /// As [`super::Dataset::read`].
+    pub fn read(
+        path: impl AsRef<Path>,
+        text_to_ids: &TextPipeline,
+        options: &DataOptions,
+    ) -> Result<Self> {
+        let path = path.as_ref();
+        of_file(path, || {
+            let file = read_lines(path, options, |line| {
+                let prompt = prompt(line, &options.names.prompt, text_to_ids)?;
+                let tokens = prompt.ids.len();
+                Ok((prompt, tokens))
+            })?;
+            if file.items.is_empty() {
+                return Err(no_examples());
+            }
+            Ok(Self {
+                path: path.to_owned(),
+                prompts: file.items,
+                bad_lines: file.bad_lines,
+            })
+        })
+    }
+}
+
+impl DataDir<Prompts> {
+    /// Reads the prompts of a directory.
+    ///
+    /// # Errors
+    /// As [`Prompts::read`]; `InvalidOption` if `dir` is not a directory or contains none of the
+    /// three files.
+    pub fn read_prompts(
+        dir: impl AsRef<Path>,
+        text_to_ids: &TextPipeline,
+        options: &DataOptions,
+    ) -> Result<Self> {
+        Self::read_with(dir.as_ref(), |path| {
+            Prompts::read(path, text_to_ids, options)
+        })
+    }
+}
+
+fn prompt(line: &Map<String, Json>, name: &str, text_to_ids: &TextPipeline) -> Result<PromptLine> {
+    let prompt = line.get(name).ok_or_else(|| {
+        let fields: Vec<&str> = line.keys().take(8).map(String::as_str).collect();
+        bad(format!(
+            "the line has the fields {fields:?}, and not {name:?}"
+        ))
+    })?;
+    let mut messages = Vec::new();
+    if line.contains_key("system") {
+        messages.push(json!({"role": "system", "content": text(line, "system")?}));
+    }
+    match prompt.is_array() {
+        true => messages.extend(messages_of(prompt, name)?),
+        false => messages.push(json!({"role": "user", "content": text(line, name)?})),
+    }
+    let prepared = text_to_ids.prepare_values(messages, &ChatOptions::answer())?;
+    Ok(PromptLine {
+        ids: prepared.ids,
+        line: line.clone(),
+    })
+}
