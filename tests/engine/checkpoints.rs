@@ -188,7 +188,8 @@ fn conversations_of_a_batch_compute_their_new_tokens() {
             let new = new_tokens(first, second);
             assert!(*computed <= new + AGAIN, "{name}: {computed} of {new}");
         }
-        // A new conversation begins with the same system prompt.
+        // New conversations begin with the same system prompt: one after the others, and one beside
+        // the first request of a model, whose caches are in use.
         let other = vec![system, Message::user(text(50, 100))];
         let [other] = prompts(&[other]).try_into().unwrap();
         let new = new_tokens(&first[0], &other);
@@ -196,5 +197,31 @@ fn conversations_of_a_batch_compute_their_new_tokens() {
         let got = batch(model, std::slice::from_ref(&other), &greedy(20));
         assert_eq!(got[0].0, expected, "{name}");
         assert!(got[0].1 <= new + AGAIN, "{name}: {} of {new}", got[0].1);
+        let unused = load(name, 4);
+        let mut session = unused.batch_session().unwrap();
+        let running = Prompt::Tokens(first[0].clone());
+        let running = session.add(&running, &greedy(200)).unwrap();
+        let mut began = false;
+        while !began {
+            let events = session.step().unwrap();
+            began = events.iter().any(|event| event.row() == running);
+        }
+        let added = session
+            .add(&Prompt::Tokens(other.clone()), &greedy(20))
+            .unwrap();
+        let mut actual = Vec::new();
+        let metrics = 'steps: loop {
+            for event in session.step().unwrap() {
+                match event {
+                    BatchEvent::Token { row, token } if row == added => actual.push(token.id),
+                    BatchEvent::Done { row, metrics, .. } if row == added => break 'steps metrics,
+                    BatchEvent::Token { .. } => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+        };
+        assert_eq!(actual, expected, "{name}");
+        let computed = metrics.prompt_tokens - metrics.cached_tokens;
+        assert!(computed <= new + AGAIN, "{name}: {computed} of {new}");
     }
 }

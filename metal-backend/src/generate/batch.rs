@@ -19,7 +19,7 @@ use super::draft::{Draft, trimmable};
 use super::prefix_sharing::{self, Kin, PrefillAction, RowState};
 use super::sequence::{Pending, SequenceState, draw_rows};
 use super::{CLEAR_EVERY, Request, read};
-use crate::cache::{self, Caches, Row};
+use crate::cache::{self, Row};
 use crate::engine::Engine;
 use crate::engine::forward::ids;
 use crate::error::engine as engine_error;
@@ -129,18 +129,19 @@ impl Batch {
             return Ok(self.rows.iter().map(until).collect());
         }
         loop {
-            let cuttable = |from: usize, n: usize| {
-                surplus(&self.rows[from], n)
-                    .is_some_and(|(caches, surplus)| caches.iter().all(|c| c.can_trim(surplus)))
+            let reach = |from: usize, n: usize| {
+                let sequence = self.rows[from].sequence.as_ref();
+                let cut = sequence.and_then(|s| s.checkpoints.cut(&s.caches, n));
+                cut.map_or(0, |cut| cut.tokens)
             };
-            let actions = prefix_sharing::actions(&self.row_states(), cuttable);
+            let actions = prefix_sharing::actions(&self.row_states(), reach);
             let mut copied = Vec::new();
             for (i, action) in actions.iter().enumerate() {
                 if let Some(PrefillAction::Copy { from, tokens }) = *action
                     && let Some(sequence) = &self.rows[from].sequence
+                    && let Some(cut) = sequence.checkpoints.cut(&sequence.caches, tokens)
                 {
-                    let n = i32::try_from(tokens).unwrap_or(i32::MAX);
-                    let copy = cache::copy_prefix(&sequence.caches, n);
+                    let copy = cut.copy(&sequence.caches);
                     if let Some(copy) = copy.map_err(engine_error("prefill"))? {
                         copied.push((i, from, tokens, copy));
                     }
@@ -473,14 +474,6 @@ fn decode_group(running: &mut [(&mut Member, Pending)], edited: bool) -> Result<
             .map_err(&fault)?;
     }
     Ok(())
-}
-
-/// A member's caches, and the number of tokens in them beyond `n`. `None` if the caches have fewer
-/// than `n` tokens.
-fn surplus(member: &Member, n: usize) -> Option<(&Caches, i32)> {
-    let caches = &member.sequence.as_ref()?.caches;
-    let surplus = cache::offset(caches).checked_sub(i32::try_from(n).ok()?)?;
-    (surplus >= 0).then_some((caches, surplus))
 }
 
 /// The arrays of the pending token, to be evaluated.

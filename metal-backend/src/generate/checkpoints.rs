@@ -8,7 +8,8 @@
 use inference::Result;
 
 use super::Request;
-use crate::cache::{Caches, Checkpoints};
+use crate::cache::checkpoint::{Cut, can_trim_anywhere};
+use crate::cache::{self, Caches, Checkpoints};
 use crate::error::engine;
 
 /// The minimum number of tokens before a checkpoint. Computing fewer tokens again costs less than a
@@ -47,8 +48,7 @@ impl Recorder {
         let (engine, prompt) = (request.engine(), request.prompt());
         let positions = prompt.len().saturating_add(request.options().max_tokens);
         let positions = i32::try_from(positions).unwrap_or(i32::MAX);
-        let is_needed = request.keeps_prompt()
-            && !crate::cache::checkpoint::can_trim_anywhere(caches, positions);
+        let is_needed = request.keeps_prompt() && !can_trim_anywhere(caches, positions);
         let bytes = engine.prefixes().checkpoint_bytes().filter(|_| is_needed);
         if bytes.is_none() {
             return Ok(Self::default());
@@ -89,7 +89,7 @@ impl Recorder {
 
     /// Keeps a checkpoint of `caches`, if they have any tokens.
     fn add(&mut self, caches: &Caches, requests: usize) -> Result<()> {
-        let Some(bytes) = self.bytes.filter(|_| crate::cache::offset(caches) > 0) else {
+        let Some(bytes) = self.bytes.filter(|_| cache::offset(caches) > 0) else {
             return Ok(());
         };
         let bytes = bytes / requests.max(1);
@@ -112,6 +112,11 @@ impl Recorder {
             self.add(caches, requests)?;
         }
         Ok(())
+    }
+
+    /// The greatest length, at most `n`, to which a copy of the sequence's `caches` can be cut.
+    pub fn cut(&self, caches: &Caches, n: usize) -> Option<Cut<'_>> {
+        self.kept.cut(caches, n)
     }
 
     /// Drops the checkpoints, because the sequence is computed again from its start.

@@ -50,12 +50,12 @@ pub enum PrefillAction {
 }
 
 /// The next action of each row, `None` for rows whose prompt is complete. Rows are ordered from
-/// oldest to newest. `cuttable(row, n)` returns whether a copy of that row's caches can be trimmed
-/// to `n` tokens. One token of each prompt remains to be computed, because its pass returns the
-/// first logits.
+/// oldest to newest. `reach(row, n)` is the greatest number of tokens, at most `n`, to which a copy
+/// of that row's caches can be cut. One token of each prompt remains to be computed, because its
+/// pass returns the first logits.
 pub fn actions(
     rows: &[RowState],
-    cuttable: impl Fn(usize, usize) -> bool,
+    reach: impl Fn(usize, usize) -> usize,
 ) -> Vec<Option<PrefillAction>> {
     let mut actions: Vec<Option<PrefillAction>> = rows
         .iter()
@@ -83,7 +83,8 @@ pub fn actions(
                 alike.min(other.cached)
             };
             let there = n <= other.cached;
-            let may = !there || (worth_copying(n, other.cached) && cuttable(j, n));
+            let n = if there { reach(j, n) } else { n };
+            let may = !there || worth_copying(n, other.cached);
             if n >= least && may && best.is_none_or(|(_, most)| n > most) {
                 best = Some((j, n));
             }
@@ -132,13 +133,13 @@ mod tests {
             row(numbered(24, 102), 0, true),
             row([7; 30], 0, true),
         ];
-        let first = actions(&rows, |_, _| true);
+        let first = actions(&rows, |_, n| n);
         let compute = |n| Some(PrefillAction::Compute(n));
         assert_eq!(first[0], compute(24), "as far as the shortest beginning");
         assert_eq!(first[1..3], [Some(PrefillAction::Wait); 2]);
         assert_eq!(first[3], compute(30), "like no other");
         rows[0].cached = 24;
-        let second = actions(&rows, |_, _| true);
+        let second = actions(&rows, |_, n| n);
         assert_eq!(second[0], compute(40));
         assert_eq!(
             second[1],
@@ -148,10 +149,10 @@ mod tests {
         let copied = |from, tokens| Some(PrefillAction::Copy { from, tokens });
         assert_eq!(second[2], copied(0, 24));
         rows[0].cached = 40;
-        assert_eq!(actions(&rows, |_, _| true)[1], copied(0, 40));
+        assert_eq!(actions(&rows, |_, n| n)[1], copied(0, 40));
         // A prefix that was already copied must not be copied again.
         rows[1].cached = 40;
-        assert_eq!(actions(&rows, |_, _| true)[1], compute(41));
+        assert_eq!(actions(&rows, |_, n| n)[1], compute(41));
     }
 
     #[test]
@@ -164,9 +165,19 @@ mod tests {
             from: 0,
             tokens: 30,
         });
-        assert_eq!(actions(&rows, |_, n| n == 30), [None, copied]);
+        assert_eq!(
+            actions(&rows, |_, n| if n == 30 { n } else { 0 }),
+            [None, copied]
+        );
         let alone = Some(PrefillAction::Compute(31));
-        assert_eq!(actions(&rows, |_, _| false), [None, alone]);
+        assert_eq!(actions(&rows, |_, _| 0), [None, alone]);
+        // The caches can only be cut to a checkpoint.
+        let at_checkpoint = Some(PrefillAction::Copy {
+            from: 0,
+            tokens: 20,
+        });
+        assert_eq!(actions(&rows, |_, n| n.min(20)), [None, at_checkpoint]);
+        assert_eq!(actions(&rows, |_, n| n.min(10)), [None, alone]);
     }
 
     #[test]
@@ -180,7 +191,7 @@ mod tests {
         for kin in [kin(1, 0, None), kin(0, 1, None), kin(0, 0, Some(64))] {
             rows[1].kin = kin;
             assert_eq!(
-                actions(&rows, |_, _| true)[1],
+                actions(&rows, |_, n| n)[1],
                 Some(PrefillAction::Compute(40))
             );
         }
@@ -193,17 +204,17 @@ mod tests {
         let alone = Some(PrefillAction::Compute(40));
         for salt in [None, Some("b")] {
             rows[1].salt = salt.map(String::from);
-            assert_eq!(actions(&rows, |_, _| true)[1], alone);
+            assert_eq!(actions(&rows, |_, n| n)[1], alone);
         }
         rows[1].salt = Some(String::from("a"));
-        assert_ne!(actions(&rows, |_, _| true)[1], alone);
+        assert_ne!(actions(&rows, |_, n| n)[1], alone);
     }
 
     #[test]
     fn a_token_is_left_and_little_is_not_copied() {
         // Two equal prompts: the second must copy all tokens but the last one.
         let rows = [row(0..20, 20, false), row(0..20, 0, true)];
-        let action = actions(&rows, |_, _| true)[1];
+        let action = actions(&rows, |_, n| n)[1];
         assert_eq!(
             action,
             Some(PrefillAction::Copy {
@@ -213,14 +224,14 @@ mod tests {
         );
         let short = [row(0..16, 16, false), row(0..16, 0, true)];
         assert_eq!(
-            actions(&short, |_, _| true)[1],
+            actions(&short, |_, n| n)[1],
             Some(PrefillAction::Compute(16))
         );
         // A short prefix of long caches must not be copied, because a copy clones the whole
         // capacity.
         let long = [row(0..4000, 4000, false), row(numbered(20, 9), 0, true)];
         assert_eq!(
-            actions(&long, |_, _| true)[1],
+            actions(&long, |_, n| n)[1],
             Some(PrefillAction::Compute(21))
         );
     }
@@ -242,7 +253,7 @@ mod tests {
                 })
                 .collect();
             for cut in [true, false] {
-                let actions = actions(&rows, |j, n| cut || rows[j].cached == n);
+                let actions = actions(&rows, |j, n| if cut || rows[j].cached == n { n } else { 0 });
                 let goes = |action: &Option<PrefillAction>| {
                     matches!(
                         action,
