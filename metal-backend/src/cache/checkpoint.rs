@@ -75,7 +75,7 @@ impl Cut<'_> {
 
 impl Checkpoints {
     /// Adds a checkpoint of `caches`, whose sequence is expected to reach `positions` positions.
-    /// Does nothing if such a sequence can be trimmed to any length. Beyond [`MOST`] checkpoints or
+    /// Does nothing if such a sequence can be trimmed to any length. Beyond 16 checkpoints or
     /// `bytes`, those closest to their neighbors are dropped. The newest one always stays.
     ///
     /// # Errors
