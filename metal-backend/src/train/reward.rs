@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
 use inference::{Error, ErrorKind, Result};
 use serde_json::{Map, Value};
@@ -100,6 +101,9 @@ impl RewardCommand {
     }
 }
 
+/// Hundredths of a second that a program has to end by itself.
+const GRACE: u32 = 100;
+
 fn failed(command: &str, message: &str) -> Error {
     Error::new(
         ErrorKind::Io,
@@ -145,6 +149,12 @@ impl Drop for RewardCommand {
     fn drop(&mut self) {
         self.input = None;
         // The program ends with its input. If it does not, it must not outlive the run.
+        for _ in 0..GRACE {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -181,6 +191,20 @@ mod tests {
         let command = "while read -r line; do case \"$line\" in *'\"answer\":3'*) echo 1;; *) echo 0;; esac; done";
         let mut reward = RewardCommand::start(command).unwrap();
         assert_eq!(reward.rewards(&completions()).unwrap(), [1.0, 1.0]);
+    }
+
+    #[test]
+    fn a_command_can_finish_its_work_at_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("end");
+        let command = format!(
+            "while read -r line; do echo 1; done; sleep 0.1; echo done > {}",
+            file.display()
+        );
+        let mut reward = RewardCommand::start(&command).unwrap();
+        assert_eq!(reward.rewards(&completions()).unwrap(), [1.0, 1.0]);
+        drop(reward);
+        assert_eq!(std::fs::read_to_string(file).unwrap(), "done\n");
     }
 
     #[test]
