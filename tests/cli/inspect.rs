@@ -419,11 +419,11 @@ fn what_is_not_supported_is_still_described() {
     }
     let config = dir.path().join("config.json");
     let text = std::fs::read_to_string(&config).unwrap();
-    std::fs::write(&config, text.replace("\"llama\"", "\"rwkv7\"")).unwrap();
+    std::fs::write(&config, text.replace("\"llama\"", "\"zamba2\"")).unwrap();
     let path = dir.path().to_str().unwrap();
     let text = stdout(&["inspect", "--no-load", path]);
     assert!(
-        text.contains("rwkv7 (not supported; see `mlx arch`)"),
+        text.contains("zamba2 (not supported; see `mlx arch`)"),
         "{text}"
     );
     let run = mlx(&["inspect", "--backend", "cpu", path]);

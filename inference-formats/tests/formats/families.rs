@@ -47,6 +47,7 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
     ("inference-probe", "chart", &["step"]),
     ("metal-backend", "sample", &["step"]),
     ("metal-backend", "train::step::compiled", &["step"]),
+    ("", "cli::learn::train", &["step"]),
     // ollama's model names.
     (
         "",

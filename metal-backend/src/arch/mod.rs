@@ -370,8 +370,10 @@ pub fn state_bytes(config: &ModelConfig, blocks: &[BlockInfo]) -> Result<u64> {
 
 /// The number of key and value elements per token in all layers that cache them.
 pub fn key_numbers(config: &ModelConfig) -> Result<u64> {
-    // Only Gemma 4 has layers that differ in their heads or share keys.
-    if (config.family()).is_some_and(|f| f.model_type == family::gemma4::FAMILY.model_type) {
+    // Layers of Gemma 3n and Gemma 4 share keys. Those of Gemma 4 also differ in their heads.
+    let sharing = [&family::gemma3n::FAMILY, &family::gemma4::FAMILY];
+    let shares = |f: &Family| sharing.iter().any(|s| s.model_type == f.model_type);
+    if config.family().is_some_and(shares) {
         return gemma4_keys::key_numbers(config);
     }
     if let Some(numbers) = latent::key_numbers(config)? {
