@@ -437,6 +437,13 @@ fn what_a_syntax_cannot_express_says_so() {
             }
         }
     }
+    // References that double at each step end in time.
+    let parts = json!([{"$ref": "#/$defs/tree"}, {"$ref": "#/$defs/tree"}]);
+    let tools = json!([{"name": "f", "parameters": {"$defs": {"tree": {"anyOf": parts}},
+        "properties": {"a": {"$ref": "#/$defs/tree"}}}}]);
+    let tools = Tools::from_json(&tools);
+    let grammar = Family::Lfm2.call_grammar(&tools, None, 0, &mut String::new);
+    assert!(grammar.expect_err("a cycle").to_string().contains("$ref"));
     // The texts would end the argument, or would be read as a number.
     for (family, schema) in [
         (Family::Qwen3Coder, json!({"const": "a</parameter>"})),

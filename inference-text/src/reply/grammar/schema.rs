@@ -9,8 +9,9 @@ pub(super) static ANY: Value = Value::Bool(true);
 /// Maximum number of nested references and alternatives of one value.
 const MAX_DEPTH: usize = 32;
 
-/// Maximum number of alternatives of one value.
-const MAX_ALTERNATIVES: usize = 4_000;
+/// Maximum number of schemas that are read for the alternatives of one value. Without a limit,
+/// references that double at each step would take exponential time.
+const MAX_SCHEMAS: usize = 4_000;
 
 /// Maximum length of a string and of an array with limits. Greater maximums are reduced.
 pub(super) const MAX_LENGTH: u64 = 65_536;
@@ -84,7 +85,8 @@ pub(super) fn alternatives<'a>(
     root: &'a Value,
 ) -> Result<Vec<Alternative<'a>>, String> {
     let mut found = Vec::new();
-    collect(schema, root, MAX_DEPTH, &mut found)?;
+    let mut budget = MAX_SCHEMAS;
+    collect(schema, root, MAX_DEPTH, &mut budget, &mut found)?;
     Ok(found)
 }
 
@@ -118,6 +120,7 @@ fn collect<'a>(
     schema: &'a Value,
     root: &'a Value,
     depth: usize,
+    budget: &mut usize,
     found: &mut Vec<Alternative<'a>>,
 ) -> Result<(), String> {
     if depth == 0 {
@@ -125,11 +128,9 @@ fn collect<'a>(
             "references ($ref) form a cycle, or nest too deeply",
         ));
     }
-    if found.len() > MAX_ALTERNATIVES {
-        return Err(String::from(
-            "there are too many alternatives (anyOf, enum)",
-        ));
-    }
+    *budget = budget
+        .checked_sub(1)
+        .ok_or("there are too many alternatives (anyOf, oneOf, $ref)")?;
     let map = match schema {
         Value::Bool(false) => return Ok(()),
         Value::Object(map) => map,
@@ -141,7 +142,7 @@ fn collect<'a>(
     supported(map)?;
     if let Some(reference) = map.get("$ref") {
         only(map, &["$ref"])?;
-        return collect(target(reference, root)?, root, depth - 1, found);
+        return collect(target(reference, root)?, root, depth - 1, budget, found);
     }
     for word in ["anyOf", "oneOf", "allOf"] {
         let Some(parts) = map.get(word) else { continue };
@@ -151,7 +152,7 @@ fn collect<'a>(
             return Err(String::from("the keyword 'allOf' with several schemas"));
         }
         for part in parts {
-            collect(part, root, depth - 1, found)?;
+            collect(part, root, depth - 1, budget, found)?;
         }
         return Ok(());
     }

@@ -3,7 +3,7 @@
 use super::super::{Family, Tool, Tools};
 use super::schema::{self, Members};
 use super::tagged::Tags;
-use super::values::{Notation, Values};
+use super::values::{MAX_KEY, Notation, Values, is_bare};
 use super::{CallBody, CallShape, GrammarUnavailable};
 
 /// How a family writes a call.
@@ -72,11 +72,16 @@ impl Syntax {
                 }
                 (format!("{name}("), Notation::Python, String::from(")"))
             }
-            Self::Gemma { open, mark, close } => (
-                format!("{open}call:{name}{{"),
-                Notation::Gemma(mark),
-                format!("}}{close}"),
-            ),
+            Self::Gemma { open, mark, close } => {
+                if !is_bare(name) {
+                    return Err(String::from("the tool's name cannot be written"));
+                }
+                (
+                    format!("{open}call:{name}{{"),
+                    Notation::Gemma(mark),
+                    format!("}}{close}"),
+                )
+            }
         };
         let mut values = Values::new(root, notation, index);
         let start = values.name("arguments");
@@ -121,18 +126,8 @@ impl Syntax {
     }
 }
 
-/// Maximum length of an argument's name in bytes, the default of the parsers.
-pub(super) const MAX_KEY: usize = 256;
-
 fn is_python_name(name: &str) -> bool {
     let mut chars = name.chars();
     chars.next().is_some_and(|c| c.is_alphabetic() || c == '_')
         && chars.all(|c| c.is_alphanumeric() || matches!(c, '_' | '.' | '-'))
-}
-
-/// Whether Gemma can write a key without marks.
-pub(super) fn is_bare(key: &str) -> bool {
-    !key.is_empty()
-        && key.trim() == key
-        && !key.contains([':', ',', '{', '}', '[', ']', '<', '\n', '\r'])
 }

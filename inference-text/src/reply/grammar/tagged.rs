@@ -3,8 +3,7 @@
 use super::super::tools::{Kinds, Tools, from_text};
 use super::lark::{literal, regex, without};
 use super::schema::{Alternative, Members, alternatives};
-use super::syntax::MAX_KEY;
-use super::values::{Notation, Values, times};
+use super::values::{MAX_KEY, Notation, Values, times};
 use serde_json::Value;
 
 /// Maximum depth of constants, the default of the parsers.
@@ -88,6 +87,7 @@ impl Tags {
             let open = format!("{}{key}{}{}", self.before_key, self.after_key, self.line);
             let text = format!("{} ({})", literal(&open), texts.join(" |").trim());
             values.rule(&name, &text);
+            values.check_size()?;
             list.push_str(&format!(" {name}{}", if *required { "" } else { "?" }));
         }
         Ok(list)

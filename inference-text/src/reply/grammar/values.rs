@@ -2,7 +2,6 @@
 
 use super::lark::{escaped, literal, regex, without};
 use super::schema::{ANY, Alternative, Members, alternatives};
-use super::syntax::is_bare;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -19,8 +18,12 @@ pub(super) enum Notation {
     Gemma(&'static str),
 }
 
-/// Maximum length of the rules of one call. Longer grammars are refused when they are used.
-const MAX_BYTES: usize = 1 << 20;
+/// Maximum length of the rules of one call in bytes. Engines refuse grammars that are shorter than
+/// this, so the limit only bounds the work.
+const MAX_BYTES: usize = 256 << 10;
+
+/// Maximum length of an argument's name in bytes, the default of the parsers.
+pub(super) const MAX_KEY: usize = 256;
 
 /// Writes rules of one tool's values.
 pub(super) struct Values<'a> {
@@ -69,11 +72,17 @@ impl<'a> Values<'a> {
                 return Err(String::from("a schema allows no value"));
             }
             self.rule(&name, &options.join(" |"));
-            if self.text.len() > MAX_BYTES {
-                return Err(String::from("its schema needs too many rules"));
-            }
+            self.check_size()?;
         }
         Ok(self.text)
+    }
+
+    /// Refuses rules that are too long.
+    pub(super) fn check_size(&self) -> Result<(), String> {
+        match self.text.len() {
+            0..=MAX_BYTES => Ok(()),
+            _ => Err(String::from("its schema needs too many rules")),
+        }
     }
 
     /// The name of the rule of a schema. A schema that contains itself has one rule.
@@ -404,4 +413,11 @@ fn python(text: &str) -> String {
     }
     out.push('"');
     out
+}
+
+/// Whether Gemma can write a key without marks.
+pub(super) fn is_bare(key: &str) -> bool {
+    !key.is_empty()
+        && key.trim() == key
+        && !key.contains([':', ',', '{', '}', '[', ']', '<', '\n', '\r'])
 }
