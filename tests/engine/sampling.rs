@@ -6,6 +6,7 @@ use inference::{
     ErrorKind, FinishReason, GenerateOptions, Grammar, LogitsProcessorFactory, Output, Prompt,
     TextModel,
 };
+use inference_text::reply::{Family, Format, ParserOptions, Piece, Reply, Tools};
 use serde_json::Value;
 
 fn prompt() -> Prompt {
@@ -103,6 +104,66 @@ fn every_json_reply_fits_its_schema() {
             assert!(value["city"].as_str().unwrap().chars().count() <= 10);
             assert!((1..=99_999_999).contains(&value["people"].as_i64().unwrap()));
             assert!(value["rivers"].as_array().unwrap().len() <= 3);
+        }
+    }
+}
+
+/// In formats whose arguments are not JSON, the parser must read a forced call whose arguments fit
+/// the schema.
+#[test]
+fn every_forced_call_fits_its_schema() {
+    let tools = Tools::from_json(&serde_json::json!([{"name": "weather", "parameters": {
+        "type": "object", "additionalProperties": false, "required": ["city", "days", "units"],
+        "properties": {"city": {"type": "string", "maxLength": 10},
+                       "days": {"type": "integer", "minimum": 1, "maximum": 9},
+                       "units": {"type": "array", "minItems": 1, "maxItems": 3,
+                                 "items": {"enum": ["C", "mm", "km/h"]}},
+                       "brief": {"type": "boolean"}}}}]));
+    let model = tiny("llama");
+    for family in [
+        Family::Qwen3Coder,
+        Family::Glm4Moe,
+        Family::MiniMax,
+        Family::Pythonic,
+        Family::Lfm2,
+        Family::Olmo3,
+        Family::FunctionGemma,
+        Family::Gemma4,
+    ] {
+        let calls = family.call_grammar(&tools, Some("weather"), 0, &mut String::new);
+        let grammar = Grammar::Lark(calls.unwrap().lark("", true));
+        for seed in 0..2 {
+            let out = reply(model.as_ref(), &hot(seed).with_grammar(grammar.clone()));
+            let text = &out.text;
+            assert_eq!(
+                out.finish_reason,
+                Some(FinishReason::Stop),
+                "{family}: {text}"
+            );
+            let options = ParserOptions::default().with_tools(tools.clone());
+            let mut parser = Format::for_family(family).parser(options);
+            let mut events = parser.feed(Piece::text(text));
+            events.extend(parser.finish());
+            let read = Reply::collect(events);
+            let [call] = read.calls.as_slice() else {
+                panic!("{family}: {text}")
+            };
+            assert_eq!((call.name.as_str(), read.content.as_str()), ("weather", ""));
+            let value: Value = serde_json::from_str(&call.arguments).unwrap();
+            let city = value["city"].as_str().expect(text);
+            assert!(city.chars().count() <= 10, "{family}: {text}");
+            assert!((1..=9).contains(&value["days"].as_i64().expect(text)));
+            let units = value["units"].as_array().expect(text);
+            assert!((1..=3).contains(&units.len()), "{family}: {text}");
+            assert!(
+                units
+                    .iter()
+                    .all(|unit| ["C", "mm", "km/h"].contains(&unit.as_str().unwrap()))
+            );
+            assert!(
+                value.get("brief").is_none_or(Value::is_boolean),
+                "{family}: {text}"
+            );
         }
     }
 }

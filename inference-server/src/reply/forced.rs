@@ -2,15 +2,9 @@
 //! call.
 
 use inference::Grammar;
-use inference_text::reply::{CallGrammar, Format, IdGenerator, RandomIds, Tools};
-use serde_json::{Value, json};
+use inference_text::reply::{Format, IdGenerator, RandomIds, Tools};
 
 use super::ReplyRequest;
-
-/// White space between the parts of JSON: a space, or a line feed with some indentation. The length
-/// is limited, so that a model cannot write white space forever. Engines that do not know this
-/// schema key ignore it.
-const JSON_SPACE: &str = r"( |\n[ \t]{0,40})";
 
 /// A grammar for a reply that is a call. If the prompt has opened the reasoning, the reply must
 /// first close it. Reasoning is useless here, because the call is forced.
@@ -32,49 +26,18 @@ pub(super) fn grammar(
         _ => String::new(),
     };
     let one = request.one_call || named.is_some();
-    Ok(Grammar::Lark(lark(&calls, &lead, one)))
-}
-
-/// The grammar in Lark's syntax.
-fn lark(calls: &CallGrammar, lead: &str, one: bool) -> String {
-    let list = match &calls.separator {
-        None => String::from(" call"),
-        Some(_) if one => String::from(" call"),
-        Some(separator) => format!(" call ({} call)*", literal(separator)),
-    };
-    let open = format!("{lead}{}", calls.open);
-    let mut text = format!("start:{}{list}{}\n", literal(&open), literal(&calls.close));
-    let shapes = 0..calls.shapes.len();
-    let names: Vec<String> = shapes.map(|i| format!("call_{i}")).collect();
-    text.push_str(&format!("call: {}\n", names.join(" | ")));
-    for (i, shape) in calls.shapes.iter().enumerate() {
-        let (prefix, suffix) = (literal(&shape.prefix), literal(&shape.suffix));
-        text.push_str(&format!("call_{i}:{prefix} json_{i}{suffix}\n"));
-        // Lark reads `&` as an operator. In JSON, `&` occurs only inside strings, where it can be
-        // escaped.
-        let mut schema = shape.schema.clone();
-        if let Value::Object(schema) = &mut schema {
-            let space = json!({"whitespace_pattern": JSON_SPACE});
-            schema.entry("x-guidance").or_insert(space);
-        }
-        let schema = schema.to_string().replace('&', "\\u0026");
-        text.push_str(&format!("json_{i}: %json {schema}\n"));
-    }
-    text
-}
-
-/// The text as a Lark literal after a space; empty for an empty text.
-fn literal(text: &str) -> String {
-    match text {
-        "" => String::new(),
-        text => format!(" {}", Value::from(text)),
-    }
+    Ok(Grammar::Lark(calls.lark(&lead, one)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use inference_text::reply::{Family, ReasoningTags, Tool};
+    use serde_json::json;
+
+    /// The white space that the grammars allow in JSON.
+    const JSON_SPACE: &str = r"( |\n[ \t]{0,40})";
+
     fn tools() -> Tools {
         let tool = |name: &str| Tool {
             name: name.to_owned(),
@@ -139,9 +102,24 @@ mod tests {
     }
 
     #[test]
-    fn formats_without_json_say_so() {
-        let format = Format::for_family(Family::Pythonic);
-        let error = grammar(format, &tools(), &ReplyRequest::default(), None).unwrap_err();
-        assert!(error.contains("pythonic"), "{error}");
+    fn formats_without_json_have_their_own_syntax() {
+        let lark = text(
+            Format::for_family(Family::Pythonic),
+            &ReplyRequest::default(),
+            None,
+        );
+        assert!(
+            lark.starts_with("start: \"[\" call ( \", \" call)* \"]\"\ncall: call_0 | call_1\n"),
+            "{lark}"
+        );
+        assert!(lark.contains("call_0: \"f(\" "), "{lark}");
+        let tool = json!([{"name": "f", "parameters": {"type": "object",
+            "properties": {"a": {"type": "string", "pattern": "a+"}}}}]);
+        let format = Format::for_family(Family::Lfm2);
+        let request = ReplyRequest::default();
+        let error = grammar(format, &Tools::from_json(&tool), &request, None).unwrap_err();
+        for part in ["lfm2", "'f'", "'pattern'"] {
+            assert!(error.contains(part), "{error}");
+        }
     }
 }

@@ -7,6 +7,7 @@ mod access;
 mod common;
 mod defaults;
 mod description;
+mod forced;
 #[path = "../../../tests/common/layering.rs"]
 mod layering;
 mod layers;

@@ -80,3 +80,31 @@ fn a_call_by_choice_of_the_model_is_passed_on_as_it_is() {
         assert_eq!(server.state.last_options().constraints.grammar, None);
     }
 }
+
+/// In a format whose arguments are not JSON, the grammar has rules for the arguments, and a strict
+/// tool gets no others.
+#[test]
+fn a_forced_call_without_json_is_held_to_the_schema() {
+    let template = "<function=f><parameter=city>";
+    let server = serve_script(&config(), Script::writing(template, &[]), |model| {
+        model.with_context(2000)
+    });
+    for (path, body, _) in requests("required") {
+        server.client().post(path, &body).expect(200);
+        let Some(Grammar::Lark(text)) = server.state.last_options().constraints.grammar else {
+            panic!("no grammar")
+        };
+        let rule = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
+        assert_eq!(
+            rule("arguments_0_1: "),
+            Some("argument_0_2"),
+            "{path}: {text}"
+        );
+        let argument = rule("argument_0_2: ").unwrap();
+        assert!(
+            argument.starts_with(r#""<parameter=city>\n" (/"#),
+            "{path}: {text}"
+        );
+        assert_eq!(text.matches("<parameter=").count(), 1, "{path}: {text}");
+    }
+}

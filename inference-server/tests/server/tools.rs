@@ -19,10 +19,10 @@ fn hermes() -> Running {
 
 /// The result of a reply, independent of the API.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Outcome {
+pub(crate) struct Outcome {
     content: String,
     reasoning: String,
-    calls: Vec<(String, Value)>,
+    pub(crate) calls: Vec<(String, Value)>,
     /// Why the reply ended, in the API's own word.
     end: String,
 }
@@ -177,13 +177,13 @@ fn check_cases(
 
 const CHAT: &str = "/v1/chat/completions";
 
-fn openai(said: &str, fields: &Value) -> Value {
+pub(crate) fn openai(said: &str, fields: &Value) -> Value {
     let body = json!({"messages": [{"role": "user", "content": format!("say:{said}")}],
         "tools": functions()});
     with(body, fields)
 }
 
-fn openai_whole(client: &Client, body: &Value) -> Outcome {
+pub(crate) fn openai_whole(client: &Client, body: &Value) -> Outcome {
     let reply = client.post(CHAT, body).expect(200);
     let choice = &reply["choices"][0];
     let message = &choice["message"];
@@ -355,7 +355,7 @@ fn one_call_at_most_where_parallel_calls_are_off() {
 }
 
 /// The grammar of the last request.
-fn lark(server: &Running) -> String {
+pub(crate) fn lark(server: &Running) -> String {
     match server.state.last_options().constraints.grammar {
         Some(Grammar::Lark(text)) => text,
         other => panic!("{other:?}"),
@@ -472,14 +472,19 @@ fn calls_that_cannot_be_forced_are_refused() {
         let error = client.post(CHAT, &openai("x", &fields)).expect(400);
         assert_eq!(error["error"]["param"], param, "{fields}");
     }
-    // In this format, arguments are not JSON.
+    // In this format, arguments are not JSON, and their syntax does not express all schemas.
     let script = Script::writing(LFM2, LFM2_SPECIALS);
     let server = serve_script(&config(), script, |model| model.with_context(2000));
-    let body = openai("x", &json!({"tool_choice": "required"}));
+    let schema = json!({"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}});
+    let fields = json!({"tool_choice": "required", "tools": [{"type": "function",
+        "function": {"name": "f", "parameters": schema}}]});
+    let body = openai("x", &fields);
     let error = server.client().post(CHAT, &body).expect(400);
     assert_eq!(error["error"]["param"], "tool_choice");
     let message = error["error"]["message"].as_str().unwrap();
-    assert!(message.contains("lfm2"), "{message}");
+    for part in ["lfm2", "'f'", "'pattern'"] {
+        assert!(message.contains(part), "{message}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Tests of the formats of tool calls and reasoning, through the public API.
 
 mod choice;
+mod forced;
 mod gemma;
 mod grammar;
 mod harmony;

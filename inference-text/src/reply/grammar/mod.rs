@@ -1,15 +1,21 @@
 //! Grammars that force the model to call a tool. A grammar describes the text that the parsers
 //! read.
 
-use super::{Family, Tool, Tools};
-use serde_json::{Map, Value, json};
-use std::fmt;
+mod json;
+mod lark;
+mod schema;
+mod syntax;
+mod tagged;
+mod values;
 
-/// Maximum depth at which references in a tool's schema are found.
-const MAX_SCHEMA_DEPTH: usize = 128;
+use super::{Family, Tool, Tools};
+use json::{arguments, name_schema, object};
+use serde_json::{Value, json};
+use std::fmt;
+use syntax::Syntax;
 
 /// The text of a reply that consists of calls: `open shape (separator shape)* close`, where a shape
-/// is `prefix JSON suffix`.
+/// is `prefix body suffix`.
 ///
 /// Reasoning before the calls is not included.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,13 +35,27 @@ pub struct CallGrammar {
 pub struct CallShape {
     /// The tool.
     pub tool: String,
-    /// Literal text before the JSON.
+    /// Literal text before the body.
     pub prefix: String,
-    /// The schema of the JSON: a whole call object, or only the arguments. Keys are in the order in
-    /// which the family writes them.
-    pub schema: Value,
-    /// Literal text after the JSON.
+    /// The arguments, or the whole call object.
+    pub body: CallBody,
+    /// Literal text after the body.
     pub suffix: String,
+}
+
+/// The part of a call that contains the arguments.
+#[derive(Clone, Debug, PartialEq)]
+pub enum CallBody {
+    /// JSON of this schema: a whole call object, or only the arguments. Keys are in the order in
+    /// which the family writes them.
+    Json(Value),
+    /// Arguments in the family's own syntax.
+    Rules {
+        /// The name of the first rule.
+        start: String,
+        /// Rules in Lark's syntax, one per line. Their names are unique within a [`CallGrammar`].
+        rules: String,
+    },
 }
 
 /// Why there is no grammar for calls.
@@ -44,8 +64,15 @@ pub struct CallShape {
 pub enum GrammarUnavailable {
     /// The family has no tool calls.
     NoToolCalls,
-    /// The family's arguments are not JSON, so a JSON schema cannot describe them.
-    NotJson(Family),
+    /// The family's syntax cannot express a part of a tool's schema.
+    Inexpressible {
+        /// The family.
+        family: Family,
+        /// The tool.
+        tool: String,
+        /// The part, such as a keyword.
+        what: String,
+    },
     /// No tool has this name.
     UnknownTool(String),
     /// There are no tools.
@@ -56,12 +83,10 @@ impl fmt::Display for GrammarUnavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoToolCalls => f.write_str("the model's format has no tool calls"),
-            Self::NotJson(family) => {
-                write!(
-                    f,
-                    "arguments of format {family} are not JSON and cannot be forced"
-                )
-            }
+            Self::Inexpressible { family, tool, what } => write!(
+                f,
+                "a call of tool '{tool}' cannot be forced in format {family}: {what}"
+            ),
             Self::UnknownTool(name) => write!(f, "there is no tool '{name}'"),
             Self::NoTools => f.write_str("there are no tools"),
         }
@@ -78,7 +103,8 @@ impl Family {
     ///
     /// # Errors
     ///
-    /// If the family does not write JSON, or if the tool does not exist.
+    /// If the family has no calls, if the tool does not exist, or if the family's syntax cannot
+    /// express a tool's schema.
     pub fn call_grammar(
         self,
         tools: &Tools,
@@ -89,28 +115,18 @@ impl Family {
         if self == Self::None {
             return Err(GrammarUnavailable::NoToolCalls);
         }
-        let not_json = matches!(
-            self,
-            Self::Qwen3Coder
-                | Self::Glm4Moe
-                | Self::Pythonic
-                | Self::Lfm2
-                | Self::Olmo3
-                | Self::FunctionGemma
-                | Self::Gemma4
-                | Self::MiniMax
-        );
-        if not_json {
-            return Err(GrammarUnavailable::NotJson(self));
-        }
         if tools.is_empty() {
             return Err(GrammarUnavailable::NoTools);
         }
         if let Some(name) = named.filter(|name| tools.get(name).is_none()) {
             return Err(GrammarUnavailable::UnknownTool(name.to_owned()));
         }
-        let mut shape = |tool: &Tool| {
+        let own = Syntax::of(self);
+        let mut shape = |(index, tool): (usize, &Tool)| {
             let name = &tool.name;
+            if let Some(syntax) = &own {
+                return syntax.shape(self, tools, tool, index);
+            }
             let (prefix, schema, suffix) = match self {
                 Self::MistralCallId => (
                     format!("[TOOL_CALLS]{name}[CALL_ID]{}[ARGS]", new_id()),
@@ -168,23 +184,34 @@ impl Family {
                     let name = [("name", name_schema(name))];
                     (String::new(), object(tool, "parameters", &name, &[]), "")
                 }
-                // Granite 3. The other remaining families were rejected above.
+                // Granite 3. The families with a syntax of their own were handled above.
                 _ => {
                     let name = [("name", name_schema(name))];
                     (String::new(), object(tool, "arguments", &name, &[]), "")
                 }
             };
-            CallShape {
+            Ok(CallShape {
                 tool: name.clone(),
                 prefix,
-                schema,
+                body: CallBody::Json(schema),
                 suffix: suffix.to_owned(),
-            }
+            })
         };
         let wanted = |tool: &&Tool| named.is_none_or(|name| tool.name == name);
-        let shapes = tools.iter().filter(wanted).map(&mut shape).collect();
+        let shapes = tools
+            .iter()
+            .filter(wanted)
+            .enumerate()
+            .map(&mut shape)
+            .collect::<Result<_, _>>()?;
         let (open, separator, close) = match self {
-            Self::Hermes => ("", Some("\n"), ""),
+            Self::Hermes | Self::Qwen3Coder | Self::Glm4Moe => ("", Some("\n"), ""),
+            Self::FunctionGemma | Self::Gemma4 => ("", Some(""), ""),
+            // The line break after a call belongs to the call.
+            Self::MiniMax => ("<minimax:tool_call>\n", Some(""), "</minimax:tool_call>"),
+            Self::Pythonic => ("[", Some(", "), "]"),
+            Self::Lfm2 => ("<|tool_call_start|>[", Some(", "), "]<|tool_call_end|>"),
+            Self::Olmo3 => ("<function_calls>", Some("\n"), "</function_calls>"),
             Self::MistralArgs => ("", Some(""), ""),
             Self::MistralNemo => ("[TOOL_CALLS][", Some(", "), "]"),
             Self::CommandR => ("<|START_ACTION|>[", Some(", "), "]<|END_ACTION|>"),
@@ -207,76 +234,5 @@ impl Family {
             separator: separator.map(str::to_owned),
             close: close.to_owned(),
         })
-    }
-}
-
-fn name_schema(name: &str) -> Value {
-    json!({"type": "string", "const": name})
-}
-
-/// The schema of a tool's arguments. Without a schema, the arguments are an empty object.
-fn arguments(tool: &Tool) -> Value {
-    match &tool.parameters {
-        Value::Object(schema) if !schema.is_empty() => tool.parameters.clone(),
-        _ => json!({"type": "object", "properties": {}, "additionalProperties": false}),
-    }
-}
-
-/// The schema of a call object, with the arguments' schema under `key`.
-fn object(tool: &Tool, key: &str, before: &[(&str, Value)], after: &[(&str, Value)]) -> Value {
-    let mut inner = arguments(tool);
-    let mut outer = Map::new();
-    outer.insert("type".into(), "object".into());
-    // References are relative to the root, so the definitions move to the root.
-    for word in ["$defs", "definitions"] {
-        if let Some(mut definitions) = inner.as_object_mut().and_then(|inner| inner.remove(word)) {
-            move_references(&mut definitions, key, MAX_SCHEMA_DEPTH);
-            outer.insert(word.into(), definitions);
-        }
-    }
-    move_references(&mut inner, key, MAX_SCHEMA_DEPTH);
-    let mut properties = Map::new();
-    let fields = before
-        .iter()
-        .cloned()
-        .chain([(key, inner)])
-        .chain(after.iter().cloned());
-    for (name, schema) in fields {
-        properties.insert(name.to_owned(), schema);
-    }
-    let required: Vec<_> = properties.keys().cloned().collect();
-    outer.insert("properties".into(), Value::Object(properties));
-    outer.insert("required".into(), required.into());
-    outer.insert("additionalProperties".into(), false.into());
-    Value::Object(outer)
-}
-
-/// Updates references to all parts except definitions, because these parts have moved.
-fn move_references(schema: &mut Value, key: &str, depth: usize) {
-    if depth == 0 {
-        return;
-    }
-    match schema {
-        Value::Object(map) => {
-            for (word, value) in map.iter_mut() {
-                match value {
-                    Value::String(target) if word == "$ref" => {
-                        let local = target.strip_prefix('#').filter(|path| {
-                            !path.starts_with("/$defs/") && !path.starts_with("/definitions/")
-                        });
-                        if let Some(path) = local {
-                            *target = format!("#/properties/{key}{path}");
-                        }
-                    }
-                    _ => move_references(value, key, depth - 1),
-                }
-            }
-        }
-        Value::Array(list) => {
-            for value in list {
-                move_references(value, key, depth - 1);
-            }
-        }
-        _ => {}
     }
 }
