@@ -52,17 +52,8 @@ impl RewardCommand {
     /// # Errors
     /// [`ErrorKind::Io`] if it cannot be started.
     pub fn start(command: &str) -> Result<Self> {
-        let mut shell = if cfg!(windows) {
-            let mut shell = Command::new("cmd");
-            shell.arg("/C");
-            shell
-        } else {
-            let mut shell = Command::new("sh");
-            shell.arg("-c");
-            shell
-        };
-        let mut child = shell
-            .arg(command)
+        let mut child = Command::new("sh")
+            .args(["-c", command])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

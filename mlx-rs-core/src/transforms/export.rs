@@ -517,6 +517,11 @@ impl Partial {
             )
         };
         crate::io::check_replaceable(path).map_err(|why| bad(&why))?;
+        if path.file_name().is_none() {
+            return Err(bad(&"it names no file"));
+        }
+        // The unfinished file has another name, so this is the only check of the final one.
+        c_path(EXPORT, path)?;
         // Creating the file reports a problem with the directory before MLX does.
         let file = AtomicFile::create(path).map_err(|e| bad(&e))?;
         let c_path = c_path(EXPORT, file.unfinished())?;
