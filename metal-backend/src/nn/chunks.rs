@@ -20,6 +20,21 @@ pub fn cut(a: &Array, size: i32, count: i32) -> Result<Array> {
     padded.reshape(&[head, &[count, size], rest].concat())
 }
 
+/// Joins the outputs of all chunks, `[R, H, C, ..]` each, and drops the padding: `[R, H, length, ..]`.
+///
+/// # Errors
+/// If there are no chunks, or fewer positions than `length`.
+pub fn joined(chunks: &[Array], length: i32) -> Result<Array> {
+    let all = match chunks {
+        [one] => one.clone(),
+        several => concatenate(&several.iter().collect::<Vec<_>>(), 2)?,
+    };
+    match all.dim(2)? == length {
+        true => Ok(all),
+        false => all.slice_axis(2, 0, length),
+    }
+}
+
 /// For each pair of positions (row, column): the fraction of the column's write that remains at the
 /// row's position. `f` has the logarithms of the forget gates: `[.., C] -> [.., C, C]`. Writes
 /// after the row's position have fraction 0.
@@ -36,4 +51,38 @@ pub fn decay(f: &Array) -> Result<Array> {
         .cumsum(-2, false, true)?
         .exp()?;
     where_(&causal, &left, &Array::scalar(0.0f32)?)
+}
+
+/// What the tests of the rules share.
+#[cfg(test)]
+pub(super) mod test_support {
+    use super::*;
+
+    /// `n` random numbers from -1 to 1, from a linear congruential generator.
+    pub fn numbers(n: usize, seed: u64) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(2) + 1;
+        (0..n)
+            .map(|_| {
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
+                (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+            })
+            .collect()
+    }
+
+    /// The greatest difference between two lists of numbers.
+    ///
+    /// # Panics
+    /// If a number is not finite, or if the lengths differ.
+    pub fn distance(actual: &Array, expected: &[f64]) -> f64 {
+        let actual = actual.to_vec::<f32>().unwrap();
+        assert_eq!(actual.len(), expected.len());
+        (actual.iter().zip(expected))
+            .map(|(&f, &e)| {
+                assert!(f.is_finite(), "{f} instead of {e}");
+                (f64::from(f) - e).abs()
+            })
+            .fold(0.0, f64::max)
+    }
 }

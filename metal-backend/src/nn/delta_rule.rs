@@ -16,9 +16,9 @@
 //! running sum of `f`, and `A[t, s] = b_t (k_t . k_s) exp(F_t - F_s)` for `s < t`. The inverse of
 //! `I + A` is computed for all chunks at once; only the memory passes from chunk to chunk.
 
-use mlx_rs_core::{Array, Dtype, Result, concatenate, eye, tri};
+use mlx_rs_core::{Array, Dtype, Result, eye, tri};
 
-use super::chunks::{cut, decay};
+use super::chunks::{cut, decay, joined};
 
 /// The inputs of the rule: `R` rows, `H` heads, `L` positions.
 #[derive(Debug, Clone)]
@@ -67,14 +67,7 @@ pub fn scan(inputs: &Inputs, memory: &Array, size: i32) -> Result<(Array, Array)
         let decayed = memory.multiply(&of(&chunks.keep)?)?;
         memory = decayed.add(&of(&chunks.writes)?.matmul(&d)?)?;
     }
-    let y = match outputs.as_slice() {
-        [one] => one.clone(),
-        several => concatenate(&several.iter().collect::<Vec<_>>(), 2)?,
-    };
-    if count * size == length {
-        return Ok((y, memory));
-    }
-    Ok((y.slice_axis(2, 0, length)?, memory))
+    Ok((joined(&outputs, length)?, memory))
 }
 
 /// The terms of all chunks that do not depend on the memory, for `N` chunks of `C` positions.
@@ -151,23 +144,12 @@ fn neighbors(size: i32, block: i32) -> Result<Array> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nn::chunks::test_support::{distance, numbers};
     use mlx_rs_core::zeros;
 
     const H: usize = 2;
     const DK: usize = 5;
     const DV: usize = 3;
-
-    fn numbers(n: usize, seed: u64) -> Vec<f32> {
-        let mut state = seed.wrapping_mul(2) + 1;
-        (0..n)
-            .map(|_| {
-                state = state
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1_442_695_040_888_963_407);
-                (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-            })
-            .collect()
-    }
 
     /// Random inputs with keys and queries of length one. `gate` and `strength` map a random number
     /// to a gate and to a write strength.
@@ -226,17 +208,6 @@ mod tests {
         (outputs, memories)
     }
 
-    fn distance(actual: &Array, expected: &[f64]) -> f64 {
-        let actual = actual.to_vec::<f32>().unwrap();
-        assert_eq!(actual.len(), expected.len());
-        (actual.iter().zip(expected))
-            .map(|(&f, &e)| {
-                assert!(f.is_finite(), "{f} instead of {e}");
-                (f64::from(f) - e).abs()
-            })
-            .fold(0.0, f64::max)
-    }
-
     #[test]
     fn chunks_of_any_length_and_steps_are_the_definition() {
         let gates: [fn(f32) -> f32; 4] =
@@ -286,7 +257,7 @@ mod tests {
             steps.push(y);
             state = after;
         }
-        let steps = concatenate(&steps.iter().collect::<Vec<_>>(), 2).unwrap();
+        let steps = joined(&steps, 2000).unwrap();
         assert!(y.all_close(&steps, 0.0, 1e-5).unwrap());
         assert!(memory.all_close(&state, 0.0, 1e-5).unwrap());
     }

@@ -21,9 +21,9 @@
 //! Exponents are never positive. Factors of the two positions would overflow, so the chunks are
 //! short and the exponentials of all pairs are computed.
 
-use mlx_rs_core::{Array, Dtype, Result, concatenate, eye, stack, tri, where_};
+use mlx_rs_core::{Array, Dtype, Result, eye, stack, tri, where_};
 
-use super::chunks::cut;
+use super::chunks::{cut, joined};
 use super::delta_rule::inverse;
 
 /// The inputs of the rule: `R` rows, `H` heads, `L` positions.
@@ -91,14 +91,7 @@ pub fn scan(inputs: &Inputs, memory: &Array, size: i32) -> Result<(Array, Array)
         outputs.push(output);
         memory = after;
     }
-    let y = match outputs.as_slice() {
-        [one] => one.clone(),
-        several => concatenate(&several.iter().collect::<Vec<_>>(), 2)?,
-    };
-    if count * size == length {
-        return Ok((y, memory));
-    }
-    Ok((y.slice_axis(2, 0, length)?, memory))
+    Ok((joined(&outputs, length)?, memory))
 }
 
 /// Computes the `size` positions of a chunk.
@@ -163,23 +156,12 @@ fn between(f: &Array, size: i32) -> Result<Array> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nn::chunks::test_support::{distance, numbers};
     use mlx_rs_core::zeros;
 
     const H: usize = 2;
     const DK: usize = 5;
     const DV: usize = 3;
-
-    fn numbers(n: usize, seed: u64) -> Vec<f32> {
-        let mut state = seed.wrapping_mul(2) + 1;
-        (0..n)
-            .map(|_| {
-                state = state
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1_442_695_040_888_963_407);
-                (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-            })
-            .collect()
-    }
 
     fn array(values: &[f32], width: usize) -> Array {
         let length = values.len() / H / width;
@@ -257,17 +239,6 @@ mod tests {
         (outputs, memories)
     }
 
-    fn distance(actual: &Array, expected: &[f64]) -> f64 {
-        let actual = actual.to_vec::<f32>().unwrap();
-        assert_eq!(actual.len(), expected.len());
-        (actual.iter().zip(expected))
-            .map(|(&f, &e)| {
-                assert!(f.is_finite(), "{f} instead of {e}");
-                (f64::from(f) - e).abs()
-            })
-            .fold(0.0, f64::max)
-    }
-
     #[test]
     fn chunks_of_any_length_and_steps_are_the_definition() {
         let gates: [fn(f32) -> f32; 4] =
@@ -301,7 +272,7 @@ mod tests {
                 steps.push(y);
                 state = after;
             }
-            let steps = concatenate(&steps.iter().collect::<Vec<_>>(), 2).unwrap();
+            let steps = joined(&steps, 500).unwrap();
             assert!(y.all_close(&steps, 0.0, 1e-5).unwrap());
             assert!(memory.all_close(&state, 0.0, 1e-5).unwrap());
         }

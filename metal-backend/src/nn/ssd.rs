@@ -76,23 +76,12 @@ pub fn scan(inputs: &Inputs, memory: &Array, size: i32) -> Result<(Array, Array)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nn::chunks::test_support::numbers;
     use mlx_rs_core::{Dtype, concatenate, zeros};
 
     const H: usize = 2;
     const N: usize = 5;
     const D: usize = 3;
-
-    fn numbers(n: usize, seed: u64) -> Vec<f32> {
-        let mut state = seed.wrapping_mul(2) + 1;
-        (0..n)
-            .map(|_| {
-                state = state
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1_442_695_040_888_963_407);
-                (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-            })
-            .collect()
-    }
 
     fn case(length: usize, gate: fn(f32) -> f32) -> Inputs {
         let wide = |dim: usize, seed: u64| {

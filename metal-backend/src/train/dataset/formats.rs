@@ -63,6 +63,32 @@ pub(super) fn text<'a>(line: &'a Map<String, Json>, name: &str) -> Result<&'a st
     }
 }
 
+/// The field `name` of a line. If it is missing, `needs` says what the line needs.
+pub(super) fn required<'a>(
+    line: &'a Map<String, Json>,
+    name: &str,
+    needs: &str,
+) -> Result<&'a Json> {
+    line.get(name).ok_or_else(|| {
+        let fields: Vec<&str> = line.keys().take(8).map(String::as_str).collect();
+        bad(format!("the line has the fields {fields:?}; {needs}"))
+    })
+}
+
+/// The messages of a prompt: the field `system` if there is one, then the field `name`, which is a
+/// text or a list of messages.
+pub(super) fn prompt_of(line: &Map<String, Json>, name: &str) -> Result<Vec<Json>> {
+    let mut messages = Vec::new();
+    if line.contains_key("system") {
+        messages.push(json!({"role": "system", "content": text(line, "system")?}));
+    }
+    match line.get(name) {
+        Some(list @ Json::Array(_)) => messages.extend(messages_of(list, name)?),
+        _ => messages.push(json!({"role": "user", "content": text(line, name)?})),
+    }
+    Ok(messages)
+}
+
 impl Format {
     /// Detects the format of a file from the fields of its first line.
     ///

@@ -220,12 +220,12 @@ fn bad(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOption, message)
 }
 
-pub(super) fn no_examples() -> Error {
+fn no_examples() -> Error {
     bad("the file holds no examples")
 }
 
 /// Runs `read` for a file, and adds the file's path to errors.
-pub(super) fn of_file<T>(path: &Path, read: impl FnOnce() -> Result<T>) -> Result<T> {
+fn of_file<T>(path: &Path, read: impl FnOnce() -> Result<T>) -> Result<T> {
     read().map_err(|e| e.with_path(path).context("training data"))
 }
 
@@ -261,9 +261,26 @@ pub(super) struct Lines<T> {
     pub blank_lines: usize,
 }
 
+/// Reads the examples of a file as [`read_lines`] does. The file's path is added to errors.
+///
+/// # Errors
+/// As [`super::Dataset::read`]; also if the file has no examples.
+pub(super) fn read_examples<T, F>(path: &Path, options: &DataOptions, item: F) -> Result<Lines<T>>
+where
+    F: FnMut(&Map<String, Json>) -> Result<(T, usize)>,
+{
+    of_file(path, || {
+        let file = read_lines(path, options, item)?;
+        if file.items.is_empty() {
+            return Err(no_examples());
+        }
+        Ok(file)
+    })
+}
+
 /// Reads a file within the limits. `item` converts a line, and also returns its number of token
 /// ids.
-pub(super) fn read_lines<T, F>(path: &Path, options: &DataOptions, mut item: F) -> Result<Lines<T>>
+fn read_lines<T, F>(path: &Path, options: &DataOptions, mut item: F) -> Result<Lines<T>>
 where
     F: FnMut(&Map<String, Json>) -> Result<(T, usize)>,
 {

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use inference::Result;
 use serde_json::{Map, Value as Json, json};
 
-use super::formats::{bad, messages_of, text};
-use super::load::{DataDir, no_examples, of_file, read_lines};
+use super::formats::{bad, messages_of, required, text};
+use super::load::{DataDir, read_examples};
 use super::{BadLine, DataOptions, Example};
 use crate::text::{ChatOptions, TextPipeline};
 
@@ -67,21 +67,16 @@ impl Pairs {
         options: &DataOptions,
     ) -> Result<Self> {
         let path = path.as_ref();
-        of_file(path, || {
-            let file = read_lines(path, options, |line| {
-                let pair = pair(line, &options.names.prompt, text_to_ids)?;
-                let tokens = pair.chosen.len() + pair.rejected.len();
-                Ok((pair, tokens))
-            })?;
-            if file.items.is_empty() {
-                return Err(no_examples());
-            }
-            Ok(Self {
-                path: path.to_owned(),
-                pairs: file.items,
-                lines: file.lines,
-                bad_lines: file.bad_lines,
-            })
+        let file = read_examples(path, options, |line| {
+            let pair = pair(line, &options.names.prompt, text_to_ids)?;
+            let tokens = pair.chosen.len() + pair.rejected.len();
+            Ok((pair, tokens))
+        })?;
+        Ok(Self {
+            path: path.to_owned(),
+            pairs: file.items,
+            lines: file.lines,
+            bad_lines: file.bad_lines,
         })
     }
 }
@@ -103,15 +98,10 @@ impl DataDir<Pairs> {
 
 /// Converts a line to a pair.
 fn pair(line: &Map<String, Json>, prompt_name: &str, text_to_ids: &TextPipeline) -> Result<Pair> {
-    let field = |name: &str| {
-        line.get(name).ok_or_else(|| {
-            let fields: Vec<&str> = line.keys().take(8).map(String::as_str).collect();
-            bad(format!(
-                "the line has the fields {fields:?}; a pair needs \"chosen\" and \"rejected\", and {prompt_name:?} \
-                 unless both are lists of messages"
-            ))
-        })
-    };
+    let needs = format!(
+        "a pair needs \"chosen\" and \"rejected\", and {prompt_name:?} unless both are lists of messages"
+    );
+    let field = |name: &str| required(line, name, &needs);
     let (chosen, rejected) = (field("chosen")?, field("rejected")?);
     if !chosen.is_array() {
         let mut prompt = Vec::new();

@@ -4,10 +4,10 @@
 use std::path::{Path, PathBuf};
 
 use inference::Result;
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Map, Value as Json};
 
-use super::formats::{bad, messages_of, text};
-use super::load::{DataDir, no_examples, of_file, read_lines};
+use super::formats::{prompt_of, required};
+use super::load::{DataDir, read_examples};
 use super::{BadLine, DataOptions};
 use crate::text::{ChatOptions, TextPipeline};
 
@@ -43,20 +43,15 @@ impl Prompts {
         options: &DataOptions,
     ) -> Result<Self> {
         let path = path.as_ref();
-        of_file(path, || {
-            let file = read_lines(path, options, |line| {
-                let prompt = prompt(line, &options.names.prompt, text_to_ids)?;
-                let tokens = prompt.ids.len();
-                Ok((prompt, tokens))
-            })?;
-            if file.items.is_empty() {
-                return Err(no_examples());
-            }
-            Ok(Self {
-                path: path.to_owned(),
-                prompts: file.items,
-                bad_lines: file.bad_lines,
-            })
+        let file = read_examples(path, options, |line| {
+            let prompt = prompt(line, &options.names.prompt, text_to_ids)?;
+            let tokens = prompt.ids.len();
+            Ok((prompt, tokens))
+        })?;
+        Ok(Self {
+            path: path.to_owned(),
+            prompts: file.items,
+            bad_lines: file.bad_lines,
         })
     }
 }
@@ -79,20 +74,8 @@ impl DataDir<Prompts> {
 }
 
 fn prompt(line: &Map<String, Json>, name: &str, text_to_ids: &TextPipeline) -> Result<PromptLine> {
-    let prompt = line.get(name).ok_or_else(|| {
-        let fields: Vec<&str> = line.keys().take(8).map(String::as_str).collect();
-        bad(format!(
-            "the line has the fields {fields:?}, and not {name:?}"
-        ))
-    })?;
-    let mut messages = Vec::new();
-    if line.contains_key("system") {
-        messages.push(json!({"role": "system", "content": text(line, "system")?}));
-    }
-    match prompt.is_array() {
-        true => messages.extend(messages_of(prompt, name)?),
-        false => messages.push(json!({"role": "user", "content": text(line, name)?})),
-    }
+    required(line, name, &format!("a prompt needs {name:?}"))?;
+    let messages = prompt_of(line, name)?;
     let prepared = text_to_ids.prepare_values(messages, &ChatOptions::answer())?;
     Ok(PromptLine {
         ids: prepared.ids,

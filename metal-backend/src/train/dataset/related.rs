@@ -7,7 +7,7 @@ use inference::{EmbedOptions, EmbedPrompt, Prompt, Result};
 use serde_json::{Map, Value as Json};
 
 use super::formats::{bad, text};
-use super::load::{DataDir, no_examples, of_file, read_lines};
+use super::load::{DataDir, read_examples};
 use super::{BadLine, DataOptions};
 use crate::sentence::Sentence;
 use crate::text::TextPipeline;
@@ -59,20 +59,15 @@ impl RelatedFile {
     /// # Errors
     /// As [`super::Dataset::read`].
     pub fn read(path: &Path, encoding: &Encoding<'_>, options: &DataOptions) -> Result<Self> {
-        of_file(path, || {
-            let file = read_lines(path, options, |line| {
-                let example = example(line, encoding)?;
-                let tokens = example.tokens();
-                Ok((example, tokens))
-            })?;
-            if file.items.is_empty() {
-                return Err(no_examples());
-            }
-            Ok(Self {
-                path: path.to_owned(),
-                examples: file.items,
-                bad_lines: file.bad_lines,
-            })
+        let file = read_examples(path, options, |line| {
+            let example = example(line, encoding)?;
+            let tokens = example.tokens();
+            Ok((example, tokens))
+        })?;
+        Ok(Self {
+            path: path.to_owned(),
+            examples: file.items,
+            bad_lines: file.bad_lines,
         })
     }
 }

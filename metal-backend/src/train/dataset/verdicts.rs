@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use inference::Result;
 use serde_json::{Map, Value as Json, json};
 
-use super::formats::{bad, messages_of, text};
-use super::load::{DataDir, no_examples, of_file, read_lines};
+use super::formats::{bad, messages_of, prompt_of, required, text};
+use super::load::{DataDir, read_examples};
 use super::preferences::{appended, offset_of};
 use super::{BadLine, DataOptions, Example};
 use crate::text::TextPipeline;
@@ -48,22 +48,17 @@ impl Verdicts {
         options: &DataOptions,
     ) -> Result<Self> {
         let path = path.as_ref();
-        of_file(path, || {
-            let file = read_lines(path, options, |line| {
-                let names = (&*options.names.prompt, &*options.names.completion);
-                let verdict = verdict(line, names, text_to_ids)?;
-                let tokens = verdict.example.len();
-                Ok((verdict, tokens))
-            })?;
-            if file.items.is_empty() {
-                return Err(no_examples());
-            }
-            Ok(Self {
-                path: path.to_owned(),
-                verdicts: file.items,
-                lines: file.lines,
-                bad_lines: file.bad_lines,
-            })
+        let file = read_examples(path, options, |line| {
+            let names = (&*options.names.prompt, &*options.names.completion);
+            let verdict = verdict(line, names, text_to_ids)?;
+            let tokens = verdict.example.len();
+            Ok((verdict, tokens))
+        })?;
+        Ok(Self {
+            path: path.to_owned(),
+            verdicts: file.items,
+            lines: file.lines,
+            bad_lines: file.bad_lines,
         })
     }
 }
@@ -90,27 +85,15 @@ fn verdict(
     (prompt_name, completion_name): (&str, &str),
     text_to_ids: &TextPipeline,
 ) -> Result<Verdict> {
-    let field = |name: &str| {
-        line.get(name).ok_or_else(|| {
-            let fields: Vec<&str> = line.keys().take(8).map(String::as_str).collect();
-            bad(format!(
-                "the line has the fields {fields:?}; a reply with a verdict needs {prompt_name:?}, \
-                 {completion_name:?} and \"label\""
-            ))
-        })
-    };
-    let (prompt, reply) = (field(prompt_name)?, field(completion_name)?);
+    let needs =
+        format!("a reply with a verdict needs {prompt_name:?}, {completion_name:?} and \"label\"");
+    let field = |name: &str| required(line, name, &needs);
+    field(prompt_name)?;
+    let reply = field(completion_name)?;
     let desirable = field("label")?
         .as_bool()
         .ok_or_else(|| bad("\"label\" must be true or false"))?;
-    let mut messages = Vec::new();
-    if line.contains_key("system") {
-        messages.push(json!({"role": "system", "content": text(line, "system")?}));
-    }
-    match prompt.is_array() {
-        true => messages.extend(messages_of(prompt, prompt_name)?),
-        false => messages.push(json!({"role": "user", "content": text(line, prompt_name)?})),
-    }
+    let messages = prompt_of(line, prompt_name)?;
     let reply = match reply.is_array() {
         true => messages_of(reply, completion_name)?,
         false => vec![json!({"role": "assistant", "content": text(line, completion_name)?})],
