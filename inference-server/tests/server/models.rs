@@ -46,6 +46,15 @@ impl Shelf {
         Arc::clone(&self.states.lock().unwrap()[name])
     }
 
+    /// Number of requests that run in the model's latest load. 0 before the first load.
+    ///
+    /// A model is in [`loads`](Self::loads) a moment before it has a state, so a test that waits
+    /// for a request to run asks this.
+    fn running(&self, name: &str) -> usize {
+        let states = self.states.lock().unwrap();
+        states.get(name).map_or(0, |state| state.running())
+    }
+
     fn closed(&self, name: &str) -> bool {
         self.state(name).is_closed()
     }
@@ -358,7 +367,7 @@ fn a_full_queue_refuses_neither_loads_nor_unloads() {
     let long = json!({"model": "one", "prompt": "!long", "max_tokens": 100_000});
     let running = server.client.open_json("/v1/completions", &long);
     eventually("it runs", || {
-        server.shelf.loads() == ["one"] && server.shelf.state("one").running() == 1
+        server.shelf.loads() == ["one"] && server.shelf.running("one") == 1
     });
     let asks = json!({"model": "two", "prompt": "x",
         "messages": [{"role": "user", "content": "x"}]});
@@ -384,7 +393,7 @@ fn a_full_queue_refuses_neither_loads_nor_unloads() {
         server.client.post(path, &bad).expect(400);
     }
     drop(running);
-    eventually("it ends", || server.shelf.state("one").running() == 0);
+    eventually("it ends", || server.shelf.running("one") == 0);
 }
 
 #[test]
@@ -412,7 +421,7 @@ fn a_model_in_use_stays() {
     let long = json!({"model": "one", "prompt": "!long", "max_tokens": 100_000});
     let running = server.client.open_json("/v1/completions", &long);
     eventually("it runs", || {
-        server.shelf.loads() == ["one"] && server.shelf.state("one").running() == 1
+        server.shelf.loads() == ["one"] && server.shelf.running("one") == 1
     });
     let body = json!({"model": "one", "keep_alive": 0});
     server.client.post("/api/chat", &body).expect(200);
@@ -420,7 +429,7 @@ fn a_model_in_use_stays() {
     server.says("one");
     std::thread::sleep(Duration::from_millis(300));
     assert!(!server.shelf.closed("one"));
-    assert_eq!(server.shelf.state("one").running(), 1);
+    assert_eq!(server.shelf.running("one"), 1);
     drop(running);
     eventually("it is closed", || server.shelf.closed("one"));
     assert_eq!(server.shelf.loads(), ["one"]);
@@ -446,7 +455,7 @@ fn a_busy_model_makes_room_after_its_requests() {
     let long = json!({"model": "one", "prompt": "!long", "max_tokens": 100_000});
     let running = server.client.open_json("/v1/completions", &long);
     eventually("it runs", || {
-        server.shelf.loads() == ["one"] && server.shelf.state("one").running() == 1
+        server.shelf.loads() == ["one"] && server.shelf.running("one") == 1
     });
     let waiting = server.client.open_json("/v1/completions", &ask("two", "x"));
     std::thread::sleep(Duration::from_millis(100));
@@ -455,7 +464,7 @@ fn a_busy_model_makes_room_after_its_requests() {
     // its model is loaded again.
     let again = server.client.open_json("/v1/completions", &ask("one", "x"));
     std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(server.shelf.state("one").running(), 1);
+    assert_eq!(server.shelf.running("one"), 1);
     drop(running);
     assert_eq!(read(waiting).expect(200)["model"], "two");
     assert_eq!(read(again).expect(200)["model"], "one");
