@@ -15,7 +15,7 @@ pub enum PrefillInputs {
     /// Like [`Self::Int8`], with a second integer for the residual where the scale exceeds the root
     /// mean square of the row's scales: AVX2 and AVX-512.
     Mixed,
-    /// 16-bit integers, with a float32 scale per 8 adjacent inputs: AVX-512.
+    /// 16-bit integers, with a float32 scale per 8 adjacent inputs: AVX2 and AVX-512.
     Int16,
     /// No conversion.
     Float32,
@@ -48,8 +48,8 @@ impl PrefillInputs {
     /// ```
     pub fn available(self) -> Self {
         #[cfg(target_arch = "x86_64")]
-        match (self, Isa::detect()) {
-            (Self::Int8 | Self::Mixed, Isa::Avx2) | (_, Isa::Avx512 | Isa::Amx) => return self,
+        match Isa::detect() {
+            Isa::Avx2 | Isa::Avx512 | Isa::Amx => return self,
             _ => {}
         }
         Self::Float32

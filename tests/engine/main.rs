@@ -30,6 +30,7 @@ mod real_models;
 mod recurrent;
 mod replies;
 mod requests;
+mod same_bits;
 mod sampling;
 mod steering;
 mod trace;

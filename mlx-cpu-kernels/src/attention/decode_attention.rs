@@ -1,11 +1,10 @@
 //! Attention of single queries, as in token generation (Dao et al. 2023, "Flash-Decoding"). Heads
-//! that share keys are computed together. Long caches are divided into segments, which several
-//! threads compute, and the partial results are combined. `flash_attention.rs` handles many queries
-//! of one sequence.
-
-use std::ops::Range;
+//! that share keys are computed together. The blocks of keys (`key_blocks.rs`) may be computed by
+//! several threads. `flash_attention.rs` handles many queries of one sequence, and adds in the same
+//! order.
 
 use crate::attention::attend::KvRows;
+use crate::attention::key_blocks::{self, BLOCK_KEYS, Running, VisibleKeys};
 use crate::isa::Isa;
 use crate::layout::tile::{self, LANES, TileA, TileB};
 #[cfg(target_arch = "x86_64")]
@@ -16,17 +15,8 @@ use crate::simd::{microkernel, portable, vmath};
 /// The number of heads computed together. Their sums fit the registers.
 const HEADS_TOGETHER: usize = 3;
 
-/// The number of keys per segment for a cache of `n` keys. Short caches have smaller segments, so
-/// that each thread gets some. The size depends only on the row's length. So a row has the same
-/// result alone and in a batch.
-fn segment(n: usize) -> usize {
-    if n <= 512 { 64 } else { 128 }
-}
-
-/// The number of segments of a cache with `n` keys.
-pub(crate) fn segments(n: usize) -> usize {
-    n.div_ceil(segment(n)).max(1)
-}
+/// The number of partial sums of a block's exponentials.
+const SCORE_LANES: usize = 8;
 
 /// The query heads that share a key head, and their keys and values.
 pub(crate) struct DecodeTask<'a> {
@@ -37,13 +27,13 @@ pub(crate) struct DecodeTask<'a> {
     pub values: KvRows<'a>,
     /// The key head.
     pub group: usize,
-    /// The ranges of visible positions.
-    pub runs: [Range<usize>; 2],
+    /// The visible keys.
+    pub visible: VisibleKeys,
     /// The address of the keys that are probably read after these; null if unknown.
     pub after: *const f32,
 }
 
-/// The partial results of heads for a segment.
+/// The partial results of heads for a block of keys.
 pub(crate) struct PartialSoftmax<'a> {
     /// `[heads, D]`: sums of values, weighted by their exponentials.
     pub sums: &'a mut [f32],
@@ -52,8 +42,9 @@ pub(crate) struct PartialSoftmax<'a> {
 }
 
 impl DecodeTask<'_> {
-    /// Computes segment `number`. `queries` is `[heads, D]`, scaled; `scores` is scratch memory.
-    pub(crate) fn run_segment(
+    /// Computes block `number` of the visible keys. `queries` is `[heads, D]`, scaled; `scores` is
+    /// scratch memory.
+    pub(crate) fn run_block(
         &self,
         number: usize,
         queries: &[f32],
@@ -62,55 +53,43 @@ impl DecodeTask<'_> {
     ) {
         let d = self.d;
         let heads = queries.len() / d;
-        let total: usize = self.runs.iter().map(Range::len).sum();
-        let size = segment(total);
-        let (from, to) = (number * size, total.min((number + 1) * size));
-        let n = to.saturating_sub(from);
-        scores.clear();
-        scores.resize(heads * n, 0.0);
-        // For each range, the part in this segment, and the index of that part's first score.
-        let mut parts: [(Range<usize>, usize); 2] = Default::default();
-        let mut before = 0;
-        for (part, run) in parts.iter_mut().zip(&self.runs) {
-            let cut = |at: usize| run.start + at.clamp(before, before + run.len()) - before;
-            let rows = cut(from)..cut(to);
-            *part = (rows, from.max(before) - from);
-            before += run.len();
-        }
-        for (part, first) in &parts {
-            if !part.is_empty() {
-                let keys = self.keys.span(self.group, part.start, part.end, d);
-                for h in (0..heads).step_by(HEADS_TOGETHER) {
-                    let some = HEADS_TOGETHER.min(heads - h);
-                    let queries = &queries[h * d..(h + some) * d];
-                    let to = (&mut scores[h * n + first..], n);
-                    let next = next(&self.values, (self.group, part.start), h == 0);
-                    let keys = (keys, self.keys.position);
-                    scores_of(self.isa, queries, keys, (part.len(), d), to, next);
-                }
-            }
-        }
+        let block = key_blocks::block(&self.visible, number);
+        let n = block.len();
         if n == 0 {
             partial.states.fill((f32::NEG_INFINITY, 0.0));
             partial.sums.fill(0.0);
             return;
         }
-        for (scores, state) in scores.chunks_exact_mut(n).zip(partial.states.iter_mut()) {
-            *state = softmax_block(self.isa, self.softcap, scores);
+        // A key's index modulo 8 is its lane, so the first lanes may be hidden.
+        let (first, step) = (block.start % SCORE_LANES, BLOCK_KEYS + SCORE_LANES);
+        scores.clear();
+        scores.resize(heads * step, f32::NEG_INFINITY);
+        let keys = self.keys.span(self.group, block.start, block.end, d);
+        for h in (0..heads).step_by(HEADS_TOGETHER) {
+            let some = HEADS_TOGETHER.min(heads - h);
+            let queries = &queries[h * d..(h + some) * d];
+            let to = (&mut scores[h * step + first..], step);
+            let next = next(&self.values, (self.group, block.start), h == 0);
+            let keys = (keys, self.keys.position);
+            scores_of(self.isa, queries, keys, (n, d), to, next);
+        }
+        for (scores, state) in scores.chunks_exact_mut(step).zip(partial.states.iter_mut()) {
+            if let Some(cap) = self.softcap {
+                for score in &mut scores[first..first + n] {
+                    *score = portable::vmath::tanh(*score / cap) * cap;
+                }
+            }
+            let lanes = (first + n).next_multiple_of(SCORE_LANES);
+            *state = softmax_block(self.isa, &mut scores[..lanes]);
         }
         partial.sums.fill(0.0);
-        for (part, first) in &parts {
-            if !part.is_empty() {
-                let values = self.values.span(self.group, part.start, part.end, d);
-                let shares = (&scores[*first..], n);
-                // The next segment's keys are probably read next, so they are prefetched.
-                let mut next = next(&self.keys, (self.group, part.end), true);
-                if part.end >= self.runs[1].end {
-                    next.data = self.after;
-                }
-                self.accumulate_values(shares, values, part.len(), partial.sums, next);
-            }
+        let values = self.values.span(self.group, block.start, block.end, d);
+        // The next block's keys are probably read next, so they are prefetched.
+        let mut next = next(&self.keys, (self.group, block.end), true);
+        if block.end >= self.visible.1.end {
+            next.data = self.after;
         }
+        self.accumulate_values((&scores[first..], step), values, n, partial.sums, next);
     }
 
     /// Adds values weighted by `shares`, which is `[heads, ..]` with a row stride of `step`.
@@ -128,6 +107,12 @@ impl DecodeTask<'_> {
         assert!(values.len() >= (n - 1) * self.values.position + d);
         let wide = self.accumulate_values_avx2((shares, step), values, n, sums, next);
         let vectorized = d / LANES * LANES;
+        // The kernel of AVX-512 adds even and odd keys separately, that of AVX2 key by key.
+        let in_order = match self.isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 | Isa::Amx => Isa::Avx2,
+            isa => isa,
+        };
         for at in (wide..vectorized).step_by(LANES) {
             let left = TileA {
                 data: shares.as_ptr(),
@@ -146,7 +131,7 @@ impl DecodeTask<'_> {
             // SAFETY: there are `n` shares of each head and `n` rows of values with `d` elements,
             // as asserted. `at` plus the tile's lanes is at most `d`, and the sums have `heads`
             // rows of `d` elements.
-            unsafe { microkernel::gemm_tiles(self.isa, heads, n, left, right, product) };
+            unsafe { microkernel::gemm_tiles(in_order, heads, n, left, right, product) };
         }
         for h in 0..heads {
             for (i, share) in shares[h * step..h * step + n].iter().enumerate() {
@@ -218,47 +203,33 @@ fn next(rows: &KvRows<'_>, (h, at): (usize, usize), wanted: bool) -> KeyPrefetch
     }
 }
 
-/// Combines the segments of one head. `sums` is `[segments, D]`; `sink` is a score without a value.
-pub(crate) fn combine_segments<'a>(
-    parts: impl Iterator<Item = (&'a [f32], (f32, f32))> + Clone,
+/// Adds the blocks of one head. `sums` is `[blocks, D]`; `sink` is a score without a value.
+pub(crate) fn add_blocks<'a>(
+    isa: Isa,
+    parts: impl Iterator<Item = (&'a [f32], (f32, f32))>,
     sink: Option<f32>,
     out: &mut [f32],
 ) {
-    let max_score = parts.clone().map(|(_, (max_score, _))| max_score).fold(
-        sink.unwrap_or(f32::NEG_INFINITY),
-        |a, b| {
-            // Unlike `f32::max`, this propagates NaN.
-            if b > a || b.is_nan() { b } else { a }
-        },
-    );
     out.fill(0.0);
-    let mut total = sink.map_or(0.0, |sink| (sink - max_score).exp());
-    for (sums, (score, sum)) in parts {
-        if sum == 0.0 {
-            continue;
-        }
-        let factor = (score - max_score).exp();
-        total += sum * factor;
-        for (out, sum) in out.iter_mut().zip(sums) {
-            *out += sum * factor;
-        }
+    let mut state = Running::new(sink);
+    for (sums, block) in parts {
+        key_blocks::add_block(isa, &mut state, block, out, sums);
     }
-    out.iter_mut().for_each(|v| *v /= total);
+    out.iter_mut().for_each(|v| *v /= state.total);
 }
 
 /// Replaces scores by their exponentials relative to the maximum. Returns the maximum, and the sum
-/// of the exponentials.
-fn softmax_block(isa: Isa, cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
+/// of the exponentials. The number of scores is a multiple of [`SCORE_LANES`]; hidden ones are minus
+/// infinity.
+fn softmax_block(isa: Isa, scores: &mut [f32]) -> (f32, f32) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2.
-        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
-            avx2::decode_attention::softmax(cap, scores)
-        },
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { avx2::decode_attention::softmax(scores) },
         // Every aarch64 processor has neon.
         #[cfg(any(target_arch = "aarch64", test))]
-        Isa::Neon | Isa::Dot => portable::softmax::softmax(cap, scores),
-        Isa::Portable => portable::softmax::softmax(cap, scores),
+        Isa::Neon | Isa::Dot => portable::softmax::softmax(scores),
+        Isa::Portable => portable::softmax::softmax(scores),
     }
 }
 

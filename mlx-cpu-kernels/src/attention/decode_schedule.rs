@@ -1,11 +1,12 @@
 //! Divides a decode attention among threads. Each thread computes whole heads if there are enough
-//! heads. Otherwise threads compute segments of the cache, which are then combined. The arithmetic
+//! heads. Otherwise threads compute blocks of the cache, which are then combined. The arithmetic
 //! is in `decode_attention.rs`.
 
 use std::cell::RefCell;
 
 use crate::attention::attend::{Attention, AttentionTask};
 use crate::attention::decode_attention::{self, DecodeTask, PartialSoftmax};
+use crate::attention::key_blocks::{self, BLOCK_KEYS};
 use crate::attention::kv_write::NewKv;
 use crate::partition::{SharedOutput, parallel_parts, parallel_ranges};
 use crate::pool;
@@ -17,9 +18,9 @@ struct DecodeScratch {
     /// Queries that are computed together, `[heads, D]`.
     queries: Vec<f32>,
     scores: Vec<f32>,
-    /// Weighted sums of values, `[segments, heads, D]`.
+    /// Weighted sums of values, `[blocks, heads, D]`.
     sums: Vec<f32>,
-    /// Maximum score and sum of exponentials, `[segments, heads]`.
+    /// Maximum score and sum of exponentials, `[blocks, heads]`.
     states: Vec<(f32, f32)>,
 }
 
@@ -38,7 +39,7 @@ impl Attention {
             most = most.max(keys);
             all += keys;
         }
-        decode_attention::segments(most) == 1 || 4 * most * pool::pool().threads() <= groups * all
+        most <= BLOCK_KEYS || 4 * most * pool::pool().threads() <= groups * all
     }
 }
 
@@ -75,38 +76,33 @@ impl AttentionTask<'_> {
             }
             SCRATCH.with_borrow_mut(|scratch| {
                 self.fill_queries(q, group, &mut scratch.queries);
-                let segments = decode_attention::segments(self.attend.visible_count(q));
-                scratch.sums.resize(segments * queries_per_kv * d, 0.0);
-                scratch.states.resize(segments * queries_per_kv, (0.0, 0.0));
+                let blocks = key_blocks::count(&self.attend.visible_keys(q));
+                scratch.sums.resize(blocks * queries_per_kv * d, 0.0);
+                scratch.states.resize(blocks * queries_per_kv, (0.0, 0.0));
                 let decode_task = self.decode_task(&queries[at..], group);
                 let each = scratch.sums.chunks_exact_mut(queries_per_kv * d);
                 let each = each.zip(scratch.states.chunks_exact_mut(queries_per_kv));
-                for (segment, (sums, states)) in each.enumerate() {
+                for (block, (sums, states)) in each.enumerate() {
                     let partial = PartialSoftmax { sums, states };
-                    decode_task.run_segment(
-                        segment,
-                        &scratch.queries,
-                        &mut scratch.scores,
-                        partial,
-                    );
+                    decode_task.run_block(block, &scratch.queries, &mut scratch.scores, partial);
                 }
                 for i in 0..queries_per_kv {
-                    let parts = (0..segments).map(|segment| {
-                        let head = segment * queries_per_kv + i;
+                    let parts = (0..blocks).map(|block| {
+                        let head = block * queries_per_kv + i;
                         (
                             &scratch.sums[head * d..(head + 1) * d],
                             scratch.states[head],
                         )
                     });
-                    self.combine_segments(q, group * queries_per_kv + i, parts);
+                    self.add_blocks(q, group * queries_per_kv + i, parts);
                 }
             });
         };
         parallel_parts(queries.len() * groups, work, &|units| units.for_each(unit));
     }
 
-    /// Computes segments of all heads, then combines the segments.
-    pub(crate) fn decode_by_segment(&self, queries: &[usize]) {
+    /// Computes blocks of all heads, then combines the blocks.
+    pub(crate) fn decode_by_block(&self, queries: &[usize]) {
         let Attention {
             head_dim: d,
             queries_per_kv,
@@ -117,12 +113,12 @@ impl AttentionTask<'_> {
             return;
         }
         let groups = heads / queries_per_kv;
-        // The index of each query's first segment.
+        // The index of each query's first block.
         let mut begins = Vec::with_capacity(queries.len() + 1);
         let mut count = 0;
         for &q in queries {
             begins.push(count);
-            count += decode_attention::segments(self.attend.visible_count(q));
+            count += key_blocks::count(&self.attend.visible_keys(q));
         }
         begins.push(count);
         let mut sums = vec![0.0f32; count * heads * d];
@@ -133,20 +129,20 @@ impl AttentionTask<'_> {
             SCRATCH.with_borrow_mut(|scratch| {
                 let mut known = None;
                 for unit in from..to {
-                    // The segments of a key head are adjacent, so a thread prepares their queries
+                    // The blocks of a key head are adjacent, so a thread prepares their queries
                     // only once.
                     let at = begins.partition_point(|&begin| begin * groups <= unit) - 1;
                     let own_unit = unit - begins[at] * groups;
-                    let segments = begins[at + 1] - begins[at];
-                    let (group, segment) = (own_unit / segments, own_unit % segments);
-                    let part = begins[at] + segment;
+                    let blocks = begins[at + 1] - begins[at];
+                    let (group, block) = (own_unit / blocks, own_unit % blocks);
+                    let part = begins[at] + block;
                     let q = queries[at];
                     if known != Some((q, group)) {
                         self.fill_queries(q, group, &mut scratch.queries);
                         known = Some((q, group));
                     }
                     let head = part * heads + group * queries_per_kv;
-                    // SAFETY: only this unit writes these heads of this segment.
+                    // SAFETY: only this unit writes these heads of this block.
                     let partial = unsafe {
                         PartialSoftmax {
                             sums: all_sums.slice_mut(head * d, queries_per_kv * d),
@@ -154,12 +150,7 @@ impl AttentionTask<'_> {
                         }
                     };
                     let decode_task = self.decode_task(&queries[at..], group);
-                    decode_task.run_segment(
-                        segment,
-                        &scratch.queries,
-                        &mut scratch.scores,
-                        partial,
-                    );
+                    decode_task.run_block(block, &scratch.queries, &mut scratch.scores, partial);
                 }
             });
         });
@@ -171,7 +162,7 @@ impl AttentionTask<'_> {
                     let head = part * heads + h;
                     (&sums[head * d..(head + 1) * d], states[head])
                 });
-                self.combine_segments(queries[at], h, parts);
+                self.add_blocks(queries[at], h, parts);
             }
         });
     }
@@ -201,7 +192,6 @@ impl AttentionTask<'_> {
             Some(&next) => first(next, 0),
             None => std::ptr::null(),
         };
-        let (sink_tokens, range) = self.attend.visible_keys(q);
         DecodeTask {
             isa: self.attend.isa,
             d: self.attend.head_dim,
@@ -209,21 +199,21 @@ impl AttentionTask<'_> {
             keys: self.kv(sequence(q))[0],
             values: self.kv(sequence(q))[1],
             group,
-            runs: [0..sink_tokens, range],
+            visible: self.attend.visible_keys(q),
             after,
         }
     }
 
-    /// Combines the segments of head `h` of query `q`. Only one thread may do this for each head
+    /// Combines the blocks of head `h` of query `q`. Only one thread may do this for each head
     /// and query.
-    fn combine_segments<'a>(
+    fn add_blocks<'a>(
         &self,
         q: usize,
         h: usize,
-        parts: impl Iterator<Item = (&'a [f32], (f32, f32))> + Clone,
+        parts: impl Iterator<Item = (&'a [f32], (f32, f32))>,
     ) {
         // SAFETY: only the caller writes this head of this query.
         let place = unsafe { self.output(q, h) };
-        decode_attention::combine_segments(parts, self.sinks.map(|s| s[h]), place);
+        decode_attention::add_blocks(self.attend.isa, parts, self.sinks.map(|s| s[h]), place);
     }
 }

@@ -94,7 +94,7 @@ impl Attention {
         if by_head {
             task.decode_by_head(&decode_queries, deferred);
         } else {
-            task.decode_by_segment(&decode_queries);
+            task.decode_by_block(&decode_queries);
         }
     }
 

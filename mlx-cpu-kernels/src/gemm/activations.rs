@@ -95,7 +95,7 @@ impl PreparedForm {
         self.each = [
             floats,
             wholes,
-            wholes / qgemv::inputs_per_scale(isa, bits),
+            wholes / qgemv::inputs_per_scale(isa),
             k / group,
         ];
         let [floats, wholes, scales, sums] = self.each;

@@ -4,9 +4,11 @@
 use crate::gemm::dense::DenseType;
 use crate::gemm::experts::tests::{Stack, double, near};
 use crate::gemm::product::{MatrixFormat, MatrixPart, Product, Size};
-use crate::layout::packed::ScaleFormat;
+use crate::isa::Isa;
+use crate::layout::packed::{FLOAT_INPUTS, ScaleFormat};
 use crate::layout::table::Table;
 use crate::prefill_inputs::PrefillInputs;
+use crate::simd::portable::vmath::Gate;
 use crate::testing::{noise, with_each};
 use crate::work::{Input, Work};
 
@@ -107,5 +109,90 @@ fn products_with_every_format_equal_the_definition() {
                 }
             });
         }
+    }
+}
+
+/// Whether products of this matrix give the same bits with any number of rows.
+fn keeps_bits(isa: Isa, kind: MatrixFormat) -> bool {
+    match isa {
+        Isa::Avx2 | Isa::Avx512 => match kind {
+            MatrixFormat::Quantized { bits, scales, .. } => scales.input_bits(bits) != FLOAT_INPUTS,
+            MatrixFormat::Dense(_) => true,
+        },
+        _ => false,
+    }
+}
+
+/// A row has the same result, bit by bit, alone, among few rows and among many. A reply can then not
+/// depend on what is computed beside it.
+#[test]
+fn a_row_has_the_same_result_alone_and_among_others() {
+    // The matrix ends within a row block, and the rows end within a panel.
+    const SIZE: Size = Size { n: 52, k: 768 };
+    const ROWS: usize = 37;
+    let mut x = noise(ROWS * SIZE.k, 5);
+    // Zeros, tiny numbers, and a channel with large ones.
+    x[3 * SIZE.k..][..32].fill(0.0);
+    x[4 * SIZE.k..][..SIZE.k]
+        .iter_mut()
+        .for_each(|x| *x *= 1e-37);
+    x.iter_mut()
+        .skip(9)
+        .step_by(SIZE.k)
+        .for_each(|x| *x *= 900.0);
+    let weight = noise(SIZE.k, 6);
+    let bias = noise(SIZE.n, 7);
+    for kind in formats() {
+        let made = [Stack::new(kind, SIZE, 3), Stack::new(kind, SIZE, 4)];
+        with_each(|isa| {
+            if !keeps_bits(isa, kind) {
+                return;
+            }
+            for (norm, gate) in [(false, None), (true, None), (true, Some(Gate::Silu))] {
+                let run = |x: &[f32]| {
+                    let parts = 1 + usize::from(gate.is_some());
+                    let part = || MatrixPart {
+                        kind,
+                        size: SIZE,
+                        bias: true,
+                        stored: None,
+                    };
+                    let work = Product {
+                        parts: (0..parts).map(|_| part()).collect(),
+                        rows: x.len() / SIZE.k,
+                        k: SIZE.k,
+                        n: SIZE.n,
+                        eps: norm.then_some(1e-5),
+                        gate,
+                        activation: None,
+                        residual: false,
+                        float_inputs: false,
+                        prefill_inputs: PrefillInputs::Int16,
+                        isa,
+                    };
+                    let mut inputs = vec![Input::from_slice(x)];
+                    inputs.extend(norm.then(|| Input::from_slice(&weight)));
+                    for made in &made[..parts] {
+                        inputs.extend(made.arrays(1));
+                        inputs.push(Input::from_slice(&bias));
+                    }
+                    let mut out = vec![f32::NAN; work.outputs()];
+                    // SAFETY: these are the documented inputs of the work.
+                    unsafe { work.run(&inputs, &mut out) };
+                    out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                };
+                let all = run(&x);
+                for rows in [1, 3, 8, 11, 17] {
+                    for (i, x) in x.chunks_exact(rows * SIZE.k).enumerate() {
+                        let wanted = &all[i * rows * SIZE.n..][..rows * SIZE.n];
+                        assert!(
+                            run(x) == wanted,
+                            "{kind:?}, {isa:?}, norm {norm}, {gate:?}: {rows} rows from {}",
+                            i * rows
+                        );
+                    }
+                }
+            }
+        });
     }
 }

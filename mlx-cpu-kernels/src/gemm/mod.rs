@@ -10,6 +10,8 @@ pub(crate) mod byte_gemm;
 #[cfg(all(test, target_arch = "x86_64"))]
 mod byte_gemm_tests;
 pub(crate) mod dense;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod dense_gemm;
 pub(crate) mod expert_block;
 pub(crate) mod experts;
 pub(crate) mod feature_walk;

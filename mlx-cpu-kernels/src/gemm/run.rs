@@ -120,6 +120,9 @@ impl GemmTask<'_> {
                 }
                 _ => {}
             }
+            if self.fits_dense() {
+                return self.run_dense(out);
+            }
         }
         if product.rows >= MIN_GEMM_ROWS || product.float_inputs {
             return self.run(out);

@@ -25,11 +25,10 @@ pub(crate) struct InputPanel<'a> {
     pub rows: usize,
     /// The elements row by row; empty for integers.
     pub values: &'a [f32],
-    /// 16-bit integers `[words, rows, inputs_per_sum]`, in the order of [`pair_index`] (with
-    /// dotprod as bytes, see `neon/qgemv_dotprod.rs`); empty for floats.
+    /// 16-bit integers `[inputs / INPUTS_PER_SCALE, rows, INPUTS_PER_SCALE]`, in the order of
+    /// [`integer_index`] (with dotprod as bytes, see `neon/qgemv_dotprod.rs`); empty for floats.
     pub quants: &'a [i16],
-    /// The scales of `quants`, `[words, rows]`. A few adjacent inputs share a scale
-    /// (`qgemv::inputs_per_scale`).
+    /// The scales of `quants`, `[inputs / INPUTS_PER_SCALE, rows]`.
     pub scales: &'a [f32],
     /// The sum of each group, `[rows, groups]`. For integers it is the sum of the rounded inputs.
     /// The effect of a rounding error is then proportional to the weight. With sums of the exact
@@ -56,16 +55,22 @@ pub(crate) struct InputPanelMut<'a> {
 }
 
 /// The number of adjacent inputs that share a scale. It is small, so that a large input affects the
-/// precision of few other inputs. The products of these inputs with codes of this width are summed
-/// exactly in one lane.
-pub(crate) const fn inputs_per_sum(bits: u32) -> usize {
-    if bits == 8 { 4 } else { 8 }
-}
+/// precision of few other inputs. The products of these inputs with codes are summed exactly in one
+/// lane. It equals [`STEP`](crate::layout::integer_panel::STEP), so a row has the same integers
+/// among few rows and among many.
+pub(crate) const INPUTS_PER_SCALE: usize = crate::layout::integer_panel::STEP;
 
 /// The index of an input among `near` adjacent inputs. A shift of a word moves pairs of codes that
 /// are half a word apart into 16-bit lanes, and inputs have the same order.
 pub(crate) const fn pair_index(i: usize, near: usize) -> usize {
     2 * (i % (near / 2)) + i / (near / 2)
+}
+
+/// The index of input `i` among the [`INPUTS_PER_SCALE`] inputs that share a scale, for codes of
+/// this width. A word has four 8-bit codes, so its inputs are in the order of [`pair_index`].
+pub(crate) const fn integer_index(i: usize, bits: u32) -> usize {
+    let near = if bits == 8 { 4 } else { INPUTS_PER_SCALE };
+    i / near * near + pair_index(i % near, near)
 }
 
 /// The maximum magnitude of an input as an integer.

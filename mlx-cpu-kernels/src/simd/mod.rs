@@ -10,6 +10,9 @@ pub(crate) mod avx512;
 pub(crate) mod byte_tile;
 pub(crate) mod dense_rows;
 pub(crate) mod dequantize;
+pub(crate) mod flash_attention;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod integer_tile;
 pub(crate) mod microkernel;
 #[cfg(any(target_arch = "aarch64", test))]
 pub(crate) mod neon;

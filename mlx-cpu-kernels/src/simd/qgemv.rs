@@ -3,7 +3,7 @@
 
 use crate::isa::Isa;
 use crate::layout::formats::with_codes;
-use crate::layout::input_panel::{InputPanel, InputPanelMut, inputs_per_sum};
+use crate::layout::input_panel::{INPUTS_PER_SCALE, InputPanel, InputPanelMut};
 use crate::layout::packed::{FLOAT_INPUTS, PackedMatrix};
 use crate::partition::OutputBlock;
 #[cfg(any(target_arch = "aarch64", test))]
@@ -13,11 +13,11 @@ use crate::simd::portable;
 use crate::simd::{avx2, avx512};
 
 /// The number of adjacent inputs that share a scale with this instruction set.
-pub(crate) fn inputs_per_scale(isa: Isa, bits: u32) -> usize {
+pub(crate) fn inputs_per_scale(isa: Isa) -> usize {
     match isa {
         #[cfg(any(target_arch = "aarch64", test))]
         Isa::Dot => neon::qgemv_dotprod::INPUTS_PER_SCALE,
-        _ => inputs_per_sum(bits),
+        _ => INPUTS_PER_SCALE,
     }
 }
 

@@ -355,7 +355,7 @@ fn with_panel(
         (x.len(), 0)
     };
     let (mut values, mut quants) = (vec![0.0; floats], vec![7; quants]);
-    let mut scales = vec![7.0; quants.len() / inputs_per_scale(isa, bits)];
+    let mut scales = vec![7.0; quants.len() / inputs_per_scale(isa)];
     let mut sums = vec![0.0; x.len() / group];
     let to = InputPanelMut {
         values: &mut values,
@@ -453,7 +453,7 @@ fn check(matrix: PackedMatrix<'_>, group: usize, params: impl Fn(usize) -> (f32,
     for m in 1..=MAX_ROWS {
         let inputs = noise(m * k, 7);
         for isa in tested() {
-            let shared = inputs_per_scale(isa, bits);
+            let shared = inputs_per_scale(isa);
             let mut out = vec![0.0; m * ROWS];
             with_panel(isa, &inputs, k, (bits, group), |x| {
                 qgemv(isa, matrix, x, &mut OutputBlock::contiguous(&mut out, m));
@@ -497,7 +497,7 @@ fn whole_numbers_stand_where_the_definition_says() {
         let prepared = |isa: Isa, f: &dyn Fn(InputPanelMut<'_>)| {
             let mut p = (
                 vec![7i16; rows * k],
-                vec![7.0f32; rows * k / inputs_per_scale(isa, bits)],
+                vec![7.0f32; rows * k / inputs_per_scale(isa)],
                 vec![7.0f32; rows * k / group],
             );
             f(InputPanelMut {

@@ -2,7 +2,6 @@
 
 use crate::simd::avx2::vmath::{exp, horizontal_sum};
 use crate::simd::portable::softmax::{max_score, softmax_base};
-use crate::simd::portable::vmath;
 use crate::simd::prefetch::KeyPrefetch;
 
 use std::arch::x86_64::{
@@ -131,16 +130,15 @@ unsafe fn scores_block<const R: usize, const K: usize>(
     sums
 }
 
+/// Replaces scores by their exponentials relative to the maximum. Returns the maximum, and the sum
+/// of the exponentials. The number of scores must be a multiple of 8.
+///
 /// # Safety
 /// The processor must have avx2 and fma.
 #[target_feature(enable = "avx2,fma")]
-pub(crate) unsafe fn softmax(cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
-    if let Some(cap) = cap {
-        scores
-            .iter_mut()
-            .for_each(|s| *s = vmath::tanh(*s / cap) * cap);
-    }
+pub(crate) unsafe fn softmax(scores: &mut [f32]) -> (f32, f32) {
     let (lanes, rest) = scores.as_chunks_mut::<8>();
+    assert!(rest.is_empty());
     let mut most = _mm256_set1_ps(f32::NEG_INFINITY);
     for scores in &*lanes {
         // SAFETY: eight elements exist. The instruction returns its second operand if one is NaN,
@@ -150,25 +148,16 @@ pub(crate) unsafe fn softmax(cap: Option<f32>, scores: &mut [f32]) -> (f32, f32)
     let mut eight = [0.0; 8];
     // SAFETY: eight elements exist.
     unsafe { _mm256_storeu_ps(eight.as_mut_ptr(), most) };
-    let max_score = max_score(&eight).max(max_score(rest));
-    let softmax_base = softmax_base(max_score);
+    let max_score = max_score(&eight);
+    let base = _mm256_set1_ps(softmax_base(max_score));
     let mut sums = _mm256_setzero_ps();
     for scores in lanes {
         // SAFETY: eight elements exist; the caller guarantees the features.
         unsafe {
-            let below = _mm256_sub_ps(
-                _mm256_loadu_ps(scores.as_ptr()),
-                _mm256_set1_ps(softmax_base),
-            );
-            let power = exp(below);
+            let power = exp(_mm256_sub_ps(_mm256_loadu_ps(scores.as_ptr()), base));
             _mm256_storeu_ps(scores.as_mut_ptr(), power);
             sums = _mm256_add_ps(sums, power);
         }
     }
-    let mut total = horizontal_sum(sums);
-    for score in rest {
-        *score = vmath::exp(*score - softmax_base);
-        total += *score;
-    }
-    (max_score, total)
+    (max_score, horizontal_sum(sums))
 }

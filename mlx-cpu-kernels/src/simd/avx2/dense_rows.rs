@@ -1,20 +1,136 @@
-//! Multiplication of a few input rows with a dense matrix, for AVX2. Several matrix rows are
-//! processed together, so that each input vector is loaded once for all of them.
+//! Multiplication of input rows with a dense matrix, for AVX2. Several matrix rows are processed
+//! together, so that each input vector is loaded once for all of them. Sums have the same order for
+//! few and for many input rows.
 
 use std::arch::x86_64::{
-    __m256, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_castsi256_ps, _mm256_cvtepu16_epi32,
-    _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_setzero_ps, _mm256_slli_epi32,
+    __m256, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_ps, _mm_unpacklo_ps,
+    _mm256_add_ps, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cvtepu16_epi32,
+    _mm256_cvtph_ps, _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_hadd_ps, _mm256_loadu_ps,
+    _mm256_permute2f128_ps, _mm256_setzero_ps, _mm256_shuffle_ps, _mm256_slli_epi32,
+    _mm256_storeu_ps,
 };
 
+use crate::layout::aligned::AlignedVec;
 use crate::layout::dense::DenseView;
+use crate::layout::tile::LANES;
 use crate::partition::OutputBlock;
 use crate::simd::avx2::vmath::horizontal_sum;
 
-/// Generates the functions `multiply`, `rows` and `tile` for `$features`, with vectors of `$lanes`
-/// elements. The invoking module defines `load`, `load_some` and `sum` for its instruction set.
-/// `$tall` is the number of matrix rows that fit the registers beside `M` inputs.
+/// The number of columns that are added for all tiles of a block before the next columns. Those of
+/// some input rows fit the L1 cache.
+pub(crate) const BLOCK_K: usize = 512;
+
+/// Generates the functions `multiply` and `multiply_many` for `$features`, with vectors of `$lanes`
+/// elements. The invoking module defines `load`, `load_some`, `store`, `sum` and `store_sums` for its
+/// instruction set. `$tall` is the number of matrix rows that fit the registers beside `M` inputs, and
+/// `($many, $rows)` the number of inputs and of matrix rows of a tile of `multiply_many`.
 macro_rules! dense_rows_for {
-    ($features:literal, $lanes:literal, $zero:path, $fma:path, $(($m:literal, $tall:literal)),*) => {
+    (
+        $features:literal, $lanes:literal, $zero:path, $fma:path,
+        many: ($many:literal, $rows:literal), $(($m:literal, $tall:literal)),*
+    ) => {
+        /// See [`crate::simd::dense_rows::multiply_many`].
+        ///
+        /// # Safety
+        /// The processor must have the features of this instance.
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn multiply_many(
+            matrix: &[f32],
+            x: &[f32],
+            k: usize,
+            sums: &mut AlignedVec,
+            tile: &mut [f32],
+        ) {
+            let (columns, rows) = (matrix.len() / k, x.len() / k);
+            // All reads and writes below are within these bounds.
+            assert!(matrix.len() == columns * k && x.len() == rows * k && rows > 0);
+            assert!(rows <= LANES && tile.len() == columns * LANES && LANES.is_multiple_of($many));
+            sums.resize(columns * $many * $lanes);
+            for first in (0..rows).step_by($many) {
+                // A row that does not exist is replaced by the last one.
+                let rows: [&[f32]; $many] = std::array::from_fn(|m| {
+                    let row = (first + m).min(rows - 1);
+                    &x[row * k..(row + 1) * k]
+                });
+                sums.fill(0.0);
+                for from in (0..k).step_by($crate::simd::avx2::dense_rows::BLOCK_K) {
+                    let to = k.min(from + $crate::simd::avx2::dense_rows::BLOCK_K);
+                    let whole = columns / $rows * $rows;
+                    // SAFETY: the columns are below `k`, and matrix rows and sums exist for the
+                    // columns of the tile. The caller guarantees the features.
+                    unsafe {
+                        for column in (0..whole).step_by($rows) {
+                            add_tile::<$rows>((column, k), matrix, rows, from..to, sums);
+                        }
+                        for column in whole..columns {
+                            add_tile::<1>((column, k), matrix, rows, from..to, sums);
+                        }
+                    }
+                }
+                let vectors = sums.chunks_exact($many * $lanes);
+                for (vectors, to) in vectors.zip(tile.chunks_exact_mut(LANES)) {
+                    let to = &mut to[first..first + $many];
+                    // SAFETY: there are the lanes of `$many` vectors, and as many places.
+                    unsafe {
+                        let at = |m: usize| vectors.as_ptr().add(m * $lanes).cast();
+                        let all = std::array::from_fn(|m| load::<{ DenseView::F32_ID }>(at(m)));
+                        store_sums(all, to.as_mut_ptr());
+                    }
+                }
+            }
+        }
+
+        /// Adds the products of some columns of `R` matrix rows, from row `first` on, with the input
+        /// rows to the vectors of sums `[matrix rows, input rows, lanes]`.
+        ///
+        /// # Safety
+        /// The processor must have the features of this instance. All of these elements must exist.
+        #[inline]
+        #[target_feature(enable = $features)]
+        unsafe fn add_tile<const R: usize>(
+            (first, k): (usize, usize),
+            matrix: &[f32],
+            x: [&[f32]; $many],
+            columns: std::ops::Range<usize>,
+            sums: &mut [f32],
+        ) {
+            // SAFETY: the caller guarantees the rows, the columns and the sums.
+            unsafe {
+                let place = |r: usize, m: usize| ((first + r) * $many + m) * $lanes;
+                let at = sums.as_mut_ptr();
+                let row = |r: usize| matrix.as_ptr().add((first + r) * k);
+                let mut all: [[_; $many]; R] = std::array::from_fn(|r| {
+                    std::array::from_fn(|m| load::<{ DenseView::F32_ID }>(at.add(place(r, m)).cast()))
+                });
+                let whole = columns.start + columns.len() / $lanes * $lanes;
+                for i in (columns.start..whole).step_by($lanes) {
+                    let w: [_; R] =
+                        std::array::from_fn(|r| load::<{ DenseView::F32_ID }>(row(r).add(i).cast()));
+                    for (m, x) in x.iter().enumerate() {
+                        let x = load::<{ DenseView::F32_ID }>(x.as_ptr().add(i).cast());
+                        for (all, w) in all.iter_mut().zip(w) {
+                            all[m] = $fma(w, x, all[m]);
+                        }
+                    }
+                }
+                if whole < columns.end {
+                    let rest = columns.end - whole;
+                    for (r, all) in all.iter_mut().enumerate() {
+                        let w = load_some::<{ DenseView::F32_ID }>(row(r).add(whole).cast(), rest);
+                        for (all, x) in all.iter_mut().zip(x) {
+                            let x = x.as_ptr().add(whole).cast();
+                            *all = $fma(w, load_some::<{ DenseView::F32_ID }>(x, rest), *all);
+                        }
+                    }
+                }
+                for (r, all) in all.into_iter().enumerate() {
+                    for (m, all) in all.into_iter().enumerate() {
+                        store(at.add(place(r, m)), all);
+                    }
+                }
+            }
+        }
+
         /// See [`crate::simd::dense_rows::multiply`].
         ///
         /// # Safety
@@ -141,6 +257,7 @@ dense_rows_for!(
     8,
     _mm256_setzero_ps,
     _mm256_fmadd_ps,
+    many: (4, 3),
     (1, 4),
     (2, 4),
     (3, 3),
@@ -187,9 +304,43 @@ unsafe fn load_some<const TYPE: u32>(from: *const u8, n: usize) -> __m256 {
     }
 }
 
-/// The sum of all lanes.
+/// # Safety
+/// There must be space for eight elements.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn store(to: *mut f32, all: __m256) {
+    // SAFETY: the caller guarantees the space.
+    unsafe { _mm256_storeu_ps(to, all) };
+}
+
+/// The sum of all lanes: first those of both halves, then those of both quarters.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn sum(all: __m256) -> f32 {
     horizontal_sum(all)
+}
+
+/// Stores [`sum`] of four vectors, with the same bits.
+///
+/// # Safety
+/// There must be space for four elements.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn store_sums([a, b, c, d]: [__m256; 4], to: *mut f32) {
+    // The four sums of halves of `a` and `b`, and of `c` and `d`.
+    let halves = |a, b| {
+        let low = _mm256_permute2f128_ps::<0x20>(a, b);
+        _mm256_add_ps(low, _mm256_permute2f128_ps::<0x31>(a, b))
+    };
+    let (ab, cd) = (halves(a, b), halves(c, d));
+    let low = _mm256_shuffle_ps::<0b01_00_01_00>(ab, cd);
+    let quarters = _mm256_add_ps(low, _mm256_shuffle_ps::<0b11_10_11_10>(ab, cd));
+    // `a` and `c` in the lower half, `b` and `d` in the upper one.
+    let sums = _mm256_hadd_ps(quarters, quarters);
+    let (ac, bd) = (
+        _mm256_castps256_ps128(sums),
+        _mm256_extractf128_ps::<1>(sums),
+    );
+    // SAFETY: the caller guarantees the space.
+    unsafe { _mm_storeu_ps(to, _mm_unpacklo_ps(ac, bd)) };
 }

@@ -55,6 +55,30 @@ macro_rules! integer_codes {
             unsafe { add_pairs(sums, n, x, word) };
         }
 
+        /// Adds the products of two words of four 8-bit codes each with run `run` of the inputs. A
+        /// lane sums eight products below 256 * 2^15.
+        ///
+        /// # Safety
+        /// The obligations of [`add_4bit`], for run `run` instead of a word.
+        #[inline]
+        #[target_feature(enable = $features)]
+        unsafe fn add_8bit<const M: usize>(
+            sums: &mut [$float; M],
+            [first, second]: [$int; 2],
+            x: InputPtrs,
+            run: usize,
+        ) {
+            let byte = $set_16(255);
+            let n = [
+                $and(first, byte),
+                $right_16::<8>(first),
+                $and(second, byte),
+                $right_16::<8>(second),
+            ];
+            // SAFETY: the caller guarantees the features, and that the run is within the inputs.
+            unsafe { add_pairs(sums, n, x, run) };
+        }
+
         /// [`add_4bit`] for codes that are first mapped to integers. A lane sums eight products
         /// below 128 * 2^15.
         ///
@@ -110,7 +134,7 @@ macro_rules! integer_codes {
             run: usize,
         ) {
             let first = 8 * RUN;
-            // Inputs have the order of `pair_index`: each pair is a code and the code four later.
+            // Inputs have the order of `integer_index`: each pair is a code and the code four later.
             let n = [
                 code_pair::<BITS>(q, first, first + 4),
                 code_pair::<BITS>(q, first + 1, first + 5),

@@ -1,5 +1,5 @@
 //! Multiplication of quantized matrices with few input rows, for AVX2. Inputs are 16-bit integers;
-//! the inputs of a word share a scale (`quantize_inputs.rs`). So sums of products are exact
+//! eight adjacent inputs share a scale (`quantize_inputs.rs`). So sums of products are exact
 //! integers until they are scaled. `avx512/qgemv.rs` reads the same inputs. `gemm/packed_gemm.rs`
 //! handles many rows.
 
@@ -13,7 +13,7 @@ use std::arch::x86_64::{
 };
 
 use crate::layout::float_codes::{ByteScales, Codes, FP4_BIAS, FP4_SCALE};
-use crate::layout::input_panel::{InputPanel, inputs_per_sum};
+use crate::layout::input_panel::{INPUTS_PER_SCALE, InputPanel};
 use crate::layout::packed::{
     GROUPS_PER_AFFINE_SUPER, GROUPS_PER_SUPER, GroupParams, INTERLEAVED_ROWS, PackedMatrix,
     SUPER_BIAS, ScaleFormat, codes_per_chunk, symmetric_bias,
@@ -81,9 +81,10 @@ impl RowBlock {
         assert!(matrix.scales.len() == count * groups * INTERLEAVED_ROWS);
         assert!(matrix.biases.len() == count * groups * INTERLEAVED_ROWS);
         assert!(matrix.group_size() * matrix.bits as usize == 32 * per);
-        // Words of 4-bit codes are read one at a time, so a chunk is one word.
+        // Words of 4-bit codes are read one at a time, and words of 8-bit codes in pairs. Both have
+        // eight codes.
         let chunk = match matrix.bits {
-            4 => 8,
+            4 | 8 => 8,
             bits => codes_per_chunk(bits),
         };
         assert!(matrix.group_size().is_multiple_of(chunk));
@@ -92,7 +93,7 @@ impl RowBlock {
             assert!(x.values.len() == x.rows * k);
         } else {
             assert!(x.quants.len() == x.rows * k && x.sums.len() == x.rows * groups);
-            assert!(x.scales.len() * inputs_per_sum(matrix.bits) == x.rows * k);
+            assert!(x.scales.len() * INPUTS_PER_SCALE == x.rows * k);
         }
         let mut per_super = GROUPS_PER_SUPER;
         let (scales, biases, format) = match (matrix.scales, matrix.biases) {
@@ -331,7 +332,17 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
         // SAFETY: offsets are below the words and groups that the caller guarantees. Prefetched
         // addresses need not be valid.
         unsafe {
-            if BITS == 4 || BITS == 8 {
+            if BITS == 8 {
+                for w in (g * block.per..(g + 1) * block.per).step_by(2) {
+                    let at = block.words.add(w * INTERLEAVED_ROWS);
+                    _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(PREFETCH_BYTES));
+                    let q = [
+                        _mm256_loadu_si256(at.cast()),
+                        _mm256_loadu_si256(at.add(INTERLEAVED_ROWS).cast()),
+                    ];
+                    add_8bit(&mut sums, q, x, w / 2);
+                }
+            } else if BITS == 4 {
                 for w in g * block.per..(g + 1) * block.per {
                     let at = block.words.add(w * INTERLEAVED_ROWS);
                     if w % 2 == 0 {
@@ -345,8 +356,7 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                         Codes::TABLE_ID => {
                             add_looked_up::<M, { Codes::TABLE_ID }>(&mut sums, q, table, x, w);
                         }
-                        _ if BITS == 4 => add_4bit(&mut sums, q, x, w),
-                        _ => add_8bit(&mut sums, q, x, w),
+                        _ => add_4bit(&mut sums, q, x, w),
                     }
                 }
             } else {
@@ -440,10 +450,9 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
             };
             for (m, (total, sum)) in totals.iter_mut().zip(sums).enumerate() {
                 *total = _mm256_fmadd_ps(scale, sum, *total);
-                if ScaleFormat::nibbles(SCALES) != Codes::TABLE_ID {
-                    let group = _mm256_broadcast_ss(&*x.sums.add(m * block.groups + g));
-                    *total = _mm256_fmadd_ps(bias, group, *total);
-                }
+                // A bias of zero keeps a NaN of the inputs, which no integer represents.
+                let group = _mm256_broadcast_ss(&*x.sums.add(m * block.groups + g));
+                *total = _mm256_fmadd_ps(bias, group, *total);
             }
         }
     }
@@ -472,29 +481,6 @@ unsafe fn add_pairs<const M: usize>(
                 _mm256_add_epi32(part(2), part(3)),
             );
             let scale = _mm256_broadcast_ss(&*x.scales.add(run * M + m));
-            *sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(exact), scale, *sum);
-        }
-    }
-}
-
-/// Adds the products of a word of four codes. A lane sums four products below 2^23.
-///
-/// # Safety
-/// The obligations of [`add_pairs`], for word `word` instead of a run.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_8bit<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: InputPtrs, word: usize) {
-    let even = _mm256_and_si256(q, _mm256_set1_epi16(255));
-    let odd = _mm256_srli_epi16::<8>(q);
-    for (m, sum) in sums.iter_mut().enumerate() {
-        // SAFETY: the caller guarantees that the word is within the inputs.
-        unsafe {
-            let at = x.quants.add((word * M + m) * 4);
-            let exact = _mm256_add_epi32(
-                _mm256_madd_epi16(even, broadcast_pair(at)),
-                _mm256_madd_epi16(odd, broadcast_pair(at.add(2))),
-            );
-            let scale = _mm256_broadcast_ss(&*x.scales.add(word * M + m));
             *sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(exact), scale, *sum);
         }
     }

@@ -1,16 +1,20 @@
-//! Quantizes input rows to 16-bit integers with AVX2. The inputs of a matrix word share a scale.
+//! Quantizes input rows to 16-bit integers with AVX2. Eight adjacent inputs share a scale.
 //! `qgemv.rs` of AVX2 and of AVX-512 multiply them.
+//!
+//! Integers, scales and sums of a row equal those that `avx512/integer_tile.rs` computes for many
+//! rows, bit by bit.
 
 use std::arch::x86_64::{
-    __m256, __m256i, _CMP_GT_OQ, _mm_blend_epi16, _mm_cvtss_f32, _mm_packs_epi32, _mm_setr_epi8,
-    _mm_shuffle_epi8, _mm_slli_epi32, _mm_storeu_si128, _mm256_add_ps, _mm256_and_ps,
-    _mm256_andnot_ps, _mm256_castps256_ps128, _mm256_castsi256_si128, _mm256_cmp_ps,
-    _mm256_cvtepi32_ps, _mm256_cvtps_epi32, _mm256_div_ps, _mm256_extractf128_ps,
-    _mm256_extracti128_si256, _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_max_ps, _mm256_mul_ps,
-    _mm256_permute_ps, _mm256_permute2f128_ps, _mm256_set1_ps, _mm256_setzero_ps,
+    __m128i, __m256, _mm_add_epi32, _mm_blend_epi16, _mm_cvtsi128_si32, _mm_cvtss_f32,
+    _mm_madd_epi16, _mm_packs_epi32, _mm_set1_epi16, _mm_setr_epi8, _mm_shuffle_epi8,
+    _mm_shuffle_epi32, _mm_slli_epi32, _mm_storeu_si128, _mm256_andnot_ps, _mm256_castps256_ps128,
+    _mm256_castsi256_si128, _mm256_cvtps_epi32, _mm256_div_ps, _mm256_extracti128_si256,
+    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_max_ps, _mm256_mul_ps, _mm256_permute_ps,
+    _mm256_permute2f128_ps, _mm256_set1_ps, _mm256_setzero_ps,
 };
 
-use crate::layout::input_panel::{InputPanelMut, MAX_QUANT, inputs_per_sum};
+use crate::layout::input_panel::{INPUTS_PER_SCALE, InputPanelMut, MAX_QUANT};
+use crate::layout::integer_panel::SUM;
 use crate::simd::avx2::vmath::horizontal_sum;
 
 /// See [`crate::simd::qgemv::prepare_inputs`].
@@ -26,108 +30,81 @@ pub(crate) unsafe fn prepare_inputs(
 ) {
     let (rows, groups) = (x.len() / k, k / group);
     // All writes below are within these bounds.
-    assert!(to.quants.len() == rows * k && groups * group == k && group.is_multiple_of(8));
-    assert!(to.scales.len() * inputs_per_sum(bits) == rows * k);
+    assert!(to.quants.len() == rows * k && groups * group == k && group.is_multiple_of(SUM));
+    assert!(to.scales.len() * INPUTS_PER_SCALE == rows * k);
     assert!(to.sums.len() == rows * groups);
+    let zero = _mm256_setzero_ps();
     for (row, x) in x.chunks_exact(k).enumerate() {
         for (g, x) in x.chunks_exact(group).enumerate() {
-            let (mut sum, mut rest) = (_mm256_setzero_ps(), _mm256_setzero_ps());
-            for (i, x) in (g * group / 8..).zip(x.as_chunks::<8>().0) {
-                // SAFETY: the caller guarantees the features. A row has `k / 8` vectors, each with
-                // a place.
-                unsafe {
-                    let v = _mm256_loadu_ps(x.as_ptr());
-                    sum = _mm256_add_ps(sum, v);
-                    let (quants, scales) = (to.quants.as_mut_ptr(), to.scales.as_mut_ptr());
-                    let error = if inputs_per_sum(bits) == 8 {
-                        let place = i * rows + row;
-                        quantize_8(v, quants.add(place * 8), scales.add(place))
-                    } else {
-                        let place = 2 * i * rows + row;
-                        quantize_2x4(v, rows, quants.add(place * 4), scales.add(place))
-                    };
-                    rest = _mm256_add_ps(rest, error);
+            let (mut all, mut no_number) = (0.0f32, zero);
+            let first = g * group / INPUTS_PER_SCALE;
+            for (two, x) in x.as_chunks::<SUM>().0.iter().enumerate() {
+                let mut sum = 0.0f32;
+                for (i, x) in x.as_chunks::<INPUTS_PER_SCALE>().0.iter().enumerate() {
+                    let place = (first + 2 * two + i) * rows + row;
+                    // SAFETY: the caller guarantees the features. A row has `k / 8` vectors, each
+                    // with eight places and a scale.
+                    unsafe {
+                        let v = _mm256_loadu_ps(x.as_ptr());
+                        // Adds zero; if an input is infinite or NaN, it adds NaN.
+                        no_number = _mm256_fmadd_ps(v, zero, no_number);
+                        let (pairs, scale) = quantize(v, bits);
+                        _mm_storeu_si128(to.quants.as_mut_ptr().add(place * 8).cast(), pairs);
+                        *to.scales.as_mut_ptr().add(place) = scale;
+                        sum = (total(pairs) as f32).mul_add(scale, sum);
+                    }
                 }
+                all += sum;
             }
-            to.sums[row * groups + g] = horizontal_sum(sum) - horizontal_sum(rest);
+            to.sums[row * groups + g] = all + horizontal_sum(no_number);
         }
     }
 }
 
-/// The maximum magnitude of each four adjacent elements, in all four lanes.
+/// The maximum magnitude of the elements, in all lanes. NaN is ignored.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn max_of_4(v: __m256) -> __m256 {
-    // A comparison with NaN is false, so NaN is ignored.
+fn greatest(v: __m256) -> __m256 {
+    // The instruction returns the second operand if either is NaN.
     let size = _mm256_max_ps(
         _mm256_andnot_ps(_mm256_set1_ps(-0.0), v),
         _mm256_setzero_ps(),
     );
     let two = _mm256_max_ps(size, _mm256_permute_ps::<0b10_11_00_01>(size));
-    _mm256_max_ps(two, _mm256_permute_ps::<0b01_00_11_10>(two))
+    let four = _mm256_max_ps(two, _mm256_permute_ps::<0b01_00_11_10>(two));
+    _mm256_max_ps(four, _mm256_permute2f128_ps::<1>(four, four))
 }
 
-/// Returns integers for elements with these block maxima, the scales, and the rounding errors.
+/// Quantizes eight elements that share a scale. Returns integers in the order of
+/// [`crate::layout::input_panel::integer_index`], and the scale.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn quantize(v: __m256, most: __m256) -> (__m256i, __m256, __m256) {
-    let largest = _mm256_set1_ps(MAX_QUANT);
-    let scale = _mm256_div_ps(most, largest);
-    let some = _mm256_cmp_ps::<_CMP_GT_OQ>(most, _mm256_setzero_ps());
-    let inverse = _mm256_and_ps(some, _mm256_div_ps(largest, most));
+fn quantize(v: __m256, bits: u32) -> (__m128i, f32) {
+    // Among zeros, any scale with a finite inverse is correct.
+    let most = _mm256_max_ps(greatest(v), _mm256_set1_ps(f32::MIN_POSITIVE * MAX_QUANT));
+    let inverse = _mm256_div_ps(_mm256_set1_ps(MAX_QUANT), most);
+    let scale = _mm256_mul_ps(most, _mm256_set1_ps(1.0 / MAX_QUANT));
     let quants = _mm256_cvtps_epi32(_mm256_mul_ps(v, inverse));
-    let error = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(quants), scale, v);
-    (quants, scale, error)
-}
-
-/// Quantizes eight elements that share a scale, in the order of
-/// [`crate::layout::input_panel::pair_index`]. Returns the rounding errors.
-///
-/// # Safety
-/// The processor must have avx2 and fma. Eight places and one scale must exist.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn quantize_8(v: __m256, to: *mut i16, scales: *mut f32) -> __m256 {
-    let four = max_of_4(v);
-    let most = _mm256_max_ps(four, _mm256_permute2f128_ps::<1>(four, four));
-    let (quants, scale, error) = quantize(v, most);
     let (low, high) = (
         _mm256_castsi256_si128(quants),
         _mm256_extracti128_si256::<1>(quants),
     );
-    // A pair is an element and the element four later.
-    let pairs = _mm_blend_epi16::<0b1010_1010>(low, _mm_slli_epi32::<16>(high));
-    // SAFETY: the caller guarantees eight places and one scale.
-    unsafe {
-        _mm_storeu_si128(to.cast(), pairs);
-        *scales = _mm_cvtss_f32(_mm256_castps256_ps128(scale));
-    }
-    error
+    let pairs = if bits == 8 {
+        // A pair is an element and the element two later.
+        let order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+        _mm_shuffle_epi8(_mm_packs_epi32(low, high), order)
+    } else {
+        // A pair is an element and the element four later.
+        _mm_blend_epi16::<0b1010_1010>(low, _mm_slli_epi32::<16>(high))
+    };
+    (pairs, _mm_cvtss_f32(_mm256_castps256_ps128(scale)))
 }
 
-/// Quantizes two groups of four elements. Each group has a scale, and the second is written `rows`
-/// words after the first. Otherwise it is like [`quantize_8`].
-///
-/// # Safety
-/// The processor must have avx2 and fma. Four places and a scale must exist for each group.
+/// The sum of eight integers.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn quantize_2x4(v: __m256, rows: usize, to: *mut i16, scales: *mut f32) -> __m256 {
-    let (quants, scale, error) = quantize(v, max_of_4(v));
-    let all = _mm_packs_epi32(
-        _mm256_castsi256_si128(quants),
-        _mm256_extracti128_si256::<1>(quants),
-    );
-    // A pair is an element and the element two later.
-    let order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
-    let mut two = [0u64; 2];
-    // SAFETY: sixteen bytes exist. The caller guarantees the places.
-    unsafe {
-        _mm_storeu_si128(two.as_mut_ptr().cast(), _mm_shuffle_epi8(all, order));
-        to.cast::<u64>().write_unaligned(two[0]);
-        to.add(rows * 4).cast::<u64>().write_unaligned(two[1]);
-        *scales = _mm_cvtss_f32(_mm256_castps256_ps128(scale));
-        *scales.add(rows) = _mm_cvtss_f32(_mm256_extractf128_ps::<1>(scale));
-    }
-    error
+fn total(pairs: __m128i) -> i32 {
+    let four = _mm_madd_epi16(pairs, _mm_set1_epi16(1));
+    let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b01_00_11_10>(four));
+    _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32::<0b10_11_00_01>(two)))
 }

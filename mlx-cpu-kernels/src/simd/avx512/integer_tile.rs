@@ -15,10 +15,7 @@ use crate::layout::input_panel::MAX_QUANT;
 use crate::layout::integer_panel::{CodePanel, InputColumns, InputColumnsMut, STEP, SUM};
 use crate::layout::tile::LANES;
 
-/// The number of input panels per pass over a matrix.
-pub(crate) const PANELS: usize = 2;
-
-/// The number of matrix rows per tile. With [`PANELS`] vectors per row, the integer sums and the
+/// The number of matrix rows per tile. With two panels, the integer sums and the
 /// group sums take 24 of the 32 registers. The others hold inputs and scales.
 const TILE_ROWS: usize = 6;
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod byte_tile;
 pub(crate) mod dense_rows;
+pub(crate) mod flash_attention;
 pub(crate) mod integer_tile;
 pub(crate) mod microkernel;
 pub(crate) mod qgemv;

@@ -95,7 +95,12 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
         // SAFETY: offsets are below the words and groups that the caller guarantees. Prefetched
         // addresses need not be valid.
         unsafe {
-            if BITS == 4 || BITS == 8 {
+            if BITS == 8 {
+                for w in (g * per..(g + 1) * per).step_by(2) {
+                    let q = [words_of(two, w, true), words_of(two, w + 1, false)];
+                    add_8bit(&mut sums, q, x, w / 2);
+                }
+            } else if BITS == 4 {
                 for w in g * per..(g + 1) * per {
                     let q = words_of(two, w, w % 2 == 0);
                     match ScaleFormat::nibbles(SCALES) {
@@ -105,8 +110,7 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                         Codes::TABLE_ID => {
                             add_looked_up::<M, { Codes::TABLE_ID }>(&mut sums, q, table, x, w);
                         }
-                        _ if BITS == 4 => add_4bit(&mut sums, q, x, w),
-                        _ => add_8bit(&mut sums, q, x, w),
+                        _ => add_4bit(&mut sums, q, x, w),
                     }
                 }
             } else {
@@ -155,10 +159,9 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
             };
             for (m, (total, sum)) in totals.iter_mut().zip(sums).enumerate() {
                 *total = _mm512_fmadd_ps(scale, sum, *total);
-                if ScaleFormat::nibbles(SCALES) != Codes::TABLE_ID {
-                    let group = _mm512_set1_ps(*x.sums.add(m * groups + g));
-                    *total = _mm512_fmadd_ps(bias, group, *total);
-                }
+                // A bias of zero keeps a NaN of the inputs, which no integer represents.
+                let group = _mm512_set1_ps(*x.sums.add(m * groups + g));
+                *total = _mm512_fmadd_ps(bias, group, *total);
             }
         }
     }
@@ -300,28 +303,6 @@ unsafe fn add_pairs<const M: usize>(
                 exact = _mm512_dpwssd_epi32(exact, n, broadcast_pair(at.add(2 * i)));
             }
             let scale = _mm512_set1_ps(*x.scales.add(run * M + m));
-            *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(exact), scale, *sum);
-        }
-    }
-}
-
-/// Adds the products of a word of four codes of each row block. A lane sums four products below
-/// 2^23.
-///
-/// # Safety
-/// The obligations of [`add_pairs`], for word `word` instead of a run.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
-unsafe fn add_8bit<const M: usize>(sums: &mut [__m512; M], q: __m512i, x: InputPtrs, word: usize) {
-    let even = _mm512_and_si512(q, _mm512_set1_epi16(255));
-    let odd = _mm512_srli_epi16::<8>(q);
-    for (m, sum) in sums.iter_mut().enumerate() {
-        // SAFETY: the caller guarantees that the word is within the inputs.
-        unsafe {
-            let at = x.quants.add((word * M + m) * 4);
-            let exact = _mm512_dpwssd_epi32(_mm512_setzero_si512(), even, broadcast_pair(at));
-            let exact = _mm512_dpwssd_epi32(exact, odd, broadcast_pair(at.add(2)));
-            let scale = _mm512_set1_ps(*x.scales.add(word * M + m));
             *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(exact), scale, *sum);
         }
     }

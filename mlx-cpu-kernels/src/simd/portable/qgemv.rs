@@ -2,8 +2,9 @@
 
 use crate::layout::float_codes::{Codes, number};
 use crate::layout::input_panel::{
-    InputPanel, InputPanelMut, MAX_QUANT, inputs_per_sum, pair_index,
+    INPUTS_PER_SCALE, InputPanel, InputPanelMut, MAX_QUANT, integer_index,
 };
+use crate::layout::integer_panel::SUM;
 use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix, code};
 use crate::partition::OutputBlock;
 
@@ -16,6 +17,17 @@ pub(crate) fn prepare_inputs(
     (bits, group): (u32, usize),
     to: InputPanelMut<'_>,
 ) {
+    if !to.quants.is_empty() {
+        let rows = x.len() / k;
+        let sums = to.sums.chunks_exact_mut(k / group);
+        for ((row, x), sums) in x.chunks_exact(k).enumerate().zip(sums) {
+            for ((g, x), sum) in x.chunks_exact(group).enumerate().zip(sums) {
+                let first = g * group / INPUTS_PER_SCALE;
+                *sum = quantize_inputs(x, first, (bits, row, rows), to.quants, to.scales);
+            }
+        }
+        return;
+    }
     for (sum, part) in to.sums.iter_mut().zip(x.chunks_exact(group)) {
         // Eight partial sums are precise enough, and the compiler can vectorize them.
         let mut lanes = [0.0f32; 8];
@@ -26,22 +38,12 @@ pub(crate) fn prepare_inputs(
         }
         *sum = lanes.iter().sum();
     }
-    if !to.quants.is_empty() {
-        let rows = x.len() / k;
-        let sums = to.sums.chunks_exact_mut(k / group);
-        for ((row, x), sums) in x.chunks_exact(k).enumerate().zip(sums) {
-            for ((g, x), sum) in x.chunks_exact(group).enumerate().zip(sums) {
-                let first = g * group / inputs_per_sum(bits);
-                *sum -= quantize_inputs(x, first, (bits, row, rows), to.quants, to.scales);
-            }
-        }
-    } else {
-        to.values.copy_from_slice(x);
-    }
+    to.values.copy_from_slice(x);
 }
 
-/// Quantizes a group of a row, whose first word is word `first` of the row. Returns the rounding
-/// error of the group's sum. A NaN becomes an arbitrary integer, but the group's sum stays NaN.
+/// Quantizes a group of a row to 16-bit integers, `first` scales after the row's first. Returns the
+/// sum of the rounded inputs, in the order of the vector kernels. A NaN becomes an arbitrary
+/// integer, but the sum stays NaN.
 #[inline(always)]
 fn quantize_inputs(
     x: &[f32],
@@ -50,25 +52,28 @@ fn quantize_inputs(
     quants: &mut [i16],
     scales: &mut [f32],
 ) -> f32 {
-    let near = inputs_per_sum(bits);
-    let mut rest = 0.0;
-    for (word, x) in (first..).zip(x.chunks_exact(near)) {
-        let quants = &mut quants[(word * rows + row) * near..][..near];
-        let greatest = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-        let inverse = if greatest > 0.0 {
-            MAX_QUANT / greatest
-        } else {
-            0.0
-        };
-        let scale = greatest / MAX_QUANT;
-        scales[word * rows + row] = scale;
-        for (i, x) in x.iter().enumerate() {
-            let quantized = (x * inverse).round_ties_even() as i16;
-            rest += x - f32::from(quantized) * scale;
-            quants[pair_index(i, near)] = quantized;
+    let (mut all, mut no_number) = (0.0, 0.0);
+    for (two, x) in x.chunks_exact(SUM).enumerate() {
+        let mut sum = 0.0f32;
+        for (i, x) in x.chunks_exact(INPUTS_PER_SCALE).enumerate() {
+            let place = (first + SUM / INPUTS_PER_SCALE * two + i) * rows + row;
+            let quants = &mut quants[place * INPUTS_PER_SCALE..][..INPUTS_PER_SCALE];
+            let greatest = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+            let greatest = greatest.max(f32::MIN_POSITIVE * MAX_QUANT);
+            let (inverse, scale) = (MAX_QUANT / greatest, greatest * (1.0 / MAX_QUANT));
+            scales[place] = scale;
+            let mut total = 0;
+            for (i, x) in x.iter().enumerate() {
+                let quantized = (x * inverse).round_ties_even() as i16;
+                no_number += x * 0.0;
+                total += i32::from(quantized);
+                quants[integer_index(i, bits)] = quantized;
+            }
+            sum = (total as f32).mul_add(scale, sum);
         }
+        all += sum;
     }
-    rest
+    all + no_number
 }
 
 /// See [`crate::simd::qgemv::qgemv`].

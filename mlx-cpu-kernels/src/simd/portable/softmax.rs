@@ -4,12 +4,7 @@ use crate::simd::portable::vmath;
 
 /// See [`crate::attention::decode_attention`].
 #[inline(always)]
-pub(crate) fn softmax(cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
-    if let Some(cap) = cap {
-        scores
-            .iter_mut()
-            .for_each(|s| *s = vmath::tanh(*s / cap) * cap);
-    }
+pub(crate) fn softmax(scores: &mut [f32]) -> (f32, f32) {
     let max_score = max_score(scores);
     let softmax_base = softmax_base(max_score);
     let (lanes, rest) = scores.as_chunks_mut::<8>();

@@ -1,0 +1,203 @@
+//! The order in which attention adds keys: in blocks whose borders depend only on the index of a
+//! key. Single queries and panels of queries add the same keys in the same order. So the attention
+//! of a query is bitwise the same, whether it is computed alone or among others, and with any
+//! number of threads.
+//!
+//! In a block, scores become exponentials relative to the block's maximum. Blocks are then added
+//! one after the other, relative to the maximum until then (Milakov and Gimelshein 2018).
+
+use std::ops::Range;
+
+use crate::isa::Isa;
+use crate::layout::tile::LANES;
+use crate::simd::portable::softmax::softmax_base;
+use crate::simd::portable::vmath;
+
+/// The number of keys per block. With 64, short caches have enough blocks for several threads, and
+/// adding the blocks costs little.
+pub(crate) const BLOCK_KEYS: usize = 64;
+
+/// The keys that a query attends to: a prefix of this length, and a range.
+pub(crate) type VisibleKeys = (usize, Range<usize>);
+
+/// The number of blocks of these keys, at least one.
+pub(crate) fn count((kept, range): &VisibleKeys) -> usize {
+    let others = match range.is_empty() {
+        true => 0,
+        false => range.end.div_ceil(BLOCK_KEYS) - range.start / BLOCK_KEYS,
+    };
+    (kept.div_ceil(BLOCK_KEYS) + others).max(1)
+}
+
+/// The keys of block `number`, below [`count`].
+pub(crate) fn block((kept, range): &VisibleKeys, number: usize) -> Range<usize> {
+    let of_kept = kept.div_ceil(BLOCK_KEYS);
+    let (block, all) = match number < of_kept {
+        true => (number, 0..*kept),
+        false => (
+            range.start / BLOCK_KEYS + number - of_kept,
+            range.start..range.end,
+        ),
+    };
+    let (from, to) = (block * BLOCK_KEYS, (block + 1) * BLOCK_KEYS);
+    from.max(all.start)..to.min(all.end)
+}
+
+/// The maximum score until now, and the sum of exponentials relative to it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Running {
+    pub greatest: f32,
+    pub total: f32,
+}
+
+impl Running {
+    /// The state before the first block. A sink is a score without a value.
+    pub(crate) fn new(sink: Option<f32>) -> Self {
+        Self {
+            greatest: sink.unwrap_or(f32::NEG_INFINITY),
+            total: if sink.is_some() { 1.0 } else { 0.0 },
+        }
+    }
+
+    /// Adds the maximum and the sum of exponentials of a block. Returns the factors of the earlier
+    /// weighted sums and of the block's.
+    #[inline(always)]
+    fn add(&mut self, (greatest, total): (f32, f32)) -> [f32; 2] {
+        // A NaN is ignored here. It is in the block's sum.
+        let most = if greatest > self.greatest {
+            greatest
+        } else {
+            self.greatest
+        };
+        let base = softmax_base(most);
+        let factors = [
+            vmath::exp(self.greatest - base),
+            vmath::exp(greatest - base),
+        ];
+        self.greatest = most;
+        self.total = self.total * factors[0] + total * factors[1];
+        factors
+    }
+}
+
+/// Adds a block to the weighted sums of a query.
+pub(crate) fn add_block(
+    isa: Isa,
+    state: &mut Running,
+    block: (f32, f32),
+    sums: &mut [f32],
+    of_block: &[f32],
+) {
+    let factors = state.add(block);
+    add_rows(isa, sums, of_block, &[factors]);
+}
+
+/// Adds a block to the weighted sums of some queries `[queries, D]`. `block` has the block's
+/// maximum and sum for each of them.
+pub(crate) fn add_panel_block(
+    isa: Isa,
+    states: &mut [Running],
+    (greatest, total): (&[f32; LANES], &[f32; LANES]),
+    sums: &mut [f32],
+    of_block: &[f32],
+) {
+    let mut factors = [[0.0; 2]; LANES];
+    let block = greatest.iter().zip(total);
+    for ((factors, state), (greatest, total)) in factors.iter_mut().zip(&mut *states).zip(block) {
+        *factors = state.add((*greatest, *total));
+    }
+    add_rows(isa, sums, of_block, &factors[..states.len()]);
+}
+
+/// `sums = sums * factors[0] + of_block * factors[1]` for each row.
+fn add_rows(isa: Isa, sums: &mut [f32], of_block: &[f32], factors: &[[f32; 2]]) {
+    #[cfg(target_arch = "x86_64")]
+    if isa.has_avx2() {
+        // SAFETY: `has_avx2` is true only on processors with avx2.
+        return unsafe { add_rows_avx2(sums, of_block, factors) };
+    }
+    let _ = isa;
+    add_rows_with(sums, of_block, factors);
+}
+
+/// [`add_rows_with`] for AVX2.
+///
+/// # Safety
+/// The processor must have avx2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn add_rows_avx2(sums: &mut [f32], of_block: &[f32], factors: &[[f32; 2]]) {
+    add_rows_with(sums, of_block, factors);
+}
+
+#[inline(always)]
+fn add_rows_with(sums: &mut [f32], of_block: &[f32], factors: &[[f32; 2]]) {
+    let d = sums.len() / factors.len().max(1);
+    if d == 0 {
+        return;
+    }
+    let rows = sums.chunks_exact_mut(d).zip(of_block.chunks_exact(d));
+    for ((sums, of_block), [before, block]) in rows.zip(factors) {
+        for (sum, value) in sums.iter_mut().zip(of_block) {
+            *sum = *sum * before + value * block;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_all_visible_keys_in_order() {
+        for visible in [
+            (0, 0..1),
+            (0, 5..5),
+            (4, 4..200),
+            (70, 100..300),
+            (0, 63..65),
+            (0, 64..128),
+            (3, 9..9),
+        ] {
+            let keys: Vec<usize> = (0..count(&visible))
+                .flat_map(|number| block(&visible, number))
+                .collect();
+            let wanted: Vec<usize> = (0..visible.0).chain(visible.1.clone()).collect();
+            assert_eq!(keys, wanted, "{visible:?}");
+            for number in 0..count(&visible) {
+                let keys = block(&visible, number);
+                assert!(keys.is_empty() || keys.start / BLOCK_KEYS == (keys.end - 1) / BLOCK_KEYS);
+            }
+        }
+    }
+
+    #[test]
+    fn a_block_without_keys_changes_nothing() {
+        let mut state = Running::new(None);
+        let mut sums = [0.0, 0.0];
+        add_block(
+            Isa::Portable,
+            &mut state,
+            (f32::NEG_INFINITY, 0.0),
+            &mut sums,
+            &[0.0, 0.0],
+        );
+        assert_eq!((sums, state.total), ([0.0, 0.0], 0.0));
+        add_block(
+            Isa::Portable,
+            &mut state,
+            (2.0, 1.5),
+            &mut sums,
+            &[0.3, -7.0],
+        );
+        assert_eq!((sums, state.total), ([0.3, -7.0], 1.5));
+        add_block(
+            Isa::Portable,
+            &mut state,
+            (f32::NEG_INFINITY, 0.0),
+            &mut sums,
+            &[0.0, 0.0],
+        );
+        assert_eq!((sums, state.total, state.greatest), ([0.3, -7.0], 1.5, 2.0));
+    }
+}

@@ -1,0 +1,173 @@
+//! Many-row multiplication in 16-bit integers, for AVX2. Results equal those of
+//! `avx512/integer_tile.rs` bit by bit.
+
+use std::arch::x86_64::{
+    __m256, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_andnot_ps,
+    _mm256_broadcast_ss, _mm256_cvtepi32_ps, _mm256_cvtps_epi32, _mm256_div_ps, _mm256_fmadd_ps,
+    _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_max_ps, _mm256_mul_ps,
+    _mm256_or_si256, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256,
+    _mm256_slli_epi32, _mm256_storeu_ps, _mm256_storeu_si256,
+};
+use std::ops::Range;
+
+use crate::layout::input_panel::MAX_QUANT;
+use crate::layout::integer_panel::{CodePanel, InputColumns, InputColumnsMut, STEP, SUM};
+use crate::layout::tile::LANES;
+
+/// The number of vectors of a panel.
+const VECTORS: usize = LANES / 8;
+
+/// The number of matrix rows per tile. Their integer sums take 8 of the 16 registers. The sums of a
+/// group are in memory.
+const TILE_ROWS: usize = 4;
+
+/// Quantizes columns `[columns, LANES]`, with a scale per [`STEP`] columns.
+///
+/// # Safety
+/// The processor must have avx2 and fma.
+#[target_feature(enable = "avx2,fma")]
+pub(crate) unsafe fn quantize(columns: &[f32], to: InputColumnsMut<'_>) {
+    let sums = columns.len() / (SUM * LANES);
+    // All reads and writes below are within these bounds.
+    assert!(columns.len() == sums * SUM * LANES && to.pairs.len() == columns.len() / 2);
+    assert!(to.scales.len() == columns.len() / STEP && to.sums.len() == sums * LANES);
+    let zero = _mm256_setzero_ps();
+    for (s, lane) in (0..sums).flat_map(|s| (0..LANES).step_by(8).map(move |lane| (s, lane))) {
+        let mut total = zero;
+        for step in s * (SUM / STEP)..(s + 1) * (SUM / STEP) {
+            // SAFETY: columns, pairs and scale of step `step` are within the asserted bounds.
+            unsafe {
+                let from = columns.as_ptr().add(step * STEP * LANES + lane);
+                let x: [__m256; STEP] =
+                    std::array::from_fn(|c| _mm256_loadu_ps(from.add(c * LANES)));
+                let mut most = zero;
+                for x in x {
+                    let size = _mm256_andnot_ps(_mm256_set1_ps(-0.0), x);
+                    most = _mm256_max_ps(most, size);
+                    // Adds zero; if an input is infinite or NaN, it adds NaN.
+                    total = _mm256_fmadd_ps(x, zero, total);
+                }
+                // In a row of zeros, any scale with a finite inverse is correct.
+                let most = _mm256_max_ps(most, _mm256_set1_ps(f32::MIN_POSITIVE * MAX_QUANT));
+                let inverse = _mm256_div_ps(_mm256_set1_ps(MAX_QUANT), most);
+                let scale = _mm256_mul_ps(most, _mm256_set1_ps(1.0 / MAX_QUANT));
+                let rounded = x.map(|x| _mm256_cvtps_epi32(_mm256_mul_ps(x, inverse)));
+                let mut sum = _mm256_setzero_si256();
+                for (i, two) in rounded.as_chunks::<2>().0.iter().enumerate() {
+                    let low = _mm256_and_si256(two[0], _mm256_set1_epi32(0xffff));
+                    let both = _mm256_or_si256(low, _mm256_slli_epi32::<16>(two[1]));
+                    let place = (step * STEP / 2 + i) * LANES + lane;
+                    _mm256_storeu_si256(to.pairs.as_mut_ptr().add(place).cast(), both);
+                    sum = _mm256_add_epi32(sum, _mm256_add_epi32(two[0], two[1]));
+                }
+                _mm256_storeu_ps(to.scales.as_mut_ptr().add(step * LANES + lane), scale);
+                total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, total);
+            }
+        }
+        // SAFETY: sum `s` is below `sums`, as asserted.
+        unsafe { _mm256_storeu_ps(to.sums.as_mut_ptr().add(s * LANES + lane), total) };
+    }
+}
+
+/// `sums[row][lane] (+)= matrix[row] . x[lane]` over some groups. Only the first `rows` rows of the
+/// matrix are used. Without `accumulate`, earlier sums are overwritten.
+///
+/// # Safety
+/// The processor must have avx2 and fma.
+#[target_feature(enable = "avx2,fma")]
+pub(crate) unsafe fn multiply(
+    rows: usize,
+    groups: Range<usize>,
+    matrix: CodePanel<'_>,
+    x: InputColumns<'_>,
+    sums: &mut [f32],
+    accumulate: bool,
+) {
+    // All reads and writes below are within these bounds.
+    let (columns, stride) = (groups.end * matrix.group, matrix.rows);
+    assert!(matrix.group.is_multiple_of(SUM));
+    assert!(rows <= stride && columns / 2 * stride <= matrix.pairs.len());
+    assert!(groups.end * stride <= matrix.scales.len().min(matrix.biases.len()));
+    assert!(columns / 2 * LANES <= x.pairs.len() && columns / STEP * LANES <= x.scales.len());
+    assert!(columns / SUM * LANES <= x.sums.len() && sums.len() >= rows * LANES);
+    if !accumulate {
+        sums[..rows * LANES].fill(0.0);
+    }
+    for row in (0..rows).step_by(TILE_ROWS) {
+        // SAFETY: as asserted, matrix and sums have `rows` rows, and matrix and inputs have the
+        // groups.
+        unsafe {
+            let to = sums.as_mut_ptr().add(row * LANES);
+            match rows - row {
+                1 => tile::<1>((row, groups.clone()), matrix, x, to),
+                2 => tile::<2>((row, groups.clone()), matrix, x, to),
+                3 => tile::<3>((row, groups.clone()), matrix, x, to),
+                _ => tile::<TILE_ROWS>((row, groups.clone()), matrix, x, to),
+            }
+        }
+    }
+}
+
+/// Multiplies `M` matrix rows from `first` on with a panel, and adds to the sums. A lane sums eight
+/// products below 2^8 * 2^15 exactly.
+///
+/// # Safety
+/// The processor must have avx2 and fma. Matrix and sums must have these rows, and matrix and inputs
+/// the groups.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn tile<const M: usize>(
+    (first, groups): (usize, Range<usize>),
+    matrix: CodePanel<'_>,
+    x: InputColumns<'_>,
+    sums: *mut f32,
+) {
+    let (columns, stride) = (matrix.group, matrix.rows);
+    let (pairs, lanes) = (matrix.pairs.as_ptr(), x.pairs.as_ptr());
+    let scales_of = |all: &[f32], group: usize| all.as_ptr().wrapping_add(group * stride + first);
+    for g in groups {
+        let mut group = [[_mm256_setzero_ps(); VECTORS]; M];
+        // SAFETY: the caller guarantees the rows and groups.
+        unsafe {
+            for step in g * columns / STEP..(g + 1) * columns / STEP {
+                let mut exact = [[_mm256_setzero_si256(); VECTORS]; M];
+                for pair in step * (STEP / 2)..(step + 1) * (STEP / 2) {
+                    let x: [_; VECTORS] = std::array::from_fn(|v| {
+                        _mm256_loadu_si256(lanes.add(pair * LANES + 8 * v).cast())
+                    });
+                    let row = pairs.add(pair * stride + first);
+                    for (m, exact) in exact.iter_mut().enumerate() {
+                        let two = _mm256_set1_epi32(*row.add(m));
+                        for (exact, x) in exact.iter_mut().zip(x) {
+                            *exact = _mm256_add_epi32(*exact, _mm256_madd_epi16(x, two));
+                        }
+                    }
+                }
+                let scales = x.scales.as_ptr().add(step * LANES);
+                for (group, exact) in group.iter_mut().zip(exact) {
+                    for (v, (group, exact)) in group.iter_mut().zip(exact).enumerate() {
+                        let scale = _mm256_loadu_ps(scales.add(8 * v));
+                        *group = _mm256_fmadd_ps(_mm256_cvtepi32_ps(exact), scale, *group);
+                    }
+                }
+            }
+            let mut all = [_mm256_setzero_ps(); VECTORS];
+            for s in g * columns / SUM..(g + 1) * columns / SUM {
+                let sums = x.sums.as_ptr().add(s * LANES);
+                for (v, all) in all.iter_mut().enumerate() {
+                    *all = _mm256_add_ps(*all, _mm256_loadu_ps(sums.add(8 * v)));
+                }
+            }
+            let (scales, biases) = (scales_of(matrix.scales, g), scales_of(matrix.biases, g));
+            for (m, group) in group.into_iter().enumerate() {
+                let scale = _mm256_broadcast_ss(&*scales.add(m));
+                let bias = _mm256_broadcast_ss(&*biases.add(m));
+                for (v, (group, all)) in group.into_iter().zip(all).enumerate() {
+                    let to = sums.add(m * LANES + 8 * v);
+                    let total = _mm256_fmadd_ps(group, scale, _mm256_loadu_ps(to));
+                    _mm256_storeu_ps(to, _mm256_fmadd_ps(bias, all, total));
+                }
+            }
+        }
+    }
+}

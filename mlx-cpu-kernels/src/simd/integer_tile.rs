@@ -1,0 +1,61 @@
+//! Many-row multiplication in 16-bit integers. Chooses the kernel by instruction set. All of them
+//! give the same bits.
+
+use std::ops::Range;
+
+use crate::isa::Isa;
+use crate::layout::integer_panel::{CodePanel, InputColumns, InputColumnsMut};
+use crate::simd::{avx2, avx512};
+
+/// The maximum number of input panels per pass over a matrix.
+pub(crate) const PANELS: usize = 2;
+
+/// Whether there is a kernel for this instruction set.
+pub(crate) fn supports(isa: Isa) -> bool {
+    isa.has_avx2()
+}
+
+/// Quantizes columns `[columns, LANES]`.
+///
+/// # Panics
+/// If no kernel supports the instruction set, or the lengths do not match.
+pub(crate) fn quantize(isa: Isa, columns: &[f32], to: InputColumnsMut<'_>) {
+    match isa {
+        // SAFETY: only `detect` makes these, on processors with all features of the kernels.
+        Isa::Avx512 | Isa::Amx => unsafe { avx512::integer_tile::quantize(columns, to) },
+        // SAFETY: only `detect` makes it, on processors with avx2 and fma.
+        Isa::Avx2 => unsafe { avx2::integer_tile::quantize(columns, to) },
+        _ => unreachable!("a product of `fits_integers`"),
+    }
+}
+
+/// `sums[panel][row][lane] (+)= matrix[row] . x[panel][lane]` over some groups. Only the first
+/// `rows` rows of the matrix are used. There are one or two panels, whose sums have the given
+/// distance. Without `accumulate`, earlier sums are overwritten.
+///
+/// # Panics
+/// If no kernel supports the instruction set, or the lengths do not match.
+pub(crate) fn multiply(
+    isa: Isa,
+    (rows, groups): (usize, Range<usize>),
+    matrix: CodePanel<'_>,
+    x: &[InputColumns<'_>],
+    (sums, apart): (&mut [f32], usize),
+    accumulate: bool,
+) {
+    match isa {
+        // SAFETY: only `detect` makes these, on processors with all features of the kernels.
+        Isa::Avx512 | Isa::Amx => unsafe {
+            let sums = (sums, apart);
+            avx512::integer_tile::multiply(rows, groups, matrix, x, sums, accumulate);
+        },
+        Isa::Avx2 => {
+            for (x, sums) in x.iter().zip(sums.chunks_mut(apart)) {
+                let groups = groups.clone();
+                // SAFETY: only `detect` makes it, on processors with avx2 and fma.
+                unsafe { avx2::integer_tile::multiply(rows, groups, matrix, *x, sums, accumulate) };
+            }
+        }
+        _ => unreachable!("a product of `fits_integers`"),
+    }
+}

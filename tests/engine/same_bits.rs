@@ -1,0 +1,95 @@
+//! The logits of a position must not depend on what is computed beside it, to the bit. Then a reply
+//! is the same with any steps of prefill, in any batch, and after any cached prefix.
+
+use crate::common::{greedy, has_amx, tiny, tiny_names};
+use inference::{Interrupt, Prompt, TextModel, Token};
+
+/// Longer than two blocks of keys.
+const PROMPT: u32 = 140;
+
+fn logits(model: &dyn TextModel, count: usize, all: bool) -> Vec<u32> {
+    let vocab = u32::try_from(model.info().vocab_size).unwrap();
+    let ids = (0..PROMPT).map(|i| (i * i * 7 + i * 13 + 5) % vocab.min(276));
+    let prompt = Prompt::Tokens(ids.take(count).collect());
+    let tokens = model.as_token_model().unwrap();
+    let output = tokens.logits(&prompt, all, &Interrupt::new()).unwrap();
+    output.logits.into_iter().map(f32::to_bits).collect()
+}
+
+#[test]
+fn logits_of_a_prefix_are_those_of_the_whole_prompt_to_the_bit() {
+    if has_amx() || !x86_kernels() {
+        return;
+    }
+    let mut different = Vec::new();
+    for name in tiny_names() {
+        let model = tiny(&name);
+        let all = logits(model.as_ref(), PROMPT as usize, true);
+        let width = model.info().vocab_size;
+        for n in [1, 2, 7, 17, 64, 65, 127, 129] {
+            let last = logits(model.as_ref(), n, false);
+            if last != all[(n - 1) * width..n * width] {
+                different.push(format!("{name} {n}"));
+                break;
+            }
+        }
+    }
+    assert_eq!(different, Vec::<String>::new());
+}
+
+/// Whether the kernels for x86-64 compute.
+fn x86_kernels() -> bool {
+    let chosen = std::env::var("MLX_CPU_KERNELS").unwrap_or_default();
+    #[cfg(target_arch = "x86_64")]
+    let has = std::arch::is_x86_feature_detected!("avx2");
+    #[cfg(not(target_arch = "x86_64"))]
+    let has = false;
+    has && !["off", "portable"].contains(&chosen.as_str())
+}
+
+/// The log-probabilities of a reply, in bits.
+fn bits(tokens: &[Token]) -> Vec<(u32, u32)> {
+    let of = |token: &Token| {
+        let logprobs = token.logprobs.as_ref().expect("they were asked for");
+        (token.id, logprobs.logprob.to_bits())
+    };
+    tokens.iter().map(of).collect()
+}
+
+#[test]
+fn replies_are_the_same_in_steps_and_in_batches_to_the_bit() {
+    if has_amx() || !x86_kernels() {
+        return;
+    }
+    let mut different = Vec::new();
+    for name in tiny_names() {
+        let model = tiny(&name);
+        let prompts: Vec<Prompt> = [40u32, 3, 21, 80]
+            .iter()
+            .map(|n| Prompt::Tokens((0..*n).map(|i| (i * 37 + n * 61) % 260 + 16).collect()))
+            .collect();
+        let options = greedy(12).with_cache_prompt(false).with_logprobs(2);
+        let alone = |prompt: &Prompt, step: usize| {
+            let options = options.clone().with_prefill_step_size(step);
+            let reply = model.generate(prompt, &options).unwrap();
+            bits(&reply.collect::<Result<Vec<_>, _>>().unwrap())
+        };
+        let wanted: Vec<_> = prompts.iter().map(|prompt| alone(prompt, 512)).collect();
+        for step in [1, 7, 33] {
+            for (prompt, wanted) in prompts.iter().zip(&wanted) {
+                if alone(prompt, step) != *wanted {
+                    different.push(format!("{name}: steps of {step}"));
+                    break;
+                }
+            }
+        }
+        let together = model.batch_generate(&prompts, &options).unwrap();
+        for (result, wanted) in together.iter().zip(&wanted) {
+            if bits(&result.tokens) != *wanted {
+                different.push(format!("{name}: a batch"));
+                break;
+            }
+        }
+    }
+    assert_eq!(different, Vec::<String>::new());
+}
