@@ -98,6 +98,12 @@ impl Model {
 
 #[pymethods]
 impl Model {
+    /// The path or name by which the model was loaded.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.shared.name
+    }
+
     /// The name of the model's backend.
     #[getter]
     fn backend(&self) -> Option<&str> {

@@ -57,8 +57,7 @@ def load(
     Raises Error: for an unknown or unavailable backend, a model that is not found or damaged, and
     an option that is unknown or out of range.
     """
-    name = os.fspath(name_or_path)
-    return Model(_native.load(name, backend, _json(options)), name)
+    return Model(_native.load(os.fspath(name_or_path), backend, _json(options)))
 
 
 class Reply(str):
@@ -142,12 +141,16 @@ class Stream:
 class Model:
     """A loaded model. Threads may share it. ``with rust_mlx.load(...) as model`` closes it."""
 
-    def __init__(self, native: _native.Model, name: str) -> None:
+    def __init__(self, native: _native.Model) -> None:
         self._native = native
-        self._name = name
 
     def __repr__(self) -> str:
-        return f"<rust_mlx.Model {self._name!r} on {self.backend}>"
+        return f"<rust_mlx.Model {self.name!r} on {self.backend}>"
+
+    @property
+    def name(self) -> str:
+        """The path or name by which the model was loaded."""
+        return self._native.name
 
     @property
     def backend(self) -> Optional[str]:
