@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+#[cfg(not(feature = "metal-backend"))]
 use pyo3::prelude::*;
 
 use crate::model::Shared;

@@ -39,7 +39,8 @@ def backends() -> List[Dict[str, Any]]:
     Each is a dictionary with ``name``, ``available``, ``default`` (whether it is chosen without a
     name), ``reason`` (why it is unavailable, or None), ``device`` and ``capabilities``.
     """
-    return json.loads(_native.backends())
+    infos: List[Dict[str, Any]] = json.loads(_native.backends())
+    return infos
 
 
 def load(
@@ -160,7 +161,8 @@ class Model:
     @property
     def info(self) -> Dict[str, Any]:
         """Architecture, sizes, types and device."""
-        return json.loads(self._native.info())
+        info: Dict[str, Any] = json.loads(self._native.info())
+        return info
 
     def tokenize(self, text: str, add_special: bool = True) -> List[int]:
         """Convert text to token ids. ``add_special`` adds the special tokens that the model expects
@@ -242,7 +244,9 @@ class Model:
                 callback(json.loads(event))
 
         receiver = None if callback is None else told
-        return json.loads(self._native.train(_json(options), start, apply, receiver))
+        done = self._native.train(_json(options), start, apply, receiver)
+        summary: Dict[str, Any] = json.loads(done)
+        return summary
 
     def close(self) -> None:
         """Free the model's memory after running calls have ended. Later calls raise Error."""

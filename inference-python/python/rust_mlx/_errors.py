@@ -1,5 +1,7 @@
 """The exception of this package. The native part raises it, too."""
 
+from typing import Any, Tuple
+
 
 class Error(Exception):
     """A call failed. The message says what is wrong, where, and what would work.
@@ -16,5 +18,5 @@ class Error(Exception):
         super().__init__(message)
         self.kind = kind
 
-    def __reduce__(self):
+    def __reduce__(self) -> Tuple[Any, ...]:
         return type(self), (str(self), self.kind)

@@ -300,7 +300,9 @@ fn unsafe_code_is_where_it_may_be() {
     assert_eq!(allowed, UNSAFE.len());
     for (module, text) in modules(&root.join("inference-c/src")) {
         // In `lib`, the word is only in the attributes that allow it for `abi`.
-        let code = code(&text).replace("unsafe_code", "").replace("unsafe code", "");
+        let code = code(&text)
+            .replace("unsafe_code", "")
+            .replace("unsafe code", "");
         let has = code.contains("unsafe");
         assert_eq!(has, module == "abi", "inference-c: {module}");
     }
