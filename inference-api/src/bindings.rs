@@ -137,7 +137,7 @@ fn canonical(name: &str) -> &str {
         return "stop_strings";
     }
     Parameter::all()
-        .find(|parameter| parameter.aliases().iter().any(|alias| *alias == name))
+        .find(|parameter| parameter.aliases().contains(&name))
         .map_or(name, |parameter| parameter.name())
 }
 
@@ -445,7 +445,7 @@ impl Reply {
     ) -> Result<Self> {
         let mut reply = Self::default();
         let mut stopped = false;
-        while let Some(token) = stream.next() {
+        for token in stream.by_ref() {
             let token = match token {
                 Ok(token) => token,
                 Err(e) if e.kind() == ErrorKind::Cancelled => break,

@@ -69,9 +69,9 @@ impl<E: Send + 'static, T: Send + 'static> Worker<E, T> {
         loop {
             // The lock is taken without the interpreter's lock, so that two threads that read the
             // same reports cannot wait for each other.
-            let waited = py.detach(|| match self.reports.lock().as_ref() {
-                Some(reports) => Some(reports.recv_timeout(POLL)),
-                None => None,
+            let waited = py.detach(|| {
+                let reports = self.reports.lock();
+                reports.as_ref().map(|reports| reports.recv_timeout(POLL))
             });
             match waited {
                 None => return Ok(None),
