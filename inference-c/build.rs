@@ -1,5 +1,5 @@
-//! Lets the library find the MLX library that it was built against, on macOS. On Linux mlx-sys looks
-//! for it at run time.
+//! Lets the library find the MLX library that it was built against, on macOS. On Linux mlx-sys
+//! looks for it at run time.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -39,7 +39,6 @@ NEEDED = {
     "rust-mlx-inference-python": [
         "python/rust_mlx/__init__.py",
         "python/rust_mlx/_native.pyi",
-        "python/rust_mlx/py.typed",
     ],
     "rust-mlx-mlxlm-backend": ["src/bridge.py"],
     "rust-mlx": ["CHANGELOG.md", "examples/generate.rs", "src/main.rs"],

@@ -44,7 +44,8 @@ int main(int argc, char **argv) {
     }
     rust_mlx_model *model = NULL;
     char *error = NULL;
-    rust_mlx_status status = rust_mlx_load(argv[1], argc > 3 ? argv[3] : NULL, NULL, &model, &error);
+    const char *backend = argc > 3 ? argv[3] : NULL;
+    rust_mlx_status status = rust_mlx_load(argv[1], backend, NULL, &model, &error);
     char *messages = conversation(argv[2]);
     char *reply = NULL;
     if (status == RUST_MLX_STATUS_OK && messages) {

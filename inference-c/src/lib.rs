@@ -1,14 +1,14 @@
-//! A C interface to the inference contract, for programs in C and in every language that can call C.
+//! A C interface to the inference contract, for programs in C and in languages that can call C.
 //!
-//! The header is [`include/rust_mlx.h`](https://github.com/rust-mlx/rust-mlx/blob/main/inference-c/include/rust_mlx.h),
-//! and [docs/from-c.md](https://github.com/rust-mlx/rust-mlx/blob/main/docs/from-c.md) says how to
-//! build and link. In Rust, use the crate `rust-mlx-inference-api` instead.
+//! The header is `include/rust_mlx.h`, and
+//! [docs/from-c.md](https://github.com/rust-mlx/rust-mlx/blob/main/docs/from-c.md) says how to build
+//! and link. In Rust, use the crate `rust-mlx-inference-api` instead.
 //!
 //! - `status.rs`: the values that functions return, one for each [`inference::ErrorKind`];
 //! - `work.rs`: what the functions do, on Rust's types, in safe code;
 //! - `abi.rs`: the functions, and all unsafe code: reading arguments, and writing results.
 //!
-//! Rules of all functions: each returns a [`Status`] and gives an error's message through a pointer,
+//! Each function that can fail returns a [`Status`] and gives an error's message through a pointer,
 //! so there is no global state. A null pointer where a value is needed, and a text that is not
 //! UTF-8, are errors. No panic leaves a function. The caller frees results with the functions of
 //! this library.

@@ -35,7 +35,7 @@ pub(crate) fn load(
     if let Some(backend) = backend {
         if options.backend.is_some() {
             return Err(invalid(
-                "the backend is given twice, as an argument and as an option; leave one of them out",
+                "the backend is given twice, as an argument and as an option; leave one out",
             ));
         }
         options.backend = Some(backend.to_owned());
