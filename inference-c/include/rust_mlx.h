@@ -105,9 +105,9 @@ const char *rust_mlx_version(void);
  * Lists the backends as a JSON array of objects with `name`, `available`, `default`, `reason` (why
  * the backend is unavailable, or `null`), `device` and `capabilities`.
  *
- * `out` receives the text; free it with `rust_mlx_string_free`. If `error` is not NULL, it receives
- * the message of an error, which is to be freed in the same way, or NULL. This holds for `out` and
- * `error` of all functions.
+ * `out` receives the text; free it with `rust_mlx_string_free`. If `error` is not NULL, it
+ * receives the message of an error, which is to be freed in the same way, or NULL. This holds for
+ * `out` and `error` of all functions.
  *
  * # Safety
  * `out` and `error` must be NULL or point to a place that can be written.
@@ -115,10 +115,10 @@ const char *rust_mlx_version(void);
 enum rust_mlx_status rust_mlx_backends(char **out, char **error);
 
 /**
- * Loads a model. `model` is a directory, a .gguf file, a known name, or `owner/name` of the Hugging
- * Face Hub; a model that is not on this machine is downloaded. `backend` is a backend's name; with
- * NULL, the best available one is chosen. `options` is a JSON object of load options, such as
- * `{"context_len": 4096, "kv_bits": 8}`, or NULL.
+ * Loads a model. `model` is a directory, a .gguf file, a known name, or `owner/name` of the
+ * Hugging Face Hub; a model that is not on this machine is downloaded. `backend` is a backend's
+ * name; with NULL, the best available one is chosen. `options` is a JSON object of load options,
+ * such as `{"context_len": 4096, "kv_bits": 8}`, or NULL.
  *
  * `out` receives the model; free it with `rust_mlx_model_free`.
  *
@@ -151,12 +151,12 @@ enum rust_mlx_status rust_mlx_model_info(const struct rust_mlx_model *model,
                                          char **error);
 
 /**
- * Converts text to token ids. `add_special` adds the special tokens that the model expects around a
- * text. `out` receives the ids, and `count` their number; free them with `rust_mlx_tokens_free`.
+ * Converts text to token ids. `add_special` adds the special tokens that the model expects around
+ * a text. `out` receives the ids, and `count` their number; free them with `rust_mlx_tokens_free`.
  *
  * # Safety
- * As for `rust_mlx_model_info`; `text` must end with a zero byte, and `count` must be NULL or point
- * to a place that can be written.
+ * As for `rust_mlx_model_info`; `text` must end with a zero byte, and `count` must be NULL or
+ * point to a place that can be written.
  */
 enum rust_mlx_status rust_mlx_tokenize(const struct rust_mlx_model *model,
                                        const char *text,
@@ -178,9 +178,9 @@ enum rust_mlx_status rust_mlx_detokenize(const struct rust_mlx_model *model,
                                          char **error);
 
 /**
- * Continues a text, without a chat template. `options` is a JSON object of generation options, such
- * as `{"max_tokens": 64, "temperature": 0.7, "stop": ["\n"]}`, or NULL. `on_piece` receives each
- * piece of the text, and may end the reply; with NULL, only the whole reply is returned.
+ * Continues a text, without a chat template. `options` is a JSON object of generation options,
+ * such as `{"max_tokens": 64, "temperature": 0.7, "stop": ["\n"]}`, or NULL. `on_piece` receives
+ * each piece of the text, and may end the reply; with NULL, only the whole reply is returned.
  *
  * `out` receives the reply as a JSON object with `text`, `tokens`, `finish_reason` (`stop`,
  * `length`, or `cancelled` if `on_piece` ended it), `stop`, `logprobs` if requested, and `metrics`
@@ -199,10 +199,11 @@ enum rust_mlx_status rust_mlx_generate(const struct rust_mlx_model *model,
                                        char **error);
 
 /**
- * Answers a conversation, with the model's chat template. `messages` is JSON: an array of messages,
- * such as `[{"role": "user", "content": "Hello"}]`, or an object with `messages` and optionally
- * `tools`, `chat_template_kwargs` and `continue_final_message`. A JSON string or an array of token
- * ids is a prompt without a template. The other arguments are those of `rust_mlx_generate`.
+ * Answers a conversation, with the model's chat template. `messages` is JSON: an array of
+ * messages, such as `[{"role": "user", "content": "Hello"}]`, or an object with `messages` and
+ * optionally `tools`, `chat_template_kwargs` and `continue_final_message`. A JSON string or an
+ * array of token ids is a prompt without a template. The other arguments are those of
+ * `rust_mlx_generate`.
  *
  * # Safety
  * As for `rust_mlx_generate`.
@@ -223,8 +224,8 @@ enum rust_mlx_status rust_mlx_chat(const struct rust_mlx_model *model,
  * `rust_mlx_floats_free` and their number, `rows * dimensions`.
  *
  * # Safety
- * As for `rust_mlx_model_info`; texts must end with a zero byte, and `rows` and `dimensions` must be
- * NULL or point to a place that can be written.
+ * As for `rust_mlx_model_info`; texts must end with a zero byte, and `rows` and `dimensions` must
+ * be NULL or point to a place that can be written.
  */
 enum rust_mlx_status rust_mlx_embed(const struct rust_mlx_model *model,
                                     const char *texts,
