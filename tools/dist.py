@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 """Makes what people install, and shows that it works: a Python wheel and a Debian package.
 
-    tools/dist.py wheel          target/dist/rust_mlx-VERSION-py3-none-PLATFORM.whl
+    tools/dist.py wheel          target/dist/rust_mlx-VERSION-cp38-abi3-PLATFORM.whl
     tools/dist.py deb            target/dist/rust-mlx_VERSION_ARCH.deb
     tools/dist.py check          installs both as another user finds them, and generates with each
 
-Both hold the program and MLX's library, as `mlx self bundle` lays them out. `check` needs root: it
+Both hold the program and MLX's library, as `mlx self bundle` lays them out. The wheel also holds the
+Python module `rust_mlx`, which `check` imports with this Python. `check` needs root: it
 makes a root directory that holds the package, the C and C++ libraries and a model, and nothing else:
 no cache, no network, no other program. In it user 65534 runs `mlx backends` and `mlx generate`.
 
 Linux only. Needs what a build needs; `wheel` also maturin (`pip install maturin`), `deb` and `check`
-dpkg. `--program FILE` takes a program that was built before, for `deb`; maturin builds its own, with
+dpkg. `--program FILE` takes a program that was built before; maturin builds the module, with
 `--profile`. NAME of `--model` is fetched with `mlx pull`.
 """
 
@@ -76,7 +77,14 @@ def bundle(options):
 
 def make_wheel(options):
     stage = fresh(OUT / "python")
-    shutil.copytree(bundle(options) / "lib", stage / "data/data/lib")
+    made = bundle(options)
+    shutil.copytree(made / "lib", stage / "data/data/lib")
+    scripts = fresh(stage / "data/scripts")
+    shutil.copy(made / "bin/mlx", scripts)
+    run(["strip", scripts / "mlx"])
+    shutil.copytree(
+        ROOT / "inference-python/python", stage / "python", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name in ("LICENSE-MIT", "LICENSE-APACHE"):
         shutil.copy(ROOT / name, stage)
     shutil.copytree(ROOT / "dist/python", stage, dirs_exist_ok=True)
@@ -85,8 +93,8 @@ def make_wheel(options):
     maturin = shutil.which("maturin") or sys.exit("maturin is needed: pip install maturin")
     tag = f"manylinux_2_{glibc()}"
     command = [maturin, "build", "--profile", options.profile, "--compatibility", tag, "--out", OUT]
-    # MLX's library is data, which maturin neither checks nor changes; the program needs the C
-    # library alone, so that there is nothing to repair.
+    # MLX's library and the program are data, which maturin neither checks nor changes; they and the
+    # module need the C library alone, so that there is nothing to repair.
     run([*command, "--auditwheel", "skip"], cwd=stage)
     (wheel,) = OUT.glob("*.whl")
     return wheel
@@ -242,6 +250,35 @@ def check(package, model):
         shutil.rmtree(directory, ignore_errors=True)
 
 
+# What the module does, and that MLX's library is that of the wheel.
+MODULE = '''
+import sys, rust_mlx
+model = rust_mlx.load(sys.argv[1], "cpu")
+reply = model.generate([{"role": "user", "content": "What is the capital of France?"}], max_tokens=32)
+(libmlx,) = {line.split()[-1] for line in open("/proc/self/maps") if line.rstrip().endswith("/libmlx.so")}
+assert libmlx.startswith(sys.prefix + "/lib/rust-mlx/"), libmlx
+print(reply)
+'''
+
+
+def check_module(wheel, model):
+    """Imports the module in an environment that has only the wheel."""
+    directory = Path(tempfile.mkdtemp(prefix="module-", dir=OUT))
+    try:
+        run([sys.executable, "-m", "venv", directory])
+        python = directory / "bin/python"
+        command = [python, "-m", "pip", "install", "--quiet", "--no-index"]
+        run([*command, "--disable-pip-version-check", wheel])
+        environment = {"PATH": "/usr/bin", "HOME": "/nowhere", "MLX_OFFLINE": "1"}
+        command = [python, "-c", MODULE, model]
+        reply = run(command, stdout=subprocess.PIPE, text=True, env=environment).stdout
+        if "Paris" not in reply:
+            sys.exit(f"the module of {wheel.name} answered {reply!r}")
+        print(f"import rust_mlx: {reply.strip()}")
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("what", choices=["wheel", "deb", "check"], nargs="+")
@@ -272,6 +309,8 @@ def main():
             sys.exit("there is nothing to check: make a wheel or a deb first")
         for path in made:
             check(path, model)
+            if path.suffix == ".whl":
+                check_module(path, model)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,11 @@ NEEDED = {
         "vendor/mlx-c/0.7/manifest.toml",
         "vendor/superbuild/CMakeLists.txt",
     ],
+    "rust-mlx-inference-c": ["cbindgen.toml", "include/rust_mlx.h"],
+    "rust-mlx-inference-python": [
+        "python/rust_mlx/__init__.py",
+        "python/rust_mlx/_native.pyi",
+    ],
     "rust-mlx-mlxlm-backend": ["src/bridge.py"],
     "rust-mlx": ["CHANGELOG.md", "examples/generate.rs", "src/main.rs"],
 }

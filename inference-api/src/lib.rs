@@ -68,6 +68,7 @@
 mod async_tokens;
 mod backend;
 mod batch;
+pub mod bindings;
 mod cancel;
 mod discover;
 mod embedding;

@@ -63,7 +63,7 @@ fn first_changed<T: Serialize>(
 }
 
 /// The names of the groups in JSON.
-const GROUPS: [&str; 7] = [
+pub(crate) const GROUPS: [&str; 7] = [
     "sampling",
     "penalties",
     "constraints",

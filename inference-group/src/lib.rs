@@ -5,6 +5,8 @@
 //! From then on, this process ends if another member is lost. In a served group, rank 0 runs the
 //! server and sends orders ([`Leader`]); the other ranks [`follow`].
 
+#![forbid(unsafe_code)]
+
 mod error;
 mod follow;
 mod join;

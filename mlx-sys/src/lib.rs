@@ -26,6 +26,8 @@ mod macros;
 
 #[cfg(mlx_loaded)]
 pub mod library;
+#[cfg(mlx_loaded)]
+mod own_file;
 mod shim;
 
 include!(concat!(env!("OUT_DIR"), "/declarations.rs"));

@@ -8,9 +8,11 @@
 //! 2. the directory of the program, and `../lib` from there;
 //! 3. `../lib/rust-mlx/PACKAGE/mlx/lib` from the program, where PACKAGE is the name of the Python
 //!    package with its version and hash, such as `mlx-cpu-0.30.6-573baa804539`;
-//! 4. the directory that the program was built against;
-//! 5. the cache directory of the user, `rust-mlx/mlx-sys/PACKAGE/mlx/lib`;
-//! 6. the places that the system's loader searches.
+//! 4. if this code is in a shared library: the library's directory, and `rust-mlx/PACKAGE/mlx/lib`
+//!    in the directories above it and in their `lib`;
+//! 5. the directory that the program was built against;
+//! 6. the cache directory of the user, `rust-mlx/mlx-sys/PACKAGE/mlx/lib`;
+//! 7. the places that the system's loader searches.
 //!
 //! With feature `cuda`, the package is the CUDA build of MLX. NVIDIA's libraries are in `nvidia/`
 //! beside `mlx/`, where libmlx searches for them. The CUDA build needs NVIDIA's driver. If it
@@ -25,6 +27,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use crate::own_file;
 
 /// The shared library with mlx-c and the shim. Empty in builds without the native library.
 static EMBEDDED: &[u8] = include_bytes!(env!("MLX_SYS_EMBEDDED"));
@@ -169,6 +173,9 @@ fn places(package: &Package) -> Vec<Option<PathBuf>> {
                     .join("mlx/lib"),
             );
         }
+    }
+    if let Some(file) = own_file::shared_library() {
+        places.extend(own_file::places(&file, package.directory));
     }
     places.push(Path::new(package.built).join("lib"));
     places.extend(user_cache().map(|cache| {

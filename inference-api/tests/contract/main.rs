@@ -3,5 +3,6 @@
 #![forbid(unsafe_code)]
 
 mod async_tokens;
+mod bindings;
 mod mock_backend;
 mod optional_traits;

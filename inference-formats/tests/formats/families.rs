@@ -45,6 +45,7 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
     ),
     // Steps of training, decoding and charts.
     ("inference-probe", "chart", &["step"]),
+    ("inference-python", "train", &["step"]),
     ("metal-backend", "sample", &["step"]),
     ("metal-backend", "train::step::compiled", &["step"]),
     ("", "cli::learn::train", &["step"]),

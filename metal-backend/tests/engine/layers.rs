@@ -261,7 +261,52 @@ const CRATES: &[(&str, &[&str])] = &[
             "rust-mlx-mlxlm-backend",
         ],
     ),
+    (
+        "rust-mlx-inference-c",
+        &[
+            "rust-mlx-inference-api",
+            "rust-mlx-metal-backend",
+            "rust-mlx",
+        ],
+    ),
+    (
+        "rust-mlx-inference-python",
+        &[
+            "rust-mlx-inference-api",
+            "rust-mlx-metal-backend",
+            "rust-mlx",
+        ],
+    ),
 ];
+
+/// The crates that may have unsafe code, by their directories. `inference-c` needs it for the
+/// pointers of its callers, and has it in one file.
+const UNSAFE: [&str; 4] = ["mlx-sys", "mlx-cpu-kernels", "mlx-rs-core", "inference-c"];
+
+#[test]
+fn unsafe_code_is_where_it_may_be() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
+    let workspace: toml::Table = manifest.parse().unwrap();
+    let mut allowed = 0;
+    for member in workspace["workspace"]["members"].as_array().unwrap() {
+        let member = member.as_str().unwrap();
+        let text = fs::read_to_string(root.join(member).join("src/lib.rs")).unwrap();
+        let forbids = text.contains("\n#![forbid(unsafe_code)]\n");
+        let may = UNSAFE.contains(&member);
+        assert_ne!(forbids, may, "{member}");
+        allowed += usize::from(may);
+    }
+    assert_eq!(allowed, UNSAFE.len());
+    for (module, text) in modules(&root.join("inference-c/src")) {
+        // In `lib`, the word is only in the attributes that allow it for `abi`.
+        let code = code(&text)
+            .replace("unsafe_code", "")
+            .replace("unsafe code", "");
+        let has = code.contains("unsafe");
+        assert_eq!(has, module == "abi", "inference-c: {module}");
+    }
+}
 
 /// The name of a crate, and the dependencies of its library and build script on any target.
 fn dependencies(manifest: &str) -> (String, BTreeSet<String>) {

@@ -113,6 +113,11 @@ pub const ELSEWHERE: &[(&str, &str, &[&str])] = &[
         &["mlx-rs-core/src/memory.rs"],
     ),
     (
+        "not(feature = \"metal-backend\")",
+        FEATURES,
+        &["inference-python/src/train.rs"],
+    ),
+    (
         "not(feature = \"serve\")",
         FEATURES,
         &["src/cli/compat_tests.rs"],

@@ -1,0 +1,18 @@
+//! Errors of the contract as the Python exception `rust_mlx.Error`.
+
+use inference::Error;
+use pyo3::prelude::*;
+
+/// The exception of an error, with its message and its kind.
+pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
+    let made = py
+        .import("rust_mlx._errors")
+        .and_then(|module| module.getattr("Error"))
+        .and_then(|class| class.call1((format!("{error:#}"), error.kind().as_str())));
+    made.map_or_else(|failed| failed, PyErr::from_value)
+}
+
+/// The value, or the error as an exception.
+pub(crate) fn raised<T>(py: Python<'_>, result: inference::Result<T>) -> PyResult<T> {
+    result.map_err(|e| exception(py, &e))
+}
