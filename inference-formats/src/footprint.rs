@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::config::{ModelConfig, QuantConfig};
 use crate::gguf::{GgmlType, Gguf, GgufTensor};
-use crate::gguf_config::GgufNames;
+use crate::gguf_config::{GgufNames, predicts_further};
 use crate::quantization::{self, Layout};
 use crate::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
 
@@ -275,7 +275,8 @@ impl Footprint {
             .iter()
             .map(|(stored, tensor)| {
                 let mut footprint = of_gguf(&names, stored, tensor, storage);
-                if is_spare_output(&footprint, config) {
+                let further = predicts_further(&config.fields, stored);
+                if further || is_spare_output(&footprint, config) {
                     footprint.loaded_bytes = 0;
                 }
                 footprint

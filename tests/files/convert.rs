@@ -155,15 +155,21 @@ fn tensors_are_those_that_mlx_lm_writes() {
 }
 
 /// Models that the engine can run but the program cannot convert.
-const RUN_ONLY: [&str; 9] = [
+const RUN_ONLY: [&str; 15] = [
     "apertus",
+    "bailing-moe",
+    "bailing-moe-groups",
     "falcon-h1",
+    "gemma3n",
+    "gpt-neox",
     "granitemoehybrid",
     "granitemoehybrid-dense",
     "internlm2",
     "mamba2",
     "nemotron-h",
     "nemotron-h-moe",
+    "qwen3-5",
+    "qwen3-5-moe",
     "qwen3-next",
 ];
 

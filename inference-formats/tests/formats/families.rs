@@ -20,8 +20,27 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
     (
         "inference-text",
         "tokenizer_gguf",
+        &["bert", "dbrx", "gemma4", "gpt2", "llama", "qwen2", "smollm"],
+    ),
+    (
+        "inference-text",
+        "tokenizer_gguf_words",
         &[
-            "bert", "dbrx", "exaone4", "gemma4", "gpt2", "lfm2", "llama", "qwen2", "smollm",
+            "bailingmoe",
+            "command-r",
+            "dbrx",
+            "exaone",
+            "exaone4",
+            "glm4",
+            "hunyuan",
+            "hunyuan-dense",
+            "lfm2",
+            "llama4",
+            "minimax-m2",
+            "olmo",
+            "qwen2",
+            "smollm",
+            "starcoder",
         ],
     ),
     // Kinds of layers in configurations.
