@@ -33,12 +33,13 @@ const USER_DEFINED: i32 = 4;
 const BYTE: i32 = 6;
 
 /// Control tokens that end a turn or a text. Converters may list only one of them.
-const ENDS: [&str; 6] = [
+const ENDS: [&str; 7] = [
     "<|im_end|>",
     "<|eot_id|>",
     "<|end_of_text|>",
     "<|endoftext|>",
     "<|eom_id|>",
+    "<|observation|>",
     "</s>",
 ];
 

@@ -109,8 +109,11 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
 
 /// The name of a tensor in the family's own directories, from the usual name.
 fn published(family: &Family, usual: String) -> String {
+    let mut names = family.names.to_vec();
+    // A longer part may contain a shorter one.
+    names.sort_by_key(|(_, usual)| std::cmp::Reverse(usual.len()));
     let renamed = |name: String, (own, usual): &(&str, &str)| name.replacen(usual, own, 1);
-    family.names.iter().fold(usual, renamed)
+    names.iter().fold(usual, renamed)
 }
 
 /// The `config.json` that corresponds to the metadata.
