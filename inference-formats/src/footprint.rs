@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::config::{ModelConfig, QuantConfig};
 use crate::gguf::{GgmlType, Gguf, GgufTensor};
-use crate::gguf_config::GgufNames;
+use crate::gguf_config::{GgufNames, predicts_further};
 use crate::quantization::{self, Layout};
 use crate::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
 
@@ -253,7 +253,7 @@ impl Footprint {
                 };
                 let mut footprint = one.footprint(config, storage);
                 if config.family().is_some_and(|family| family.latent) {
-                    expand_latent(&mut footprint, storage);
+                    expand_plain(&mut footprint, storage);
                 }
                 // Parts other than the text model are not loaded.
                 if name.is_none() || is_spare_output(&footprint, config) {
@@ -275,7 +275,8 @@ impl Footprint {
             .iter()
             .map(|(stored, tensor)| {
                 let mut footprint = of_gguf(&names, stored, tensor, storage);
-                if is_spare_output(&footprint, config) {
+                let further = predicts_further(&config.fields, stored);
+                if further || is_spare_output(&footprint, config) {
                     footprint.loaded_bytes = 0;
                 }
                 footprint
@@ -382,12 +383,24 @@ fn is_spare_output(footprint: &TensorFootprint, config: &ModelConfig) -> bool {
     footprint.part == Part::Output && (config.tie_word_embeddings == Some(true) || always())
 }
 
-/// Name suffixes of the matrices that expand the compressed vectors of latent attention.
-const EXPANSIONS: [&str; 3] = [".kv_b_proj.", ".embed_q.", ".unembed_out."];
+/// Parts of the names of matrices that the engine keeps as plain floats: those that expand the
+/// compressed vectors of latent attention, and stacked projections of residual streams.
+const PLAIN: [&str; 5] = [
+    ".kv_b_proj.",
+    ".embed_q.",
+    ".unembed_out.",
+    ".altup_projections.weight",
+    ".altup_unembed_projections.weight",
+];
 
-/// Sets the size in memory of such a matrix to that of plain floats, whatever its stored format.
-fn expand_latent(footprint: &mut TensorFootprint, storage: &WeightStorage) {
-    if !EXPANSIONS.iter().any(|part| footprint.name.contains(part)) {
+/// Whether the tensor with this name is kept as plain floats, whatever its stored format.
+fn is_plain(name: &str) -> bool {
+    PLAIN.iter().any(|part| name.contains(part))
+}
+
+/// Sets the size in memory of such a matrix.
+fn expand_plain(footprint: &mut TensorFootprint, storage: &WeightStorage) {
+    if !is_plain(&footprint.name) {
         return;
     }
     let plain = footprint.parameters.saturating_mul(storage.compute_bytes);
@@ -557,6 +570,10 @@ fn of_gguf(
     let loaded_bytes = match layout.affine_bits() {
         // The configuration already contains these factors, so the tensor is not loaded.
         _ if stored.starts_with("rope_factors_") => 0,
+        _ if is_plain(&name) => {
+            expanded = is_packed;
+            parameters.saturating_mul(storage.compute_bytes)
+        }
         _ if is_kept => layout.bytes(parameters),
         // A vector becomes floats, whatever its type.
         Some(bits) if tensor.shape.len() >= 2 => {

@@ -35,6 +35,7 @@ mod template_time;
 mod tokenizer;
 mod tokenizer_files;
 mod tokenizer_gguf;
+mod tokenizer_gguf_words;
 mod tokenizer_wordpiece;
 
 #[cfg(any(test, feature = "testing"))]

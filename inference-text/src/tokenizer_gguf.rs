@@ -2,12 +2,12 @@
 //!
 //! Four kinds are supported: `bert` (WordPiece, in `tokenizer_wordpiece.rs`), `gpt2` (byte-level
 //! BPE with a named pre-tokenizer), `llama` (SentencePiece BPE with scores) and `gemma4` (BPE over
-//! characters, with merge rules). The expressions that split words are those of the families'
-//! `tokenizer.json` files.
+//! characters, with merge rules). `tokenizer_gguf_words.rs` has the named pre-tokenizers.
 
 use std::collections::{HashMap, HashSet};
 
 use inference::{Error, ErrorKind, Result};
+use tokenizers::AddedToken;
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::decoders::byte_fallback::ByteFallback;
 use tokenizers::decoders::fuse::Fuse;
@@ -17,16 +17,13 @@ use tokenizers::models::bpe::{BPE, Merges, Vocab};
 use tokenizers::normalizers::{
     NormalizerWrapper, Prepend, Replace, Sequence as NormalizerSequence, unicode::NFC,
 };
-use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::pre_tokenizers::digits::Digits;
 use tokenizers::pre_tokenizers::sequence::Sequence;
-use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
-use tokenizers::{AddedToken, SplitDelimiterBehavior};
 
 use super::limits::TextLimits;
 use super::pieces::byte_token;
 use super::tokenizer::{Engine, Facts, Tokenizer, guarded};
+use super::tokenizer_gguf_words::words;
 use inference_formats::GgufTokenizerParts;
 
 // Values of `tokenizer.ggml.token_type` with a meaning; other values mean ordinary text.
@@ -36,12 +33,13 @@ const USER_DEFINED: i32 = 4;
 const BYTE: i32 = 6;
 
 /// Control tokens that end a turn or a text. Converters may list only one of them.
-const ENDS: [&str; 6] = [
+const ENDS: [&str; 7] = [
     "<|im_end|>",
     "<|eot_id|>",
     "<|end_of_text|>",
     "<|endoftext|>",
     "<|eom_id|>",
+    "<|observation|>",
     "</s>",
 ];
 
@@ -244,102 +242,6 @@ fn add_tokens(engine: &mut Engine, parts: &GgufTokenizerParts) -> Result<()> {
         }
     }
     guarded("add the control tokens", || engine.add_tokens(added)).map(|_| ())
-}
-
-// The expressions that split text into words.
-const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-/// The pre-tokenizer that GGUF readers use if a file names none. Each expression splits the pieces
-/// of the preceding one further.
-const DEFAULT: [&str; 4] = [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"];
-
-/// How a named pre-tokenizer splits text.
-struct Words {
-    splits: Vec<PreTokenizerWrapper>,
-    /// Whether GPT-2's own expression is applied last.
-    gpt2: bool,
-    /// Whether text is normalized to composed characters (Unicode NFC) first.
-    nfc: bool,
-    /// Whether a word that is a token becomes this token, whatever the merge rules.
-    known_words: bool,
-    /// Whether a text starts with bos, unless the file specifies it.
-    bos: bool,
-}
-
-fn words(pre: Option<&str>) -> Result<Words> {
-    let split = |expression: &str| {
-        guarded("split", || {
-            Split::new(
-                SplitPattern::Regex(expression.to_owned()),
-                SplitDelimiterBehavior::Isolated,
-                false,
-            )
-        })
-        .map(PreTokenizerWrapper::from)
-    };
-    let plain = Words {
-        splits: Vec::new(),
-        gpt2: true,
-        nfc: false,
-        known_words: false,
-        bos: false,
-    };
-    Ok(match pre.unwrap_or("default") {
-        // llama.cpp splits text for `exaone4` as for GPT-2.
-        "gpt-2" | "exaone4" => plain,
-        "smollm" => Words {
-            splits: vec![Digits::new(true).into()],
-            ..plain
-        },
-        "llama-bpe" | "llama3" | "llama-v3" | "lfm2" => Words {
-            splits: vec![split(LLAMA3)?],
-            gpt2: false,
-            known_words: true,
-            bos: true,
-            ..plain
-        },
-        // The pre-tokenizer of OLMo 2 and 3.
-        "dbrx" => Words {
-            splits: vec![split(LLAMA3)?],
-            gpt2: false,
-            ..plain
-        },
-        "qwen2" | "deepseek-r1-qwen" => Words {
-            splits: vec![split(QWEN2)?],
-            gpt2: false,
-            nfc: true,
-            ..plain
-        },
-        "gpt-4o" => Words {
-            splits: vec![split(GPT4O)?],
-            gpt2: false,
-            ..plain
-        },
-        "tekken" => Words {
-            splits: vec![split(TEKKEN)?],
-            gpt2: false,
-            known_words: true,
-            bos: true,
-            ..plain
-        },
-        "default" => Words {
-            splits: DEFAULT.into_iter().map(split).collect::<Result<_>>()?,
-            gpt2: false,
-            ..plain
-        },
-        other => {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "pre-tokenizer {other:?} in tokenizer.ggml.pre; supported are default, gpt-2, smollm, \
-                     llama-bpe, lfm2, dbrx, qwen2, deepseek-r1-qwen, exaone4, gpt-4o and tekken"
-                ),
-            ));
-        }
-    })
 }
 
 /// The merge rules of a file, in order. A part of a rule may begin with a space.

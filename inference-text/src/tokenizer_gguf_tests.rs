@@ -1,7 +1,10 @@
 //! Tests of tokenizers from GGUF metadata: families, pre-tokenizers, and wrong metadata.
 
+use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+
 use super::*;
 use crate::testing::{byte_level_parts, sentence_piece_parts};
+use crate::tokenizer_gguf_words::KNOWN;
 
 fn tokens(t: &Tokenizer, text: &str) -> Vec<String> {
     t.encode(text, false)
@@ -13,19 +16,8 @@ fn tokens(t: &Tokenizer, text: &str) -> Vec<String> {
 
 #[test]
 fn every_supported_pre_tokenizer_encodes_and_decodes() {
-    for pre in [
-        None,
-        Some("default"),
-        Some("gpt-2"),
-        Some("smollm"),
-        Some("llama-bpe"),
-        Some("lfm2"),
-        Some("dbrx"),
-        Some("qwen2"),
-        Some("tekken"),
-        Some("gpt-4o"),
-        Some("exaone4"),
-    ] {
+    let named = KNOWN.into_iter().map(Some);
+    for pre in named.chain([None]) {
         let t = Tokenizer::from_gguf(&byte_level_parts(pre)).unwrap();
         let text = "hello  world 1234 it's IT'S\r\n\r\n  x\té, 😀!";
         let ids = t.encode(text, false).unwrap();
@@ -37,6 +29,19 @@ fn every_supported_pre_tokenizer_encodes_and_decodes() {
         error.to_string().contains("viking") && error.to_string().contains("smollm"),
         "{error}"
     );
+}
+
+/// The words that a pre-tokenizer finds in a text.
+fn words_of(pre: &str, text: &str) -> Vec<String> {
+    let mut pieces = PreTokenizedString::from(text);
+    for split in words(Some(pre)).unwrap().splits {
+        split.pre_tokenize(&mut pieces).unwrap();
+    }
+    let found = pieces.get_splits(OffsetReferential::Original, OffsetType::Byte);
+    found
+        .into_iter()
+        .map(|(word, ..)| word.to_owned())
+        .collect()
 }
 
 #[test]
@@ -75,6 +80,37 @@ fn pre_tokenizers_split_as_their_families_do() {
     );
     // The tokenizer of gpt-oss also splits after three digits.
     assert_eq!(count("gpt-4o", "0001234"), count("dbrx", "0001234"));
+    // Those of GLM 4 and DeepSeek V3 also split after three digits, those of Command R, Granite
+    // and DeepSeek V2 after each digit.
+    for pre in ["glm4", "deepseek-v3", "kimi-k2", "minimax-m2"] {
+        assert_eq!(count(pre, "0001234"), count("dbrx", "0001234"), "{pre}");
+    }
+    for pre in [
+        "command-r",
+        "refact",
+        "deepseek-llm",
+        "hunyuan",
+        "seed-coder",
+        "qwen35",
+    ] {
+        assert_eq!(count(pre, "12"), 2, "{pre}");
+    }
+    // Cohere's newer tokenizers count the three digits from the end.
+    assert_eq!(words_of("tiny_aya", "1234567"), ["1", "234", "567"]);
+    // Kimi's separates Chinese from Latin letters, and DeepSeek's Japanese, too.
+    assert_eq!(words_of("kimi-k2", "ab漢字cd"), ["ab", "漢字", "cd"]);
+    assert_eq!(words_of("deepseek-v3", "ab漢字cd"), ["ab", "漢字", "cd"]);
+    assert_eq!(words_of("deepseek-v3", "x.Foo bar"), ["x", ".Foo", " bar"]);
+    assert_eq!(
+        words_of("deepseek-llm", "ab漢字\ncd 1"),
+        ["ab", "漢字", "\n", "cd", " ", "1"]
+    );
+    // Seed's keeps line ends apart from signs.
+    assert_eq!(words_of("seed-coder", "a;\n"), ["a", ";", "\n"]);
+    assert_eq!(words_of("hunyuan", "a;\n"), ["a", ";\n"]);
+    // Qwen 3.5's keeps combining marks in words; a virama is such a mark.
+    assert_eq!(words_of("qwen35", "न्य"), ["न्य"]);
+    assert!(words_of("qwen2", "न्य").len() > 1);
     // Qwen first composes characters: e + U+0301 is é, which is one token here.
     assert_eq!(
         [count("qwen2", "e\u{301}"), count("gpt-2", "e\u{301}")],

@@ -85,22 +85,24 @@ fn vectors_are_those_of_sentence_transformers() {
     }
 }
 
-/// The GGUF file has llama.cpp's names, its word markers and its number for the pooling.
+/// GGUF files have llama.cpp's names, its word markers and its number for the pooling.
 #[test]
 fn a_gguf_file_has_the_tokens_and_vectors_of_its_directory() {
-    let golden = golden(&fixture("encoders/bert"));
-    let model = load(&fixture("encoders/bert.gguf"));
-    let prompts = prompts(&golden["texts"]);
-    let options = EmbedOptions::new().with_truncate(true).with_max_length(48);
-    let embedder = model.as_embedding_model().unwrap();
-    for (prompt, expected) in prompts.iter().zip(golden["tokens"].as_array().unwrap()) {
-        let actual = embedder.embedding_tokens(prompt, &options).unwrap();
-        assert_eq!(actual, ids(expected), "{prompt:?}");
-    }
-    let vectors = embed(model.as_ref(), &prompts, &options);
-    for (i, expected) in golden["vectors"].as_array().unwrap().iter().enumerate() {
-        let off_by = off(&vectors[i], expected);
-        assert!(off_by < 1e-5, "text {i}: {off_by}");
+    for name in ["bert", "nomic-bert"] {
+        let golden = golden(&fixture("encoders").join(name));
+        let model = load(&fixture("encoders").join(format!("{name}.gguf")));
+        let prompts = prompts(&golden["texts"]);
+        let options = EmbedOptions::new().with_truncate(true).with_max_length(48);
+        let embedder = model.as_embedding_model().unwrap();
+        for (prompt, expected) in prompts.iter().zip(golden["tokens"].as_array().unwrap()) {
+            let actual = embedder.embedding_tokens(prompt, &options).unwrap();
+            assert_eq!(actual, ids(expected), "{name}: {prompt:?}");
+        }
+        let vectors = embed(model.as_ref(), &prompts, &options);
+        for (i, expected) in golden["vectors"].as_array().unwrap().iter().enumerate() {
+            let off_by = off(&vectors[i], expected);
+            assert!(off_by < 1e-5, "{name}, text {i}: {off_by}");
+        }
     }
 }
 

@@ -2,8 +2,11 @@
 //! the exact weights of a tiny checkpoint (`tools/golden/gguf_families.py`), so the checkpoint's
 //! golden numbers apply.
 
+use std::path::Path;
+
 use crate::common::{fixture, floats, golden, greedy, ids, load, max_difference};
 use inference::{Interrupt, Prompt};
+use serde_json::{Value, json};
 
 fn families() -> Vec<String> {
     let mut names: Vec<_> = std::fs::read_dir(fixture("gguf"))
@@ -18,31 +21,107 @@ fn families() -> Vec<String> {
 #[test]
 fn a_gguf_file_computes_what_its_safetensors_twin_does() {
     let families = families();
-    assert!(families.len() >= 16, "{families:?}");
+    assert!(families.len() >= 72, "{families:?}");
     for name in families {
-        let model = load(&fixture("gguf").join(format!("{name}.gguf")));
-        let tokens = model.as_token_model().unwrap();
-        let golden = golden(&fixture("tiny").join(&name));
-        for case in golden["prompts"].as_array().unwrap() {
-            let prompt = Prompt::Tokens(ids(&case["tokens"]));
-            let ours = tokens.logits(&prompt, false, &Interrupt::new()).unwrap();
-            let difference = max_difference(&ours.logits, &floats(&case["logits"]));
-            assert!(difference < 1e-3, "{name}: {difference}");
-            let expected = ids(&case["greedy"]);
-            let output = model
-                .generate(&prompt, &greedy(expected.len()))
-                .unwrap()
-                .collect_output()
-                .unwrap();
-            assert_eq!(output.tokens, expected, "{name}");
+        let file = fixture("gguf").join(format!("{name}.gguf"));
+        computes(&file, &fixture("tiny").join(&name));
+    }
+}
+
+/// Files that older converters wrote, in which matrices are joined that newer files have apart.
+#[test]
+fn old_forms_of_files_compute_the_same() {
+    for name in ["deepseek-v2-lite", "glm", "phi"] {
+        let file = fixture("gguf_other").join(format!("{name}-old.gguf"));
+        computes(&file, &fixture("tiny").join(name));
+    }
+}
+
+/// Compares logits, replies and ids of a file with the golden numbers of a checkpoint.
+fn computes(file: &Path, checkpoint: &Path) {
+    let name = file.display();
+    let model = load(file);
+    let tokens = model.as_token_model().unwrap();
+    let golden = golden(checkpoint);
+    for case in golden["prompts"].as_array().unwrap() {
+        let prompt = Prompt::Tokens(ids(&case["tokens"]));
+        let ours = tokens.logits(&prompt, false, &Interrupt::new()).unwrap();
+        let difference = max_difference(&ours.logits, &floats(&case["logits"]));
+        assert!(difference < 1e-3, "{name}: {difference}");
+        let expected = ids(&case["greedy"]);
+        let output = model
+            .generate(&prompt, &greedy(expected.len()))
+            .unwrap()
+            .collect_output()
+            .unwrap();
+        assert_eq!(output.tokens, expected, "{name}");
+    }
+    for case in golden["text"]["encode"].as_array().unwrap() {
+        let text = case["text"].as_str().unwrap();
+        assert_eq!(
+            tokens.encode(text, false).unwrap(),
+            ids(&case["tokens"]),
+            "{name}: {text:?}"
+        );
+    }
+}
+
+/// Checkpoints with values that a GGUF file cannot hold, and the values that readers of the file
+/// assume. Files of DeepSeek have one weight of `YaRN`'s factor, which is `mscale_all_dim`.
+#[test]
+fn a_value_that_files_do_not_hold_is_the_published_one() {
+    for (name, values) in [
+        ("deepseek-v2", vec![("/rope_scaling/mscale", json!(0.9))]),
+        ("deepseek-v3", vec![("/rope_scaling/mscale", json!(0.9))]),
+        (
+            "llama4",
+            vec![
+                ("/attention_chunk_size", json!(8192)),
+                ("/use_qk_norm", json!(true)),
+                ("/attn_temperature_tuning", json!(true)),
+                ("/floor_scale", json!(8192)),
+                ("/attn_scale", json!(0.1)),
+            ],
+        ),
+        (
+            "minicpm3",
+            vec![("/scale_emb", json!(12.0)), ("/dim_model_base", json!(256))],
+        ),
+        ("phimoe", vec![("/router_jitter_noise", json!(0.01))]),
+    ] {
+        let twin = tempfile::tempdir().unwrap();
+        let source = fixture("tiny").join(name);
+        for file in [
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        ] {
+            std::fs::copy(source.join(file), twin.path().join(file)).unwrap();
         }
-        for case in golden["text"]["encode"].as_array().unwrap() {
-            let text = case["text"].as_str().unwrap();
-            assert_eq!(
-                tokens.encode(text, false).unwrap(),
-                ids(&case["tokens"]),
-                "{name}: {text:?}"
-            );
+        let mut config: Value =
+            serde_json::from_slice(&std::fs::read(source.join("config.json")).unwrap()).unwrap();
+        for (field, value) in values {
+            let old = std::mem::replace(config.pointer_mut(field).unwrap(), value.clone());
+            assert_ne!(old, value, "{name}: the checkpoint has the value itself");
+        }
+        std::fs::write(twin.path().join("config.json"), config.to_string()).unwrap();
+
+        let (file, twin) = (
+            load(&fixture("gguf_other").join(format!("{name}.gguf"))),
+            load(twin.path()),
+        );
+        for case in golden(&source)["prompts"].as_array().unwrap() {
+            let prompt = Prompt::Tokens(ids(&case["tokens"]));
+            let [ours, theirs] = [&file, &twin].map(|model| {
+                let tokens = model.as_token_model().unwrap();
+                let all = tokens.logits(&prompt, false, &Interrupt::new()).unwrap();
+                all.logits
+            });
+            let difference = max_difference(&ours, &theirs);
+            assert!(difference < 1e-3, "{name}: {difference}");
+            // The value changes the numbers, so the comparison would show another one.
+            let other = max_difference(&ours, &floats(&case["logits"]));
+            assert!(other > 1e-3, "{name}: {other}");
         }
     }
 }

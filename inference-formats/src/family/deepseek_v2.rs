@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Defaults, Family, Windows, fill};
+use super::{Defaults, Family, GgufFamily, Windows, deepseek_v3, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -14,6 +14,10 @@ pub static FAMILY: Family = Family {
     },
     latent: true,
     pipeline: false,
+    gguf: Some(GgufFamily {
+        is_variant: true,
+        ..deepseek_v3::GGUF
+    }),
     ..Family::new(
         "deepseek_v2",
         "DeepseekV2ForCausalLM",

@@ -1,8 +1,13 @@
 //! DeepSeek V3 and R1, and Kimi K2.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{Defaults, Family, Windows, fill};
+use super::{
+    Defaults, Family, GgufFamily, GgufHeader, Names, Windows, deepseek_v2, fill, glm4_moe_lite,
+    routed, youtu_llm,
+};
+use crate::error::Result;
+use crate::limits;
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -17,6 +22,7 @@ pub static FAMILY: Family = Family {
     multimodal: &["kimi_vl"],
     latent: true,
     pipeline: false,
+    gguf: Some(GGUF),
     ..Family::new(
         "deepseek_v3",
         "DeepseekV3ForCausalLM",
@@ -27,3 +33,109 @@ pub static FAMILY: Family = Family {
         },
     )
 };
+
+/// GGUF files of `DeepSeek` V2 and V3 and their relatives.
+pub(super) const GGUF: GgufFamily = GgufFamily {
+    is_latent: true,
+    optional_biases: true,
+    read,
+    overrides: NAMES,
+    unsuffixed: routed::CHOICE_BIAS,
+    ..GgufFamily::new("deepseek2")
+};
+
+/// Names of the matrices of latent attention. Old files have one matrix `attn_kv_b` instead of
+/// `attn_k_b` and `attn_v_b`.
+pub(super) const NAMES: Names = routed::names!(
+    ("attn_q_a", "self_attn.q_a_proj"),
+    ("attn_q_a_norm", "self_attn.q_a_layernorm"),
+    ("attn_q_b", "self_attn.q_b_proj"),
+    ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+    ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+    ("attn_kv_b", "self_attn.kv_b_proj"),
+    ("attn_k_b", "self_attn.embed_q"),
+    ("attn_v_b", "self_attn.unembed_out"),
+);
+
+/// Reads the fields of a GGUF file.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let keys = &header.keys;
+    // Files with two matrices for keys and values state the sizes of a head under other keys,
+    // because `key_length` is then the width of a cached vector.
+    let size = |of_head: &str, old: &str| match keys.uint(of_head, 1, limits::HEAD_DIM)? {
+        Some(size) => Ok(size),
+        None => keys.required(old, limits::HEAD_DIM),
+    };
+    let rotated = keys.required("rope.dimension_count", limits::HEAD_DIM)?;
+    let keyed = size("attention.key_length_mla", "attention.key_length")?;
+    if keyed <= rotated {
+        let message = format!("is {rotated}; it must be less than the width of a key, {keyed}");
+        return Err(keys.wrong("rope.dimension_count", message));
+    }
+    let mut fields = json!({
+        "num_key_value_heads": header.heads,
+        "kv_lora_rank": keys.required("attention.kv_lora_rank", limits::HEAD_DIM)?,
+        "q_lora_rank": match header.has("attn_q_a.weight") {
+            true => Some(keys.required("attention.q_lora_rank", limits::HIDDEN)?),
+            false => None,
+        },
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": keyed - rotated,
+        "v_head_dim": size("attention.value_length_mla", "attention.value_length")?,
+        "attention_bias": header.has("attn_kv_a_mqa.bias"),
+    });
+    if keys.metadata.str(&keys.key("rope.scaling.type"))? == Some("yarn") {
+        fields["rope_scaling"] = scaling(header)?;
+    }
+    let Value::Object(map) = &mut fields else {
+        return Ok(fields);
+    };
+    if header.experts()?.is_none() {
+        map.insert("model_type".into(), json!(youtu_llm::FAMILY.model_type));
+        return Ok(fields);
+    }
+    // The bias belongs to scores by sigmoids. Old files of V2 state no function.
+    let usual = routed::Usual {
+        scoring: match header.has("exp_probs_b.bias") {
+            true => "sigmoid",
+            false => "softmax",
+        },
+        normalized: false,
+    };
+    if let Value::Object(mixture) = routed::read(header, &usual)? {
+        map.extend(mixture);
+    }
+    let is_softmax = map.get("scoring_func") == Some(&json!("softmax"));
+    if is_softmax {
+        let method = match map.get("n_group").and_then(Value::as_u64) {
+            Some(groups) if groups > 1 => "group_limited_greedy",
+            _ => "greedy",
+        };
+        map.insert("topk_method".into(), json!(method));
+        map.insert("model_type".into(), json!(deepseek_v2::FAMILY.model_type));
+    } else if keys.metadata.str("tokenizer.ggml.pre")? == Some("glm4") {
+        map.insert("model_type".into(), json!(glm4_moe_lite::FAMILY.model_type));
+    }
+    Ok(fields)
+}
+
+/// `YaRN` with the weight of its factor on scores. A file states a tenth of the weight.
+fn scaling(header: &GgufHeader<'_>) -> Result<Value> {
+    let keys = &header.keys;
+    let factor = keys.positive("rope.scaling.factor")?;
+    let factor = factor.ok_or_else(|| keys.metadata.missing(&keys.key("rope.scaling.factor")))?;
+    let weight = keys.positive("rope.scaling.yarn_log_multiplier")?;
+    // The weight is stored as float32; the rounding removes the error of its multiplication.
+    let weight = weight.map(|tenth| (f64::from(tenth) * 1e7).round() / 1e6);
+    Ok(json!({
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings":
+            keys.uint("rope.scaling.original_context_length", 1, limits::POSITIONS)?,
+        "beta_fast": keys.positive("rope.scaling.yarn_beta_fast")?,
+        "beta_slow": keys.positive("rope.scaling.yarn_beta_slow")?,
+        // Published models have equal weights for the two, so positions keep their length.
+        "mscale": weight,
+        "mscale_all_dim": weight,
+    }))
+}

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Defaults, Family, Windows, fill};
+use super::{Defaults, Family, GgufFamily, Windows, fill, routed};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -19,6 +19,19 @@ pub static FAMILY: Family = Family {
         (".mlp.experts.down_proj.", ".mlp.switch_mlp.down_proj."),
     ],
     pipeline: false,
+    gguf: Some(GgufFamily {
+        optional_biases: true,
+        read: |header| {
+            let usual = routed::Usual {
+                scoring: "sigmoid",
+                normalized: false,
+            };
+            routed::read(header, &usual)
+        },
+        overrides: routed::names!(),
+        unsuffixed: routed::CHOICE_BIAS,
+        ..GgufFamily::new("dots1")
+    }),
     ..Family::new(
         "dots1",
         "Dots1ForCausalLM",

@@ -2,11 +2,15 @@
 
 use serde_json::json;
 
-use super::{Defaults, Family, Windows, fill};
+use super::{Defaults, Family, GgufFamily, Windows, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete: |map| fill(map, json!({"head_dim": 128, "tie_word_embeddings": true})),
+    gguf: Some(GgufFamily {
+        read: |header| Ok(json!({"use_bias": header.has("attn_q.bias")})),
+        ..GgufFamily::new("ernie4_5")
+    }),
     ..Family::new(
         "ernie4_5",
         "Ernie4_5ForCausalLM",

@@ -2,7 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Windows, fill, rename};
+use super::gguf::publish;
+use super::{Defaults, Family, GgufFamily, GgufHeader, Names, Windows, fill, rename, routed};
+use crate::error::Result;
+use crate::limits;
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -14,6 +17,13 @@ pub static FAMILY: Family = Family {
     pipeline: false,
     // Layers for multi-token prediction. The engine does not use them.
     spare: &["model.mtp_"],
+    gguf: Some(GgufFamily {
+        read,
+        write: |config| publish(config, FIELDS),
+        overrides: routed::names!(),
+        unsuffixed: routed::CHOICE_BIAS,
+        ..GgufFamily::new("ernie4_5-moe")
+    }),
     ..Family::new(
         "ernie4_5_moe",
         "Ernie4_5_MoeForCausalLM",
@@ -42,3 +52,29 @@ fn complete(map: &mut Map<String, Value>) {
         json!({"scoring_func": "softmax", "norm_topk_prob": true, "tie_word_embeddings": true}),
     );
 }
+
+/// Reads the fields of a GGUF file.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let usual = routed::Usual {
+        scoring: "softmax",
+        normalized: true,
+    };
+    let mut fields = routed::read(header, &usual)?;
+    fields["use_bias"] = json!(header.has("attn_q.bias"));
+    fields["moe_layer_interval"] = json!(
+        header
+            .keys
+            .uint("interleave_moe_layer_step", 0, limits::LAYERS)?
+            .map(|n| n.max(1))
+    );
+    Ok(fields)
+}
+
+/// Usual names of fields, each with the name in the family's own files.
+const FIELDS: Names = &[
+    ("n_routed_experts", "moe_num_experts"),
+    ("num_experts_per_tok", "moe_k"),
+    ("n_shared_experts", "moe_num_shared_experts"),
+    ("first_k_dense_replace", "moe_layer_start_index"),
+    ("scoring_func", "moe_gate_act"),
+];

@@ -1,6 +1,7 @@
 //! EXAONE 3 and 3.5.
 
-use super::{Defaults, Family, Windows};
+use super::gguf::publish;
+use super::{Defaults, Family, GgufFamily, Windows};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -17,6 +18,19 @@ pub static FAMILY: Family = Family {
         (".mlp.c_proj.", ".mlp.down_proj."),
     ],
     pipeline: false,
+    gguf: Some(GgufFamily {
+        activation_field: "activation_function",
+        write: |config| {
+            publish(
+                config,
+                &[
+                    ("num_hidden_layers", "num_layers"),
+                    ("rms_norm_eps", "layer_norm_epsilon"),
+                ],
+            )
+        },
+        ..GgufFamily::new("exaone")
+    }),
     ..Family::new(
         "exaone",
         "ExaoneForCausalLM",

@@ -2,7 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Windows, fill, rename};
+use super::gguf::publish;
+use super::{Defaults, Family, GgufFamily, GgufHeader, Names, Windows, fill, rename, routed};
+use crate::error::Result;
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -15,6 +17,19 @@ pub static FAMILY: Family = Family {
     // Layers for multi-token prediction. The engine does not use them.
     spare: &["mtp."],
     pipeline: false,
+    gguf: Some(GgufFamily {
+        read,
+        write: |config| {
+            const NAMES: Names = &[
+                ("n_routed_experts", "num_experts"),
+                ("n_shared_experts", "num_shared_experts"),
+            ];
+            publish(config, NAMES);
+        },
+        overrides: routed::names!(),
+        unsuffixed: routed::CHOICE_BIAS,
+        ..GgufFamily::new("exaone-moe")
+    }),
     ..Family::new(
         "exaone_moe",
         "ExaoneMoeForCausalLM",
@@ -28,6 +43,22 @@ pub static FAMILY: Family = Family {
         },
     )
 };
+
+/// Reads the fields of a GGUF file.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let usual = routed::Usual {
+        scoring: "sigmoid",
+        normalized: true,
+    };
+    let mut fields = routed::read(header, &usual)?;
+    let window = header.window()?;
+    fields["sliding_window"] = json!(window);
+    fields["layer_types"] = match window {
+        Some(_) => json!(header.layer_types()?),
+        None => json!(vec!["full_attention"; header.layers]),
+    };
+    Ok(fields)
+}
 
 fn complete(map: &mut Map<String, Value>) {
     // A null means no window, so only a missing field gets the default.

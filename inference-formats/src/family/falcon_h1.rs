@@ -52,12 +52,12 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
         "mamba_d_state": sizes.state,
         "mamba_n_groups": sizes.groups,
         "mamba_d_conv": sizes.conv,
-        "mamba_conv_bias": ssm::has(header, "ssm_conv1d.bias"),
-        "mamba_proj_bias": ssm::has(header, "ssm_in.bias"),
-        "projectors_bias": ssm::has(header, "ssm_out.bias"),
-        "attention_bias": ssm::has(header, "attn_q.bias"),
-        "mlp_bias": ssm::has(header, "ffn_gate.bias"),
-        "mamba_rms_norm": ssm::has(header, "ssm_norm.weight"),
+        "mamba_conv_bias": header.has("ssm_conv1d.bias"),
+        "mamba_proj_bias": header.has("ssm_in.bias"),
+        "projectors_bias": header.has("ssm_out.bias"),
+        "attention_bias": header.has("attn_q.bias"),
+        "mlp_bias": header.has("ffn_gate.bias"),
+        "mamba_rms_norm": header.has("ssm_norm.weight"),
         "mamba_norm_before_gate": false,
     }))
 }

@@ -1,11 +1,15 @@
 //! Falcon-Mamba.
 
-use super::{Defaults, Family, Recurrence, Windows, mamba};
+use super::{Defaults, Family, GgufFamily, Recurrence, Windows, mamba};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete: mamba::complete,
     recurrence: Recurrence::Every,
+    gguf: Some(GgufFamily {
+        is_variant: true,
+        ..mamba::GGUF
+    }),
     ..Family::new(
         "falcon_mamba",
         "FalconMambaForCausalLM",

@@ -2,7 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{ChatFormat, Defaults, Family, Windows, fill, is_set};
+use super::gguf::{SANDWICH, TANH_GELU};
+use super::{ChatFormat, Defaults, Family, GgufFamily, GgufHeader, Names, Windows, fill, is_set};
+use crate::error::Result;
 use crate::limits;
 
 /// The descriptor of this family.
@@ -11,6 +13,28 @@ pub static FAMILY: Family = Family {
     complete,
     multimodal: &["gemma3n"],
     chat: Some(ChatFormat::Gemma),
+    gguf: Some(GgufFamily {
+        activation: TANH_GELU,
+        activation_field: "hidden_activation",
+        // Files have stacks where directories have a projection for each residual stream.
+        runs_only: true,
+        layers_differ: true,
+        read,
+        overrides: SANDWICH,
+        block: BLOCK,
+        unsuffixed: &[("altup_correct_scale.weight", "altup.correct_output_scale")],
+        global: &[
+            ("token_embd", "model.embed_tokens"),
+            ("output_norm", "model.norm"),
+            ("output", "lm_head"),
+            ("per_layer_token_embd", "model.embed_tokens_per_layer"),
+            ("per_layer_model_proj", "model.per_layer_model_projection"),
+            ("per_layer_proj_norm", "model.per_layer_projection_norm"),
+            ("altup_proj", "model.altup_projections"),
+            ("altup_unembd_proj", "model.altup_unembed_projections"),
+        ],
+        ..GgufFamily::new("gemma3n")
+    }),
     pipeline: false,
     ..Family::new(
         "gemma3n_text",
@@ -25,6 +49,62 @@ pub static FAMILY: Family = Family {
         },
     )
 };
+
+/// Names inside the blocks of GGUF files.
+const BLOCK: Names = &[
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+    ("inp_gate", "per_layer_input_gate"),
+    ("proj", "per_layer_projection"),
+    ("post_norm", "post_per_layer_input_norm"),
+    ("altup_router", "altup.modality_router"),
+    ("altup_router_norm", "altup.router_norm"),
+    ("altup_predict_coef", "altup.prediction_coefs"),
+    ("altup_correct_coef", "altup.correction_coefs"),
+    ("laurel_l", "laurel.linear_left"),
+    ("laurel_r", "laurel.linear_right"),
+    ("laurel_post_norm", "laurel.post_laurel_norm"),
+];
+
+/// Reads the fields of a GGUF file.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let keys = &header.keys;
+    let rows = |name: &str| header.file.tensors().get(name)?.shape.first().copied();
+    let widths = header.by_layer("feed_forward_length", (1, limits::INTERMEDIATE))?;
+    let widths = widths.ok_or_else(|| keys.metadata.missing(&keys.key("feed_forward_length")))?;
+    let key = keys.key("activation_sparsity_scale");
+    let scales = keys.metadata.f32s(&key)?;
+    let scales = scales.ok_or_else(|| keys.metadata.missing(&key))?;
+    // Infinity below all numbers means that a layer keeps all values.
+    let scales: Vec<_> = (scales.iter())
+        .map(|scale| scale.is_finite().then_some(*scale))
+        .collect();
+    let width = "embedding_length_per_layer_input";
+    Ok(json!({
+        "intermediate_size": widths.iter().max(),
+        "intermediate_sizes": widths,
+        "activation_sparsity_scale": scales,
+        "layer_types": header.layer_types()?,
+        "sliding_window": header.window()?,
+        "rope_local_base_freq": keys.positive("rope.freq_base_swa")?.unwrap_or(10_000.0),
+        "num_kv_shared_layers":
+            keys.uint("attention.shared_kv_layers", 0, header.layers)?.unwrap_or(0),
+        "hidden_size_per_layer_input": keys.required(width, limits::HIDDEN)?,
+        "vocab_size_per_layer_input": rows("per_layer_token_embd.weight"),
+        "altup_num_inputs": keys.required("altup.num_inputs", limits::HEADS)?,
+        "altup_active_idx": keys.uint("altup.active_idx", 0, limits::HEADS)?,
+        "laurel_rank": rows("blk.0.laurel_l.weight"),
+        "final_logit_softcapping": keys.positive("final_logit_softcapping")?,
+    }))
+}
 
 /// Layers may have different feed-forward widths. `intermediate_size` becomes the greatest.
 fn prepare(map: &mut Map<String, Value>) {

@@ -43,6 +43,9 @@ pub struct GgufFamily {
     /// Whether layers may differ in width and number of heads. `read` then returns these numbers,
     /// and the common fields are those of the first layer.
     pub layers_differ: bool,
+    /// Whether the keys and values of all heads are one short vector per position. The number of
+    /// key heads and the width of a head in the metadata then describe that vector.
+    pub(crate) is_latent: bool,
     /// Reads the fields that only this family has from the metadata.
     pub(crate) read: fn(&GgufHeader<'_>) -> Result<Value>,
     /// Changes the fields of a `config.json` to the form that transformers and mlx-lm expect.
@@ -143,6 +146,7 @@ impl GgufFamily {
             norm_plus_one: false,
             optional_biases: false,
             layers_differ: false,
+            is_latent: false,
             read: |_| Ok(Value::Null),
             write: |_| {},
             export: None,
@@ -160,6 +164,8 @@ impl GgufFamily {
 pub(crate) struct GgufHeader<'a> {
     pub file: &'a Gguf,
     pub keys: Keys<'a>,
+    /// All blocks in the file, including those that predict further tokens.
+    pub blocks: usize,
     pub layers: usize,
     pub hidden: usize,
     pub heads: usize,
@@ -167,6 +173,12 @@ pub(crate) struct GgufHeader<'a> {
 }
 
 impl GgufHeader<'_> {
+    /// Whether a layer has a tensor, such as `ssm_norm.weight`.
+    pub fn has(&self, part: &str) -> bool {
+        let named = |layer: usize| format!("blk.{layer}.{part}");
+        (0..self.layers).any(|layer| self.file.tensors().contains_key(&named(layer)))
+    }
+
     /// The sliding window; `None` if the value is zero.
     pub fn window(&self) -> Result<Option<usize>> {
         let window = self
@@ -199,8 +211,9 @@ impl GgufHeader<'_> {
         };
         match values.as_slice() {
             [one] => Ok(Some(vec![number(one)?; self.layers])),
-            all if all.len() == self.layers => {
-                all.iter().map(number).collect::<Result<_>>().map(Some)
+            all if [self.layers, self.blocks].contains(&all.len()) => {
+                let used = all.iter().take(self.layers);
+                used.map(number).collect::<Result<_>>().map(Some)
             }
             all => {
                 let message = format!("has {} values for {} layers", all.len(), self.layers);
@@ -249,6 +262,15 @@ impl GgufHeader<'_> {
 pub(super) fn quotient(config: &Map<String, Value>) -> u64 {
     let number = |name: &str| config.get(name).and_then(Value::as_u64).unwrap_or(0);
     number("hidden_size") / number("num_attention_heads").max(1)
+}
+
+/// Renames fields to the names that the family's own files have.
+pub(super) fn publish(config: &mut Map<String, Value>, names: Names) {
+    for (usual, published) in names {
+        if let Some(value) = config.remove(*usual) {
+            config.insert((*published).to_owned(), value);
+        }
+    }
 }
 
 /// Adds each of these fields that is missing.

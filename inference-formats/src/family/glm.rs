@@ -2,11 +2,21 @@
 
 use serde_json::json;
 
-use super::{Defaults, Family, Windows, fill};
+use super::{Defaults, Family, GgufFamily, Windows, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete: |map| fill(map, json!({"partial_rotary_factor": 0.5})),
+    gguf: Some(GgufFamily {
+        optional_biases: true,
+        // Files of ChatGLM have one matrix for queries, keys and values.
+        read: |header| {
+            let biases = ["attn_q.bias", "attn_qkv.bias"];
+            Ok(json!({"attention_bias": biases.iter().any(|name| header.has(name))}))
+        },
+        overrides: &[("ffn_up", "mlp.gate_up_proj")],
+        ..GgufFamily::new("chatglm")
+    }),
     ..Family::new(
         "glm",
         "GlmForCausalLM",

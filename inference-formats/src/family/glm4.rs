@@ -2,13 +2,22 @@
 
 use serde_json::json;
 
-use super::{Defaults, Family, Windows, fill};
+use super::{Defaults, Family, GgufFamily, Windows, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete: |map| fill(map, json!({"partial_rotary_factor": 0.5})),
     reply: Some("glm4"),
     tensor_parallel: super::TensorParallel::Heads,
+    gguf: Some(GgufFamily {
+        optional_biases: true,
+        overrides: &[
+            ("post_attention_norm", "post_self_attn_layernorm"),
+            ("post_ffw_norm", "post_mlp_layernorm"),
+            ("ffn_up", "mlp.gate_up_proj"),
+        ],
+        ..GgufFamily::new("glm4")
+    }),
     ..Family::new(
         "glm4",
         "Glm4ForCausalLM",

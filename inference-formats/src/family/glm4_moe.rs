@@ -1,8 +1,9 @@
 //! GLM-4.5, 4.6 and 4.7.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{Defaults, Family, Windows, fill};
+use super::{Defaults, Family, GgufFamily, GgufHeader, Windows, fill, routed};
+use crate::error::Result;
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -14,6 +15,13 @@ pub static FAMILY: Family = Family {
         );
     },
     reply: Some("glm4_moe"),
+    gguf: Some(GgufFamily {
+        optional_biases: true,
+        read,
+        overrides: routed::names!(("post_attention_norm", "post_attention_layernorm")),
+        unsuffixed: routed::CHOICE_BIAS,
+        ..GgufFamily::new("glm4moe")
+    }),
     ..Family::new(
         "glm4_moe",
         "Glm4MoeForCausalLM",
@@ -24,3 +32,14 @@ pub static FAMILY: Family = Family {
         },
     )
 };
+
+/// Reads the fields of a GGUF file.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let usual = routed::Usual {
+        scoring: "sigmoid",
+        normalized: true,
+    };
+    let mut fields = routed::read(header, &usual)?;
+    fields["use_qk_norm"] = json!(header.has("attn_q_norm.weight"));
+    Ok(fields)
+}

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Defaults, Family, Windows, fill};
+use super::{Defaults, Family, GgufFamily, Windows, deepseek_v3, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -16,6 +16,10 @@ pub static FAMILY: Family = Family {
     reply: Some("glm4_moe"),
     latent: true,
     pipeline: false,
+    gguf: Some(GgufFamily {
+        is_variant: true,
+        ..deepseek_v3::GGUF
+    }),
     ..Family::new(
         "glm4_moe_lite",
         "Glm4MoeLiteForCausalLM",

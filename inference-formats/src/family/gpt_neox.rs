@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Defaults, Family, Windows, fill};
+use super::{Defaults, Family, GgufFamily, Windows, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -31,6 +31,24 @@ pub static FAMILY: Family = Family {
         ("embed_out.", "lm_head."),
     ],
     pipeline: false,
+    gguf: Some(GgufFamily {
+        // Readers of these files compute GELU by its tanh approximation.
+        activation: "gelu_new",
+        layer_norm: true,
+        // Rows of queries, keys and values follow each other in files, and alternate in
+        // directories.
+        runs_only: true,
+        read: |header| {
+            let keys = &header.keys;
+            let parallel = keys.metadata.bool(&keys.key("use_parallel_residual"))?;
+            Ok(json!({
+                "use_parallel_residual": parallel.unwrap_or(true),
+                "attention_bias": header.has("attn_qkv.bias"),
+                "hidden_act": "gelu_new",
+            }))
+        },
+        ..GgufFamily::new("gptneox")
+    }),
     ..Family::new(
         "gpt_neox",
         "GPTNeoXForCausalLM",

@@ -76,9 +76,9 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
         "mamba_d_state": sizes.state,
         "mamba_n_groups": sizes.groups,
         "mamba_d_conv": sizes.conv,
-        "mamba_conv_bias": ssm::has(header, "ssm_conv1d.bias"),
-        "mamba_proj_bias": ssm::has(header, "ssm_in.bias"),
-        "attention_bias": ssm::has(header, "attn_q.bias"),
+        "mamba_conv_bias": header.has("ssm_conv1d.bias"),
+        "mamba_proj_bias": header.has("ssm_in.bias"),
+        "attention_bias": header.has("attn_q.bias"),
     });
     if let Value::Object(family_fields) = family_fields {
         fields.extend(family_fields);

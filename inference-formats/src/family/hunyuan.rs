@@ -2,7 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Windows, fill, hunyuan_v1_dense, rename};
+use super::gguf::publish;
+use super::{
+    Defaults, Family, GgufFamily, GgufHeader, Windows, fill, hunyuan_v1_dense, rename, routed,
+};
+use crate::error::Result;
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -15,6 +19,13 @@ pub static FAMILY: Family = Family {
         (".mlp.shared_mlp.", ".mlp.shared_experts."),
     ],
     pipeline: false,
+    gguf: Some(GgufFamily {
+        optional_biases: true,
+        read,
+        write,
+        overrides: routed::names!(),
+        ..GgufFamily::new("hunyuan-moe")
+    }),
     ..Family::new(
         "hunyuan",
         "HunYuanMoEV1ForCausalLM",
@@ -67,4 +78,27 @@ fn complete(map: &mut Map<String, Value>) {
             "n_group": 1, "topk_group": 1}),
     );
     hunyuan_v1_dense::complete(map);
+}
+
+/// Reads the fields of a GGUF file.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let usual = routed::Usual {
+        scoring: "softmax",
+        normalized: true,
+    };
+    let mut fields = routed::read(header, &usual)?;
+    fields["use_qk_norm"] = json!(header.has("attn_q_norm.weight"));
+    if let Value::Object(map) = &mut fields
+        && let Some(experts) = map.remove("n_routed_experts")
+    {
+        map.insert("num_experts".into(), experts);
+    }
+    fields["num_shared_expert"] = fields["n_shared_experts"].clone();
+    fields["use_mixed_mlp_moe"] = json!(fields["n_shared_experts"] != json!(0));
+    Ok(fields)
+}
+
+/// Adds the family's own names of fields.
+fn write(config: &mut Map<String, Value>) {
+    publish(config, &[("num_experts_per_tok", "moe_topk")]);
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Windows, fill};
+use super::{Defaults, Family, GgufFamily, Windows, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -12,6 +12,11 @@ pub static FAMILY: Family = Family {
         (".self_attn.key_layernorm.", ".self_attn.k_norm."),
     ],
     pipeline: false,
+    gguf: Some(GgufFamily {
+        optional_biases: true,
+        read: |header| Ok(json!({"use_qk_norm": header.has("attn_q_norm.weight")})),
+        ..GgufFamily::new("hunyuan-dense")
+    }),
     ..Family::new(
         "hunyuan_v1_dense",
         "HunYuanDenseV1ForCausalLM",

@@ -2,7 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Windows, fill};
+use super::{Defaults, Family, GgufFamily, GgufHeader, Windows, fill};
+use crate::error::Result;
+use crate::limits;
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -10,6 +12,19 @@ pub static FAMILY: Family = Family {
     multimodal: &["llama4"],
     reply: Some("pythonic"),
     names: &[(".feed_forward.", ".mlp.")],
+    gguf: Some(GgufFamily {
+        // Directories have fused stacks of experts.
+        runs_only: true,
+        optional_biases: true,
+        read,
+        overrides: &[
+            ("ffn_gate_inp", "mlp.router"),
+            ("ffn_gate_exps", "mlp.experts.gate_proj"),
+            ("ffn_up_exps", "mlp.experts.up_proj"),
+            ("ffn_down_exps", "mlp.experts.down_proj"),
+        ],
+        ..GgufFamily::new("llama4")
+    }),
     pipeline: false,
     ..Family::new(
         "llama4_text",
@@ -21,6 +36,32 @@ pub static FAMILY: Family = Family {
         },
     )
 };
+
+/// Experts of Maverick, the published model without norms of query and key heads.
+const MAVERICK: usize = 128;
+
+/// Reads the fields of a GGUF file. Files do not state chunks, which layers rotate, or how queries
+/// grow; these are as in the published models. A window of 0 means none of them.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let keys = &header.keys;
+    let experts = header.experts()?;
+    let width = "expert_feed_forward_length";
+    let mut fields = json!({
+        "intermediate_size": keys.required(width, limits::INTERMEDIATE)?,
+        "intermediate_size_mlp": keys.required("feed_forward_length", limits::INTERMEDIATE)?,
+        "num_local_experts": experts,
+        "num_experts_per_tok": keys.required("expert_used_count", limits::EXPERTS)?,
+        "interleave_moe_layer_step":
+            keys.uint("interleave_moe_layer_step", 0, limits::LAYERS)?.unwrap_or(1),
+        "use_qk_norm": experts != Some(MAVERICK),
+    });
+    if keys.uint("attention.sliding_window", 0, limits::POSITIONS)? == Some(0) {
+        fields["attention_chunk_size"] = Value::Null;
+        fields["no_rope_layers"] = json!(vec![1; header.layers]);
+        fields["attn_temperature_tuning"] = json!(false);
+    }
+    Ok(fields)
+}
 
 /// Layers with rotation attend to chunks of positions. As with sliding windows, the cache drops
 /// earlier keys.

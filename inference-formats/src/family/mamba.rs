@@ -2,12 +2,15 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Recurrence, Windows, fill, is_set};
+use super::{Defaults, Family, GgufFamily, GgufHeader, Recurrence, Windows, fill, is_set, mamba2};
+use crate::error::Result;
+use crate::limits;
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete,
     recurrence: Recurrence::Every,
+    gguf: Some(GGUF),
     ..Family::new(
         "mamba",
         "MambaForCausalLM",
@@ -20,6 +23,47 @@ pub static FAMILY: Family = Family {
 };
 
 /// There are no heads; each channel has its own state.
+/// GGUF files of Mamba and of Falcon Mamba.
+pub(super) const GGUF: GgufFamily = GgufFamily {
+    is_recurrent: true,
+    // Files have rates, and directories the logarithms of negated rates.
+    runs_only: true,
+    read,
+    overrides: &[
+        ("attn_norm", "norm"),
+        ("ssm_in", "mixer.in_proj"),
+        ("ssm_conv1d", "mixer.conv1d"),
+        ("ssm_x", "mixer.x_proj"),
+        ("ssm_dt", "mixer.dt_proj"),
+        ("ssm_out", "mixer.out_proj"),
+    ],
+    unsuffixed: &[("ssm_a", "mixer.rates"), ("ssm_d", "mixer.D")],
+    global: mamba2::GLOBAL,
+    prefix: "backbone.layers.",
+    ..GgufFamily::new("mamba")
+};
+
+/// Reads the fields of a GGUF file. Falcon Mamba has norms of the step sizes, B and C.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let keys = &header.keys;
+    let normed = keys.metadata.bool(&keys.key("ssm.dt_b_c_rms"))?;
+    let family = match normed.unwrap_or(false) {
+        true => &super::falcon_mamba::FAMILY,
+        false => &FAMILY,
+    };
+    Ok(json!({
+        "model_type": family.model_type,
+        "num_attention_heads": 1,
+        "num_key_value_heads": Value::Null,
+        "head_dim": Value::Null,
+        "state_size": keys.required("ssm.state_size", limits::HEAD_DIM)?,
+        "time_step_rank": keys.required("ssm.time_step_rank", limits::HIDDEN)?,
+        "conv_kernel": keys.required("ssm.conv_kernel", limits::HIDDEN)?,
+        "use_bias": header.has("ssm_in.bias"),
+        "use_conv_bias": header.has("ssm_conv1d.bias"),
+    }))
+}
+
 pub(super) fn complete(map: &mut Map<String, Value>) {
     fill(
         map,

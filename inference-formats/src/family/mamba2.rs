@@ -49,8 +49,8 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
         "state_size": sizes.state,
         "n_groups": sizes.groups,
         "conv_kernel": sizes.conv,
-        "use_bias": ssm::has(header, "ssm_in.bias"),
-        "use_conv_bias": ssm::has(header, "ssm_conv1d.bias"),
+        "use_bias": header.has("ssm_in.bias"),
+        "use_conv_bias": header.has("ssm_conv1d.bias"),
     }))
 }
 

@@ -1,9 +1,17 @@
 //! MiniCPM.
 
-use super::{Defaults, Family, Windows};
+use serde_json::{Value, json};
+
+use super::{Defaults, Family, GgufFamily, GgufHeader, Windows};
+use crate::error::Result;
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
+    gguf: Some(GgufFamily {
+        permuted: true,
+        read,
+        ..GgufFamily::new("minicpm")
+    }),
     ..Family::new(
         "minicpm",
         "MiniCPMForCausalLM",
@@ -14,3 +22,17 @@ pub static FAMILY: Family = Family {
         },
     )
 };
+
+/// Reads the fields of a GGUF file, which has the factors that follow from the fields of a
+/// `config.json`. Old files lack them; they are files of MiniCPM 2B.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let keys = &header.keys;
+    let layers = (header.layers as f32).sqrt();
+    let depth = keys.positive("residual_scale")?;
+    let logits = keys.positive("logit_scale")?;
+    Ok(json!({
+        "scale_emb": keys.positive("embedding_scale")?.unwrap_or(12.0),
+        "scale_depth": depth.map_or(1.4, |scale| scale * layers),
+        "dim_model_base": logits.map_or(256.0, |scale| header.hidden as f32 / scale),
+    }))
+}

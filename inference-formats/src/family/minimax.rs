@@ -2,7 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Windows, fill, rename};
+use super::gguf::publish;
+use super::{Defaults, Family, GgufFamily, GgufHeader, Windows, fill, rename, routed};
+use crate::error::Result;
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -17,6 +19,21 @@ pub static FAMILY: Family = Family {
         ),
         (".block_sparse_moe.", ".mlp."),
     ],
+    gguf: Some(GgufFamily {
+        read,
+        write: |config| {
+            config.remove("intermediate_size");
+            publish(
+                config,
+                &[
+                    ("n_routed_experts", "num_local_experts"),
+                    ("moe_intermediate_size", "intermediate_size"),
+                ],
+            );
+        },
+        unsuffixed: routed::CHOICE_BIAS,
+        ..GgufFamily::new("minimax-m2")
+    }),
     ..Family::new(
         "minimax",
         "MiniMaxForCausalLM",
@@ -40,4 +57,15 @@ fn complete(map: &mut Map<String, Value>) {
         ],
     );
     fill(map, json!({"norm_topk_prob": true, "use_qk_norm": true}));
+}
+
+/// Reads the fields of a GGUF file.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let usual = routed::Usual {
+        scoring: "sigmoid",
+        normalized: true,
+    };
+    let mut fields = routed::read(header, &usual)?;
+    fields["use_qk_norm"] = json!(header.has("attn_q_norm.weight"));
+    Ok(fields)
 }

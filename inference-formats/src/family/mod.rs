@@ -95,6 +95,7 @@ pub mod qwen3_5_moe;
 pub mod qwen3_moe;
 pub mod qwen3_next;
 pub mod roberta;
+mod routed;
 pub mod rwkv7;
 pub mod seed_oss;
 pub mod smollm3;

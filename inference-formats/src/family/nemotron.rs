@@ -2,7 +2,8 @@
 
 use serde_json::json;
 
-use super::{Defaults, Family, Windows, fill};
+use super::gguf::publish;
+use super::{Defaults, Family, GgufFamily, Windows, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -12,6 +13,15 @@ pub static FAMILY: Family = Family {
             json!({"partial_rotary_factor": 0.5, "hidden_act": "relu2"}),
         );
     },
+    gguf: Some(GgufFamily {
+        activation: "relu2",
+        layer_norm: true,
+        norm_plus_one: true,
+        optional_biases: true,
+        read: |header| Ok(json!({"mlp_bias": header.has("ffn_up.bias")})),
+        write: |config| publish(config, &[("rms_norm_eps", "norm_eps")]),
+        ..GgufFamily::new("nemotron")
+    }),
     ..Family::new(
         "nemotron",
         "NemotronForCausalLM",

@@ -85,10 +85,10 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
         "ssm_state_size": sizes.state,
         "n_groups": sizes.groups,
         "conv_kernel": sizes.conv,
-        "use_conv_bias": ssm::has(header, "ssm_conv1d.bias"),
-        "mamba_proj_bias": ssm::has(header, "ssm_in.bias"),
-        "attention_bias": ssm::has(header, "attn_q.bias"),
-        "mlp_bias": ssm::has(header, "ffn_up.bias"),
+        "use_conv_bias": header.has("ssm_conv1d.bias"),
+        "mamba_proj_bias": header.has("ssm_in.bias"),
+        "attention_bias": header.has("attn_q.bias"),
+        "mlp_bias": header.has("ffn_up.bias"),
     });
     if let Some(experts) = experts {
         let width = |name: &str| keys.required(name, limits::INTERMEDIATE);

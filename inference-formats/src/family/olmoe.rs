@@ -2,7 +2,8 @@
 
 use serde_json::json;
 
-use super::{Defaults, Family, Windows, fill};
+use super::{Defaults, Family, GgufFamily, Windows, fill};
+use crate::limits;
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -12,6 +13,14 @@ pub static FAMILY: Family = Family {
             json!({"norm_topk_prob": false, "num_experts_per_tok": 8, "num_experts": 64}),
         );
     },
+    gguf: Some(GgufFamily {
+        optional_biases: true,
+        read: |header| {
+            let per_token = header.keys.required("expert_used_count", limits::EXPERTS)?;
+            Ok(json!({"num_experts": header.experts()?, "num_experts_per_tok": per_token}))
+        },
+        ..GgufFamily::new("olmoe")
+    }),
     ..Family::new(
         "olmoe",
         "OlmoeForCausalLM",

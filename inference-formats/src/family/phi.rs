@@ -2,7 +2,8 @@
 
 use serde_json::json;
 
-use super::{Defaults, Family, Windows, fill};
+use super::gguf::publish;
+use super::{Defaults, Family, GgufFamily, Windows, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -19,6 +20,12 @@ pub static FAMILY: Family = Family {
         (".mlp.fc2.", ".mlp.down_proj."),
         ("model.final_layernorm.", "model.norm."),
     ],
+    gguf: Some(GgufFamily {
+        activation: "gelu_new",
+        layer_norm: true,
+        write: |config| publish(config, &[("rms_norm_eps", "layer_norm_eps")]),
+        ..GgufFamily::new("phi2")
+    }),
     ..Family::new(
         "phi",
         "PhiForCausalLM",

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{ChatFormat, Defaults, Family, Windows, fill, rename};
+use super::{ChatFormat, Defaults, Family, GgufFamily, Windows, fill, rename};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -22,6 +22,11 @@ pub static FAMILY: Family = Family {
     ],
     chat: Some(ChatFormat::ChatMl),
     pipeline: false,
+    gguf: Some(GgufFamily {
+        // The width in files is also that of gate and up together.
+        read: |header| Ok(json!({"head_dim": header.head_dim})),
+        ..GgufFamily::new("qwen")
+    }),
     ..Family::new(
         "qwen",
         "QWenLMHeadModel",

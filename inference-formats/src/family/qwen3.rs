@@ -11,6 +11,9 @@ pub static FAMILY: Family = Family {
     chat: Some(ChatFormat::ChatMl),
     reply: Some("hermes"),
     gguf: Some(GgufFamily {
+        // The text part of multimodal models. All coordinates of a text's positions are equal, so
+        // the rotation is the usual one.
+        also: &["qwen3vl"],
         optional_biases: true,
         // The default of transformers differs from this quotient.
         write: |config| add(config, json!({"head_dim": quotient(config)})),

@@ -1,8 +1,8 @@
 //! Qwen3.5, of which only the text part is used.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{Family, Recurrence, fill, qwen3_next};
+use super::{Family, GgufFamily, Recurrence, fill, qwen3_next, ssm};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -12,6 +12,13 @@ pub static FAMILY: Family = Family {
         fill(map, json!({"num_experts": 0}));
     },
     recurrence: Recurrence::Listed,
+    gguf: Some(GgufFamily {
+        runs_only: true,
+        read: |header| qwen3_next::tiled_mixers(header).map(Value::Object),
+        overrides: qwen3_next::NAMES,
+        unsuffixed: ssm::vectors!("linear_attn"),
+        ..GgufFamily::new("qwen35")
+    }),
     reply: Some("qwen3_coder"),
     spare: &["mtp."],
     ..Family::new("qwen3_5_text", "Qwen3_5ForCausalLM", qwen3_next::DEFAULTS)

@@ -1,8 +1,8 @@
 //! Qwen3.5 with mixtures of experts, of which only the text part is used.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{Family, Recurrence, fill, qwen3_next};
+use super::{Family, GgufFamily, Recurrence, fill, qwen2_moe, qwen3_next, ssm};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -17,6 +17,19 @@ pub static FAMILY: Family = Family {
         );
     },
     recurrence: Recurrence::Listed,
+    gguf: Some(GgufFamily {
+        runs_only: true,
+        read: |header| {
+            let mut fields = qwen2_moe::mixture(header, true)?;
+            if let Value::Object(fields) = &mut fields {
+                fields.extend(qwen3_next::tiled_mixers(header)?);
+            }
+            Ok(fields)
+        },
+        overrides: qwen3_next::NAMES,
+        unsuffixed: ssm::vectors!("linear_attn"),
+        ..GgufFamily::new("qwen35moe")
+    }),
     reply: Some("qwen3_coder"),
     spare: &["mtp."],
     ..Family::new(

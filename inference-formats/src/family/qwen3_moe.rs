@@ -11,6 +11,9 @@ pub static FAMILY: Family = Family {
     multimodal: &["qwen3_vl_moe"],
     reply: Some("hermes"),
     gguf: Some(GgufFamily {
+        // The text part of multimodal models. All coordinates of a text's positions are equal, so
+        // the rotation is the usual one.
+        also: &["qwen3vlmoe"],
         optional_biases: true,
         read: |header| mixture(header, true),
         write: |config| {

@@ -33,11 +33,14 @@ pub(super) const DEFAULTS: Defaults = Defaults {
 };
 
 /// Names inside the blocks of GGUF files. One matrix has queries, keys and values, another the
-/// output gates. The gates are grouped by key heads, as in checkpoints.
-const NAMES: Names = &[
+/// output gates. Write strengths and forget gates are one matrix, grouped by key heads, in
+/// Qwen3-Next, and two in Qwen3.5.
+pub(super) const NAMES: Names = &[
     ("attn_qkv", "linear_attn.in_proj_qkv"),
     ("attn_gate", "linear_attn.in_proj_z"),
     ("ssm_ba", "linear_attn.in_proj_ba"),
+    ("ssm_alpha", "linear_attn.in_proj_a"),
+    ("ssm_beta", "linear_attn.in_proj_b"),
     ("ssm_conv1d", "linear_attn.conv1d"),
     ("ssm_norm", "linear_attn.norm"),
     ("ssm_out", "linear_attn.out_proj"),
@@ -46,24 +49,39 @@ const NAMES: Names = &[
 
 /// Reads the fields of a GGUF file.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
-    let keys = &header.keys;
-    let sizes = ssm::Sizes::read(header)?;
     let mut fields = qwen2_moe::mixture(header, true)?;
     if let Value::Object(fields) = &mut fields {
-        let interval = keys.uint("full_attention_interval", 1, limits::LAYERS)?;
-        fields.insert(
-            "full_attention_interval".into(),
-            json!(interval.unwrap_or(4)),
-        );
-        for (field, size) in [
-            ("linear_num_value_heads", sizes.heads),
-            ("linear_value_head_dim", sizes.dim),
-            ("linear_num_key_heads", sizes.groups),
-            ("linear_key_head_dim", sizes.state),
-            ("linear_conv_kernel_dim", sizes.conv),
-        ] {
-            fields.insert(field.into(), json!(size));
-        }
+        fields.extend(mixers(header)?);
+    }
+    Ok(fields)
+}
+
+/// The fields of Qwen3.5's mixers. In its files, value heads are in another order than in
+/// directories: first one of each key head, then the second of each, and so on.
+pub(super) fn tiled_mixers(header: &GgufHeader<'_>) -> Result<Map<String, Value>> {
+    let mut fields = mixers(header)?;
+    fields.insert("linear_value_heads_tiled".into(), json!(true));
+    Ok(fields)
+}
+
+/// The fields of the layers with a gated delta net, and which layers these are.
+fn mixers(header: &GgufHeader<'_>) -> Result<Map<String, Value>> {
+    let keys = &header.keys;
+    let sizes = ssm::Sizes::read(header)?;
+    let mut fields = Map::new();
+    let interval = keys.uint("full_attention_interval", 1, limits::LAYERS)?;
+    fields.insert(
+        "full_attention_interval".into(),
+        json!(interval.unwrap_or(4)),
+    );
+    for (field, size) in [
+        ("linear_num_value_heads", sizes.heads),
+        ("linear_value_head_dim", sizes.dim),
+        ("linear_num_key_heads", sizes.groups),
+        ("linear_key_head_dim", sizes.state),
+        ("linear_conv_kernel_dim", sizes.conv),
+    ] {
+        fields.insert(field.into(), json!(size));
     }
     Ok(fields)
 }

@@ -2,12 +2,18 @@
 
 use serde_json::json;
 
-use super::{Defaults, Family, Windows, fill};
+use super::{Defaults, Family, GgufFamily, Windows, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete: |map| fill(map, json!({"head_dim": 128, "attention_bias": true})),
     reply: Some("qwen3_coder"),
+    gguf: Some(GgufFamily {
+        optional_biases: true,
+        read: |header| Ok(json!({"attention_out_bias": header.has("attn_output.bias")})),
+        overrides: &[("post_attention_norm", "post_attention_layernorm")],
+        ..GgufFamily::new("seed_oss")
+    }),
     ..Family::new(
         "seed_oss",
         "SeedOssForCausalLM",

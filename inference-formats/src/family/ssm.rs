@@ -41,12 +41,6 @@ impl Sizes {
     }
 }
 
-/// Whether a layer has a tensor, such as `ssm_norm.weight`.
-pub(super) fn has(header: &GgufHeader<'_>, part: &str) -> bool {
-    let named = |layer: usize| format!("blk.{layer}.{part}");
-    (0..header.layers).any(|layer| header.file.tensors().contains_key(&named(layer)))
-}
-
 /// Names in a GGUF block, and those below `$at`: matrices, convolutions and norms.
 macro_rules! names {
     ($at:literal $(, $more:expr)* $(,)?) => {

@@ -2,7 +2,8 @@
 
 use serde_json::json;
 
-use super::{Defaults, Family, Windows, fill};
+use super::gguf::publish;
+use super::{Defaults, Family, GgufFamily, Windows, fill};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -12,6 +13,21 @@ pub static FAMILY: Family = Family {
             json!({"partial_rotary_factor": 0.25, "tie_word_embeddings": false}),
         );
     },
+    gguf: Some(GgufFamily {
+        layer_norm: true,
+        read: |header| {
+            let keys = &header.keys;
+            // Models whose parts read the same input have one norm in a block.
+            let parallel = keys.metadata.bool(&keys.key("use_parallel_residual"))?;
+            Ok(json!({
+                "use_parallel_residual": parallel.unwrap_or(true) && !header.has("ffn_norm.weight"),
+                "use_qkv_bias": header.has("attn_q.bias"),
+                "qk_layernorm": header.has("attn_q_norm.weight"),
+            }))
+        },
+        write: |config| publish(config, &[("rms_norm_eps", "layer_norm_eps")]),
+        ..GgufFamily::new("stablelm")
+    }),
     ..Family::new(
         "stablelm",
         "StableLmForCausalLM",

@@ -2,6 +2,8 @@
 //! tokenizer.
 
 #[cfg(test)]
+mod decoder_tests;
+#[cfg(test)]
 mod hybrid_tests;
 #[cfg(test)]
 mod layer_tests;
@@ -25,8 +27,11 @@ use crate::limits;
 
 const EMBEDDING: &str = "token_embd.weight";
 
+/// The number of blocks that predict further tokens, after the other blocks.
+const FURTHER: &str = "nextn_predict_layers";
+
 /// Fields for the number of experts. The field name depends on the family.
-const EXPERTS: [&str; 2] = ["num_experts", "num_local_experts"];
+const EXPERTS: [&str; 3] = ["num_experts", "num_local_experts", "n_routed_experts"];
 
 /// The checked configuration of a file, from its metadata and tensors.
 ///
@@ -76,6 +81,18 @@ fn checked(file: &Gguf) -> Result<(Map<String, Value>, ModelConfig)> {
     Ok((fields, config))
 }
 
+/// Whether a tensor belongs to a block that predicts further tokens, in a file with this
+/// configuration.
+pub fn predicts_further(config: &Map<String, Value>, stored: &str) -> bool {
+    let number = |name: &str| config.get(name).and_then(Value::as_u64).unwrap_or(0);
+    let block = stored
+        .strip_prefix("blk.")
+        .and_then(|rest| rest.split_once('.'))
+        .and_then(|(block, _)| block.parse::<u64>().ok());
+    let layers = number("num_hidden_layers");
+    block.is_some_and(|n| (layers..layers + number("num_nextn_predict_layers")).contains(&n))
+}
+
 /// The fields of a `config.json` for this file.
 fn read(
     keys: Keys<'_>,
@@ -88,7 +105,12 @@ fn read(
         true => keys.of_first_layer(name, most),
         false => keys.per_layer(name, most),
     };
-    let layers = keys.required("block_count", limits::LAYERS)?;
+    let blocks = keys.required("block_count", limits::LAYERS)?;
+    // The last blocks may predict further tokens. The language model does not use them.
+    let further = keys
+        .uint(FURTHER, 0, blocks.saturating_sub(1))?
+        .filter(|n| *n > 0);
+    let layers = blocks - further.unwrap_or(0);
     let hidden_size = keys.required("embedding_length", limits::HIDDEN)?;
     // Files without attention have 0 heads, and 0 as feed-forward width.
     let (heads_key, width_key) = match family.is_recurrent {
@@ -98,20 +120,26 @@ fn read(
     let heads = keys
         .per_layer(heads_key, limits::HEADS)?
         .ok_or_else(|| metadata.missing(&keys.key(heads_key)))?;
-    let head_dim = head_dim(&keys)?;
+    let head_dim = match family.is_latent {
+        true => None,
+        false => head_dim(&keys)?,
+    };
     let width = head_dim.unwrap_or(hidden_size / heads);
     let rotated = keys.uint("rope.dimension_count", 1, limits::HEAD_DIM)?;
+    let rotated = rotated.filter(|_| !family.is_latent);
     if rotated.is_some_and(|n| n > width || n % 2 != 0) {
         return Err(keys.wrong(
             "rope.dimension_count",
             format!("must be even and at most the head's {width}"),
         ));
     }
-    let epsilon = if family.layer_norm {
-        "attention.layer_norm_epsilon"
-    } else {
-        "attention.layer_norm_rms_epsilon"
-    };
+    let mut epsilons = [
+        "attention.layer_norm_rms_epsilon",
+        "attention.layer_norm_epsilon",
+    ];
+    if family.layer_norm {
+        epsilons.reverse();
+    }
     let has_bias = |name: &str| file.tensors().contains_key(&format!("blk.0.{name}.bias"));
     let fields = json!({
         "model_type": model_type,
@@ -125,8 +153,10 @@ fn read(
             .unwrap_or(heads),
         "head_dim": head_dim,
         "rms_norm_eps": keys
-            .positive(epsilon)?
-            .ok_or_else(|| metadata.missing(&keys.key(epsilon)))?,
+            .positive(epsilons[0])?
+            // The name of the field in `config.json` determines the key, not the kind of norm.
+            .or(keys.positive(epsilons[1])?)
+            .ok_or_else(|| metadata.missing(&keys.key(epsilons[0])))?,
         "vocab_size": vocab_size(&keys, file)?,
         "rope_theta": keys.positive("rope.freq_base")?.unwrap_or(10_000.0),
         "partial_rotary_factor": rotated.map_or(1.0, |n| n as f64 / width as f64),
@@ -135,6 +165,7 @@ fn read(
         "tie_word_embeddings": !file.tensors().contains_key("output.weight"),
         "attention_bias": family.optional_biases && has_bias("attn_q"),
         "mlp_bias": family.optional_biases && has_bias("ffn_gate"),
+        "num_nextn_predict_layers": further,
         "pooling_type": keys.uint("pooling_type", 0, 4)?,
     });
     let Value::Object(mut map) = fields else {
@@ -143,6 +174,7 @@ fn read(
     let header = GgufHeader {
         file,
         keys,
+        blocks,
         layers,
         hidden: hidden_size,
         heads,
@@ -219,8 +251,10 @@ fn rope_scaling(keys: &Keys<'_>, file: &Gguf) -> Result<Value> {
             "long_factor": values(long)?,
             "short_factor": values(short)?,
             "attention_factor": keys.positive("rope.scaling.attn_factor")?,
-            "original_max_position_embeddings":
-                keys.uint("rope.scaling.original_context_length", 1, limits::POSITIONS)?,
+            // A file without this key was not trained for a longer context.
+            "original_max_position_embeddings": keys
+                .uint("rope.scaling.original_context_length", 1, limits::POSITIONS)?
+                .or(keys.uint("context_length", 1, limits::POSITIONS)?),
         }));
     }
     match keys.metadata.str(&keys.key("rope.scaling.type"))? {

@@ -22,11 +22,12 @@ use super::stack::Head;
 use crate::cache::{CacheOptions, Caches, KvView, Row, lengths, passing};
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
+use crate::error::engine;
 use crate::loader::Weights;
 use crate::nn::adapter::{self, Scope};
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
-use crate::nn::{Activation, Attention, Embedding, GatedMlp, Linear, Norm};
+use crate::nn::{Activation, Attention, Embedding, GatedMlp, Linear, Norm, Weight};
 
 /// The least mean square by which a stream is divided.
 const LEAST: f32 = 1e-5;
@@ -445,14 +446,9 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
             }))
         })
         .collect::<Result<Vec<_>>>()?;
-    let mut projections = |part: &str| -> Result<Vec<Linear>> {
-        (0..streams - 1)
-            .map(|i| b.linear(&format!("model.{part}.{i}"), hidden, hidden, false))
-            .collect()
-    };
     let (spread, gather) = (
-        projections("altup_projections")?,
-        projections("altup_unembed_projections")?,
+        projections(&mut b, "model.altup_projections", streams)?,
+        projections(&mut b, "model.altup_unembed_projections", streams)?,
     );
     let inputs = layer_inputs(&mut b, width)?;
     let mut head = b.head(Some(true))?;
@@ -471,6 +467,26 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         norm: b.hidden_norm("model.norm")?,
         head,
     }))
+}
+
+/// A projection for each stream but the first. GGUF files have a stack of them.
+fn projections(b: &mut Builder<'_>, at: &str, streams: i32) -> Result<Vec<Linear>> {
+    let hidden = b.dims.hidden;
+    if !b.weights.contains(&format!("{at}.weight")) {
+        return (0..streams - 1)
+            .map(|i| b.linear(&format!("{at}.{i}"), hidden, hidden, false))
+            .collect();
+    }
+    let stack = b.weights.stack(at, &[streams - 1, hidden, hidden])?;
+    let stack = b.weights.plain(&stack)?;
+    (0..streams - 1)
+        .map(|i| {
+            let matrix = stack.slice_axis(0, i, i + 1);
+            let matrix = matrix.and_then(|m| m.squeeze_axis(0)?.contiguous());
+            let matrix = matrix.map_err(engine("weights"))?;
+            b.weights.layer(Weight::Dense(matrix), None)
+        })
+        .collect()
 }
 
 /// The maximum number of residual streams.
@@ -496,7 +512,20 @@ fn widths(config: &ModelConfig) -> Result<Vec<i32>> {
 /// For each layer, the standard deviations above the mean that gate values must exceed.
 fn deviations(config: &ModelConfig) -> Result<Vec<Option<f32>>> {
     const NAME: &str = "activation_sparsity_pattern";
+    const SCALES: &str = "activation_sparsity_scale";
     let layers = config.num_hidden_layers;
+    // GGUF files have the deviations themselves.
+    if let Some(scales) = config.fields.get(SCALES).and_then(|v| v.as_array()) {
+        if scales.len() != layers {
+            return Err(invalid(format!(
+                "{SCALES} must be a list of {layers} numbers"
+            )));
+        }
+        return Ok(scales
+            .iter()
+            .map(|n| n.as_f64().map(|n| n as f32))
+            .collect());
+    }
     let Some(shares) = config.numbers(NAME)? else {
         return Ok(vec![None; layers]);
     };
@@ -509,7 +538,7 @@ fn deviations(config: &ModelConfig) -> Result<Vec<Option<f32>>> {
         // The quantile of the normal distribution at `share`.
         let x = Array::scalar(2.0 * share - 1.0);
         let x = x.and_then(|x| x.erfinv()).and_then(|x| x.to_f32_vec());
-        let x = x.map_err(crate::error::engine("weights"))?;
+        let x = x.map_err(engine("weights"))?;
         Ok(x.first().copied().unwrap_or(0.0) * std::f32::consts::SQRT_2)
     };
     (shares.into_iter())

@@ -25,7 +25,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         o_bias: bias,
         mlp_bias: true,
         norms: NormKind::Layer { bias: true },
-        grouped: true,
+        grouped: !weights.is_gguf(),
+        fused: true,
         mlp: MlpKind::Plain,
         parallel: parallel.then_some(Parallel::TwoNorms),
         ..Variant::default()

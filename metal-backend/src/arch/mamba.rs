@@ -107,12 +107,16 @@ pub(super) fn mixer(
     let hidden = b.dims.hidden;
     let wide = |a: Array| a.astype(Dtype::Float32).map_err(engine("weights"));
     let skip = wide(b.weights.vector(&name("D"), inner)?)?;
-    // The checkpoint stores the logarithms of the negated rates.
-    let rates = wide(b.weights.tensor(&name("A_log"), &[inner, state])?)?
-        .exp()
-        .and_then(|rates| rates.negative())
-        .and_then(|rates| rates.eval().map(|()| rates))
-        .map_err(engine("weights"))?;
+    let rates = if b.weights.contains(&name("rates")) {
+        wide(b.weights.tensor(&name("rates"), &[inner, state])?)?
+    } else {
+        // Directories have the logarithms of the negated rates.
+        wide(b.weights.tensor(&name("A_log"), &[inner, state])?)?
+            .exp()
+            .and_then(|rates| rates.negative())
+            .and_then(|rates| rates.eval().map(|()| rates))
+            .map_err(engine("weights"))?
+    };
     Ok(Mamba {
         in_proj: b.linear(&name("in_proj"), hidden, 2 * inner, bias)?,
         conv: b.causal_conv(&name("conv1d"), inner, width)?,

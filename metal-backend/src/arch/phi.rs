@@ -18,6 +18,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         o_bias: true,
         mlp_bias: true,
         head_bias: true,
+        // Old GGUF files have one matrix.
+        fused: weights.contains("model.layers.0.self_attn.qkv_proj.weight"),
         norms: NormKind::Layer { bias: true },
         mlp: MlpKind::Plain,
         parallel: Some(Parallel::OneNorm),

@@ -95,6 +95,7 @@ fn shape(config: &ModelConfig) -> Result<GatedDeltaShape> {
         k_dim: size("linear_key_head_dim", limits::HEAD_DIM)?,
         v_dim: size("linear_value_head_dim", limits::HEAD_DIM)?,
         width: int("linear_conv_kernel_dim", width)?,
+        tiled: config.flag("linear_value_heads_tiled")?.unwrap_or(false),
     };
     if shape.v_heads % shape.k_heads != 0 {
         return Err(invalid(format!(

@@ -45,6 +45,9 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
         if ROPE_FACTORS.contains(&stored.as_str()) {
             continue; // the configuration has these factors
         }
+        if gguf_config::predicts_further(config, stored) {
+            continue;
+        }
         if family.always_tied && stored == OUTPUT {
             continue; // a copy of the embedding; `config.json` marks the output as tied
         }
@@ -52,6 +55,7 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
         let mut name = names
             .usual(stored)
             .ok_or_else(|| bad("has no name in a model directory".to_owned()))?;
+        name = published(family, name);
         name.insert_str(0, family.mlx_lm.added);
         let minus_one = gguf.norm_plus_one && name.ends_with("norm.weight");
         let dtype = match tensor.kind {
@@ -101,6 +105,15 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
         });
     }
     Ok(tensors)
+}
+
+/// The name of a tensor in the family's own directories, from the usual name.
+fn published(family: &Family, usual: String) -> String {
+    let mut names = family.names.to_vec();
+    // A longer part may contain a shorter one.
+    names.sort_by_key(|(_, usual)| std::cmp::Reverse(usual.len()));
+    let renamed = |name: String, (own, usual): &(&str, &str)| name.replacen(usual, own, 1);
+    names.iter().fold(usual, renamed)
 }
 
 /// The `config.json` that corresponds to the metadata.

@@ -35,7 +35,9 @@ impl Weights {
             .tensors()
             .get(&stored)
             .ok_or_else(|| self.missing(&stored, shape))?;
-        if tensor.shape != shape {
+        // Files may lack axes of length one at the start.
+        let used = |shape: &[usize]| shape.iter().position(|n| *n != 1).unwrap_or(shape.len());
+        if tensor.shape[used(&tensor.shape)..] != shape[used(shape)..] {
             return Err(self.wrong_shape(&stored, &tensor.shape, shape));
         }
         Ok((stored, tensor))

@@ -22,7 +22,7 @@ use mlx_rs_core::{Array, Dtype};
 use safetensors::Dtype as FileDtype;
 
 use crate::checkpoint::files::{invalid, wrong_tensor};
-use crate::checkpoint::gguf_config::GgufNames;
+use crate::checkpoint::gguf_config::{GgufNames, predicts_further};
 use crate::checkpoint::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
 use crate::checkpoint::{Gguf, ModelConfig};
 use crate::error::engine;
@@ -96,7 +96,9 @@ impl Weights {
     /// Opens the weights of a GGUF file, for computation in `dtype`.
     pub fn from_gguf(gguf: Gguf, config: &ModelConfig, dtype: Dtype) -> Self {
         // Reading the configuration already used the factors of LongRoPE.
-        let read = |name: &&String| !name.starts_with("rope_factors_");
+        let read = |name: &&String| {
+            !name.starts_with("rope_factors_") && !predicts_further(&config.fields, name)
+        };
         let unused = gguf.tensors().keys().filter(read).cloned().collect();
         let path = gguf.path().to_owned();
         let names = GgufNames::new(config.model_type.as_deref().unwrap_or_default());

@@ -61,6 +61,8 @@ pub struct GatedDeltaShape {
     pub v_dim: i32,
     /// The kernel width of the convolution.
     pub width: i32,
+    /// Whether value heads take the key heads in turn. Otherwise, adjacent value heads share one.
+    pub tiled: bool,
 }
 
 impl GatedDeltaShape {
@@ -94,12 +96,21 @@ impl GatedDeltaShape {
 }
 
 impl GatedDeltaShape {
+    /// Heads of queries and keys that the delta rule gets. With tiled heads, there is one for each
+    /// value head, because the kernels share key heads between adjacent value heads.
+    fn rule_heads(&self) -> i32 {
+        match self.tiled {
+            true => self.v_heads,
+            false => self.k_heads,
+        }
+    }
+
     /// The parameters of the delta rule for the kernels.
     fn memory(&self) -> Memory {
         Memory {
             rule: MemoryRule::Delta,
             heads: self.v_heads,
-            key_heads: self.k_heads,
+            key_heads: self.rule_heads(),
             key_dim: self.k_dim,
             value_dim: self.v_dim,
             scale: (self.k_dim as f32).powf(-0.5),
@@ -110,8 +121,8 @@ impl GatedDeltaShape {
     /// Computes the delta rule over `[R, L, ..]` with write strengths `b`, by MLX's operations.
     /// Returns the outputs `[R, L, H, DV]` and the memory after the last position.
     fn scan(&self, of: &MemoryInputs<'_>, b: &Array, memory: &Array) -> Result<(Array, Array)> {
-        let repeats = self.v_heads / self.k_heads;
-        let keys = |a: &Array| heads_first(a, [self.k_heads, self.k_dim], repeats);
+        let heads = self.rule_heads();
+        let keys = |a: &Array| heads_first(a, [heads, self.k_dim], self.v_heads / heads);
         let scale = Array::scalar(self.memory().scale)?;
         let inputs = Inputs {
             q: keys(of.q)?.multiply(&scale)?,
@@ -256,13 +267,19 @@ impl Mixer for GatedDelta {
         let strength = wide(&b)?.sigmoid()?;
         let decay = softplus(&wide(&a)?.add(&self.dt_bias)?)?.multiply(&self.rates)?;
         let qkv = wide(&qkv)?;
+        let per_key = (shape.v_heads / shape.k_heads).unsigned_abs() as usize;
         let outputs = over_rows(rows, layer, &self.layout, |span, state| {
             let (mixed, before) = self.conv.forward(&span.of(&qkv)?, part(&state, 0)?)?;
             let mixed = mixed.silu()?;
             let keys = |from: i32| {
                 let heads = [span.rows, span.length, shape.k_heads, shape.k_dim];
                 let all = mixed.slice_axis(2, from, from + shape.keys())?;
-                unit(&all.reshape(&heads)?)?.reshape(&[span.rows, span.length, shape.keys()])
+                let all = unit(&all.reshape(&heads)?)?;
+                let copies = match shape.tiled {
+                    true => concatenate(&vec![&all; per_key], 2)?,
+                    false => all,
+                };
+                copies.reshape(&[span.rows, span.length, -1])
             };
             let (q, k) = (keys(0)?, keys(shape.keys())?);
             let v = mixed.slice_axis(2, 2 * shape.keys(), shape.channels())?;
