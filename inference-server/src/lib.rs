@@ -53,5 +53,6 @@ pub use models::{
 pub use net::Server;
 pub use openapi::openapi_json;
 pub use reply::{
-    Delta, DetectedFormat, PlainText, ReasoningMarks, ReplyFormat, ReplyParser, ReplyRequest,
+    CallOrJson, Delta, DetectedFormat, PlainText, ReasoningMarks, ReplyFormat, ReplyParser,
+    ReplyRequest,
 };

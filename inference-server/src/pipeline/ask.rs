@@ -74,8 +74,8 @@ impl Ask {
         choice: &ToolChoice,
     ) -> Result<Asked, ApiError> {
         // Checks without a prompt come first, before the request occupies more places.
-        let constrained = self.options.constraints.grammar.is_some();
-        choice.check(app, model, &prompt, constrained)?;
+        let grammar = self.options.constraints.grammar.as_ref();
+        choice.check(app, model, &prompt, grammar)?;
         prepare::grow(app, &mut places, self.choices)?;
         let (places, mut prepared) = prepare::chat(app, model, places, prompt).await?;
         choice.apply(app, model, &mut prepared, &mut self.options)?;

@@ -12,7 +12,7 @@ use crate::engine::{Places, Refused};
 use crate::error::ApiError;
 use crate::measure::json_bytes;
 use crate::models::{Lease, ServedModel};
-use crate::reply::ReplyRequest;
+use crate::reply::{CallOrJson, ReplyRequest};
 use crate::state::App;
 
 /// A prompt as token ids, with everything that its reply needs.
@@ -23,6 +23,8 @@ pub(crate) struct Prepared {
     pub(crate) request: ReplyRequest,
     /// Whether the reply is plain text, without tool calls or reasoning.
     pub(crate) verbatim: bool,
+    /// How to read a reply that is either a call or JSON of a schema.
+    pub(crate) either: Option<CallOrJson>,
 }
 
 /// Number of characters at the end of a prompt that reply parsers receive.
@@ -138,6 +140,7 @@ pub(crate) async fn chat(
             ids,
             request,
             verbatim: false,
+            either: None,
         })
     })
     .await
@@ -183,6 +186,7 @@ pub(crate) async fn raw(
                 ids,
                 request,
                 verbatim: true,
+                either: None,
             });
         }
         Ok(all)

@@ -11,7 +11,7 @@ use super::prepare::Prepared;
 use crate::engine::{Event, Job, Places, Running};
 use crate::error::ApiError;
 use crate::models::Lease;
-use crate::reply::{Delta, PlainText, ReplyParser};
+use crate::reply::{Delta, Either, PlainText, ReplyParser};
 use crate::state::App;
 
 /// An item of a reply.
@@ -63,6 +63,10 @@ impl Reply {
             false => model.format(),
         };
         let parser = format.parser(&prepared.request);
+        let parser = match &prepared.either {
+            Some(either) => Box::new(Either::new(either, parser)),
+            None => parser,
+        };
         let most = prepared.ids.len().saturating_add(options.max_tokens);
         let running = app.engine.submit(Job {
             kv_bytes: model.kv_bytes().saturating_mul(most as u64),

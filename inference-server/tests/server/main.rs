@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod call_or_json;
 #[path = "../common/mod.rs"]
 mod common;
 mod defaults;
