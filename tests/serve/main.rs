@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod drafts;
+mod nginx;
 mod operation;
 #[path = "../common/served.rs"]
 mod served;
