@@ -16,6 +16,8 @@ pub(crate) struct ToolChoice {
     pub(crate) required: bool,
     /// The name of the tool that the reply must call.
     pub(crate) named: Option<String>,
+    /// The reply must not be a call. The request then has no tools.
+    pub(crate) forbidden: bool,
     /// The reply may have at most one call.
     pub(crate) one: bool,
 }
@@ -24,11 +26,20 @@ pub(crate) struct ToolChoice {
 const NAME_BYTES: usize = 256;
 
 impl ToolChoice {
+    /// No call.
+    pub(crate) fn none() -> Self {
+        Self {
+            forbidden: true,
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn tool(name: String) -> Self {
         Self {
             required: true,
             named: Some(name),
             one: true,
+            ..Self::default()
         }
     }
 

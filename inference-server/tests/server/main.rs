@@ -19,6 +19,7 @@ mod openai;
 mod other_apis;
 mod page;
 mod responses;
+mod rounds;
 mod strict;
 mod thinking;
 mod tools;
