@@ -7,6 +7,7 @@ use inference::{Error, ErrorKind, Result};
 
 use crate::defaults::RequestDefaults;
 use crate::limits::Limits;
+use crate::tools::ServerTools;
 
 /// The configuration of the server.
 #[non_exhaustive]
@@ -38,6 +39,8 @@ pub struct Config {
     pub ui: bool,
     /// Values for fields that a request leaves out.
     pub defaults: RequestDefaults,
+    /// Tools that the server runs for models.
+    pub tools: Option<ServerTools>,
     /// Bounds on the requests of clients.
     pub limits: Limits,
 }
@@ -57,6 +60,7 @@ impl Default for Config {
             steering: false,
             ui: true,
             defaults: RequestDefaults::default(),
+            tools: None,
             limits: Limits::default(),
         }
     }
@@ -112,6 +116,13 @@ impl Config {
     #[must_use]
     pub fn with_keep_alive(mut self, keep_alive: impl Into<Option<Duration>>) -> Self {
         self.keep_alive = keep_alive.into();
+        self
+    }
+
+    /// Sets the tools that the server runs for models.
+    #[must_use]
+    pub fn with_tools(mut self, tools: impl Into<Option<ServerTools>>) -> Self {
+        self.tools = tools.into();
         self
     }
 

@@ -12,6 +12,7 @@
 //!   step.
 //! - `pipeline` processes a request from its body to its reply. `dialect` has a folder for each
 //!   API, with its requests, answers and routes.
+//! - [`ToolHost`] runs tools for models, such as those of MCP servers.
 //! - `ui` is the chat page at `/`, with its files.
 //! - [`ReplyFormat`] describes how a model writes tool calls and reasoning. [`DetectedFormat`]
 //!   detects the format from the model's chat template.
@@ -42,6 +43,7 @@ mod reply;
 mod routes;
 mod state;
 mod status;
+mod tools;
 mod ui;
 
 pub use config::Config;
@@ -53,5 +55,7 @@ pub use models::{
 pub use net::Server;
 pub use openapi::openapi_json;
 pub use reply::{
-    Delta, DetectedFormat, PlainText, ReasoningMarks, ReplyFormat, ReplyParser, ReplyRequest,
+    CallOrJson, Delta, DetectedFormat, PlainText, ReasoningMarks, ReplyFormat, ReplyParser,
+    ReplyRequest,
 };
+pub use tools::{ServerTools, ToolHost};

@@ -12,6 +12,7 @@ use crate::engine::{Engine, EngineOptions};
 use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::models::{ModelSource, Models, ServedModel, Unload};
+use crate::tools::ServerTools;
 
 /// State that handlers share.
 #[derive(Clone)]
@@ -25,6 +26,8 @@ pub(crate) struct Inner {
     pub(crate) limits: Limits,
     /// Values for fields that a request leaves out.
     pub(crate) defaults: RequestDefaults,
+    /// Tools that the server runs for models.
+    pub(crate) tools: Option<ServerTools>,
     /// Limits the memory of all bodies and their parsed values, in bytes.
     pub(crate) bodies: Arc<tokio::sync::Semaphore>,
     /// Allows one download at a time.
@@ -75,6 +78,7 @@ impl App {
             parallel: config.parallel,
             limits: config.limits.clone(),
             defaults: config.defaults.clone(),
+            tools: config.tools.clone(),
             bodies: Arc::new(tokio::sync::Semaphore::new(config.limits.all_bodies_bytes)),
             pulls: Arc::new(tokio::sync::Semaphore::new(1)),
             access: Access::new(config),

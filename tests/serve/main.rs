@@ -5,6 +5,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod drafts;
+mod nginx;
+mod operation;
 #[path = "../common/served.rs"]
 mod served;
 mod turns;
@@ -44,6 +46,26 @@ fn serve_args(args: &[&str]) -> Served {
         .args(args)
         .stderr(Stdio::piped());
     Served::start(command)
+}
+
+/// A copy of a tiny checkpoint that allows 8192 tokens instead of 256.
+fn long_copy(name: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(fixture("tiny").join(name)).unwrap() {
+        let from = file.unwrap().path();
+        let to = dir.path().join(from.file_name().unwrap());
+        if from.ends_with("config.json") {
+            let config = std::fs::read_to_string(&from).unwrap();
+            let config = config.replace(
+                "\"max_position_embeddings\": 256",
+                "\"max_position_embeddings\": 8192",
+            );
+            std::fs::write(to, config).unwrap();
+        } else {
+            std::fs::copy(&from, to).unwrap();
+        }
+    }
+    dir
 }
 
 #[test]

@@ -2,8 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::common::fixture;
-use crate::serve_args;
+use crate::{long_copy, serve_args};
 
 #[test]
 fn a_second_turn_of_a_hybrid_is_not_computed_again() {
@@ -12,22 +11,7 @@ fn a_second_turn_of_a_hybrid_is_not_computed_again() {
         (0..n).map(letter).collect()
     };
     for name in ["lfm2", "qwen3-next", "falcon-h1", "gemma3", "xlstm"] {
-        // The tiny checkpoints allow 256 tokens only.
-        let dir = tempfile::tempdir().unwrap();
-        for file in std::fs::read_dir(fixture("tiny").join(name)).unwrap() {
-            let from = file.unwrap().path();
-            let to = dir.path().join(from.file_name().unwrap());
-            if from.ends_with("config.json") {
-                let config = std::fs::read_to_string(&from).unwrap();
-                let config = config.replace(
-                    "\"max_position_embeddings\": 256",
-                    "\"max_position_embeddings\": 8192",
-                );
-                std::fs::write(to, config).unwrap();
-            } else {
-                std::fs::copy(&from, to).unwrap();
-            }
-        }
+        let dir = long_copy(name);
         let server = serve_args(&[dir.path().to_str().unwrap()]);
         let ask = |messages: &Value, cache: bool| {
             let body = json!({"messages": messages, "max_tokens": 16, "temperature": 0,

@@ -101,7 +101,7 @@ pub(crate) struct Job {
     pub(crate) options: GenerateOptions,
     /// Arrival time of the request.
     pub(crate) arrived: Instant,
-    pub(crate) place: Places,
+    pub(crate) place: Arc<Places>,
 }
 
 /// A request after its preparation, with the data that the model prepared.

@@ -34,7 +34,7 @@ struct Slot {
 struct Row {
     out: mpsc::Sender<Event>,
     arrived: Instant,
-    _place: Places,
+    _place: Arc<Places>,
     _model: Lease,
     kv_bytes: u64,
 }

@@ -6,6 +6,7 @@ use inference::{ChatPrompt, GenerateOptions, Prompt};
 
 use super::choice::ToolChoice;
 use super::prepare::{self, Prepared};
+use super::rounds::{self, Plan, Rounds};
 use super::run::{self, Reply};
 use crate::engine::Places;
 use crate::error::ApiError;
@@ -70,25 +71,34 @@ impl Ask {
         app: &App,
         model: &Lease,
         mut places: Places,
-        prompt: ChatPrompt,
+        mut prompt: ChatPrompt,
         choice: &ToolChoice,
     ) -> Result<Asked, ApiError> {
         // Checks without a prompt come first, before the request occupies more places.
-        let constrained = self.options.constraints.grammar.is_some();
-        choice.check(app, model, &prompt, constrained)?;
+        let grammar = self.options.constraints.grammar.as_ref();
+        choice.check(app, model, &prompt, grammar)?;
+        let own = prompt.tools.len();
+        let plan = match &app.tools {
+            Some(server) if rounds::offer(app, model, &mut prompt, choice, &self.options) => {
+                Some(Plan {
+                    app: app.clone(),
+                    model: model.clone(),
+                    server: server.clone(),
+                    prompt: prompt.clone(),
+                    own,
+                    choice: choice.clone(),
+                    options: self.options.clone(),
+                    reasoning: self.reasoning,
+                    arrived: self.arrived,
+                })
+            }
+            _ => None,
+        };
         prepare::grow(app, &mut places, self.choices)?;
         let (places, mut prepared) = prepare::chat(app, model, places, prompt).await?;
         choice.apply(app, model, &mut prepared, &mut self.options)?;
-        // A reply with a grammar contains no reasoning, so the reasoning budget is ignored.
-        if let Some(budget) = self.reasoning
-            && self.options.constraints.grammar.is_none()
-            && let Some(marks) = model.format().reasoning_marks(&prepared.request)
-        {
-            let bound = crate::reply::bound(model.model(), marks, budget);
-            let bound = bound.map_err(|e| ApiError::of_engine(&e))?;
-            self.options.constraints.logits_processors.extend(bound);
-        }
-        self.start(app, model, places, vec![prepared]).await
+        prepare::bound_reasoning(model, &prepared, self.reasoning, &mut self.options)?;
+        self.start(app, model, places, vec![prepared], plan).await
     }
 
     /// Starts replies that continue texts. `param` is the name of the request's field with the
@@ -106,7 +116,7 @@ impl Ask {
     ) -> Result<Asked, ApiError> {
         prepare::grow(app, &mut places, prompts.len() * self.choices)?;
         let (places, prepared) = prepare::raw(app, model, places, param, prompts).await?;
-        self.start(app, model, places, prepared).await
+        self.start(app, model, places, prepared, None).await
     }
 
     async fn start(
@@ -115,6 +125,7 @@ impl Ask {
         model: &Lease,
         mut places: Places,
         prompts: Vec<Prepared>,
+        plan: Option<Plan>,
     ) -> Result<Asked, ApiError> {
         let mut replies = Vec::with_capacity(prompts.len() * self.choices);
         let mut all = Vec::with_capacity(prompts.len());
@@ -131,14 +142,12 @@ impl Ask {
             for i in 0..self.choices {
                 let place = places.one().ok_or_else(ApiError::internal)?;
                 let options = of_choice(&options, i);
-                replies.push(Reply::start(
-                    app,
-                    model,
-                    place,
-                    prompt,
-                    options,
-                    self.arrived,
-                ));
+                let rounds = plan.clone().map(|mut plan| {
+                    plan.options.sampling.seed = options.sampling.seed;
+                    Rounds::new(plan, most)
+                });
+                let reply = Reply::start(app, model, place, prompt, options, self.arrived);
+                replies.push(reply.with_rounds(rounds));
             }
             all.push(options);
         }

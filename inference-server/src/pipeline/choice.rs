@@ -1,11 +1,12 @@
 //! The request's rules about tool calls, for all APIs: which tools a reply may or must call.
 
-use inference::{ChatPrompt, GenerateOptions, Tool};
+use inference::{ChatPrompt, GenerateOptions, Grammar, Tool};
+use serde_json::Value;
 
 use super::prepare::Prepared;
 use crate::error::ApiError;
 use crate::models::ServedModel;
-use crate::reply::ReplyRequest;
+use crate::reply::{CallOrJson, ReplyRequest};
 use crate::state::App;
 
 /// The constraints of a request on tool calls.
@@ -15,6 +16,8 @@ pub(crate) struct ToolChoice {
     pub(crate) required: bool,
     /// The name of the tool that the reply must call.
     pub(crate) named: Option<String>,
+    /// The reply must not be a call. The request then has no tools.
+    pub(crate) forbidden: bool,
     /// The reply may have at most one call.
     pub(crate) one: bool,
 }
@@ -23,11 +26,20 @@ pub(crate) struct ToolChoice {
 const NAME_BYTES: usize = 256;
 
 impl ToolChoice {
+    /// No call.
+    pub(crate) fn none() -> Self {
+        Self {
+            forbidden: true,
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn tool(name: String) -> Self {
         Self {
             required: true,
             named: Some(name),
             one: true,
+            ..Self::default()
         }
     }
 
@@ -39,14 +51,13 @@ impl ToolChoice {
         }
     }
 
-    /// Runs the checks that need no tokenized prompt. `constrained` is whether the reply must match
-    /// a schema.
+    /// Runs the checks that need no tokenized prompt. `grammar` is the schema for the reply.
     pub(crate) fn check(
         &self,
         app: &App,
         model: &ServedModel,
         prompt: &ChatPrompt,
-        constrained: bool,
+        grammar: Option<&Grammar>,
     ) -> Result<(), ApiError> {
         let usable = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/');
         super::prepare::check_tools(app, &prompt.tools)?;
@@ -61,23 +72,25 @@ impl ToolChoice {
             }
         }
         if !self.required {
-            return Ok(());
+            return match grammar {
+                Some(Grammar::JsonSchema(schema)) if !prompt.tools.is_empty() => {
+                    let request = self.request(&prompt.tools);
+                    self.either(app, model, &request, schema).map(drop)
+                }
+                _ => Ok(()),
+            };
         }
         if prompt.tools.is_empty() {
             let message = "tool_choice demands a call, and there are no tools";
             return Err(ApiError::field("tool_choice", message));
         }
-        if constrained {
-            return Err(ApiError::field(
-                "tool_choice",
-                "a reply cannot be a call and match a schema; leave one of the two out",
-            ));
-        }
         self.grammar(app, model, &self.request(&prompt.tools))
             .map(drop)
     }
 
-    /// Applies the choice to a prepared request and its options.
+    /// Applies the choice to a prepared request and its options. A schema for the reply governs only
+    /// texts, as in OpenAI's API: a forced call ignores it, and otherwise the reply is either a call
+    /// or JSON of the schema.
     pub(crate) fn apply(
         &self,
         app: &App,
@@ -86,11 +99,20 @@ impl ToolChoice {
         options: &mut GenerateOptions,
     ) -> Result<(), ApiError> {
         prepared.request.one_call = self.one;
+        let grammar = &mut options.constraints.grammar;
         if self.required {
-            options.constraints.grammar = Some(self.grammar(app, model, &prepared.request)?);
-        } else if options.constraints.grammar.is_some() {
+            *grammar = Some(self.grammar(app, model, &prepared.request)?);
+            return Ok(());
+        }
+        match grammar {
+            Some(Grammar::JsonSchema(schema)) if !prepared.request.tools.is_empty() => {
+                let either = self.either(app, model, &prepared.request, schema)?;
+                *grammar = Some(either.grammar.clone());
+                prepared.either = Some(either);
+            }
             // A reply that matches a schema has no tool calls or reasoning.
-            prepared.verbatim = true;
+            Some(_) => prepared.verbatim = true,
+            None => {}
         }
         Ok(())
     }
@@ -100,7 +122,7 @@ impl ToolChoice {
         app: &App,
         model: &ServedModel,
         request: &ReplyRequest,
-    ) -> Result<inference::Grammar, ApiError> {
+    ) -> Result<Grammar, ApiError> {
         let refuse = |why: String| {
             let message = format!(
                 "the model {} cannot be made to call a tool: {why}; use tool_choice auto",
@@ -111,13 +133,7 @@ impl ToolChoice {
         if !model.capabilities().grammars {
             return Err(refuse(String::from("its backend has no grammars")));
         }
-        // The limits come first, because they bound the time of all later steps.
-        for (i, tool) in request.tools.iter().enumerate() {
-            if let Some(schema) = &tool.parameters {
-                super::prepare::grammar(app, model, "tools", schema)
-                    .map_err(|e| e.with_param(format!("tools[{i}]")))?;
-            }
-        }
+        check_schemas(app, model, request)?;
         let grammar = model
             .format()
             .forced_call(request, self.named.as_deref())
@@ -127,4 +143,45 @@ impl ToolChoice {
             .map_err(|e| ApiError::of_engine(&e).with_param("tools"))?;
         Ok(grammar)
     }
+
+    /// How a reply is either a call or JSON of `schema`.
+    fn either(
+        &self,
+        app: &App,
+        model: &ServedModel,
+        request: &ReplyRequest,
+        schema: &Value,
+    ) -> Result<CallOrJson, ApiError> {
+        check_schemas(app, model, request)?;
+        let refuse = |why: String| {
+            let message = format!(
+                "the model {} cannot choose between a call and a reply that matches a schema: \
+                 {why}; use tool_choice \"none\" for the reply or \"required\" for a call, or leave \
+                 the schema out",
+                model.id()
+            );
+            ApiError::unsupported("tool_choice", message)
+        };
+        let either = model
+            .format()
+            .call_or_json(request, schema)
+            .map_err(refuse)?;
+        either
+            .grammar
+            .validate()
+            .map_err(|e| ApiError::of_engine(&e).with_param("tools"))?;
+        Ok(either)
+    }
+}
+
+/// Checks the tools' schemas. The limits come first, because they bound the time of all later
+/// steps.
+fn check_schemas(app: &App, model: &ServedModel, request: &ReplyRequest) -> Result<(), ApiError> {
+    for (i, tool) in request.tools.iter().enumerate() {
+        if let Some(schema) = &tool.parameters {
+            super::prepare::grammar(app, model, "tools", schema)
+                .map_err(|e| e.with_param(format!("tools[{i}]")))?;
+        }
+    }
+    Ok(())
 }

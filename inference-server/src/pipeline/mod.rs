@@ -8,8 +8,10 @@ mod either;
 pub(crate) mod embeddings;
 pub(crate) mod events;
 pub(crate) mod infill;
+mod items;
 pub(crate) mod parameters;
 pub(crate) mod prepare;
+mod rounds;
 pub(crate) mod run;
 
 use crate::error::ApiError;

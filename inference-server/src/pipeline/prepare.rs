@@ -12,7 +12,7 @@ use crate::engine::{Places, Refused};
 use crate::error::ApiError;
 use crate::measure::json_bytes;
 use crate::models::{Lease, ServedModel};
-use crate::reply::ReplyRequest;
+use crate::reply::{CallOrJson, ReplyRequest};
 use crate::state::App;
 
 /// A prompt as token ids, with everything that its reply needs.
@@ -23,6 +23,8 @@ pub(crate) struct Prepared {
     pub(crate) request: ReplyRequest,
     /// Whether the reply is plain text, without tool calls or reasoning.
     pub(crate) verbatim: bool,
+    /// How to read a reply that is either a call or JSON of a schema.
+    pub(crate) either: Option<CallOrJson>,
 }
 
 /// Number of characters at the end of a prompt that reply parsers receive.
@@ -74,10 +76,10 @@ pub(crate) fn grow(app: &App, places: &mut Places, n: usize) -> Result<(), ApiEr
 
 /// Runs slow work on another thread. The work continues if the client disconnects, so it owns the
 /// request's places.
-pub(crate) async fn aside<T: Send + 'static>(
-    places: Places,
+pub(crate) async fn aside<P: Send + 'static, T: Send + 'static>(
+    places: P,
     run: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<(Places, T), ApiError> {
+) -> Result<(P, T), ApiError> {
     let done = tokio::task::spawn_blocking(move || run().map(|value| (places, value)));
     done.await.unwrap_or_else(|e| {
         tracing::error!("preparing a request failed: {e}");
@@ -107,12 +109,12 @@ pub(crate) fn add_names(app: &App, prompt: &mut ChatPrompt) {
 }
 
 /// The ids of a conversation.
-pub(crate) async fn chat(
+pub(crate) async fn chat<P: Send + 'static>(
     app: &App,
     model: &Lease,
-    places: Places,
+    places: P,
     mut prompt: ChatPrompt,
-) -> Result<(Places, Prepared), ApiError> {
+) -> Result<(P, Prepared), ApiError> {
     add_names(app, &mut prompt);
     let (app, model) = (app.clone(), model.clone());
     aside(places, move || {
@@ -138,6 +140,7 @@ pub(crate) async fn chat(
             ids,
             request,
             verbatim: false,
+            either: None,
         })
     })
     .await
@@ -183,6 +186,7 @@ pub(crate) async fn raw(
                 ids,
                 request,
                 verbatim: true,
+                either: None,
             });
         }
         Ok(all)
@@ -443,6 +447,25 @@ pub(crate) fn finish_options(
     options.validate().map_err(|e| ApiError::of_engine(&e))?;
     options.interrupt.deadline = Some(arrived + app.limits.request_timeout);
     Ok(options)
+}
+
+/// Limits the reasoning of a reply to `budget` tokens. A reply with a grammar contains no
+/// reasoning, so the budget is ignored.
+pub(crate) fn bound_reasoning(
+    model: &Lease,
+    prepared: &Prepared,
+    budget: Option<usize>,
+    options: &mut GenerateOptions,
+) -> Result<(), ApiError> {
+    if let Some(budget) = budget
+        && options.constraints.grammar.is_none()
+        && let Some(marks) = model.format().reasoning_marks(&prepared.request)
+    {
+        let bound = crate::reply::bound(model.model(), marks, budget);
+        let bound = bound.map_err(|e| ApiError::of_engine(&e))?;
+        options.constraints.logits_processors.extend(bound);
+    }
+    Ok(())
 }
 
 /// The most bytes of a `cache_salt`.

@@ -2,48 +2,30 @@
 //! end. Streamed and unstreamed replies use the same code.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
-use inference::{FinishReason, GenerateMetrics, GenerateOptions, StopCause, Token};
+use inference::{GenerateOptions, Token};
 
+pub(crate) use super::items::{Call, Calls, End, Item};
 use super::prepare::Prepared;
+use super::rounds::{Rounds, Step};
 use crate::engine::{Event, Job, Places, Running};
 use crate::error::ApiError;
 use crate::models::Lease;
-use crate::reply::{Delta, PlainText, ReplyParser};
+use crate::reply::{Delta, Either, PlainText, ReplyParser};
 use crate::state::App;
-
-/// An item of a reply.
-#[derive(Debug)]
-pub(crate) enum Item {
-    /// The request has left the queue.
-    Started,
-    /// A token, and the deltas that became final with it.
-    Token {
-        token: Box<Token>,
-        deltas: Vec<Delta>,
-    },
-    /// The end of a reply, and the deltas that were withheld until then.
-    End { deltas: Vec<Delta>, end: End },
-    /// The failure that ended the reply.
-    Failed(ApiError),
-}
-
-/// The end of a reply.
-#[derive(Debug, Clone)]
-pub(crate) struct End {
-    pub(crate) reason: FinishReason,
-    pub(crate) stop: Option<StopCause>,
-    pub(crate) metrics: GenerateMetrics,
-    pub(crate) queued: Duration,
-}
 
 pub(crate) struct Reply {
     running: Running,
     parser: Box<dyn ReplyParser>,
     queued: Duration,
     over: bool,
+    /// The rounds of a reply that may call the server's tools.
+    rounds: Option<Box<Rounds>>,
+    /// The place in the queue. It is held while tools run.
+    place: Arc<Places>,
     /// Items that were read early. `next` returns them first.
     ahead: VecDeque<Item>,
 }
@@ -58,29 +40,24 @@ impl Reply {
         options: GenerateOptions,
         arrived: Instant,
     ) -> Self {
-        let format = match prepared.verbatim {
-            true => &PlainText,
-            false => model.format(),
-        };
-        let parser = format.parser(&prepared.request);
-        let most = prepared.ids.len().saturating_add(options.max_tokens);
-        let running = app.engine.submit(Job {
-            kv_bytes: model.kv_bytes().saturating_mul(most as u64),
-            model: model.clone(),
-            prompt: prepared.ids.clone(),
-            options,
-            arrived,
-            place,
-        });
+        let place = Arc::new(place);
+        let (running, parser) = run(app, model, &place, prepared, options, arrived);
         Self {
             running,
             parser,
             queued: Duration::ZERO,
             over: false,
+            rounds: None,
+            place,
             ahead: VecDeque::new(),
         }
     }
 
+    /// Lets the reply call the server's tools.
+    pub(crate) fn with_rounds(mut self, rounds: Option<Rounds>) -> Self {
+        self.rounds = rounds.map(Box::new);
+        self
+    }
     /// The next item; `None` after the end.
     pub(crate) async fn next(&mut self) -> Option<Item> {
         if let Some(item) = self.ahead.pop_front() {
@@ -89,7 +66,32 @@ impl Reply {
         if self.over {
             return None;
         }
-        let item = match self.running.next().await {
+        let item = loop {
+            let item = self.read().await;
+            let Some(rounds) = &mut self.rounds else {
+                break item;
+            };
+            match rounds.read(item) {
+                Step::Pass(item) => break item,
+                Step::Skip => {}
+                Step::Again => match rounds.again(&self.place).await {
+                    Ok((prepared, options)) => {
+                        let (app, model) = (rounds.app(), rounds.model());
+                        let arrived = rounds.arrived();
+                        (self.running, self.parser) =
+                            run(app, model, &self.place, &prepared, options, arrived);
+                    }
+                    Err(error) => break Item::Failed(error),
+                },
+            }
+        };
+        self.over = matches!(item, Item::End { .. } | Item::Failed(_));
+        Some(item)
+    }
+
+    /// The next item of the running request.
+    async fn read(&mut self) -> Item {
+        match self.running.next().await {
             Some(Event::Started { queued }) => {
                 self.queued = queued;
                 Item::Started
@@ -118,10 +120,38 @@ impl Reply {
                 "server_error",
                 "the reply was given up: its reader was too far behind, or the engine is gone",
             )),
-        };
-        self.over = matches!(item, Item::End { .. } | Item::Failed(_));
-        Some(item)
+        }
     }
+}
+
+/// Queues a request, and makes the parser of its reply.
+fn run(
+    app: &App,
+    model: &Lease,
+    place: &Arc<Places>,
+    prepared: &Prepared,
+    options: GenerateOptions,
+    arrived: Instant,
+) -> (Running, Box<dyn ReplyParser>) {
+    let format = match prepared.verbatim {
+        true => &PlainText,
+        false => model.format(),
+    };
+    let parser = format.parser(&prepared.request);
+    let parser = match &prepared.either {
+        Some(either) => Box::new(Either::new(either, parser)),
+        None => parser,
+    };
+    let most = prepared.ids.len().saturating_add(options.max_tokens);
+    let running = app.engine.submit(Job {
+        kv_bytes: model.kv_bytes().saturating_mul(most as u64),
+        model: model.clone(),
+        prompt: prepared.ids.clone(),
+        options,
+        arrived,
+        place: Arc::clone(place),
+    });
+    (running, parser)
 }
 
 /// Waits for the first event of each reply, at most `wait` in total. So a request that fails
@@ -169,46 +199,6 @@ pub(crate) struct Collected<K> {
     pub(crate) calls: Vec<Call>,
     pub(crate) collected: K,
     pub(crate) end: End,
-}
-
-/// A call of a tool.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Call {
-    pub(crate) id: String,
-    pub(crate) name: String,
-    pub(crate) arguments: String,
-}
-
-/// The tool calls of a reply. Only complete calls count.
-#[derive(Debug, Default)]
-pub(crate) struct Calls {
-    /// The complete calls.
-    pub(crate) done: Vec<Call>,
-    open: Option<Call>,
-}
-
-impl Calls {
-    pub(crate) fn begin(&mut self, id: String, name: String) {
-        self.open = Some(Call {
-            id,
-            name,
-            arguments: String::new(),
-        });
-    }
-
-    pub(crate) fn arguments(&mut self, json: &str) {
-        if let Some(call) = &mut self.open {
-            call.arguments.push_str(json);
-        }
-    }
-
-    pub(crate) fn end(&mut self) {
-        self.done.extend(self.open.take());
-    }
-
-    pub(crate) fn give_up(&mut self) {
-        self.open = None;
-    }
 }
 
 /// Reads a reply to its end.

@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use inference::{ChatPrompt, Grammar, PreparedPrompt, StopCause, Token};
 use inference_text::reply::{self, Event, Family, Format, ParserOptions, TokenReader, Tools};
+use serde_json::Value;
 
-use super::{Delta, ReasoningMarks, ReplyFormat, ReplyParser, ReplyRequest, forced};
+use super::{CallOrJson, Delta, ReasoningMarks, ReplyFormat, ReplyParser, ReplyRequest, forced};
 
 /// The reply format of a model, found from its chat template.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -106,6 +107,10 @@ impl ReplyFormat for DetectedFormat {
             request,
             named,
         )
+    }
+
+    fn call_or_json(&self, request: &ReplyRequest, schema: &Value) -> Result<CallOrJson, String> {
+        forced::or_json(self.0.with_calls(), &tools(request), request, schema)
     }
 }
 

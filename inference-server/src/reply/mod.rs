@@ -2,6 +2,7 @@
 //! different formats. `detected` parses the formats that `inference-text` knows.
 
 mod budget;
+mod call_or_json;
 mod detected;
 mod forced;
 
@@ -9,6 +10,8 @@ use inference::{ChatPrompt, Grammar, PreparedPrompt, Result, StopCause, Token, T
 
 pub use budget::ReasoningMarks;
 pub(crate) use budget::bound;
+pub use call_or_json::CallOrJson;
+pub(crate) use call_or_json::Either;
 pub use detected::DetectedFormat;
 
 /// A piece of a reply.
@@ -113,6 +116,19 @@ pub trait ReplyFormat: Send + Sync {
         named: Option<&str>,
     ) -> std::result::Result<Grammar, String> {
         let _ = (request, named);
+        Err(String::from("the model's format has no grammar of calls"))
+    }
+
+    /// A grammar for replies that either call a tool of the request or are JSON of `schema`.
+    ///
+    /// # Errors
+    /// The reason why the format cannot express the choice, in words for the client.
+    fn call_or_json(
+        &self,
+        request: &ReplyRequest,
+        schema: &serde_json::Value,
+    ) -> std::result::Result<CallOrJson, String> {
+        let _ = (request, schema);
         Err(String::from("the model's format has no grammar of calls"))
     }
 }

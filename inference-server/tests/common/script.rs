@@ -4,7 +4,7 @@
 //! The reply is the text after the last `say:` in the prompt, up to a line feed; without `say:` it
 //! is `hello world`. Commands anywhere in the prompt make the model misbehave. `!long` generates
 //! until it is stopped. `!prefill` computes the prompt in many steps. `!fail` fails one request at
-//! its third token. `!error` fails the whole step. `!panic` panics in a step, and `!addpanic`
+//! its third token, and `!memory` fails it there for lack of memory. `!error` fails the whole step. `!panic` panics in a step, and `!addpanic`
 //! panics when the request is added. `!refuse` is refused as invalid. In a grammar, `!badgrammar`
 //! is refused and `!preparepanic` panics; both happen during preparation.
 //!
@@ -196,6 +196,10 @@ fn reply(asked: &Asked, vocabulary: &Vocabulary) -> Result<Reply> {
     };
     if has("!fail") {
         let error = Error::new(ErrorKind::Engine, "this row alone");
+        reply = reply.after(3, Step::Fail(error));
+    }
+    if has("!memory") {
+        let error = Error::new(ErrorKind::OutOfMemory, "there is not enough memory");
         reply = reply.after(3, Step::Fail(error));
     }
     if has("!panic") {

@@ -12,6 +12,7 @@ const ORDER: &[&str] = &[
     "limits",
     "measure",
     "defaults",
+    "tools",
     "config",
     "metrics",
     "reply::*",

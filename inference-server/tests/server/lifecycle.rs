@@ -299,6 +299,28 @@ fn one_row_fails_alone() {
 }
 
 #[test]
+fn a_request_without_memory_fails_alone() {
+    let server = serve(&config());
+    let client = server.client();
+    let other = client.open_json(CHAT, &ask("!prefill", true));
+    eventually("a row", || server.state.running() == 1);
+    let body = ask("say:hello !memory", false);
+    let error = client.post(CHAT, &body).expect(503);
+    assert_eq!(error["error"]["code"], "out_of_memory");
+    let streamed = events(&client.post(CHAT, &ask("say:hello !memory", true)));
+    let [.., (_, error), (_, done)] = streamed.as_slice() else {
+        panic!("{streamed:?}")
+    };
+    assert_eq!(error["error"]["code"], "out_of_memory");
+    assert_eq!(*done, Value::Null);
+    assert_eq!(server.state.running(), 1, "the other goes on");
+    assert_eq!(server.state.sessions(), 1);
+    assert_eq!(client.get("/health").expect(200)["status"], "ok");
+    drop(other);
+    free(&server);
+}
+
+#[test]
 fn a_panic_or_a_failing_step_is_survived() {
     let server = serve(&config());
     let client = server.client();

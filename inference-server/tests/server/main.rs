@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod call_or_json;
 #[path = "../common/mod.rs"]
 mod common;
 mod defaults;
@@ -18,6 +19,7 @@ mod openai;
 mod other_apis;
 mod page;
 mod responses;
+mod rounds;
 mod strict;
 mod thinking;
 mod tools;

@@ -82,7 +82,7 @@ use std::sync::Arc;
 pub use choice::{Family, Format, ReasoningTags};
 pub use collect::{Call, Reply};
 pub use generic::written;
-pub use grammar::{CallBody, CallGrammar, CallShape, GrammarUnavailable};
+pub use grammar::{CallBody, CallGrammar, CallShape, GrammarUnavailable, JsonStart};
 pub use ids::{IdGenerator, IdStyle, RandomIds, SequentialIds};
 pub use stream::{ReplyStream, TokenReader, reader};
 pub use tools::{Tool, Tools};

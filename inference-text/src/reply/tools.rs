@@ -134,7 +134,7 @@ impl BitOrAssign for Kinds {
     }
 }
 
-fn of_name(name: &str) -> Kinds {
+pub(super) fn of_name(name: &str) -> Kinds {
     match name {
         "string" => Kinds::STRING,
         "integer" => Kinds::INTEGER,
@@ -147,7 +147,7 @@ fn of_name(name: &str) -> Kinds {
     }
 }
 
-fn of_value(value: &Value) -> Kinds {
+pub(super) fn of_value(value: &Value) -> Kinds {
     match value {
         Value::Null => Kinds::NULL,
         Value::Bool(_) => Kinds::BOOLEAN,
@@ -160,7 +160,7 @@ fn of_value(value: &Value) -> Kinds {
 }
 
 /// Follows local references.
-fn resolve<'a>(schema: &'a Value, root: &'a Value) -> Option<&'a Value> {
+pub(super) fn resolve<'a>(schema: &'a Value, root: &'a Value) -> Option<&'a Value> {
     let mut schema = schema;
     for _ in 0..MAX_REFERENCES {
         let Some(reference) = schema.get("$ref") else {

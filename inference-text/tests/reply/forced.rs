@@ -2,7 +2,7 @@
 //! grammar, and the parser must read every reply that the grammar allows.
 
 use crate::harness::Golden;
-use inference_text::reply::{Event, Family, Format, Reply, Tools};
+use inference_text::reply::{Event, Family, Format, JsonStart, Reply, Tools};
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
@@ -224,9 +224,12 @@ fn reply(start: &Matcher, seed: u64) -> Option<String> {
         let mut chosen = part.as_bytes()[..whole].to_vec();
         if whole == 0 {
             let mask = matcher.compute_mask_or_eos().expect("no error");
-            let some: Vec<u8> = (9..127u8)
-                .filter(|b| mask.is_allowed(u32::from(*b)))
-                .collect();
+            let allowed = |b: &u8| mask.is_allowed(u32::from(*b));
+            let mut some: Vec<u8> = (9..127u8).filter(allowed).collect();
+            if some.is_empty() {
+                // A mark of DeepSeek's continues with bytes of another script.
+                some.extend((128..=255u8).filter(allowed));
+            }
             assert!(
                 !some.is_empty(),
                 "stuck after {:?}",
@@ -465,5 +468,49 @@ fn what_a_syntax_cannot_express_says_so() {
         let grammar = family.call_grammar(&Tools::from_json(&tools), None, 0, &mut String::new);
         let error = grammar.expect_err("not expressible").to_string();
         assert!(error.contains(key), "{error}");
+    }
+}
+
+/// A reply is either a call or JSON of a schema, in all formats in which the two begin differently.
+#[test]
+fn a_reply_is_a_call_or_json() {
+    let factory = factory();
+    let tools = json!([{"name": "f", "parameters": {"type": "object",
+        "properties": {"n": {"type": "integer"}}, "required": ["n"],
+        "additionalProperties": false}}]);
+    let schema = json!({"type": "object", "properties": {"a": {"type": "string"}},
+        "required": ["a"], "additionalProperties": false});
+    for family in Family::ALL {
+        if matches!(family, Family::None) {
+            continue;
+        }
+        let list = Tools::from_json(&tools);
+        let grammar = family
+            .call_grammar(&list, None, 0, &mut || "123456789".into())
+            .unwrap();
+        let json_calls = matches!(family, Family::Llama3);
+        assert_eq!(
+            grammar.begins_like(JsonStart::of(&schema)),
+            json_calls,
+            "{family}"
+        );
+        let both = matcher(&factory, &grammar.lark_or_json("", true, &schema));
+        let forced = matcher(&factory, &grammar.lark("", true));
+        let json = r#"{"a": "<tool_call> & x"}"#;
+        assert!(allows(&both, json), "{family}");
+        assert!(!allows(&forced, json), "{family}");
+        for no in ["", "x", r#"{"b": 1}"#, "[1]"] {
+            assert!(!allows(&both, no), "{family}: {no}");
+        }
+        let mut calls = 0;
+        for seed in 1..20 {
+            let Some(call) = reply(&forced, seed) else {
+                continue;
+            };
+            assert!(allows(&both, &call), "{family}: {call}");
+            assert!(!allows(&both, &format!("{json}{call}")), "{family}: {call}");
+            calls += 1;
+        }
+        assert!(calls > 0, "{family}");
     }
 }

@@ -154,7 +154,10 @@ fn conversation(
     if let Some(asked) = request.tool_choice {
         match (asked.kind.as_str(), asked.name) {
             ("auto", _) => {}
-            ("none", _) => prompt.tools.clear(),
+            ("none", _) => {
+                prompt.tools.clear();
+                choice = ToolChoice::none();
+            }
             ("any", _) => choice.required = true,
             ("tool", Some(name)) => choice = ToolChoice::tool(name),
             (kind, _) => {

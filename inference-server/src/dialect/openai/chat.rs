@@ -212,7 +212,7 @@ fn prompt(request: ChatRequest) -> Result<(ChatPrompt, ToolChoice), ApiError> {
         Some(choice) => match tool_choice(choice) {
             Some(Chosen::None) => {
                 prompt.tools.clear();
-                ToolChoice::default()
+                ToolChoice::none()
             }
             Some(Chosen::Some(choice)) => choice,
             None => {

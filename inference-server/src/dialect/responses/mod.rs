@@ -220,7 +220,7 @@ fn conversation(request: &mut ResponsesRequest) -> Result<(ChatPrompt, ToolChoic
         Some(Value::String(word)) if word == "auto" => ToolChoice::default(),
         Some(Value::String(word)) if word == "none" => {
             prompt.tools.clear();
-            ToolChoice::default()
+            ToolChoice::none()
         }
         Some(Value::String(word)) if word == "required" => ToolChoice {
             required: true,

@@ -1,6 +1,6 @@
 //! Writes a grammar of calls in Lark's syntax, as the crate `llguidance` reads it.
 
-use super::{CallBody, CallGrammar};
+use super::{CallBody, CallGrammar, JsonStart};
 use serde_json::{Value, json};
 
 /// White space between the parts of JSON: a space, or a line feed with some indentation. The length
@@ -12,13 +12,43 @@ impl CallGrammar {
     /// The grammar in Lark's syntax. `lead` is literal text before the calls. With `one`, the reply
     /// contains one call.
     pub fn lark(&self, lead: &str, one: bool) -> String {
+        self.rules("start", lead, one)
+    }
+
+    /// A grammar for replies that are either calls or JSON of `schema`, in Lark's syntax. `lead`
+    /// and `one` are as in [`Self::lark`].
+    ///
+    /// A reader can tell the two apart only if [`Self::begins_like`] is false.
+    pub fn lark_or_json(&self, lead: &str, one: bool, schema: &Value) -> String {
+        let lead = literal(lead);
+        let calls = self.rules("calls", "", one);
+        let json = json_rule("answer", schema);
+        format!("start:{lead} (calls | answer)\n{calls}{json}")
+    }
+
+    /// Whether a call may begin like a JSON text.
+    pub fn begins_like(&self, json: JsonStart) -> bool {
+        self.shapes.iter().any(|shape| {
+            let body = match &shape.body {
+                CallBody::Json(_) => "{",
+                // The syntax of arguments always follows a literal.
+                CallBody::Rules { .. } => "",
+            };
+            let text = [self.open.as_str(), &shape.prefix, body].concat();
+            let first = text.chars().find(|c| !c.is_whitespace());
+            first.is_none_or(|first| json.allows(first))
+        })
+    }
+
+    /// The rule `name` of the calls, and the rules that it uses.
+    fn rules(&self, name: &str, lead: &str, one: bool) -> String {
         let list = match &self.separator {
             None => String::from(" call"),
             Some(_) if one => String::from(" call"),
             Some(separator) => format!(" call ({} call)*", literal(separator)),
         };
         let open = format!("{lead}{}", self.open);
-        let mut text = format!("start:{}{list}{}\n", literal(&open), literal(&self.close));
+        let mut text = format!("{name}:{}{list}{}\n", literal(&open), literal(&self.close));
         let shapes = 0..self.shapes.len();
         let names: Vec<String> = shapes.map(|i| format!("call_{i}")).collect();
         text.push_str(&format!("call: {}\n", names.join(" | ")));
@@ -30,17 +60,26 @@ impl CallGrammar {
                 }
                 CallBody::Json(schema) => {
                     text.push_str(&format!("call_{i}:{prefix} json_{i}{suffix}\n"));
-                    let mut schema = schema.clone();
-                    if let Value::Object(schema) = &mut schema {
-                        let space = json!({"whitespace_pattern": JSON_SPACE});
-                        schema.entry("x-guidance").or_insert(space);
-                    }
-                    text.push_str(&format!("json_{i}: %json {}\n", escaped(&schema)));
+                    text.push_str(&json_rule(&format!("json_{i}"), schema));
                 }
             }
         }
         text
     }
+}
+
+/// A rule for JSON of a schema.
+fn json_rule(name: &str, schema: &Value) -> String {
+    let mut schema = match schema {
+        // `true` allows all values. The syntax has only objects.
+        Value::Object(_) => schema.clone(),
+        _ => json!({}),
+    };
+    if let Value::Object(schema) = &mut schema {
+        let space = json!({"whitespace_pattern": JSON_SPACE});
+        schema.entry("x-guidance").or_insert(space);
+    }
+    format!("{name}: %json {}\n", escaped(&schema))
 }
 
 /// JSON without `&`, which Lark reads as an operator. In JSON, `&` occurs only inside strings,

@@ -2,6 +2,7 @@
 //! read.
 
 mod json;
+mod json_start;
 mod lark;
 mod schema;
 mod syntax;
@@ -10,6 +11,7 @@ mod values;
 
 use super::{Family, Tool, Tools};
 use json::{arguments, name_schema, object};
+pub use json_start::JsonStart;
 use serde_json::{Value, json};
 use std::fmt;
 use syntax::Syntax;
