@@ -2,8 +2,8 @@
 //! computation.
 
 use std::marker::PhantomData;
-use std::ops::Range;
 
+use crate::attention::key_blocks::VisibleKeys;
 use crate::attention::kv_write::normalize;
 use crate::attention::rope::{Rotation, apply_rope};
 use crate::isa::Isa;
@@ -27,7 +27,9 @@ pub struct AttentionMask {
     /// The number of keys.
     pub len: usize,
     /// The number of kept keys, which come first, and the position of the first other key. With
-    /// `None` the keys are unordered, and a query attends to all of them.
+    /// `None` a query attends to all keys, and is the last of its sequence. With a `window`, the
+    /// keys after the kept ones are then in a ring buffer of this size: position `p` is in slot `(p
+    /// - kept) % window`.
     pub order: Option<(usize, i32)>,
     /// The size of the sliding window. A query attends to the kept keys, and to this number of last
     /// keys among the others.
@@ -48,18 +50,18 @@ pub struct Around {
 }
 
 impl AttentionMask {
-    /// The keys that a query attends to: a prefix of this length, and a range.
-    pub(crate) fn visible_keys(&self, position: i32) -> (usize, Range<usize>) {
+    /// The keys that a query attends to.
+    pub(crate) fn visible_keys(&self, position: i32) -> VisibleKeys {
         if let Some(Around { first, reach }) = self.around {
             let at = dim(position);
             let begin = reach.map_or(0, |n| at.saturating_sub(dim(n))).min(self.len);
             let end = reach.map_or(self.len, |n| at.saturating_add(dim(n) + 1).min(self.len));
-            return (0, first + begin..first + end);
+            return VisibleKeys::run(first + begin..first + end, begin);
         }
         let Some((sink_tokens, start)) = self.order else {
-            return (0, 0..self.len);
+            return self.ring(dim(position));
         };
-        let kept_seen = sink_tokens.min(dim(position.saturating_add(1)));
+        let kept = sink_tokens.min(dim(position.saturating_add(1)));
         // The key with index `sink_tokens + i` has position `start + i`.
         let after = |p: i32| sink_tokens + dim(p.saturating_sub(start)).min(self.len - sink_tokens);
         let end = after(position.saturating_add(1));
@@ -67,7 +69,29 @@ impl AttentionMask {
             Some(window) => after(position.saturating_add(1).saturating_sub(window)),
             None => sink_tokens,
         };
-        (kept_seen, begin.min(end)..end)
+        let begin = begin.min(end);
+        VisibleKeys {
+            kept,
+            ranges: [begin..end, 0..0],
+            position: dim(start) + begin - sink_tokens,
+        }
+    }
+
+    /// All keys, of which those after the kept ones are in a ring buffer. The query is the last of
+    /// its sequence.
+    fn ring(&self, position: usize) -> VisibleKeys {
+        let window = self.window.map_or(0, dim);
+        if window == 0 || window > self.len || position + 1 < self.len {
+            return VisibleKeys::run(0..self.len, 0);
+        }
+        let kept = self.len - window;
+        // The slot after the query's has the oldest key.
+        let oldest = kept + (position + 1 - kept) % window;
+        VisibleKeys {
+            kept,
+            ranges: [oldest..self.len, kept..oldest],
+            position: position + 1 - window,
+        }
     }
 }
 
@@ -103,7 +127,7 @@ pub struct Attention {
 
 impl Attention {
     /// The keys that query `q` attends to, as in [`AttentionMask::visible_keys`].
-    pub(crate) fn visible_keys(&self, q: usize) -> (usize, Range<usize>) {
+    pub(crate) fn visible_keys(&self, q: usize) -> VisibleKeys {
         let Query {
             sequence, position, ..
         } = self.queries[q];
@@ -113,15 +137,16 @@ impl Attention {
     /// The first key that query `q` attends to.
     pub(crate) fn first_visible(&self, q: usize) -> usize {
         match self.visible_keys(q) {
-            (0, range) => range.start,
+            VisibleKeys {
+                kept: 0, ranges, ..
+            } => ranges[0].start,
             _ => 0,
         }
     }
 
     /// The number of keys that query `q` attends to.
     pub(crate) fn visible_count(&self, q: usize) -> usize {
-        let (sink_tokens, range) = self.visible_keys(q);
-        sink_tokens + range.len()
+        self.visible_keys(q).len()
     }
 }
 
@@ -247,12 +272,7 @@ impl AttentionTask<'_> {
         let Attention {
             heads, head_dim: d, ..
         } = *self.attend;
-        let keys: usize = queries
-            .map(|q| {
-                let (sink_tokens, range) = self.attend.visible_keys(q);
-                sink_tokens + range.len() + 16
-            })
-            .sum();
+        let keys: usize = queries.map(|q| self.attend.visible_count(q) + 16).sum();
         2 * keys * heads * d
     }
 }

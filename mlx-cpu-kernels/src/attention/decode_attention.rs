@@ -53,25 +53,30 @@ impl DecodeTask<'_> {
     ) {
         let d = self.d;
         let heads = queries.len() / d;
-        let block = key_blocks::block(&self.visible, number);
+        let block = self.visible.block(number);
         let n = block.len();
         if n == 0 {
             partial.states.fill((f32::NEG_INFINITY, 0.0));
             partial.sums.fill(0.0);
             return;
         }
-        // A key's index modulo 8 is its lane, so the first lanes may be hidden.
-        let (first, step) = (block.start % SCORE_LANES, BLOCK_KEYS + SCORE_LANES);
+        // A key's position modulo 8 is its lane, so the first lanes may be hidden.
+        let (first, step) = (block.position % SCORE_LANES, BLOCK_KEYS + SCORE_LANES);
         scores.clear();
         scores.resize(heads * step, f32::NEG_INFINITY);
-        let keys = self.keys.span(self.group, block.start, block.end, d);
-        for h in (0..heads).step_by(HEADS_TOGETHER) {
-            let some = HEADS_TOGETHER.min(heads - h);
-            let queries = &queries[h * d..(h + some) * d];
-            let to = (&mut scores[h * step + first..], step);
-            let next = next(&self.values, (self.group, block.start), h == 0);
-            let keys = (keys, self.keys.position);
-            scores_of(self.isa, queries, keys, (n, d), to, next);
+        // The parts of the block, and the places of their first scores.
+        let [one, other] = block.parts;
+        let parts = [(one.clone(), first), (other, first + one.len())];
+        for (part, place) in parts.iter().filter(|(part, _)| !part.is_empty()) {
+            let keys = self.keys.span(self.group, part.start, part.end, d);
+            for h in (0..heads).step_by(HEADS_TOGETHER) {
+                let some = HEADS_TOGETHER.min(heads - h);
+                let queries = &queries[h * d..(h + some) * d];
+                let to = (&mut scores[h * step + place..], step);
+                let next = next(&self.values, (self.group, part.start), h == 0);
+                let keys = (keys, self.keys.position);
+                scores_of(self.isa, queries, keys, (part.len(), d), to, next);
+            }
         }
         for (scores, state) in scores.chunks_exact_mut(step).zip(partial.states.iter_mut()) {
             if let Some(cap) = self.softcap {
@@ -83,13 +88,22 @@ impl DecodeTask<'_> {
             *state = softmax_block(self.isa, &mut scores[..lanes]);
         }
         partial.sums.fill(0.0);
-        let values = self.values.span(self.group, block.start, block.end, d);
-        // The next block's keys are probably read next, so they are prefetched.
-        let mut next = next(&self.keys, (self.group, block.end), true);
-        if block.end >= self.visible.1.end {
-            next.data = self.after;
+        let last = number + 1 == self.visible.blocks();
+        for (part, place) in parts.iter().filter(|(part, _)| !part.is_empty()) {
+            let values = self.values.span(self.group, part.start, part.end, d);
+            // The next block's keys are probably read next, so they are prefetched.
+            let mut next = next(&self.keys, (self.group, part.end), true);
+            if last {
+                next.data = self.after;
+            }
+            self.accumulate_values(
+                (&scores[*place..], step),
+                values,
+                part.len(),
+                partial.sums,
+                next,
+            );
         }
-        self.accumulate_values((&scores[first..], step), values, n, partial.sums, next);
     }
 
     /// Adds values weighted by `shares`, which is `[heads, ..]` with a row stride of `step`.
@@ -107,12 +121,6 @@ impl DecodeTask<'_> {
         assert!(values.len() >= (n - 1) * self.values.position + d);
         let wide = self.accumulate_values_avx2((shares, step), values, n, sums, next);
         let vectorized = d / LANES * LANES;
-        // The kernel of AVX-512 adds even and odd keys separately, that of AVX2 key by key.
-        let in_order = match self.isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Amx => Isa::Avx2,
-            isa => isa,
-        };
         for at in (wide..vectorized).step_by(LANES) {
             let left = TileA {
                 data: shares.as_ptr(),
@@ -131,7 +139,7 @@ impl DecodeTask<'_> {
             // SAFETY: there are `n` shares of each head and `n` rows of values with `d` elements,
             // as asserted. `at` plus the tile's lanes is at most `d`, and the sums have `heads`
             // rows of `d` elements.
-            unsafe { microkernel::gemm_tiles(in_order, heads, n, left, right, product) };
+            unsafe { microkernel::gemm_tiles(self.isa, heads, n, left, right, product) };
         }
         for h in 0..heads {
             for (i, share) in shares[h * step..h * step + n].iter().enumerate() {
@@ -156,30 +164,28 @@ impl DecodeTask<'_> {
     ) -> usize {
         #[cfg(target_arch = "x86_64")]
         if self.isa.has_avx2() {
+            use avx2::decode_attention::{VALUE_LANES, accumulate_values};
+
             let d = self.d;
-            let (heads, vectorized) = (
-                sums.len() / d,
-                d / avx2::decode_attention::VALUE_LANES * avx2::decode_attention::VALUE_LANES,
-            );
+            let (heads, vectorized) = (sums.len() / d, d / LANES * LANES);
             for h in (0..heads).step_by(HEADS_TOGETHER) {
-                for at in (0..vectorized).step_by(avx2::decode_attention::VALUE_LANES) {
+                for at in (0..vectorized).step_by(VALUE_LANES) {
                     let shares = (shares[h * step..].as_ptr(), step);
                     let next = next.lanes(at, h == 0);
                     let values = (values[at..].as_ptr(), self.values.position);
                     let sums = (sums[h * d + at..].as_mut_ptr(), d);
+                    let whole = at + VALUE_LANES <= vectorized;
                     // SAFETY: only `detect` makes `Isa::Avx2`; `accumulate_values` asserts the
-                    // lengths, and heads and lanes are within them.
+                    // lengths, and heads and lanes are within them. Half of the lanes are left at
+                    // the end of some heads.
                     unsafe {
-                        match heads - h {
-                            1 => avx2::decode_attention::accumulate_values::<1>(
-                                shares, values, n, sums, next,
-                            ),
-                            2 => avx2::decode_attention::accumulate_values::<2>(
-                                shares, values, n, sums, next,
-                            ),
-                            _ => avx2::decode_attention::accumulate_values::<3>(
-                                shares, values, n, sums, next,
-                            ),
+                        match (heads - h, whole) {
+                            (1, true) => accumulate_values::<1, 4>(shares, values, n, sums, next),
+                            (2, true) => accumulate_values::<2, 4>(shares, values, n, sums, next),
+                            (_, true) => accumulate_values::<3, 4>(shares, values, n, sums, next),
+                            (1, false) => accumulate_values::<1, 2>(shares, values, n, sums, next),
+                            (2, false) => accumulate_values::<2, 2>(shares, values, n, sums, next),
+                            (_, false) => accumulate_values::<3, 2>(shares, values, n, sums, next),
                         }
                     }
                 }

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 
 use crate::attention::attend::{Attention, AttentionTask};
 use crate::attention::decode_attention::{self, DecodeTask, PartialSoftmax};
-use crate::attention::key_blocks::{self, BLOCK_KEYS};
+use crate::attention::key_blocks::BLOCK_KEYS;
 use crate::attention::kv_write::NewKv;
 use crate::partition::{SharedOutput, parallel_parts, parallel_ranges};
 use crate::pool;
@@ -76,7 +76,7 @@ impl AttentionTask<'_> {
             }
             SCRATCH.with_borrow_mut(|scratch| {
                 self.fill_queries(q, group, &mut scratch.queries);
-                let blocks = key_blocks::count(&self.attend.visible_keys(q));
+                let blocks = self.attend.visible_keys(q).blocks();
                 scratch.sums.resize(blocks * queries_per_kv * d, 0.0);
                 scratch.states.resize(blocks * queries_per_kv, (0.0, 0.0));
                 let decode_task = self.decode_task(&queries[at..], group);
@@ -118,7 +118,7 @@ impl AttentionTask<'_> {
         let mut count = 0;
         for &q in queries {
             begins.push(count);
-            count += key_blocks::count(&self.attend.visible_keys(q));
+            count += self.attend.visible_keys(q).blocks();
         }
         begins.push(count);
         let mut sums = vec![0.0f32; count * heads * d];

@@ -3,6 +3,7 @@
 //! al. 2022). `decode_attention.rs` handles single queries.
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use crate::attention::attend::{Attention, KvRows};
 use crate::attention::key_blocks::{self, BLOCK_KEYS, Running, VisibleKeys};
@@ -81,22 +82,25 @@ impl FlashPanel<'_> {
             sums.fill(0.0);
             let mut states = [Running::new(self.sink); LANES];
             let states = &mut states[..n];
-            // First the kept keys, then the other keys that any query of the panel attends to.
-            let sink_tokens = self.visible_keys.iter().map(|s| s.0).max().unwrap_or(0);
-            let begin = self
-                .visible_keys
-                .iter()
-                .map(|s| s.1.start)
-                .min()
-                .unwrap_or(0);
-            let end = self.visible_keys.iter().map(|s| s.1.end).max().unwrap_or(0);
-            for (from, to, is_kept) in [(0, sink_tokens, true), (begin, end, false)] {
-                // Blocks begin at multiples of their size, wherever the first visible key is.
+            // First the kept keys, then the other keys that any query of the panel attends to. The
+            // queries have one cache, so the distance of a key's position and its place in memory
+            // is the same for all.
+            let visible = self.visible_keys;
+            let kept = visible.iter().map(|v| v.kept).max().unwrap_or(0);
+            let others = |v: &VisibleKeys| v.ranges[0].clone();
+            let begin = visible.iter().map(|v| others(v).start).min().unwrap_or(0);
+            let end = visible.iter().map(|v| others(v).end).max().unwrap_or(0);
+            let apart = visible
+                .first()
+                .map_or(0, |v| v.position.wrapping_sub(v.ranges[0].start));
+            for (from, to, apart, is_kept) in [(0, kept, 0, true), (begin, end, apart, false)] {
                 let mut at = from;
                 while at < to {
-                    let next = ((at / BLOCK_KEYS + 1) * BLOCK_KEYS).min(to);
+                    let position = at.wrapping_add(apart);
+                    let next = to.min(at + BLOCK_KEYS - position % BLOCK_KEYS);
+                    let keys = (at..next, position, is_kept);
                     let scratch = (&mut **scores, &mut **of_block);
-                    self.block((at, next, is_kept), queries, scratch, sums, states);
+                    self.block(keys, queries, scratch, sums, states);
                     at = next;
                 }
             }
@@ -107,16 +111,20 @@ impl FlashPanel<'_> {
         });
     }
 
-    /// Adds a block of keys to the weighted sums.
+    /// Adds a block of keys, which begins at a position, to the weighted sums.
     fn block(
         &self,
-        (from, to, is_kept): (usize, usize, bool),
+        (keys, position, is_kept): (Range<usize>, usize, bool),
         queries: &[f32],
         (scores, of_block): (&mut [f32], &mut [f32]),
         sums: &mut [f32],
         states: &mut [Running],
     ) {
-        let (isa, d, n) = (self.attend.isa, self.attend.head_dim, to - from);
+        let (isa, d, n) = (self.attend.isa, self.attend.head_dim, keys.len());
+        let Range {
+            start: from,
+            end: to,
+        } = keys;
         let keys = &self.keys.span(self.group, from, to, d);
         let scores = &mut scores[..n * LANES];
         let left = TileA {
@@ -138,11 +146,11 @@ impl FlashPanel<'_> {
         // elements and the scores `n` times `LANES`. The assertion and the slice guarantee it.
         unsafe { flash_attention::scores(isa, (n, d), left, right, product) };
         let lanes = scores.as_chunks_mut::<LANES>().0;
-        for (i, (sink_tokens, range)) in self.visible_keys.iter().enumerate() {
+        for (i, visible) in self.visible_keys.iter().enumerate() {
             let sees = if is_kept {
-                0..*sink_tokens
+                0..visible.kept
             } else {
-                range.clone()
+                visible.ranges[0].clone()
             };
             if sees.start <= from && sees.end >= to {
                 continue;
@@ -153,7 +161,7 @@ impl FlashPanel<'_> {
                 }
             }
         }
-        let (greatest, total) = flash_attention::softmax(isa, self.attend.softcap, lanes, from);
+        let (greatest, total) = flash_attention::softmax(isa, self.attend.softcap, lanes, position);
         let values = &self.values.span(self.group, from, to, d);
         let left = TileA {
             data: scores.as_ptr(),

@@ -1,5 +1,5 @@
-//! The order in which attention adds keys: in blocks whose borders depend only on the index of a
-//! key. Single queries and panels of queries add the same keys in the same order. So the attention
+//! The order in which attention adds keys: by position, in blocks whose borders depend only on the
+//! position of a key. Single queries and panels of queries add the same keys in the same order. So the attention
 //! of a query is bitwise the same, whether it is computed alone or among others, and with any
 //! number of threads.
 //!
@@ -17,30 +17,85 @@ use crate::simd::portable::vmath;
 /// adding the blocks costs little.
 pub(crate) const BLOCK_KEYS: usize = 64;
 
-/// The keys that a query attends to: a prefix of this length, and a range.
-pub(crate) type VisibleKeys = (usize, Range<usize>);
-
-/// The number of blocks of these keys, at least one.
-pub(crate) fn count((kept, range): &VisibleKeys) -> usize {
-    let others = match range.is_empty() {
-        true => 0,
-        false => range.end.div_ceil(BLOCK_KEYS) - range.start / BLOCK_KEYS,
-    };
-    (kept.div_ceil(BLOCK_KEYS) + others).max(1)
+/// The keys that a query attends to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct VisibleKeys {
+    /// The number of kept keys. They are the first ones in memory and in the sequence.
+    pub kept: usize,
+    /// The other keys, in the order of their positions. The second range is empty, unless the keys
+    /// are in a ring buffer.
+    pub ranges: [Range<usize>; 2],
+    /// The position of the first key of `ranges`.
+    pub position: usize,
 }
 
-/// The keys of block `number`, below [`count`].
-pub(crate) fn block((kept, range): &VisibleKeys, number: usize) -> Range<usize> {
-    let of_kept = kept.div_ceil(BLOCK_KEYS);
-    let (block, all) = match number < of_kept {
-        true => (number, 0..*kept),
-        false => (
-            range.start / BLOCK_KEYS + number - of_kept,
-            range.start..range.end,
-        ),
-    };
-    let (from, to) = (block * BLOCK_KEYS, (block + 1) * BLOCK_KEYS);
-    from.max(all.start)..to.min(all.end)
+/// Some visible keys, which are added together.
+#[derive(Debug, Clone)]
+pub(crate) struct KeyBlock {
+    /// The keys, as ranges in memory. The second range may be empty.
+    pub parts: [Range<usize>; 2],
+    /// The position of the first key.
+    pub position: usize,
+}
+
+impl KeyBlock {
+    /// The number of keys.
+    pub(crate) fn len(&self) -> usize {
+        self.parts.iter().map(Range::len).sum()
+    }
+}
+
+impl VisibleKeys {
+    /// Keys that are consecutive in memory, without kept ones.
+    pub(crate) fn run(keys: Range<usize>, position: usize) -> Self {
+        Self {
+            kept: 0,
+            ranges: [keys, 0..0],
+            position,
+        }
+    }
+
+    /// The number of keys.
+    pub(crate) fn len(&self) -> usize {
+        self.kept + self.ranges.iter().map(Range::len).sum::<usize>()
+    }
+
+    /// The number of blocks, at least one.
+    pub(crate) fn blocks(&self) -> usize {
+        let end = self.position + self.len() - self.kept;
+        let others = match end > self.position {
+            true => end.div_ceil(BLOCK_KEYS) - self.position / BLOCK_KEYS,
+            false => 0,
+        };
+        (self.kept.div_ceil(BLOCK_KEYS) + others).max(1)
+    }
+
+    /// Block `number`, below [`Self::blocks`].
+    pub(crate) fn block(&self, number: usize) -> KeyBlock {
+        let of_kept = self.kept.div_ceil(BLOCK_KEYS);
+        if number < of_kept {
+            let from = number * BLOCK_KEYS;
+            return KeyBlock {
+                parts: [from..self.kept.min(from + BLOCK_KEYS), 0..0],
+                position: from,
+            };
+        }
+        let [first, second] = &self.ranges;
+        let (all, begin) = (first.len() + second.len(), self.position);
+        let block = (begin / BLOCK_KEYS + number - of_kept) * BLOCK_KEYS;
+        // The places of the block's keys among the keys after the kept ones.
+        let from = block.max(begin) - begin;
+        let to = (block + BLOCK_KEYS - begin).min(all).max(from);
+        let cut = |range: &Range<usize>, before: usize| {
+            let at =
+                |place: usize| range.start + place.clamp(before, before + range.len()) - before;
+            at(from)..at(to)
+        };
+        KeyBlock {
+            parts: [cut(first, 0), cut(second, first.len())],
+            position: begin + from,
+        }
+    }
 }
 
 /// The maximum score until now, and the sum of exponentials relative to it.
@@ -150,23 +205,39 @@ mod tests {
 
     #[test]
     fn blocks_are_all_visible_keys_in_order() {
+        let of = |kept, ranges, position| VisibleKeys {
+            kept,
+            ranges,
+            position,
+        };
         for visible in [
-            (0, 0..1),
-            (0, 5..5),
-            (4, 4..200),
-            (70, 100..300),
-            (0, 63..65),
-            (0, 64..128),
-            (3, 9..9),
+            of(0, [0..1, 0..0], 0),
+            of(0, [5..5, 0..0], 5),
+            of(4, [4..200, 0..0], 4),
+            of(70, [100..300, 0..0], 333),
+            of(0, [63..65, 0..0], 63),
+            of(0, [64..128, 0..0], 1),
+            of(3, [9..9, 0..0], 9),
+            of(4, [40..100, 4..40], 1000),
+            of(0, [99..100, 0..99], 127),
+            of(0, [0..100, 0..0], 128),
         ] {
-            let keys: Vec<usize> = (0..count(&visible))
-                .flat_map(|number| block(&visible, number))
+            let blocks: Vec<_> = (0..visible.blocks()).map(|i| visible.block(i)).collect();
+            let keys: Vec<usize> = blocks
+                .iter()
+                .flat_map(|b| b.parts.clone())
+                .flatten()
                 .collect();
-            let wanted: Vec<usize> = (0..visible.0).chain(visible.1.clone()).collect();
+            let [first, second] = visible.ranges.clone();
+            let wanted: Vec<usize> = (0..visible.kept).chain(first).chain(second).collect();
             assert_eq!(keys, wanted, "{visible:?}");
-            for number in 0..count(&visible) {
-                let keys = block(&visible, number);
-                assert!(keys.is_empty() || keys.start / BLOCK_KEYS == (keys.end - 1) / BLOCK_KEYS);
+            assert_eq!(visible.len(), wanted.len());
+            for block in blocks {
+                let (from, n) = (block.position, block.len());
+                assert!(
+                    n == 0 || from / BLOCK_KEYS == (from + n - 1) / BLOCK_KEYS,
+                    "{block:?}"
+                );
             }
         }
     }

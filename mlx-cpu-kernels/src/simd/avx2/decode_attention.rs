@@ -10,11 +10,11 @@ use std::arch::x86_64::{
     _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps, _mm256_sub_ps,
 };
 
-/// The number of lanes whose sums are computed at once. With three heads, twelve vectors of sums
+/// The largest number of lanes whose sums are computed at once. With three heads, twelve vectors of sums
 /// fill the registers.
 pub(crate) const VALUE_LANES: usize = 32;
 
-/// Adds `VALUE_LANES` lanes of `n` weighted values, for `R` heads. Each of the three operands is an
+/// Adds eight times `V` lanes of `n` weighted values, for `R` heads. The sums continue key by key. Each of the three operands is an
 /// address and a row stride in elements. Shares and sums have one row per head, and values have `n`
 /// rows.
 ///
@@ -22,7 +22,7 @@ pub(crate) const VALUE_LANES: usize = 32;
 /// The processor must have avx2 and fma. All these elements must exist, and no other thread may use
 /// the sums.
 #[target_feature(enable = "avx2,fma")]
-pub(crate) unsafe fn accumulate_values<const R: usize>(
+pub(crate) unsafe fn accumulate_values<const R: usize, const V: usize>(
     (shares, step): (*const f32, usize),
     (values, position): (*const f32, usize),
     n: usize,
@@ -31,15 +31,17 @@ pub(crate) unsafe fn accumulate_values<const R: usize>(
 ) {
     // SAFETY: the caller guarantees the features, and that all elements of the operands exist.
     unsafe {
-        let mut totals = [[_mm256_setzero_ps(); VALUE_LANES / 8]; R];
+        let place = |r: usize, j: usize| sums.add(r * row + 8 * j);
+        let mut totals: [[__m256; V]; R] =
+            std::array::from_fn(|r| std::array::from_fn(|j| _mm256_loadu_ps(place(r, j))));
         for i in 0..n {
-            next.fetch(i, VALUE_LANES);
+            next.fetch(i, 8 * V);
             let value = values.add(i * position);
             let mut broadcast = [_mm256_setzero_ps(); R];
             for (r, share) in broadcast.iter_mut().enumerate() {
                 *share = _mm256_broadcast_ss(&*shares.add(r * step + i));
             }
-            for j in 0..VALUE_LANES / 8 {
+            for j in 0..V {
                 let value = _mm256_loadu_ps(value.add(8 * j));
                 for (totals, share) in totals.iter_mut().zip(broadcast) {
                     totals[j] = _mm256_fmadd_ps(share, value, totals[j]);
@@ -48,8 +50,7 @@ pub(crate) unsafe fn accumulate_values<const R: usize>(
         }
         for (r, totals) in totals.into_iter().enumerate() {
             for (j, total) in totals.into_iter().enumerate() {
-                let to = sums.add(r * row + 8 * j);
-                _mm256_storeu_ps(to, _mm256_add_ps(_mm256_loadu_ps(to), total));
+                _mm256_storeu_ps(place(r, j), total);
             }
         }
     }
