@@ -27,7 +27,7 @@ pub static FAMILY: Family = Family {
                     ("num_hidden_layers", "num_layers"),
                     ("rms_norm_eps", "layer_norm_epsilon"),
                 ],
-            )
+            );
         },
         ..GgufFamily::new("exaone")
     }),

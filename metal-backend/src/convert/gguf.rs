@@ -6,13 +6,13 @@ use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
 use super::tensor::{Stored, Tensor};
-use crate::checkpoint::Family;
 use crate::checkpoint::config::llama3_stretch;
 use crate::checkpoint::family::GgufFamily;
 use crate::checkpoint::files::invalid;
 use crate::checkpoint::gguf::{GgmlType, Gguf};
 use crate::checkpoint::gguf_config::{self, GgufNames};
 use crate::checkpoint::quantization;
+use crate::checkpoint::{Family, ModelConfig};
 use crate::text::Tokenizer;
 
 /// Tensors with factors of wavelengths. A `config.json` describes or lists these factors instead.
@@ -139,8 +139,12 @@ pub(super) fn config(file: &Gguf) -> Result<Map<String, Value>> {
             config.insert("original_max_position_embeddings".into(), original);
         }
     }
-    if config.get("partial_rotary_factor") == Some(&json!(1.0)) {
-        config.remove("partial_rotary_factor");
+    // The field is left out where a reader assumes that whole heads rotate.
+    let mut without = config.clone();
+    if without.remove("partial_rotary_factor") == Some(json!(1.0))
+        && ModelConfig::from_map(without.clone()).is_ok_and(|read| read.rope.partial == 1.0)
+    {
+        config = without;
     }
     if !gguf.optional_biases {
         config.remove("attention_bias");
