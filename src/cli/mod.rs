@@ -114,7 +114,7 @@ enum Command {
 }
 
 /// Flags that `--help` shows and `-h` does not, because most people never need them.
-const RARE: [&str; 57] = [
+const RARE: [&str; 59] = [
     "all",
     "alpha",
     "anchor_prompt_name",
@@ -149,6 +149,8 @@ const RARE: [&str; 57] = [
     "max_completion_length",
     "max_grad_norm",
     "max_shard_size",
+    "mcp_max_rounds",
+    "mcp_timeout",
     "min_tokens",
     "num_draft_tokens",
     "num_generations",

@@ -186,3 +186,66 @@ fn a_template_without_calls_gets_tools_in_the_conversation() {
     assert!(tokens(&with) > tokens(&plain) + 100, "{plain} {with}");
     assert_eq!(with["tool_calls"], serde_json::json!([]));
 }
+
+/// The chat runs calls of an MCP server's tools, up to the bound on rounds. The random model calls
+/// the tool in each round, because a regular expression forces the call.
+#[cfg(feature = "mcp")]
+#[test]
+fn a_chat_runs_the_tools_of_mcp_servers() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let script = script.join("tests/fixtures/mcp_server.py");
+    let log = dir.path().join("log");
+    let file = dir.path().join("mcp.json");
+    let config = |args: Value| {
+        let server = json!({"command": "python3", "args": args});
+        std::fs::write(&file, json!({"mcpServers": {"one": server}}).to_string()).unwrap();
+    };
+    config(json!([script, log]));
+    let call = r#"<tool_call>\{"name": "add", "arguments": \{"a": 1, "b": 2\}\}</tool_call>"#;
+    let model = model();
+    let file = file.to_str().unwrap();
+    let args = |rounds: &'static str| {
+        let all = [
+            "chat",
+            "-m",
+            &model,
+            "--backend",
+            "cpu",
+            "--chat-template",
+            TEMPLATE,
+            "--regex",
+            call,
+            "-n",
+            "200",
+            "-c",
+            "4096",
+            "--mcp",
+            file,
+            "--mcp-max-rounds",
+            rounds,
+        ];
+        mlx(dir.path(), &all)
+    };
+    let output = piped(args("2"), "hi\n/stats\n");
+    let said = stdout(&output);
+    // After the last round, the model is not offered the tool, so its call is text.
+    assert_eq!(said.matches("<tool_call>").count(), 1, "{said}");
+    let told = text(&output.stderr);
+    let noted = r#"(calls add {"a":1,"b":2})"#;
+    assert_eq!(told.matches(noted).count(), 2, "{told}");
+    assert!(told.contains("--mcp-max-rounds"), "{told}");
+    // The question, two calls with their results, and the answer.
+    assert!(told.contains("chat: 6 messages"), "{told}");
+    let calls = std::fs::read_to_string(&log).unwrap();
+    assert_eq!(calls.lines().count(), 2, "{calls}");
+
+    config(json!([script, "broken"]));
+    let failed = refused(&args("2").output().unwrap(), 1);
+    for part in ["\"one\"", "broken on purpose"] {
+        assert!(failed.contains(part), "{failed}");
+    }
+    // The bound alone has no effect, so it is refused.
+    let alone = ["chat", "-m", &model, "--mcp-max-rounds", "2"];
+    refused(&mlx(dir.path(), &alone).output().unwrap(), 2);
+}

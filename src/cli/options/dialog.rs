@@ -101,6 +101,8 @@ pub struct Dialog {
     text: Option<TextPipeline>,
     names: Map<String, Value>,
     tools: Vec<Tool>,
+    /// Tools of MCP servers, and whether the model is offered them.
+    mcp: (Vec<Tool>, bool),
     prefill: Option<String>,
 }
 
@@ -137,10 +139,7 @@ impl Dialog {
 
     /// Whether no flag changes the model's own conversion.
     pub fn is_plain(&self) -> bool {
-        !self.has_template()
-            && self.prefill.is_none()
-            && self.names.is_empty()
-            && self.tools.is_empty()
+        !self.has_template() && self.prefill.is_none() && self.names.is_empty() && !self.has_tools()
     }
 
     /// The first given flag that needs a chat template.
@@ -148,6 +147,7 @@ impl Dialog {
         let given = [
             (!self.names.is_empty(), "--chat-template-config, --think"),
             (!self.tools.is_empty(), "--tools"),
+            (!self.mcp.0.is_empty(), "--mcp"),
             (self.prefill.is_some(), "--prefill-response"),
         ];
         given
@@ -157,7 +157,29 @@ impl Dialog {
     }
 
     pub fn has_tools(&self) -> bool {
-        !self.tools.is_empty()
+        !self.tools.is_empty() || (self.mcp.1 && !self.mcp.0.is_empty())
+    }
+
+    /// Offers tools of MCP servers to the model. A tool of `--tools` hides one of the same name.
+    pub fn offer(&mut self, mut tools: Vec<Tool>) {
+        tools.retain(|tool| self.tools.iter().all(|own| own.name != tool.name));
+        self.mcp = (tools, true);
+    }
+
+    /// Whether an MCP server has this tool, and the model is offered it.
+    pub fn is_of_mcp(&self, name: &str) -> bool {
+        self.mcp.1 && self.mcp.0.iter().any(|tool| tool.name == name)
+    }
+
+    /// Sets whether the model is offered the tools of MCP servers.
+    pub fn show_mcp(&mut self, shown: bool) {
+        self.mcp.1 = shown;
+    }
+
+    /// All tools that the model is offered.
+    fn all_tools(&self) -> Vec<Tool> {
+        let mcp = self.mcp.0.iter().filter(|_| self.mcp.1);
+        self.tools.iter().chain(mcp).cloned().collect()
     }
 
     /// Whether another template replaces the model's.
@@ -231,7 +253,7 @@ impl Dialog {
             end = ChatEnd::LastMessage;
         }
         let mut prompt = ChatPrompt::new(messages)
-            .with_tools(self.tools.clone())
+            .with_tools(self.all_tools())
             .with_end(end);
         prompt.template.clone_from(&self.names);
         prompt
@@ -251,7 +273,7 @@ impl Dialog {
             Some(text) => text.prepare_chat(prompt),
             None => tokens.prepare_chat(prompt),
         };
-        if self.tools.is_empty() {
+        if prompt.tools.is_empty() {
             return Ok((prepare(prompt)?, None));
         }
         let template = match &self.text {

@@ -10,6 +10,7 @@ pub mod files;
 pub mod foreign;
 pub mod grammar;
 pub mod load;
+pub mod mcp;
 pub mod modelfile;
 pub mod names;
 pub mod parameters;

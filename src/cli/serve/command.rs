@@ -6,13 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use inference::{CancelToken, ComputeType, LoadOptions, Precision};
-use inference_server::{Config, Limits, ModelSource, ServedModel, Server, parse_keep_alive};
+use inference_server::{
+    Config, Limits, ModelSource, ServedModel, Server, ServerTools, parse_keep_alive,
+};
 
 use crate::cli::options::engine::DraftArgs;
 use crate::cli::options::load::{
     FeedForwardArgs, GpuLayers, Loaded, at_least_one, backend_for, compute_type, count, find_model,
     gpu_layers, load_with_options, precision, size,
 };
+use crate::cli::options::mcp::McpArgs;
 use crate::cli::serve::defaults::{CacheArgs, DefaultArgs, LogLevel};
 use crate::cli::serve::models::{Adapter, Source, check_lookup, entry, one};
 use crate::cli::terminal::console::Console;
@@ -130,6 +133,8 @@ pub struct Args {
     /// otherwise the backend's choice]
     #[arg(long, value_name = "PRECISION", value_parser = precision)]
     precision: Option<Precision>,
+    #[command(flatten)]
+    mcp: McpArgs,
     #[command(flatten)]
     draft: DraftArgs,
     #[command(flatten)]
@@ -289,10 +294,11 @@ impl Args {
     #[cfg(all(unix, feature = "mlx-backend"))]
     pub fn check_together(&self, split: inference::Split) -> Result<(), Failure> {
         self.config()?;
-        if self.loads_by_name() || self.keep_alive.is_some() || !self.adapter.is_empty() {
+        let by_name = self.loads_by_name() || self.keep_alive.is_some();
+        if by_name || !self.adapter.is_empty() || self.mcp.is_given() {
             return Err(Failure::usage(
                 "several processes serve the models of the command line; leave out --models-dir, \
-                 --cached, --allow-pull, --allow-delete, --keep-alive and --adapter",
+                 --cached, --allow-pull, --allow-delete, --keep-alive, --adapter and --mcp",
             ));
         }
         let options = self.unchecked_options("")?.with_split(split);
@@ -382,6 +388,16 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         )?;
         return together(member, args.ctx_size, &config, shared, console);
     }
+    // A server that does not start is reported before the models are loaded.
+    let tools = args.mcp.start()?.map(|mcp| {
+        let host: Arc<dyn inference_server::ToolHost> = mcp.host;
+        ServerTools::new(host, mcp.max_rounds)
+    });
+    if let Some(tools) = &tools {
+        let names: Vec<&str> = tools.tools().iter().map(|t| t.name.as_str()).collect();
+        console.note(&format!("tools of MCP servers: {}", names.join(", ")));
+    }
+    let config = config.with_tools(tools);
     let mut models = Vec::new();
     for (name, loaded) in load_all(
         (&given, args.alias.as_deref()),

@@ -14,6 +14,7 @@ use crate::cli::options::engine::{DraftArgs, EngineArgs};
 use crate::cli::options::load::{
     CacheDirArgs, LoadArgs, Loaded, ModelArgs, find_preset, load_preset,
 };
+use crate::cli::options::mcp::McpArgs;
 use crate::cli::options::preset::{self, Preset};
 use crate::cli::options::sampling::{Habit, SamplingArgs};
 use crate::cli::options::steer::SteerArgs;
@@ -57,6 +58,8 @@ pub struct TalkArgs {
     load: LoadArgs,
     #[command(flatten)]
     cache_dir: CacheDirArgs,
+    #[command(flatten)]
+    mcp: McpArgs,
     /// Go on with the last conversation on this machine
     #[arg(long, help_heading = "Conversation")]
     resume: bool,
@@ -87,6 +90,8 @@ pub fn talk(
     args.engine.apply(&mut options)?;
     args.draft.apply(&mut options)?;
     options.steering = args.steer.read()?;
+    // A server that does not start is reported before the model is loaded.
+    let mcp = args.mcp.start()?;
     let load_args = args.load.keeping(&args.cache_dir);
     let load = |preset: &Preset, console: &mut Console<'_>| {
         let draft = args.draft.draft_model.as_deref();
@@ -104,6 +109,10 @@ pub fn talk(
     let on_terminal = console.in_is_terminal && console.out_is_terminal;
     let mut session = Session::new(Held::Owned(loaded.model), options);
     session.dialog = Dialog::new(&args.dialog, Some(&preset), &loaded.path)?;
+    if let Some(mcp) = mcp {
+        session.dialog.offer(mcp.host.tools());
+        session.mcp = Some(mcp);
+    }
     session.source = Source {
         path: loaded.path,
         from: preset.from.clone(),

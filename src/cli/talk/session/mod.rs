@@ -1,5 +1,7 @@
 //! The conversation of `mlx chat`: messages, commands and replies.
 
+mod rounds;
+
 use std::path::PathBuf;
 
 use inference::{
@@ -9,6 +11,7 @@ use inference::{
 
 use crate::cli::options::dialog::{self, Dialog, DialogArgs};
 use crate::cli::options::load::{Loaded, find_preset};
+use crate::cli::options::mcp::Mcp;
 use crate::cli::options::modelfile;
 use crate::cli::options::preset::{self, Preset};
 use crate::cli::options::sampling::{Habit, SamplingArgs};
@@ -63,6 +66,8 @@ pub struct Session<'a> {
     pub open: Option<&'a Open<'a>>,
     /// The file in which the conversation is saved for `/resume`.
     pub last_chat: Option<PathBuf>,
+    /// The MCP servers that run tools.
+    pub mcp: Option<Mcp>,
     pub sampling: Option<&'a SamplingArgs>,
     /// The defaults of the generation options.
     pub habit: Habit,
@@ -95,6 +100,7 @@ impl<'a> Session<'a> {
             source: Source::default(),
             open: None,
             last_chat: None,
+            mcp: None,
             sampling: None,
             habit: Habit::Greedy,
             ctx_size: None,
@@ -159,7 +165,7 @@ impl<'a> Session<'a> {
     /// Answers a single message. Returns an error if there is no reply.
     pub fn answer(&mut self, text: String, console: &mut Console<'_>) -> Result<(), Failure> {
         self.messages.push(Message::user(text));
-        let reply = self.reply(true, console)?;
+        let reply = self.rounds(true, console)?;
         self.print_calls(&reply, console)?;
         if console.verbose {
             console.warn(&statistics(&reply.metrics, reply.finish_reason));
@@ -215,12 +221,13 @@ impl<'a> Session<'a> {
     }
 
     fn ask(&mut self, message: Message, console: &mut Console<'_>) -> Result<(), Failure> {
+        let before = self.messages.len();
         self.messages.push(message);
-        let outcome = self.reply(false, console);
+        let outcome = self.rounds(false, console);
         let reply = match outcome {
             Ok(reply) => reply,
             Err(failure) => {
-                self.messages.pop();
+                self.messages.truncate(before);
                 return self.survive(failure, console);
             }
         };
@@ -232,7 +239,7 @@ impl<'a> Session<'a> {
         if empty || (reply.error.is_some() && !interrupted) {
             // Nothing was generated. A question without an answer would confuse the chat template,
             // so the question is removed.
-            self.messages.pop();
+            self.messages.truncate(before);
         } else {
             // A partial reply stays in the conversation, because the user has seen it and may refer
             // to it.
