@@ -471,3 +471,31 @@ pub unsafe extern "C" fn rust_mlx_floats_free(values: *mut f32, count: usize) {
     // SAFETY: the caller's obligation: `c_array` returned these numbers.
     unsafe { free_array(values, count) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_a_status_with_a_message() {
+        let mut error = std::ptr::null_mut();
+        // SAFETY: the place is a variable that lives longer than the call; there is no other
+        // argument.
+        let call = unsafe { Call::new(&raw mut error) };
+        assert_eq!(call.run(|| panic!("no {}", "luck")), Status::Panic);
+        // SAFETY: `run` wrote a text, which is not freed yet.
+        let text = unsafe { CStr::from_ptr(error) }.to_str().unwrap();
+        assert!(text.ends_with("it panicked: no luck"), "{text}");
+        // SAFETY: the text is of `run`, and is freed once.
+        unsafe { rust_mlx_string_free(error) };
+        // The next call begins without a message.
+        assert_eq!(call.run(|| Ok(())), Status::Ok);
+        assert!(error.is_null());
+    }
+
+    #[test]
+    fn a_text_with_a_zero_byte_is_refused() {
+        let error = c_text("the text", String::from("ab\0c")).unwrap_err();
+        assert!(error.message().contains("position 2"), "{error}");
+    }
+}

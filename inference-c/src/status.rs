@@ -64,3 +64,30 @@ impl From<ErrorKind> for Status {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_has_the_status_of_its_name() {
+        for kind in [
+            ErrorKind::UnknownBackend,
+            ErrorKind::UnavailableBackend,
+            ErrorKind::NoBackend,
+            ErrorKind::DuplicateBackend,
+            ErrorKind::ModelNotFound,
+            ErrorKind::InvalidModel,
+            ErrorKind::Unsupported,
+            ErrorKind::InvalidOption,
+            ErrorKind::Cancelled,
+            ErrorKind::DeadlineExceeded,
+            ErrorKind::OutOfMemory,
+            ErrorKind::Closed,
+            ErrorKind::Io,
+            ErrorKind::Engine,
+        ] {
+            assert_eq!(format!("{kind:?}"), format!("{:?}", Status::from(kind)));
+        }
+    }
+}
