@@ -118,7 +118,8 @@ pub enum Order {
         /// Position of the first key after the kept keys.
         start: i32,
     },
-    /// Unordered (ring buffer). Valid only for a single query, which attends to every slot.
+    /// A full ring buffer after the kept keys, as in [`rotating`]. Valid only for a single query,
+    /// which attends to every slot.
     Any,
 }
 

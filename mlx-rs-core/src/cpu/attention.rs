@@ -94,8 +94,9 @@ pub struct KvView {
     /// ignored.
     pub filled: i32,
     /// The number of kept keys, and the position of the first other key. Kept key `i` is at
-    /// position `i`. `None` means that the keys are unordered and every query attends to all of
-    /// them.
+    /// position `i`. `None` means that the query, the last of its sequence, attends to all keys.
+    /// With a `window`, the keys after the kept ones are then in a ring buffer: position `p` is in
+    /// slot `(p - kept) % window`.
     pub order: Option<(i32, i32)>,
     /// The size of the sliding window. A query attends to the kept keys, and to this number of last
     /// keys among the others.
