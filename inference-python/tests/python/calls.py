@@ -6,12 +6,16 @@ Expected values are those of the reference implementations, in each fixture's go
 import _thread
 import json
 import pickle
+import signal
 import sys
 import threading
 import time
 from pathlib import Path
 
 import rust_mlx
+
+# A shell starts programs in the background with the signal ignored, and Python then leaves it so.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FIXTURES = Path(sys.argv[1])
 LLAMA = FIXTURES / "tiny/llama"

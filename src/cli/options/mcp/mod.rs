@@ -45,7 +45,7 @@ pub enum Host {}
 impl McpArgs {
     /// Whether there is a file of servers.
     #[cfg_attr(
-        not(all(unix, feature = "serve")),
+        not(all(unix, feature = "serve", feature = "mlx-backend")),
         allow(dead_code, reason = "only groups of processes ask")
     )]
     pub fn is_given(&self) -> bool {
