@@ -1,7 +1,7 @@
 //! The logits of a position must not depend on what is computed beside it, to the bit. Then a reply
 //! is the same with any steps of prefill, in any batch, and after any cached prefix.
 
-use crate::common::{fixture, greedy, has_amx, tiny_names};
+use crate::common::{fixture, greedy, tiny_names};
 use inference::{Interrupt, LoadOptions, Prompt, TextModel, Token};
 
 /// Longer than two blocks of keys.
@@ -74,7 +74,7 @@ fn logits(model: &dyn TextModel, count: usize, all: bool) -> Vec<u32> {
 
 #[test]
 fn logits_of_a_prefix_are_those_of_the_whole_prompt_to_the_bit() {
-    if has_amx() || !x86_kernels() {
+    if !has_one_order() {
         return;
     }
     let mut different = Vec::new();
@@ -93,14 +93,10 @@ fn logits_of_a_prefix_are_those_of_the_whole_prompt_to_the_bit() {
     assert_eq!(different, Vec::<String>::new());
 }
 
-/// Whether the kernels for x86-64 compute.
-fn x86_kernels() -> bool {
-    let chosen = std::env::var("MLX_CPU_KERNELS").unwrap_or_default();
-    #[cfg(target_arch = "x86_64")]
-    let has = std::arch::is_x86_feature_detected!("avx2");
-    #[cfg(not(target_arch = "x86_64"))]
-    let has = false;
-    has && !["off", "portable"].contains(&chosen.as_str())
+/// Whether kernels with one order of sums compute.
+fn has_one_order() -> bool {
+    let off = std::env::var("MLX_CPU_KERNELS").is_ok_and(|kernels| kernels == "off");
+    !off && ["avx2", "avx512"].contains(&rust_mlx::mlx::cpu::instruction_set())
 }
 
 /// The log-probabilities of a reply, in bits.
@@ -114,7 +110,7 @@ fn bits(tokens: &[Token]) -> Vec<(u32, u32)> {
 
 #[test]
 fn replies_are_the_same_in_steps_and_in_batches_to_the_bit() {
-    if has_amx() || !x86_kernels() {
+    if !has_one_order() {
         return;
     }
     let mut different = Vec::new();

@@ -29,3 +29,7 @@ pub(crate) struct TileC {
 
 /// An input row and its factor.
 pub(crate) type ScaledRow<'a> = (&'a [f32], f32);
+
+/// For each query of a panel, the maximum score of a block of keys, and the sum of exponentials
+/// relative to it.
+pub(crate) type BlockSoftmax = ([f32; LANES], [f32; LANES]);

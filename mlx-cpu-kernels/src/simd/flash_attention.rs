@@ -7,16 +7,12 @@
 //! Weighted values are added key by key.
 
 use crate::isa::Isa;
-use crate::layout::tile::{LANES, TileA, TileB, TileC};
+use crate::layout::tile::{BlockSoftmax, LANES, TileA, TileB, TileC};
 use crate::simd::microkernel;
 use crate::simd::portable::softmax::softmax_base;
 use crate::simd::portable::vmath;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2, avx512};
-
-/// For each query of a panel, the maximum score of a block, and the sum of exponentials relative to
-/// it.
-pub(crate) type BlockSoftmax = ([f32; LANES], [f32; LANES]);
 
 /// Computes the scores `[n, LANES]` of `n` keys with a panel of queries `[d, LANES]`; `d` is a
 /// multiple of 8.

@@ -34,6 +34,7 @@ pub const ELSEWHERE: &[(&str, &str, &[&str])] = &[
         AARCH64,
         &[
             "mlx-cpu-kernels/src/layout/formats.rs",
+            "mlx-cpu-kernels/src/simd/dense_rows.rs",
             "mlx-cpu-kernels/src/simd/dequantize.rs",
             "mlx-cpu-kernels/src/simd/prefetch.rs",
         ],
@@ -116,6 +117,16 @@ pub const ELSEWHERE: &[(&str, &str, &[&str])] = &[
         "not(feature = \"metal-backend\")",
         FEATURES,
         &["inference-python/src/train.rs"],
+    ),
+    (
+        "not(feature = \"mcp\")",
+        FEATURES,
+        &["src/cli/options/mcp/mod.rs"],
+    ),
+    (
+        "not(all(unix, feature = \"serve\", feature = \"mlx-backend\"))",
+        FEATURES,
+        &["src/cli/options/mcp/mod.rs"],
     ),
     (
         "not(feature = \"serve\")",

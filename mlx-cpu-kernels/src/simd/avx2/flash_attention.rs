@@ -7,9 +7,8 @@ use std::arch::x86_64::{
     _mm256_storeu_ps, _mm256_sub_ps,
 };
 
-use crate::layout::tile::{LANES, TileA, TileB, TileC};
+use crate::layout::tile::{BlockSoftmax, LANES, TileA, TileB, TileC};
 use crate::simd::avx2::vmath::exp;
-use crate::simd::flash_attention::BlockSoftmax;
 
 /// The number of vectors of a panel.
 const VECTORS: usize = LANES / 8;

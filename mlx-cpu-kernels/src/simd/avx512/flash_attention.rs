@@ -7,9 +7,8 @@ use std::arch::x86_64::{
     _mm512_sub_ps,
 };
 
-use crate::layout::tile::{LANES, TileA, TileB, TileC};
+use crate::layout::tile::{BlockSoftmax, LANES, TileA, TileB, TileC};
 use crate::simd::avx512::vmath::exp;
-use crate::simd::flash_attention::BlockSoftmax;
 
 /// The maximum number of keys per tile. Their sums, and up to three earlier partial sums of each,
 /// take 28 of the 32 registers.
