@@ -426,7 +426,7 @@ impl Reply {
         self.logprobs.extend(token.logprobs.clone());
     }
 
-    /// Sets what is known at the end of a stream.
+    /// Sets the reason, the cause and the metrics of a stream that has ended.
     pub fn finish(&mut self, stream: &TokenStream) {
         self.finish_reason = stream.finish_reason();
         self.stop = stream.stop_cause();

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use inference::kit::panic_text;
 use inference::{Error, ErrorKind, Result, TextModel};
 
 use crate::status::Status;
@@ -47,8 +48,8 @@ impl Call {
     /// # Safety
     /// Until the call returns, for each pointer that C passed, and that is not null:
     ///
-    /// - a text ends with a zero byte, and nobody changes it;
-    /// - an array has the given number of initialized elements, and nobody changes it;
+    /// - a text ends with a zero byte, and does not change;
+    /// - an array has the given number of initialized elements, which do not change;
     /// - a place for a result can be written, and is aligned;
     /// - a model is one that [`rust_mlx_load`] returned, and is not freed.
     unsafe fn new(error: *mut *mut c_char) -> Self {
@@ -140,11 +141,7 @@ impl Call {
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned())
-        .or_else(|| panic.downcast_ref::<String>().cloned());
-    match text {
+    match panic_text(panic) {
         Some(text) => format!("a fault of the library: it panicked: {text}"),
         None => String::from("a fault of the library: it panicked"),
     }
@@ -248,7 +245,7 @@ pub unsafe extern "C" fn rust_mlx_model_free(model: *mut Model) {
     if !model.is_null() {
         // SAFETY: the caller's obligation: `rust_mlx_load` made this box, and nothing uses it.
         let model = unsafe { Box::from_raw(model) };
-        // A panic of a backend must not leave the function. There is nobody to report it to.
+        // A panic of a backend must not leave the function. The function has no place for its message.
         drop(catch_unwind(AssertUnwindSafe(|| drop(model))));
     }
 }

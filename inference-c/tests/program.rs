@@ -202,8 +202,8 @@ fn the_header_is_also_one_of_cpp() {
     run(compiler("c++", &source).args(["-std=c++17", "-fsyntax-only"]));
 }
 
-/// A linker takes from a static library only what is needed, and nothing needs the registrations of
-/// backends. So programs link the library as a whole.
+/// A linker leaves out the object files of a static library that no symbol refers to. No symbol
+/// refers to the registrations of backends, so programs must link the library as a whole.
 #[test]
 #[cfg(target_os = "linux")]
 fn the_static_library_has_its_backends_if_linked_as_a_whole() {

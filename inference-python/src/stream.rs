@@ -67,7 +67,7 @@ impl Stream {
         }
     }
 
-    /// The reply as JSON: the whole one at the end, and before it what was read.
+    /// The reply as JSON. Before the end of the stream, it has the pieces that were read.
     fn reply(&self, py: Python<'_>) -> PyResult<String> {
         let reply = self.reply.lock().clone();
         let reply = reply.unwrap_or_else(|| self.read.lock().clone());

@@ -33,7 +33,6 @@ mod run {
     use inference::bindings::object;
     use inference::{CancelToken, Error, ErrorKind, LoadOptions, Result};
     use metal_backend::train::config::{Method, TrainConfig};
-    use metal_backend::train::train_log::Score;
     use metal_backend::train::{Event, Run, Start, Summary};
     use pyo3::prelude::*;
     use rust_mlx::hub;
@@ -168,29 +167,11 @@ mod run {
         }
     }
 
-    /// The result, with the names of `mlx train --json`.
+    /// The result as `mlx train --json` prints it, and the notes.
     fn summary(config: &TrainConfig, notes: &[String], summary: &Summary) -> Value {
-        let score = |score: &Option<Score>| serde_json::to_value(score).unwrap_or_default();
-        json!({
-            "adapter_path": config.adapter_path,
-            "steps": summary.step,
-            "interrupted": summary.interrupted,
-            "stopped_early": summary.stopped_early,
-            "best": summary.best.as_ref().map(|best| json!({
-                "step": best.step,
-                "loss": best.loss,
-                "adapter_path": best.adapter_path,
-            })),
-            "train_loss": summary.train_loss,
-            "base": score(&summary.base),
-            "validation": score(&summary.validation),
-            "test": score(&summary.test),
-            "trained_tokens": summary.trained_tokens,
-            "trainable_parameters": summary.trainable_parameters,
-            "seconds": summary.seconds,
-            "peak_memory_bytes": summary.peak_memory,
-            "notes": notes,
-        })
+        let mut value = summary.to_json(&config.adapter_path);
+        value["notes"] = notes.into();
+        value
     }
 
     fn started(start: &str) -> Result<Start> {
@@ -229,7 +210,7 @@ mod run {
             let path = hub::resolve(Some(&shared.name), &mut hub::Silent)?;
             let mut run = Run::prepare(&path, &load(&shared), config, start)?;
             let done = run.train(&cancelled, &mut |e| {
-                // If nobody reads any more, the run is cancelled, too.
+                // If the receiver is gone, the run is already cancelled.
                 report.event(event(e).to_string());
             })?;
             let result = summary(run.config(), run.notes(), &done);

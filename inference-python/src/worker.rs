@@ -29,7 +29,7 @@ pub(crate) enum Report<E, T> {
 pub(crate) struct Reporter<E, T>(SyncSender<Report<E, T>>);
 
 impl<E, T> Reporter<E, T> {
-    /// Sends an event. Returns `false` if nobody reads any more.
+    /// Sends an event. Returns `false` if the receiver is gone.
     pub(crate) fn event(&self, event: E) -> bool {
         self.0.send(Report::Event(event)).is_ok()
     }
@@ -54,7 +54,7 @@ impl<E: Send + 'static, T: Send + 'static> Worker<E, T> {
             .name(String::from("rust-mlx"))
             .spawn(move || {
                 let done = work(&reporter);
-                // An error means that nobody reads any more.
+                // An error means that the receiver is gone.
                 let _ = reporter.0.send(Report::Done(done));
             })?;
         Ok(Self {

@@ -67,11 +67,13 @@ FAMILIES = {
     "phi-old": ("phi2", "qwen2"),
 }
 OLD = "-old"
-# Files cannot hold these fields of the fixture, so the test compares with the directory that has other values of them.
+# Files cannot hold these fields of the fixture, so the test compares with the directory that has
+# other values of them.
 OTHER_VALUES = ("deepseek-v2", "deepseek-v3", "llama4", "minicpm3", "phimoe")
 ARCHITECTURES = {architecture for architecture, _ in FAMILIES.values()}
 
-# Rows of query and key heads are permuted: rotation pairs neighbors in the file, and halves in the directory.
+# Rows of query and key heads are permuted: rotation pairs neighbors in the file, and halves in the
+# directory.
 PERMUTED = ("deepseek", "bailingmoe", "granitemoe", "minicpm", "mistral3")
 LAYER_NORM = ("phi2", "command-r", "cohere2", "stablelm", "nemotron", "gptneox")
 GATES = {"sigmoid": gguf.ExpertGatingFuncType.SIGMOID, "softmax": gguf.ExpertGatingFuncType.SOFTMAX}
@@ -96,7 +98,8 @@ def metadata(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any],
     scaling = scaling.get("full_attention", scaling)
     latent, old = architecture in ("deepseek2", "minicpm3"), old or architecture == "minicpm3"
     writer.add_name("tiny")
-    # The converter keeps the layers that predict further tokens for this family, and drops them for DeepSeek.
+    # The converter keeps the layers that predict further tokens for this family, and drops them for
+    # DeepSeek.
     further = config["num_nextn_predict_layers"] if config["model_type"] == "glm4_moe_lite" else 0
     writer.add_block_count(first(config, "num_hidden_layers", "num_layers") + further)
     if further:
@@ -128,7 +131,8 @@ def metadata(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any],
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if architecture in ("afmoe", "cohere2"):
         writer.add_sliding_window(config["sliding_window"])
-        # The converter writes no pattern, because published models have a full layer after three others.
+        # The converter writes no pattern, because published models have a full layer after three
+        # others.
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if architecture in ("stablelm", "gptneox"):
         writer.add_parallel_residual(config["use_parallel_residual"])

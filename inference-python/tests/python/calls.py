@@ -123,7 +123,7 @@ def a_stream_that_is_closed_has_what_was_read():
                 break
     assert stream.reply.tokens == whole.tokens[:3]
     assert next(stream, None) is None
-    # A stream that nobody reads ends with its object.
+    # The computation of a stream ends when the object is dropped.
     del stream
     assert model.generate("The river", **GREEDY) == whole
 

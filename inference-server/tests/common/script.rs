@@ -4,9 +4,10 @@
 //! The reply is the text after the last `say:` in the prompt, up to a line feed; without `say:` it
 //! is `hello world`. Commands anywhere in the prompt make the model misbehave. `!long` generates
 //! until it is stopped. `!prefill` computes the prompt in many steps. `!fail` fails one request at
-//! its third token, and `!memory` fails it there for lack of memory. `!error` fails the whole step. `!panic` panics in a step, and `!addpanic`
-//! panics when the request is added. `!refuse` is refused as invalid. In a grammar, `!badgrammar`
-//! is refused and `!preparepanic` panics; both happen during preparation.
+//! its third token, and `!memory` fails it there for lack of memory. `!error` fails the whole step.
+//! `!panic` panics in a step, and `!addpanic` panics when the request is added. `!refuse` is
+//! refused as invalid. In a grammar, `!badgrammar` is refused and `!preparepanic` panics; both
+//! happen during preparation.
 //!
 //! `⏎` in a reply is a line feed. With [`Script::writing`], the model has a chat template and
 //! special tokens. A reply writes a special token by its name.

@@ -138,8 +138,8 @@ impl Checkpoints {
         })
     }
 
-    /// The greatest length, at most `n`, to which `caches` can be cut. `None` if they can only be cut
-    /// to 0.
+    /// The greatest length, at most `n`, to which `caches` can be cut. `None` if they can only be
+    /// cut to 0.
     pub fn cut(&self, caches: &Caches, n: usize) -> Option<Cut<'_>> {
         let can_cut = |tokens: usize, parts: &[Option<Box<dyn LayerState>>]| {
             let tokens = i32::try_from(tokens).unwrap_or(i32::MAX);

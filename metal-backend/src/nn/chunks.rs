@@ -20,7 +20,8 @@ pub fn cut(a: &Array, size: i32, count: i32) -> Result<Array> {
     padded.reshape(&[head, &[count, size], rest].concat())
 }
 
-/// Joins the outputs of all chunks, `[R, H, C, ..]` each, and drops the padding: `[R, H, length, ..]`.
+/// Joins the outputs of all chunks, `[R, H, C, ..]` each, and drops the padding. Returns
+/// `[R, H, length, ..]`.
 ///
 /// # Errors
 /// If there are no chunks, or fewer positions than `length`.

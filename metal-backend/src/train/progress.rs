@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use serde_json::{Value, json};
+
 use super::step::StepReport;
 use super::train_log::{Score, TrainReport};
 
@@ -83,6 +85,33 @@ pub struct Summary {
     pub seconds: f64,
     /// Peak device memory, in bytes.
     pub peak_memory: u64,
+}
+
+impl Summary {
+    /// The result as a JSON object, as `mlx train --json` prints it. `adapter_path` is the directory
+    /// of the adapter.
+    #[must_use]
+    pub fn to_json(&self, adapter_path: &Path) -> Value {
+        json!({
+            "adapter_path": adapter_path,
+            "steps": self.step,
+            "interrupted": self.interrupted,
+            "stopped_early": self.stopped_early,
+            "best": self.best.as_ref().map(|best| json!({
+                "step": best.step,
+                "loss": best.loss,
+                "adapter_path": best.adapter_path,
+            })),
+            "train_loss": self.train_loss,
+            "base": self.base.as_ref().map(Score::to_json),
+            "validation": self.validation.as_ref().map(Score::to_json),
+            "test": self.test.as_ref().map(Score::to_json),
+            "trained_tokens": self.trained_tokens,
+            "trainable_parameters": self.trainable_parameters,
+            "seconds": self.seconds,
+            "peak_memory_bytes": self.peak_memory,
+        })
+    }
 }
 
 /// The validation with the lowest loss.

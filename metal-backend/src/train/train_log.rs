@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use inference::{Error, ErrorKind, Result};
 use inference_probe::chart::{Curve, losses};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::step::{PolicyReport, PreferenceReport};
 use crate::workdir::replace_by;
@@ -78,6 +79,24 @@ pub struct Score {
     pub pairs: Option<u64>,
     /// Duration in seconds.
     pub seconds: f64,
+}
+
+impl Score {
+    /// The score as a JSON object, as `mlx train --json` and `mlx evaluate --json` print it.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        let mut value = json!({
+            "loss": self.loss,
+            "perplexity": self.perplexity,
+            "accuracy": self.accuracy,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+        });
+        if let Some(pairs) = self.pairs {
+            value["pairs"] = pairs.into();
+        }
+        value
+    }
 }
 
 impl Entry {

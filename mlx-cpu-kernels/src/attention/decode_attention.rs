@@ -225,8 +225,8 @@ pub(crate) fn add_blocks<'a>(
 }
 
 /// Replaces scores by their exponentials relative to the maximum. Returns the maximum, and the sum
-/// of the exponentials. The number of scores is a multiple of [`SCORE_LANES`]; hidden ones are minus
-/// infinity.
+/// of the exponentials. The number of scores is a multiple of [`SCORE_LANES`]; hidden ones are
+/// minus infinity.
 fn softmax_block(isa: Isa, scores: &mut [f32]) -> (f32, f32) {
     match isa {
         #[cfg(target_arch = "x86_64")]

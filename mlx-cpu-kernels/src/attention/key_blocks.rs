@@ -1,7 +1,7 @@
 //! The order in which attention adds keys: by position, in blocks whose borders depend only on the
-//! position of a key. Single queries and panels of queries add the same keys in the same order. So the attention
-//! of a query is bitwise the same, whether it is computed alone or among others, and with any
-//! number of threads.
+//! position of a key. Single queries and panels of queries add the same keys in the same order. So
+//! the attention of a query is bitwise the same, whether it is computed alone or among others, and
+//! with any number of threads.
 //!
 //! In a block, scores become exponentials relative to the block's maximum. Blocks are then added
 //! one after the other, relative to the maximum until then (Milakov and Gimelshein 2018).

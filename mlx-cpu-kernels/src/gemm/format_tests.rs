@@ -123,8 +123,8 @@ fn keeps_bits(isa: Isa, kind: MatrixFormat) -> bool {
     }
 }
 
-/// A row has the same result, bit by bit, alone, among few rows and among many. A reply can then not
-/// depend on what is computed beside it.
+/// A row has the same result, bit by bit, alone, among few rows and among many. A reply can then
+/// not depend on what is computed beside it.
 #[test]
 fn a_row_has_the_same_result_alone_and_among_others() {
     // The matrix ends within a row block, and the rows end within a panel.

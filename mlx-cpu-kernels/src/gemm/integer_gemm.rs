@@ -1,8 +1,9 @@
 //! Multiplication of many input rows with quantized matrices in 16-bit integers, for AVX2 and for
 //! AVX-512 with VNNI. With AVX-512 it is 1.2 (Zen 4) to 1.5 times (Zen 5) as fast as
 //! `packed_gemm.rs`, with the same blocks and outputs. A row has the same result as in
-//! `few_rows.rs`, bit by bit. In each row, eight input columns share a scale. With 32 columns, logits of one
-//! model differ from the reference by up to 3e-3; with 8 by 1.1e-3, and in floats by 0.9e-3.
+//! `few_rows.rs`, bit by bit. In each row, eight input columns share a scale. With 32 columns,
+//! logits of one model differ from the reference by up to 3e-3; with 8 by 1.1e-3, and in floats by
+//! 0.9e-3.
 //!
 //! [`crate::PrefillInputs::Int16`], the default of models, selects it.
 //! [`crate::PrefillInputs::Mixed`] selects it where `byte_gemm.rs` is not supported.

@@ -9,7 +9,7 @@ use metal_backend::train::evaluate::{EvalOptions, evaluate};
 use serde_json::json;
 
 use crate::cli::learn::tasks::{self, TaskArgs};
-use crate::cli::learn::train::{directory, score, told};
+use crate::cli::learn::train::{directory, told};
 use crate::cli::options::load::{LoadArgs, ModelArgs, at_least_one, find_model};
 use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
@@ -120,7 +120,7 @@ impl Subject<'_> {
             console.warn(&format!("warning: {note}"));
         }
         if as_json {
-            let mut object = score(&measured.score);
+            let mut object = measured.score.to_json();
             object["examples"] = json!(measured.examples);
             return console.json(&object);
         }

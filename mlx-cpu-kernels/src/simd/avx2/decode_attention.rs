@@ -10,13 +10,13 @@ use std::arch::x86_64::{
     _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps, _mm256_sub_ps,
 };
 
-/// The largest number of lanes whose sums are computed at once. With three heads, twelve vectors of sums
-/// fill the registers.
+/// The largest number of lanes whose sums are computed at once. With three heads, twelve vectors of
+/// sums fill the registers.
 pub(crate) const VALUE_LANES: usize = 32;
 
-/// Adds eight times `V` lanes of `n` weighted values, for `R` heads. The sums continue key by key. Each of the three operands is an
-/// address and a row stride in elements. Shares and sums have one row per head, and values have `n`
-/// rows.
+/// Adds eight times `V` lanes of `n` weighted values, for `R` heads. The sums continue key by key.
+/// Each of the three operands is an address and a row stride in elements. Shares and sums have one
+/// row per head, and values have `n` rows.
 ///
 /// # Safety
 /// The processor must have avx2 and fma. All these elements must exist, and no other thread may use

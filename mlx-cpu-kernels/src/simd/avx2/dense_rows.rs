@@ -21,9 +21,10 @@ use crate::simd::avx2::vmath::horizontal_sum;
 pub(crate) const BLOCK_K: usize = 512;
 
 /// Generates the functions `multiply` and `multiply_many` for `$features`, with vectors of `$lanes`
-/// elements. The invoking module defines `load`, `load_some`, `store`, `sum` and `store_sums` for its
-/// instruction set. `$tall` is the number of matrix rows that fit the registers beside `M` inputs, and
-/// `($many, $rows)` the number of inputs and of matrix rows of a tile of `multiply_many`.
+/// elements. The invoking module defines `load`, `load_some`, `store`, `sum` and `store_sums` for
+/// its instruction set. `$tall` is the number of matrix rows that fit the registers beside `M`
+/// inputs, and `($many, $rows)` the number of inputs and of matrix rows of a tile of
+/// `multiply_many`.
 macro_rules! dense_rows_for {
     (
         $features:literal, $lanes:literal, $zero:path, $fma:path,
@@ -80,8 +81,8 @@ macro_rules! dense_rows_for {
             }
         }
 
-        /// Adds the products of some columns of `R` matrix rows, from row `first` on, with the input
-        /// rows to the vectors of sums `[matrix rows, input rows, lanes]`.
+        /// Adds the products of some columns of `R` matrix rows, from row `first` on, with the
+        /// input rows to the vectors of sums `[matrix rows, input rows, lanes]`.
         ///
         /// # Safety
         /// The processor must have the features of this instance. All of these elements must exist.

@@ -134,7 +134,8 @@ macro_rules! integer_codes {
             run: usize,
         ) {
             let first = 8 * RUN;
-            // Inputs have the order of `integer_index`: each pair is a code and the code four later.
+            // Inputs have the order of `integer_index`: each pair is a code and the code four
+            // later.
             let n = [
                 code_pair::<BITS>(q, first, first + 4),
                 code_pair::<BITS>(q, first + 1, first + 5),

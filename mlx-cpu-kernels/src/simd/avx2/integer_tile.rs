@@ -112,8 +112,8 @@ pub(crate) unsafe fn multiply(
 /// products below 2^8 * 2^15 exactly.
 ///
 /// # Safety
-/// The processor must have avx2 and fma. Matrix and sums must have these rows, and matrix and inputs
-/// the groups.
+/// The processor must have avx2 and fma. Matrix and sums must have these rows, and matrix and
+/// inputs the groups.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn tile<const M: usize>(

@@ -179,7 +179,8 @@ unsafe fn values_tile<const M: usize, const V: usize>(
     values: TileB,
     to: TileC,
 ) -> usize {
-    // SAFETY: the caller guarantees `n` weights of `M` queries, `n` values, and places for the sums.
+    // SAFETY: the caller guarantees `n` weights of `M` queries, `n` values, and places for the
+    // sums.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); V]; M];
         for i in 0..n {

@@ -15,8 +15,8 @@ use crate::layout::input_panel::MAX_QUANT;
 use crate::layout::integer_panel::{CodePanel, InputColumns, InputColumnsMut, STEP, SUM};
 use crate::layout::tile::LANES;
 
-/// The number of matrix rows per tile. With two panels, the integer sums and the
-/// group sums take 24 of the 32 registers. The others hold inputs and scales.
+/// The number of matrix rows per tile. With two panels, the integer sums and the group sums take 24
+/// of the 32 registers. The others hold inputs and scales.
 const TILE_ROWS: usize = 6;
 
 /// Quantizes columns `[columns, LANES]`, with a scale per [`STEP`] columns.

@@ -13,7 +13,6 @@ use metal_backend::train::run::{Event, Run, Start, Summary, check_start};
 use metal_backend::train::train_log::Score;
 #[cfg(unix)]
 use metal_backend::train::{STATE_FILE, Together, WEIGHTS_FILE};
-use serde_json::{Value, json};
 
 use crate::cli::learn::evaluate::Subject;
 use crate::cli::learn::train::flags::Flags;
@@ -222,25 +221,7 @@ fn print(
     console: &mut Console<'_>,
 ) -> Result<(), Failure> {
     if args.json {
-        return console.json(&json!({
-            "adapter_path": config.adapter_path,
-            "steps": summary.step,
-            "interrupted": summary.interrupted,
-            "stopped_early": summary.stopped_early,
-            "best": summary.best.as_ref().map(|best| json!({
-                "step": best.step,
-                "loss": best.loss,
-                "adapter_path": best.adapter_path,
-            })),
-            "train_loss": summary.train_loss,
-            "base": summary.base.as_ref().map(score),
-            "validation": summary.validation.as_ref().map(score),
-            "test": summary.test.as_ref().map(score),
-            "trained_tokens": summary.trained_tokens,
-            "trainable_parameters": summary.trainable_parameters,
-            "seconds": summary.seconds,
-            "peak_memory_bytes": summary.peak_memory,
-        }));
+        return console.json(&summary.to_json(&config.adapter_path));
     }
     console.note(&format!(
         "{} steps, {} tokens in {:.1} s, {} at most",
@@ -258,21 +239,6 @@ fn print(
         ));
     }
     console.line(&config.adapter_path.to_string_lossy())
-}
-
-/// A score as JSON.
-pub fn score(score: &Score) -> Value {
-    let mut value = json!({
-        "loss": score.loss,
-        "perplexity": score.perplexity,
-        "accuracy": score.accuracy,
-        "tokens": score.tokens,
-        "seconds": score.seconds,
-    });
-    if let Some(pairs) = score.pairs {
-        value["pairs"] = json!(pairs);
-    }
-    value
 }
 
 /// A score as text.
