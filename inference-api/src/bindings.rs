@@ -30,7 +30,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::message::{ChatEnd, ChatPrompt, Message, Prompt, Tool};
 use crate::metrics::GenerateMetrics;
 use crate::options::{GROUPS, GenerateOptions, LoadOptions, Parameter};
-use crate::registry::{availability, backends, default_backend};
+use crate::registry::{availability, backends, default_backend, question};
 use crate::token::{FinishReason, StopCause, Token, TokenLogprobs, TokenStream};
 
 fn invalid(message: impl Into<String>) -> Error {
@@ -96,17 +96,6 @@ fn defaults<T: Default + Serialize>() -> Result<Map<String, Value>> {
             format!("the default options are not a JSON object: {other:?}"),
         )),
     }
-}
-
-/// The name most like `name`, as a question.
-fn question<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> String {
-    let short: String = name.chars().take(64).collect();
-    names
-        .map(|known| (strsim::levenshtein(&short, known), known))
-        .min()
-        .filter(|(edits, _)| *edits <= 2.min(short.chars().count().saturating_sub(1)))
-        .map(|(_, known)| format!("; did you mean `{known}`?"))
-        .unwrap_or_default()
 }
 
 /// Reads one option, so that an error names it. `group` is the group that contains it.

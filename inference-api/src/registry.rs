@@ -335,16 +335,22 @@ fn unknown(name: &str, all: &[(String, Arc<dyn Backend>)]) -> Error {
     let message = if names().next().is_none() {
         format!("no backend is named `{name}`: {NOTHING_LINKED}")
     } else {
-        let hint = names()
-            .map(|n| (distance(n, name), n))
-            .min()
-            .filter(|(edits, _)| *edits <= 2.min(name.chars().count().saturating_sub(1)))
-            .map(|(_, n)| format!("; did you mean `{n}`?"))
-            .unwrap_or_default();
+        let hint = question(name, names().map(String::as_str));
         let there_are = listed(all.iter().map(|(n, _)| n.as_str()));
         format!("no backend is named `{name}`; there are: {there_are}{hint}")
     };
     Error::new(ErrorKind::UnknownBackend, message)
+}
+
+/// Asks whether the most similar of `names` is meant: "; did you mean `NAME`?". Empty if none is
+/// similar.
+pub(crate) fn question<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> String {
+    names
+        .map(|known| (distance(known, name), known))
+        .min()
+        .filter(|(edits, _)| *edits <= 2.min(name.chars().count().saturating_sub(1)))
+        .map(|(_, known)| format!("; did you mean `{known}`?"))
+        .unwrap_or_default()
 }
 
 /// The Levenshtein distance between two names, ignoring case. Long names are truncated.
