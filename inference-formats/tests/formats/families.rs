@@ -68,6 +68,7 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
     ("inference-probe", "chart", &["step"]),
     ("inference-python", "train", &["step"]),
     ("metal-backend", "sample", &["step"]),
+    ("metal-backend", "train::progress", &["step"]),
     ("metal-backend", "train::step::compiled", &["step"]),
     ("", "cli::learn::train", &["step"]),
     // ollama's model names.
