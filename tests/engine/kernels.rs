@@ -90,7 +90,8 @@ fn kernels_change_nothing() {
             for which in ["logits", "few"] {
                 let logits = [&runs[&name][which], &plain[&name][which]].map(crate::common::floats);
                 let difference = max_difference(&logits[0], &logits[1]);
-                assert!(difference < 2e-3, "{name}, {mode}, {which}: {difference}");
+                // See `golden.rs` for the bound.
+                assert!(difference < 4e-3, "{name}, {mode}, {which}: {difference}");
             }
             assert_eq!(
                 runs[&name]["tokens"], plain[&name]["tokens"],

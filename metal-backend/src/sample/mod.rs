@@ -22,7 +22,8 @@ mod penalties;
 mod random;
 
 pub use draw::{Drawn, check_greatest, sample};
-pub use filters::{min_p, shift, temperature, top_k, top_n_sigma, top_p, typical_p, xtc};
+// A new filter needs no line here.
+pub use filters::*;
 pub use grammar::{Compiler, Matcher};
 pub use logprobs::Logprobs;
 pub use penalties::{add_bias, allow, count, count_penalty, forbid, repeat_penalty};

@@ -25,8 +25,8 @@ pub(crate) struct InputPanel<'a> {
     pub rows: usize,
     /// The elements row by row; empty for integers.
     pub values: &'a [f32],
-    /// 16-bit integers `[inputs / INPUTS_PER_SCALE, rows, INPUTS_PER_SCALE]`, in the order of
-    /// [`integer_index`] (with dotprod as bytes, see `neon/qgemv_dotprod.rs`); empty for floats.
+    /// 16-bit integers `[inputs / RUN, rows, RUN]`, in the order of [`integer_index`] (with dotprod
+    /// as bytes, see `neon/qgemv_dotprod.rs`); empty for floats.
     pub quants: &'a [i16],
     /// The scales of `quants`, `[inputs / INPUTS_PER_SCALE, rows]`.
     pub scales: &'a [f32],
@@ -60,16 +60,18 @@ pub(crate) struct InputPanelMut<'a> {
 /// among few rows and among many.
 pub(crate) const INPUTS_PER_SCALE: usize = crate::layout::integer_panel::STEP;
 
+/// The number of adjacent inputs whose integers are in one place: as many as a word has 4-bit codes.
+pub(crate) const RUN: usize = 8;
+
 /// The index of an input among `near` adjacent inputs. A shift of a word moves pairs of codes that
 /// are half a word apart into 16-bit lanes, and inputs have the same order.
 pub(crate) const fn pair_index(i: usize, near: usize) -> usize {
     2 * (i % (near / 2)) + i / (near / 2)
 }
 
-/// The index of input `i` among the [`INPUTS_PER_SCALE`] inputs that share a scale, for codes of
-/// this width. A word has four 8-bit codes, so its inputs are in the order of [`pair_index`].
+/// The index of input `i` among the inputs of a [`RUN`], for codes of this width. A word has four 8-bit codes, so its inputs are in the order of [`pair_index`].
 pub(crate) const fn integer_index(i: usize, bits: u32) -> usize {
-    let near = if bits == 8 { 4 } else { INPUTS_PER_SCALE };
+    let near = if bits == 8 { 4 } else { RUN };
     i / near * near + pair_index(i % near, near)
 }
 

@@ -1,12 +1,9 @@
 //! Operands of many-row multiplications in 16-bit integers: input rows and matrix rows, in the
 //! order in which the kernel reads them. This file has only types and index functions.
 
-/// The number of input columns of a row that share a scale. It is small, so that a large input
-/// affects the precision of few other inputs.
-pub(crate) const STEP: usize = 8;
-
-/// The number of input columns per sum. It equals the smallest group size.
-pub(crate) const SUM: usize = 16;
+/// The number of input columns of a row that share a scale, and the smallest group size of a
+/// matrix. It is small, so that a large input affects the precision of few other inputs.
+pub(crate) const STEP: usize = 16;
 
 /// Input rows, one per lane of a tile.
 #[derive(Clone, Copy)]
@@ -15,7 +12,7 @@ pub(crate) struct InputColumns<'a> {
     pub pairs: &'a [i32],
     /// Scales of the integers, `[columns / STEP, LANES]`.
     pub scales: &'a [f32],
-    /// Sums of the rounded inputs, `[columns / SUM, LANES]`.
+    /// Sums of the rounded inputs, `[columns / STEP, LANES]`.
     pub sums: &'a [f32],
 }
 
@@ -37,7 +34,7 @@ pub(crate) struct CodePanel<'a> {
     pub biases: &'a [f32],
     /// The number of rows.
     pub rows: usize,
-    /// The group size, a multiple of [`SUM`].
+    /// The group size, a multiple of [`STEP`].
     pub group: usize,
 }
 

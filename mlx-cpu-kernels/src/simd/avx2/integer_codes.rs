@@ -1,12 +1,12 @@
 //! Unpacks codes of quantized words to pairs of 16-bit integers, for vectors of any width.
 //! `qgemv.rs` of AVX2 and of AVX-512 multiply these pairs with the inputs.
 
-/// Generates functions for the processor features `$features`. They call `add_pairs`, which the
-/// invoking module defines. In the arguments, `and` and `or` are bitwise operations, shuffles are
-/// of bytes, and the other intrinsics operate on lanes of 16 or 32 bits.
+/// Generates functions for the processor features `$features`. Each returns the pairs of a run of
+/// eight codes, in the order of the inputs. In the arguments, `and` and `or` are bitwise operations,
+/// shuffles are of bytes, and the other intrinsics operate on lanes of 16 or 32 bits.
 macro_rules! integer_codes {
     (
-        $features:literal, $int:ident, $float:ident,
+        $features:literal, $int:ident,
         and: $and:ident,
         or: $or:ident,
         shuffle: $shuffle:ident,
@@ -30,75 +30,43 @@ macro_rules! integer_codes {
             $set_32(unsafe { at.cast::<i32>().read_unaligned() })
         }
 
-        /// Adds the products of a word of eight 4-bit codes. A lane sums eight products below 16 *
-        /// 2^15.
-        ///
-        /// # Safety
-        /// The processor must have the features of this instance. The word must be within the
-        /// inputs.
+        /// The pairs of a word of eight 4-bit codes.
         #[inline]
         #[target_feature(enable = $features)]
-        unsafe fn add_4bit<const M: usize>(
-            sums: &mut [$float; M],
-            q: $int,
-            x: InputPtrs,
-            word: usize,
-        ) {
+        fn pairs_of_4bit(q: $int) -> [$int; 4] {
             let mask = $set_16(15);
-            let n = [
+            [
                 $and(q, mask),
                 $and($right_16::<4>(q), mask),
                 $and($right_16::<8>(q), mask),
                 $right_16::<12>(q),
-            ];
-            // SAFETY: the caller guarantees the features, and that the word is within the inputs.
-            unsafe { add_pairs(sums, n, x, word) };
+            ]
         }
 
-        /// Adds the products of two words of four 8-bit codes each with run `run` of the inputs. A
-        /// lane sums eight products below 256 * 2^15.
-        ///
-        /// # Safety
-        /// The obligations of [`add_4bit`], for run `run` instead of a word.
+        /// The pairs of two words of four 8-bit codes each.
         #[inline]
         #[target_feature(enable = $features)]
-        unsafe fn add_8bit<const M: usize>(
-            sums: &mut [$float; M],
-            [first, second]: [$int; 2],
-            x: InputPtrs,
-            run: usize,
-        ) {
+        fn pairs_of_8bit([first, second]: [$int; 2]) -> [$int; 4] {
             let byte = $set_16(255);
-            let n = [
+            [
                 $and(first, byte),
                 $right_16::<8>(first),
                 $and(second, byte),
                 $right_16::<8>(second),
-            ];
-            // SAFETY: the caller guarantees the features, and that the run is within the inputs.
-            unsafe { add_pairs(sums, n, x, run) };
+            ]
         }
 
-        /// [`add_4bit`] for codes that are first mapped to integers. A lane sums eight products
-        /// below 128 * 2^15.
-        ///
-        /// # Safety
-        /// The obligations of [`add_4bit`].
+        /// The pairs of a word of eight 4-bit codes, mapped to the integers of a table. The
+        /// integers are below 128.
         #[inline]
         #[target_feature(enable = $features)]
-        unsafe fn add_looked_up<const M: usize, const CODES: u32>(
-            sums: &mut [$float; M],
-            q: $int,
-            table: $int,
-            x: InputPtrs,
-            word: usize,
-        ) {
+        fn looked_up_pairs<const CODES: u32>(q: $int, table: $int) -> [$int; 4] {
             let nibbles = $set_8(15);
             // The bytes of `even` are codes 0, 2, 4, 6 of a word; those of `odd` are codes 1, 3, 5,
             // 7.
             let even = $shuffle(table, $and(q, nibbles));
             let odd = $shuffle(table, $and($right_16::<4>(q), nibbles));
-            let n = if CODES == Codes::TABLE_ID {
+            if CODES == Codes::TABLE_ID {
                 // The integers are signed, so the shifts to the right extend the sign.
                 [
                     $signed_right_16::<8>($left_16::<8>(even)),
@@ -114,36 +82,23 @@ macro_rules! integer_codes {
                     $right_16::<8>(even),
                     $right_16::<8>(odd),
                 ]
-            };
-            // SAFETY: the caller guarantees the features, and that the word is within the inputs.
-            unsafe { add_pairs(sums, n, x, word) };
+            }
         }
 
-        /// Adds the products of eight codes of a chunk with eight inputs. `RUN` is the index of the
-        /// codes in units of eight, and `run` that of the inputs. `q` has the words of the codes. A
-        /// lane sums eight products below 64 * 2^15.
-        ///
-        /// # Safety
-        /// The obligations of [`add_4bit`], for run `run` instead of a word.
+        /// The pairs of eight codes of a chunk. `RUN` is the index of the codes in units of eight.
+        /// `q` has the words of the chunk.
         #[inline]
         #[target_feature(enable = $features)]
-        unsafe fn add_run<const M: usize, const BITS: u32, const RUN: usize>(
-            sums: &mut [$float; M],
-            q: &[$int; 5],
-            x: InputPtrs,
-            run: usize,
-        ) {
+        fn pairs_of_run<const BITS: u32, const RUN: usize>(q: &[$int; 5]) -> [$int; 4] {
             let first = 8 * RUN;
             // Inputs have the order of `integer_index`: each pair is a code and the code four
             // later.
-            let n = [
+            [
                 code_pair::<BITS>(q, first, first + 4),
                 code_pair::<BITS>(q, first + 1, first + 5),
                 code_pair::<BITS>(q, first + 2, first + 6),
                 code_pair::<BITS>(q, first + 3, first + 7),
-            ];
-            // SAFETY: the caller guarantees the features, and that the run is within the inputs.
-            unsafe { add_pairs(sums, n, x, run) };
+            ]
         }
 
         /// Codes `a` and `b` of a chunk, in the lower and the upper half of each lane.

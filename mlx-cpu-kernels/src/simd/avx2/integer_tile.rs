@@ -11,7 +11,7 @@ use std::arch::x86_64::{
 use std::ops::Range;
 
 use crate::layout::input_panel::MAX_QUANT;
-use crate::layout::integer_panel::{CodePanel, InputColumns, InputColumnsMut, STEP, SUM};
+use crate::layout::integer_panel::{CodePanel, InputColumns, InputColumnsMut, STEP};
 use crate::layout::tile::LANES;
 
 /// The number of vectors of a panel.
@@ -27,45 +27,39 @@ const TILE_ROWS: usize = 4;
 /// The processor must have avx2 and fma.
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn quantize(columns: &[f32], to: InputColumnsMut<'_>) {
-    let sums = columns.len() / (SUM * LANES);
+    let steps = columns.len() / (STEP * LANES);
     // All reads and writes below are within these bounds.
-    assert!(columns.len() == sums * SUM * LANES && to.pairs.len() == columns.len() / 2);
-    assert!(to.scales.len() == columns.len() / STEP && to.sums.len() == sums * LANES);
+    assert!(columns.len() == steps * STEP * LANES && to.pairs.len() == columns.len() / 2);
+    assert!(to.scales.len() == steps * LANES && to.sums.len() == steps * LANES);
     let zero = _mm256_setzero_ps();
-    for (s, lane) in (0..sums).flat_map(|s| (0..LANES).step_by(8).map(move |lane| (s, lane))) {
-        let mut total = zero;
-        for step in s * (SUM / STEP)..(s + 1) * (SUM / STEP) {
-            // SAFETY: columns, pairs and scale of step `step` are within the asserted bounds.
-            unsafe {
-                let from = columns.as_ptr().add(step * STEP * LANES + lane);
-                let x: [__m256; STEP] =
-                    std::array::from_fn(|c| _mm256_loadu_ps(from.add(c * LANES)));
-                let mut most = zero;
-                for x in x {
-                    let size = _mm256_andnot_ps(_mm256_set1_ps(-0.0), x);
-                    most = _mm256_max_ps(most, size);
-                    // Adds zero; if an input is infinite or NaN, it adds NaN.
-                    total = _mm256_fmadd_ps(x, zero, total);
-                }
-                // In a row of zeros, any scale with a finite inverse is correct.
-                let most = _mm256_max_ps(most, _mm256_set1_ps(f32::MIN_POSITIVE * MAX_QUANT));
-                let inverse = _mm256_div_ps(_mm256_set1_ps(MAX_QUANT), most);
-                let scale = _mm256_mul_ps(most, _mm256_set1_ps(1.0 / MAX_QUANT));
-                let rounded = x.map(|x| _mm256_cvtps_epi32(_mm256_mul_ps(x, inverse)));
-                let mut sum = _mm256_setzero_si256();
-                for (i, two) in rounded.as_chunks::<2>().0.iter().enumerate() {
-                    let low = _mm256_and_si256(two[0], _mm256_set1_epi32(0xffff));
-                    let both = _mm256_or_si256(low, _mm256_slli_epi32::<16>(two[1]));
-                    let place = (step * STEP / 2 + i) * LANES + lane;
-                    _mm256_storeu_si256(to.pairs.as_mut_ptr().add(place).cast(), both);
-                    sum = _mm256_add_epi32(sum, _mm256_add_epi32(two[0], two[1]));
-                }
-                _mm256_storeu_ps(to.scales.as_mut_ptr().add(step * LANES + lane), scale);
-                total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, total);
+    for (step, lane) in (0..steps).flat_map(|s| (0..LANES).step_by(8).map(move |l| (s, l))) {
+        // SAFETY: columns, pairs, scale and sum of step `step` are within the asserted bounds.
+        unsafe {
+            let from = columns.as_ptr().add(step * STEP * LANES + lane);
+            let x: [__m256; STEP] = std::array::from_fn(|c| _mm256_loadu_ps(from.add(c * LANES)));
+            let (mut most, mut no_number) = (zero, zero);
+            for x in x {
+                most = _mm256_max_ps(most, _mm256_andnot_ps(_mm256_set1_ps(-0.0), x));
+                // Adds zero; if an input is infinite or NaN, it adds NaN.
+                no_number = _mm256_fmadd_ps(x, zero, no_number);
             }
+            // In a row of zeros, any scale with a finite inverse is correct.
+            let most = _mm256_max_ps(most, _mm256_set1_ps(f32::MIN_POSITIVE * MAX_QUANT));
+            let inverse = _mm256_div_ps(_mm256_set1_ps(MAX_QUANT), most);
+            let scale = _mm256_mul_ps(most, _mm256_set1_ps(1.0 / MAX_QUANT));
+            let mut sum = _mm256_setzero_si256();
+            for (i, two) in x.as_chunks::<2>().0.iter().enumerate() {
+                let two = two.map(|x| _mm256_cvtps_epi32(_mm256_mul_ps(x, inverse)));
+                let low = _mm256_and_si256(two[0], _mm256_set1_epi32(0xffff));
+                let both = _mm256_or_si256(low, _mm256_slli_epi32::<16>(two[1]));
+                let place = (step * STEP / 2 + i) * LANES + lane;
+                _mm256_storeu_si256(to.pairs.as_mut_ptr().add(place).cast(), both);
+                sum = _mm256_add_epi32(sum, _mm256_add_epi32(two[0], two[1]));
+            }
+            let sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, no_number);
+            _mm256_storeu_ps(to.scales.as_mut_ptr().add(step * LANES + lane), scale);
+            _mm256_storeu_ps(to.sums.as_mut_ptr().add(step * LANES + lane), sum);
         }
-        // SAFETY: sum `s` is below `sums`, as asserted.
-        unsafe { _mm256_storeu_ps(to.sums.as_mut_ptr().add(s * LANES + lane), total) };
     }
 }
 
@@ -85,11 +79,11 @@ pub(crate) unsafe fn multiply(
 ) {
     // All reads and writes below are within these bounds.
     let (columns, stride) = (groups.end * matrix.group, matrix.rows);
-    assert!(matrix.group.is_multiple_of(SUM));
+    assert!(matrix.group.is_multiple_of(STEP));
     assert!(rows <= stride && columns / 2 * stride <= matrix.pairs.len());
     assert!(groups.end * stride <= matrix.scales.len().min(matrix.biases.len()));
     assert!(columns / 2 * LANES <= x.pairs.len() && columns / STEP * LANES <= x.scales.len());
-    assert!(columns / SUM * LANES <= x.sums.len() && sums.len() >= rows * LANES);
+    assert!(columns / STEP * LANES <= x.sums.len() && sums.len() >= rows * LANES);
     if !accumulate {
         sums[..rows * LANES].fill(0.0);
     }
@@ -108,8 +102,8 @@ pub(crate) unsafe fn multiply(
     }
 }
 
-/// Multiplies `M` matrix rows from `first` on with a panel, and adds to the sums. A lane sums eight
-/// products below 2^8 * 2^15 exactly.
+/// Multiplies `M` matrix rows from `first` on with a panel, and adds to the sums. A lane sums
+/// sixteen products below 2^8 * 2^15 exactly.
 ///
 /// # Safety
 /// The processor must have avx2 and fma. Matrix and sums must have these rows, and matrix and
@@ -152,8 +146,8 @@ unsafe fn tile<const M: usize>(
                 }
             }
             let mut all = [_mm256_setzero_ps(); VECTORS];
-            for s in g * columns / SUM..(g + 1) * columns / SUM {
-                let sums = x.sums.as_ptr().add(s * LANES);
+            for step in g * columns / STEP..(g + 1) * columns / STEP {
+                let sums = x.sums.as_ptr().add(step * LANES);
                 for (v, all) in all.iter_mut().enumerate() {
                     *all = _mm256_add_ps(*all, _mm256_loadu_ps(sums.add(8 * v)));
                 }

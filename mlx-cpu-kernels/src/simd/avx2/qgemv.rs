@@ -1,5 +1,5 @@
 //! Multiplication of quantized matrices with few input rows, for AVX2. Inputs are 16-bit integers;
-//! eight adjacent inputs share a scale (`quantize_inputs.rs`). So sums of products are exact
+//! sixteen adjacent inputs share a scale (`quantize_inputs.rs`). So sums of products are exact
 //! integers until they are scaled. `avx512/qgemv.rs` reads the same inputs. `gemm/packed_gemm.rs`
 //! handles many rows.
 
@@ -13,7 +13,7 @@ use std::arch::x86_64::{
 };
 
 use crate::layout::float_codes::{ByteScales, Codes, FP4_BIAS, FP4_SCALE};
-use crate::layout::input_panel::{INPUTS_PER_SCALE, InputPanel};
+use crate::layout::input_panel::{INPUTS_PER_SCALE, InputPanel, RUN};
 use crate::layout::packed::{
     GROUPS_PER_AFFINE_SUPER, GROUPS_PER_SUPER, GroupParams, INTERLEAVED_ROWS, PackedMatrix,
     SUPER_BIAS, ScaleFormat, codes_per_chunk, symmetric_bias,
@@ -81,12 +81,13 @@ impl RowBlock {
         assert!(matrix.scales.len() == count * groups * INTERLEAVED_ROWS);
         assert!(matrix.biases.len() == count * groups * INTERLEAVED_ROWS);
         assert!(matrix.group_size() * matrix.bits as usize == 32 * per);
-        // Words of 4-bit codes are read one at a time, and words of 8-bit codes in pairs. Both have
-        // eight codes.
+        // Words of 4-bit codes are read in pairs, and words of 8-bit codes by fours. Both have
+        // sixteen codes, whose inputs share a scale.
         let chunk = match matrix.bits {
-            4 | 8 => 8,
+            4 | 8 => INPUTS_PER_SCALE,
             bits => codes_per_chunk(bits),
         };
+        assert!(chunk.is_multiple_of(INPUTS_PER_SCALE) && INPUTS_PER_SCALE == 2 * RUN);
         assert!(matrix.group_size().is_multiple_of(chunk));
         assert!(out.dims() == (x.rows, count * INTERLEAVED_ROWS));
         if matrix.codes() == Codes::E4m3 {
@@ -273,7 +274,7 @@ pub(crate) use qgemv_for_constants;
 qgemv_for_constants!("avx2,fma,f16c", $);
 
 integer_codes!(
-    "avx2,fma,f16c", __m256i, __m256,
+    "avx2,fma,f16c", __m256i,
     and: _mm256_and_si256,
     or: _mm256_or_si256,
     shuffle: _mm256_shuffle_epi8,
@@ -333,52 +334,40 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
         // addresses need not be valid.
         unsafe {
             if BITS == 8 {
-                for w in (g * block.per..(g + 1) * block.per).step_by(2) {
-                    let at = block.words.add(w * INTERLEAVED_ROWS);
-                    _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(PREFETCH_BYTES));
-                    let q = [
-                        _mm256_loadu_si256(at.cast()),
-                        _mm256_loadu_si256(at.add(INTERLEAVED_ROWS).cast()),
-                    ];
-                    add_8bit(&mut sums, q, x, w / 2);
+                for w in (g * block.per..(g + 1) * block.per).step_by(4) {
+                    let q = std::array::from_fn(|i| word_of(block, w + i, i % 2 == 0));
+                    let [a, b, c, d]: [__m256i; 4] = q;
+                    let n = [pairs_of_8bit([a, b]), pairs_of_8bit([c, d])];
+                    add_pairs(&mut sums, n, x, w / 4);
                 }
             } else if BITS == 4 {
-                for w in g * block.per..(g + 1) * block.per {
-                    let at = block.words.add(w * INTERLEAVED_ROWS);
-                    if w % 2 == 0 {
-                        _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(PREFETCH_BYTES));
-                    }
-                    let q = _mm256_loadu_si256(at.cast());
-                    match ScaleFormat::nibbles(SCALES) {
+                for w in (g * block.per..(g + 1) * block.per).step_by(2) {
+                    let q = [word_of(block, w, true), word_of(block, w + 1, false)];
+                    let n = match ScaleFormat::nibbles(SCALES) {
                         Codes::E2M1_ID => {
-                            add_looked_up::<M, { Codes::E2M1_ID }>(&mut sums, q, table, x, w);
+                            q.map(|q| looked_up_pairs::<{ Codes::E2M1_ID }>(q, table))
                         }
                         Codes::TABLE_ID => {
-                            add_looked_up::<M, { Codes::TABLE_ID }>(&mut sums, q, table, x, w);
+                            q.map(|q| looked_up_pairs::<{ Codes::TABLE_ID }>(q, table))
                         }
-                        _ => add_4bit(&mut sums, q, x, w),
-                    }
+                        _ => q.map(|q| pairs_of_4bit(q)),
+                    };
+                    add_pairs(&mut sums, n, x, w / 2);
                 }
             } else {
                 let words = codes_per_chunk(BITS) * BITS as usize / 32;
                 for w in (g * block.per..(g + 1) * block.per).step_by(words) {
-                    let at = block.words.add(w * INTERLEAVED_ROWS);
                     let mut q = [_mm256_setzero_si256(); 5];
                     for (i, q) in q.iter_mut().enumerate().take(words) {
-                        let at = at.add(i * INTERLEAVED_ROWS);
-                        if i % 2 == 0 {
-                            let ahead = at.cast::<i8>().wrapping_add(PREFETCH_BYTES);
-                            _mm_prefetch::<_MM_HINT_T0>(ahead);
-                        }
-                        *q = _mm256_loadu_si256(at.cast());
+                        *q = word_of(block, w + i, i % 2 == 0);
                     }
-                    // The number of eight-code runs before this chunk.
-                    let run = w * 4 / BITS as usize;
-                    add_run::<M, BITS, 0>(&mut sums, &q, x, run);
-                    add_run::<M, BITS, 1>(&mut sums, &q, x, run + 1);
+                    // The number of scales of inputs before this chunk.
+                    let place = w * 2 / BITS as usize;
+                    let n = [pairs_of_run::<BITS, 0>(&q), pairs_of_run::<BITS, 1>(&q)];
+                    add_pairs(&mut sums, n, x, place);
                     if codes_per_chunk(BITS) == 32 {
-                        add_run::<M, BITS, 2>(&mut sums, &q, x, run + 2);
-                        add_run::<M, BITS, 3>(&mut sums, &q, x, run + 3);
+                        let n = [pairs_of_run::<BITS, 2>(&q), pairs_of_run::<BITS, 3>(&q)];
+                        add_pairs(&mut sums, n, x, place + 1);
                     }
                 }
             }
@@ -459,28 +448,50 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
     totals
 }
 
-/// Adds the products of four pairs of integers with the pairs of run `run` of the inputs.
+/// Word `w` of each row of a row block. If `prefetch` is set, later words are prefetched.
 ///
 /// # Safety
-/// The processor must have avx2 and fma. The run must be within the inputs.
+/// The processor must have avx2. The row block must have this word.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn word_of(block: RowBlock, w: usize, prefetch: bool) -> __m256i {
+    let at = block.words.wrapping_add(w * INTERLEAVED_ROWS);
+    // SAFETY: the caller guarantees that the row block has this word. Prefetched addresses need not
+    // be valid.
+    unsafe {
+        if prefetch {
+            _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(PREFETCH_BYTES));
+        }
+        _mm256_loadu_si256(at.cast())
+    }
+}
+
+/// Adds the products of two runs of codes with the inputs that share scale `place`. A lane sums
+/// sixteen products below 2^8 * 2^15.
+///
+/// # Safety
+/// The processor must have avx2 and fma. The place must be within the inputs.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn add_pairs<const M: usize>(
     sums: &mut [__m256; M],
-    n: [__m256i; 4],
+    n: [[__m256i; 4]; 2],
     x: InputPtrs,
-    run: usize,
+    place: usize,
 ) {
     for (m, sum) in sums.iter_mut().enumerate() {
-        // SAFETY: the caller guarantees that the run is within the inputs.
+        // SAFETY: the caller guarantees that the place is within the inputs.
         unsafe {
-            let at = x.quants.add((run * M + m) * 8);
-            let part = |i: usize| _mm256_madd_epi16(n[i], broadcast_pair(at.add(2 * i)));
-            let exact = _mm256_add_epi32(
-                _mm256_add_epi32(part(0), part(1)),
-                _mm256_add_epi32(part(2), part(3)),
-            );
-            let scale = _mm256_broadcast_ss(&*x.scales.add(run * M + m));
+            let exact = |run: usize| {
+                let at = x.quants.add(((2 * place + run) * M + m) * RUN);
+                let part = |i: usize| _mm256_madd_epi16(n[run][i], broadcast_pair(at.add(2 * i)));
+                _mm256_add_epi32(
+                    _mm256_add_epi32(part(0), part(1)),
+                    _mm256_add_epi32(part(2), part(3)),
+                )
+            };
+            let exact = _mm256_add_epi32(exact(0), exact(1));
+            let scale = _mm256_broadcast_ss(&*x.scales.add(place * M + m));
             *sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(exact), scale, *sum);
         }
     }

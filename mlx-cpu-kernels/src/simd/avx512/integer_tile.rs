@@ -12,7 +12,7 @@ use std::arch::x86_64::{
 use std::ops::Range;
 
 use crate::layout::input_panel::MAX_QUANT;
-use crate::layout::integer_panel::{CodePanel, InputColumns, InputColumnsMut, STEP, SUM};
+use crate::layout::integer_panel::{CodePanel, InputColumns, InputColumnsMut, STEP};
 use crate::layout::tile::LANES;
 
 /// The number of matrix rows per tile. With two panels, the integer sums and the group sums take 24
@@ -25,44 +25,39 @@ const TILE_ROWS: usize = 6;
 /// The processor must have avx512f.
 #[target_feature(enable = "avx512f")]
 pub(crate) unsafe fn quantize(columns: &[f32], to: InputColumnsMut<'_>) {
-    let sums = columns.len() / (SUM * LANES);
+    let steps = columns.len() / (STEP * LANES);
     // All reads and writes below are within these bounds.
-    assert!(columns.len() == sums * SUM * LANES && to.pairs.len() == columns.len() / 2);
-    assert!(to.scales.len() == columns.len() / STEP && to.sums.len() == sums * LANES);
+    assert!(columns.len() == steps * STEP * LANES && to.pairs.len() == columns.len() / 2);
+    assert!(to.scales.len() == steps * LANES && to.sums.len() == steps * LANES);
     let zero = _mm512_setzero_ps();
-    for s in 0..sums {
-        let mut total = zero;
-        for step in s * (SUM / STEP)..(s + 1) * (SUM / STEP) {
-            // SAFETY: columns, pairs and scale of step `step` are within the asserted bounds.
-            unsafe {
-                let from = columns.as_ptr().add(step * STEP * LANES);
-                let x: [__m512; STEP] =
-                    std::array::from_fn(|c| _mm512_loadu_ps(from.add(c * LANES)));
-                let mut most = zero;
-                for x in x {
-                    most = _mm512_max_ps(most, _mm512_abs_ps(x));
-                    // Adds zero; if an input is infinite or NaN, it adds NaN.
-                    total = _mm512_fmadd_ps(x, zero, total);
-                }
-                // In a row of zeros, any scale with a finite inverse is correct.
-                let most = _mm512_max_ps(most, _mm512_set1_ps(f32::MIN_POSITIVE * MAX_QUANT));
-                let inverse = _mm512_div_ps(_mm512_set1_ps(MAX_QUANT), most);
-                let scale = _mm512_mul_ps(most, _mm512_set1_ps(1.0 / MAX_QUANT));
-                let rounded = x.map(|x| _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)));
-                let mut sum = _mm512_setzero_si512();
-                for (i, two) in rounded.as_chunks::<2>().0.iter().enumerate() {
-                    let low = _mm512_and_si512(two[0], _mm512_set1_epi32(0xffff));
-                    let both = _mm512_or_si512(low, _mm512_slli_epi32::<16>(two[1]));
-                    let place = (step * STEP / 2 + i) * LANES;
-                    _mm512_storeu_si512(to.pairs.as_mut_ptr().add(place).cast(), both);
-                    sum = _mm512_add_epi32(sum, _mm512_add_epi32(two[0], two[1]));
-                }
-                _mm512_storeu_ps(to.scales.as_mut_ptr().add(step * LANES), scale);
-                total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, total);
+    for step in 0..steps {
+        // SAFETY: columns, pairs, scale and sum of step `step` are within the asserted bounds.
+        unsafe {
+            let from = columns.as_ptr().add(step * STEP * LANES);
+            let x: [__m512; STEP] = std::array::from_fn(|c| _mm512_loadu_ps(from.add(c * LANES)));
+            let (mut most, mut no_number) = (zero, zero);
+            for x in x {
+                most = _mm512_max_ps(most, _mm512_abs_ps(x));
+                // Adds zero; if an input is infinite or NaN, it adds NaN.
+                no_number = _mm512_fmadd_ps(x, zero, no_number);
             }
+            // In a row of zeros, any scale with a finite inverse is correct.
+            let most = _mm512_max_ps(most, _mm512_set1_ps(f32::MIN_POSITIVE * MAX_QUANT));
+            let inverse = _mm512_div_ps(_mm512_set1_ps(MAX_QUANT), most);
+            let scale = _mm512_mul_ps(most, _mm512_set1_ps(1.0 / MAX_QUANT));
+            let rounded = x.map(|x| _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)));
+            let mut sum = _mm512_setzero_si512();
+            for (i, two) in rounded.as_chunks::<2>().0.iter().enumerate() {
+                let low = _mm512_and_si512(two[0], _mm512_set1_epi32(0xffff));
+                let both = _mm512_or_si512(low, _mm512_slli_epi32::<16>(two[1]));
+                let place = (step * STEP / 2 + i) * LANES;
+                _mm512_storeu_si512(to.pairs.as_mut_ptr().add(place).cast(), both);
+                sum = _mm512_add_epi32(sum, _mm512_add_epi32(two[0], two[1]));
+            }
+            let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, no_number);
+            _mm512_storeu_ps(to.scales.as_mut_ptr().add(step * LANES), scale);
+            _mm512_storeu_ps(to.sums.as_mut_ptr().add(step * LANES), sum);
         }
-        // SAFETY: sum `s` is below `sums`, as asserted.
-        unsafe { _mm512_storeu_ps(to.sums.as_mut_ptr().add(s * LANES), total) };
     }
 }
 
@@ -83,13 +78,13 @@ pub(crate) unsafe fn multiply(
 ) {
     // All reads and writes below are within these bounds.
     let (columns, stride) = (groups.end * matrix.group, matrix.rows);
-    assert!(matrix.group.is_multiple_of(SUM));
+    assert!(matrix.group.is_multiple_of(STEP));
     assert!(rows <= stride && columns / 2 * stride <= matrix.pairs.len());
     assert!(groups.end * stride <= matrix.scales.len().min(matrix.biases.len()));
     assert!(apart >= rows * LANES && sums.len() >= (x.len() - 1) * apart + rows * LANES);
     for x in x {
         assert!(columns / 2 * LANES <= x.pairs.len() && columns / STEP * LANES <= x.scales.len());
-        assert!(columns / SUM * LANES <= x.sums.len());
+        assert!(columns / STEP * LANES <= x.sums.len());
     }
     if !accumulate {
         for sums in sums.chunks_mut(apart).take(x.len()) {
@@ -178,8 +173,8 @@ unsafe fn tile_of<const P: usize>(
     }
 }
 
-/// Multiplies `M` matrix rows with `P` panels, and adds to the sums. A lane sums eight products
-/// below 2^8 * 2^15 exactly.
+/// Multiplies `M` matrix rows with `P` panels, and adds to the sums. A lane sums sixteen
+/// products below 2^8 * 2^15 exactly.
 ///
 /// # Safety
 /// The processor must have avx512f, avx512bw and avx512vnni. All addresses must have the rows and
@@ -219,9 +214,9 @@ unsafe fn tile<const M: usize, const P: usize>(
                 }
             }
             let mut all = [_mm512_setzero_ps(); P];
-            for s in g * columns / SUM..(g + 1) * columns / SUM {
+            for step in g * columns / STEP..(g + 1) * columns / STEP {
                 for (all, x) in all.iter_mut().zip(x) {
-                    *all = _mm512_add_ps(*all, _mm512_loadu_ps(x.sums.add(s * LANES)));
+                    *all = _mm512_add_ps(*all, _mm512_loadu_ps(x.sums.add(step * LANES)));
                 }
             }
             for (m, group) in group.into_iter().enumerate() {

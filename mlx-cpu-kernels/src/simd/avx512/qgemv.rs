@@ -15,7 +15,7 @@ use std::arch::x86_64::{
 };
 
 use crate::layout::float_codes::{Codes, FP4_BIAS, FP4_SCALE};
-use crate::layout::input_panel::InputPanel;
+use crate::layout::input_panel::{InputPanel, RUN};
 use crate::layout::packed::{
     INTERLEAVED_ROWS, PackedMatrix, SUPER_BIAS, ScaleFormat, codes_per_chunk, symmetric_bias,
 };
@@ -27,7 +27,7 @@ use crate::simd::avx2::qgemv::{InputPtrs, PREFETCH_BYTES, RowBlock, qgemv_for_co
 qgemv_for_constants!("avx2,fma,f16c,avx512f,avx512bw,avx512vnni", $);
 
 integer_codes!(
-    "avx2,fma,f16c,avx512f,avx512bw,avx512vnni", __m512i, __m512,
+    "avx2,fma,f16c,avx512f,avx512bw,avx512vnni", __m512i,
     and: _mm512_and_si512,
     or: _mm512_or_si512,
     shuffle: _mm512_shuffle_epi8,
@@ -96,22 +96,25 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
         // addresses need not be valid.
         unsafe {
             if BITS == 8 {
-                for w in (g * per..(g + 1) * per).step_by(2) {
-                    let q = [words_of(two, w, true), words_of(two, w + 1, false)];
-                    add_8bit(&mut sums, q, x, w / 2);
+                for w in (g * per..(g + 1) * per).step_by(4) {
+                    let q = std::array::from_fn(|i| words_of(two, w + i, i % 2 == 0));
+                    let [a, b, c, d]: [__m512i; 4] = q;
+                    let n = [pairs_of_8bit([a, b]), pairs_of_8bit([c, d])];
+                    add_pairs(&mut sums, n, x, w / 4);
                 }
             } else if BITS == 4 {
-                for w in g * per..(g + 1) * per {
-                    let q = words_of(two, w, w % 2 == 0);
-                    match ScaleFormat::nibbles(SCALES) {
+                for w in (g * per..(g + 1) * per).step_by(2) {
+                    let q = [words_of(two, w, true), words_of(two, w + 1, false)];
+                    let n = match ScaleFormat::nibbles(SCALES) {
                         Codes::E2M1_ID => {
-                            add_looked_up::<M, { Codes::E2M1_ID }>(&mut sums, q, table, x, w);
+                            q.map(|q| looked_up_pairs::<{ Codes::E2M1_ID }>(q, table))
                         }
                         Codes::TABLE_ID => {
-                            add_looked_up::<M, { Codes::TABLE_ID }>(&mut sums, q, table, x, w);
+                            q.map(|q| looked_up_pairs::<{ Codes::TABLE_ID }>(q, table))
                         }
-                        _ => add_4bit(&mut sums, q, x, w),
-                    }
+                        _ => q.map(|q| pairs_of_4bit(q)),
+                    };
+                    add_pairs(&mut sums, n, x, w / 2);
                 }
             } else {
                 let words = codes_per_chunk(BITS) * BITS as usize / 32;
@@ -120,13 +123,13 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                     for (i, q) in q.iter_mut().enumerate().take(words) {
                         *q = words_of(two, w + i, i % 2 == 0);
                     }
-                    // The number of eight-code runs before this chunk.
-                    let run = w * 4 / BITS as usize;
-                    add_run::<M, BITS, 0>(&mut sums, &q, x, run);
-                    add_run::<M, BITS, 1>(&mut sums, &q, x, run + 1);
+                    // The number of scales of inputs before this chunk.
+                    let place = w * 2 / BITS as usize;
+                    let n = [pairs_of_run::<BITS, 0>(&q), pairs_of_run::<BITS, 1>(&q)];
+                    add_pairs(&mut sums, n, x, place);
                     if codes_per_chunk(BITS) == 32 {
-                        add_run::<M, BITS, 2>(&mut sums, &q, x, run + 2);
-                        add_run::<M, BITS, 3>(&mut sums, &q, x, run + 3);
+                        let n = [pairs_of_run::<BITS, 2>(&q), pairs_of_run::<BITS, 3>(&q)];
+                        add_pairs(&mut sums, n, x, place + 1);
                     }
                 }
             }
@@ -282,27 +285,30 @@ unsafe fn float_scales<const SCALES: u32>(two: [RowBlock; 2], group: usize) -> _
     _mm512_castpd_ps(_mm512_insertf64x4::<1>(both, _mm256_castps_pd(high)))
 }
 
-/// Adds the products of four pairs of integers with the pairs of run `run` of the inputs.
+/// Adds the products of two runs of codes with the inputs that share scale `place`. A lane sums
+/// sixteen products below 2^8 * 2^15.
 ///
 /// # Safety
-/// The processor must have the features of [`qgemv`]. The run must be within the inputs.
+/// The processor must have the features of [`qgemv`]. The place must be within the inputs.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
 unsafe fn add_pairs<const M: usize>(
     sums: &mut [__m512; M],
-    n: [__m512i; 4],
+    n: [[__m512i; 4]; 2],
     x: InputPtrs,
-    run: usize,
+    place: usize,
 ) {
     for (m, sum) in sums.iter_mut().enumerate() {
-        // SAFETY: the caller guarantees that the run is within the inputs.
+        // SAFETY: the caller guarantees that the place is within the inputs.
         unsafe {
-            let at = x.quants.add((run * M + m) * 8);
             let mut exact = _mm512_setzero_si512();
-            for (i, n) in n.into_iter().enumerate() {
-                exact = _mm512_dpwssd_epi32(exact, n, broadcast_pair(at.add(2 * i)));
+            for (run, n) in n.into_iter().enumerate() {
+                let at = x.quants.add(((2 * place + run) * M + m) * RUN);
+                for (i, n) in n.into_iter().enumerate() {
+                    exact = _mm512_dpwssd_epi32(exact, n, broadcast_pair(at.add(2 * i)));
+                }
             }
-            let scale = _mm512_set1_ps(*x.scales.add(run * M + m));
+            let scale = _mm512_set1_ps(*x.scales.add(place * M + m));
             *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(exact), scale, *sum);
         }
     }

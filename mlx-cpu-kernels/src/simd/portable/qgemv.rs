@@ -2,9 +2,8 @@
 
 use crate::layout::float_codes::{Codes, number};
 use crate::layout::input_panel::{
-    INPUTS_PER_SCALE, InputPanel, InputPanelMut, MAX_QUANT, integer_index,
+    INPUTS_PER_SCALE, InputPanel, InputPanelMut, MAX_QUANT, RUN, integer_index,
 };
-use crate::layout::integer_panel::SUM;
 use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix, code};
 use crate::partition::OutputBlock;
 
@@ -53,25 +52,24 @@ fn quantize_inputs(
     scales: &mut [f32],
 ) -> f32 {
     let (mut all, mut no_number) = (0.0, 0.0);
-    for (two, x) in x.chunks_exact(SUM).enumerate() {
-        let mut sum = 0.0f32;
-        for (i, x) in x.chunks_exact(INPUTS_PER_SCALE).enumerate() {
-            let place = (first + SUM / INPUTS_PER_SCALE * two + i) * rows + row;
-            let quants = &mut quants[place * INPUTS_PER_SCALE..][..INPUTS_PER_SCALE];
-            let greatest = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-            let greatest = greatest.max(f32::MIN_POSITIVE * MAX_QUANT);
-            let (inverse, scale) = (MAX_QUANT / greatest, greatest * (1.0 / MAX_QUANT));
-            scales[place] = scale;
-            let mut total = 0;
+    for (step, x) in x.chunks_exact(INPUTS_PER_SCALE).enumerate() {
+        let place = first + step;
+        let greatest = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let greatest = greatest.max(f32::MIN_POSITIVE * MAX_QUANT);
+        let (inverse, scale) = (MAX_QUANT / greatest, greatest * (1.0 / MAX_QUANT));
+        scales[place * rows + row] = scale;
+        let mut total = 0;
+        for (run, x) in x.chunks_exact(RUN).enumerate() {
+            let run = place * (INPUTS_PER_SCALE / RUN) + run;
+            let quants = &mut quants[(run * rows + row) * RUN..][..RUN];
             for (i, x) in x.iter().enumerate() {
                 let quantized = (x * inverse).round_ties_even() as i16;
                 no_number += x * 0.0;
                 total += i32::from(quantized);
                 quants[integer_index(i, bits)] = quantized;
             }
-            sum = (total as f32).mul_add(scale, sum);
         }
-        all += sum;
+        all += total as f32 * scale;
     }
     all + no_number
 }
