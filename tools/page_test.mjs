@@ -1,14 +1,16 @@
 // Checks the page of `mlx serve` in a real browser, on the scripted model of the server's tests.
 //
 //     cargo build -p rust-mlx-inference-server --example scripted
-//     npm install --prefix target/page playwright-core@1.65.1
+//     npm install --prefix target/page playwright-core@1.65.1 @sparticuz/chromium@153.0.0
 //     node tools/page_test.mjs target/debug/examples/scripted
 //
-// Chromium is found as `chromium` (Debian's package) or by the variable CHROMIUM. The first check
-// that fails ends the script with exit code 1.
+// Chromium is the file that the variable CHROMIUM names, or `chromium` (Debian's package), or that of
+// the package `@sparticuz/chromium`, for Linux on x86-64. The first check that fails ends the script
+// with exit code 1. So does a run of more than five minutes.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
+import fs from "node:fs";
 import { createRequire } from "node:module";
 import path from "node:path";
 import readline from "node:readline";
@@ -16,15 +18,32 @@ import readline from "node:readline";
 const require = createRequire(path.resolve("target/page/package.json"));
 const { chromium } = require("playwright-core");
 
+/** The browser's file, and the arguments that it needs. */
+async function installed() {
+  const args = ["--no-sandbox", "--disable-dev-shm-usage"];
+  const debian = "/usr/bin/chromium";
+  const file = process.env.CHROMIUM ?? (fs.existsSync(debian) ? debian : undefined);
+  if (file) return { executablePath: file, args };
+  // The package unpacks the browser into the directory for temporary files.
+  process.env.TMPDIR = path.resolve("target/page/tmp");
+  fs.mkdirSync(process.env.TMPDIR, { recursive: true });
+  const { default: packed } = await import(require.resolve("@sparticuz/chromium"));
+  // In one process, all profiles would share their storage.
+  const several = packed.args.filter((arg) => arg !== "--single-process");
+  return { executablePath: await packed.executablePath(), args: [...several, ...args] };
+}
+
+setTimeout(() => {
+  console.error("error: the page's test takes more than five minutes");
+  process.exit(1);
+}, 300_000).unref();
+
 const program = process.argv[2];
 if (!program) throw new Error("usage: page_test.mjs PROGRAM");
 const server = spawn(program, { stdio: ["pipe", "pipe", "inherit"] });
 const lines = readline.createInterface({ input: server.stdout });
 const address = (await lines[Symbol.asyncIterator]().next()).value;
-const browser = await chromium.launch({
-  executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
-  args: ["--no-sandbox", "--disable-dev-shm-usage"],
-});
+const browser = await chromium.launch(await installed());
 
 /** A new browser profile with the page open, which fails on any error and any foreign request. */
 async function open(options = {}) {
@@ -126,6 +145,7 @@ const checks = {
       const length = (await text.innerText()).length;
       await page.waitForTimeout(300);
       assert.equal((await text.innerText()).length, length);
+      for (let i = 0; i < 100 && (await requests()) > 0; i++) await page.waitForTimeout(100);
       assert.equal(await requests(), 0);
       assert.deepEqual(faults, []);
     }
@@ -177,6 +197,8 @@ const checks = {
     await page.fill("#system", "say:of the system");
     await page.fill("#max_tokens", "6");
     await page.keyboard.press("Escape");
+    // The dialog's event of closing comes later than the key.
+    await page.waitForFunction(() => localStorage.getItem("settings")?.includes("of the system"));
     await say(page, "hello");
     const last = await reply(page);
     assert.equal(await last.locator(".text").innerText(), "of the");

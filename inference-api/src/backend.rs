@@ -68,6 +68,8 @@ pub struct Capabilities {
     pub steering: bool,
     /// Models trained for reranking are [`RerankModel`]s.
     pub reranking: bool,
+    /// [`TextModel::add_adapter`] and [`GenerateOptions::adapter`] are honored.
+    pub named_adapters: bool,
 }
 
 macro_rules! capabilities {
@@ -116,6 +118,7 @@ capabilities! {
     with_pipeline_parallel => pipeline_parallel,
     with_steering => steering,
     with_reranking => reranking,
+    with_named_adapters => named_adapters,
 }
 
 impl Capabilities {
@@ -144,6 +147,7 @@ impl Capabilities {
             pipeline_parallel: false,
             steering: false,
             reranking: false,
+            named_adapters: false,
         }
     }
 }
@@ -251,6 +255,33 @@ pub trait TextModel: Send + Sync {
             crate::error::ErrorKind::Unsupported,
             "this backend has no batch sessions; use batch_generate",
         ))
+    }
+
+    /// Adds the adapter in the directory `path`. Requests name it with
+    /// [`GenerateOptions::adapter`](crate::GenerateOptions::adapter). All adapters share the model's
+    /// weights in memory, and requests with different adapters run in one session.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Unsupported`] if the model has no such adapters,
+    /// [`crate::ErrorKind::InvalidOption`] if the name is empty or taken,
+    /// [`crate::ErrorKind::InvalidModel`] for an adapter that does not fit the model, and
+    /// [`crate::ErrorKind::Closed`] after [`TextModel::close`].
+    fn add_adapter(&self, name: &str, path: &Path) -> Result<()> {
+        let _ = path;
+        Err(crate::error::Error::new(
+            crate::error::ErrorKind::Unsupported,
+            format!("this model cannot add the adapter `{name}`; load it with adapter_path"),
+        ))
+    }
+
+    /// Removes an adapter of [`TextModel::add_adapter`]. Running requests keep it. Returns whether
+    /// it was there.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Closed`] after [`TextModel::close`].
+    fn drop_adapter(&self, name: &str) -> Result<bool> {
+        let _ = name;
+        Ok(false)
     }
 
     /// Does slow work for a request with these options in advance, such as compiling a grammar. The

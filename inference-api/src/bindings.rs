@@ -171,12 +171,14 @@ pub fn generate_options(fields: &Map<String, Value>) -> Result<GenerateOptions> 
         };
         let value = list.as_ref().unwrap_or(value);
         let group = group_of(name);
-        if group.is_none() && !matches!(name, "max_tokens" | "steering") {
+        if group.is_none() && !matches!(name, "max_tokens" | "steering" | "adapter") {
             let groups = GROUPS
                 .iter()
                 .filter_map(|group| known.get(*group)?.as_object());
             let names = groups.flat_map(|group| group.keys().map(String::as_str));
-            let names: Vec<&str> = names.chain(["max_tokens", "steering", "stop"]).collect();
+            let names: Vec<&str> = names
+                .chain(["max_tokens", "steering", "adapter", "stop"])
+                .collect();
             return Err(invalid(format!(
                 "there is no option `{written}`{}; there are {}",
                 question(written, names.iter().copied()),

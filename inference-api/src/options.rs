@@ -140,6 +140,10 @@ pub struct GenerateOptions {
     /// Edits of activations for this request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steering: Option<Steering>,
+    /// The name of an adapter of [`TextModel::add_adapter`](crate::TextModel::add_adapter), which
+    /// replaces the model's own adapter for this request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<String>,
     /// Conditions that end the request early.
     #[serde(skip)]
     pub interrupt: Interrupt,
@@ -157,6 +161,7 @@ impl Default for GenerateOptions {
             prefill: PrefillOptions::default(),
             speculative: SpeculativeOptions::default(),
             steering: None,
+            adapter: None,
             interrupt: Interrupt::default(),
         }
     }
@@ -230,6 +235,9 @@ impl GenerateOptions {
 
         /// Sets the edits of activations.
         with_steering(steering: impl Into<Option<Steering>>);
+
+        /// Sets the name of the request's adapter.
+        with_adapter(adapter: impl Into<Option<String>>);
 
         /// Sets the conditions that end the request early.
         with_interrupt(interrupt: Interrupt);

@@ -8,8 +8,9 @@ use inference::{Capabilities, Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 
 use crate::checks::{
-    classify, close, edits, errors, generate, grammars, interrupt, load, many, meta, prompt_cache,
-    sampling, sessions, steering, stop, threads, tokens, training, undeclared, vectors,
+    adapters, classify, close, edits, errors, generate, grammars, interrupt, load, many, meta,
+    prompt_cache, sampling, sessions, steering, stop, threads, tokens, training, undeclared,
+    vectors,
 };
 use crate::context::{Context, Verdict};
 
@@ -291,6 +292,9 @@ checks! {
     Edits "edits"
         "an edit of activations changes the reply; no edits change nothing, and a bad one is refused"
         capability!(steering), edits::edits;
+    NamedAdapters "named_adapters"
+        "requests that name different adapters get the replies that they have alone"
+        capability!(named_adapters), adapters::named;
     CallsInterrupted "calls_interrupted"
         "logits, vectors, scores, states and attention that are cancelled, or out of time, fail with that kind"
         Need::WherePossible, interrupt::calls;

@@ -232,6 +232,7 @@ impl Backend for MlxBackend {
             .with_pipeline_parallel()
             .with_steering()
             .with_reranking()
+            .with_named_adapters()
     }
 
     fn load_model(&self, path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>> {

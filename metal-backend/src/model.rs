@@ -178,6 +178,15 @@ impl TextModel for MlxModel {
         self.engine.prepare(options)
     }
 
+    fn add_adapter(&self, name: &str, path: &Path) -> Result<()> {
+        self.engine.add_adapter(name, path)
+    }
+
+    fn drop_adapter(&self, name: &str) -> Result<bool> {
+        self.engine.check_open()?;
+        Ok(self.engine.drop_adapter(name))
+    }
+
     fn batch_session(&self) -> Result<Box<dyn BatchSession>> {
         self.engine.check_open()?;
         Ok(Box::new(Batch::new(Arc::clone(&self.engine))))
@@ -308,8 +317,8 @@ impl PromptCacheModel for MlxModel {
         let (loaded, epoch) = self.read_prompt_cache(path)?;
         let generation = match loaded.tokens {
             Some(mut tokens) => {
-                // The file's caches were computed without edits.
-                let salt = salt(&options.prefill, None);
+                // The file's caches were computed without edits and without a named adapter.
+                let salt = salt(&options.prefill, None, None);
                 let prefixes = engine.prefixes();
                 prefixes.put_salted((epoch, salt.as_deref()), tokens.clone(), loaded.caches);
                 tokens.append(&mut more);

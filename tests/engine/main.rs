@@ -1,5 +1,6 @@
 //! Tests of models through the contract: golden values, requests, caches, sampling, inspection.
 
+mod adapters;
 #[path = "../common/alone.rs"]
 mod alone;
 mod attention_sums;

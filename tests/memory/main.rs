@@ -1,5 +1,6 @@
 //! Tests that measure the whole process. Each runs in a separate process.
 
+mod adapters;
 #[path = "../common/alone.rs"]
 mod alone;
 #[path = "../common/mod.rs"]

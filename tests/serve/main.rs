@@ -2,6 +2,7 @@
 //! signals must stop the server.
 #![cfg(unix)]
 
+mod agents;
 #[path = "../common/mod.rs"]
 mod common;
 mod drafts;
@@ -219,15 +220,20 @@ fn thinking_is_cut_at_its_budget() {
 #[test]
 fn models_are_loaded_by_name() {
     let dir = fixture("tiny");
-    let trained = fixture("training/llama-1");
-    let adapter = format!("law={}", trained.display());
+    let trained = [("law", "llama-1"), ("tax", "llama-4")];
+    let trained = trained.map(|(name, dir)| (name, fixture("training").join(dir)));
+    let [law, tax] = trained
+        .each_ref()
+        .map(|(name, dir)| format!("{name}={}", dir.display()));
     let args = [
         "--models-dir",
         dir.to_str().unwrap(),
         "--keep-alive",
         "1s",
         "--adapter",
-        &adapter,
+        &law,
+        "--adapter",
+        &tax,
     ];
     let server = serve_args(&args);
     let get = |path: &str| -> Value {
@@ -236,33 +242,45 @@ fn models_are_loaded_by_name() {
         let text = answer.body_mut().read_to_string().unwrap();
         serde_json::from_str(&text).unwrap()
     };
-    let names = |answer: &Value, list: &str, name: &str| -> Vec<String> {
+    let listed_in = |answer: &Value, list: &str, name: &str| -> Vec<String> {
         let all = answer[list].as_array().unwrap().iter();
         all.map(|m| m[name].as_str().unwrap().to_owned()).collect()
     };
-    let listed = names(&get("/v1/models"), "data", "id");
+    let listed = listed_in(&get("/v1/models"), "data", "id");
     for name in ["llama", "qwen2", "gemma3-text"] {
         assert!(listed.iter().any(|n| n == name), "{name} in {listed:?}");
     }
     assert_eq!(get("/api/ps")["models"], json!([]));
-    for name in ["qwen2", "llama", "llama:law"] {
+    let names = ["qwen2", "llama:law", "llama", "llama:tax"];
+    let expected = names.map(|name| {
         let (base, adapter) = match name.split_once(':') {
-            Some((base, _)) => (base, Some(&trained)),
+            Some((base, adapter)) => (base, trained.iter().find(|(name, _)| *name == adapter)),
             None => (name, None),
         };
         let mut options = LoadOptions::new().with_backend("cpu");
-        options.adapter_path = adapter.cloned();
-        let expected = inference::load_model(dir.join(base), &options)
-            .unwrap()
-            .generate(&Prompt::from("hello"), &greedy(8))
-            .unwrap()
-            .text()
-            .unwrap();
+        options.adapter_path = adapter.map(|(_, dir)| dir.clone());
+        let model = inference::load_model(dir.join(base), &options).unwrap();
+        let stream = model.generate(&Prompt::from("hello"), &greedy(8));
+        stream.unwrap().text().unwrap()
+    });
+    assert_ne!(expected[1], expected[3]);
+    let ask = |name: &str, expected: &str| {
         let body = json!({"model": name, "prompt": "hello", "max_tokens": 8, "temperature": 0,
             "ignore_eos": true});
         let reply = server.json("/v1/completions", &body);
-        assert_eq!(reply["choices"][0]["text"], expected.as_str(), "{name}");
+        assert_eq!(reply["choices"][0]["text"], expected, "{name}");
+        assert_eq!(reply["model"], name);
+    };
+    for (name, expected) in names.iter().zip(&expected) {
+        ask(name, expected);
     }
+    let loaded = listed_in(&get("/api/ps"), "models", "name");
+    assert_eq!(loaded.len(), 4, "{loaded:?}");
+    std::thread::scope(|scope| {
+        for (name, expected) in names.iter().zip(&expected) {
+            scope.spawn(|| (0..4).for_each(|_| ask(name, expected)));
+        }
+    });
     for name in ["../tiny/llama", "nothing", dir.to_str().unwrap()] {
         let body = json!({"model": name, "prompt": "hello"});
         let (status, text) = server.post("/v1/completions", &body);

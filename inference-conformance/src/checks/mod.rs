@@ -1,6 +1,7 @@
 //! The checks, one file per topic. Each check is a function from a [`Context`](crate::context) to a
 //! verdict. `check.rs` has names and requirements.
 
+pub(crate) mod adapters;
 pub(crate) mod classify;
 pub(crate) mod close;
 pub(crate) mod edits;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use inference::{
     BatchEvent, BatchSession, CancelToken, Error, ErrorKind, FinishReason, GenerateOptions,
-    LogitsProcessorFactory, Prompt, RequestId,
+    LogitsProcessorFactory, Prompt, RequestId, TextModel,
 };
 
 use super::errors::{bad_options, interrupted};
@@ -42,14 +42,18 @@ impl Row {
 }
 
 /// A session and the results of its requests.
-struct Driver {
+pub(super) struct Driver {
     session: Box<dyn BatchSession>,
     rows: BTreeMap<RequestId, Row>,
 }
 
 impl Driver {
     fn new(context: &Context) -> Result<Self, Stop> {
-        let session = match context.model()?.batch_session() {
+        Self::of(context.model()?.as_ref())
+    }
+
+    pub(super) fn of(model: &dyn TextModel) -> Result<Self, Stop> {
+        let session = match model.batch_session() {
             Ok(session) => session,
             Err(e) => return fail(format!("batch_session: {e}")),
         };
@@ -64,14 +68,18 @@ impl Driver {
         })
     }
 
-    fn add(&mut self, prompt: &Prompt, options: &GenerateOptions) -> Result<RequestId, Stop> {
+    pub(super) fn add(
+        &mut self,
+        prompt: &Prompt,
+        options: &GenerateOptions,
+    ) -> Result<RequestId, Stop> {
         match self.try_add(prompt, options) {
             Ok(row) => row,
             Err(e) => fail(format!("a good request was refused: {e}")),
         }
     }
 
-    fn try_add(
+    pub(super) fn try_add(
         &mut self,
         prompt: &Prompt,
         options: &GenerateOptions,
@@ -87,6 +95,11 @@ impl Driver {
             return Ok(fail(format!("two requests have the number {row:?}")));
         }
         Ok(Ok(row))
+    }
+
+    /// The reply to a request that has ended.
+    pub(super) fn reply(&self, row: RequestId) -> Result<Reply, Stop> {
+        self.row(row)?.reply()
     }
 
     fn row(&self, row: RequestId) -> Result<&Row, Stop> {
@@ -137,7 +150,7 @@ impl Driver {
         Ok(())
     }
 
-    fn finish(&mut self) -> Verdict {
+    pub(super) fn finish(&mut self) -> Verdict {
         for _ in 0..MANY {
             if self.session.is_empty() {
                 let open = self.rows.values().filter(|row| !row.is_over()).count();

@@ -64,6 +64,14 @@ fn requests(context: &Context, model: &dyn TextModel) -> Verdict {
         let what = "an edit of activations, which is not declared,";
         refused(what, first_item(stream), kind)?;
     }
+    if !declared.named_adapters {
+        let added = model.add_adapter("undeclared", &context.path);
+        refused("add_adapter, which is not declared,", added, kind)?;
+        let options = greedy(1).with_adapter(String::from("undeclared"));
+        let stream = model.generate(&prompts[0], &options);
+        let what = "an adapter of a request, which is not declared,";
+        refused(what, first_item(stream), kind)?;
+    }
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! The state of a scripted model that a test can read, and a switch to pause the model.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -65,6 +65,7 @@ pub struct Control {
     /// The latest ids that the model computed, each with its input.
     prepared: Mutex<VecDeque<(Vec<u32>, Input)>>,
     metrics: Mutex<GenerateMetrics>,
+    adapters: Mutex<BTreeSet<String>>,
 }
 
 impl Control {
@@ -91,6 +92,21 @@ impl Control {
     /// Whether the model was closed.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
+    }
+
+    /// The names of the adapters that requests can name.
+    pub fn adapters(&self) -> Vec<String> {
+        self.adapters.lock().iter().cloned().collect()
+    }
+
+    /// Adds an adapter. Returns whether its name was free.
+    pub(super) fn add_adapter(&self, name: &str) -> bool {
+        self.adapters.lock().insert(name.to_owned())
+    }
+
+    /// Removes an adapter. Returns whether it was there.
+    pub(super) fn drop_adapter(&self, name: &str) -> bool {
+        self.adapters.lock().remove(name)
     }
 
     /// Pauses all steps until [`Control::release`] is called.

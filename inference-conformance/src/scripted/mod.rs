@@ -230,8 +230,9 @@ impl Scripted {
         self.with(|script| script.reranked = Some(Arc::new(score)))
     }
 
-    /// Makes the model a [`TrainableModel`](inference::TrainableModel). Its adapters do not affect
-    /// replies.
+    /// Makes the model a [`TrainableModel`](inference::TrainableModel), to which adapters can be
+    /// added. Its adapters do not affect replies, except through
+    /// [`Asked::options`].
     #[must_use]
     pub fn with_training(self) -> Self {
         self.with(|script| script.trainable = true)

@@ -67,6 +67,14 @@ impl Scripted {
     fn ask(&self, input: Input, ids: Arc<[u32]>, options: &GenerateOptions) -> Result<Run> {
         options.validate()?;
         self.script.control.check_open()?;
+        if let Some(name) = &options.adapter {
+            if !self.script.trainable {
+                return unsupported("adapters");
+            }
+            if !self.script.control.adapters().contains(name) {
+                return invalid(format!("there is no adapter `{name}`"));
+            }
+        }
         let asked = Asked {
             text: self.script.vocabulary.decode(&ids, true)?,
             input,
@@ -80,6 +88,26 @@ impl Scripted {
 }
 
 impl TextModel for Scripted {
+    fn add_adapter(&self, name: &str, path: &Path) -> Result<()> {
+        self.script.control.check_open()?;
+        if !self.script.trainable {
+            return unsupported("adapters");
+        }
+        if !path.join(ScriptedAdapter::FILE).is_file() {
+            let missing = Error::new(ErrorKind::ModelNotFound, "there is no adapter here");
+            return Err(missing.with_path(path));
+        }
+        match !name.is_empty() && self.script.control.add_adapter(name) {
+            true => Ok(()),
+            false => invalid(format!("the adapter's name `{name}` is empty or taken")),
+        }
+    }
+
+    fn drop_adapter(&self, name: &str) -> Result<bool> {
+        self.script.control.check_open()?;
+        Ok(self.script.control.drop_adapter(name))
+    }
+
     fn generate(&self, prompt: &Prompt, options: &GenerateOptions) -> Result<TokenStream> {
         Ok(TokenStream::new(Stream(self.begin(prompt, options)?)))
     }

@@ -117,6 +117,12 @@ pub enum Fault {
     CacheDamagedLoads,
     CacheOfCancelled,
     EditsIgnored,
+    /// Requests with an unknown adapter run without one.
+    UnknownAdapterIgnored,
+    /// An adapter stays after it is dropped.
+    AdapterNotDropped,
+    /// Adapters work without being declared.
+    UndeclaredAdapters,
     UndeclaredAttention,
     UndeclaredCache,
     UndeclaredEdits,
@@ -210,7 +216,8 @@ impl Backend for Mock {
             .with_reranking()
             .with_hidden_states()
             .with_prompt_cache()
-            .with_steering();
+            .with_steering()
+            .with_named_adapters();
         match self.fault {
             Fault::UndeclaredWorks => c.classify = false,
             Fault::UndeclaredGrammar => c.grammars = false,
@@ -218,6 +225,7 @@ impl Backend for Mock {
             Fault::UndeclaredAttention => c.attention_inspection = false,
             Fault::UndeclaredCache => c.prompt_cache = false,
             Fault::UndeclaredEdits => c.steering = false,
+            Fault::UndeclaredAdapters => c.named_adapters = false,
             Fault::UndeclaredEmbeddings => c.embeddings = false,
             Fault::UndeclaredLogits => c.logits = false,
             Fault::UndeclaredReranking => c.reranking = false,

@@ -1,5 +1,7 @@
 //! A model of the mock: it wraps the model of `echo`, and applies the fault to its calls.
 
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::ThreadId;
@@ -38,6 +40,26 @@ pub struct State {
     /// The threads that have a stream.
     pub threads: Mutex<Vec<ThreadId>>,
     requests: AtomicU64,
+    adapters: Adapters,
+}
+
+/// The names of the adapters that requests can name.
+pub type Adapters = Arc<Mutex<BTreeSet<String>>>;
+
+/// Removes the adapter from a request. An unknown adapter is an error.
+pub fn without_adapter(
+    options: &GenerateOptions,
+    adapters: &Adapters,
+    fault: Fault,
+) -> Result<GenerateOptions> {
+    let mut options = options.clone();
+    if let Some(name) = options.adapter.take()
+        && !adapters.lock().contains(&name)
+        && fault != Fault::UnknownAdapterIgnored
+    {
+        return error(ErrorKind::InvalidOption, "there is no such adapter");
+    }
+    Ok(options)
 }
 
 /// The first prompt of the suite, in the mock's tokens.
@@ -88,7 +110,7 @@ impl Model {
     /// The options for the wrapped model: `o`, changed by the fault.
     fn bent(&self, o: &GenerateOptions) -> GenerateOptions {
         let mut o = o.clone();
-        o.steering = None;
+        (o.steering, o.adapter) = (None, None);
         match self.fault {
             Fault::ZeroTokensIsOne => o.max_tokens = o.max_tokens.max(1),
             Fault::StopTokensIgnored => o.stop.stop_tokens.clear(),
@@ -193,6 +215,7 @@ impl TextModel for Model {
             }
             _ => {}
         }
+        without_adapter(options, &self.state.adapters, self.fault)?;
         let mut bent = self.bent_prompt(prompt);
         if let Some(steering) = options.steering.as_ref().filter(|s| !s.edits().is_empty()) {
             steering.check(&self.steering_shape()?)?;
@@ -288,7 +311,34 @@ impl TextModel for Model {
         self.check_open()?;
         // Returns an error if the model is closed.
         self.inner.batch_generate(&[], &GenerateOptions::new())?;
-        Ok(Box::new(Session::new(Arc::clone(&self.inner), self.fault)))
+        let adapters = Arc::clone(&self.state.adapters);
+        Ok(Box::new(Session::new(
+            Arc::clone(&self.inner),
+            adapters,
+            self.fault,
+        )))
+    }
+
+    fn add_adapter(&self, name: &str, path: &Path) -> Result<()> {
+        self.check_open()?;
+        if !path.join(ScriptedAdapter::FILE).is_file() {
+            return match self.fault {
+                Fault::UndeclaredAdapters => Ok(()),
+                _ => error(ErrorKind::ModelNotFound, "there is no adapter here"),
+            };
+        }
+        match !name.is_empty() && self.state.adapters.lock().insert(name.to_owned()) {
+            true => Ok(()),
+            false => error(ErrorKind::InvalidOption, "the name is empty or taken"),
+        }
+    }
+
+    fn drop_adapter(&self, name: &str) -> Result<bool> {
+        let mut adapters = self.state.adapters.lock();
+        Ok(match self.fault {
+            Fault::AdapterNotDropped => adapters.contains(name),
+            _ => adapters.remove(name),
+        })
     }
 
     fn model_type(&self) -> &str {

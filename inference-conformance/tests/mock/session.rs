@@ -9,18 +9,21 @@ use inference::{
 };
 
 use super::Fault;
+use super::model::{Adapters, without_adapter};
 
 pub struct Session {
     model: Arc<dyn TextModel>,
+    adapters: Adapters,
     fault: Fault,
     rows: Vec<(RequestId, TokenStream)>,
     next: u64,
 }
 
 impl Session {
-    pub fn new(model: Arc<dyn TextModel>, fault: Fault) -> Self {
+    pub fn new(model: Arc<dyn TextModel>, adapters: Adapters, fault: Fault) -> Self {
         Self {
             model,
+            adapters,
             fault,
             rows: Vec::new(),
             next: 0,
@@ -30,7 +33,7 @@ impl Session {
 
 impl BatchSession for Session {
     fn add(&mut self, prompt: &Prompt, options: &GenerateOptions) -> Result<RequestId> {
-        let mut options = options.clone();
+        let mut options = without_adapter(options, &self.adapters, self.fault)?;
         if self.fault == Fault::SessionNotCancelled && options.interrupt.cancel.take().is_some() {
             options.max_tokens = options.max_tokens.min(64); // so that the reply ends
         }

@@ -62,7 +62,8 @@ fn a_scripted_model_keeps_the_rest_of_the_contract() {
         .with_training()
         .with_attention_inspection()
         .with_embeddings()
-        .with_reranking();
+        .with_reranking()
+        .with_named_adapters();
     let backend = ScriptedBackend::new("scripted")
         .with_capabilities(capabilities)
         .loading(|_, _| Ok(alphabet()));

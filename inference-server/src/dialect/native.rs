@@ -103,6 +103,9 @@ pub(crate) async fn infer(
         return Err(ApiError::field("prompt", "the prompt is empty"));
     }
     let model = &app.models.get(request.model.as_deref(), None).await?;
+    if model.model().as_routed().is_some() {
+        prepare::without_adapter(model, "predictions of this route")?;
+    }
     let mode = Mode::from_name(request.mode.as_deref(), model)?;
     let steering = prepare::steering(&app, model, request.steering.as_ref())?;
     if steering.is_some() && model.model().as_routed().is_some() {

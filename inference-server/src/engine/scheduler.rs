@@ -302,7 +302,7 @@ impl Scheduler {
                 arrived,
                 place,
             } = *job;
-            let key = model.key();
+            let key = model.session();
             let slot = self.slots.entry(key).or_insert_with(|| Slot {
                 model: Arc::clone(model.model()),
                 session: None,

@@ -60,6 +60,12 @@ impl Lease {
         }))
     }
 
+    /// The key of the model whose session runs the requests: for an adapter, of the model whose
+    /// weights it shares.
+    pub(crate) fn session(&self) -> u64 {
+        self.base().map_or(self.0.key, Lease::key)
+    }
+
     /// An id of this load of the model. Each load has a different key.
     pub(crate) fn key(&self) -> u64 {
         self.0.key

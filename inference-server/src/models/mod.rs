@@ -33,6 +33,8 @@ pub struct ServedModel {
     context: Option<usize>,
     created: u64,
     files: Option<ModelEntry>,
+    /// The model whose weights this one shares. It stays loaded as long as this one.
+    base: Option<Lease>,
 }
 
 impl ServedModel {
@@ -85,7 +87,42 @@ impl ServedModel {
             context: None,
             created: now.map_or(0, |d| d.as_secs()),
             files: None,
+            base: None,
         })
+    }
+
+    /// The model of `base` with the adapter `id`, which was added to it.
+    pub(crate) fn sharing(base: Lease, id: &str) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            id: id.to_owned(),
+            model: Arc::clone(&base.model),
+            info: base.info.clone(),
+            capabilities: base.capabilities,
+            format: Arc::clone(&base.format),
+            context: base.context,
+            created: now.map_or(0, |d| d.as_secs()),
+            files: None,
+            base: Some(base),
+        }
+    }
+
+    /// The model whose weights this one shares.
+    pub(crate) fn base(&self) -> Option<&Lease> {
+        self.base.as_ref()
+    }
+
+    /// The adapter that requests must name.
+    pub(crate) fn adapter(&self) -> Option<&str> {
+        self.base.as_ref().map(|_| self.id.as_str())
+    }
+
+    /// Frees the model, or removes the adapter from the model whose weights it shares.
+    pub(crate) fn close(&self) -> Result<()> {
+        match self.adapter() {
+            Some(adapter) => self.model.drop_adapter(adapter).map(drop),
+            None => self.model.close(),
+        }
     }
 
     /// Sets how the model writes tool calls and reasoning. Without this call, the chat template

@@ -143,7 +143,16 @@ impl Models {
         };
         // This limits the number of waiting requests.
         let _waits = self.waiting.try_acquire().map_err(|_| ApiError::busy())?;
-        let mut outcome = match self.join(&name, keep) {
+        self.loaded_or_load(&name, keep).await
+    }
+
+    /// Leases a model of the source, and loads it if necessary.
+    async fn loaded_or_load(
+        &self,
+        name: &str,
+        keep: KeepAlive,
+    ) -> std::result::Result<Lease, ApiError> {
+        let mut outcome = match self.join(name, keep) {
             Joined::Loaded(lease) => return Ok(lease),
             Joined::Loading(outcome) => outcome,
         };
@@ -272,6 +281,9 @@ impl Models {
         let Some(source) = &self.source else {
             return Err(ApiError::internal());
         };
+        if let Some(lease) = self.add_adapter(source, name, keep).await? {
+            return Ok(lease);
+        }
         let _turn = self.turn.lock().await;
         while self.table().movable() >= self.most.max(1) {
             self.make_room().await?;
@@ -299,18 +311,46 @@ impl Models {
                 self.make_room().await?;
                 continue;
             }
-            tracing::error!(model = name, "cannot be loaded: {error}");
-            return Err(match error.kind() {
-                ErrorKind::OutOfMemory => ApiError::of_engine(&error),
-                // Messages of loaders contain file names, so clients get only a general message.
-                _ => ApiError::new(
-                    StatusCode::INTERNAL_SERVER_ERROR,
-                    "server_error",
-                    "the model cannot be loaded; the server's log says why",
-                )
-                .with_code("model_not_loaded")
-                .with_param("model"),
-            });
+            return Err(not_loaded(name, &error));
+        }
+    }
+
+    /// Adds an adapter to the model whose weights it shares, and loads this model if necessary.
+    /// `None` for a model of its own, and if the model cannot share its weights.
+    async fn add_adapter(
+        &self,
+        source: &Arc<dyn ModelSource>,
+        name: &str,
+        keep: KeepAlive,
+    ) -> std::result::Result<Option<Lease>, ApiError> {
+        let (asked, wanted) = (Arc::clone(source), name.to_owned());
+        let base = tokio::task::spawn_blocking(move || asked.base_of(&wanted)).await;
+        let Ok(Some(base)) = base else {
+            return Ok(None);
+        };
+        let base = self.loaded_or_load(&base, self.keep).await?;
+        let _turn = self.turn.lock().await;
+        let (loader, wanted, model) = (Arc::clone(source), name.to_owned(), base.clone());
+        let added = tokio::task::spawn_blocking(move || {
+            loader.add_adapter(&wanted, model.model().as_ref())
+        });
+        let added = added.await.unwrap_or_else(|e| {
+            Err(Error::new(ErrorKind::Engine, "loading panicked").with_source(e))
+        });
+        match added {
+            Ok(()) => {
+                tracing::info!(model = name, base = base.id(), "added an adapter");
+                let model = Arc::new(ServedModel::sharing(base, name));
+                let mut table = self.table();
+                let key = table.add(model, false, keep);
+                let lease = table.lease_of(key, &self.returns());
+                lease.map(Some).ok_or_else(ApiError::internal)
+            }
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
+                tracing::info!(model = name, "is loaded apart: {error}");
+                Ok(None)
+            }
+            Err(error) => Err(not_loaded(name, &error)),
         }
     }
 
@@ -320,6 +360,10 @@ impl Models {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
+            let adapters = self.table().idle_adapters(key);
+            for adapter in adapters {
+                self.unload(adapter).await;
+            }
             if self.table().is_idle(key) {
                 break;
             }
@@ -344,7 +388,7 @@ impl Models {
         tracing::info!(model = model.id, "unloaded");
         // Freeing gigabytes blocks for a while, so another thread does it.
         let closed = tokio::task::spawn_blocking(move || {
-            if let Err(e) = model.model().close() {
+            if let Err(e) = model.close() {
                 tracing::warn!("closing {}: {e}", model.id);
             }
         });
@@ -497,11 +541,10 @@ impl Models {
     pub(crate) fn dismiss(&self, name: &str) -> bool {
         let mut table = self.table();
         let resident = table.find(name);
-        let Some(r) = resident.filter(|r| !r.pinned) else {
+        let Some(key) = resident.filter(|r| !r.pinned).map(|r| r.key) else {
             return false;
         };
-        r.keep = Some(Duration::ZERO);
-        r.not_before = r.idle_since;
+        table.expire_with_adapters(key);
         drop(table);
         self.changed.notify_waiters();
         true
@@ -518,6 +561,22 @@ impl Release for Models {
         }
         drop(table);
         self.changed.notify_waiters();
+    }
+}
+
+/// The answer to a request whose model cannot be loaded. The log has the reason.
+fn not_loaded(name: &str, error: &Error) -> ApiError {
+    tracing::error!(model = name, "cannot be loaded: {error}");
+    match error.kind() {
+        ErrorKind::OutOfMemory => ApiError::of_engine(error),
+        // Messages of loaders contain file names, so clients get only a general message.
+        _ => ApiError::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "server_error",
+            "the model cannot be loaded; the server's log says why",
+        )
+        .with_code("model_not_loaded")
+        .with_param("model"),
     }
 }
 

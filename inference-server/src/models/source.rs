@@ -1,6 +1,6 @@
 //! Sources from which the server loads models by name at run time.
 
-use inference::{Error, ErrorKind, ModelInfo, Result};
+use inference::{Error, ErrorKind, ModelInfo, Result, TextModel};
 
 use super::ServedModel;
 
@@ -163,6 +163,28 @@ pub trait ModelSource: Send + Sync {
     /// Any error of loading. After [`ErrorKind::OutOfMemory`], the server unloads an idle model and
     /// tries again.
     fn load(&self, name: &str) -> Result<ServedModel>;
+
+    /// The model whose weights an entry shares: the entry is this model with an adapter. `None` for
+    /// a model of its own.
+    fn base_of(&self, name: &str) -> Option<String> {
+        let _ = name;
+        None
+    }
+
+    /// Adds the adapter of an entry to the loaded model [`Self::base_of`], by
+    /// [`TextModel::add_adapter`] with the entry's name. If the model cannot share its weights, the
+    /// server calls [`Self::load`] instead, which loads them again.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the model cannot share its weights; otherwise any error of
+    /// loading.
+    fn add_adapter(&self, name: &str, model: &dyn TextModel) -> Result<()> {
+        let _ = (name, model);
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "this source has no adapters",
+        ))
+    }
 
     /// Describes the files of an entry, or of a model that was loaded at startup. The function
     /// reads only headers. The server calls it for one model at a time.

@@ -30,6 +30,16 @@ pub(super) struct Resident {
 }
 
 impl Resident {
+    /// The key of the model whose weights it shares.
+    fn base(&self) -> Option<u64> {
+        self.model.base().map(Lease::key)
+    }
+
+    /// Whether unloading it frees a model's memory.
+    fn is_movable(&self) -> bool {
+        !self.pinned && self.base().is_none()
+    }
+
     /// The time at which the model is unloaded if no request comes; `None` means never.
     pub(super) fn expires(&self) -> Option<Instant> {
         let keep = self.keep.filter(|_| !self.pinned)?;
@@ -97,9 +107,37 @@ impl Table {
         Some(Lease::new(owner, key, &resident.model))
     }
 
-    /// The number of loaded models that may be unloaded.
+    /// The number of loaded models that may be unloaded. Adapters that share a model's weights do
+    /// not count.
     pub(super) fn movable(&self) -> usize {
-        self.residents.iter().filter(|r| !r.pinned).count()
+        self.residents.iter().filter(|r| r.is_movable()).count()
+    }
+
+    /// The adapters that share the weights of this model.
+    fn adapters_of(&self, key: u64) -> impl Iterator<Item = &Resident> {
+        self.residents.iter().filter(move |r| r.base() == Some(key))
+    }
+
+    /// Whether requests use a model or its adapters. Each loaded adapter has one lease of the model.
+    fn is_in_use(&self, r: &Resident) -> bool {
+        let adapters = self.adapters_of(r.key).count();
+        r.leases > adapters || self.adapters_of(r.key).any(|adapter| adapter.leases > 0)
+    }
+
+    /// The adapters without leases that share the weights of a retired model.
+    pub(super) fn idle_adapters(&self, key: u64) -> Vec<u64> {
+        let idle = self.adapters_of(key).filter(|r| r.leases == 0);
+        idle.map(|r| r.key).collect()
+    }
+
+    /// Makes a model and its adapters due as soon as no request uses them.
+    pub(super) fn expire_with_adapters(&mut self, key: u64) {
+        for r in &mut self.residents {
+            if r.key == key || r.base() == Some(key) {
+                r.keep = Some(Duration::ZERO);
+                r.not_before = r.idle_since;
+            }
+        }
     }
 
     pub(super) fn is_idle(&self, key: u64) -> bool {
@@ -109,13 +147,17 @@ impl Table {
             .is_none_or(|r| r.leases == 0)
     }
 
-    /// Retires the least recently used idle model. If no model is idle, retires the model with the
-    /// oldest `idle_since`.
+    /// Retires the least recently used idle model, with its adapters. If no model is idle, retires
+    /// the model with the oldest `idle_since`.
     pub(super) fn retire(&mut self) -> Option<u64> {
-        let movable = self.residents.iter_mut().filter(|r| !r.pinned);
-        let resident = movable.min_by_key(|r| (r.leases > 0, r.idle_since))?;
-        resident.retired = true;
-        Some(resident.key)
+        let movable = self.residents.iter().filter(|r| r.is_movable());
+        let key = movable
+            .min_by_key(|r| (self.is_in_use(r), r.idle_since))?
+            .key;
+        for r in &mut self.residents {
+            r.retired |= r.key == key || r.base() == Some(key);
+        }
+        Some(key)
     }
 
     /// A model whose keep-alive time has ended; otherwise the time at which the next one ends.

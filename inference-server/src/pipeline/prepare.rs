@@ -225,6 +225,7 @@ pub(crate) async fn texts(
         _ => 0,
     });
     check_bytes(app, sizes.sum())?;
+    without_adapter(model, "embeddings")?;
     let model = model.clone();
     aside(places, move || {
         let Some(embedder) = model.model().as_embedding_model() else {
@@ -247,6 +248,22 @@ pub(crate) async fn texts(
         Ok(all)
     })
     .await
+}
+
+/// Refuses a model with an adapter that shares its weights, for computations that do not name
+/// adapters.
+pub(crate) fn without_adapter(model: &ServedModel, what: &str) -> Result<(), ApiError> {
+    let Some(base) = model.base() else {
+        return Ok(());
+    };
+    let (id, base) = (model.id(), base.id());
+    Err(ApiError::unsupported(
+        "model",
+        format!(
+            "the model {id} shares the weights of {base}, and {what} cannot name an adapter; serve \
+             it alone with --adapter-path"
+        ),
+    ))
 }
 
 pub(crate) fn no_embeddings(model: &ServedModel) -> ApiError {

@@ -133,6 +133,7 @@ fn run(
     options: GenerateOptions,
     arrived: Instant,
 ) -> (Running, Box<dyn ReplyParser>) {
+    let options = options.with_adapter(model.adapter().map(str::to_owned));
     let format = match prepared.verbatim {
         true => &PlainText,
         false => model.format(),

@@ -123,6 +123,12 @@ impl Script {
         Self { model, ..script }
     }
 
+    /// This model, but adapters can be added to it.
+    pub fn with_adapters(self) -> Self {
+        let model = self.model.with_training();
+        Self { model, ..self }
+    }
+
     /// This model, but with files that recommend these sampling options.
     pub fn recommending(self, sampling: SamplingDefaults) -> Self {
         let model = self.model.with_info(|info| info.sampling = sampling);

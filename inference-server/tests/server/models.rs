@@ -1,17 +1,19 @@
 //! Tests of models that the server loads by name, uses and unloads.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::common::{Client, Script, State, capabilities, config, eventually, lines, read};
-use inference::{CancelToken, Error, ErrorKind, ModelInfo, Result};
+use inference::{CancelToken, Error, ErrorKind, ModelInfo, Result, TextModel};
 use inference_server::{
     Config, ModelDescription, ModelEntry, ModelSource, PullProgress, ServedModel, Server,
 };
 use serde_json::{Value, json};
 
+mod adapters;
 mod manage;
 
 /// A source of scripted models. It records the server's calls.
@@ -29,6 +31,10 @@ struct Shelf {
     /// Number of loads in progress, and its maximum.
     now: AtomicUsize,
     peak: AtomicUsize,
+    /// The directory of all adapters. A name `MODEL:NAME` is then the model with an adapter.
+    adapters: Option<PathBuf>,
+    /// Whether models share their weights with their adapters.
+    shares: bool,
     /// If more models than this are open, loads fail with an out-of-memory error.
     memory: Option<usize>,
     slow: Duration,
@@ -126,11 +132,29 @@ impl ModelSource for Shelf {
         if self.memory.is_some_and(|most| self.open() >= most) {
             return Err(Error::new(ErrorKind::OutOfMemory, "it does not fit"));
         }
-        let script = Script::new();
+        let script = match self.shares {
+            true => Script::new().with_adapters(),
+            false => Script::new(),
+        };
         let state = Arc::clone(&script.state);
         self.states.lock().unwrap().insert(name.to_owned(), state);
         let model = script.into_model();
         ServedModel::new(name, model, capabilities())
+    }
+
+    fn base_of(&self, name: &str) -> Option<String> {
+        self.adapters.as_ref()?;
+        Some(name.split_once(':')?.0.to_owned())
+    }
+
+    fn add_adapter(&self, name: &str, model: &dyn TextModel) -> Result<()> {
+        assert!(self.names.contains(&name), "{name} is not on the list");
+        let dir = self.adapters.as_ref().unwrap();
+        let dir = match name.contains("broken") {
+            true => dir.join("nothing"),
+            false => dir.clone(),
+        };
+        model.add_adapter(name, &dir)
     }
 
     fn can_pull(&self) -> bool {

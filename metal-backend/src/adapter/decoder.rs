@@ -1,4 +1,4 @@
-//! A decoder wrapper that separates adapter changes from forward passes.
+//! A decoder wrapper that sets what adapters its passes see.
 
 use std::sync::Arc;
 
@@ -8,16 +8,34 @@ use mlx_rs_core::Array;
 use crate::arch::Decoder;
 use crate::arch::encoder::{Encoder, EncoderInput};
 use crate::cache::{CacheOptions, Caches, Row};
-use crate::nn::adapter::Passes;
+use crate::nn::adapter::{Pass, Passes};
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
 use crate::nn::{Attention, FeedForward};
 
-/// A decoder in which each pass sees all slots of an adapter change, or none.
+/// The adapters of a decoder's passes.
+#[derive(Debug)]
+pub(crate) enum Seen {
+    /// The model's own adapter. Each pass sees all slots of an adapter change, or none.
+    Own(Arc<Passes>),
+    /// These instead.
+    These(Arc<Pass>),
+}
+
+impl Seen {
+    fn pass<R>(&self, f: impl FnOnce() -> R) -> R {
+        match self {
+            Self::Own(passes) => passes.pass(f),
+            Self::These(pass) => pass.run(f),
+        }
+    }
+}
+
+/// A decoder whose passes see certain adapters.
 #[derive(Debug)]
 pub(crate) struct Adapted {
-    pub decoder: Box<dyn Decoder>,
-    pub passes: Arc<Passes>,
+    pub decoder: Arc<dyn Decoder>,
+    pub seen: Seen,
 }
 
 impl Decoder for Adapted {
@@ -28,16 +46,16 @@ impl Decoder for Adapted {
         positions: Positions,
         watch: &mut Watch<'_>,
     ) -> mlx_rs_core::Result<Array> {
-        self.passes
+        self.seen
             .pass(|| self.decoder.forward(ids, rows, positions, watch))
     }
 
     fn unembed(&self, x: &Array) -> mlx_rs_core::Result<Array> {
-        self.passes.pass(|| self.decoder.unembed(x))
+        self.seen.pass(|| self.decoder.unembed(x))
     }
 
     fn greatest_logits(&self, x: &Array, k: usize) -> mlx_rs_core::Result<Option<(Array, Array)>> {
-        self.passes.pass(|| self.decoder.greatest_logits(x, k))
+        self.seen.pass(|| self.decoder.greatest_logits(x, k))
     }
 
     fn new_caches(&self, options: &CacheOptions) -> Caches {
@@ -49,11 +67,11 @@ impl Decoder for Adapted {
     }
 
     fn token_vectors(&self, ids: &Array) -> mlx_rs_core::Result<Array> {
-        self.passes.pass(|| self.decoder.token_vectors(ids))
+        self.seen.pass(|| self.decoder.token_vectors(ids))
     }
 
     fn token_scores(&self, x: &Array) -> mlx_rs_core::Result<Array> {
-        self.passes.pass(|| self.decoder.token_scores(x))
+        self.seen.pass(|| self.decoder.token_scores(x))
     }
 
     fn attention(&self, layer: usize) -> Option<&Attention> {
@@ -62,6 +80,10 @@ impl Decoder for Adapted {
 
     fn feed_forward(&self, layer: usize) -> Option<&FeedForward> {
         self.decoder.feed_forward(layer)
+    }
+
+    fn keeps_row_order(&self) -> bool {
+        self.decoder.keeps_row_order()
     }
 
     fn keys_of(&self, layer: usize) -> usize {
@@ -86,7 +108,7 @@ impl Adapted {
 impl Encoder for Adapted {
     fn encode(&self, input: &EncoderInput<'_>) -> mlx_rs_core::Result<Array> {
         let encoder = self.own()?;
-        self.passes.pass(|| encoder.encode(input))
+        self.seen.pass(|| encoder.encode(input))
     }
 
     fn max_length(&self) -> Option<usize> {
@@ -99,6 +121,6 @@ impl Encoder for Adapted {
 
     fn classify(&self, states: &Array, lengths: &[i32]) -> mlx_rs_core::Result<Array> {
         let encoder = self.own()?;
-        self.passes.pass(|| encoder.classify(states, lengths))
+        self.seen.pass(|| encoder.classify(states, lengths))
     }
 }

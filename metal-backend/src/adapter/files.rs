@@ -10,6 +10,7 @@ use inference::{Adapter, Error, ErrorKind, Result};
 use mlx_rs_core::io;
 use serde_json::json;
 
+use super::kind::AdapterKind;
 use super::lora::{self, LoraAdapter};
 use super::naming::{Naming, same_layer, turned};
 use super::stored::{CONFIG_FILE, Stored, WEIGHTS_FILE};
@@ -120,14 +121,28 @@ fn save(adapter: &LoraAdapter, dir: &Path) -> Result<()> {
 /// where it replaces the current adapter. If the adapter does not fit, nothing changes.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidModel`], with the file and the tensor or setting that does not fit this
-/// model.
+/// As [`read`].
 fn load(
     all: &[Arc<ParamSlot>],
     dir: &Path,
     naming: Naming,
     passes: &Passes,
 ) -> Result<LoraAdapter> {
+    let (deltas, kind) = read(all, dir)?;
+    let new = deltas.into_iter().map(|(slot, delta)| (slot, Some(delta)));
+    passes.change(lora::bare(all).chain(new));
+    Ok(LoraAdapter::standing(all, kind, naming))
+}
+
+/// The changes of the adapter in a directory to the layers in `all`, and the adapter's kind.
+///
+/// # Errors
+/// [`ErrorKind::InvalidModel`], with the file and the tensor or setting that does not fit this
+/// model.
+pub(super) fn read(
+    all: &[Arc<ParamSlot>],
+    dir: &Path,
+) -> Result<(Vec<(Arc<ParamSlot>, Delta)>, AdapterKind)> {
     let stored = Stored::read(dir)?;
     let mut deltas = Vec::new();
     let missing = |name: &str| {
@@ -153,7 +168,5 @@ fn load(
             deltas.push((Arc::clone(slot), Delta::Whole(replacement)));
         }
     }
-    let new = deltas.into_iter().map(|(slot, delta)| (slot, Some(delta)));
-    passes.change(lora::bare(all).chain(new));
-    Ok(LoraAdapter::standing(all, stored.kind, naming))
+    Ok((deltas, stored.kind))
 }

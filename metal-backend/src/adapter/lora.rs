@@ -11,7 +11,7 @@ use super::Params;
 use super::kind::AdapterKind;
 use super::naming::{Naming, is_turned};
 use crate::error::engine;
-use crate::nn::adapter::{Delta, LowRank, ParamSlot, Passes, lengths};
+use crate::nn::adapter::{Delta, LowRank, ParamSlot, Passes, PreparedPair, lengths};
 
 /// The adapter of a model, with the slots that it changes. A clone is another handle to the same
 /// adapter.
@@ -234,6 +234,7 @@ fn low_rank(
                     m,
                     scale,
                     dropout,
+                    prepared: PreparedPair::default(),
                 },
                 next,
             ))

@@ -5,12 +5,14 @@ mod decoder;
 mod files;
 mod kind;
 mod lora;
+mod named;
 mod naming;
 mod stored;
 
-pub(crate) use decoder::Adapted;
+pub(crate) use decoder::{Adapted, Seen};
 pub use kind::AdapterKind;
 pub use lora::LoraAdapter;
+pub use named::{NamedAdapter, NamedAdapters};
 pub(crate) use naming::{key, same_layer};
 pub(crate) use stored::Stored;
 pub(crate) use stored::stored_bytes;

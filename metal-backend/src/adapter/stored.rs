@@ -15,7 +15,7 @@ use super::kind::AdapterKind;
 use crate::checkpoint::files::{MAX_TEXT_FILE, ModelDir, invalid, read_text};
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::error::engine;
-use crate::nn::adapter::{LowRank, SlotKind, ends};
+use crate::nn::adapter::{LowRank, PreparedPair, SlotKind, ends};
 
 /// The name of the file with the trained weights.
 pub const WEIGHTS_FILE: &str = "adapters.safetensors";
@@ -341,6 +341,7 @@ impl Stored {
             m,
             scale: self.scale,
             dropout: self.dropout,
+            prepared: PreparedPair::default(),
         })
     }
 }

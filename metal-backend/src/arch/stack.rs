@@ -465,6 +465,21 @@ impl<M: Mixer> Decoder for Stack<M> {
         self.blocks.get(layer).map(|block| &block.mlp)
     }
 
+    fn keeps_row_order(&self) -> bool {
+        // Mixtures sort positions by expert, and recurrent layers compute each row separately.
+        let in_order = |block: &Arc<Block<M>>| {
+            let is_dense = matches!(
+                block.mlp,
+                FeedForward::Gated(_)
+                    | FeedForward::Scaled(_)
+                    | FeedForward::Limited(_)
+                    | FeedForward::Plain(_)
+            );
+            is_dense && block.mixer.as_attention().is_some()
+        };
+        self.blocks.stage.is_none() && self.blocks.iter().all(in_order)
+    }
+
     fn feed_forward_mut(&mut self, layer: usize) -> Option<&mut FeedForward> {
         // In a pipeline, layer indices count only this process's blocks and differ from the
         // model's.

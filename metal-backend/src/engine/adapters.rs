@@ -3,11 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 
-use inference::{LoraConfig, Result};
+use inference::{Error, ErrorKind, LoraConfig, Result};
 
 use super::Engine;
-use crate::adapter::{AdapterKind, LoraAdapter, key};
+use crate::adapter::{AdapterKind, LoraAdapter, NamedAdapter, key};
 use crate::nn::adapter::Passes;
 
 impl Engine {
@@ -68,6 +69,46 @@ impl Engine {
             self.adapter_changed();
         }
         Ok(())
+    }
+
+    /// Adds an adapter that requests can name. It shares the weights in memory.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for an encoder, a part of a model or layers that walk; [`ErrorKind::InvalidOption`] for a bad name; the errors of loading an adapter.
+    pub fn add_adapter(&self, name: &str, dir: &Path) -> Result<()> {
+        self.check_open()?;
+        let decoder = self.decoder()?;
+        let refused = if self.is_part() {
+            Some("a part of a model")
+        } else if decoder.encoder().is_some() {
+            Some("an encoder")
+        } else if self.feed_forward().walks() {
+            Some("a model whose layers walk")
+        } else {
+            None
+        };
+        if let Some(what) = refused {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("requests to {what} name no adapters; load it with adapter_path"),
+            ));
+        }
+        let param_slots = self.param_slots.lock().clone();
+        let mut named = self.named_adapters.lock();
+        self.scope(|| named.add(name, dir, &param_slots, decoder.keeps_row_order()))
+    }
+
+    /// Removes an adapter that requests could name. Returns whether it was there.
+    pub fn drop_adapter(&self, name: &str) -> bool {
+        self.named_adapters.lock().remove(name)
+    }
+
+    /// The adapter of this name.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] with the names that exist.
+    pub fn named_adapter(&self, name: &str) -> Result<Arc<NamedAdapter>> {
+        self.named_adapters.lock().get(name)
     }
 
     /// The lock that separates forward passes from adapter changes.

@@ -17,7 +17,7 @@ use inference::{
 use mlx_rs_core::{DeviceKind, Stream};
 use parking_lot::Mutex;
 
-use crate::adapter::{Adapted, LoraAdapter};
+use crate::adapter::{Adapted, LoraAdapter, NamedAdapters, Seen};
 use crate::arch::Decoder;
 use crate::cache::tier::Tier;
 use crate::cache::{CacheOptions, Prefixes};
@@ -55,6 +55,8 @@ pub struct Engine {
     adapter: Mutex<Option<LoraAdapter>>,
     /// The hash of its files, and the epoch that they began.
     adapter_files: Mutex<Option<(u64, String)>>,
+    /// The adapters that requests name.
+    named_adapters: Mutex<NamedAdapters>,
     /// Computed prompts on disk.
     tier: Option<Tier>,
     passes: Arc<Passes>,
@@ -113,8 +115,8 @@ impl Engine {
         let tokenizer = Arc::clone(parts.text.tokenizer());
         let passes = Arc::new(Passes::default());
         let decoder = Adapted {
-            decoder: parts.decoder,
-            passes: Arc::clone(&passes),
+            decoder: Arc::from(parts.decoder),
+            seen: Seen::Own(Arc::clone(&passes)),
         };
         Self {
             grammars: Compiler::new(tokenizer, &parts.eos, parts.info.vocab_size),
@@ -135,6 +137,7 @@ impl Engine {
             param_slots: Mutex::new(parts.param_slots),
             adapter: Mutex::new(None),
             adapter_files: Mutex::new(None),
+            named_adapters: Mutex::default(),
             tier: None,
             passes,
             metrics: Mutex::new(GenerateMetrics::default()),
@@ -380,6 +383,7 @@ impl Engine {
         // The model keeps the adapter's values, because running steps need them. They are freed
         // together with the weights.
         self.adapter.lock().take();
+        self.named_adapters.lock().clear();
         self.param_slots.lock().clear();
         self.prefixes.close();
         self.draft_prefixes.close();

@@ -137,6 +137,12 @@ impl Matrix {
         }
     }
 
+    /// Whether our kernels multiply by the matrix.
+    #[must_use]
+    pub fn is_kernel(&self) -> bool {
+        self.kernel().is_some()
+    }
+
     fn kernel(&self) -> Option<&cpu::Matrix> {
         match &self.0 {
             Kind::Kernel(matrix) => Some(matrix),

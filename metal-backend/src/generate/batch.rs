@@ -5,11 +5,12 @@
 //! The rows' tokens are packed without padding: a row of length `L` costs `L` positions. Each row
 //! has its own caches, so rows of any length and age run together. A prefix that several prompts
 //! share is computed once (`prefix_sharing.rs`). Rows with a drafter compute several tokens a step
-//! (`batch/speculation.rs`).
+//! (`batch/speculation.rs`). Requests that name different adapters share the products with the
+//! model's weights (`nn/adapter/pass.rs`).
 
 mod speculation;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use inference::{BatchEvent, BatchSession, Error, GenerateOptions, Prompt, RequestId, Result};
@@ -17,7 +18,7 @@ use mlx_rs_core::{Array, async_eval, concatenate, eval, memory};
 
 use super::draft::{Draft, trimmable};
 use super::prefix_sharing::{self, Kin, PrefillAction, RowState};
-use super::sequence::{Pending, SequenceState, draw_rows};
+use super::sequence::{PassGroup, Pending, SequenceState, SharedPass, draw_rows};
 use super::{CLEAR_EVERY, Request, read};
 use crate::cache::{self, Row};
 use crate::engine::Engine;
@@ -194,15 +195,27 @@ impl Batch {
             }
         }
         let until = self.share_prefixes()?;
-        // Rows with edits cannot use fused blocks, and unfused results differ in the last bits. So
-        // rows with and without edits run in separate passes.
-        self.prefill_group(&until, false)?;
-        self.prefill_group(&until, true)
+        let waiting = self.rows.iter().zip(&until).filter_map(|(m, until)| {
+            let sequence = m.sequence.as_ref()?;
+            until.map(|_| sequence.group())
+        });
+        let groups: BTreeSet<PassGroup> = waiting.collect();
+        // The groups of one kind share a step, so that running replies do not wait longer.
+        for group in &groups {
+            let passes = groups.iter().filter(|other| other.is_like(*group)).count();
+            self.prefill_group(&until, *group, passes)?;
+        }
+        Ok(())
     }
 
-    /// As [`Self::prefill`], for rows with edits or for rows without, each up to its limit in
-    /// `until`.
-    fn prefill_group(&mut self, until: &[Option<usize>], edited: bool) -> Result<()> {
+    /// As [`Self::prefill`], for the rows of a group, each up to its limit in `until`. The step has
+    /// this number of passes.
+    fn prefill_group(
+        &mut self,
+        until: &[Option<usize>],
+        group: PassGroup,
+        passes: usize,
+    ) -> Result<()> {
         let requests = self.rows.len();
         let mut waiting: Vec<(&mut Member, usize)> = self
             .rows
@@ -210,14 +223,14 @@ impl Batch {
             .zip(until)
             .filter_map(|(m, until)| {
                 let sequence = m.sequence.as_ref()?;
-                let in_group = sequence.edits.is_some() == edited;
+                let in_group = sequence.group() == group;
                 let left = (*until)?.saturating_sub(sequence.prefilled);
                 in_group.then_some((m, left))
             })
             .collect();
         let step_size = |m: &Member| m.request.options().prefill.prefill_step_size;
         let budget = (waiting.iter().map(|(m, _)| step_size(m))).max();
-        let budget = budget.unwrap_or(1);
+        let budget = budget.unwrap_or(1).div_ceil(passes.max(1));
         // Rows are in order of arrival, so the first one has waited longest.
         let oldest = waiting.iter().find(|(_, left)| *left > 0);
         let mut reserved = oldest.map_or(0, |(m, left)| {
@@ -225,7 +238,7 @@ impl Batch {
         });
         let oldest = oldest.map(|(m, _)| m.id);
         waiting.sort_by_key(|(_, left)| *left);
-        let mut tokens = Vec::new();
+        let mut total = 0;
         let mut chosen: Vec<(&mut Member, usize)> = Vec::new();
         for (member, left) in waiting {
             if Some(member.id) == oldest {
@@ -234,39 +247,51 @@ impl Batch {
             // The limits are the rest of the step and the request's own step size.
             let n = left
                 .min(step_size(member))
-                .min(budget.saturating_sub(tokens.len() + reserved));
+                .min(budget.saturating_sub(total + reserved));
             let Some(sequence) = member.sequence.as_ref().filter(|_| n > 0) else {
                 continue;
             };
             let prefilled = sequence.prefilled;
             let n = sequence.checkpoints.end(prefilled, prefilled + n) - prefilled;
-            tokens.extend_from_slice(&member.request.so_far()[prefilled..prefilled + n]);
+            total += n;
             chosen.push((member, n));
         }
+        let order = |m: &Member| {
+            m.sequence
+                .as_ref()
+                .and_then(|s| s.order().map(str::to_owned))
+        };
+        chosen.sort_by_cached_key(|(m, _)| order(m));
+        let mut tokens = Vec::with_capacity(total);
         let mut rows = Vec::with_capacity(chosen.len());
         let mut edits = Vec::with_capacity(chosen.len());
-        let mut decoder = None;
+        let mut pass = SharedPass::default();
         for (member, n) in &mut chosen {
             let Some(sequence) = member.sequence.as_mut() else {
                 continue;
             };
+            let prefilled = sequence.prefilled;
+            tokens.extend_from_slice(&member.request.so_far()[prefilled..prefilled + *n]);
             sequence.prefilled += *n;
             sequence.begun = true;
-            decoder.get_or_insert_with(|| Arc::clone(&sequence.decoder));
+            let length = i32::try_from(*n).unwrap_or(i32::MAX);
+            pass.push(sequence, length);
             edits.push(sequence.edits.clone());
             rows.push(Row {
-                length: i32::try_from(*n).unwrap_or(i32::MAX),
+                length,
                 caches: &mut sequence.caches,
             });
         }
-        let Some(decoder) = decoder else {
-            return Ok(());
-        };
         let mut edits = Edits::new(edits);
-        let step = ids(&tokens).and_then(|ids| {
-            decoder.forward(&ids, &mut rows, Positions::Last, &mut watch(&mut edits))
+        let step = pass.run(|decoder| {
+            ids(&tokens).and_then(|ids| {
+                decoder.forward(&ids, &mut rows, Positions::Last, &mut watch(&mut edits))
+            })
         });
         drop(rows);
+        let Some(step) = step else {
+            return Ok(());
+        };
         let logits = step.map_err(engine_error("prefill"))?;
         let mut ready = Vec::new();
         for (row, (member, _)) in chosen.iter_mut().enumerate() {
@@ -306,8 +331,16 @@ impl Batch {
                 }
             }
         }
-        for edited in [false, true] {
-            decode_group(&mut running, edited)?;
+        let order = |m: &Member| {
+            m.sequence
+                .as_ref()
+                .and_then(|s| s.order().map(str::to_owned))
+        };
+        running.sort_by_cached_key(|(m, _)| order(m));
+        let sequences = running.iter().filter_map(|(m, _)| m.sequence.as_ref());
+        let groups: BTreeSet<PassGroup> = sequences.map(SequenceState::group).collect();
+        for group in groups {
+            decode_group(&mut running, group)?;
         }
         speculation::decode(speculating)?;
         for (member, pending) in running {
@@ -424,11 +457,11 @@ impl BatchSession for Batch {
     }
 }
 
-/// Starts the next token of running rows with edits, or of running rows without edits.
-fn decode_group(running: &mut [(&mut Member, Pending)], edited: bool) -> Result<()> {
+/// Starts the next token of the running rows of a group.
+fn decode_group(running: &mut [(&mut Member, Pending)], group: PassGroup) -> Result<()> {
     let fault = engine_error("decode");
     // Rows whose pending token is their last one start no further token.
-    let mut decoder = None;
+    let mut pass = SharedPass::default();
     let (mut inputs, mut rows, mut places) = (Vec::new(), Vec::new(), Vec::new());
     let mut edits = Vec::new();
     for (i, (member, pending)) in running.iter_mut().enumerate() {
@@ -437,9 +470,9 @@ fn decode_group(running: &mut [(&mut Member, Pending)], edited: bool) -> Result<
                 .sequence
                 .as_mut()
                 .filter(|sequence| !sequence.must_restart())
-            && sequence.edits.is_some() == edited
+            && sequence.group() == group
         {
-            decoder.get_or_insert_with(|| Arc::clone(&sequence.decoder));
+            pass.push(sequence, 1);
             inputs.push(&pending.token);
             places.push(i);
             edits.push(sequence.edits.clone());
@@ -449,15 +482,17 @@ fn decode_group(running: &mut [(&mut Member, Pending)], edited: bool) -> Result<
             });
         }
     }
-    if let Some(decoder) = decoder {
-        let mut edits = Edits::new(edits);
-        let logits = concatenate(&inputs, 0)
+    let mut edits = Edits::new(edits);
+    let step = pass.run(|decoder| {
+        concatenate(&inputs, 0)
             .and_then(|ids| ids.expand_dims(0))
             .and_then(|ids| {
                 decoder.forward(&ids, &mut rows, Positions::Last, &mut watch(&mut edits))
             })
-            .map_err(&fault)?;
-        drop(rows);
+    });
+    drop(rows);
+    if let Some(logits) = step {
+        let logits = logits.map_err(&fault)?;
         let ready = running
             .iter_mut()
             .enumerate()

@@ -14,6 +14,7 @@ use inference_formats::hex;
 use sha2::{Digest as _, Sha256};
 
 use super::{Clock, Read};
+use crate::adapter::NamedAdapter;
 use crate::engine::Engine;
 use crate::text::{Detokenizer, Released};
 
@@ -36,17 +37,29 @@ pub struct Request {
     clock: Clock,
     /// A hash of the request's edits of activations, if there are any.
     edits_key: Option<String>,
+    /// The adapter that the request names.
+    adapter: Option<Arc<NamedAdapter>>,
 }
 
-/// The salt of caches that were computed with these options and edits. The first letter tells the
-/// cases apart, so a client's salt cannot equal the salt of edits.
-pub fn salt(options: &PrefillOptions, edits_key: Option<&str>) -> Option<String> {
+/// The salt of caches that were computed with these options and edits, and with an adapter that the
+/// request names, by its hash. The first letter tells the cases apart, so a client's salt cannot
+/// equal the salt of edits or adapters.
+pub fn salt(
+    options: &PrefillOptions,
+    edits_key: Option<&str>,
+    adapter: Option<&str>,
+) -> Option<String> {
     let salt = options.cache_salt.as_deref();
-    match (edits_key, salt) {
+    let salt = match (edits_key, salt) {
         // The key has a fixed length, so no two pairs of key and salt have the same concatenation.
         (Some(key), Some(salt)) => Some(format!("e{key}{salt}")),
         (Some(key), None) => Some(format!("n{key}")),
         (None, salt) => salt.map(|salt| format!("s{salt}")),
+    };
+    match adapter {
+        // The hash has a fixed length, too.
+        Some(hash) => Some(format!("a{hash}{}", salt.unwrap_or_default())),
+        None => salt,
     }
 }
 
@@ -72,6 +85,8 @@ impl Request {
         options.validate()?;
         engine.check_prompt(&prompt)?;
         let edits_key = options.steering.as_ref().map(key).transpose()?;
+        let adapter = options.adapter.as_deref();
+        let adapter = adapter.map(|name| engine.named_adapter(name)).transpose()?;
         Ok(Self {
             text: engine.detokenizer(&options.stop.stop_strings),
             engine,
@@ -86,6 +101,7 @@ impl Request {
             stop: None,
             clock,
             edits_key,
+            adapter,
         })
     }
 
@@ -143,10 +159,16 @@ impl Request {
         }
     }
 
-    /// The salt of the request's caches: the salt of the options, and the edits, which change the
-    /// keys.
+    /// The salt of the request's caches: the salt of the options, and the edits and the adapter,
+    /// which change the keys.
     pub fn salt(&self) -> Option<String> {
-        salt(&self.options.prefill, self.edits_key.as_deref())
+        let adapter = self.adapter.as_ref().map(|adapter| adapter.hash());
+        salt(&self.options.prefill, self.edits_key.as_deref(), adapter)
+    }
+
+    /// The adapter that the request names.
+    pub fn adapter(&self) -> Option<&Arc<NamedAdapter>> {
+        self.adapter.as_ref()
     }
 
     /// Whether the request reuses and stores caches. It does not if its edits depend on its prompt.

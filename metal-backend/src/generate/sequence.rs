@@ -8,10 +8,12 @@ use mlx_rs_core::{Array, async_eval};
 use super::checkpoints::Recorder;
 use super::prefix_sharing::Kin;
 use super::request::Request;
+use crate::adapter::NamedAdapter;
 use crate::arch::Decoder;
 use crate::cache::prefix::Found;
 use crate::cache::{self, CacheOptions, Caches, Checkpoints, Prefixes, Row};
 use crate::error::engine;
+use crate::nn::adapter::Pass;
 use crate::nn::attention::Positions;
 use crate::sample::{Logprobs, Sampler, sample};
 use crate::steer::{Edits, RequestEdits, watch};
@@ -69,10 +71,58 @@ pub fn draw_rows(samplers: &mut [&mut Sampler], logits: &Array) -> Result<Vec<Pe
         .collect()
 }
 
+/// Which rows can share a forward pass. Rows with edits cannot use fused blocks, and unfused results
+/// differ in the last bits. Adapters also decide which layers are fused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct PassGroup {
+    is_edited: bool,
+    adapters: u64,
+}
+
+impl PassGroup {
+    /// Whether both have edits, or neither has.
+    pub fn is_like(self, other: Self) -> bool {
+        self.is_edited == other.is_edited
+    }
+}
+
+/// A forward pass of rows of one group.
+#[derive(Default)]
+pub(super) struct SharedPass {
+    network: Option<Arc<dyn Decoder>>,
+    adapters: Pass,
+}
+
+impl SharedPass {
+    /// Adds a row of this number of tokens.
+    pub fn push(&mut self, sequence: &SequenceState, tokens: i32) {
+        self.network
+            .get_or_insert_with(|| Arc::clone(&sequence.shared));
+        if let Some(adapter) = &sequence.adapter {
+            self.adapters.push(Arc::clone(adapter.deltas()), tokens);
+        }
+    }
+
+    /// Runs `forward` with the network, whose layers then see the rows' adapters. `None` without
+    /// rows.
+    pub fn run<R>(self, forward: impl FnOnce(&dyn Decoder) -> R) -> Option<R> {
+        let network = self.network?;
+        Some(match self.adapters.is_empty() {
+            true => forward(network.as_ref()),
+            false => Arc::new(self.adapters).run(|| forward(network.as_ref())),
+        })
+    }
+}
+
 /// The part of a request that its steps change.
 pub struct SequenceState {
-    /// The network. This reference keeps it alive if the model is closed during a step.
+    /// The network with the adapter that the request names. This reference keeps the network alive
+    /// if the model is closed during a step.
     pub decoder: Arc<dyn Decoder>,
+    /// The network without this adapter.
+    pub(super) shared: Arc<dyn Decoder>,
+    /// The adapter that the request names.
+    pub(super) adapter: Option<Arc<NamedAdapter>>,
     /// Keys and values of all computed tokens.
     pub caches: Caches,
     /// The request's sampler.
@@ -101,7 +151,12 @@ impl SequenceState {
     /// If the model is closed, or the sampler cannot be created.
     pub fn new(request: &mut Request, options: &CacheOptions) -> Result<Self> {
         let model = Arc::clone(request.engine());
-        let decoder = model.decoder()?;
+        let shared = model.decoder()?;
+        let adapter = request.adapter().cloned();
+        let decoder = match &adapter {
+            Some(adapter) => adapter.on(Arc::clone(&shared)),
+            None => Arc::clone(&shared),
+        };
         let sampler = model.sampler(request.options(), request.prompt())?;
         let epoch = model.prefixes().epoch();
         let edits = match &request.options().steering {
@@ -122,6 +177,8 @@ impl SequenceState {
         request.clock().cached(prefilled);
         Ok(Self {
             decoder,
+            shared,
+            adapter,
             caches,
             sampler,
             next: None,
@@ -139,18 +196,28 @@ impl SequenceState {
     /// # Errors
     /// As [`SequenceState::new`].
     pub fn continuing(request: &Request, caches: Caches, epoch: u64) -> Result<Self> {
-        if request.options().steering.is_some() {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "the kept caches were computed without edits; give the whole prompt, or leave \
-                 steering out",
-            ));
+        for (given, what, option) in [
+            (request.options().steering.is_some(), "edits", "steering"),
+            (request.adapter().is_some(), "this adapter", "adapter"),
+        ] {
+            if given {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    format!(
+                        "the kept caches were computed without {what}; give the whole prompt, or \
+                         leave {option} out"
+                    ),
+                ));
+            }
         }
         let model = request.engine();
+        let decoder = model.decoder()?;
         let cached = cache::offset(&caches).unsigned_abs() as usize;
         let caches = caches.for_sequence(cached + request.prompt().len());
         Ok(Self {
-            decoder: model.decoder()?,
+            shared: Arc::clone(&decoder),
+            decoder,
+            adapter: None,
             caches: expecting(caches, request, cached),
             sampler: model.sampler(request.options(), request.prompt())?,
             next: None,
@@ -187,6 +254,20 @@ impl SequenceState {
         self.prefilled = 0;
         self.next = None;
         self.checkpoints.clear();
+    }
+
+    /// The rows with which this row can share a pass: those with edits or those without, and with
+    /// adapters of the same group (0 without an adapter).
+    pub(super) fn group(&self) -> PassGroup {
+        PassGroup {
+            is_edited: self.edits.is_some(),
+            adapters: self.adapter.as_ref().map_or(0, |adapter| adapter.group()),
+        }
+    }
+
+    /// The order of rows within a group: rows with the same adapter are neighbors.
+    pub(super) fn order(&self) -> Option<&str> {
+        self.adapter.as_ref().map(|adapter| adapter.hash())
     }
 
     /// What the caches must have in common with those of other rows to be shared.

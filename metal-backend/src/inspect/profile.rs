@@ -136,11 +136,12 @@ pub fn profile_steps(
     interrupt: &Interrupt,
 ) -> Result<StepProfile> {
     options.validate()?;
-    if options.steering.is_some() || options.speculative.prompt_lookup > 0 {
+    let is_plain = options.steering.is_none() && options.adapter.is_none();
+    if !is_plain || options.speculative.prompt_lookup > 0 {
         return Err(Error::new(
             ErrorKind::Unsupported,
-            "steps are measured one by one, and as the model computes them: leave out steering \
-             and prompt_lookup",
+            "steps are measured one by one, and as the model computes them: leave out steering, \
+             adapter and prompt_lookup",
         ));
     }
     let steps = options.max_tokens;

@@ -4,17 +4,24 @@
 //!
 //! A layer with a name has a [`ParamSlot`]. An adapter in a slot applies to all threads, and can be
 //! exchanged or removed at any time. The values of a [`Scope`] replace a layer's own values on one
-//! thread only. So a model can train and serve requests at the same time.
+//! thread only. So a model can train and serve requests at the same time. The adapters of a
+//! [`Pass`] replace those of the slots for the rows of one forward pass.
+
+mod low_rank;
+mod pass;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, random};
+use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, random};
 use parking_lot::RwLock;
 
 use crate::exec::Weight;
+
+pub use low_rank::{LowRank, PreparedPair, ends};
+pub use pass::{Deltas, Pass};
 
 /// The kind of weight in a slot.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -50,46 +57,6 @@ pub enum Delta {
     LowRank(LowRank),
     /// A replacement of the weight, as stored in a checkpoint.
     Whole(Array),
-}
-
-/// A low-rank term, added to the matrix product of a layer: `x W^T + scale * (x A^T) B^T` (Hu et
-/// al. 2021). For experts, A and B have an additional leading axis.
-#[derive(Debug, Clone)]
-pub struct LowRank {
-    /// A, `[rank, in]`.
-    pub a: Array,
-    /// B, `[out, rank]`.
-    pub b: Array,
-    /// Magnitudes `[out]` to which the rows of the sum are scaled (DoRA, Liu et al. 2024); `None`
-    /// for LoRA.
-    pub m: Option<Array>,
-    /// Factor on the product of A and B.
-    pub scale: f32,
-    /// Dropout probability for the inputs of A during training.
-    pub dropout: f32,
-}
-
-impl LowRank {
-    /// The trainable parameters at a slot of `kind`, each with the suffix of its name. Parameters
-    /// of an embedding are transposed, as in mlx-lm, where `lora_a` has one row per token.
-    pub fn parts(&self, kind: SlotKind) -> impl Iterator<Item = (&'static str, &Array)> {
-        let (a, b) = ends(kind);
-        [
-            (a, Some(&self.a)),
-            (b, Some(&self.b)),
-            ("m", self.m.as_ref()),
-        ]
-        .into_iter()
-        .filter_map(|(end, part)| Some((end, part?)))
-    }
-}
-
-/// The name suffixes of A and B at a slot.
-pub fn ends(kind: SlotKind) -> (&'static str, &'static str) {
-    match kind {
-        SlotKind::Table => ("lora_b", "lora_a"),
-        _ => ("lora_a", "lora_b"),
-    }
 }
 
 impl ParamSlot {
@@ -170,8 +137,12 @@ impl ParamSlot {
             Delta::LowRank(low) => {
                 let mut low = low.clone();
                 let (a, b) = ends(self.kind);
-                low.a = other(a).unwrap_or(low.a);
-                low.b = other(b).unwrap_or(low.b);
+                let (new_a, new_b) = (other(a), other(b));
+                if new_a.is_some() || new_b.is_some() {
+                    low.prepared = PreparedPair::default();
+                }
+                low.a = new_a.unwrap_or(low.a);
+                low.b = new_b.unwrap_or(low.b);
                 low.m = low.m.map(|m| other("m").unwrap_or(m));
                 Delta::LowRank(low)
             }
@@ -210,21 +181,29 @@ impl ParamSlot {
         self.weight.dense(dtype)
     }
 
-    /// The current delta. Inside a scope, the scope's values replace the delta's parameters.
-    fn current(&self) -> Option<Delta> {
-        let stored = self.stored()?;
+    /// The current delta. In a [`Pass`], it is that of the pass. Inside a scope, the scope's values
+    /// replace the delta's parameters.
+    ///
+    /// # Errors
+    /// If the rows of the pass have different deltas.
+    fn current(&self) -> Result<Option<Delta>> {
+        if let Some(pass) = pass::current() {
+            let delta = pass.change(self)?;
+            return Ok(delta.map(|delta| without_dropout(Delta::clone(&delta))));
+        }
+        let Some(stored) = self.stored() else {
+            return Ok(None);
+        };
         let scope = scope();
         if scope.as_ref().is_some_and(|s| s.without_adapters) {
-            return None;
+            return Ok(None);
         }
         let param = |end: &str| scope.as_ref()?.param(&self.name, end).cloned();
-        let mut delta = self.with_parts(&stored, param);
-        if let Delta::LowRank(low) = &mut delta
-            && scope.as_ref().is_none_or(|s| s.dropout.is_none())
-        {
-            low.dropout = 0.0;
-        }
-        Some(delta)
+        let delta = self.with_parts(&stored, param);
+        Ok(Some(match scope.and_then(|s| s.dropout.clone()) {
+            Some(_) => delta,
+            None => without_dropout(delta),
+        }))
     }
 
     /// The vector that replaces the layer's own vector, cast to `dtype`; `None` without a delta.
@@ -232,7 +211,7 @@ impl ParamSlot {
         if !self.is_adapted() {
             return Ok(None);
         }
-        match (self.current(), self.kind) {
+        match (self.current()?, self.kind) {
             (Some(Delta::Whole(w)), SlotKind::Norm { plus }) if plus != 0.0 => {
                 w.add(&like(&w, plus)?)?.astype(dtype).map(Some)
             }
@@ -241,9 +220,12 @@ impl ParamSlot {
         }
     }
 
-    /// Whether the slot has an adapter.
+    /// Whether the slot has an adapter in this thread's pass.
     pub fn is_adapted(&self) -> bool {
-        self.active.load(Ordering::Acquire)
+        match pass::current() {
+            Some(pass) => pass.changes(self),
+            None => self.active.load(Ordering::Acquire),
+        }
     }
 
     /// Applies dropout to `x`: sets some elements to zero and scales the rest, which keeps the
@@ -268,6 +250,14 @@ impl ParamSlot {
         x.multiply(&mask)?
             .multiply(&like(x, 1.0 / (1.0 - fraction))?)
     }
+}
+
+/// The delta outside training.
+fn without_dropout(mut delta: Delta) -> Delta {
+    if let Delta::LowRank(low) = &mut delta {
+        low.dropout = 0.0;
+    }
+    delta
 }
 
 /// The random key for a slot's dropout in one batch. The key depends on name and seed, not on the
@@ -347,38 +337,89 @@ impl SlotView {
     }
 
     /// The layer's output for `x` `[.., in]` with the adapter; `None` without an adapter. `plain`
-    /// computes `x W^T` without bias.
+    /// computes `x W^T` without bias. `kernels`: the CPU's kernels multiply by the layer's weight,
+    /// so that they also multiply by the adapter's. If rows have different adapters, `x` is
+    /// `[1, T, in]`.
     pub fn forward(
         &self,
         x: &Array,
+        kernels: bool,
         plain: impl FnOnce() -> Result<Array>,
     ) -> Result<Option<Array>> {
-        let low = match self.slot.current() {
-            None => return Ok(None),
-            Some(Delta::Whole(w)) => {
-                let w = self.cut(&w)?.astype(x.dtype())?;
-                return x.matmul(&w.swap_axes(0, 1)?).map(Some);
+        if let Some(pass) = pass::current().filter(|pass| pass.is_divided()) {
+            return self.by_parts(&pass, x, plain, |delta, x, y| {
+                self.changed(delta, x, kernels, || Ok(y))
+            });
+        }
+        match self.slot.current()? {
+            Some(delta) => self.changed(&delta, x, kernels, plain).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The outputs `[1, n, ..]` for inputs `x` `[1, n, ..]` of rows with different adapters. `plain`
+    /// computes all outputs without adapters. `changed` computes the outputs of the rows of one
+    /// adapter from the inputs and from the outputs without it.
+    fn by_parts(
+        &self,
+        pass: &Pass,
+        x: &Array,
+        plain: impl FnOnce() -> Result<Array>,
+        changed: impl Fn(&Delta, &Array, Array) -> Result<Array>,
+    ) -> Result<Option<Array>> {
+        if !pass.changes(&self.slot) {
+            return Ok(None);
+        }
+        let y = plain()?;
+        let mut parts = Vec::new();
+        for (deltas, range) in pass.portions(x.dim(1)?)? {
+            let cut = |all: &Array| all.slice_axis(1, range.start, range.end);
+            let y = cut(&y)?;
+            parts.push(match deltas.at(&self.slot) {
+                Some(delta) => changed(delta, &cut(x)?, y)?,
+                None => y,
+            });
+        }
+        concatenate(&parts.iter().collect::<Vec<_>>(), 1).map(Some)
+    }
+
+    /// As [`Self::forward`], with this delta.
+    fn changed(
+        &self,
+        delta: &Delta,
+        x: &Array,
+        kernels: bool,
+        plain: impl FnOnce() -> Result<Array>,
+    ) -> Result<Array> {
+        let low = match delta {
+            Delta::Whole(w) => {
+                let w = self.cut(w)?.astype(x.dtype())?;
+                return x.matmul(&w.swap_axes(0, 1)?);
             }
-            Some(Delta::LowRank(low)) => low,
+            Delta::LowRank(low) => low,
         };
         let b = self.cut(&low.b)?;
-        let dropped = self.slot.dropped(x, low.dropout)?;
-        let z = dropped
-            .matmul(&low.a.swap_axes(-1, -2)?)?
-            .matmul(&b.swap_axes(-1, -2)?)?;
+        let z = if kernels && !differentiated() {
+            low.prepared.product(x, &low.a, &b, self.rows)?
+        } else {
+            self.slot
+                .dropped(x, low.dropout)?
+                .matmul(&low.a.swap_axes(-1, -2)?)?
+                .matmul(&b.swap_axes(-1, -2)?)?
+        };
         let z = z.multiply(&like(&z, low.scale)?)?.astype(x.dtype())?;
         let sum = plain()?.add(&z)?;
         let Some(m) = &low.m else {
-            return Ok(Some(sum));
+            return Ok(sum);
         };
         let weight = self.cut(&self.slot.dense(Dtype::Float32)?)?;
         let lengths = adapted(&weight, &low.a, &b, low.scale).and_then(|w| lengths(&w))?;
         // No gradient flows through the row lengths, as in the paper (section 4.3).
         let factor = self.cut(m)?.divide(&lengths.stop_gradient()?)?;
-        sum.multiply(&factor.astype(x.dtype())?).map(Some)
+        sum.multiply(&factor.astype(x.dtype())?)
     }
 
-    /// The adapted embedding rows of `ids` `[..]`: `[.., hidden]`. `plain` has the table's own
+    /// The adapted embedding rows of `ids` `[1, T]`: `[1, T, hidden]`. `plain` has the table's own
     /// rows.
     pub fn rows(
         &self,
@@ -386,22 +427,39 @@ impl SlotView {
         plain: impl FnOnce() -> Result<Array>,
         dtype: Dtype,
     ) -> Result<Option<Array>> {
-        let low = match self.slot.current() {
-            None => return Ok(None),
-            Some(Delta::Whole(w)) => return w.take_clamped(ids, 0)?.astype(dtype).map(Some),
-            Some(Delta::LowRank(low)) => low,
+        if let Some(pass) = pass::current().filter(|pass| pass.is_divided()) {
+            return self.by_parts(&pass, ids, plain, |delta, ids, rows| {
+                self.changed_rows(delta, ids, || Ok(rows), dtype)
+            });
+        }
+        match self.slot.current()? {
+            Some(delta) => self.changed_rows(&delta, ids, plain, dtype).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// As [`Self::rows`], with this delta.
+    fn changed_rows(
+        &self,
+        delta: &Delta,
+        ids: &Array,
+        plain: impl FnOnce() -> Result<Array>,
+        dtype: Dtype,
+    ) -> Result<Array> {
+        let low = match delta {
+            Delta::Whole(w) => return w.take_clamped(ids, 0)?.astype(dtype),
+            Delta::LowRank(low) => low,
         };
         let plain = plain()?;
         let z = low.b.take_clamped(ids, 0)?.matmul(&low.a)?;
         let z = z.multiply(&like(&z, low.scale)?)?.astype(dtype)?;
         let sum = plain.add(&self.slot.dropped(&z, low.dropout)?)?;
         let Some(m) = &low.m else {
-            return Ok(Some(sum));
+            return Ok(sum);
         };
         let long = lengths(&plain.add(&z)?.astype(Dtype::Float32)?)?.stop_gradient()?;
         let factor = m.take_clamped(ids, 0)?.divide(&long)?;
         sum.multiply(&factor.expand_dims(-1)?.astype(dtype)?)
-            .map(Some)
     }
 
     /// The adapted matrix product of experts: `x` `[.., 1, in]` with the matrices of the experts
@@ -413,7 +471,7 @@ impl SlotView {
         sorted: bool,
         plain: impl FnOnce() -> Result<Array>,
     ) -> Result<Option<Array>> {
-        let low = match self.slot.current() {
+        let low = match self.slot.current()? {
             None => return Ok(None),
             Some(Delta::Whole(w)) => {
                 let w = w.astype(x.dtype())?.swap_axes(-1, -2)?;

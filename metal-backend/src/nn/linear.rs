@@ -108,7 +108,7 @@ impl Linear {
     pub fn forward(&self, x: &Array) -> Result<Array> {
         if self.is_adapted() {
             let adapted = match &self.slot {
-                Some(slot) => slot.forward(x, || self.product(x))?,
+                Some(slot) => slot.forward(x, self.matrix.is_kernel(), || self.product(x))?,
                 None => None,
             };
             let y = match adapted {

@@ -67,7 +67,7 @@ impl HeadwiseLinear {
         if let Some(trained) = self.slot.vector(x.dtype())? {
             return by(&trained);
         }
-        match self.slot.forward(x, || by(&self.weight))? {
+        match self.slot.forward(x, false, || by(&self.weight))? {
             Some(y) => Ok(y),
             None => by(&self.weight),
         }

@@ -72,6 +72,8 @@ struct Candidate {
     entry: ModelEntry,
     path: PathBuf,
     adapter: Option<PathBuf>,
+    /// The name of the model without the adapter.
+    base: Option<String>,
 }
 
 impl Source {
@@ -119,6 +121,7 @@ impl Source {
                 entry: entry(name, path, discovered).with_same_as(same),
                 path: path.to_owned(),
                 adapter: None,
+                base: None,
             });
         };
         for (name, path) in &self.named {
@@ -139,6 +142,12 @@ impl Source {
         bases
     }
 
+    /// The model of this name, if it is a model with an adapter.
+    fn with_adapter(&self, name: &str) -> Option<Candidate> {
+        let mut all = self.candidates().into_iter();
+        all.find(|c| c.adapter.is_some() && c.entry.name == name)
+    }
+
     /// All models that may be loaded.
     fn candidates(&self) -> Vec<Candidate> {
         let mut bases = self.bases();
@@ -154,6 +163,7 @@ impl Source {
                         entry,
                         path: base.path.clone(),
                         adapter: Some(adapter.path.clone()),
+                        base: Some(base.entry.name.clone()),
                     }
                 })
             })
@@ -271,6 +281,21 @@ impl ModelSource for Source {
         check_lookup(model.as_ref(), self.prompt_lookup)?;
         let served = ServedModel::new(name, model, backend.capabilities())?;
         Ok(served.with_context(self.context))
+    }
+
+    fn base_of(&self, name: &str) -> Option<String> {
+        let candidate = self.with_adapter(name)?;
+        candidate.base
+    }
+
+    fn add_adapter(&self, name: &str, model: &dyn TextModel) -> Result<()> {
+        match self.with_adapter(name).and_then(|c| c.adapter) {
+            Some(path) => model.add_adapter(name, &path),
+            None => Err(Error::new(
+                ErrorKind::ModelNotFound,
+                format!("{name} no longer exists"),
+            )),
+        }
     }
 
     fn describe(&self, name: &str) -> Option<ModelDescription> {

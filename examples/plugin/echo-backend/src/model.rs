@@ -37,6 +37,10 @@ fn check(options: &GenerateOptions) -> Result<()> {
         let message = "backend `echo` has no layers to edit; leave steering out";
         return Err(Error::new(ErrorKind::Unsupported, message));
     }
+    if options.adapter.is_some() {
+        let message = "backend `echo` has no adapters; leave adapter out";
+        return Err(Error::new(ErrorKind::Unsupported, message));
+    }
     let ids = options.constraints.logit_bias.keys();
     let mut ids = ids
         .chain(&options.constraints.banned_tokens)

@@ -101,6 +101,7 @@ pub(crate) async fn rerank(
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let model = app.models.get(request.model.as_deref(), None).await?;
+    prepare::without_adapter(&model, "reranking")?;
     if model.model().as_rerank_model().is_none() {
         return Err(ApiError::unsupported(
             "model",

@@ -2,7 +2,7 @@
 //! numbers may differ. Each row keeps the tokens up to its first wrong one, so its reply equals that
 //! of plain decoding.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::eval;
@@ -13,7 +13,7 @@ use crate::engine::forward::ids;
 use crate::error::engine as engine_error;
 use crate::generate::draft::guess;
 use crate::generate::read;
-use crate::generate::sequence::{Pending, SequenceState, draw_rows};
+use crate::generate::sequence::{PassGroup, Pending, SequenceState, SharedPass, draw_rows};
 use crate::nn::attention::Positions;
 use crate::sample::Memory;
 use crate::steer::{Edits, watch};
@@ -37,14 +37,22 @@ pub(super) fn decode(rows: Vec<(&mut Member, Pending)>) -> Result<()> {
             false => live.push(member),
         }
     }
-    let is_edited = |member: &Member| {
-        let sequence = member.sequence.as_ref();
-        sequence.is_some_and(|sequence| sequence.edits.is_some())
-    };
-    // As in the decoding of plain rows, rows with edits run in a separate pass.
-    let (edited, plain): (Vec<_>, Vec<_>) = live.into_iter().partition(|m| is_edited(m));
-    check(plain)?;
-    check(edited)
+    let mut groups: BTreeMap<PassGroup, Vec<&mut Member>> = BTreeMap::new();
+    for member in live {
+        if let Some(sequence) = &member.sequence {
+            groups.entry(sequence.group()).or_default().push(member);
+        }
+    }
+    for (_, mut members) in groups {
+        let order = |m: &Member| {
+            m.sequence
+                .as_ref()
+                .and_then(|s| s.order().map(str::to_owned))
+        };
+        members.sort_by_cached_key(|m| order(m));
+        check(members)?;
+    }
+    Ok(())
 }
 
 /// Adds a token to a row's reply. Returns whether the row goes on.
@@ -105,7 +113,7 @@ fn check(mut members: Vec<&mut Member>) -> Result<()> {
     let fault = engine_error("decode");
     let proposals = proposals(&mut members)?;
     let (mut inputs, mut rows, mut edits) = (Vec::new(), Vec::new(), Vec::new());
-    let mut decoder = None;
+    let mut pass = SharedPass::default();
     for (member, proposed) in members.iter_mut().zip(&proposals) {
         let last = member.request.so_far().last().copied();
         let (Some(last), Some(sequence)) = (last, member.sequence.as_mut()) else {
@@ -114,24 +122,29 @@ fn check(mut members: Vec<&mut Member>) -> Result<()> {
                 "a row has no token to go on from",
             ));
         };
-        decoder.get_or_insert_with(|| Arc::clone(&sequence.decoder));
+        let length = i32::try_from(1 + proposed.len()).unwrap_or(i32::MAX);
+        pass.push(sequence, length);
         inputs.push(last);
         inputs.extend(proposed);
         edits.push(sequence.edits.clone());
         rows.push(Row {
-            length: i32::try_from(1 + proposed.len()).unwrap_or(i32::MAX),
+            length,
             caches: &mut sequence.caches,
         });
     }
-    let Some(decoder) = decoder else {
+    let mut edits = Edits::new(edits);
+    let step = pass.run(|decoder| {
+        ids(&inputs)
+            .and_then(|ids| {
+                decoder.forward(&ids, &mut rows, Positions::All, &mut watch(&mut edits))
+            })
+            .and_then(|logits| logits.squeeze_axis(0)) // [1, T, V] -> [T, V]
+    });
+    drop(rows);
+    let Some(logits) = step else {
         return Ok(());
     };
-    let mut edits = Edits::new(edits);
-    let logits = ids(&inputs)
-        .and_then(|ids| decoder.forward(&ids, &mut rows, Positions::All, &mut watch(&mut edits)))
-        .and_then(|logits| logits.squeeze_axis(0)) // [1, T, V] -> [T, V]
-        .map_err(&fault)?;
-    drop(rows);
+    let logits = logits.map_err(&fault)?;
     // Samples at every position, on the assumption that all earlier drafts are right.
     let mut drawn: Vec<Vec<(Pending, Memory)>> = Vec::with_capacity(members.len());
     let mut at = 0;
