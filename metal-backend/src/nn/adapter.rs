@@ -338,6 +338,17 @@ impl SlotView {
         weight.map(|w| self.cut(&w)).transpose()
     }
 
+    /// Passes the layer's input to the scope's observer, if there is one.
+    pub fn observe(&self, x: &Array) -> Result<()> {
+        let observer = SCOPE.with_borrow(|scope| scope.as_ref()?.observer.clone());
+        match observer {
+            Some(Observer(f)) if self.rows.is_none_or(|(from, _)| from == 0) => {
+                f(&self.slot.name, x)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the layer's rows of `a`.
     fn cut(&self, a: &Array) -> Result<Array> {
         match self.rows {
@@ -457,6 +468,30 @@ pub struct Scope {
     pub checkpoint: bool,
     /// Compute only the base model, as a reference.
     pub without_adapters: bool,
+    /// Receives the inputs of linear layers.
+    pub observer: Option<Observer>,
+}
+
+/// A callback with a slot's name and the input `[.., in]` of its layer.
+type OnInput = dyn Fn(&str, &Array) -> Result<()> + Send + Sync;
+
+/// Receives the inputs of linear layers during a pass.
+#[derive(Clone)]
+pub struct Observer(Arc<OnInput>);
+
+impl Observer {
+    /// `f` receives the name of each linear layer's slot and the layer's input `[.., in]`. If
+    /// several layers share one matrix and one input, `f` receives the input once.
+    #[must_use]
+    pub fn new(f: impl Fn(&str, &Array) -> Result<()> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(f))
+    }
+}
+
+impl std::fmt::Debug for Observer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Observer")
+    }
 }
 
 /// The source of dropout keys.
