@@ -306,7 +306,7 @@ fn loss(errors: &Array, products: &Array) -> mlx_rs_core::Result<Array> {
 
 /// The factors on input channels with the least error, float32 `[in]`: the mean magnitudes of the
 /// inputs to the best of `n_grid` exponents from 0 to 1.
-fn search(
+pub(super) fn search(
     matrices: &[(Array, Affine)],
     moments: &Moments,
     n_grid: usize,
@@ -343,7 +343,7 @@ fn search(
 
 /// Rounds `weight` `[out, in]` with the range of each group narrowed to the best of `n_grid`
 /// fractions. The error of a group is measured with the moments of the group's own inputs.
-fn clipped(
+pub(super) fn clipped(
     weight: &Array,
     products: &Array,
     affine: Affine,

@@ -24,7 +24,7 @@ pub(super) struct Moments {
 
 impl Moments {
     /// The sums for the inputs `x` `[.., in]`, not evaluated.
-    fn of(x: &Array) -> mlx_rs_core::Result<Self> {
+    pub fn of(x: &Array) -> mlx_rs_core::Result<Self> {
         let width = x.dim(-1)?;
         let x = x.astype(Dtype::Float32)?.reshape(&[-1, width])?;
         Ok(Self {

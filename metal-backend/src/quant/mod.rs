@@ -189,3 +189,6 @@ fn fall_back(
     }
     Ok(formats)
 }
+
+#[cfg(test)]
+mod golden_tests;
