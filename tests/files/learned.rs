@@ -53,13 +53,13 @@ fn learn(model: &Path, output: &Path, data: &Path, arguments: &[&str]) -> Value 
     serde_json::from_slice(&run.stdout).unwrap()
 }
 
-/// The mean difference of log-probabilities of a text between two models.
+/// The mean difference of log-probabilities between two models, for a text like the calibration.
 fn distance(a: &Path, b: &Path) -> f64 {
-    let ids: Vec<u32> = (0..24).map(|i: u32| (i * 37 + 11) % 100).collect();
+    let text = "two dogs sat and saw the cat on a mat and the dogs saw a cat on the mat";
     let scores = |path: &Path| -> Vec<f32> {
         let model = load(path);
         let model = model.as_token_model().unwrap();
-        let prompt = Prompt::Tokens(ids.clone());
+        let prompt = Prompt::Text(text.to_owned());
         model.token_logprobs(&prompt, &Interrupt::new()).unwrap()
     };
     let (a, b) = (scores(a), scores(b));

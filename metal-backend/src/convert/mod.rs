@@ -230,8 +230,8 @@ pub fn convert(
     convert_given(model, output, options, &Given::default(), progress)
 }
 
-/// The matrices that a conversion with these options quantizes in the affine mode, and whether the
-/// output is free. Nothing is written.
+/// The matrices that a conversion with these options quantizes in the affine mode, and the names of
+/// all tensors that it writes. Also checks that the output is free. Nothing is written.
 ///
 /// # Errors
 /// As [`convert`]; also if a matrix of the model is quantized already.
@@ -239,12 +239,14 @@ pub(crate) fn planned_matrices(
     model: &Path,
     output: &Path,
     options: &ConvertOptions,
-) -> Result<Vec<Planned>> {
+) -> Result<(Vec<Planned>, Vec<String>)> {
     options.validate()?;
     check_output(model, output, options.force)?;
     let source = Source::open(model)?;
     let plan = Plan::new(&source, options, &Given::default()).map_err(|e| e.or_path(model))?;
-    planned::planned(&plan, &source).map_err(|e| e.or_path(model))
+    let matrices = planned::planned(&plan, &source).map_err(|e| e.or_path(model))?;
+    let outs = plan.items.iter().flat_map(|item| &item.outs);
+    Ok((matrices, outs.map(|out| out.name.clone()).collect()))
 }
 
 /// As [`convert`], with values in `given` instead of those of the source.

@@ -266,10 +266,13 @@ impl Folding {
         ))
     }
 
-    /// The vectors that change.
+    /// The vectors and matrices that change and stay dense.
     fn dense(&self) -> Vec<(Arc<ParamSlot>, Array)> {
-        let vectors = (self.layers.values()).filter(|l| l.changed && l.weight.ndim() == 1);
-        vectors
+        let is_dense = |layer: &&Layer| {
+            let is_quantized = self.linear.contains_key(key(layer.slot.name()));
+            layer.changed && (layer.weight.ndim() == 1 || !is_quantized)
+        };
+        (self.layers.values().filter(is_dense))
             .map(|layer| (Arc::clone(&layer.slot), layer.weight.clone()))
             .collect()
     }

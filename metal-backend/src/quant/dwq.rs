@@ -119,7 +119,7 @@ impl Dwq {
             loaded.scope(|| job.targets.iter().cloned().map(Student::new).collect());
         let students = students.map_err(engine("dwq"))?;
         let weights = |params: &Params| -> mlx_rs_core::Result<Params> {
-            let of = |student: &Student| {
+            let of = |student: &Student| -> mlx_rs_core::Result<(String, Array)> {
                 Ok((parameter(&student.target), student.with(params)?.dense()?))
             };
             students.iter().map(of).collect()

@@ -74,6 +74,8 @@ pub(super) struct Job<'a> {
     pub targets: Vec<Target>,
     /// The paths of matrices without a slot of the same shape in the loaded model.
     pub unknown: Vec<String>,
+    /// The names of all tensors of the output.
+    pub names: Vec<String>,
     pub sequences: Vec<Vec<u32>>,
     pub batch_size: usize,
     pub given: Given,
@@ -127,6 +129,7 @@ impl<'a> Job<'a> {
             engine,
             targets,
             unknown,
+            names: Vec::new(),
             sequences,
             batch_size,
             given: Given::default(),
@@ -211,12 +214,28 @@ impl<'a> Job<'a> {
             changed.push((target.slot, Some(Delta::Whole(dense))));
         }
         for (slot, values) in changes.dense {
-            let name = format!("{}.{}", slot.name(), slot.end());
+            let name = self.name_of(&format!("{}.{}", slot.name(), slot.end()))?;
             let stored = values.to_vec::<f32>().map_err(&fault)?;
             self.given.dense.insert(name, stored);
             changed.push((slot, Some(Delta::Whole(values))));
         }
         Ok(changed)
+    }
+
+    /// The name in the output of a tensor of the loaded model.
+    fn name_of(&self, loaded: &str) -> Result<String> {
+        let exact = self.names.iter().find(|name| *name == loaded);
+        let found = exact.or_else(|| self.names.iter().find(|name| same_layer(name, loaded)));
+        found.cloned().ok_or_else(|| {
+            Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "the checkpoint of {} stores `{loaded}` in another form, so that it cannot be changed; \
+                     use gptq",
+                    self.engine.info().architecture
+                ),
+            )
+        })
     }
 
     /// Notes which matrices are rounded plainly.

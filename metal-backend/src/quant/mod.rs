@@ -137,7 +137,7 @@ pub fn quantize(
             "the method needs calibration data",
         ));
     }
-    let mut planned = planned_matrices(model, output, convert)?;
+    let (mut planned, names) = planned_matrices(model, output, convert)?;
     let formats = fall_back(&mut planned, options.fallback)?;
     let (engine, _model) = crate::backend::open(model, load)?;
     let sequences = match &options.calibration {
@@ -154,6 +154,7 @@ pub fn quantize(
             progress,
         )?;
         job.given.formats = formats;
+        job.names = names;
         options.method.run(&mut job)?;
         (job.given, job.notes)
     };

@@ -147,9 +147,8 @@ fn learn(
     let _guard = console
         .catches_interrupts
         .then(|| cancel_on_signals(&cancel));
-    let mut load = LoadOptions::default();
     let backend = choose_backend(args.learned.backend.as_deref())?;
-    load.backend = Some(backend.name().to_owned());
+    let load = LoadOptions::new().with_backend(backend.name());
     let mut progress = StepProgress::new(console);
     let mut show = |stage, done, total| progress.at(stage, done, total);
     let made = quantize(

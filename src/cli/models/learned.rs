@@ -148,25 +148,26 @@ impl LearnedArgs {
         };
         let method = match method {
             MethodName::Gptq => Method::Gptq(Gptq::default()),
-            MethodName::Awq => {
-                let mut awq = Awq::default();
-                awq.n_grid = self.n_grid.unwrap_or(awq.n_grid);
-                Method::Awq(awq)
-            }
+            MethodName::Awq => Method::Awq(Awq {
+                n_grid: self.n_grid.unwrap_or(Awq::default().n_grid),
+            }),
             MethodName::Dynamic => {
-                let mut dynamic = Dynamic::default();
-                dynamic.high_bits = self.high_bits.unwrap_or(dynamic.high_bits);
-                dynamic.high_group_size = self.high_group_size.unwrap_or(dynamic.high_group_size);
-                dynamic.target_bpw = self.target_bpw;
-                dynamic.sensitivities.clone_from(&self.sensitivities);
-                dynamic.grad_checkpoint = self.grad_checkpoint;
-                Method::Dynamic(dynamic)
+                let own = Dynamic::default();
+                Method::Dynamic(Dynamic {
+                    high_bits: self.high_bits.unwrap_or(own.high_bits),
+                    high_group_size: self.high_group_size.unwrap_or(own.high_group_size),
+                    target_bpw: self.target_bpw,
+                    sensitivities: self.sensitivities.clone(),
+                    grad_checkpoint: self.grad_checkpoint,
+                })
             }
             MethodName::Dwq => {
-                let mut dwq = Dwq::default();
-                dwq.learning_rate = self.learning_rate.unwrap_or(dwq.learning_rate);
-                dwq.grad_checkpoint = self.grad_checkpoint;
-                Method::Dwq(dwq)
+                let own = Dwq::default();
+                Method::Dwq(Dwq {
+                    learning_rate: self.learning_rate.unwrap_or(own.learning_rate),
+                    grad_checkpoint: self.grad_checkpoint,
+                    ..own
+                })
             }
         };
         let mut options = QuantizeOptions::new(method, calibration);
