@@ -29,7 +29,7 @@ use inference::{CancelToken, Error, ErrorKind, LoadOptions, Result};
 
 use crate::adapter::key;
 use crate::convert::{
-    ConvertOptions, ConvertReport, check_affine, convert_given, planned_matrices,
+    ConvertOptions, ConvertReport, Planned, check_affine, convert_given, planned_matrices,
 };
 pub use awq::Awq;
 pub use calibration::Calibration;
