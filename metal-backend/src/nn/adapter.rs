@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, random};
 use parking_lot::RwLock;
 
-use crate::exec::Weight;
+use crate::exec::{self, Weight};
 
 /// The kind of weight in a slot.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -367,7 +367,11 @@ impl SlotView {
         let low = match self.slot.current() {
             None => return Ok(None),
             Some(Delta::Whole(w)) => {
-                let w = self.cut(&w)?.astype(x.dtype())?;
+                let w = self.cut(&w)?;
+                if scope().is_some_and(|scope| scope.constant) {
+                    return exec::product_of(x, &w).map(Some);
+                }
+                let w = w.astype(x.dtype())?;
                 return x.matmul(&w.swap_axes(0, 1)?).map(Some);
             }
             Some(Delta::LowRank(low)) => low,
@@ -470,6 +474,8 @@ pub struct Scope {
     pub without_adapters: bool,
     /// Receives the inputs of linear layers.
     pub observer: Option<Observer>,
+    /// No gradients are computed, so that kernels may multiply by replaced weights.
+    pub constant: bool,
 }
 
 /// A callback with a slot's name and the input `[.., in]` of its layer.

@@ -13,6 +13,7 @@ use super::inputs::Moments;
 use super::job::{Block, Changes, Job, Target};
 use crate::adapter::key;
 use crate::error::engine;
+use crate::exec::product_of;
 use crate::nn::adapter::{Delta, ParamSlot, SlotKind};
 
 /// Options of the method.
@@ -304,7 +305,10 @@ impl Folding {
 
 /// The error of the outputs, `trace(E H E^T)` for the weights' errors `E`, summed over matrices.
 fn loss(errors: &Array, products: &Array) -> mlx_rs_core::Result<Array> {
-    errors.matmul(products)?.multiply(errors)?.sum(All, false)
+    // The moments are symmetric.
+    product_of(errors, products)?
+        .multiply(errors)?
+        .sum(All, false)
 }
 
 /// The factors on input channels with the least error, float32 `[in]`: the mean magnitudes of the

@@ -78,6 +78,7 @@ impl<'a> Pair<'a> {
     fn teacher(&self, batch: &Batch) -> mlx_rs_core::Result<Array> {
         let scope = Scope {
             without_adapters: true,
+            constant: true,
             ..Scope::default()
         };
         let logits = within(Arc::new(scope), || {
@@ -90,12 +91,13 @@ impl<'a> Pair<'a> {
     fn distance(
         &self,
         batch: &Batch,
-        weights: Params,
+        (weights, constant): (Params, bool),
         teacher: &Array,
     ) -> mlx_rs_core::Result<Array> {
         let scope = Scope {
             params: weights,
-            checkpoint: self.checkpoint,
+            checkpoint: self.checkpoint && !constant,
+            constant,
             ..Scope::default()
         };
         let student = within(Arc::new(scope), || {
@@ -108,7 +110,7 @@ impl<'a> Pair<'a> {
     pub fn measure(&self, batch: &Batch, params: &Params, weights: &Weights<'_>) -> Result<f32> {
         let run = || -> mlx_rs_core::Result<f32> {
             let teacher = self.teacher(batch)?;
-            self.distance(batch, weights(params)?, &teacher)?
+            self.distance(batch, (weights(params)?, true), &teacher)?
                 .item::<f32>()
         };
         self.engine.scope(run).map_err(engine("distance"))
@@ -128,7 +130,7 @@ impl<'a> Pair<'a> {
         let run = || -> mlx_rs_core::Result<_> {
             let teacher = self.teacher(batch)?;
             let (loss, (), grads) = value_and_grad_tree(params, |params: &Params| {
-                let loss = self.distance(batch, weights(params)?, &teacher)?;
+                let loss = self.distance(batch, (weights(params)?, false), &teacher)?;
                 Ok::<_, mlx_rs_core::Error>((loss, ()))
             })?;
             eval(grads.values().chain([&loss]))?;

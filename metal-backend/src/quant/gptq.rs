@@ -1,12 +1,16 @@
 //! GPTQ (Frantar et al. 2022, arXiv:2210.17323): quantizes a matrix column by column, and adds the
 //! error of each column to the later columns, so that the layer's outputs change least.
 
+use std::sync::Arc;
+
 use inference::{Error, ErrorKind, Interrupt, Result};
 use mlx_rs_core::{All, Array, concatenate, eval, eye, linalg};
 
 use super::affine::{Affine, Rounded};
+use super::inputs::Moments;
 use super::job::{Changes, Job};
 use crate::error::engine;
+use crate::exec::product_of;
 
 /// Options of the method.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,13 +42,24 @@ impl Gptq {
         let cancel = job.cancel;
         job.block_by_block(|block| {
             let mut changes = Changes::default();
+            // Layers with the same input share a factor.
+            let mut factors: Vec<(&Arc<Moments>, Array)> = Vec::new();
             for target in &block.targets {
                 Interrupt::new().with_cancel(cancel.clone()).check()?;
                 let Some(moments) = block.inputs.get(target.slot.name()) else {
                     continue;
                 };
-                let weight = target.weight()?;
-                let rounded = quantize(&weight, &moments.products, target.affine(), self.damping)?;
+                let known = factors.iter().find(|(of, _)| Arc::ptr_eq(of, moments));
+                let factor = match known {
+                    Some((_, factor)) => factor.clone(),
+                    None => {
+                        let factor = inverse_factor(&moments.products, self.damping)?;
+                        factors.push((moments, factor.clone()));
+                        factor
+                    }
+                };
+                let rounded = by_columns(&target.weight()?, &factor, target.affine())
+                    .map_err(engine("gptq"))?;
                 changes.rounded.push((target.clone(), rounded));
             }
             Ok(changes)
@@ -53,10 +68,7 @@ impl Gptq {
 }
 
 /// Quantizes `weight` float32 `[out, in]` for inputs with the second moments `products` `[in, in]`.
-/// Each group gets the scale and bias that MLX computes for the group's weights at that time.
-///
-/// # Errors
-/// If the moments are not finite, or memory runs out.
+#[cfg(test)]
 pub(super) fn quantize(
     weight: &Array,
     products: &Array,
@@ -99,6 +111,8 @@ fn inverse_factor(products: &Array, damping: f32) -> Result<Array> {
     ))
 }
 
+/// Quantizes `weight` float32 `[out, in]`, with the factor of the inverse Hessian `[in, in]`. Each
+/// group gets the scale and bias that MLX computes for the group's weights at that time.
 fn by_columns(weight: &Array, factor: &Array, affine: Affine) -> mlx_rs_core::Result<Rounded> {
     let (columns, size) = (weight.dim(1)?, affine.group_size);
     let (mut codes, mut scales, mut biases) = (Vec::new(), Vec::new(), Vec::new());
@@ -125,9 +139,9 @@ fn by_columns(weight: &Array, factor: &Array, affine: Affine) -> mlx_rs_core::Re
         }
         let errors = concatenate(&errors.iter().collect::<Vec<_>>(), 1)?;
         if to < columns {
-            let below = factor.slice(&[from, to], &[to, columns], &[1, 1])?;
+            let right = factor.slice(&[from, to], &[to, columns], &[1, 1])?;
             let later = rest.slice_axis(1, size, columns - from)?;
-            rest = later.subtract(&errors.matmul(&below)?)?;
+            rest = later.subtract(&product_of(&errors, &right.swap_axes(0, 1)?)?)?;
         }
         // Without an evaluation the graph would grow with every column.
         eval([&rest, &scale, &bias].into_iter().chain(&codes))?;

@@ -9,6 +9,7 @@ use mlx_rs_core::{Array, Dtype, eval};
 use parking_lot::Mutex;
 
 use super::walk::Walk;
+use crate::exec::product_of;
 use crate::nn::adapter::Observer;
 
 /// The sums over all calibration positions for the input of one layer or of several layers.
@@ -27,8 +28,9 @@ impl Moments {
     pub fn of(x: &Array) -> mlx_rs_core::Result<Self> {
         let width = x.dim(-1)?;
         let x = x.astype(Dtype::Float32)?.reshape(&[-1, width])?;
+        let turned = x.swap_axes(0, 1)?.contiguous()?;
         Ok(Self {
-            products: x.swap_axes(0, 1)?.matmul(&x)?,
+            products: product_of(&turned, &turned)?,
             magnitudes: x.abs()?.sum(0, false)?,
             count: usize::try_from(x.dim(0)?).unwrap_or(0),
         })

@@ -150,6 +150,7 @@ impl<'a> Walk<'a> {
         };
         let scope = Scope {
             observer,
+            constant: true,
             ..Scope::default()
         };
         let done = within(Arc::new(scope), || {
