@@ -50,6 +50,7 @@ mod loader;
 mod model;
 pub mod model_report;
 mod nn;
+pub mod quant;
 #[doc(hidden)] // For the integration tests and the benchmark of samplers.
 pub mod sample;
 mod sentence;

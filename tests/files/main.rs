@@ -7,6 +7,7 @@ mod export_gguf;
 mod hostile;
 mod hostile_matrix;
 mod layouts;
+mod learned;
 mod packed;
 #[path = "../common/program.rs"]
 mod program;

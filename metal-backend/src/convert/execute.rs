@@ -5,6 +5,7 @@ use inference::Result;
 use mlx_rs_core::{Array, Dtype as MlxDtype, Quantized, eval};
 use safetensors::Dtype;
 
+use super::given::Given;
 use super::plan::{Item, Work};
 use super::rules::Format;
 use super::source::{Floats, Source};
@@ -19,7 +20,17 @@ const CHUNK: usize = 8 << 20;
 pub(super) type Emit<'a> = dyn FnMut(usize, u64, &[u8]) -> Result<()> + 'a;
 
 /// Performs the work of an item, and emits the bytes of its outputs chunk by chunk.
-pub(super) fn run(source: &Source, item: &Item, emit: &mut Emit<'_>) -> Result<()> {
+pub(super) fn run(
+    (source, given): (&Source, &Given),
+    item: &Item,
+    emit: &mut Emit<'_>,
+) -> Result<()> {
+    if let Some(outputs) = replaced(source, given, item)? {
+        for (out, bytes) in outputs.iter().enumerate() {
+            emit(out, 0, bytes)?;
+        }
+        return Ok(());
+    }
     if let Work::Dequantize(format, to) = item.work {
         return dequantize(source, item, format, to, emit);
     }
@@ -42,6 +53,34 @@ pub(super) fn run(source: &Source, item: &Item, emit: &mut Emit<'_>) -> Result<(
         }
     }
     Ok(())
+}
+
+/// The outputs of an item whose values are given.
+fn replaced(source: &Source, given: &Given, item: &Item) -> Result<Option<Vec<Vec<u8>>>> {
+    let (Some(out), Some(part)) = (item.outs.first(), item.parts.first()) else {
+        return Ok(None);
+    };
+    let tensor = &source.tensors[*part];
+    let floats = |values: &[f32], to| -> Result<Vec<u8>> {
+        let floats = cast(source, tensor, Floats::F32(values.to_vec()), to)?;
+        Ok(floats.bytes())
+    };
+    let path = out.name.strip_suffix(".weight").unwrap_or(&out.name);
+    match item.work {
+        Work::Quantize(_, to) => match given.packed.get(path) {
+            Some(packed) => Ok(Some(vec![
+                bytemuck::cast_slice(&packed.weight).to_vec(),
+                floats(&packed.scales, to)?,
+                floats(&packed.biases, to)?,
+            ])),
+            None => Ok(None),
+        },
+        Work::Cast(to) => match given.dense.get(&out.name) {
+            Some(values) => Ok(Some(vec![floats(values, to)?])),
+            None => Ok(None),
+        },
+        _ => Ok(None),
+    }
 }
 
 fn rows_of(

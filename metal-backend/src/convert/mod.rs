@@ -10,7 +10,9 @@
 mod config;
 mod execute;
 mod gguf;
+mod given;
 mod plan;
+mod planned;
 mod rules;
 mod scales;
 mod source;
@@ -35,6 +37,8 @@ use source::Source;
 
 pub(crate) use config::text_files;
 pub(crate) use gguf::tokenizer_files;
+pub(crate) use given::{Given, Packed};
+pub(crate) use planned::Planned;
 pub use rules::Recipe;
 
 /// The default size of a shard, in bytes: 5 GiB, as in `mlx-lm`.
@@ -223,10 +227,43 @@ pub fn convert(
     options: &ConvertOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<ConvertReport> {
+    convert_given(model, output, options, &Given::default(), progress)
+}
+
+/// The matrices that a conversion with these options quantizes in the affine mode, and the names of
+/// all tensors that it writes. Also checks that the output is free. Nothing is written.
+///
+/// # Errors
+/// As [`convert`]; also if a matrix of the model is quantized already.
+pub(crate) fn planned_matrices(
+    model: &Path,
+    output: &Path,
+    options: &ConvertOptions,
+) -> Result<(Vec<Planned>, Vec<String>)> {
     options.validate()?;
     check_output(model, output, options.force)?;
     let source = Source::open(model)?;
-    let plan = Plan::new(&source, options).map_err(|e| e.or_path(model))?;
+    let plan = Plan::new(&source, options, &Given::default()).map_err(|e| e.or_path(model))?;
+    let matrices = planned::planned(&plan, &source).map_err(|e| e.or_path(model))?;
+    let outs = plan.items.iter().flat_map(|item| &item.outs);
+    Ok((matrices, outs.map(|out| out.name.clone()).collect()))
+}
+
+/// As [`convert`], with values in `given` instead of those of the source.
+///
+/// # Errors
+/// As [`convert`].
+pub(crate) fn convert_given(
+    model: &Path,
+    output: &Path,
+    options: &ConvertOptions,
+    given: &Given,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<ConvertReport> {
+    options.validate()?;
+    check_output(model, output, options.force)?;
+    let source = Source::open(model)?;
+    let plan = Plan::new(&source, options, given).map_err(|e| e.or_path(model))?;
 
     let (parent, name) = parent_and_name(output)?;
     let work = WorkDir::new(&parent, &format!(".{name}.convert-"))
@@ -237,7 +274,8 @@ pub fn convert(
     let gpu = metal_is_available() || cuda_is_available();
     let device = if gpu { Device::gpu() } else { Device::cpu() };
     let stream = Stream::default_of(device).map_err(engine("convert"))?;
-    let shards = stream.scope(|| write::weights(&source, &plan, &fresh, options, progress))?;
+    let shards =
+        stream.scope(|| write::weights((&source, given), &plan, &fresh, options, progress))?;
     config::write(&source, &plan, &fresh)?;
     publish(&fresh, output, work.path())?;
     Ok(ConvertReport {
@@ -247,6 +285,19 @@ pub fn convert(
         quantized: plan.quantized,
         notes: plan.notes,
     })
+}
+
+/// Checks bits and group size of the affine mode.
+///
+/// # Errors
+/// [`ErrorKind::InvalidOption`], with the values that the mode has.
+pub(crate) fn check_affine(bits: i32, group_size: i32) -> Result<()> {
+    let quantization = Quantization {
+        bits: Some(bits),
+        group_size: Some(group_size),
+        ..Quantization::default()
+    };
+    rules::base_format(&quantization).map(|_| ())
 }
 
 /// An error about the output.

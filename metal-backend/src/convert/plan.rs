@@ -7,6 +7,7 @@ use mlx_rs_core::QuantMode;
 use safetensors::Dtype;
 use serde_json::{Map, Value};
 
+use super::given::Given;
 use super::rules::{self, Chooser, Format, base_format};
 use super::scales;
 use super::source::Source;
@@ -77,10 +78,10 @@ impl Plan {
             .sum()
     }
 
-    pub(super) fn new(source: &Source, options: &ConvertOptions) -> Result<Self> {
+    pub(super) fn new(source: &Source, options: &ConvertOptions, given: &Given) -> Result<Self> {
         let stored = StoredQuantization::read(source)?;
         let Some(quantize) = options.quantize.as_ref().filter(|_| stored.is_quantized) else {
-            return Planner::new(source, options, stored)?.run();
+            return Planner::new(source, options, stored, given)?.run();
         };
         let wanted = base_format(quantize)?;
         if quantize.recipe.is_some() || stored.base() != Some(wanted) {
@@ -97,7 +98,7 @@ impl Plan {
         }
         let mut as_it_is = options.clone();
         as_it_is.quantize = None;
-        let mut plan = Planner::new(source, &as_it_is, stored)?.run()?;
+        let mut plan = Planner::new(source, &as_it_is, stored, given)?.run()?;
         plan.notes.push(format!(
             "the model already has this quantization ({}); its packed weights are unchanged",
             wanted.told()
@@ -109,6 +110,7 @@ impl Plan {
 struct Planner<'a> {
     source: &'a Source,
     options: &'a ConvertOptions,
+    given: &'a Given,
     stored: StoredQuantization,
     chooser: Option<Chooser>,
     by_name: HashMap<&'a str, usize>,
@@ -129,6 +131,7 @@ impl<'a> Planner<'a> {
         source: &'a Source,
         options: &'a ConvertOptions,
         stored: StoredQuantization,
+        given: &'a Given,
     ) -> Result<Self> {
         let layers = source
             .tensors
@@ -147,6 +150,7 @@ impl<'a> Planner<'a> {
         Ok(Self {
             source,
             options,
+            given,
             stored,
             chooser,
             by_name: source
@@ -383,7 +387,7 @@ impl<'a> Planner<'a> {
             Stored::Safetensors => None,
         };
         if let (Some(path), Some(float)) = (path, like.float()) {
-            if let Some(format) = self.chooser.as_ref().and_then(|c| c.format(path, &shape)) {
+            if let Some(format) = self.format(path, &shape) {
                 let block = kind.filter(|kind| scales::is_block(*kind));
                 let work = match block {
                     Some(kind) if scales::packing(kind) == Some(format) => {
@@ -410,9 +414,10 @@ impl<'a> Planner<'a> {
         if kind.is_some_and(scales::is_block) {
             self.dense_blocks += 1;
         }
+        let is_given = self.given.dense.contains_key(name);
         let (work, dtype) = match (like.float(), self.options.dtype) {
             (Some(float), to)
-                if transposed || kind.is_some() || to.is_some_and(|to| to != float) =>
+                if transposed || kind.is_some() || is_given || to.is_some_and(|to| to != float) =>
             {
                 let to = to.unwrap_or(float);
                 (Work::Cast(to), file_type(to))
@@ -430,6 +435,19 @@ impl<'a> Planner<'a> {
             }],
         });
         Ok(())
+    }
+
+    /// The format of the matrix `path`; `None` keeps the matrix dense.
+    fn format(&self, path: &str, shape: &[usize]) -> Option<Format> {
+        let chosen = self.chooser.as_ref()?.format(path, shape)?;
+        let Some((bits, group_size)) = self.given.formats.get(path).copied() else {
+            return Some(chosen);
+        };
+        Some(Format {
+            bits,
+            group_size,
+            mode: QuantMode::Affine,
+        })
     }
 
     /// The type of the scales of repacked blocks.

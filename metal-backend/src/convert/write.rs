@@ -7,6 +7,7 @@ use std::path::Path;
 use inference::Result;
 use serde_json::{Map, Value, json};
 
+use super::given::Given;
 use super::plan::{Item, Out, Plan};
 use super::source::Source;
 use super::{ConvertOptions, execute, failed};
@@ -63,7 +64,12 @@ impl<'a> Shard<'a> {
         })
     }
 
-    fn write(&self, source: &Source, path: &Path, written: &mut dyn FnMut(u64)) -> Result<()> {
+    fn write(
+        &self,
+        (source, given): (&Source, &Given),
+        path: &Path,
+        written: &mut dyn FnMut(u64),
+    ) -> Result<()> {
         let cannot = |e| failed("cannot write", path, e);
         let file = File::create_new(path).map_err(cannot)?;
         file.set_len(self.length).map_err(cannot)?;
@@ -71,7 +77,7 @@ impl<'a> Shard<'a> {
         write_at(&file, &self.header, 8).map_err(cannot)?;
         for (item, places) in self.items.iter().zip(&self.places) {
             let mut counts = vec![0u64; places.len()];
-            execute::run(source, item, &mut |out, at, bytes| {
+            execute::run((source, given), item, &mut |out, at, bytes| {
                 let place = places.get(out).copied().unwrap_or(u64::MAX);
                 let most = item.outs.get(out).map_or(0, Out::nbytes);
                 if at + bytes.len() as u64 > most {
@@ -116,7 +122,7 @@ fn write_at(mut file: &File, bytes: &[u8], at: u64) -> std::io::Result<()> {
 
 /// Writes all tensors and their index to `dir`. Returns the number of files.
 pub(super) fn weights(
-    source: &Source,
+    inputs: (&Source, &Given),
     plan: &Plan,
     dir: &Path,
     options: &ConvertOptions,
@@ -133,7 +139,7 @@ pub(super) fn weights(
             _ => format!("model-{:05}-of-{count:05}.safetensors", n + 1),
         };
         let shard = Shard::new(items)?;
-        shard.write(source, &dir.join(&name), &mut |bytes| {
+        shard.write(inputs, &dir.join(&name), &mut |bytes| {
             done += bytes;
             progress(done, total);
         })?;

@@ -9,7 +9,7 @@ use inference::{Error, ErrorKind, LoraConfig, Result};
 
 use super::Engine;
 use crate::adapter::{AdapterKind, LoraAdapter, NamedAdapter, key};
-use crate::nn::adapter::Passes;
+use crate::nn::adapter::{ParamSlot, Passes};
 
 impl Engine {
     /// The names of matrices inside blocks, without the block's prefix, such as `self_attn.q_proj`.
@@ -19,6 +19,11 @@ impl Engine {
             .iter()
             .filter(|slot| slot.is_matrix() && slot.block().is_some());
         inside.map(|slot| key(slot.name()).to_owned()).collect()
+    }
+
+    /// The slots of the model's weights.
+    pub fn param_slots(&self) -> Vec<Arc<ParamSlot>> {
+        self.param_slots.lock().clone()
     }
 
     /// The model's current adapter, if any.

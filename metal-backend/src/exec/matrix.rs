@@ -1,7 +1,7 @@
 //! Multiplication by matrices, and the operations fused with it: a preceding norm, biases, and an
 //! epilogue.
 
-use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, cpu};
+use mlx_rs_core::{Array, DeviceKind, Dtype, Error, ErrorKind, Result, Stream, cpu};
 
 use super::activation::Activation;
 use super::parallel::ParallelMatrix;
@@ -149,6 +149,18 @@ impl Matrix {
             _ => None,
         }
     }
+}
+
+/// `x W^T` for a float32 `weight` `[out, in]` that is used once: `[.., in] -> [.., out]`. The result
+/// has no gradient for the weight.
+///
+/// # Errors
+/// If `x` does not end in the input dimension.
+pub fn product_of(x: &Array, weight: &Array) -> Result<Array> {
+    let on_cpu = Stream::current()?.device().kind() == DeviceKind::Cpu;
+    let weight = Weight::Dense(weight.astype(x.dtype())?);
+    // The kernels compute in float32. Other types have MLX's operation.
+    Matrix::new(weight, on_cpu && x.dtype() == Dtype::Float32)?.product(x, false)
 }
 
 /// The weights of a kernel matrix, `[out, in]` in float32.

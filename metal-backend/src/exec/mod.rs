@@ -42,7 +42,7 @@ pub use feature_rows::{
     FeatureNumbers, FeatureParts, FeatureRows, copies_features, gate_products, greatest_features,
     only_features,
 };
-pub use matrix::{Epilogue, Matrix, NormSpec, Part, greatest, project};
+pub use matrix::{Epilogue, Matrix, NormSpec, Part, greatest, product_of, project};
 pub use norm::layer_norm;
 pub use weight::{
     INTERLEAVED_ROWS, Weight, factors, interleaved, keeps_gguf_bits, keeps_half, keeps_packed,

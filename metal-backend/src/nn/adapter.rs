@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, random};
 use parking_lot::RwLock;
 
-use crate::exec::Weight;
+use crate::exec::{self, Weight};
 
 pub use low_rank::{LowRank, PreparedPair, ends};
 pub use pass::{Deltas, Pass};
@@ -328,6 +328,17 @@ impl SlotView {
         weight.map(|w| self.cut(&w)).transpose()
     }
 
+    /// Passes the layer's input to the scope's observer, if there is one.
+    pub fn observe(&self, x: &Array) -> Result<()> {
+        let observer = SCOPE.with_borrow(|scope| scope.as_ref()?.observer.clone());
+        match observer {
+            Some(Observer(f)) if self.rows.is_none_or(|(from, _)| from == 0) => {
+                f(&self.slot.name, x)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the layer's rows of `a`.
     fn cut(&self, a: &Array) -> Result<Array> {
         match self.rows {
@@ -393,7 +404,11 @@ impl SlotView {
     ) -> Result<Array> {
         let low = match delta {
             Delta::Whole(w) => {
-                let w = self.cut(w)?.astype(x.dtype())?;
+                let w = self.cut(w)?;
+                if scope().is_some_and(|scope| scope.constant) {
+                    return exec::product_of(x, &w);
+                }
+                let w = w.astype(x.dtype())?;
                 return x.matmul(&w.swap_axes(0, 1)?);
             }
             Delta::LowRank(low) => low,
@@ -515,6 +530,32 @@ pub struct Scope {
     pub checkpoint: bool,
     /// Compute only the base model, as a reference.
     pub without_adapters: bool,
+    /// Receives the inputs of linear layers.
+    pub observer: Option<Observer>,
+    /// No gradients are computed, so that kernels may multiply by replaced weights.
+    pub constant: bool,
+}
+
+/// A callback with a slot's name and the input `[.., in]` of its layer.
+type OnInput = dyn Fn(&str, &Array) -> Result<()> + Send + Sync;
+
+/// Receives the inputs of linear layers during a pass.
+#[derive(Clone)]
+pub struct Observer(Arc<OnInput>);
+
+impl Observer {
+    /// `f` receives the name of each linear layer's slot and the layer's input `[.., in]`. If
+    /// several layers share one matrix and one input, `f` receives the input once.
+    #[must_use]
+    pub fn new(f: impl Fn(&str, &Array) -> Result<()> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(f))
+    }
+}
+
+impl std::fmt::Debug for Observer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Observer")
+    }
 }
 
 /// The source of dropout keys.

@@ -106,6 +106,9 @@ impl Linear {
 
     /// `[.., in] -> [.., out]`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
+        if let Some(slot) = &self.slot {
+            slot.observe(x)?;
+        }
         if self.is_adapted() {
             let adapted = match &self.slot {
                 Some(slot) => slot.forward(x, self.matrix.is_kernel(), || self.product(x))?,

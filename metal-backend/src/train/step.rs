@@ -320,7 +320,7 @@ impl Trainer {
             params: Params::new(),
             dropout: Some(Dropout::Seed(self.dropout_seed())),
             checkpoint: self.tuning.checkpoint,
-            without_adapters: false,
+            ..Scope::default()
         }
     }
 

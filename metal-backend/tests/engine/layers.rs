@@ -18,12 +18,14 @@ const ORDER: &[&str] = &[
     "checkpoint::*",
     // Conversions from files to files, without a loaded model.
     "convert::tensor",
+    "convert::given",
     "convert::rules",
     "convert::gguf",
     "convert::source",
     "convert::stored",
     "convert::scales",
     "convert::plan",
+    "convert::planned",
     "convert::config",
     "convert::execute",
     "convert::write",
@@ -109,6 +111,7 @@ const ORDER: &[&str] = &[
     // Tasks that load a model themselves.
     "model_report",
     "train::*",
+    "quant::*",
     "lib",
 ];
 

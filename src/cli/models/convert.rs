@@ -1,21 +1,26 @@
 //! `mlx convert`: converts a checkpoint to an MLX directory.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use inference::{CancelToken, LoadOptions};
 use metal_backend::convert::{
     ConvertOptions, ConvertReport, FloatType, Quantization, Recipe, convert,
 };
+use metal_backend::quant::{QuantizeOptions, quantize};
 use rust_mlx::hub::{Progress, Stage};
 use rust_mlx::mlx::QuantMode;
 use serde_json::json;
 
-use crate::cli::options::load::{ModelArgs, find_model, size};
+use crate::cli::models::learned::LearnedArgs;
+use crate::cli::options::load::{ModelArgs, choose_backend, find_model, size};
 use crate::cli::terminal::console::{Console, bytes};
 use crate::cli::terminal::failure::Failure;
-use crate::cli::terminal::progress::HubProgress;
+use crate::cli::terminal::interrupt::cancel_on_signals;
+use crate::cli::terminal::progress::{HubProgress, StepProgress};
 
 /// Convert a model to an MLX directory: copy, cast, quantize or dequantize its weights
 #[derive(Debug, Clone, clap::Args)]
+#[command(group(clap::ArgGroup::new("quantizing").args(["quantize", "method"]).multiple(true)))]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
@@ -36,7 +41,7 @@ pub struct Args {
         long,
         visible_alias = "q-bits",
         value_name = "N",
-        requires = "quantize"
+        requires = "quantizing"
     )]
     bits: Option<i32>,
     /// Neighboring weights that share a scale: 32, 64 or 128
@@ -44,18 +49,20 @@ pub struct Args {
         long,
         visible_alias = "q-group-size",
         value_name = "N",
-        requires = "quantize"
+        requires = "quantizing"
     )]
     group_size: Option<i32>,
     /// What the bits mean: affine, mxfp4, mxfp8 or nvfp4
-    #[arg(long, visible_alias = "q-mode", value_name = "MODE", requires = "quantize", value_parser = mode)]
+    #[arg(long, visible_alias = "q-mode", value_name = "MODE", requires = "quantizing", value_parser = mode)]
     mode: Option<QuantMode>,
     /// Different bits for different layers: mixed_2_6, mixed_3_4, mixed_3_6 or mixed_4_6
-    #[arg(long, visible_alias = "recipe", value_name = "RECIPE", requires = "quantize", value_parser = recipe)]
+    #[arg(long, visible_alias = "recipe", value_name = "RECIPE", requires = "quantizing", value_parser = recipe)]
     quant_predicate: Option<Recipe>,
     /// Make quantized matrices dense
-    #[arg(long, short, conflicts_with = "quantize")]
+    #[arg(long, short, conflicts_with = "quantizing")]
     dequantize: bool,
+    #[command(flatten)]
+    learned: LearnedArgs,
     /// Store floats as float32, float16 or bfloat16; without it, as they are
     #[arg(long, value_name = "TYPE", value_parser = float_type)]
     dtype: Option<FloatType>,
@@ -92,10 +99,11 @@ impl Args {
             .with_max_shard_bytes(self.max_shard_size)
             .with_force(self.force);
         options.dtype = self.dtype;
-        options.quantize = self.quantize.then(|| Quantization {
+        let quantizes = self.quantize || self.learned.method.is_some();
+        options.quantize = quantizes.then(|| Quantization {
             mode: self.mode.unwrap_or_default(),
-            bits: self.bits,
-            group_size: self.group_size,
+            bits: self.bits.or(self.learned.low_bits),
+            group_size: self.group_size.or(self.learned.low_group_size),
             recipe: self.quant_predicate,
         });
         options
@@ -107,7 +115,12 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     options
         .validate()
         .map_err(|e| Failure::usage(e.message()))?;
+    let learned = args.learned.options()?;
     let path = find_model(args.model.model.as_deref(), console)?;
+    if let Some(learned) = learned {
+        let report = learn(&path, args, &options, &learned, console)?;
+        return print(args, &report, console);
+    }
     let mut progress = HubProgress::new(console);
     let mut begun = false;
     let made = convert(&path, &args.output, &options, &mut |done, total| {
@@ -119,13 +132,42 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     });
     progress.end();
     let report = made?;
-    for note in &report.notes {
-        console.note(&format!("note: {note}"));
-    }
     print(args, &report, console)
 }
 
+/// Converts by a learned method.
+fn learn(
+    path: &Path,
+    args: &Args,
+    convert: &ConvertOptions,
+    learned: &QuantizeOptions,
+    console: &mut Console<'_>,
+) -> Result<ConvertReport, Failure> {
+    let cancel = CancelToken::new();
+    let _guard = console
+        .catches_interrupts
+        .then(|| cancel_on_signals(&cancel));
+    let backend = choose_backend(args.learned.backend.as_deref())?;
+    let load = LoadOptions::new().with_backend(backend.name());
+    let mut progress = StepProgress::new(console);
+    let mut show = |stage, done, total| progress.at(stage, done, total);
+    let made = quantize(
+        path,
+        &args.output,
+        convert,
+        learned,
+        &load,
+        &cancel,
+        &mut show,
+    );
+    progress.end();
+    Ok(made?)
+}
+
 fn print(args: &Args, report: &ConvertReport, console: &mut Console<'_>) -> Result<(), Failure> {
+    for note in &report.notes {
+        console.note(&format!("note: {note}"));
+    }
     if args.json {
         return console.json(&json!({
             "path": args.output.to_string_lossy(),

@@ -8,6 +8,8 @@ pub mod convert;
 pub mod create;
 pub mod directory;
 pub mod inspect;
+#[cfg(feature = "mlx-backend")]
+pub mod learned;
 pub mod list;
 pub mod pull;
 pub mod push;

@@ -250,6 +250,63 @@ impl Drop for CountBar {
     }
 }
 
+/// Shows the progress of a task with several stages, each with a number of steps.
+pub struct StepProgress<'c> {
+    err: &'c mut dyn Write,
+    terminal: bool,
+    quiet: bool,
+    bar: Option<ProgressBar>,
+    stage: &'static str,
+    last_line: Instant,
+}
+
+impl<'c> StepProgress<'c> {
+    /// A progress display on `console`'s standard error.
+    pub fn new(console: &'c mut Console<'_>) -> Self {
+        Self {
+            terminal: console.err_is_terminal,
+            quiet: console.quiet,
+            err: &mut *console.err,
+            bar: None,
+            stage: "",
+            last_line: Instant::now(),
+        }
+    }
+
+    /// Shows that `done` of `total` steps of `stage` are done.
+    pub fn at(&mut self, stage: &'static str, done: u64, total: u64) {
+        if self.quiet {
+            return;
+        }
+        let is_new = self.stage != stage;
+        self.stage = stage;
+        if self.terminal {
+            if is_new {
+                self.end();
+                self.bar = Some(bar(total, COUNT_BAR, stage.to_owned()));
+            }
+            if let Some(bar) = &self.bar {
+                bar.set_length(total);
+                bar.set_position(done);
+            }
+        } else if is_new || self.last_line.elapsed() >= LINE_EVERY {
+            self.last_line = Instant::now();
+            // Errors are ignored, because a failed display must not stop the command.
+            let _ = match is_new {
+                true => writeln!(self.err, "{stage}"),
+                false => writeln!(self.err, "{stage}: {done} of {total}"),
+            };
+        }
+    }
+
+    /// Removes the bar.
+    pub fn end(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -141,7 +141,7 @@ impl Plan {
             params: Params::new(),
             dropout: Some(Dropout::Keys(Arc::new(keys))),
             checkpoint: self.checkpoint,
-            without_adapters: false,
+            ..Scope::default()
         };
         let (loss, (), mut grads) = value_and_grad_tree(&params, |params| {
             let scope = Scope {

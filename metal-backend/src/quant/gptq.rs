@@ -1,0 +1,224 @@
+//! GPTQ (Frantar et al. 2022, arXiv:2210.17323): quantizes a matrix column by column, and adds the
+//! error of each column to the later columns, so that the layer's outputs change least.
+
+use std::sync::Arc;
+
+use inference::{Error, ErrorKind, Interrupt, Result};
+use mlx_rs_core::{All, Array, concatenate, eval, eye, linalg};
+
+use super::affine::{Affine, Rounded};
+use super::inputs::Moments;
+use super::job::{Changes, Job};
+use crate::error::engine;
+use crate::exec::product_of;
+
+/// Options of the method.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Gptq {
+    /// The share of the mean of the Hessian's diagonal that is added to the diagonal (0.01).
+    pub damping: f32,
+}
+
+impl Default for Gptq {
+    fn default() -> Self {
+        Self { damping: 0.01 }
+    }
+}
+
+impl Gptq {
+    /// Refuses values that are out of range.
+    pub(super) fn check(self) -> Result<()> {
+        if self.damping.is_finite() && self.damping > 0.0 {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::InvalidOption,
+            format!("damping is {}; it must be a number above 0", self.damping),
+        ))
+    }
+
+    /// Quantizes the linear layers of all blocks, block by block.
+    pub(super) fn run(self, job: &mut Job<'_>) -> Result<()> {
+        let cancel = job.cancel;
+        job.block_by_block(|block| {
+            let mut changes = Changes::default();
+            // Layers with the same input share a factor.
+            let mut factors: Vec<(&Arc<Moments>, Array)> = Vec::new();
+            for target in &block.targets {
+                Interrupt::new().with_cancel(cancel.clone()).check()?;
+                let Some(moments) = block.inputs.get(target.slot.name()) else {
+                    continue;
+                };
+                let known = factors.iter().find(|(of, _)| Arc::ptr_eq(of, moments));
+                let factor = match known {
+                    Some((_, factor)) => factor.clone(),
+                    None => {
+                        let factor = inverse_factor(&moments.products, self.damping)?;
+                        factors.push((moments, factor.clone()));
+                        factor
+                    }
+                };
+                let rounded = by_columns(&target.weight()?, &factor, target.affine())
+                    .map_err(engine("gptq"))?;
+                changes.rounded.push((target.clone(), rounded));
+            }
+            Ok(changes)
+        })
+    }
+}
+
+/// Quantizes `weight` float32 `[out, in]` for inputs with the second moments `products` `[in, in]`.
+#[cfg(test)]
+pub(super) fn quantize(
+    weight: &Array,
+    products: &Array,
+    affine: Affine,
+    damping: f32,
+) -> Result<Rounded> {
+    let factor = inverse_factor(products, damping)?;
+    by_columns(weight, &factor, affine).map_err(engine("gptq"))
+}
+
+/// The upper Cholesky factor `U` of the inverse of the damped Hessian, `H^-1 = U^T U`. The Hessian
+/// is `2 X^T X`; its factor 2 changes no result.
+fn inverse_factor(products: &Array, damping: f32) -> Result<Array> {
+    let attempt = |damping: f32| -> mlx_rs_core::Result<(Array, bool)> {
+        let n = products.dim(0)?;
+        let mean = products.diagonal(0, 0, 1)?.mean(All, false)?;
+        // A layer without any input has no Hessian; then all columns count equally.
+        let added = mean
+            .multiply(&mean.scalar_like(damping)?)?
+            .maximum(&mean.scalar_like(1e-12)?)?;
+        let identity = eye(n, n, 0, products.dtype())?;
+        let damped = products.add(&identity.multiply(&added)?)?;
+        let lower = linalg::cholesky(&damped, false)?;
+        let upper = linalg::cholesky(&linalg::cholesky_inv(&lower, false)?, true)?;
+        upper.eval()?;
+        let sound = upper.is_finite()?.all(All, false)?.item::<bool>()?;
+        Ok((upper, sound))
+    };
+    // Rounding can make a Hessian of few positions indefinite. More damping makes it definite.
+    for factor in [1.0, 10.0, 100.0] {
+        let (upper, sound) = attempt(damping * factor).map_err(engine("gptq"))?;
+        if sound {
+            return Ok(upper);
+        }
+    }
+    Err(Error::new(
+        ErrorKind::Engine,
+        "gptq: the Hessian has no Cholesky factor; the inputs of a layer are not finite, or too few \
+         positions were calibrated (--num-samples)",
+    ))
+}
+
+/// Quantizes `weight` float32 `[out, in]`, with the factor of the inverse Hessian `[in, in]`. Each
+/// group gets the scale and bias that MLX computes for the group's weights at that time.
+fn by_columns(weight: &Array, factor: &Array, affine: Affine) -> mlx_rs_core::Result<Rounded> {
+    let (columns, size) = (weight.dim(1)?, affine.group_size);
+    let (mut codes, mut scales, mut biases) = (Vec::new(), Vec::new(), Vec::new());
+    // The columns that are not quantized yet, with the errors of the earlier columns.
+    let mut rest = weight.clone();
+    for from in (0..columns).step_by(size.unsigned_abs() as usize) {
+        let to = from + size;
+        let mut group = rest.slice_axis(1, 0, size)?;
+        let (scale, bias) = affine.factors(&group.contiguous()?)?;
+        let mut errors = Vec::new();
+        for column in from..to {
+            let now = group.slice_axis(1, 0, 1)?;
+            let code = affine.codes(&now, &scale, &bias)?;
+            let error = now
+                .subtract(&code.multiply(&scale)?.add(&bias)?)?
+                .divide(&factor.slice(&[column, column], &[column + 1, column + 1], &[1, 1])?)?;
+            if column + 1 < to {
+                let row = factor.slice(&[column, column + 1], &[column + 1, to], &[1, 1])?;
+                let later = group.slice_axis(1, 1, to - column)?;
+                group = later.subtract(&error.multiply(&row)?)?;
+            }
+            codes.push(code);
+            errors.push(error);
+        }
+        let errors = concatenate(&errors.iter().collect::<Vec<_>>(), 1)?;
+        if to < columns {
+            let right = factor.slice(&[from, to], &[to, columns], &[1, 1])?;
+            let later = rest.slice_axis(1, size, columns - from)?;
+            rest = later.subtract(&product_of(&errors, &right.swap_axes(0, 1)?)?)?;
+        }
+        // Without an evaluation the graph would grow with every column.
+        eval([&rest, &scale, &bias].into_iter().chain(&codes))?;
+        scales.push(scale);
+        biases.push(bias);
+    }
+    let joined = |parts: &[Array]| concatenate(&parts.iter().collect::<Vec<_>>(), 1);
+    let rounded = Rounded {
+        codes: joined(&codes)?,
+        scales: joined(&scales)?,
+        biases: joined(&biases)?,
+        affine,
+    };
+    eval([&rounded.codes, &rounded.scales, &rounded.biases])?;
+    Ok(rounded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::convert::FloatType;
+
+    fn noise(shape: &[i32], seed: i32) -> Array {
+        let n: i32 = shape.iter().product();
+        let value = |i: i32| ((i + seed) * 7919 % 10007) as f32 * 2e-4 - 1.0;
+        Array::from_slice(&(0..n).map(value).collect::<Vec<_>>(), shape).unwrap()
+    }
+
+    /// The sum of squared errors of the layer's outputs.
+    fn loss(weight: &Array, rounded: &Rounded, products: &Array) -> f32 {
+        let error = weight.subtract(&rounded.dense().unwrap()).unwrap();
+        let by_row = error.matmul(products).unwrap().multiply(&error).unwrap();
+        by_row.sum(All, false).unwrap().item::<f32>().unwrap()
+    }
+
+    #[test]
+    fn outputs_change_less_than_by_plain_rounding() {
+        let weight = noise(&[24, 128], 1);
+        // Inputs with correlated channels, as those of real layers.
+        let mixing = noise(&[128, 128], 5);
+        let x = noise(&[300, 128], 3);
+        let x = x.add(&x.matmul(&mixing).unwrap()).unwrap();
+        let products = x.swap_axes(0, 1).unwrap().matmul(&x).unwrap();
+        for (bits, factors) in [
+            (2, FloatType::F32),
+            (3, FloatType::F16),
+            (4, FloatType::BF16),
+        ] {
+            let affine = Affine {
+                bits,
+                group_size: 32,
+                factors,
+            };
+            let ours = quantize(&weight, &products, affine, 0.01).unwrap();
+            let plain = affine.rounded(&weight).unwrap();
+            let (ours, plain) = (
+                loss(&weight, &ours, &products),
+                loss(&weight, &plain, &products),
+            );
+            assert!(ours < 0.7 * plain, "{bits} bits: {ours} {plain}");
+        }
+    }
+
+    #[test]
+    fn layers_without_inputs_are_rounded_plainly() {
+        let weight = noise(&[8, 64], 2);
+        let affine = Affine {
+            bits: 3,
+            group_size: 64,
+            factors: FloatType::F32,
+        };
+        let nothing = mlx_rs_core::zeros(&[64, 64], mlx_rs_core::Dtype::Float32).unwrap();
+        let ours = quantize(&weight, &nothing, affine, 0.01).unwrap();
+        let plain = affine.rounded(&weight).unwrap();
+        assert_eq!(ours.packed().unwrap(), plain.packed().unwrap());
+        let infinite = nothing.add(&nothing.scalar_like(f32::INFINITY).unwrap());
+        let error = quantize(&weight, &infinite.unwrap(), affine, 0.01).unwrap_err();
+        assert!(error.to_string().contains("Hessian"), "{error}");
+    }
+}

@@ -1,0 +1,264 @@
+//! A loaded model with its calibration sequences, and the values that replace its weights in the
+//! output.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use inference::{CancelToken, Error, ErrorKind, Result};
+use mlx_rs_core::{Array, Dtype};
+
+use super::Progress;
+use super::affine::{Affine, Rounded};
+use super::inputs::{Moments, moments};
+use super::walk::Walk;
+use crate::adapter::same_layer;
+use crate::convert::{Given, Planned};
+use crate::engine::Engine;
+use crate::error::engine;
+use crate::nn::adapter::{Delta, ParamSlot, SlotKind};
+
+/// A matrix that the conversion quantizes, and the slot of its weight in the loaded model.
+#[derive(Debug, Clone)]
+pub(super) struct Target {
+    pub planned: Planned,
+    pub slot: Arc<ParamSlot>,
+}
+
+impl Target {
+    pub fn affine(&self) -> Affine {
+        Affine {
+            bits: self.planned.bits,
+            group_size: self.planned.group_size,
+            factors: self.planned.factors,
+        }
+    }
+
+    /// The weight as stored in the checkpoint, float32.
+    pub fn weight(&self) -> Result<Array> {
+        self.slot
+            .stored_weight(Dtype::Float32)
+            .map_err(engine("quantize"))
+    }
+
+    /// Whether the slot is the matrix of one linear layer inside a block.
+    fn is_linear_of(&self, block: usize) -> bool {
+        self.slot.kind() == SlotKind::Matrix
+            && self.slot.shape().len() == 2
+            && self.slot.block() == Some(block)
+    }
+}
+
+/// One block, for a method that quantizes its linear layers.
+pub(super) struct Block<'a> {
+    pub engine: &'a Engine,
+    pub walk: &'a Walk<'a>,
+    pub index: usize,
+    /// The linear layers whose inputs were observed.
+    pub targets: Vec<Target>,
+    /// The moments of their inputs, by the names of their slots.
+    pub inputs: BTreeMap<String, Arc<Moments>>,
+}
+
+/// What a method changes in a block.
+#[derive(Default)]
+pub(super) struct Changes {
+    /// Quantized matrices.
+    pub rounded: Vec<(Target, Rounded)>,
+    /// Vectors that stay dense, as stored in the checkpoint, float32.
+    pub dense: Vec<(Arc<ParamSlot>, Array)>,
+}
+
+/// A learned quantization in progress.
+pub(super) struct Job<'a> {
+    pub engine: Arc<Engine>,
+    pub targets: Vec<Target>,
+    /// The paths of matrices without a slot of the same shape in the loaded model.
+    pub unknown: Vec<String>,
+    /// The names of all tensors of the output.
+    pub names: Vec<String>,
+    pub sequences: Vec<Vec<u32>>,
+    pub batch_size: usize,
+    pub given: Given,
+    pub notes: Vec<String>,
+    pub cancel: &'a CancelToken,
+    pub progress: &'a mut Progress<'a>,
+}
+
+impl<'a> Job<'a> {
+    /// Finds the slot of each planned matrix.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if no matrix has a slot.
+    pub fn new(
+        engine: Arc<Engine>,
+        planned: Vec<Planned>,
+        sequences: Vec<Vec<u32>>,
+        batch_size: usize,
+        cancel: &'a CancelToken,
+        progress: &'a mut Progress<'a>,
+    ) -> Result<Self> {
+        let slots = engine.param_slots();
+        let (mut targets, mut unknown) = (Vec::new(), Vec::new());
+        for planned in planned {
+            let alike = |slot: &&Arc<ParamSlot>| {
+                let shape = slot.shape();
+                let sizes = planned.shape.iter().map(|n| i32::try_from(*n).unwrap_or(0));
+                slot.is_matrix() && shape.into_iter().eq(sizes)
+            };
+            let exact = slots.iter().find(|s| s.name() == planned.path);
+            let near = || slots.iter().find(|s| same_layer(s.name(), &planned.path));
+            match exact.or_else(near).filter(alike) {
+                Some(slot) => targets.push(Target {
+                    slot: Arc::clone(slot),
+                    planned,
+                }),
+                None => unknown.push(planned.path),
+            }
+        }
+        if targets.is_empty() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "no matrix of {} can be found in the loaded model, so that nothing can be learned; \
+                     use plain rounding",
+                    engine.info().architecture
+                ),
+            ));
+        }
+        Ok(Self {
+            engine,
+            targets,
+            unknown,
+            names: Vec::new(),
+            sequences,
+            batch_size,
+            given: Given::default(),
+            notes: Vec::new(),
+            cancel,
+            progress,
+        })
+    }
+
+    /// Quantizes the linear layers of each block by `quantize`. The inputs of a block are those that
+    /// the quantized earlier blocks compute. Other matrices stay with plain rounding.
+    ///
+    /// # Errors
+    /// Errors of `quantize`; [`ErrorKind::Unsupported`] if no linear layer can be observed.
+    pub fn block_by_block(
+        &mut self,
+        mut quantize: impl FnMut(&Block<'_>) -> Result<Changes>,
+    ) -> Result<()> {
+        let loaded = Arc::clone(&self.engine);
+        let sequences = std::mem::take(&mut self.sequences);
+        let mut walk = Walk::new(&loaded, &sequences, self.batch_size, self.cancel)?;
+        let layers = walk.layers;
+        let mut learned = BTreeSet::new();
+        for index in 0..layers {
+            (self.progress)("quantizing blocks", index as u64, layers as u64);
+            let mut targets = self.targets.clone();
+            targets.retain(|t| t.is_linear_of(index));
+            let names = targets.iter().map(|t| t.slot.name().to_owned()).collect();
+            let inputs = moments(&walk, &names)?;
+            // A matrix that does not run as a linear layer has no observed input.
+            targets.retain(|t| inputs.contains_key(t.slot.name()));
+            let block = Block {
+                engine: &loaded,
+                walk: &walk,
+                index,
+                targets,
+                inputs,
+            };
+            let changes = loaded.scope(|| quantize(&block))?;
+            drop(block);
+            let changed = loaded.scope(|| self.take(changes, &mut learned))?;
+            let bare: Vec<_> = changed
+                .iter()
+                .map(|(slot, _)| (Arc::clone(slot), None))
+                .collect();
+            loaded.passes().change(changed);
+            walk.advance()?;
+            // Later passes begin behind this block, so its dense copy is not needed.
+            loaded.passes().change(bare);
+            mlx_rs_core::memory::clear_cache().map_err(engine("quantize"))?;
+        }
+        (self.progress)("quantizing blocks", layers as u64, layers as u64);
+        self.note_plain(&learned);
+        if learned.is_empty() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "no linear layer of {} was run with calibration data; use plain rounding",
+                    loaded.info().architecture
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Keeps what a method changed for the output. Returns the changes of the loaded model.
+    fn take(
+        &mut self,
+        changes: Changes,
+        learned: &mut BTreeSet<String>,
+    ) -> Result<Vec<(Arc<ParamSlot>, Option<Delta>)>> {
+        let fault = engine("quantize");
+        let mut changed = Vec::new();
+        for (target, rounded) in changes.rounded {
+            let dense = rounded.dense().map_err(&fault)?;
+            dense.eval().map_err(&fault)?;
+            let path = target.planned.path.clone();
+            learned.insert(path.clone());
+            self.given
+                .packed
+                .insert(path, rounded.packed().map_err(&fault)?);
+            changed.push((target.slot, Some(Delta::Whole(dense))));
+        }
+        for (slot, values) in changes.dense {
+            let name = self.name_of(&format!("{}.{}", slot.name(), slot.end()))?;
+            let stored = values.to_vec::<f32>().map_err(&fault)?;
+            self.given.dense.insert(name, stored);
+            changed.push((slot, Some(Delta::Whole(values))));
+        }
+        Ok(changed)
+    }
+
+    /// The name in the output of a tensor of the loaded model.
+    fn name_of(&self, loaded: &str) -> Result<String> {
+        let exact = self.names.iter().find(|name| *name == loaded);
+        let found = exact.or_else(|| self.names.iter().find(|name| same_layer(name, loaded)));
+        found.cloned().ok_or_else(|| {
+            Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "the checkpoint of {} stores `{loaded}` in another form, so that it cannot be changed; \
+                     use gptq",
+                    self.engine.info().architecture
+                ),
+            )
+        })
+    }
+
+    /// Notes which matrices are rounded plainly.
+    fn note_plain(&mut self, learned: &BTreeSet<String>) {
+        let mut plain: BTreeMap<&str, usize> = BTreeMap::new();
+        let paths = self.targets.iter().map(|t| &t.planned.path);
+        for path in paths.chain(&self.unknown) {
+            if !learned.contains(path) {
+                *plain.entry(crate::adapter::key(path)).or_default() += 1;
+            }
+        }
+        if !plain.is_empty() {
+            let kinds: Vec<String> = plain
+                .iter()
+                .map(|(key, n)| match n {
+                    1 => (*key).to_owned(),
+                    n => format!("{key} ({n})"),
+                })
+                .collect();
+            self.notes.push(format!(
+                "rounded plainly, without calibration: {}",
+                kinds.join(", ")
+            ));
+        }
+    }
+}

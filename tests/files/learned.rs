@@ -1,0 +1,286 @@
+//! Tests `mlx convert --method`: learned quantization of tiny models through the command line.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use crate::common::{fixture, load};
+use inference::{Interrupt, Prompt};
+use metal_backend as _;
+use serde_json::Value;
+
+/// A text for calibration, in a directory of its own.
+fn text(dir: &Path) -> PathBuf {
+    let path = dir.join("calibration.txt");
+    let words = [
+        "the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "dogs",
+    ];
+    let text: Vec<&str> = (0..3000).map(|i: usize| words[i * i * 7 % 10]).collect();
+    fs::write(&path, text.join(" ")).unwrap();
+    path
+}
+
+fn mlx(model: &Path, output: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mlx"))
+        .args(["convert", "--backend", "cpu", "--model"])
+        .arg(model)
+        .arg("--output")
+        .arg(output)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Quantizes with a method and returns the report.
+fn learn(model: &Path, output: &Path, data: &Path, arguments: &[&str]) -> Value {
+    let data = data.to_str().unwrap();
+    let common = [
+        "--json",
+        "--data",
+        data,
+        "--sequence-length",
+        "32",
+        "--num-samples",
+        "16",
+    ];
+    let run = mlx(model, output, &[arguments, &common[..]].concat());
+    assert!(run.status.success(), "{arguments:?}: {}", said(&run));
+    serde_json::from_slice(&run.stdout).unwrap()
+}
+
+/// The mean difference of log-probabilities between two models, for a text like the calibration.
+fn distance(a: &Path, b: &Path) -> f64 {
+    let text = "two dogs sat and saw the cat on a mat and the dogs saw a cat on the mat";
+    let scores = |path: &Path| -> Vec<f32> {
+        let model = load(path);
+        let model = model.as_token_model().unwrap();
+        let prompt = Prompt::Text(text.to_owned());
+        model.token_logprobs(&prompt, &Interrupt::new()).unwrap()
+    };
+    let (a, b) = (scores(a), scores(b));
+    let sum: f64 = (a.iter().zip(&b))
+        .map(|(a, b)| f64::from((a - b).abs()))
+        .sum();
+    sum / a.len() as f64
+}
+
+const METHODS: [&[&str]; 4] = [
+    &["--method", "gptq"],
+    &["--method", "awq"],
+    &["--method", "dynamic", "--high-bits", "6"],
+    &["--method", "dwq", "--learning-rate", "1e-3"],
+];
+
+/// Bits and group size; the rows of tiny models have 32 or 64 elements.
+const FORMAT: [&str; 2] = ["--group-size", "32"];
+
+#[test]
+fn each_method_makes_a_model_that_is_nearer_than_by_plain_rounding() {
+    let dirs = tempfile::tempdir().unwrap();
+    let data = text(dirs.path());
+    let model = fixture("tiny/llama");
+    let plain = dirs.path().join("plain");
+    let run = Command::new(env!("CARGO_BIN_EXE_mlx"))
+        .args([
+            "convert",
+            "-q",
+            "--bits",
+            "2",
+            "--group-size",
+            "32",
+            "--model",
+        ])
+        .arg(&model)
+        .arg("--output")
+        .arg(&plain)
+        .output()
+        .unwrap();
+    assert!(run.status.success(), "{}", said(&run));
+    let rounded = distance(&model, &plain);
+    for method in METHODS {
+        let output = dirs.path().join(method[1]);
+        let bits = match method[1] {
+            "dynamic" => ["--low-bits", "2"],
+            _ => ["--bits", "2"],
+        };
+        let group = match method[1] {
+            "dynamic" => ["--low-group-size", "32", "--high-group-size", "32"].as_slice(),
+            _ => &FORMAT,
+        };
+        let report = learn(&model, &output, &data, &[method, &bits, group].concat());
+        let learned = distance(&model, &output);
+        assert!(
+            learned < rounded,
+            "{method:?}: {learned} beside {rounded}; {report}"
+        );
+        let config: Value =
+            serde_json::from_slice(&fs::read(output.join("config.json")).unwrap()).unwrap();
+        assert_eq!(config["quantization"]["bits"], 2, "{method:?}");
+        assert_eq!(report["quantized_matrices"], 23, "{method:?}");
+        let mixed = config["quantization"].as_object().unwrap().values();
+        let mixed = mixed.filter(|v| v["bits"] == 6).count();
+        assert_eq!(mixed > 0, method[1] == "dynamic", "{config}");
+        if method[1] != "dynamic" {
+            let size = |dir: &Path| fs::metadata(dir.join("model.safetensors")).unwrap().len();
+            assert_eq!(size(&output), size(&plain), "{method:?}");
+        }
+    }
+}
+
+/// Families with other norms, biases, fused matrices and experts.
+#[test]
+fn other_families_are_learned_or_refused() {
+    let dirs = tempfile::tempdir().unwrap();
+    let data = text(dirs.path());
+    let bits = ["--bits", "3", "--group-size", "32"];
+    for (name, method, works) in [
+        ("qwen2", "awq", true),
+        ("qwen3", "awq", true),
+        ("gemma2", "awq", true),
+        ("gemma3", "gptq", true),
+        ("phi3", "awq", true),
+        ("mixtral", "gptq", true),
+        ("gemma4-small", "gptq", true),
+        ("mamba2", "gptq", true),
+        // The norm is also the input of the feed-forward part.
+        ("cohere", "awq", false),
+        ("mamba", "awq", false),
+    ] {
+        let (model, output) = (fixture("tiny").join(name), dirs.path().join(name));
+        let data = data.to_str().unwrap();
+        let arguments = [
+            "--method",
+            method,
+            "--data",
+            data,
+            "--sequence-length",
+            "16",
+        ];
+        let arguments = [&arguments[..], &["--num-samples", "4"], &bits].concat();
+        let run = mlx(&model, &output, &arguments);
+        if works {
+            assert!(run.status.success(), "{name}: {}", said(&run));
+            assert!(distance(&model, &output).is_finite(), "{name}");
+        } else {
+            assert_eq!(run.status.code(), Some(1), "{name}");
+            assert!(
+                said(&run).contains("awq: block 0"),
+                "{name}: {}",
+                said(&run)
+            );
+            assert!(!output.exists(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn sensitivities_are_written_and_read() {
+    let dirs = tempfile::tempdir().unwrap();
+    let data = text(dirs.path());
+    let model = fixture("tiny/llama");
+    let file = dirs.path().join("sensitivities.json");
+    let flags = [
+        "--method",
+        "dynamic",
+        "--low-bits",
+        "3",
+        "--low-group-size",
+        "32",
+        "--high-group-size",
+        "32",
+        "--sensitivities",
+        file.to_str().unwrap(),
+    ];
+    learn(&model, &dirs.path().join("measured"), &data, &flags);
+    let pairs: Vec<(String, f64)> = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(pairs.len(), 23);
+    assert!(pairs.iter().any(|(_, sensitivity)| *sensitivity > 0.0));
+    // The file replaces the data.
+    let read = dirs.path().join("read");
+    let run = mlx(&model, &read, &flags);
+    assert!(run.status.success(), "{}", said(&run));
+    let config = |name: &str| fs::read(dirs.path().join(name).join("config.json")).unwrap();
+    assert_eq!(config("measured"), config("read"));
+    fs::write(&file, "[[\"model.embed_tokens\", 1]]").unwrap();
+    let run = mlx(&model, &dirs.path().join("other"), &flags);
+    assert!(said(&run).contains("another model"), "{}", said(&run));
+    let low = [
+        &flags[..8],
+        &["--target-bpw", "2", "--data", data.to_str().unwrap()],
+    ]
+    .concat();
+    let run = mlx(&model, &dirs.path().join("low"), &low);
+    assert!(said(&run).contains("target_bpw is 2"), "{}", said(&run));
+}
+
+#[test]
+fn what_cannot_be_learned_is_refused_without_files() {
+    let dirs = tempfile::tempdir().unwrap();
+    let data = text(dirs.path());
+    let data = data.to_str().unwrap();
+    let empty = dirs.path().join("empty.txt");
+    fs::write(&empty, "").unwrap();
+    let empty = empty.to_str().unwrap();
+    let output = dirs.path().join("output");
+    for (model, flags, code, says) in [
+        ("llama", &["--method", "gptq"][..], 2, "--data"),
+        ("llama", &["--data", data], 2, "--method"),
+        (
+            "llama",
+            &["--method", "gptq", "--data", data, "--n-grid", "3"],
+            2,
+            "--method awq",
+        ),
+        (
+            "llama",
+            &["--method", "dwq", "--data", data, "--learning-rate", "0"],
+            1,
+            "learning_rate",
+        ),
+        (
+            "llama",
+            &["--method", "gptq", "--data", data, "--num-samples", "0"],
+            2,
+            "--num-samples",
+        ),
+        (
+            "llama",
+            &["--method", "gptq", "--data", empty],
+            1,
+            "longer text",
+        ),
+        (
+            "llama",
+            &["--method", "gptq", "--data", data, "--mode", "mxfp4"],
+            1,
+            "affine",
+        ),
+        (
+            "llama-q4",
+            &["--method", "gptq", "--data", data],
+            1,
+            "--dequantize",
+        ),
+        (
+            "llama",
+            &["--method", "gptq", "--data", data, "--dequantize"],
+            2,
+            "--dequantize",
+        ),
+    ] {
+        let flags = [flags, &["--group-size", "32"]].concat();
+        let flags = match flags.contains(&"--dequantize") {
+            true => flags[..5].to_vec(),
+            false => flags,
+        };
+        let run = mlx(&fixture("tiny").join(model), &output, &flags);
+        assert_eq!(run.status.code(), Some(code), "{flags:?}: {}", said(&run));
+        assert!(said(&run).contains(says), "{flags:?}: {}", said(&run));
+        assert!(!output.exists(), "{flags:?}");
+    }
+}
