@@ -47,11 +47,16 @@ const COHERE: [&str; 2] = [r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O];
 const DEFAULT: [&str; 4] = [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"];
 
 /// Names in `tokenizer.ggml.pre` that [`words`] knows.
-pub(super) const KNOWN: [&str; 40] = [
+pub(super) const KNOWN: [&str; 45] = [
     "default",
     "gpt-2",
     "phi-2",
     "exaone4",
+    "jina-es",
+    "jina-de",
+    "jina-v2-es",
+    "jina-v2-de",
+    "jina-v2-code",
     "olmo",
     "smollm",
     "starcoder",
@@ -159,6 +164,9 @@ pub(super) fn words(pre: Option<&str>) -> Result<Words> {
     Ok(match pre.unwrap_or("default") {
         // llama.cpp splits text for `exaone4` as for GPT-2.
         "gpt-2" | "phi-2" | "exaone4" => Words::default().then_gpt2(),
+        "jina-es" | "jina-de" | "jina-v2-es" | "jina-v2-de" | "jina-v2-code" => {
+            Words::default().then_gpt2()
+        }
         "olmo" => Words::default().then_gpt2().composed(),
         "smollm" | "starcoder" | "refact" | "exaone" => digits(),
         "command-r" => digits().composed(),

@@ -82,7 +82,7 @@ fn double_precision_changes_roundings_alone() {
 #[test]
 fn encoders_have_it_too() {
     let texts = ["The rivers, of water.", "A name of three."].map(Prompt::from);
-    for name in ["bert", "modernbert", "nomic-bert"] {
+    for name in ["bert", "modernbert", "nomic-bert", "jina-bert"] {
         let path = format!("encoders/{name}");
         let [native, wide] = [AttentionSums::Native, AttentionSums::Float64].map(|sums| {
             let model = load(&path, sums);

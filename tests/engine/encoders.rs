@@ -1,5 +1,6 @@
 //! Compares vectors and scores of encoders with sentence-transformers and transformers, and tests
-//! refusals. `tools/golden/encoders.py` made the tiny checkpoints and the golden numbers.
+//! refusals. `tools/golden/encoders.py` made the tiny checkpoints and the golden numbers, and
+//! `jina_bert.py` those of JinaBERT, whose reference is that script.
 
 use std::path::PathBuf;
 
@@ -88,8 +89,16 @@ fn vectors_are_those_of_sentence_transformers() {
 /// GGUF files have llama.cpp's names, its word markers and its number for the pooling.
 #[test]
 fn a_gguf_file_has_the_tokens_and_vectors_of_its_directory() {
-    for name in ["bert", "nomic-bert"] {
-        let golden = golden(&fixture("encoders").join(name));
+    for (name, directory) in [
+        ("bert", "bert"),
+        ("nomic-bert", "nomic-bert"),
+        // Gate and up projections in one matrix, and in two.
+        ("jina-bert", "jina-bert"),
+        ("jina-bert-split", "jina-bert"),
+        ("jina-bert-code", "jina-bert-code"),
+        ("jina-bert-code-split", "jina-bert-code"),
+    ] {
+        let golden = golden(&fixture("encoders").join(directory));
         let model = load(&fixture("encoders").join(format!("{name}.gguf")));
         let prompts = prompts(&golden["texts"]);
         let options = EmbedOptions::new().with_truncate(true).with_max_length(48);

@@ -7,6 +7,7 @@ use super::{Defaults, Family, Windows};
 pub static FAMILY: Family = Family {
     encoder: true,
     pipeline: false,
+    prepare: super::jina_bert::name,
     buffers: &[".position_ids"],
     gguf: Some(GgufFamily {
         activation: "gelu",

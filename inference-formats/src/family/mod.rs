@@ -55,6 +55,7 @@ pub mod hunyuan_v1_dense;
 pub mod internlm2;
 pub mod internlm3;
 pub mod jamba;
+pub mod jina_bert;
 pub mod kimi_linear;
 pub mod laguna;
 pub mod lfm2;
@@ -117,7 +118,7 @@ pub use gguf::{GgufExport, GgufFamily};
 pub(crate) use gguf::{GgufHeader, PLAIN};
 
 /// All families, sorted by `model_type`.
-static FAMILIES: [&Family; 95] = [
+static FAMILIES: [&Family; 96] = [
     &afmoe::FAMILY,
     &apertus::FAMILY,
     &bailing_moe::FAMILY,
@@ -162,6 +163,7 @@ static FAMILIES: [&Family; 95] = [
     &internlm2::FAMILY,
     &internlm3::FAMILY,
     &jamba::FAMILY,
+    &jina_bert::FAMILY,
     &kimi_linear::FAMILY,
     &laguna::FAMILY,
     &lfm2::FAMILY,

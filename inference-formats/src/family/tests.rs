@@ -64,3 +64,29 @@ fn only_matrices_of_the_reference_are_transposed() {
     assert_eq!(llama.converted_name(name).as_deref(), Some(name));
     assert!(!llama.is_transposed(name));
 }
+
+#[test]
+fn a_bert_with_alibi_is_another_family() {
+    for (kind, family) in [
+        (Some("alibi"), &jina_bert::FAMILY),
+        (Some("absolute"), &bert::FAMILY),
+        // The engine refuses other positions by their name.
+        (Some("relative_key"), &bert::FAMILY),
+        (None, &bert::FAMILY),
+    ] {
+        let mut fields = serde_json::json!({
+            "model_type": "bert", "hidden_size": 32, "num_hidden_layers": 1,
+            "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 60,
+        });
+        if let Some(kind) = kind {
+            fields["position_embedding_type"] = kind.into();
+        }
+        let Value::Object(fields) = fields else {
+            unreachable!()
+        };
+        let config = crate::config::ModelConfig::from_map(fields).unwrap();
+        let read = config.family().unwrap();
+        assert_eq!(read.model_type, family.model_type, "{kind:?}");
+        assert!(read.encoder);
+    }
+}

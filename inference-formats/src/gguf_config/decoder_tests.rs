@@ -261,3 +261,20 @@ fn what_tensors_show_becomes_a_field() {
     // Old files of MiniCPM lack the factors.
     assert_eq!(read(File::new("minicpm"), "scale_emb"), 12.0);
 }
+
+#[test]
+fn the_feed_forward_part_of_jina_bert_shows_in_its_tensors() {
+    let kind = |name: &'static str, rows: u64| {
+        let file = File::new("jina-bert-v2").tensor("blk.0.ffn_up.weight", &[32, 48]);
+        let file = match name {
+            "" => file,
+            name => File::new("jina-bert-v2").tensor(name, &[32, rows]),
+        };
+        let config = file.read().unwrap();
+        assert_eq!(config["position_embedding_type"], "alibi");
+        config["feed_forward_type"].clone()
+    };
+    assert_eq!(kind("", 0), "original");
+    assert_eq!(kind("blk.0.ffn_up.weight", 96), "geglu", "fused");
+    assert_eq!(kind("blk.0.ffn_gate.weight", 48), "geglu", "separate");
+}

@@ -11,7 +11,7 @@ use super::build::{Builder, NormKind, int, invalid};
 use super::encoder::{Classifier, EncoderBlock, EncoderStack, HeadActivation, Places};
 use crate::checkpoint::{ModelConfig, config};
 use crate::loader::Weights;
-use crate::nn::{Activation, Attention, FeedForward, HeadNorms, Mlp};
+use crate::nn::{Activation, Attention, Embedding, FeedForward, HeadNorms, Mlp};
 
 /// Loads BERT.
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
@@ -33,6 +33,7 @@ fn load_from(
     weights: &mut Weights,
     first: usize,
 ) -> Result<Box<dyn Decoder>> {
+    // The family of JinaBERT has the models with ALiBi.
     let kind = config.fields.get("position_embedding_type");
     if let Some(kind) = kind.and_then(|kind| kind.as_str())
         && kind != "absolute"
@@ -42,39 +43,22 @@ fn load_from(
             format!("position_embedding_type {kind:?} is not supported; only \"absolute\" is"),
         ));
     }
-    let prefix = prefix(weights, "embeddings.word_embeddings.weight");
+    let prefix = prefix(weights, WORDS);
     let at = |name: &str| format!("{prefix}{name}");
     let mut b = Builder::new(config, weights)?.with_norms(NormKind::Layer { bias: true });
     let activation = b.activation(Activation::Gelu)?;
     let (hidden, width) = (b.dims.hidden, b.dims.intermediate);
-    let heads = b.dims.n_heads * b.dims.head_dim;
     let blocks = (0..config.num_hidden_layers)
         .map(|i| {
             let at = |name: &str| at(&format!("encoder.layer.{i}.{name}"));
             Ok(Arc::new(EncoderBlock {
                 attention_in: None,
-                attention: Attention {
-                    q_proj: b.linear(&at("attention.self.query"), hidden, heads, true)?,
-                    k_proj: Some(b.linear(&at("attention.self.key"), hidden, heads, true)?),
-                    v_proj: Some(b.linear(&at("attention.self.value"), hidden, heads, true)?),
-                    o_proj: b.linear(&at("attention.output.dense"), heads, hidden, true)?,
-                    norms: HeadNorms::default(),
-                    rope: None,
-                    n_heads: b.dims.n_heads,
-                    n_kv_heads: b.dims.n_heads,
-                    head_dim: b.dims.head_dim,
-                    scale: (b.dims.head_dim as f32).powf(-0.5),
-                    window: None,
-                    softcap: None,
-                    growth: None,
-                    clip: None,
-                    chunk: None,
-                    sinks: None,
-                    sums: b.weights.attention_sums(),
-                },
+                attention: attention(&mut b, &at("attention"))?,
                 reach: None,
+                slopes: None,
                 attention_out: None,
                 after_attention: Some(b.hidden_norm(&at("attention.output.LayerNorm"))?),
+                after_second_sum: None,
                 mlp_in: None,
                 mlp: FeedForward::Plain(Mlp {
                     up: b.linear(&at("intermediate.dense"), hidden, width, true)?,
@@ -100,14 +84,7 @@ fn load_from(
             .embedding(&places, int("max_position_embeddings", rows)?, hidden)?,
         first: int("pad_token_id", first)?,
     };
-    let types = at("embeddings.token_type_embeddings");
-    let types = match b.weights.rows(&types) {
-        Some(rows) => {
-            let rows = int("type_vocab_size", rows)?;
-            Some(b.weights.embedding(&types, rows, hidden)?)
-        }
-        None => None,
-    };
+    let types = types(&mut b, &at("embeddings.token_type_embeddings"))?;
     let embedding = b.embedding(&at("embeddings.word_embeddings"))?;
     let embedding_norm = Some(b.hidden_norm(&at("embeddings.LayerNorm"))?);
     let classifier = classifier(&mut b, &at("pooler.dense"))?;
@@ -131,6 +108,45 @@ fn load_from(
     }))
 }
 
+/// A tensor of every BERT.
+pub(super) const WORDS: &str = "embeddings.word_embeddings.weight";
+
+/// Attention under BERT's tensor names.
+pub(super) fn attention(b: &mut Builder<'_>, prefix: &str) -> Result<Attention> {
+    let hidden = b.dims.hidden;
+    let heads = b.dims.n_heads * b.dims.head_dim;
+    let at = |name: &str| format!("{prefix}.{name}");
+    Ok(Attention {
+        q_proj: b.linear(&at("self.query"), hidden, heads, true)?,
+        k_proj: Some(b.linear(&at("self.key"), hidden, heads, true)?),
+        v_proj: Some(b.linear(&at("self.value"), hidden, heads, true)?),
+        o_proj: b.linear(&at("output.dense"), heads, hidden, true)?,
+        norms: HeadNorms::default(),
+        rope: None,
+        n_heads: b.dims.n_heads,
+        n_kv_heads: b.dims.n_heads,
+        head_dim: b.dims.head_dim,
+        scale: (b.dims.head_dim as f32).powf(-0.5),
+        window: None,
+        softcap: None,
+        growth: None,
+        clip: None,
+        chunk: None,
+        sinks: None,
+        sums: b.weights.attention_sums(),
+    })
+}
+
+/// The segment embeddings for the two texts of a pair; `None` if the checkpoint has none.
+pub(super) fn types(b: &mut Builder<'_>, name: &str) -> Result<Option<Embedding>> {
+    let hidden = b.dims.hidden;
+    let Some(rows) = b.weights.rows(name) else {
+        return Ok(None);
+    };
+    let rows = int("type_vocab_size", rows)?;
+    b.weights.embedding(name, rows, hidden).map(Some)
+}
+
 /// The prefix of a network's tensor names. It is empty, or the network's name in a checkpoint that
 /// also has a head. `known` is the name of a tensor that the network has.
 pub(super) fn prefix(weights: &Weights, known: &str) -> &'static str {
@@ -141,7 +157,7 @@ pub(super) fn prefix(weights: &Weights, known: &str) -> &'static str {
 
 /// The classifier: a hidden layer (BERT's pooler) and an output layer. `None` if the checkpoint
 /// lacks one.
-fn classifier(b: &mut Builder<'_>, pooler: &str) -> Result<Option<Classifier>> {
+pub(super) fn classifier(b: &mut Builder<'_>, pooler: &str) -> Result<Option<Classifier>> {
     let hidden = b.dims.hidden;
     let (dense, out) = if b.weights.contains("classifier.out_proj.weight") {
         ("classifier.dense", "classifier.out_proj")

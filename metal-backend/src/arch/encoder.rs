@@ -10,6 +10,7 @@ use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate};
 
 use super::Decoder;
 use crate::cache::{CacheOptions, Caches, LayerState, Row};
+use crate::exec::Locality;
 use crate::nn::adapter::{self, Scope};
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
@@ -55,10 +56,15 @@ pub struct EncoderBlock {
     pub attention: Attention,
     /// The maximum distance to an attended position; `None` if unlimited.
     pub reach: Option<i32>,
+    /// For each query head the factor of the distance, which is subtracted from scores (`ALiBi`).
+    pub slopes: Option<Arc<[f32]>>,
     /// The norm on attention's output, before the residual sum.
     pub attention_out: Option<Norm>,
     /// The norm after the residual sum (BERT).
     pub after_attention: Option<Norm>,
+    /// The norm on the sum of the block's input and [`Self::after_attention`]'s output, for blocks
+    /// that add their input a second time (JinaBERT with norms of queries and keys).
+    pub after_second_sum: Option<Norm>,
     /// The norm before the feed-forward part.
     pub mlp_in: Option<Norm>,
     /// The feed-forward part.
@@ -105,11 +111,18 @@ impl EncoderBlock {
         // Without a norm on its output, the output projection can add the residual stream itself.
         let add = self.attention_out.is_none();
         let input = (x, self.attention_in.as_ref(), add);
-        let mut h = self.attention.encode(input, lengths, self.reach)?;
+        let locality = Locality {
+            reach: self.reach,
+            slopes: self.slopes.as_deref(),
+        };
+        let mut h = self.attention.encode(input, lengths, locality)?;
         if !add {
             h = x.add(&through(self.attention_out.as_ref(), &h)?)?;
         }
-        let h = through(self.after_attention.as_ref(), &h)?;
+        h = through(self.after_attention.as_ref(), &h)?;
+        if let Some(norm) = &self.after_second_sum {
+            h = norm.forward(&x.add(&h)?)?;
+        }
         let norm = self.mlp_in.as_ref();
         let y = match &self.mlp_out {
             None => self.mlp.forward_from(norm, &h, Some(&h))?,

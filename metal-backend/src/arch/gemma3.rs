@@ -38,9 +38,11 @@ fn encoder(config: &ModelConfig, stack: Stack) -> Result<EncoderStack> {
         Ok(Arc::new(EncoderBlock {
             attention_in: block.mixer_in,
             reach: block.mixer.window.map(|window| window / 2),
+            slopes: None,
             attention: block.mixer,
             attention_out: block.mixer_out,
             after_attention: None,
+            after_second_sum: None,
             mlp_in: block.mlp_in,
             mlp: block.mlp,
             mlp_out: block.mlp_out,

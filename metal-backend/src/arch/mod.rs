@@ -49,6 +49,7 @@ mod hunyuan_v1_dense;
 mod internlm2;
 mod internlm3;
 mod jamba;
+mod jina_bert;
 mod kimi_linear;
 mod laguna;
 mod latent;
@@ -213,7 +214,7 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
 type Loader = fn(&ModelConfig, &mut Weights) -> Result<Box<dyn Decoder>>;
 
 /// The constructor of every family, sorted by `model_type`.
-static LOADERS: [(&Family, Loader); 95] = [
+static LOADERS: [(&Family, Loader); 96] = [
     (&family::afmoe::FAMILY, afmoe::load),
     (&family::apertus::FAMILY, apertus::load),
     (&family::bailing_moe::FAMILY, bailing_moe::load),
@@ -258,6 +259,7 @@ static LOADERS: [(&Family, Loader); 95] = [
     (&family::internlm2::FAMILY, internlm2::load),
     (&family::internlm3::FAMILY, internlm3::load),
     (&family::jamba::FAMILY, jamba::load),
+    (&family::jina_bert::FAMILY, jina_bert::load),
     (&family::kimi_linear::FAMILY, kimi_linear::load),
     (&family::laguna::FAMILY, laguna::load),
     (&family::lfm2::FAMILY, lfm2::load),

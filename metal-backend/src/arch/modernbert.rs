@@ -59,8 +59,10 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 },
                 // The window covers both sides, so each side has half of it.
                 reach: b.window(i)?.map(|window| window / 2),
+                slopes: None,
                 attention_out: None,
                 after_attention: None,
+                after_second_sum: None,
                 mlp_in: Some(b.hidden_norm(&at("mlp_norm"))?),
                 mlp: FeedForward::Gated(GatedMlp {
                     gate,

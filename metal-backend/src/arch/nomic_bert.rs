@@ -6,8 +6,8 @@ use std::sync::Arc;
 use inference::{Error, ErrorKind, Result};
 
 use super::Decoder;
-use super::bert::prefix;
-use super::build::{Builder, NormKind, int};
+use super::bert::{WORDS, prefix, types};
+use super::build::{Builder, NormKind};
 use super::encoder::{EncoderBlock, EncoderStack};
 use super::modernbert::three;
 use crate::checkpoint::ModelConfig;
@@ -16,7 +16,7 @@ use crate::nn::{Activation, Attention, FeedForward, GatedMlp, HeadNorms};
 
 /// Loads Nomic BERT.
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
-    let prefix = prefix(weights, "embeddings.word_embeddings.weight");
+    let prefix = prefix(weights, WORDS);
     let at = |name: &str| format!("{prefix}{name}");
     let flag = |name: &str| config.flag(name).map(|on| on.unwrap_or(false));
     for name in [
@@ -76,8 +76,10 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                     sums: b.weights.attention_sums(),
                 },
                 reach: None,
+                slopes: None,
                 attention_out: None,
                 after_attention: Some(b.hidden_norm(&at("norm1"))?),
+                after_second_sum: None,
                 mlp_in: None,
                 mlp: FeedForward::Gated(GatedMlp {
                     gate: b.linear(&at("mlp.fc12"), hidden, width, in_bias)?,
@@ -90,14 +92,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
             }))
         })
         .collect::<Result<Vec<_>>>()?;
-    let types = at("embeddings.token_type_embeddings");
-    let types = match b.weights.rows(&types) {
-        Some(rows) => {
-            let rows = int("type_vocab_size", rows)?;
-            Some(b.weights.embedding(&types, rows, hidden)?)
-        }
-        None => None,
-    };
+    let types = types(&mut b, &at("embeddings.token_type_embeddings"))?;
     let embedding = b.embedding(&at("embeddings.word_embeddings"))?;
     let embedding_norm = Some(b.hidden_norm(&at("emb_ln"))?);
     for name in ["pooler", "cls"] {

@@ -561,7 +561,7 @@ impl Attention {
     }
 
     /// Attention weights `[B, Hkv, H / Hkv, L, n]` of `queries` `[B, H, L, D]`, computed in the type
-    /// that [`Self::sum_type`] returns.
+    /// that [`Self::sum_type`] returns. `mask` is boolean, or is added to the scores.
     fn weights(&self, queries: &Array, keys: &Stored, mask: Option<&Array>) -> Result<Array> {
         let queries = &queries.astype(self.sum_type(queries.dtype()))?;
         let (batch, length) = (queries.dim(0)?, queries.dim(2)?);
@@ -588,7 +588,9 @@ impl Attention {
             let cap = scalar(cap)?;
             scores = scores.divide(&cap)?.tanh()?.multiply(&cap)?;
         }
-        if let Some(mask) = mask {
+        if let Some(bias) = mask.filter(|mask| mask.dtype() != Dtype::Bool) {
+            scores = scores.add(&bias.astype(scores.dtype())?)?;
+        } else if let Some(mask) = mask {
             let least = match scores.dtype() {
                 Dtype::Float16 => f32::from(half::f16::MIN),
                 Dtype::Bfloat16 => f32::from(half::bf16::MIN),

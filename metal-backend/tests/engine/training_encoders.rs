@@ -16,13 +16,14 @@ use crate::training_common::{
 };
 
 /// The encoders, with projections in each of their blocks.
-const ENCODERS: [(&str, &[&str]); 7] = [
+const ENCODERS: [(&str, &[&str]); 8] = [
     ("bert", &["query", "key", "intermediate.dense"]),
     ("bert-dense", &["value", "output.dense"]),
     ("roberta", &["query", "value"]),
     ("xlm-roberta", &["query", "output.dense"]),
     ("modernbert", &["Wqkv", "Wi", "Wo"]),
     ("nomic-bert", &["Wqkv", "fc11", "fc12", "fc2"]),
+    ("jina-bert-code", &["query", "up_gated_layer", "down_layer"]),
     ("embeddinggemma", &["q_proj", "k_proj", "gate_proj"]),
 ];
 
@@ -97,7 +98,11 @@ fn encoders_learn_as_with_sentence_transformers() {
     let number = |value: &Value| value.as_f64().unwrap() as f32;
     let rank = golden["rank"].as_u64().unwrap() as usize;
     let runs = golden["runs"].as_array().unwrap();
-    assert_eq!(runs.len(), ENCODERS.len());
+    // transformers has no JinaBERT, so the reference has none.
+    let known = ENCODERS
+        .iter()
+        .filter(|(name, _)| !name.starts_with("jina"));
+    assert_eq!(runs.len(), known.count());
     for run in runs {
         let name = run["name"].as_str().unwrap();
         let targets = run["targets"].as_array().unwrap().iter();

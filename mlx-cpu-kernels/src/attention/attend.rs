@@ -115,6 +115,9 @@ pub struct Attention {
     pub eps: Option<f32>,
     /// Whether there are sinks.
     pub sinks: bool,
+    /// For each head the factor of the distance between query and key, which is subtracted from
+    /// the capped score (`ALiBi`; Press et al. 2021, arXiv:2108.12409). Empty without such a bias.
+    pub slopes: Vec<f32>,
     /// The rotary embedding of queries.
     pub rotation: Option<Rotation>,
     /// The queries. Each has one output row.

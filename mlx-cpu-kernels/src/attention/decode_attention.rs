@@ -23,6 +23,8 @@ pub(crate) struct DecodeTask<'a> {
     pub isa: Isa,
     pub d: usize,
     pub softcap: Option<f32>,
+    /// The slopes of the heads, and the position of the query; no slopes without a distance bias.
+    pub distances: (&'a [f32], f32),
     pub keys: KvRows<'a>,
     pub values: KvRows<'a>,
     /// The key head.
@@ -78,10 +80,17 @@ impl DecodeTask<'_> {
                 scores_of(self.isa, queries, keys, (part.len(), d), to, next);
             }
         }
-        for (scores, state) in scores.chunks_exact_mut(step).zip(partial.states.iter_mut()) {
+        let each = scores.chunks_exact_mut(step).zip(partial.states.iter_mut());
+        for (h, (scores, state)) in each.enumerate() {
             if let Some(cap) = self.softcap {
                 for score in &mut scores[first..first + n] {
                     *score = portable::vmath::tanh(*score / cap) * cap;
+                }
+            }
+            let (slopes, query) = self.distances;
+            if let Some(slope) = slopes.get(h) {
+                for (key, score) in (block.position..).zip(&mut scores[first..first + n]) {
+                    *score -= key_blocks::distance_bias(*slope, query, key);
                 }
             }
             let lanes = (first + n).next_multiple_of(SCORE_LANES);

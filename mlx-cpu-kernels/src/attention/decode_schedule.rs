@@ -196,6 +196,12 @@ impl AttentionTask<'_> {
             isa: self.attend.isa,
             d: self.attend.head_dim,
             softcap: self.attend.softcap,
+            distances: (
+                (self.attend.slopes)
+                    .get(group * self.attend.queries_per_kv..)
+                    .unwrap_or_default(),
+                self.attend.queries[q].position as f32,
+            ),
             keys: self.kv(sequence(q))[0],
             values: self.kv(sequence(q))[1],
             group,

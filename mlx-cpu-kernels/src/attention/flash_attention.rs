@@ -40,6 +40,8 @@ pub(crate) struct FlashPanel<'a> {
     pub group: usize,
     /// The sink score of the query head.
     pub sink: Option<f32>,
+    /// The slope of the query head, and the position of each query; `None` without slopes.
+    pub distances: Option<(f32, [f32; LANES])>,
     /// The visible keys of each query, at most `LANES`.
     pub visible_keys: &'a [VisibleKeys],
 }
@@ -161,7 +163,17 @@ impl FlashPanel<'_> {
                 }
             }
         }
-        let (greatest, total) = flash_attention::softmax(isa, self.attend.softcap, lanes, position);
+        if let Some(cap) = self.attend.softcap {
+            flash_attention::cap(lanes, cap);
+        }
+        if let Some((slope, queries)) = &self.distances {
+            for (position, lanes) in (position..).zip(lanes.iter_mut()) {
+                for (score, query) in lanes.iter_mut().zip(queries) {
+                    *score -= key_blocks::distance_bias(*slope, *query, position);
+                }
+            }
+        }
+        let (greatest, total) = flash_attention::softmax(isa, lanes, position);
         let values = &self.values.span(self.group, from, to, d);
         let left = TileA {
             data: scores.as_ptr(),

@@ -15,6 +15,7 @@ struct Case {
     mask: AttentionMask,
     softcap: Option<f32>,
     sinks: bool,
+    slopes: bool,
 }
 
 /// An array `[1, KV_HEADS, n, d]`.
@@ -56,6 +57,10 @@ fn run(isa: Isa, case: Case, packed: &[f32], positions: &[i32], caches: [&Cache;
         softcap: case.softcap,
         eps: None,
         sinks: case.sinks,
+        slopes: match case.slopes {
+            true => noise(HEADS, 5),
+            false => Vec::new(),
+        },
         rotation: None,
         queries: positions
             .iter()
@@ -105,6 +110,7 @@ fn a_query_has_the_same_result_alone_and_among_others() {
         mask,
         softcap,
         sinks,
+        slopes: false,
     };
     for case in [
         of(64, causal, None, false),
@@ -112,6 +118,14 @@ fn a_query_has_the_same_result_alone_and_among_others() {
         of(80, windowed, Some(20.0), false),
         of(256, windowed, None, true),
         of(48, around, None, false),
+        Case {
+            slopes: true,
+            ..of(64, around, None, false)
+        },
+        Case {
+            slopes: true,
+            ..of(64, windowed, Some(20.0), true)
+        },
     ] {
         let caches = [Cache::new(KEYS, case.d, 1), Cache::new(KEYS, case.d, 2)];
         let caches = [&caches[0], &caches[1]];
@@ -157,6 +171,7 @@ fn a_query_has_the_same_result_with_every_instruction_set() {
         mask,
         softcap: None,
         sinks: false,
+        slopes: false,
     };
     let caches = [Cache::new(200, case.d, 1), Cache::new(200, case.d, 2)];
     let positions: Vec<i32> = (150..189).collect();

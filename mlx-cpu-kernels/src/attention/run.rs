@@ -149,6 +149,13 @@ impl AttentionTask<'_> {
             values,
             group: h / self.attend.queries_per_kv,
             sink: self.sinks.map(|s| s[h]),
+            distances: self.attend.slopes.get(h).map(|&slope| {
+                let mut positions = [0.0; LANES];
+                for (position, query) in positions.iter_mut().zip(queries) {
+                    *position = query.position as f32;
+                }
+                (slope, positions)
+            }),
             visible_keys: &visible_keys,
         };
         flash_panel.run(

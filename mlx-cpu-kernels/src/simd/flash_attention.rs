@@ -40,22 +40,18 @@ pub(crate) unsafe fn scores(
     }
 }
 
-/// Replaces scores by their exponentials relative to the maximum of their query. The first key has
-/// the index `first`. A score of minus infinity hides a key.
-pub(crate) fn softmax(
-    isa: Isa,
-    cap: Option<f32>,
-    scores: &mut [[f32; LANES]],
-    first: usize,
-) -> BlockSoftmax {
-    if let Some(cap) = cap {
-        for score in scores.as_flattened_mut() {
-            // The cap must not change the score of a hidden key.
-            if *score != f32::NEG_INFINITY {
-                *score = vmath::tanh(*score / cap) * cap;
-            }
+/// Limits scores to `-cap..cap`, except those of hidden keys.
+pub(crate) fn cap(scores: &mut [[f32; LANES]], cap: f32) {
+    for score in scores.as_flattened_mut() {
+        if *score != f32::NEG_INFINITY {
+            *score = vmath::tanh(*score / cap) * cap;
         }
     }
+}
+
+/// Replaces scores by their exponentials relative to the maximum of their query. The first key has
+/// the index `first`. A score of minus infinity hides a key.
+pub(crate) fn softmax(isa: Isa, scores: &mut [[f32; LANES]], first: usize) -> BlockSoftmax {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2 and fma.

@@ -103,6 +103,16 @@ pub struct KvView {
     pub window: Option<i32>,
 }
 
+/// How the distance between two positions limits bidirectional attention.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Locality<'a> {
+    /// The maximum distance to an attended position; `None` if unlimited.
+    pub reach: Option<i32>,
+    /// For each query head the factor of the distance, which is subtracted from the score (`ALiBi`;
+    /// Press et al. 2021, arXiv:2108.12409); `None` if the distance does not matter.
+    pub slopes: Option<&'a [f32]>,
+}
+
 /// A [`KvView`] without its arrays.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KvViewShape {
@@ -406,6 +416,7 @@ impl Heads {
             softcap: self.softcap,
             eps: self.q_norm.as_ref().map(|n| n.eps),
             sinks: self.sinks.is_some(),
+            slopes: Vec::new(),
             rotation: self.rotation.clone(),
             queries,
             plans,
@@ -416,12 +427,12 @@ impl Heads {
     /// The attention output of the queries of a packed projection `[1, T, (H + 2 Hkv) * D]` over
     /// the keys and values of their own sequence: `[1, T, H * D]`. The sequences have these lengths
     /// and follow one another. The positions of each sequence begin at 0. There is no causal mask:
-    /// a query attends to positions at a distance of at most `reach`, or to all.
+    /// a query attends to positions on both sides, as far as `locality` says.
     ///
     /// # Errors
-    /// Those of [`Self::keys`].
+    /// Those of [`Self::keys`]; also if `locality` has another number of slopes than heads.
     /// ```
-    /// use mlx_rs_core::{Array, Device, Stream, cpu::Heads};
+    /// use mlx_rs_core::{Array, Device, Stream, cpu::{Heads, Locality}};
     /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
     ///     let heads = Heads {
     ///         n_heads: 1,
@@ -437,9 +448,10 @@ impl Heads {
     ///     // Three tokens with equal keys: two of one sequence, and one of another.
     ///     let packed = [0.0f32, 0.0, 2.0, 0.0, 0.0, 4.0, 0.0, 0.0, 9.0];
     ///     let packed = Array::from_slice(&packed, &[1, 3, 3])?;
-    ///     let found = heads.attend_around(&packed, &[2, 1], None)?;
+    ///     let found = heads.attend_around(&packed, &[2, 1], Locality::default())?;
     ///     assert_eq!(found.to_vec::<f32>()?, [3.0, 3.0, 9.0]);
-    ///     let own = heads.attend_around(&packed, &[2, 1], Some(0))?;
+    ///     let own = Locality { reach: Some(0), slopes: None };
+    ///     let own = heads.attend_around(&packed, &[2, 1], own)?;
     ///     assert_eq!(own.to_vec::<f32>()?, [2.0, 4.0, 9.0]);
     ///     Ok(())
     /// })?;
@@ -449,8 +461,15 @@ impl Heads {
         &self,
         packed: &Array,
         lengths: &[i32],
-        reach: Option<i32>,
+        locality: Locality<'_>,
     ) -> Result<Array> {
+        let Locality { reach, slopes } = locality;
+        if let Some(slopes) = slopes
+            && slopes.len() != dim(self.n_heads)
+        {
+            let message = format!("{} slopes for {} heads", slopes.len(), self.n_heads);
+            return Err(fault(message));
+        }
         let rows = || lengths.iter().map(|&length| (length, 0));
         let total = total(rows())?;
         let width = self.check(packed, total)?;
@@ -490,7 +509,10 @@ impl Heads {
                 around: Some(Around { first, reach }),
             });
         }
-        let work = self.attention(width, queries, plans);
+        let work = Attention {
+            slopes: slopes.map(<[f32]>::to_vec).unwrap_or_default(),
+            ..self.attention(width, queries, plans)
+        };
         let shape = [1, total, self.n_heads * d];
         host_op::add_strided("cpu::attention", work, &inputs, first, &shape)
     }

@@ -31,7 +31,7 @@ mod sample;
 mod tests;
 mod vjp;
 
-pub use attention::{HeadNorm, Heads, KvView};
+pub use attention::{HeadNorm, Heads, KvView, Locality};
 pub use decoder_block::{Biased, Block, KvSlot, RowNorm};
 pub use experts::{BiasedExperts, ExpertBlock, ExpertMatrix};
 pub use feature_walk::{FeatureMatrix, FeatureNumbers, FeatureWalk};

@@ -12,6 +12,26 @@ fn attention(
     sinks: Option<&[f32]>,
     sees: &dyn Fn(usize, usize) -> bool,
 ) -> Vec<f64> {
+    biased_attention(
+        heads,
+        packed,
+        (keys, values),
+        (length, n),
+        sinks,
+        &|_, q, key| sees(q, key).then_some(0.0),
+    )
+}
+
+/// The attention of a row by its definition. `bias(head, query, key)` is added to the score; `None`
+/// hides the key.
+fn biased_attention(
+    heads: &Heads,
+    packed: &[f32],
+    (keys, values): (&[f32], &[f32]),
+    (length, n): (usize, usize),
+    sinks: Option<&[f32]>,
+    bias: &dyn Fn(usize, usize, usize) -> Option<f64>,
+) -> Vec<f64> {
     let (h, kv, d) = (
         heads.n_heads as usize,
         heads.n_kv_heads as usize,
@@ -30,14 +50,17 @@ fn attention(
             };
             let mut total = sinks.map_or(0.0, |s| f64::from(s[head]).exp());
             let mut sum = vec![0.0; d];
-            for key in (0..n).filter(|key| sees(q, *key)) {
+            for key in 0..n {
+                let Some(bias) = bias(head, q, key) else {
+                    continue;
+                };
                 let pairs = query.iter().zip(row(keys, key));
                 let mut score: f64 = pairs.map(|(q, k)| f64::from(*q) * k).sum::<f64>();
                 score *= f64::from(heads.scale);
                 if let Some(cap) = heads.softcap {
                     score = (score / f64::from(cap)).tanh() * f64::from(cap);
                 }
-                let share = score.exp();
+                let share = (score + bias).exp();
                 total += share;
                 for (sum_element, value) in sum.iter_mut().zip(row(values, key)) {
                     *sum_element += share * value;
@@ -378,11 +401,15 @@ fn sequences_attend_to_what_is_around() {
     // Lengths for decode attention, for panels of queries, and for more keys than a block.
     let lengths = [1usize, 3, 20, 5, 210, 16];
     let total: usize = lengths.iter().sum();
-    for (d, reach, softcap) in [
-        (32, None, None),
-        (16, Some(4), None),
-        (24, Some(0), None),
-        (48, Some(1000), Some(2.0)),
+    for (d, reach, softcap, slopes) in [
+        (32, None, None, None),
+        (16, Some(4), None, None),
+        (24, Some(0), None, None),
+        (48, Some(1000), Some(2.0), None),
+        (32, None, None, Some([0.5f32, 0.25, 0.01, 1.0])),
+        // Queries are computed one by one, and by panels.
+        (24, None, Some(3.0), Some([0.5, 0.0, 0.3, 0.1])),
+        (16, Some(9), None, Some([0.125, 0.5, 0.07, 2.0])),
     ] {
         let width = (h + 2 * kv) * d;
         let packed = noise(total * width, 1);
@@ -405,20 +432,28 @@ fn sequences_attend_to_what_is_around() {
                         .flat_map(|(g, row)| row[(first + g) * d..][..d].to_vec())
                         .collect()
                 };
-                let sees = |q: usize, key: usize| reach.is_none_or(|r| q.abs_diff(key) <= r);
+                let bias = |head: usize, q: usize, key: usize| {
+                    let apart = q.abs_diff(key);
+                    let slope = slopes.map_or(0.0, |slopes| f64::from(slopes[head]));
+                    (reach.is_none_or(|r| apart <= r)).then(|| -slope * apart as f64)
+                };
                 let both = (&part(h)[..], &part(h + kv)[..]);
-                wanted.extend(attention(
+                wanted.extend(biased_attention(
                     &heads,
                     &own_rows.concat(),
                     both,
                     (n, n),
                     None,
-                    &sees,
+                    &bias,
                 ));
             }
             with_each(|isa| {
                 let reach = reach.map(|r| r as i32);
-                let actual = host(&heads.attend_around(&all, &counts, reach).unwrap());
+                let locality = Locality {
+                    reach,
+                    slopes: slopes.as_ref().map(|slopes| &slopes[..]),
+                };
+                let actual = host(&heads.attend_around(&all, &counts, locality).unwrap());
                 close(&actual, &wanted, 2e-5, &format!("{d} {reach:?} {isa:?}"));
             });
         });
@@ -439,19 +474,20 @@ fn sequences_are_rotated_from_their_own_beginning() {
         };
         let packed = noise(30 * 96, 5);
         let all = array(&packed, &[1, 30, 96]);
-        let together = host(&heads.attend_around(&all, &[11, 19], None).unwrap());
+        let everywhere = Locality::default();
+        let together = host(&heads.attend_around(&all, &[11, 19], everywhere).unwrap());
         let mut alone = Vec::new();
         for (from, n) in [(0, 11), (11, 19)] {
             let sequence_alone = array(&packed[from * 96..(from + n) * 96], &[1, n as i32, 96]);
             alone.extend(host(
                 &heads
-                    .attend_around(&sequence_alone, &[n as i32], None)
+                    .attend_around(&sequence_alone, &[n as i32], everywhere)
                     .unwrap(),
             ));
         }
         assert_eq!(together, alone);
         let unturned = plain_heads(2, 2, 16);
-        let other = host(&unturned.attend_around(&all, &[11, 19], None).unwrap());
+        let other = host(&unturned.attend_around(&all, &[11, 19], everywhere).unwrap());
         assert_ne!(together, other, "the rotation does something");
         for (lengths, reach) in [
             (&[11, 18][..], None),
@@ -462,8 +498,17 @@ fn sequences_are_rotated_from_their_own_beginning() {
             (&[], None),
             (&[11, 19], Some(-1)),
         ] {
-            let actual = heads.attend_around(&all, lengths, reach);
+            let locality = Locality {
+                reach,
+                slopes: None,
+            };
+            let actual = heads.attend_around(&all, lengths, locality);
             assert!(actual.is_err(), "{lengths:?} {reach:?}");
         }
+        let too_many = Locality {
+            reach: None,
+            slopes: Some(&[0.5; 3]),
+        };
+        assert!(heads.attend_around(&all, &[11, 19], too_many).is_err());
     });
 }
