@@ -43,6 +43,7 @@ mod reply;
 mod routes;
 mod state;
 mod status;
+mod telemetry;
 mod tools;
 mod ui;
 

@@ -14,6 +14,7 @@ use crate::error::{ApiError, Family};
 use crate::metrics::Answer;
 use crate::pipeline::body_too_large;
 use crate::state::App;
+use crate::telemetry::RequestSpan;
 
 pub(crate) fn cors(origins: &[String]) -> CorsLayer {
     let allowed = if origins.iter().any(|o| o == "*") {
@@ -89,7 +90,8 @@ pub(crate) async fn observe(State(app): State<App>, request: Request, next: Next
         let name = app.name("req-");
         HeaderValue::from_str(&name).unwrap_or(HeaderValue::from_static("req"))
     });
-    let mut response = next.run(request).await;
+    let span = RequestSpan::begin(request.method(), &route, request.headers());
+    let mut response = span.within(next.run(request)).await;
     if family != Family::OpenAi
         && let Some(error) = response.extensions_mut().remove::<ApiError>()
     {
@@ -106,6 +108,7 @@ pub(crate) async fn observe(State(app): State<App>, request: Request, next: Next
     );
     headers.insert(REQUEST_ID, id.clone());
     let status = response.status().as_u16();
+    span.answered(status);
     tracing::info!(request = ?id, route, status, "answered");
     let answer = Answer { route, status };
     app.metrics.answers.get_or_create(&answer).inc();

@@ -16,6 +16,7 @@ use crate::error::ApiError;
 use crate::models::Lease;
 use crate::reply::{Delta, Either, PlainText, ReplyParser};
 use crate::state::App;
+use crate::telemetry::ReplySpans;
 
 pub(crate) struct Reply {
     running: Running,
@@ -28,6 +29,7 @@ pub(crate) struct Reply {
     place: Arc<Places>,
     /// Items that were read early. `next` returns them first.
     ahead: VecDeque<Item>,
+    spans: ReplySpans,
 }
 
 impl Reply {
@@ -41,6 +43,7 @@ impl Reply {
         arrived: Instant,
     ) -> Self {
         let place = Arc::new(place);
+        let spans = ReplySpans::begin(model.id(), arrived);
         let (running, parser) = run(app, model, &place, prepared, options, arrived);
         Self {
             running,
@@ -50,6 +53,7 @@ impl Reply {
             rounds: None,
             place,
             ahead: VecDeque::new(),
+            spans,
         }
     }
 
@@ -80,6 +84,7 @@ impl Reply {
                         let arrived = rounds.arrived();
                         (self.running, self.parser) =
                             run(app, model, &self.place, &prepared, options, arrived);
+                        self.spans = self.spans.again();
                     }
                     Err(error) => break Item::Failed(error),
                 },
@@ -94,10 +99,12 @@ impl Reply {
         match self.running.next().await {
             Some(Event::Started { queued }) => {
                 self.queued = queued;
+                self.spans.started();
                 Item::Started
             }
             Some(Event::Token(token)) => {
                 let deltas = self.parser.feed(&token);
+                self.spans.token();
                 Item::Token { token, deltas }
             }
             Some(Event::Done {
@@ -106,6 +113,7 @@ impl Reply {
                 metrics,
             }) => {
                 let deltas = self.parser.finish(stop.as_ref());
+                self.spans.ended(reason, &metrics);
                 let end = End {
                     reason,
                     stop,
@@ -114,7 +122,10 @@ impl Reply {
                 };
                 Item::End { deltas, end }
             }
-            Some(Event::Failed(error)) => Item::Failed(ApiError::of_engine(&error)),
+            Some(Event::Failed(error)) => {
+                self.spans.failed(error.kind().as_str());
+                Item::Failed(ApiError::of_engine(&error))
+            }
             None => Item::Failed(ApiError::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "server_error",

@@ -15,6 +15,7 @@ const ORDER: &[&str] = &[
     "tools",
     "config",
     "metrics",
+    "telemetry::*",
     "reply::*",
     "models::*",
     "engine::*",

@@ -134,15 +134,15 @@ fn load(
     Ok(LoraAdapter::standing(all, kind, naming))
 }
 
+/// The changes of an adapter, each with its slot.
+pub(super) type SlotDeltas = Vec<(Arc<ParamSlot>, Delta)>;
+
 /// The changes of the adapter in a directory to the layers in `all`, and the adapter's kind.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`], with the file and the tensor or setting that does not fit this
 /// model.
-pub(super) fn read(
-    all: &[Arc<ParamSlot>],
-    dir: &Path,
-) -> Result<(Vec<(Arc<ParamSlot>, Delta)>, AdapterKind)> {
+pub(super) fn read(all: &[Arc<ParamSlot>], dir: &Path) -> Result<(SlotDeltas, AdapterKind)> {
     let stored = Stored::read(dir)?;
     let mut deltas = Vec::new();
     let missing = |name: &str| {

@@ -353,6 +353,8 @@ fn name_of(given: &str, path: &Path) -> String {
 
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let config = args.config()?;
+    #[cfg(feature = "otel")]
+    let _traces = super::traces::Traces::start()?;
     let backend = backend_for(args.backend.as_deref(), args.gpu_layers)?;
     let mut options = args.load_options(backend.name())?;
     if let Some(draft) = args.draft.draft_model.as_deref() {

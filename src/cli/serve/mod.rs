@@ -9,3 +9,5 @@ pub mod launch;
 #[cfg(feature = "serve")]
 pub mod models;
 pub mod remote;
+#[cfg(feature = "otel")]
+mod traces;

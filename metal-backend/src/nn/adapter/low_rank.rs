@@ -28,11 +28,13 @@ pub struct LowRank {
     pub prepared: PreparedPair,
 }
 
+type PairsByRows = BTreeMap<Option<(i32, i32)>, (Matrix, Matrix)>;
+
 /// A and B of a low-rank term as matrices of the CPU's kernels, made by the first product. The
 /// result of such a product does not depend on the other rows of the pass. The keys are the rows of
 /// B that a layer has.
 #[derive(Debug, Clone, Default)]
-pub struct PreparedPair(Arc<Mutex<BTreeMap<Option<(i32, i32)>, (Matrix, Matrix)>>>);
+pub struct PreparedPair(Arc<Mutex<PairsByRows>>);
 
 impl PreparedPair {
     /// `(x A^T) B^T` with the kernels, for B `[out, rank]` with these rows.
