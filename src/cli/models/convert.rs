@@ -61,8 +61,6 @@ pub struct Args {
     /// Make quantized matrices dense
     #[arg(long, short, conflicts_with = "quantizing")]
     dequantize: bool,
-    #[command(flatten)]
-    learned: LearnedArgs,
     /// Store floats as float32, float16 or bfloat16; without it, as they are
     #[arg(long, value_name = "TYPE", value_parser = float_type)]
     dtype: Option<FloatType>,
@@ -75,6 +73,8 @@ pub struct Args {
     /// Print a JSON object about the result
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    learned: LearnedArgs,
 }
 
 fn mode(text: &str) -> Result<QuantMode, String> {
