@@ -70,7 +70,6 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
     ("metal-backend", "sample", &["step"]),
     ("metal-backend", "train::progress", &["step"]),
     ("metal-backend", "train::step::compiled", &["step"]),
-    ("", "cli::learn::train", &["step"]),
     // ollama's model names.
     (
         "",
