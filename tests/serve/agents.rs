@@ -132,11 +132,8 @@ fn anthropic(server: &Served, body: &Value) -> [Call; 2] {
         streamed.1 += &text(&event["delta"]["partial_json"]);
     }
     // Whole arguments are an object here, so the texts are compared as values.
-    let normal = |text: &str| {
-        let value: Value = serde_json::from_str(text).unwrap();
-        value.to_string()
-    };
-    streamed.1 = normal(&streamed.1);
+    let arguments: Value = serde_json::from_str(&streamed.1).unwrap();
+    streamed.1 = arguments.to_string();
     [(text(&block["name"]), block["input"].to_string()), streamed]
 }
 
