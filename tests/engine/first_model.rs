@@ -54,8 +54,9 @@ fn logits_and_greedy_tokens_equal_the_reference() {
         for pair in case["top"].as_array().unwrap().iter().take(10) {
             let id = usize::try_from(pair[0].as_u64().unwrap()).unwrap();
             let difference = (logits[id] - pair[1].as_f64().unwrap() as f32).abs();
+            // The logits are about 25. See `golden.rs` for the bound.
             assert!(
-                difference < 2e-3,
+                difference < 4e-3,
                 "{text:?}: logit {id} differs by {difference}"
             );
         }
