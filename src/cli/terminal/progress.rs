@@ -251,6 +251,7 @@ impl Drop for CountBar {
 }
 
 /// Shows the progress of a task with several stages, each with a number of steps.
+#[cfg(feature = "mlx-backend")]
 pub struct StepProgress<'c> {
     err: &'c mut dyn Write,
     terminal: bool,
@@ -260,6 +261,7 @@ pub struct StepProgress<'c> {
     last_line: Instant,
 }
 
+#[cfg(feature = "mlx-backend")]
 impl<'c> StepProgress<'c> {
     /// A progress display on `console`'s standard error.
     pub fn new(console: &'c mut Console<'_>) -> Self {
