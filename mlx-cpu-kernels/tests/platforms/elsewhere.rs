@@ -119,6 +119,11 @@ pub const ELSEWHERE: &[(&str, &str, &[&str])] = &[
         &["inference-python/src/train.rs"],
     ),
     (
+        "not(feature = \"otel\")",
+        FEATURES,
+        &["inference-server/src/telemetry/mod.rs"],
+    ),
+    (
         "not(feature = \"mcp\")",
         FEATURES,
         &["src/cli/options/mcp/mod.rs"],
