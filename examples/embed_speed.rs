@@ -1,7 +1,7 @@
 //! Measures how many texts per second a model embeds. Each line of standard input is a JSON object
-//! with `texts` and `seconds`. Each line of output has the median rate of the runs in that time, the
-//! number of their texts, and the first vector. `tools/compare_embed.py` compares the results with
-//! other engines.
+//! with `texts` and `seconds`. Each line of output has the median rate of the runs in that time,
+//! the number of their texts, and the first vector. `tools/compare_embed.py` compares the results
+//! with other engines.
 //!
 //!     cargo run --release --example embed_speed -- DIR
 

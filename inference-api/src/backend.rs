@@ -258,8 +258,8 @@ pub trait TextModel: Send + Sync {
     }
 
     /// Adds the adapter in the directory `path`. Requests name it with
-    /// [`GenerateOptions::adapter`](crate::GenerateOptions::adapter). All adapters share the model's
-    /// weights in memory, and requests with different adapters run in one session.
+    /// [`GenerateOptions::adapter`](crate::GenerateOptions::adapter). All adapters share the
+    /// model's weights in memory, and requests with different adapters run in one session.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Unsupported`] if the model has no such adapters,

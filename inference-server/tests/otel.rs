@@ -1,5 +1,5 @@
-//! Spans of OpenTelemetry: their names, times, parents and attributes. The tracer provider is global, so
-//! the test has a program of its own.
+//! Spans of OpenTelemetry: their names, times, parents and attributes. The tracer provider is
+//! global, so the test has a program of its own.
 
 #![forbid(unsafe_code)]
 #![cfg(feature = "otel")]

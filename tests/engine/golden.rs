@@ -5,17 +5,17 @@
 use crate::common::{floats, golden, greedy, has_amx, ids, max_difference, tiny, tiny_names};
 use inference::{ChatPrompt, Interrupt, Message, Prompt};
 
-/// The bound is 0.001, or 0.004 for quantized models with the kernels. Those round inputs to 16 bits,
-/// with a scale for sixteen of them, and the small random models enlarge this error twentyfold
-/// (docs/results.md has the perplexity of a real model). `kernels.rs` tests the effect of the kernels
-/// alone.
+/// The bound is 0.001, or 0.003 for quantized models with the kernels. Those round inputs to 16
+/// bits, with a scale for sixteen of them, and the small random models enlarge this error
+/// twentyfold (docs/results.md has the perplexity of a real model). `kernels.rs` tests the effect
+/// of the kernels alone.
 #[test]
 fn logits_agree_with_the_reference_to_a_thousandth() {
     let kernels = std::env::var("MLX_CPU_KERNELS").map_or(true, |v| v != "off");
     for name in tiny_names() {
         let model = tiny(&name);
         let bound = match model.info().quantization_bits {
-            Some(_) if kernels => 4e-3,
+            Some(_) if kernels => 3e-3,
             None if kernels && has_amx() => 2e-3,
             _ => 1e-3,
         };

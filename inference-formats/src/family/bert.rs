@@ -1,5 +1,7 @@
 //! BERT, and models with its structure.
 
+use serde_json::{Map, Value};
+
 use super::gguf::GgufFamily;
 use super::{Defaults, Family, Windows};
 
@@ -7,7 +9,7 @@ use super::{Defaults, Family, Windows};
 pub static FAMILY: Family = Family {
     encoder: true,
     pipeline: false,
-    prepare: super::jina_bert::name,
+    prepare: other_family,
     buffers: &[".position_ids"],
     gguf: Some(GgufFamily {
         activation: "gelu",
@@ -19,6 +21,14 @@ pub static FAMILY: Family = Family {
     }),
     ..Family::new("bert", "BertModel", DEFAULTS)
 };
+
+/// Sets the family of `jina_bert.rs`, if the configuration has its position encoding.
+fn other_family(map: &mut Map<String, Value>) {
+    let kind = map.get("position_embedding_type").and_then(Value::as_str);
+    if kind == Some("alibi") {
+        map.insert("model_type".to_owned(), "jina_bert".into());
+    }
+}
 
 /// Values that configurations of BERT and related models omit.
 pub(super) const DEFAULTS: Defaults = Defaults {

@@ -1,7 +1,8 @@
 //! `JinaBERT`: BERT's blocks with `ALiBi` instead of learned positions, and usually a gated
-//! feed-forward part. A `config.json` says `bert` and names the position encoding.
+//! feed-forward part. A `config.json` says `bert` and names the position encoding; `bert.rs`
+//! then changes the family.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::gguf::{GgufFamily, GgufHeader};
 use super::{Family, bert};
@@ -43,14 +44,6 @@ pub static FAMILY: Family = Family {
     }),
     ..Family::new("jina_bert", "JinaBertModel", bert::DEFAULTS)
 };
-
-/// Sets this family, if the fields of a BERT are those of this family.
-pub(super) fn name(map: &mut Map<String, Value>) {
-    let kind = map.get("position_embedding_type").and_then(Value::as_str);
-    if kind == Some("alibi") {
-        map.insert("model_type".to_owned(), FAMILY.model_type.into());
-    }
-}
 
 /// Files do not state the kind of the feed-forward part. A gated one has a matrix for its gate, or
 /// twice the rows.

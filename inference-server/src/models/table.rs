@@ -118,7 +118,8 @@ impl Table {
         self.residents.iter().filter(move |r| r.base() == Some(key))
     }
 
-    /// Whether requests use a model or its adapters. Each loaded adapter has one lease of the model.
+    /// Whether requests use a model or its adapters. Each loaded adapter has one lease of the
+    /// model.
     fn is_in_use(&self, r: &Resident) -> bool {
         let adapters = self.adapters_of(r.key).count();
         r.leases > adapters || self.adapters_of(r.key).any(|adapter| adapter.leases > 0)

@@ -1,5 +1,5 @@
-//! The spans of requests. Attributes have the names of OpenTelemetry's semantic conventions for HTTP
-//! and for generative AI. No span contains text of a prompt or a reply.
+//! The spans of requests. Attributes have the names of OpenTelemetry's semantic conventions for
+//! HTTP and for generative AI. No span contains text of a prompt or a reply.
 
 use std::time::{Instant, SystemTime};
 
@@ -165,7 +165,7 @@ impl ReplySpans {
         self.finish(input, output, None);
     }
 
-    /// The reply failed, or nobody reads it any more.
+    /// Ends the current span with the status error: the reply failed, or the client is gone.
     pub(crate) fn failed(&mut self, why: &'static str) {
         self.finish(Vec::new(), Vec::new(), Some(why));
     }

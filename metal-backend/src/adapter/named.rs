@@ -1,5 +1,5 @@
-//! Adapters that requests name. They share the model's weights, and requests with different adapters
-//! run in one batch.
+//! Adapters that requests name. They share the model's weights, and requests with different
+//! adapters run in one batch.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -28,9 +28,9 @@ impl NamedAdapter {
         &self.hash
     }
 
-    /// The group of adapters whose rows can share a pass, at least 1. All adapters of a group change
-    /// the same layers. Otherwise a layer without a change would lose its fused form because of
-    /// another row, and results would differ in their last bits.
+    /// The group of adapters whose rows can share a pass, at least 1. All adapters of a group
+    /// change the same layers. Otherwise a layer without a change would lose its fused form because
+    /// of another row, and results would differ in their last bits.
     #[must_use]
     pub fn group(&self) -> u64 {
         self.group
@@ -63,7 +63,8 @@ impl NamedAdapters {
     /// can share passes of the network.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] if the name is empty or taken; the errors of loading an adapter.
+    /// [`ErrorKind::InvalidOption`] if the name is empty or taken; the errors of loading an
+    /// adapter.
     pub(crate) fn add(
         &mut self,
         name: &str,

@@ -198,8 +198,8 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
         None
     }
 
-    /// Whether every matrix of the network reads the positions of all rows in the order of the rows,
-    /// `[1, T, ..]` or `[1, rows, ..]`. Rows with different adapters can then share a pass.
+    /// Whether every matrix of the network reads the positions of all rows in the order of the
+    /// rows, `[1, T, ..]` or `[1, rows, ..]`. Rows with different adapters can then share a pass.
     fn keeps_row_order(&self) -> bool {
         false
     }

@@ -79,7 +79,8 @@ impl Engine {
     /// Adds an adapter that requests can name. It shares the weights in memory.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for an encoder, a part of a model or layers that walk; [`ErrorKind::InvalidOption`] for a bad name; the errors of loading an adapter.
+    /// [`ErrorKind::Unsupported`] for an encoder, a part of a model or layers that walk;
+    /// [`ErrorKind::InvalidOption`] for a bad name; the errors of loading an adapter.
     pub fn add_adapter(&self, name: &str, dir: &Path) -> Result<()> {
         self.check_open()?;
         let decoder = self.decoder()?;

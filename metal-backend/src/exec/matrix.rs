@@ -151,8 +151,8 @@ impl Matrix {
     }
 }
 
-/// `x W^T` for a float32 `weight` `[out, in]` that is used once: `[.., in] -> [.., out]`. The result
-/// has no gradient for the weight.
+/// `x W^T` for a float32 `weight` `[out, in]` that is used once: `[.., in] -> [.., out]`. The
+/// result has no gradient for the weight.
 ///
 /// # Errors
 /// If `x` does not end in the input dimension.

@@ -71,8 +71,8 @@ pub fn draw_rows(samplers: &mut [&mut Sampler], logits: &Array) -> Result<Vec<Pe
         .collect()
 }
 
-/// Which rows can share a forward pass. Rows with edits cannot use fused blocks, and unfused results
-/// differ in the last bits. Adapters also decide which layers are fused.
+/// Which rows can share a forward pass. Rows with edits cannot use fused blocks, and unfused
+/// results differ in the last bits. Adapters also decide which layers are fused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PassGroup {
     is_edited: bool,

@@ -368,9 +368,9 @@ impl SlotView {
         }
     }
 
-    /// The outputs `[1, n, ..]` for inputs `x` `[1, n, ..]` of rows with different adapters. `plain`
-    /// computes all outputs without adapters. `changed` computes the outputs of the rows of one
-    /// adapter from the inputs and from the outputs without it.
+    /// The outputs `[1, n, ..]` for inputs `x` `[1, n, ..]` of rows with different adapters.
+    /// `plain` computes all outputs without adapters. `changed` computes the outputs of the rows of
+    /// one adapter from the inputs and from the outputs without it.
     fn by_parts(
         &self,
         pass: &Pass,

@@ -285,8 +285,8 @@ impl Folding {
         else {
             return Ok(None);
         };
-        // The product of queries and keys makes their clipping errors greater, so the authors do not
-        // clip them either.
+        // The product of queries and keys makes their clipping errors greater, so the authors do
+        // not clip them either.
         if ["q_proj", "k_proj", "qkv_proj"]
             .iter()
             .any(|end| name.ends_with(end))

@@ -139,8 +139,8 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Quantizes the linear layers of each block by `quantize`. The inputs of a block are those that
-    /// the quantized earlier blocks compute. Other matrices stay with plain rounding.
+    /// Quantizes the linear layers of each block by `quantize`. The inputs of a block are those
+    /// that the quantized earlier blocks compute. Other matrices stay with plain rounding.
     ///
     /// # Errors
     /// Errors of `quantize`; [`ErrorKind::Unsupported`] if no linear layer can be observed.

@@ -106,7 +106,8 @@ impl QuantizeOptions {
     }
 }
 
-/// Receives what is being done, the steps done, and the number of steps.
+/// A callback for progress: the name of the current stage, the number of finished steps, and the
+/// number of all steps of the stage.
 pub type Progress<'a> = dyn FnMut(&'static str, u64, u64) + 'a;
 
 /// Converts the model at `model` to the new directory `output`, with matrices quantized by a

@@ -135,7 +135,8 @@ impl Running {
     }
 }
 
-/// The bias by the distance between a query's and a key's position. It is subtracted from the score.
+/// The bias by the distance between a query's and a key's position. It is subtracted from the
+/// score.
 #[inline(always)]
 pub(crate) fn distance_bias(slope: f32, query: f32, key: usize) -> f32 {
     slope * (query - key as f32).abs()

@@ -60,7 +60,8 @@ pub(crate) struct InputPanelMut<'a> {
 /// among few rows and among many.
 pub(crate) const INPUTS_PER_SCALE: usize = crate::layout::integer_panel::STEP;
 
-/// The number of adjacent inputs whose integers are in one place: as many as a word has 4-bit codes.
+/// The number of adjacent inputs whose integers are in one place: as many as a word has 4-bit
+/// codes.
 pub(crate) const RUN: usize = 8;
 
 /// The index of an input among `near` adjacent inputs. A shift of a word moves pairs of codes that

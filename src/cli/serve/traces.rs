@@ -1,6 +1,7 @@
-//! Traces of requests for OpenTelemetry, with the feature `otel`. The standard variables say where they
-//! go: `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, the headers, the timeout,
-//! `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`. Without an endpoint, there are no traces.
+//! Traces of requests for OpenTelemetry, with the feature `otel`. The standard variables say where
+//! they go: `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, the headers, the
+//! timeout, `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`. Without an endpoint, there are no
+//! traces.
 
 use std::future::{Future, ready};
 use std::pin::Pin;

@@ -2,8 +2,8 @@
 //! `qgemv.rs` of AVX2 and of AVX-512 multiply these pairs with the inputs.
 
 /// Generates functions for the processor features `$features`. Each returns the pairs of a run of
-/// eight codes, in the order of the inputs. In the arguments, `and` and `or` are bitwise operations,
-/// shuffles are of bytes, and the other intrinsics operate on lanes of 16 or 32 bits.
+/// eight codes, in the order of the inputs. In the arguments, `and` and `or` are bitwise
+/// operations, shuffles are of bytes, and the other intrinsics operate on lanes of 16 or 32 bits.
 macro_rules! integer_codes {
     (
         $features:literal, $int:ident,
