@@ -170,7 +170,23 @@ fn take_message() -> Option<String> {
 #[cold]
 fn take_error(op: &'static str) -> Error {
     let text = take_message().unwrap_or_else(|| String::from("MLX failed without a message"));
-    Error::new(ErrorKind::Mlx, op, strip_location(&text))
+    Error::new(kind_of(&text), op, strip_location(&text))
+}
+
+/// The kind of a failure with this message of MLX or of the shim.
+fn kind_of(message: &str) -> ErrorKind {
+    // The system refused memory: the shim's message, MLX's own for each device, and C++'s.
+    let refusals = [
+        "] the system has no ",
+        "Unable to allocate ",
+        "[metal::malloc] Attempting to allocate ",
+        "cudaErrorMemoryAllocation",
+        "std::bad_alloc",
+    ];
+    match refusals.iter().any(|refusal| message.contains(refusal)) {
+        true => ErrorKind::OutOfMemory,
+        false => ErrorKind::Mlx,
+    }
 }
 
 /// Removes ` at FILE:LINE`, which mlx-c appends. It is a line of mlx-c's own source and does not
@@ -500,6 +516,18 @@ mod tests {
         assert_eq!(strip_location("bad shape at /x/ops.cpp:12"), "bad shape");
         assert_eq!(strip_location("look at this: 12"), "look at this: 12");
         assert_eq!(strip_location("plain"), "plain");
+    }
+
+    #[test]
+    fn refused_memory_has_its_kind() {
+        for message in [
+            "[HostOp] the system has no 4096 bytes of memory",
+            "[malloc] Unable to allocate 4096 bytes.",
+            "std::bad_alloc",
+        ] {
+            assert_eq!(kind_of(message), ErrorKind::OutOfMemory, "{message}");
+        }
+        assert_eq!(kind_of("[reshape] Cannot reshape"), ErrorKind::Mlx);
     }
 
     #[test]

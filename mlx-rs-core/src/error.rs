@@ -20,7 +20,8 @@ pub enum ErrorKind {
     Index,
     /// An argument has a value that the operation does not accept.
     Value,
-    /// The result would not fit the memory budget (see [`crate::memory::budget`]).
+    /// The result would not fit the memory budget (see [`crate::memory::budget`]), or the system
+    /// refused memory.
     OutOfMemory,
     /// The device, or this build of MLX, does not support the request.
     Unsupported,

@@ -26,6 +26,18 @@ namespace {
 
 namespace mx = mlx::core;
 
+// Memory for `bytes` bytes. MLX's CPU allocator returns a null pointer when the system refuses
+// memory, and MLX itself would write to it. mlx-rs-core recognizes this message.
+mx::allocator::Buffer allocate(const char* op, size_t bytes) {
+  auto buffer = mx::allocator::malloc(bytes);
+  if (!buffer.ptr()) {
+    throw std::runtime_error(
+        "[" + std::string(op) + "] the system has no " + std::to_string(bytes) +
+        " bytes of memory");
+  }
+  return buffer;
+}
+
 class HostOp : public mx::UnaryPrimitive {
  public:
   HostOp(
@@ -70,7 +82,7 @@ class HostOp : public mx::UnaryPrimitive {
     if (taken) {
       output.copy_shared_buffer(inputs[0]);
     } else {
-      output.set_data(mx::allocator::malloc(output.nbytes()));
+      output.set_data(allocate("HostOp", output.nbytes()));
     }
     size_t copied = in_place_ && !taken ? output.nbytes() : 0;
     // MLX keeps the memory of inputs and output alive until the stream has finished this work.
@@ -379,12 +391,7 @@ rust_mlx_uninitialized(mlx_array* res, const int* shape, size_t ndim, mlx_dtype 
         throw std::invalid_argument("[uninitialized] the shape has no size");
       }
     }
-    auto buffer = mx::allocator::malloc(bytes);
-    if (!buffer.ptr()) {
-      // MLX itself would write to the null pointer.
-      throw std::runtime_error(
-          "[uninitialized] the system has no " + std::to_string(bytes) + " bytes of memory");
-    }
+    auto buffer = allocate("uninitialized", bytes);
     put(res, mx::array(buffer, mx::Shape(shape, shape + ndim), type));
     return 0;
   } catch (std::exception& e) {

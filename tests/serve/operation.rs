@@ -8,6 +8,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
 use crate::common::fixture;
@@ -395,4 +397,92 @@ fn a_request_beyond_the_memory_of_the_caches_fails_alone() {
     });
     assert_eq!(ask(server, &ids(1, 20), 12)["choices"], expected);
     assert_eq!(get(server, "/health")["status"], "ok");
+}
+
+/// A tiny model whose caches are large: 64 heads of 128 values, so 192 KiB a token.
+fn model_with_large_caches() -> tempfile::TempDir {
+    let dir = long_copy("llama");
+    let config = dir.path().join("config.json");
+    let mut values: Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    values["num_attention_heads"] = json!(64);
+    values["num_key_value_heads"] = json!(64);
+    values["head_dim"] = json!(128);
+    std::fs::write(&config, values.to_string()).unwrap();
+    let weights = dir.path().join("model.safetensors");
+    let bytes = std::fs::read(&weights).unwrap();
+    let read = SafeTensors::deserialize(&bytes).unwrap();
+    let wide: Vec<u8> = (0..64 * 128 * 32_u32)
+        .flat_map(|i| ((f64::from(i % 97) / 97.0 - 0.5) as f32).to_le_bytes())
+        .collect();
+    let all = read.iter().map(|(name, view)| {
+        let shape = match name.rsplit('.').nth(1) {
+            Some("q_proj" | "k_proj" | "v_proj") => vec![64 * 128, 32],
+            Some("o_proj") => vec![32, 64 * 128],
+            _ => return (name, view.clone()),
+        };
+        let view = TensorView::new(view.dtype(), shape, &wide).unwrap();
+        (name, view)
+    });
+    let written = safetensors::serialize(all, None).unwrap();
+    std::fs::write(&weights, written).unwrap();
+    dir
+}
+
+/// The size of the process's address space, in bytes.
+#[cfg(target_os = "linux")]
+fn address_space(server: &Served) -> u64 {
+    let status = format!("/proc/{}/status", server.child.id());
+    let status = std::fs::read_to_string(status).unwrap();
+    let line = status.lines().find(|l| l.starts_with("VmSize:")).unwrap();
+    let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    kib * 1024
+}
+
+/// Limits the address space of a running server.
+#[cfg(target_os = "linux")]
+fn limit_address_space(server: &Served, bytes: Option<u64>) {
+    use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+
+    let id = Pid::from_raw(i32::try_from(server.child.id()).unwrap());
+    let maximum = getrlimit(Resource::As).maximum;
+    let limit = Rlimit {
+        current: bytes.or(maximum),
+        maximum,
+    };
+    prlimit(id, Resource::As, limit).unwrap();
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_request_that_the_machine_has_no_memory_for_fails_alone() {
+    let model = model_with_large_caches();
+    let dir = tempfile::tempdir().unwrap();
+    let path = model.path().to_str().unwrap();
+    let logged = start(dir.path(), "", &["--port", "0", path]);
+    let server = &logged.server;
+    let small = || ask(server, &ids(1, 20), 30)["choices"].clone();
+    let expected = small();
+    let large = json!({"prompt": ids(2, 1500), "max_tokens": 4, "temperature": 0});
+    let mut long = Long::start(server);
+
+    // The caches of the large request need 281 MiB.
+    limit_address_space(server, Some(address_space(server) + (150 << 20)));
+    std::thread::scope(|scope| {
+        let others = scope.spawn(|| (0..3).for_each(|_| assert_eq!(small(), expected)));
+        for _ in 0..2 {
+            let (status, text) = server.post("/v1/completions", &large);
+            assert_eq!(status, 503, "{text}; {}", logged.text());
+            let error: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(error["error"]["code"], "out_of_memory", "{text}");
+        }
+        others.join().unwrap();
+    });
+    assert_eq!(small(), expected);
+    // The reply that ran all the time goes on.
+    long.0.as_reader().read_exact(&mut [0; 16]).unwrap();
+    drop(long);
+
+    limit_address_space(server, None);
+    let reply = server.json("/v1/completions", &large);
+    assert_eq!(reply["usage"]["prompt_tokens"], 1500);
 }

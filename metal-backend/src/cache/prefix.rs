@@ -251,6 +251,12 @@ impl Prefixes {
         self.put_salted((epoch, None), tokens, caches);
     }
 
+    /// Drops all entries. Returns whether there were any.
+    pub fn drop_all(&self) -> bool {
+        let entries = std::mem::take(&mut self.store().entries);
+        !entries.is_empty()
+    }
+
     /// Drops all entries, and stores nothing from now on.
     pub fn close(&self) {
         let mut store = self.store();

@@ -8,6 +8,7 @@
 //! (`batch/speculation.rs`). Requests that name different adapters share the products with the
 //! model's weights (`nn/adapter/pass.rs`).
 
+mod out_of_memory;
 mod speculation;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -25,7 +26,7 @@ use crate::engine::Engine;
 use crate::engine::forward::ids;
 use crate::error::engine as engine_error;
 use crate::nn::attention::Positions;
-use crate::sample::Sampler;
+use crate::sample::{Memory, Sampler};
 use crate::steer::{Edits, watch};
 
 /// Requests that run together.
@@ -45,6 +46,8 @@ struct Member {
     draft: Option<Draft>,
     /// The request's error, which is reported after the step.
     error: Option<Error>,
+    /// The sampler's state before a pass, while the pass may still fail.
+    before: Option<Memory>,
 }
 
 impl Batch {
@@ -81,6 +84,7 @@ impl Batch {
             sequence: Some(sequence),
             draft,
             error: None,
+            before: None,
         });
         Ok(id)
     }
@@ -274,6 +278,7 @@ impl Batch {
             tokens.extend_from_slice(&member.request.so_far()[prefilled..prefilled + *n]);
             sequence.prefilled += *n;
             sequence.begun = true;
+            member.before = Some(sequence.sampler.memory());
             let length = i32::try_from(*n).unwrap_or(i32::MAX);
             pass.push(sequence, length);
             edits.push(sequence.edits.clone());
@@ -309,9 +314,12 @@ impl Batch {
         eval(sequences.flat_map(|sequence| pending(sequence).chain(state(sequence))))
             .and_then(|()| memory::clear_cache())
             .map_err(engine_error("prefill"))?;
-        for sequence in chosen.iter_mut().filter_map(|(m, _)| m.sequence.as_mut()) {
-            (sequence.checkpoints).step(&sequence.caches, sequence.prefilled, requests)?;
+        for (member, _) in &mut chosen {
+            if let Some(sequence) = &mut member.sequence {
+                (sequence.checkpoints).step(&sequence.caches, sequence.prefilled, requests)?;
+            }
         }
+        chosen.iter_mut().for_each(|(m, _)| m.before = None);
         Ok(())
     }
 
@@ -339,10 +347,18 @@ impl Batch {
         running.sort_by_cached_key(|(m, _)| order(m));
         let sequences = running.iter().filter_map(|(m, _)| m.sequence.as_ref());
         let groups: BTreeSet<PassGroup> = sequences.map(SequenceState::group).collect();
-        for group in groups {
-            decode_group(&mut running, group)?;
+        let mut groups = groups.into_iter();
+        let started = groups.try_for_each(|group| decode_group(&mut running, group));
+        if started.is_ok() {
+            speculation::decode(speculating)?;
+        } else {
+            for (member, pending) in speculating {
+                if let Some(sequence) = &mut member.sequence {
+                    sequence.next = Some(pending);
+                }
+            }
         }
-        speculation::decode(speculating)?;
+        // Tokens of earlier passes are good, even if a pass of this step failed.
         for (member, pending) in running {
             let read = read(&pending, &member.request)?;
             if let Err(error) = read.check() {
@@ -360,7 +376,7 @@ impl Batch {
                 sequence.restart(&member.request);
             }
         }
-        Ok(())
+        started
     }
 
     fn compute(&mut self) -> Result<()> {
@@ -413,7 +429,9 @@ impl BatchSession for Batch {
                 false
             }
         });
-        if let Err(error) = self.compute() {
+        if let Err(error) = self.compute()
+            && !self.make_room(&error)
+        {
             // After a failed pass the caches are undefined, so no row can continue.
             for mut member in self.rows.drain(..) {
                 member.sequence = None;
@@ -473,6 +491,7 @@ fn decode_group(running: &mut [(&mut Member, Pending)], group: PassGroup) -> Res
             && sequence.group() == group
         {
             pass.push(sequence, 1);
+            member.before = Some(sequence.sampler.memory());
             inputs.push(&pending.token);
             places.push(i);
             edits.push(sequence.edits.clone());
@@ -507,6 +526,9 @@ fn decode_group(running: &mut [(&mut Member, Pending)], group: PassGroup) -> Res
             .filter_map(|&i| running[i].0.sequence.as_ref());
         async_eval(sequences.flat_map(|sequence| pending(sequence).chain(state(sequence))))
             .map_err(&fault)?;
+    }
+    for i in places {
+        running[i].0.before = None;
     }
     Ok(())
 }

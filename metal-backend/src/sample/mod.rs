@@ -102,6 +102,11 @@ pub struct Memory {
 }
 
 impl Memory {
+    /// The number of tokens drawn.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
     /// The arrays to evaluate.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
         self.history.iter().chain(&self.counts)
