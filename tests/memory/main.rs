@@ -8,4 +8,5 @@ mod common;
 mod flat_memory;
 #[cfg(target_os = "linux")]
 mod load_memory;
+mod out_of_memory;
 mod rotating_memory;
