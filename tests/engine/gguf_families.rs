@@ -88,6 +88,10 @@ fn a_value_that_files_do_not_hold_is_the_published_one() {
             vec![("/scale_emb", json!(12.0)), ("/dim_model_base", json!(256))],
         ),
         ("phimoe", vec![("/router_jitter_noise", json!(0.01))]),
+        (
+            "gpt-bigcode",
+            vec![("/activation_function", json!("gelu_pytorch_tanh"))],
+        ),
     ] {
         let twin = tempfile::tempdir().unwrap();
         let source = fixture("tiny").join(name);
@@ -121,7 +125,10 @@ fn a_value_that_files_do_not_hold_is_the_published_one() {
             assert!(difference < 1e-3, "{name}: {difference}");
             // The value changes the numbers, so the comparison would show another one.
             let other = max_difference(&ours, &floats(&case["logits"]));
-            assert!(other > 1e-3, "{name}: {other}");
+            assert!(
+                other > 10.0 * difference.max(1e-5),
+                "{name}: {other}, {difference}"
+            );
         }
     }
 }

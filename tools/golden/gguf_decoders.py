@@ -69,7 +69,7 @@ FAMILIES = {
 OLD = "-old"
 # Files cannot hold these fields of the fixture, so the test compares with the directory that has
 # other values of them.
-OTHER_VALUES = ("deepseek-v2", "deepseek-v3", "llama4", "minicpm3", "phimoe")
+OTHER_VALUES = ("deepseek-v2", "deepseek-v3", "gpt-bigcode", "llama4", "minicpm3", "phimoe")
 ARCHITECTURES = {architecture for architecture, _ in FAMILIES.values()}
 
 # Rows of query and key heads are permuted: rotation pairs neighbors in the file, and halves in the

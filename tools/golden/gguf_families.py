@@ -45,6 +45,7 @@ FAMILIES = {
     "granite": ("granite", "qwen2"),
     "smollm3": ("smollm3", "qwen2"),
     "starcoder2": ("starcoder2", "qwen2"),
+    "gpt-bigcode": ("starcoder", "starcoder"),
     "llama-yarn": ("llama", "qwen2"),
     "gpt-oss-mxfp4": ("gpt-oss", "qwen2"),
     "gemma4-small": ("gemma4", "qwen2"),
@@ -96,15 +97,15 @@ def metadata(
     writer.add_embedding_length(hidden)
     writer.add_feed_forward_length(first(config, "intermediate_size", "n_inner", default=4 * hidden))
     writer.add_head_count(heads)
-    writer.add_head_count_kv(first(config, "num_key_value_heads", default=heads))
+    writer.add_head_count_kv(1 if config.get("multi_query") else first(config, "num_key_value_heads", default=heads))
     if architecture == "olmo":
         writer.add_layer_norm_eps(1e-5)
         writer.add_clamp_kqv(config["clip_qkv"])
-    elif architecture in ("gpt2", "starcoder2"):
+    elif architecture in ("gpt2", "starcoder", "starcoder2"):
         writer.add_layer_norm_eps(first(config, "layer_norm_epsilon", "norm_epsilon"))
     else:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    if architecture != "gpt2":
+    if architecture not in ("gpt2", "starcoder"):
         writer.add_rope_freq_base(first(config, "rope_theta", default=rope.get("rope_theta", 10000.0)))
         partial = first(config, "partial_rotary_factor", default=rope.get("partial_rotary_factor") or 1.0)
         writer.add_rope_dimension_count(int(head_dim * partial))

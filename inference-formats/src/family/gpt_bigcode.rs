@@ -2,6 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::limits;
+
+use super::gguf::{GgufFamily, TANH_GELU};
 use super::{Defaults, Family, Windows, fill};
 
 /// The descriptor of this family.
@@ -23,6 +26,26 @@ pub static FAMILY: Family = Family {
     // The causal mask, which old checkpoints store.
     buffers: &[".attn.bias", ".attn.masked_bias"],
     pipeline: false,
+    gguf: Some(GgufFamily {
+        activation: TANH_GELU,
+        activation_field: "activation_function",
+        layer_norm: true,
+        // A directory has the names of GPT-2.
+        runs_only: true,
+        read: |header| {
+            let keys = header
+                .keys
+                .uint("attention.head_count_kv", 1, limits::HEADS)?;
+            Ok(json!({"multi_query": keys == Some(1), "activation_function": TANH_GELU}))
+        },
+        global: &[
+            ("token_embd", "model.embed_tokens"),
+            ("position_embd", "model.embed_positions"),
+            ("output_norm", "model.norm"),
+            ("output", "lm_head"),
+        ],
+        ..GgufFamily::new("starcoder")
+    }),
     ..Family::new(
         "gpt_bigcode",
         "GPTBigCodeForCausalLM",

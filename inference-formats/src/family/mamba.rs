@@ -22,7 +22,6 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// There are no heads; each channel has its own state.
 /// GGUF files of Mamba and of Falcon Mamba.
 pub(super) const GGUF: GgufFamily = GgufFamily {
     is_recurrent: true,
@@ -64,6 +63,8 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     }))
 }
 
+/// Adds the fields that a config.json may leave out. There are no heads; each channel has its own
+/// state.
 pub(super) fn complete(map: &mut Map<String, Value>) {
     fill(
         map,
