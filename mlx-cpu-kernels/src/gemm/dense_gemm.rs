@@ -20,8 +20,8 @@ use crate::simd::dense_rows;
 /// are [`LEAST_ROWS`] rows.
 const INPUTS: usize = 1 << 18;
 
-/// The minimum number of rows that are packed at once, if there are as many. For fewer rows, packing
-/// the matrix would take a large part of the time.
+/// The minimum number of rows that are packed at once, if there are as many. For fewer rows,
+/// packing the matrix would take a large part of the time.
 const LEAST_ROWS: usize = 128;
 
 /// The maximum number of rows that are packed at once.

@@ -78,9 +78,9 @@ impl<'a> DenseView<'a> {
 }
 
 /// The sizes of a register tile and of its packed operands. A vector has adjacent columns of one
-/// row. Inputs are packed in panels `[k / lanes, inputs, lanes]`. Matrix rows are packed in blocks of
-/// some columns, each `[rows of the matrix / rows, columns / lanes, rows, lanes]`. What is missing of
-/// the last vector, panel or tile is zero.
+/// row. Inputs are packed in panels `[k / lanes, inputs, lanes]`. Matrix rows are packed in blocks
+/// of some columns, each `[rows of the matrix / rows, columns / lanes, rows, lanes]`. What is
+/// missing of the last vector, panel or tile is zero.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DenseTile {
     /// The number of input rows.

@@ -18,10 +18,10 @@ use crate::simd::avx2::vmath::horizontal_sum;
 
 /// Generates the functions `multiply` and `multiply_packed` for `$features`, with vectors of
 /// `$lanes` elements. The invoking module defines `load`, `load_some`, `store`, `sum` and
-/// `store_sums` for its instruction set. `$tall` is the number of matrix rows that fit the registers
-/// beside `M` inputs. A tile of `multiply_packed` has `$many` inputs and `$rows` matrix rows. It adds
-/// `$block` vectors before the next tile, so that those of the inputs stay in the L1 cache, and
-/// prefetches `$lines` cache lines per vector.
+/// `store_sums` for its instruction set. `$tall` is the number of matrix rows that fit the
+/// registers beside `M` inputs. A tile of `multiply_packed` has `$many` inputs and `$rows` matrix
+/// rows. It adds `$block` vectors before the next tile, so that those of the inputs stay in the L1
+/// cache, and prefetches `$lines` cache lines per vector.
 macro_rules! dense_rows_for {
     (
         $features:literal, $lanes:literal, $zero:path, $fma:path, $mul:path, $set:path,
