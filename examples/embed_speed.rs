@@ -9,11 +9,12 @@ use std::io::{BufRead as _, Write as _};
 use std::time::Instant;
 
 use inference::{EmbedOptions, Interrupt, LoadOptions, Prompt};
-use metal_backend as _; // keeps the linker from dropping the registration
 use serde_json::{Value, json};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = std::env::args().nth(1).ok_or("the model is missing")?;
+    // As the program `mlx`: the next pass reuses the memory that a pass frees.
+    metal_backend::keep_freed(256 << 20);
     let model = inference::load_model(model, &LoadOptions::new().with_backend("cpu"))?;
     let embedder = model.as_embedding_model().ok_or("it makes no vectors")?;
     let options = EmbedOptions::new();

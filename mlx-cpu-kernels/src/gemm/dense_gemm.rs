@@ -1,5 +1,8 @@
 //! Multiplication of many input rows with dense matrices, for AVX2 and AVX-512. A row has the same
 //! result as in `few_rows.rs`, bit by bit. `packed_gemm.rs` handles other instruction sets.
+//!
+//! Inputs are packed into panels, some rows at a time. A thread packs a block of matrix rows as
+//! float32 and multiplies it with each panel. Meanwhile it prefetches the next block.
 
 use std::cell::RefCell;
 
@@ -7,15 +10,27 @@ use crate::gemm::dense::DenseView;
 use crate::gemm::packed_gemm::{ColumnBlock, GemmTask, MIN_GEMM_ROWS};
 use crate::gemm::product::{MatrixData, Product};
 use crate::layout::aligned::AlignedVec;
+use crate::layout::dense::DenseTile;
 use crate::layout::tile::LANES;
 use crate::partition::{MIN_PARALLEL_WORK, SharedOutput, parallel_ranges};
 use crate::pool;
 use crate::simd::dense_rows;
 
+/// The size of the inputs that are packed at once, in elements. They fit the L2 cache, unless they
+/// are [`LEAST_ROWS`] rows.
+const INPUTS: usize = 1 << 18;
+
+/// The minimum number of rows that are packed at once, if there are as many. For fewer rows,
+/// packing the matrix would take a large part of the time.
+const LEAST_ROWS: usize = 128;
+
+/// The maximum number of rows that are packed at once.
+const MOST_ROWS: usize = 512;
+
 /// Scratch memory of a thread for a block.
 #[derive(Default)]
 struct Scratch {
-    /// Matrix rows in float32.
+    /// Packed matrix rows.
     weights: AlignedVec,
     /// Vectors of sums.
     vectors: AlignedVec,
@@ -24,8 +39,8 @@ struct Scratch {
 }
 
 thread_local! {
-    /// The input rows after the norm.
-    static NORMALIZED: RefCell<AlignedVec> = RefCell::default();
+    /// Packed input rows, after the norm.
+    static PANELS: RefCell<AlignedVec> = RefCell::default();
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
@@ -33,7 +48,7 @@ impl GemmTask<'_> {
     /// Whether this kernel supports the product: it has many rows, and only dense matrices.
     pub(crate) fn fits_dense(&self) -> bool {
         let is_dense = |(data, _): &(MatrixData<'_>, _)| matches!(data, MatrixData::Dense(_));
-        dense_rows::supports_many(self.product.isa)
+        dense_rows::packed_tile(self.product.isa).is_some()
             && self.product.rows >= MIN_GEMM_ROWS
             && self.product.k > 0
             && self.data.iter().all(is_dense)
@@ -41,86 +56,217 @@ impl GemmTask<'_> {
 
     /// Computes the product.
     pub(crate) fn run_dense(&self, out: &SharedOutput) {
-        if self.norm.is_none() {
-            return self.multiply_dense(self.x, out);
-        }
-        NORMALIZED.with_borrow_mut(|rows| {
-            self.normalize(rows);
-            self.multiply_dense(rows, out);
-        });
-    }
-
-    /// Applies the norm to all rows.
-    fn normalize(&self, rows: &mut AlignedVec) {
-        let Product { k, isa, .. } = *self.product;
-        rows.resize(self.x.len());
-        let Some((weight, _)) = self.norm else {
-            return rows.copy_from_slice(self.x);
+        let Product { k, n, isa, .. } = *self.product;
+        let Some(sizes) = dense_rows::packed_tile(isa) else {
+            return;
         };
-        let all = SharedOutput::new(rows);
-        parallel_ranges(self.product.rows, self.x.len() * 4, &|from, to| {
-            // SAFETY: only this part writes these rows.
-            let rows = unsafe { all.slice_mut(from * k, (to - from) * k) };
-            let inputs = self.x[from * k..to * k].chunks_exact(k);
-            for (row, x) in rows.chunks_exact_mut(k).zip(inputs) {
-                let factor = self.factor(isa, x);
-                for ((row, x), w) in row.iter_mut().zip(x).zip(weight) {
-                    *row = x * factor * w;
+        let at_once = (INPUTS / k).clamp(LEAST_ROWS, MOST_ROWS) / LANES * LANES;
+        let blocks = self.blocks();
+        PANELS.with_borrow_mut(|panels| {
+            for first in (0..self.product.rows).step_by(at_once) {
+                let rows = (first, (first + at_once).min(self.product.rows));
+                self.pack_inputs(sizes, rows, panels);
+                let run = |i: usize| {
+                    let block = (blocks[i], blocks.get(i + 1).copied());
+                    SCRATCH.with_borrow_mut(|scratch| {
+                        self.dense_block(sizes, (rows, panels), block, scratch, out);
+                    });
+                };
+                if (rows.1 - rows.0) * n * k < MIN_PARALLEL_WORK {
+                    (0..blocks.len()).for_each(run);
+                } else {
+                    pool::pool().run(blocks.len(), &run);
                 }
             }
         });
     }
 
-    fn multiply_dense(&self, x: &[f32], out: &SharedOutput) {
-        let Product { k, n, rows, .. } = *self.product;
-        let blocks = self.blocks();
-        let run = |i: usize| {
-            SCRATCH.with_borrow_mut(|scratch| self.dense_block(x, blocks[i], scratch, out));
-        };
-        if rows * n * k < MIN_PARALLEL_WORK {
-            (0..blocks.len()).for_each(run);
-        } else {
-            pool::pool().run(blocks.len(), &run);
+    /// Packs input rows, after the norm. A tile of outputs has a whole number of panels.
+    fn pack_inputs(
+        &self,
+        sizes: DenseTile,
+        (first, last): (usize, usize),
+        panels: &mut AlignedVec,
+    ) {
+        let Product { k, isa, .. } = *self.product;
+        let (count, size) = ((last - first).div_ceil(sizes.inputs), sizes.panel_len(k));
+        panels.resize(count * size);
+        let all = SharedOutput::new(panels);
+        parallel_ranges(count, (last - first) * k * 4, &|from, to| {
+            for i in from..to {
+                let begin = first + i * sizes.inputs;
+                let mut rows = [&[][..]; LANES];
+                let mut factors = [1.0; LANES];
+                let n = sizes.inputs.min(last - begin);
+                for (row, (x, factor)) in (begin..).zip(rows[..n].iter_mut().zip(&mut factors)) {
+                    *x = &self.x[row * k..(row + 1) * k];
+                    *factor = self.factor(isa, x);
+                }
+                let norm = self.norm.map(|(weight, _)| (weight, &factors[..]));
+                // SAFETY: only this part writes this panel.
+                let panel = unsafe { all.slice_mut(i * size, size) };
+                dense_rows::pack_inputs(isa, &rows[..n], norm, panel);
+            }
+        });
+    }
+
+    /// The rows of a block in matrix `part`.
+    fn dense_rows(&self, part: usize, block: ColumnBlock) -> Option<DenseView<'_>> {
+        let k = self.product.k;
+        match self.data.get(part)?.0 {
+            MatrixData::Dense(matrix) => Some(matrix.slice(block.from * k..block.to * k)),
+            MatrixData::Quantized { .. } => None,
         }
     }
 
-    /// Multiplies a range of rows of one matrix, or of both matrices of a gate, with all inputs.
+    /// Multiplies a range of rows of one matrix, or of both matrices of a gate, with all panels.
     fn dense_block(
         &self,
-        x: &[f32],
-        block: ColumnBlock,
+        sizes: DenseTile,
+        ((first, last), panels): ((usize, usize), &[f32]),
+        (block, next): (ColumnBlock, Option<ColumnBlock>),
         scratch: &mut Scratch,
         out: &SharedOutput,
     ) {
-        let Product {
-            k, isa, gate, rows, ..
-        } = *self.product;
+        let Product { k, isa, gate, .. } = *self.product;
         let Scratch {
             weights,
             vectors,
             tiles,
         } = scratch;
         let columns = block.to - block.from;
-        let parts = &self.data[block.part..block.part + 1 + usize::from(gate.is_some())];
-        weights.resize(parts.len() * columns * k);
-        for ((data, _), weights) in parts.iter().zip(weights.chunks_exact_mut(columns * k)) {
-            if let MatrixData::Dense(matrix @ (DenseView::F16(_) | DenseView::Bf16(_))) = data {
-                matrix.to_f32(isa, block.from * k, weights);
+        let parts = 1 + usize::from(gate.is_some());
+        let size = sizes.matrix_len(columns, k);
+        weights.resize(parts * size);
+        let mut ahead = [
+            std::ptr::null()..std::ptr::null(),
+            std::ptr::null()..std::ptr::null(),
+        ];
+        for (i, weights) in weights.chunks_exact_mut(size).enumerate() {
+            if let Some(matrix) = self.dense_rows(block.part + i, block) {
+                dense_rows::pack_matrix(isa, matrix, k, weights);
+            }
+            if let Some(next) = next.and_then(|next| self.dense_rows(next.part + i, next)) {
+                ahead[i] = next.bytes();
             }
         }
-        tiles.resize(parts.len() * columns * LANES);
-        for begin in (0..rows).step_by(LANES) {
-            let x = &x[begin * k..rows.min(begin + LANES) * k];
+        tiles.resize(parts * columns * LANES);
+        let size_of_panel = sizes.panel_len(k);
+        for begin in (first..last).step_by(LANES) {
+            let count = LANES.min(last - begin).div_ceil(sizes.inputs);
+            let from = (begin - first) / sizes.inputs * size_of_panel;
+            let panels = &panels[from..from + count * size_of_panel];
             let each = tiles.chunks_exact_mut(columns * LANES);
-            let converted = weights.chunks_exact(columns * k);
-            for (((data, _), converted), tile) in parts.iter().zip(converted).zip(each) {
-                let matrix = match data {
-                    MatrixData::Dense(DenseView::F32(all)) => &all[block.from * k..block.to * k],
-                    _ => converted,
-                };
-                dense_rows::multiply_many(isa, matrix, x, k, vectors, tile);
+            for ((weights, tile), ahead) in weights.chunks_exact(size).zip(each).zip(&mut ahead) {
+                for (i, panel) in panels.chunks_exact(size_of_panel).enumerate() {
+                    let tile = &mut tile[i * sizes.inputs..];
+                    let size = (columns, k);
+                    dense_rows::multiply_packed(isa, panel, weights, size, vectors, tile, ahead);
+                }
             }
-            self.finish_tile(tiles, (begin, rows), block, out);
+            self.finish_tile(tiles, (begin, last), block, out);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use crate::gemm::dense::DenseType;
+    use crate::gemm::product::{MatrixFormat, MatrixPart, Product, Size};
+    use crate::prefill_inputs::PrefillInputs;
+    use crate::simd::dense_rows;
+    use crate::testing::{noise, with_each};
+    use crate::work::{Input, Work as _};
+
+    /// The outputs of some rows `x`, after a norm with `weight` if there is one.
+    fn product(
+        like: &Product,
+        rows: usize,
+        x: &[f32],
+        weight: Option<&[f32]>,
+        matrix: Input,
+    ) -> Vec<f32> {
+        let product = Product {
+            parts: vec![MatrixPart {
+                kind: like.parts[0].kind,
+                size: like.parts[0].size,
+                bias: false,
+                stored: None,
+            }],
+            rows,
+            eps: weight.map(|_| 1e-5),
+            ..*like
+        };
+        let mut inputs = vec![Input::from_slice(x)];
+        inputs.extend(weight.map(Input::from_slice));
+        inputs.push(matrix);
+        let mut out = vec![f32::NAN; rows * like.n];
+        // SAFETY: the inputs have the types, the order and the sizes of the product.
+        unsafe { product.run(&inputs, &mut out) };
+        out
+    }
+
+    /// The sizes have incomplete vectors, tiles and panels, several blocks of columns, and more
+    /// rows than are packed at once.
+    #[test]
+    fn a_row_has_the_same_bits_alone_and_among_many() {
+        with_each(|isa| {
+            if dense_rows::packed_tile(isa).is_none() {
+                return;
+            }
+            for (rows, k, n) in [
+                (16, 1, 1),
+                (17, 37, 50),
+                (30, 2310, 26),
+                (137, 2100, 5),
+                (530, 24, 7),
+            ] {
+                for (number, weight) in [
+                    (DenseType::F32, None),
+                    (DenseType::F32, Some(noise(k, 5))),
+                    (DenseType::F16, None),
+                    (DenseType::Bf16, Some(noise(k, 6))),
+                ] {
+                    let (x, w) = (noise(rows * k, 3), noise(n * k, 4));
+                    let bits: Vec<u16> = (w.iter())
+                        .map(|v| match number {
+                            DenseType::Bf16 => bf16::from_f32(*v).to_bits(),
+                            _ => f16::from_f32(*v).to_bits(),
+                        })
+                        .collect();
+                    let matrix = match number {
+                        DenseType::F32 => Input::from_slice(&w),
+                        // SAFETY: the elements exist until the end of the loop.
+                        _ => unsafe { Input::from_raw(bits.as_ptr().cast(), n * k) },
+                    };
+                    let like = Product {
+                        parts: vec![MatrixPart {
+                            kind: MatrixFormat::Dense(number),
+                            size: Size { n, k },
+                            bias: false,
+                            stored: None,
+                        }],
+                        rows,
+                        k,
+                        n,
+                        eps: None,
+                        gate: None,
+                        activation: None,
+                        residual: false,
+                        float_inputs: false,
+                        prefill_inputs: PrefillInputs::default(),
+                        isa,
+                    };
+                    let all = product(&like, rows, &x, weight.as_deref(), matrix);
+                    for i in [0, 7, 8, 15, rows / 2, rows - 1] {
+                        let row = &x[i * k..(i + 1) * k];
+                        let alone = product(&like, 1, row, weight.as_deref(), matrix);
+                        assert_eq!(alone, all[i * n..(i + 1) * n], "{isa:?} {rows} {k} {n} {i}");
+                    }
+                }
+            }
+        });
     }
 }

@@ -66,4 +66,39 @@ impl<'a> DenseView<'a> {
             Self::F16(all) | Self::Bf16(all) => all.len(),
         }
     }
+
+    /// The addresses of the elements.
+    pub(crate) fn bytes(self) -> Range<*const u8> {
+        let (start, size) = match self {
+            Self::F32(all) => (all.as_ptr().cast::<u8>(), size_of_val(all)),
+            Self::F16(all) | Self::Bf16(all) => (all.as_ptr().cast(), size_of_val(all)),
+        };
+        start..start.wrapping_add(size)
+    }
+}
+
+/// The sizes of a register tile and of its packed operands. A vector has adjacent columns of one
+/// row. Inputs are packed in panels `[k / lanes, inputs, lanes]`. Matrix rows are packed in blocks
+/// of some columns, each `[rows of the matrix / rows, columns / lanes, rows, lanes]`. What is
+/// missing of the last vector, panel or tile is zero.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DenseTile {
+    /// The number of input rows.
+    pub inputs: usize,
+    /// The number of matrix rows.
+    pub rows: usize,
+    /// The number of elements of a vector.
+    pub lanes: usize,
+}
+
+impl DenseTile {
+    /// The number of elements of a panel of inputs with `k` columns.
+    pub(crate) fn panel_len(self, k: usize) -> usize {
+        k.next_multiple_of(self.lanes) * self.inputs
+    }
+
+    /// The number of elements of `rows` packed matrix rows with `k` columns.
+    pub(crate) fn matrix_len(self, rows: usize, k: usize) -> usize {
+        k.next_multiple_of(self.lanes) * rows.next_multiple_of(self.rows)
+    }
 }

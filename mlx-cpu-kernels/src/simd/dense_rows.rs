@@ -1,9 +1,12 @@
 //! Multiplication of input rows with rows of a dense matrix. Chooses the kernel by instruction set.
 
+use std::ops::Range;
+
 use crate::isa::Isa;
 use crate::layout::aligned::AlignedVec;
-use crate::layout::dense::DenseView;
+use crate::layout::dense::{DenseTile, DenseView};
 use crate::layout::input_panel::MAX_ROWS;
+use crate::layout::tile::LANES;
 use crate::partition::OutputBlock;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2, avx512};
@@ -32,43 +35,108 @@ pub(crate) fn multiply(isa: Isa, matrix: DenseView<'_>, x: &[&[f32]], out: &mut 
     }
 }
 
-/// Whether there is a kernel of [`multiply_many`] for this instruction set.
-pub(crate) fn supports_many(isa: Isa) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    let supports = isa.has_avx2();
-    #[cfg(not(target_arch = "x86_64"))]
-    let supports = {
-        let _ = isa;
-        false
-    };
-    supports
-}
-
-/// Computes `tile[row][i] = matrix[row] . x[i]` for up to `LANES` rows of `x` with `k` elements.
-/// Each result equals that of [`multiply`], bit by bit. `sums` is scratch memory.
-///
-/// # Panics
-/// If no kernel supports the instruction set, or the lengths do not match.
-pub(crate) fn multiply_many(
-    isa: Isa,
-    matrix: &[f32],
-    x: &[f32],
-    k: usize,
-    sums: &mut AlignedVec,
-    tile: &mut [f32],
-) {
+/// The sizes of the packed operands of [`multiply_packed`]; `None` if there is no kernel for this
+/// instruction set.
+pub(crate) fn packed_tile(isa: Isa) -> Option<DenseTile> {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2, fma and f16c.
-        Isa::Avx2 => unsafe { avx2::dense_rows::multiply_many(matrix, x, k, sums, tile) },
+        Isa::Avx2 => Some(avx2::dense_rows::TILE),
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: only `detect` makes these, on processors that also have avx512f.
+        Isa::Avx512 | Isa::Amx => Some(avx512::dense_rows::TILE),
+        _ => None,
+    }
+}
+
+/// Packs the rows `x` of a panel, at most [`DenseTile::inputs`]. If there is a norm, each row is
+/// multiplied by its factor and by the weight; the norm is the weight and the factors.
+///
+/// # Panics
+/// If there is no kernel for the instruction set, or the lengths do not match.
+pub(crate) fn pack_inputs(
+    isa: Isa,
+    x: &[&[f32]],
+    norm: Option<(&[f32], &[f32])>,
+    panel: &mut [f32],
+) {
+    let k = x.first().map_or(0, |x| x.len());
+    assert!(
+        packed_tile(isa)
+            .is_some_and(|tile| { x.len() <= tile.inputs && panel.len() == tile.panel_len(k) })
+    );
+    assert!(x.iter().all(|x| x.len() == k));
+    assert!(norm.is_none_or(|(weight, factors)| weight.len() == k && factors.len() >= x.len()));
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2, fma and f16c. The
+        // lengths are asserted.
+        Isa::Avx2 => unsafe { avx2::dense_rows::pack_inputs(x, norm, panel) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: only `detect` makes these, on processors that also have avx512f. The lengths are
+        // asserted.
+        Isa::Avx512 | Isa::Amx => unsafe { avx512::dense_rows::pack_inputs(x, norm, panel) },
+        _ => {}
+    }
+}
+
+/// Packs whole matrix rows of `k` elements, as float32.
+///
+/// # Panics
+/// If there is no kernel for the instruction set, or the lengths do not match.
+pub(crate) fn pack_matrix(isa: Isa, matrix: DenseView<'_>, k: usize, packed: &mut [f32]) {
+    let rows = matrix.len() / k;
+    assert!(matrix.len() == rows * k);
+    assert!(packed_tile(isa).is_some_and(|tile| packed.len() == tile.matrix_len(rows, k)));
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2, fma and f16c. The
+        // lengths are asserted.
+        Isa::Avx2 => unsafe { avx2::dense_rows::pack_matrix(matrix, k, packed) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: only `detect` makes these, on processors that also have avx512f. The lengths are
+        // asserted.
+        Isa::Avx512 | Isa::Amx => unsafe { avx512::dense_rows::pack_matrix(matrix, k, packed) },
+        _ => {}
+    }
+}
+
+/// Computes `tile[row * LANES + i] = matrix[row] . x[i]` for the inputs of a panel and the `rows`
+/// rows of a matrix with `k` columns, both packed. Each result equals that of [`multiply`], bit by
+/// bit. `sums` is scratch memory. The kernel prefetches cache lines of `ahead` and removes them from
+/// the range.
+///
+/// # Panics
+/// If there is no kernel for the instruction set, or the lengths do not match.
+pub(crate) fn multiply_packed(
+    isa: Isa,
+    panel: &[f32],
+    matrix: &[f32],
+    (rows, k): (usize, usize),
+    sums: &mut AlignedVec,
+    tile: &mut [f32],
+    ahead: &mut Range<*const u8>,
+) {
+    // All reads and writes of the kernels are within these bounds.
+    assert!(packed_tile(isa).is_some_and(|sizes| {
+        panel.len() == sizes.panel_len(k)
+            && matrix.len() == sizes.matrix_len(rows, k)
+            && (rows == 0 || tile.len() >= (rows - 1) * LANES + sizes.inputs)
+    }));
+    let (size, tile) = ((rows, k), tile.as_mut_ptr());
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2, fma and f16c. The
+        // lengths are asserted.
+        Isa::Avx2 => unsafe {
+            avx2::dense_rows::multiply_packed(panel, matrix, size, sums, tile, ahead);
+        },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: only `detect` makes these, on processors that also have avx512f. The lengths are
+        // asserted.
         Isa::Avx512 | Isa::Amx => unsafe {
-            avx512::dense_rows::multiply_many(matrix, x, k, sums, tile);
+            avx512::dense_rows::multiply_packed(panel, matrix, size, sums, tile, ahead);
         },
         _ => {
-            let _ = (matrix, x, k, sums, tile);
-            unreachable!("a product of `fits_dense`");
+            let _ = (size, sums, tile, ahead);
         }
     }
 }
@@ -156,7 +224,7 @@ mod tests {
                         let mut to = OutputBlock::contiguous(&mut alone, 1);
                         multiply(isa, DenseView::F32(&w), &[x], &mut to);
                         let together = &actual[i * columns..(i + 1) * columns];
-                        if supports_many(isa) {
+                        if packed_tile(isa).is_some() {
                             assert_eq!(alone, together);
                         }
                         let near = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-5;

@@ -3,130 +3,222 @@
 //! few and for many input rows.
 
 use std::arch::x86_64::{
-    __m256, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_ps, _mm_unpacklo_ps,
-    _mm256_add_ps, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cvtepu16_epi32,
-    _mm256_cvtph_ps, _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_hadd_ps, _mm256_loadu_ps,
-    _mm256_permute2f128_ps, _mm256_setzero_ps, _mm256_shuffle_ps, _mm256_slli_epi32,
-    _mm256_storeu_ps,
+    __m256, _MM_HINT_T0, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch, _mm_storeu_ps,
+    _mm_unpacklo_ps, _mm256_add_ps, _mm256_castps256_ps128, _mm256_castsi256_ps,
+    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_hadd_ps,
+    _mm256_loadu_ps, _mm256_mul_ps, _mm256_permute2f128_ps, _mm256_set1_ps, _mm256_setzero_ps,
+    _mm256_shuffle_ps, _mm256_slli_epi32, _mm256_storeu_ps,
 };
 
 use crate::layout::aligned::AlignedVec;
-use crate::layout::dense::DenseView;
+use crate::layout::dense::{DenseTile, DenseView};
 use crate::layout::tile::LANES;
 use crate::partition::OutputBlock;
 use crate::simd::avx2::vmath::horizontal_sum;
 
-/// The number of columns that are added for all tiles of a block before the next columns. Those of
-/// some input rows fit the L1 cache.
-pub(crate) const BLOCK_K: usize = 512;
-
-/// Generates the functions `multiply` and `multiply_many` for `$features`, with vectors of `$lanes`
-/// elements. The invoking module defines `load`, `load_some`, `store`, `sum` and `store_sums` for
-/// its instruction set. `$tall` is the number of matrix rows that fit the registers beside `M`
-/// inputs, and `($many, $rows)` the number of inputs and of matrix rows of a tile of
-/// `multiply_many`.
+/// Generates the functions `multiply` and `multiply_packed` for `$features`, with vectors of
+/// `$lanes` elements. The invoking module defines `load`, `load_some`, `store`, `sum` and
+/// `store_sums` for its instruction set. `$tall` is the number of matrix rows that fit the
+/// registers beside `M` inputs. A tile of `multiply_packed` has `$many` inputs and `$rows` matrix
+/// rows. It adds `$block` vectors before the next tile, so that those of the inputs stay in the L1
+/// cache, and prefetches `$lines` cache lines per vector.
 macro_rules! dense_rows_for {
     (
-        $features:literal, $lanes:literal, $zero:path, $fma:path,
-        many: ($many:literal, $rows:literal), $(($m:literal, $tall:literal)),*
+        $features:literal, $lanes:literal, $zero:path, $fma:path, $mul:path, $set:path,
+        many: ($many:literal, $rows:literal, $block:literal, $lines:literal),
+        $(($m:literal, $tall:literal)),*
     ) => {
-        /// See [`crate::simd::dense_rows::multiply_many`].
+        /// The sizes of packed operands.
+        pub(crate) const TILE: DenseTile = DenseTile {
+            inputs: $many,
+            rows: $rows,
+            lanes: $lanes,
+        };
+
+        /// See [`crate::simd::dense_rows::pack_inputs`].
         ///
         /// # Safety
-        /// The processor must have the features of this instance.
+        /// The processor must have the features of this instance. `panel` must have the length of
+        /// a panel of [`TILE`], and there may be at most as many `x`, all with the length of a
+        /// weight.
         #[target_feature(enable = $features)]
-        pub(crate) unsafe fn multiply_many(
-            matrix: &[f32],
-            x: &[f32],
-            k: usize,
-            sums: &mut AlignedVec,
-            tile: &mut [f32],
+        pub(crate) unsafe fn pack_inputs(
+            x: &[&[f32]],
+            norm: Option<(&[f32], &[f32])>,
+            panel: &mut [f32],
         ) {
-            let (columns, rows) = (matrix.len() / k, x.len() / k);
-            // All reads and writes below are within these bounds.
-            assert!(matrix.len() == columns * k && x.len() == rows * k && rows > 0);
-            assert!(rows <= LANES && tile.len() == columns * LANES && LANES.is_multiple_of($many));
-            sums.resize(columns * $many * $lanes);
-            for first in (0..rows).step_by($many) {
-                // A row that does not exist is replaced by the last one.
-                let rows: [&[f32]; $many] = std::array::from_fn(|m| {
-                    let row = (first + m).min(rows - 1);
-                    &x[row * k..(row + 1) * k]
-                });
-                sums.fill(0.0);
-                for from in (0..k).step_by($crate::simd::avx2::dense_rows::BLOCK_K) {
-                    let to = k.min(from + $crate::simd::avx2::dense_rows::BLOCK_K);
-                    let whole = columns / $rows * $rows;
-                    // SAFETY: the columns are below `k`, and matrix rows and sums exist for the
-                    // columns of the tile. The caller guarantees the features.
-                    unsafe {
-                        for column in (0..whole).step_by($rows) {
-                            add_tile::<$rows>((column, k), matrix, rows, from..to, sums);
+            let k = x.first().map_or(0, |x| x.len());
+            let whole = k / $lanes;
+            let to = panel.as_mut_ptr();
+            // SAFETY: the caller guarantees the lengths. Step `i` of row `m` has one place.
+            unsafe {
+                for (m, x) in x.iter().enumerate() {
+                    let x = x.as_ptr().cast::<u8>();
+                    for step in 0..k.div_ceil($lanes) {
+                        let part = |from: *const u8| {
+                            let from = from.add(step * $lanes * 4);
+                            if step < whole {
+                                load::<{ DenseView::F32_ID }>(from)
+                            } else {
+                                load_some::<{ DenseView::F32_ID }>(from, k - whole * $lanes)
+                            }
+                        };
+                        let mut all = part(x);
+                        if let Some((weight, factors)) = norm {
+                            all = $mul($mul(all, $set(factors[m])), part(weight.as_ptr().cast()));
                         }
-                        for column in whole..columns {
-                            add_tile::<1>((column, k), matrix, rows, from..to, sums);
-                        }
+                        store(to.add((step * $many + m) * $lanes), all);
                     }
                 }
-                let vectors = sums.chunks_exact($many * $lanes);
-                for (vectors, to) in vectors.zip(tile.chunks_exact_mut(LANES)) {
-                    let to = &mut to[first..first + $many];
-                    // SAFETY: there are the lanes of `$many` vectors, and as many places.
-                    unsafe {
-                        let at = |m: usize| vectors.as_ptr().add(m * $lanes).cast();
-                        let all = std::array::from_fn(|m| load::<{ DenseView::F32_ID }>(at(m)));
-                        store_sums(all, to.as_mut_ptr());
+                for m in x.len()..$many {
+                    for step in 0..k.div_ceil($lanes) {
+                        store(to.add((step * $many + m) * $lanes), $zero());
                     }
                 }
             }
         }
 
-        /// Adds the products of some columns of `R` matrix rows, from row `first` on, with the
-        /// input rows to the vectors of sums `[matrix rows, input rows, lanes]`.
+        /// See [`crate::simd::dense_rows::pack_matrix`].
         ///
         /// # Safety
-        /// The processor must have the features of this instance. All of these elements must exist.
-        #[inline]
+        /// The processor must have the features of this instance. The matrix must have rows of `k`
+        /// elements, and `packed` the length that [`TILE`] gives for them.
         #[target_feature(enable = $features)]
-        unsafe fn add_tile<const R: usize>(
-            (first, k): (usize, usize),
-            matrix: &[f32],
-            x: [&[f32]; $many],
-            columns: std::ops::Range<usize>,
-            sums: &mut [f32],
-        ) {
-            // SAFETY: the caller guarantees the rows, the columns and the sums.
+        pub(crate) unsafe fn pack_matrix(matrix: DenseView<'_>, k: usize, packed: &mut [f32]) {
+            let rows = matrix.len() / k;
+            // SAFETY: the caller guarantees the features and the lengths.
             unsafe {
-                let place = |r: usize, m: usize| ((first + r) * $many + m) * $lanes;
-                let at = sums.as_mut_ptr();
-                let row = |r: usize| matrix.as_ptr().add((first + r) * k);
-                let mut all: [[_; $many]; R] = std::array::from_fn(|r| {
-                    std::array::from_fn(|m| load::<{ DenseView::F32_ID }>(at.add(place(r, m)).cast()))
-                });
-                let whole = columns.start + columns.len() / $lanes * $lanes;
-                for i in (columns.start..whole).step_by($lanes) {
-                    let w: [_; R] =
-                        std::array::from_fn(|r| load::<{ DenseView::F32_ID }>(row(r).add(i).cast()));
-                    for (m, x) in x.iter().enumerate() {
-                        let x = load::<{ DenseView::F32_ID }>(x.as_ptr().add(i).cast());
-                        for (all, w) in all.iter_mut().zip(w) {
-                            all[m] = $fma(w, x, all[m]);
+                match matrix {
+                    DenseView::F32(all) => {
+                        pack_rows::<{ DenseView::F32_ID }>(all.as_ptr().cast(), rows, k, packed);
+                    }
+                    DenseView::F16(all) => {
+                        pack_rows::<{ DenseView::F16_ID }>(all.as_ptr().cast(), rows, k, packed);
+                    }
+                    DenseView::Bf16(all) => {
+                        pack_rows::<{ DenseView::BF16_ID }>(all.as_ptr().cast(), rows, k, packed);
+                    }
+                }
+            }
+        }
+
+        /// [`pack_matrix`] for elements of one type.
+        ///
+        /// # Safety
+        /// As [`pack_matrix`].
+        #[target_feature(enable = $features)]
+        unsafe fn pack_rows<const TYPE: u32>(
+            matrix: *const u8,
+            rows: usize,
+            k: usize,
+            packed: &mut [f32],
+        ) {
+            let (steps, whole) = (k.div_ceil($lanes), k / $lanes);
+            let mut to = packed.as_mut_ptr();
+            // SAFETY: the caller guarantees the rows, and a place for each of their vectors.
+            unsafe {
+                for from in (0..steps).step_by($block) {
+                    for first in (0..rows).step_by($rows) {
+                        for step in from..steps.min(from + $block) {
+                            for row in first..first + $rows {
+                                let at = matrix.wrapping_add((row * k + step * $lanes) * size::<TYPE>());
+                                let all = if row >= rows {
+                                    $zero()
+                                } else if step < whole {
+                                    load::<TYPE>(at)
+                                } else {
+                                    load_some::<TYPE>(at, k - whole * $lanes)
+                                };
+                                store(to, all);
+                                to = to.add($lanes);
+                            }
                         }
                     }
                 }
-                if whole < columns.end {
-                    let rest = columns.end - whole;
-                    for (r, all) in all.iter_mut().enumerate() {
-                        let w = load_some::<{ DenseView::F32_ID }>(row(r).add(whole).cast(), rest);
-                        for (all, x) in all.iter_mut().zip(x) {
-                            let x = x.as_ptr().add(whole).cast();
-                            *all = $fma(w, load_some::<{ DenseView::F32_ID }>(x, rest), *all);
+            }
+        }
+
+        /// See [`crate::simd::dense_rows::multiply_packed`].
+        ///
+        /// # Safety
+        /// The processor must have the features of this instance. The panel and the matrix must
+        /// have the lengths that [`TILE`] gives for `k` inputs and `columns` rows. At each
+        /// [`LANES`]-th of as many places from `tile` on there must be space for the results of a
+        /// panel.
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn multiply_packed(
+            panel: &[f32],
+            matrix: &[f32],
+            (columns, k): (usize, usize),
+            sums: &mut AlignedVec,
+            tile: *mut f32,
+            ahead: &mut std::ops::Range<*const u8>,
+        ) {
+            const LINE: usize = 64;
+            let steps = k.div_ceil($lanes);
+            let tiles = columns.div_ceil($rows);
+            if steps > $block {
+                sums.resize(tiles * $rows * $many * $lanes);
+            }
+            let mut w = matrix.as_ptr();
+            // SAFETY: the caller guarantees the lengths. Sums have a place for each tile if there
+            // are several blocks. Prefetched addresses need not be valid.
+            unsafe {
+                for from in (0..steps).step_by($block) {
+                    let count = $block.min(steps - from);
+                    let x = panel.as_ptr().add(from * $many * $lanes);
+                    for i in 0..tiles {
+                        let kept = sums.as_mut_ptr().wrapping_add(i * $rows * $many * $lanes);
+                        let mut all = [[$zero(); $many]; $rows];
+                        if from > 0 {
+                            for (r, all) in all.iter_mut().enumerate() {
+                                for (m, all) in all.iter_mut().enumerate() {
+                                    let at = kept.add((r * $many + m) * $lanes);
+                                    *all = load::<{ DenseView::F32_ID }>(at.cast());
+                                }
+                            }
                         }
-                    }
-                }
-                for (r, all) in all.into_iter().enumerate() {
-                    for (m, all) in all.into_iter().enumerate() {
-                        store(at.add(place(r, m)), all);
+                        // What the next block reads from memory. Without it, addresses of the
+                        // panel, which is in the L1 cache.
+                        let next = if ahead.start < ahead.end {
+                            let next = ahead.start;
+                            ahead.start = next.wrapping_add(count * $lines * LINE);
+                            next
+                        } else {
+                            x.cast()
+                        };
+                        for step in 0..count {
+                            for line in 0..$lines {
+                                let next = next.wrapping_add((step * $lines + line) * LINE);
+                                _mm_prefetch::<_MM_HINT_T1>(next.cast());
+                            }
+                            let mut weights = [$zero(); $rows];
+                            for (r, weights) in weights.iter_mut().enumerate() {
+                                *weights = load::<{ DenseView::F32_ID }>(w.add(r * $lanes).cast());
+                            }
+                            w = w.add($rows * $lanes);
+                            for m in 0..$many {
+                                let x = x.add((step * $many + m) * $lanes);
+                                let x = load::<{ DenseView::F32_ID }>(x.cast());
+                                for r in 0..$rows {
+                                    all[r][m] = $fma(weights[r], x, all[r][m]);
+                                }
+                            }
+                        }
+                        if from + count < steps {
+                            for (r, all) in all.iter().enumerate() {
+                                for (m, all) in all.iter().enumerate() {
+                                    store(kept.add((r * $many + m) * $lanes), *all);
+                                }
+                            }
+                            continue;
+                        }
+                        for (r, all) in all.into_iter().enumerate() {
+                            let column = i * $rows + r;
+                            if column < columns {
+                                store_sums(all, tile.add(column * LANES));
+                            }
+                        }
                     }
                 }
             }
@@ -258,7 +350,9 @@ dense_rows_for!(
     8,
     _mm256_setzero_ps,
     _mm256_fmadd_ps,
-    many: (4, 3),
+    _mm256_mul_ps,
+    _mm256_set1_ps,
+    many: (4, 3, 128, 1),
     (1, 4),
     (2, 4),
     (3, 3),

@@ -2,15 +2,15 @@
 //! generates the functions.
 
 use std::arch::x86_64::{
-    __m512, _MM_HINT_T0, _mm_prefetch, _mm256_add_ps, _mm256_loadu_si256, _mm256_storeu_ps,
-    _mm512_add_ps, _mm512_castps512_ps256, _mm512_castsi512_ps, _mm512_cvtepu16_epi32,
-    _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_permutexvar_ps, _mm512_setr_epi32,
-    _mm512_setzero_ps, _mm512_shuffle_f32x4, _mm512_shuffle_ps, _mm512_slli_epi32,
-    _mm512_storeu_ps,
+    __m512, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm256_add_ps, _mm256_loadu_si256,
+    _mm256_storeu_ps, _mm512_add_ps, _mm512_castps512_ps256, _mm512_castsi512_ps,
+    _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mul_ps,
+    _mm512_permutexvar_ps, _mm512_set1_ps, _mm512_setr_epi32, _mm512_setzero_ps,
+    _mm512_shuffle_f32x4, _mm512_shuffle_ps, _mm512_slli_epi32, _mm512_storeu_ps,
 };
 
 use crate::layout::aligned::AlignedVec;
-use crate::layout::dense::DenseView;
+use crate::layout::dense::{DenseTile, DenseView};
 use crate::layout::tile::LANES;
 use crate::partition::OutputBlock;
 use crate::simd::avx2::dense_rows::dense_rows_for;
@@ -21,7 +21,9 @@ dense_rows_for!(
     16,
     _mm512_setzero_ps,
     _mm512_fmadd_ps,
-    many: (8, 3),
+    _mm512_mul_ps,
+    _mm512_set1_ps,
+    many: (8, 3, 48, 2),
     (1, 4),
     (2, 4),
     (3, 4),
