@@ -42,6 +42,9 @@ pub struct ModelInfo {
     /// Type to which inputs of quantized matrices are converted in prefill, such as `float32` or
     /// `int8`; `bfloat16x2` is the sum of two bfloat16. `None` if the backend does not report it.
     pub prompts: Option<String>,
+    /// How keys and values are stored, such as `float16`, or `4 bits, groups of 64`. `None` if the
+    /// backend does not report it, or the model has none.
+    pub cache: Option<String>,
     /// Whether the model has a chat template.
     pub has_chat_template: bool,
     /// The sampling options recommended by the model's authors. The engine does not apply them; a

@@ -553,7 +553,7 @@ fn load(
         ModelFiles::Gguf(_) => None,
     };
     let prefill_inputs = hold(&mut weights, options, place)?;
-    if place == Place::Cpu && options.kv_bits.is_some() {
+    if place == Place::Cpu && options.kv_bits.is_some_and(|bits| bits < 16) {
         tracing::warn!(
             "kv_bits: attention over a packed cache runs outside the CPU kernels, on one core"
         );
@@ -631,11 +631,12 @@ fn load(
     info.prompts = prefill_inputs
         .zip(weights.quantization())
         .map(|(prefill_inputs, (bits, _))| prefill_inputs.used_for(bits).to_owned());
+    let caches = cache_options(options, info.head_dim, weights.dtype().size())?;
+    info.cache = has_keys.then(|| stored_as(&caches, compute));
     info.has_chat_template = text.template().is_some();
     info.sampling = sampling;
 
     let stream = Stream::default_of(place.device()).map_err(engine("device"))?;
-    let head_dim = info.head_dim;
     let mut identity = identity(path)?;
     if !options.feed_forward.is_dense() {
         // Keys and values depend on the plan, so the identity does too.
@@ -652,7 +653,7 @@ fn load(
         stream,
         info,
         eos,
-        caches: cache_options(options, head_dim)?,
+        caches,
         slots: match weights.stage() {
             Some(_) => 0,
             None => remembered(options.parallel_slots.unwrap_or(1)),
@@ -746,11 +747,12 @@ pub fn check_keyless(options: &LoadOptions, architecture: &str) -> Result<()> {
     Ok(())
 }
 
-/// The cache options for a model whose heads have `head_dim` elements.
+/// The cache options for a model whose heads have `head_dim` elements, and whose compute type has
+/// `size` bytes.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidOption`] for values that do not suit the model.
-pub fn cache_options(options: &LoadOptions, head_dim: usize) -> Result<CacheOptions> {
+pub fn cache_options(options: &LoadOptions, head_dim: usize, size: usize) -> Result<CacheOptions> {
     let int = |name: &str, n: usize| {
         i32::try_from(n).map_err(|_| {
             let message = format!("{name} is {n}; it must be at most {}", i32::MAX);
@@ -758,7 +760,17 @@ pub fn cache_options(options: &LoadOptions, head_dim: usize) -> Result<CacheOpti
         })
     };
     let packing = match options.kv_bits {
-        None => None,
+        Some(32) if size < 4 => {
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                format!(
+                    "kv_bits is 32, but the compute type has {} bits, and unquantized caches have \
+                     it; use dtype float32, or leave kv_bits out",
+                    8 * size
+                ),
+            ));
+        }
+        None | Some(16 | 32) => None,
         Some(bits) => {
             let group = options.kv_group_size;
             if !head_dim.is_multiple_of(group as usize) {
@@ -783,8 +795,21 @@ pub fn cache_options(options: &LoadOptions, head_dim: usize) -> Result<CacheOpti
             .map(|n| int("context_len", n))
             .transpose()?,
         packing,
+        // A compute type of 16 bits is also the type of caches.
+        half: options.kv_bits == Some(16) && size == 4,
         trimmable: None,
     })
+}
+
+/// How caches store keys and values.
+fn stored_as(caches: &CacheOptions, compute: ComputeType) -> String {
+    match caches.packing {
+        Some(Packing {
+            bits, group_size, ..
+        }) => format!("{bits} bits, groups of {group_size}"),
+        None if caches.half => ComputeType::Float16.to_string(),
+        None => compute.to_string(),
+    }
 }
 
 /// The sampling options that the model's files recommend. An error in these files does not prevent

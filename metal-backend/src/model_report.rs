@@ -265,7 +265,8 @@ struct CacheCost {
 
 impl CacheCost {
     fn new(options: &LoadOptions, numbers: u64, size: usize, head_dim: usize) -> Result<Self> {
-        let CacheOptions { bound, packing, .. } = cache_options(options, head_dim)?;
+        let caches = cache_options(options, head_dim, size)?;
+        let CacheOptions { bound, packing, .. } = caches;
         let size = size as u64;
         let packed = packing.map(|packing| {
             // Each group has a scale and a bias.
@@ -275,7 +276,7 @@ impl CacheCost {
             (bytes, u64::from(packing.start.unsigned_abs()))
         });
         Ok(Self {
-            plain: numbers.saturating_mul(size),
+            plain: numbers.saturating_mul(if caches.half { 2 } else { size }),
             packed,
             bound: bound.map(|n| u64::from(n.unsigned_abs())),
         })
@@ -348,6 +349,14 @@ mod tests {
         assert_eq!(cost(&options).max_tokens(40_960), 10);
         options.quantized_kv_start = 10;
         assert_eq!(cost(&options).max_tokens(40_960), 53);
+        let half = cost(&LoadOptions::new().with_kv_bits(16));
+        assert_eq!((half.per_token(), half.max_tokens(40_960)), (2048, 20));
+        assert_eq!(cost(&LoadOptions::new().with_kv_bits(32)).per_token(), 4096);
+        // A compute type of 16 bits is also the type of caches.
+        let of_16 = |bits| CacheCost::new(&LoadOptions::new().with_kv_bits(bits), 1024, 2, 64);
+        assert_eq!(of_16(16).unwrap().per_token(), 2048);
+        let refused = of_16(32).unwrap_err();
+        assert!(refused.to_string().contains("kv_bits is 32"), "{refused}");
         let mut options = LoadOptions::new();
         options.context_len = Some(8);
         assert_eq!(cost(&options).max_tokens(40_960), u64::MAX);

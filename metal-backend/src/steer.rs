@@ -406,6 +406,7 @@ fn complete_caches() -> CacheOptions {
     CacheOptions {
         bound: None,
         packing: None,
+        half: false,
         trimmable: Some(CacheOptions::ALL),
     }
 }

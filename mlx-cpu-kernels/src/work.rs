@@ -2,15 +2,15 @@
 
 use std::ffi::c_void;
 
-/// An operation on float32.
-pub trait Work: Send + Sync + 'static {
+/// An operation whose output has elements of type `T`, by default float32.
+pub trait Work<T = f32>: Send + Sync + 'static {
     /// Fills `output` from the inputs.
     ///
     /// # Safety
     /// The inputs must have the types, order and sizes that the operation's type documents, and the
     /// sizes must match. The inputs must exist during the call. This processor must support the
     /// operation's instruction set.
-    unsafe fn run(&self, inputs: &[Input], output: &mut [f32]);
+    unsafe fn run(&self, inputs: &[Input], output: &mut [T]);
 
     /// The number of output elements.
     fn outputs(&self) -> usize;
@@ -80,7 +80,7 @@ impl Input {
     /// # Safety
     /// The elements and the layout must exist while the view is used. No stride may be negative,
     /// and no index of the shape may lead beyond the elements.
-    pub unsafe fn strided(data: *const f32, size: usize, shape: &[i32], strides: &[i64]) -> Self {
+    pub unsafe fn strided<T>(data: *const T, size: usize, shape: &[i32], strides: &[i64]) -> Self {
         Self {
             data: data.cast(),
             size,

@@ -140,6 +140,13 @@ impl Backend for MlxLmBackend {
         if options.draft_model.is_some() {
             return options::native("draft_model");
         }
+        if options.kv_bits.is_some_and(|bits| bits >= 16) {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "kv_bits of 16 or 32 is not supported by mlx-lm, whose caches have the compute type; \
+                 use 8 or fewer, or leave it out",
+            ));
+        }
         refuse_unknown(options)?;
         let load = json!({
             "op": "load",

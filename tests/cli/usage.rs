@@ -82,6 +82,10 @@ fn flags_that_would_do_nothing_are_refused() {
         ),
         (&["batch", "--kv-bits", "4", "--ctx-size", "9"], "--kv-bits"),
         (&["batch", "--quantized-kv-start", "9"], "--kv-bits"),
+        (
+            &["batch", "--kv-bits", "16", "--kv-group-size", "32"],
+            "--kv-group-size",
+        ),
     ] {
         let output = output(args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");

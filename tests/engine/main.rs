@@ -19,6 +19,7 @@ mod gguf_families;
 mod golden;
 mod inspection;
 mod kernels;
+mod kv_bits;
 mod longrope;
 mod many;
 mod not_numbers;

@@ -57,9 +57,22 @@ fn names(except: &[&[&str]]) -> Vec<String> {
         .collect()
 }
 
+/// The types of KV caches: the default, and float16.
+const CACHES: [Option<u32>; 2] = [None, Some(16)];
+
+/// The names of models, each with each type of caches.
+fn cases(except: &[&[&str]]) -> Vec<(String, Option<u32>)> {
+    let names = names(except).into_iter();
+    names
+        .flat_map(|name| CACHES.map(|kv_bits| (name.clone(), kv_bits)))
+        .collect()
+}
+
 /// A model with the precision that models have by default.
-fn load(name: &str) -> Box<dyn TextModel> {
-    let options = LoadOptions::new().with_backend("cpu");
+fn load((name, kv_bits): &(String, Option<u32>)) -> Box<dyn TextModel> {
+    let options = LoadOptions::new()
+        .with_backend("cpu")
+        .with_kv_bits(*kv_bits);
     inference::load_model(fixture("tiny").join(name), &options).unwrap()
 }
 
@@ -78,14 +91,14 @@ fn logits_of_a_prefix_are_those_of_the_whole_prompt_to_the_bit() {
         return;
     }
     let mut different = Vec::new();
-    for name in names(&[RECURRENT, LENGTH_DEPENDENT, WITHOUT_KERNELS]) {
-        let model = load(&name);
+    for case in cases(&[RECURRENT, LENGTH_DEPENDENT, WITHOUT_KERNELS]) {
+        let model = load(&case);
         let all = logits(model.as_ref(), PROMPT as usize, true);
         let width = model.info().vocab_size;
         for n in [1, 2, 7, 17, 64, 65, 127, 129] {
             let last = logits(model.as_ref(), n, false);
             if last != all[(n - 1) * width..n * width] {
-                different.push(format!("{name} {n}"));
+                different.push(format!("{case:?} {n}"));
                 break;
             }
         }
@@ -120,8 +133,8 @@ fn replies_are_the_same_in_steps_and_in_batches_to_the_bit() {
         WITHOUT_KERNELS,
         WINDOWS_WITHOUT_KERNELS,
     ];
-    for name in names(&except) {
-        let model = load(&name);
+    for case in cases(&except) {
+        let model = load(&case);
         let prompts: Vec<Prompt> = [40u32, 3, 21, 80]
             .iter()
             .map(|n| Prompt::Tokens((0..*n).map(|i| (i * 37 + n * 61) % 260 + 16).collect()))
@@ -136,7 +149,7 @@ fn replies_are_the_same_in_steps_and_in_batches_to_the_bit() {
         for step in [1, 7, 33] {
             for (prompt, wanted) in prompts.iter().zip(&wanted) {
                 if alone(prompt, step) != *wanted {
-                    different.push(format!("{name}: steps of {step}"));
+                    different.push(format!("{case:?}: steps of {step}"));
                     break;
                 }
             }
@@ -144,7 +157,7 @@ fn replies_are_the_same_in_steps_and_in_batches_to_the_bit() {
         let together = model.batch_generate(&prompts, &options).unwrap();
         for (result, wanted) in together.iter().zip(&wanted) {
             if bits(&result.tokens) != *wanted {
-                different.push(format!("{name}: a batch"));
+                different.push(format!("{case:?}: a batch"));
                 break;
             }
         }

@@ -171,8 +171,10 @@ pub struct LoadOptions {
     pub parallel_slots: Option<usize>,
     /// A directory with a trained adapter to apply.
     pub adapter_path: Option<PathBuf>,
-    /// Bits per value in the KV cache, such as 8 or 4; `None` keeps the compute type. Layers with a
-    /// sliding window are not quantized.
+    /// Bits per value in the KV cache: 32 or 16 for floats, or 8, 6, 5, 4, 3 or 2 for quantized
+    /// values; `None` keeps the compute type. With 16 and the compute type float32, caches are
+    /// float16, and values beyond its range become its greatest value. Layers with a sliding window
+    /// are not quantized, but have 16 bits if that is asked for.
     pub kv_bits: Option<u32>,
     /// Number of cache values that share a scale: 32, 64 or 128.
     pub kv_group_size: u32,
@@ -370,9 +372,11 @@ impl LoadOptions {
             ));
         }
         if let Some(bits) = self.kv_bits
-            && !matches!(bits, 2 | 3 | 4 | 5 | 6 | 8)
+            && !matches!(bits, 2 | 3 | 4 | 5 | 6 | 8 | 16 | 32)
         {
-            return invalid(format!("kv_bits is {bits}; it must be 2, 3, 4, 5, 6 or 8"));
+            return invalid(format!(
+                "kv_bits is {bits}; it must be 2, 3, 4, 5, 6, 8, 16 or 32"
+            ));
         }
         if !matches!(self.kv_group_size, 32 | 64 | 128) {
             return invalid(format!(
@@ -380,14 +384,15 @@ impl LoadOptions {
                 self.kv_group_size
             ));
         }
-        if self.kv_bits.is_some() && self.context_len.is_some() {
+        let is_packed = self.kv_bits.is_some_and(|bits| bits < 16);
+        if is_packed && self.context_len.is_some() {
             return invalid(String::from(
-                "kv_bits and context_len do not go together: a bounded cache cannot be packed, as in mlx-lm; leave one of them out",
+                "kv_bits below 16 and context_len do not go together: a bounded cache cannot be packed, as in mlx-lm; leave one of them out",
             ));
         }
-        if self.kv_bits.is_some() && self.attention_sums != AttentionSums::Native {
+        if is_packed && self.attention_sums != AttentionSums::Native {
             return invalid(String::from(
-                "kv_bits and attention_sums do not go together: packed keys are multiplied in \
+                "kv_bits below 16 and attention_sums do not go together: packed keys are multiplied in \
                  float32; leave one of them out",
             ));
         }

@@ -5,7 +5,7 @@
 use mlx_rs_core::{Array, Dtype, Result, concatenate, zeros};
 
 use super::{KvCache, KvView, LayerState, Order, Portable, Snapshot, Stored};
-use crate::exec::{Heads, TokenRange};
+use crate::exec::{Heads, KvType, TokenRange};
 
 /// The number of positions by which the capacity grows.
 pub(super) const CHUNK: i32 = 256;
@@ -16,12 +16,63 @@ pub struct ChunkedCache {
     /// `[B, Hkv, capacity, D]` each; positions from `offset` on are undefined.
     pub(super) buffers: Option<(Array, Array)>,
     pub(super) offset: i32,
+    /// Whether elements are stored as float16, whatever the type of new keys and values.
+    half: bool,
 }
 
 impl ChunkedCache {
     /// An empty cache.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The cache with elements in float16 if `half`.
+    pub fn with_half(mut self, half: bool) -> Self {
+        self.half = half;
+        self
+    }
+
+    /// The type in which our kernels store elements.
+    pub(super) fn kv_type(&self) -> KvType {
+        match self.half {
+            true => KvType::Float16,
+            false => KvType::Float32,
+        }
+    }
+
+    /// Keys and values in the type in which they are stored.
+    pub(super) fn rounded(&self, keys: &Array, values: &Array) -> Result<(Array, Array)> {
+        match self.half {
+            true => Ok((cast(keys, Dtype::Float16)?, cast(values, Dtype::Float16)?)),
+            false => Ok((keys.clone(), values.clone())),
+        }
+    }
+
+    /// Buffers from a snapshot of this kind, in the type in which they are stored here.
+    pub(super) fn typed(
+        &self,
+        buffers: Option<(Array, Array)>,
+        kind: &str,
+    ) -> std::result::Result<Option<(Array, Array)>, String> {
+        let typed = buffers.map(|(keys, values)| {
+            // Only caches of float32 sequences are stored as another type than they compute in.
+            if !self.half && kind.contains(HALF) {
+                let wide = |a: &Array| a.astype(Dtype::Float32);
+                return Ok((wide(&keys)?, wide(&values)?));
+            }
+            self.rounded(&keys, &values)
+        });
+        typed
+            .transpose()
+            .map_err(|e: mlx_rs_core::Error| e.to_string())
+    }
+
+    /// The kind of a cache of this type, for [`LayerState::kind`].
+    pub(super) fn kind_of(&self, kind: String) -> String {
+        match self.half {
+            true => format!("{kind}{HALF}"),
+            false => kind,
+        }
     }
 
     /// The filled part of the buffers: `[B, Hkv, offset, D]` each.
@@ -59,6 +110,7 @@ impl ChunkedCache {
 
     /// Appends keys and values. The capacity stays at or below `limit` positions.
     pub(super) fn append(&mut self, keys: &Array, values: &Array, limit: i32) -> Result<()> {
+        let (keys, values) = &self.rounded(keys, values)?;
         let end = self.offset + keys.dim(2)?;
         let (k, v) = self.buffers_for(end, limit, (keys.shape(), values.shape(), keys.dtype()))?;
         let k = k.update_axis(keys, 2, self.offset)?;
@@ -68,12 +120,21 @@ impl ChunkedCache {
         Ok(())
     }
 
-    /// Whether our kernels can write into the cache. They write only float32.
+    /// Whether our kernels can write into the cache, which must have the type of
+    /// [`Self::kv_type`].
     pub(super) fn stores(&self) -> bool {
-        let plain = |a: &Array| a.dtype() == Dtype::Float32;
+        let plain = |a: &Array| a.dtype() == self.dtype();
         self.buffers
             .as_ref()
             .is_none_or(|(k, v)| plain(k) && plain(v))
+    }
+
+    /// [`Self::kv_type`] as an array's type.
+    fn dtype(&self) -> Dtype {
+        match self.kv_type() {
+            KvType::Float32 => Dtype::Float32,
+            KvType::Float16 => Dtype::Float16,
+        }
     }
 
     /// Our kernels append keys and values of `length` tokens of a packed projection, from token
@@ -86,7 +147,7 @@ impl ChunkedCache {
     ) -> Result<(Array, Array)> {
         let end = self.offset.saturating_add(length);
         let shape = [1, heads.n_kv_heads, length, heads.head_dim];
-        let (k, v) = self.buffers_for(end, i32::MAX, (&shape, &shape, Dtype::Float32))?;
+        let (k, v) = self.buffers_for(end, i32::MAX, (&shape, &shape, self.dtype()))?;
         let tokens = TokenRange {
             first,
             length,
@@ -98,6 +159,26 @@ impl ChunkedCache {
         self.offset = end;
         Ok((k, v))
     }
+}
+
+/// What [`LayerState::kind`] has at its end for a cache of float16.
+const HALF: &str = ":float16";
+
+/// A kind without the type of the elements. A cache can be restored from a snapshot of any type.
+pub(super) fn untyped(kind: &str) -> String {
+    kind.replace(HALF, "")
+}
+
+/// An array in another type. Values beyond the range of float16 become its greatest value.
+pub(super) fn cast(a: &Array, dtype: Dtype) -> Result<Array> {
+    if dtype != Dtype::Float16 || a.dtype() == dtype {
+        return a.astype(dtype);
+    }
+    let most = f32::from(half::f16::MAX);
+    // bfloat16 has too few digits for the bound.
+    let wide = a.astype(Dtype::Float32)?;
+    wide.clip(Some(&Array::scalar(-most)?), Some(&Array::scalar(most)?))?
+        .astype(dtype)
 }
 
 /// The capacity to allocate for `needed` positions.
@@ -163,7 +244,7 @@ impl KvCache for ChunkedCache {
         let Portable::All { keys, values } = portable else {
             return Err(portable.refused("all positions"));
         };
-        self.buffers = Some((keys, values));
+        self.buffers = Some(self.rounded(&keys, &values).map_err(|e| e.to_string())?);
         self.offset = offset;
         Ok(())
     }
@@ -187,7 +268,7 @@ impl LayerState for ChunkedCache {
     }
 
     fn reset(&mut self) {
-        *self = Self::new();
+        *self = Self::new().with_half(self.half);
     }
 
     fn trim(&mut self, n: i32) -> bool {
@@ -200,7 +281,7 @@ impl LayerState for ChunkedCache {
     }
 
     fn kind(&self) -> String {
-        "chunked".into()
+        self.kind_of("chunked".into())
     }
 
     fn snapshot(&self) -> Result<Snapshot> {
@@ -217,7 +298,7 @@ impl LayerState for ChunkedCache {
 
     fn restore(&mut self, snapshot: Snapshot) -> Result<(), String> {
         let buffers = plain_parts(&snapshot, "chunked", snapshot.offset)?;
-        self.buffers = buffers;
+        self.buffers = self.typed(buffers, &snapshot.kind)?;
         self.offset = snapshot.offset;
         Ok(())
     }
@@ -237,7 +318,7 @@ pub(super) fn plain_parts(
     kind: &str,
     positions: i32,
 ) -> Result<Option<(Array, Array)>, String> {
-    if snapshot.kind != kind {
+    if untyped(&snapshot.kind) != untyped(kind) {
         return Err(format!(
             "it holds a cache of kind `{}`, where `{kind}` is needed",
             snapshot.kind

@@ -3,11 +3,11 @@
 //! The contents are converted on demand. A conversion is rare, because a request is one prompt
 //! followed by single tokens.
 
-use mlx_rs_core::{Array, Dtype, Result};
+use mlx_rs_core::{Array, Result};
 
 use super::chunked::{CHUNK, ChunkedCache, capacity};
 use super::{KvCache, KvView, LayerState, Portable, Snapshot};
-use crate::exec::{Heads, KvBuffer};
+use crate::exec::{Heads, KvBuffer, KvType};
 
 /// Keys and values of all positions so far.
 #[derive(Debug, Default)]
@@ -37,14 +37,21 @@ impl KvAllocator {
     }
 
     /// Returns the memory for the next layer.
-    fn take(&mut self, (heads, width): (i32, i32), capacity: i32) -> Result<KvBuffer> {
+    fn take(
+        &mut self,
+        kv_type: KvType,
+        (heads, width): (i32, i32),
+        capacity: i32,
+    ) -> Result<KvBuffer> {
         let others = self.layers.saturating_sub(1);
         self.layers = others;
-        let fits = |memory: &mut KvBuffer| memory.shape() == [1, heads, capacity, width];
+        let fits = |memory: &mut KvBuffer| {
+            memory.shape() == [1, heads, capacity, width] && memory.kv_type() == kv_type
+        };
         if let Some(memory) = self.made.pop_if(fits) {
             return Ok(memory);
         }
-        let mut made = KvBuffer::several(1 + others, (heads, width), capacity)?;
+        let mut made = KvBuffer::several_of(kv_type, 1 + others, (heads, width), capacity)?;
         self.made = made.split_off(1);
         Ok(made.remove(0))
     }
@@ -54,6 +61,12 @@ impl InPlaceCache {
     /// An empty cache.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The cache with elements in float16 if `half`.
+    pub fn with_half(mut self, half: bool) -> Self {
+        self.chunks = self.chunks.with_half(half);
+        self
     }
 
     /// All keys and values as arrays.
@@ -165,7 +178,10 @@ impl InPlaceCache {
                 memory
             }
             (None, Some((keys, values))) => KvBuffer::holding(keys, values, filled, capacity)?,
-            (None, None) => allocator.take((heads.n_kv_heads, heads.head_dim), capacity)?,
+            (None, None) => {
+                let size = (heads.n_kv_heads, heads.head_dim);
+                allocator.take(self.chunks.kv_type(), size, capacity)?
+            }
         };
         self.chunks.buffers = None;
         Ok(self.memory.insert(memory))
@@ -220,9 +236,9 @@ impl LayerState for InPlaceCache {
         let Some(memory) = &self.memory else {
             return self.chunks.nbytes();
         };
-        // The memory has keys and values, both in float32.
+        // The memory has keys and values.
         let elements = memory.shape().iter().map(|d| d.unsigned_abs() as usize);
-        elements.product::<usize>() * 2 * Dtype::Float32.size()
+        elements.product::<usize>() * 2 * memory.kv_type().size()
     }
 
     fn can_trim(&self, n: i32) -> bool {
@@ -466,5 +482,57 @@ mod tests {
         assert_eq!(capacities(Some(100_000), 16), (256, 512));
         assert_eq!(capacities(Some(600), 300), (512, 768));
         assert_eq!(capacities(None, 300), (512, 768));
+    }
+
+    /// A float16 cache in memory, in arrays, in a file and in a copy.
+    #[test]
+    fn float16_caches_keep_their_type() {
+        if none().is_none() {
+            return; // the kernels are disabled
+        }
+        Stream::default_of(Device::cpu()).unwrap().scope(|| {
+            let empty = || InPlaceCache::new().with_half(true);
+            let mut cache = empty();
+            write(&mut cache, 5);
+            assert_eq!(cache.nbytes(), 8 * 2 * 2 * 2);
+            let mut copy = InPlaceCache::copy_all(&[&cache], 3).unwrap().remove(0);
+            write(&mut copy, 10);
+            assert_eq!((cache.offset(), copy.offset()), (5, 13));
+            // MLX's operations append float32.
+            let part = Array::from_slice(&[0.1f32, 7e4, -1e9, 2.0], &[1, 1, 2, 2]).unwrap();
+            let view = copy.update(&part, &part).unwrap();
+            let crate::cache::Stored::Plain(keys) = view.keys else {
+                panic!("not plain");
+            };
+            assert_eq!(keys.dtype(), Dtype::Float16);
+            let keys = keys.astype(Dtype::Float32).unwrap();
+            let last = keys.slice_axis(2, 13, 15).unwrap().to_vec::<f32>().unwrap();
+            assert_eq!(last, [0.099_975_586, 65_504.0, -65_504.0, 2.0]);
+            // The kernels go on from there, and a reset keeps the type.
+            write(&mut copy, 1);
+            let snapshot = copy.snapshot().unwrap();
+            assert_eq!(snapshot.arrays["keys"].dtype(), Dtype::Float16);
+            copy.reset();
+            write(&mut copy, 1);
+            assert_eq!(copy.nbytes(), 2 * 2 * 2 * 2);
+            // A file of either type is read into either cache.
+            let wide = {
+                let mut wide = InPlaceCache::new();
+                wide.restore(snapshot.clone()).unwrap();
+                wide.snapshot().unwrap()
+            };
+            assert_eq!(wide.arrays["keys"].dtype(), Dtype::Float32);
+            for snapshot in [snapshot.clone(), wide] {
+                let mut other = empty();
+                other.restore(snapshot).unwrap();
+                let again = other.snapshot().unwrap();
+                assert_eq!(other.offset(), 16);
+                let keys = again.arrays["keys"].astype(Dtype::Float32).unwrap();
+                let keys = keys.slice_axis(2, 13, 15).unwrap();
+                assert_eq!(keys.to_vec::<f32>().unwrap(), last);
+                assert_eq!(again.kind, "chunked:float16");
+                write(&mut other, 1);
+            }
+        });
     }
 }

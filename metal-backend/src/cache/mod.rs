@@ -309,6 +309,8 @@ pub struct CacheOptions {
     pub bound: Option<i32>,
     /// The quantization of keys and values in layers without a window.
     pub packing: Option<Packing>,
+    /// Whether unquantized keys and values are stored as float16, whatever the compute type.
+    pub half: bool,
     /// The number of last positions that every layer must be able to remove at any time. Layers
     /// with a window store this number of additional positions. [`CacheOptions::ALL`] keeps all
     /// positions.
@@ -344,26 +346,27 @@ impl CacheOptions {
             (None, None) => {
                 return match self.packing {
                     Some(packing) => Box::new(QuantizedCache::new(packing)),
-                    None => Box::new(InPlaceCache::new()),
+                    None => Box::new(InPlaceCache::new().with_half(self.half)),
                 };
             }
         };
         match self.trimmable {
-            None => Box::new(RotatingCache::new(size, keep)),
-            Some(Self::ALL) => Box::new(InPlaceCache::new()),
-            Some(spare) => Box::new(WindowedCache::new(size, keep, spare)),
+            None => Box::new(RotatingCache::new(size, keep).with_half(self.half)),
+            Some(Self::ALL) => Box::new(InPlaceCache::new().with_half(self.half)),
+            Some(spare) => Box::new(WindowedCache::new(size, keep, spare).with_half(self.half)),
         }
     }
 
     /// An empty cache for a layer whose queries attend only to their chunk of `chunk` positions.
     pub fn chunk_cache(&self, chunk: i32) -> Box<dyn KvCache> {
         if self.trimmable == Some(Self::ALL) {
-            return Box::new(InPlaceCache::new());
+            return Box::new(InPlaceCache::new().with_half(self.half));
         }
         // The mask finds a chunk by the order of the keys. A ring buffer has no order, so it cannot
         // be used.
         let size = self.bound.map_or(chunk, |bound| bound.min(chunk));
-        Box::new(WindowedCache::new(size, 0, self.trimmable.unwrap_or(0)))
+        let spare = self.trimmable.unwrap_or(0);
+        Box::new(WindowedCache::new(size, 0, spare).with_half(self.half))
     }
 }
 

@@ -3,6 +3,7 @@
 
 use mlx_rs_core::{Array, Result};
 
+use super::chunked::untyped;
 use super::{KvCache, LayerState, RecurrentState, Snapshot};
 
 /// The prefixes of the array names in files: for the KV cache and for the recurrent state.
@@ -130,7 +131,7 @@ impl LayerState for PairState {
     }
 
     fn restore(&mut self, snapshot: Snapshot) -> std::result::Result<(), String> {
-        if snapshot.kind != self.kind() {
+        if untyped(&snapshot.kind) != untyped(&self.kind()) {
             return Err(format!(
                 "it holds a state of kind `{}`, where `{}` is needed",
                 snapshot.kind,
@@ -146,7 +147,10 @@ impl LayerState for PairState {
                 })
                 .collect(),
         };
-        let (keys, state) = (self.keys.kind(), self.state.kind());
+        // The kind of the file's keys has their type.
+        let state = self.state.kind();
+        let keys = snapshot.kind.strip_suffix(&format!("+{state}"));
+        let keys = keys.map_or_else(|| self.keys.kind(), str::to_owned);
         let restored = (self.keys.restore(part(NAMES[0], keys)))
             .and_then(|()| self.state.restore(part(NAMES[1], state)));
         if restored.is_err() {

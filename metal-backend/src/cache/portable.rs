@@ -5,6 +5,7 @@ use std::fmt;
 
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Quantized, Result};
 
+use super::chunked::cast;
 use super::map;
 
 /// Keys and values of one layer, `[1, Hkv, n, D]`, in ascending order of positions.
@@ -133,7 +134,8 @@ impl Portable {
         })
     }
 
-    /// Converts the arrays to another type; quantized codes stay unchanged.
+    /// Converts the arrays to another type; quantized codes stay unchanged. Values beyond the range
+    /// of float16 become its greatest value.
     pub fn cast(self, dtype: Dtype) -> Result<Self> {
         let packed = |q: Quantized| -> Result<Quantized> {
             Ok(Quantized {
@@ -144,8 +146,8 @@ impl Portable {
         };
         Ok(match self {
             Self::All { keys, values } => Self::All {
-                keys: keys.astype(dtype)?,
-                values: values.astype(dtype)?,
+                keys: cast(&keys, dtype)?,
+                values: cast(&values, dtype)?,
             },
             Self::Recent {
                 keys,
@@ -154,8 +156,8 @@ impl Portable {
                 size,
                 keep,
             } => Self::Recent {
-                keys: keys.astype(dtype)?,
-                values: values.astype(dtype)?,
+                keys: cast(&keys, dtype)?,
+                values: cast(&values, dtype)?,
                 offset,
                 size,
                 keep,

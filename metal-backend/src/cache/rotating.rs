@@ -34,6 +34,12 @@ impl RotatingCache {
         }
     }
 
+    /// The cache with elements in float16 if `half`.
+    pub fn with_half(mut self, half: bool) -> Self {
+        self.inner = self.inner.with_half(half);
+        self
+    }
+
     /// The number of positions in the ring.
     fn ring(&self) -> i32 {
         self.size - self.keep
@@ -138,6 +144,7 @@ impl RotatingCache {
 
 impl KvCache for RotatingCache {
     fn update(&mut self, keys: &Array, values: &Array) -> Result<KvView> {
+        let (keys, values) = &self.inner.rounded(keys, values)?;
         let length = keys.dim(2)?;
         let end = self.offset + length;
         if end <= self.size {
@@ -210,8 +217,9 @@ impl KvCache for RotatingCache {
             } if (*size, *keep) == (self.size, self.keep) => (keys, values),
             _ => return Err(portable.refused(&format!("the last {} positions", self.size))),
         };
+        let (keys, values) = self.inner.rounded(keys, values).map_err(words)?;
         let buffer = |all: &Array| self.buffer(all, offset).map_err(words);
-        self.inner.buffers = Some((buffer(keys)?, buffer(values)?));
+        self.inner.buffers = Some((buffer(&keys)?, buffer(&values)?));
         self.offset = offset;
         Ok(())
     }
@@ -256,7 +264,7 @@ impl LayerState for RotatingCache {
     }
 
     fn kind(&self) -> String {
-        format!("rotating:{}:{}", self.size, self.keep)
+        (self.inner).kind_of(format!("rotating:{}:{}", self.size, self.keep))
     }
 
     fn snapshot(&self) -> Result<Snapshot> {
@@ -275,7 +283,8 @@ impl LayerState for RotatingCache {
 
     fn restore(&mut self, snapshot: Snapshot) -> Result<(), String> {
         let valid = snapshot.offset.min(self.size);
-        self.inner.buffers = plain_parts(&snapshot, &self.kind(), valid)?;
+        let buffers = plain_parts(&snapshot, &self.kind(), valid)?;
+        self.inner.buffers = self.inner.typed(buffers, &snapshot.kind)?;
         self.offset = snapshot.offset;
         Ok(())
     }
@@ -293,6 +302,7 @@ impl LayerState for RotatingCache {
 mod tests {
     use super::super::test_support::{part, positions};
     use super::*;
+    use mlx_rs_core::Dtype;
 
     /// By definition, the positions that the last query of a step attends to.
     fn expected(p: i32, size: i32, keep: i32) -> Vec<i32> {
@@ -365,5 +375,50 @@ mod tests {
         );
         assert_eq!(positions(&a), positions(&b));
         assert!(RotatingCache::new(9, 2).restore(snapshot).is_err());
+    }
+
+    #[test]
+    fn float16_rings_keep_their_type_in_files_of_either_type() {
+        let float32 = |view: &KvView| {
+            let Stored::Plain(keys) = &view.keys else {
+                panic!("not plain");
+            };
+            assert_eq!(keys.dtype(), Dtype::Float16);
+            keys.astype(Dtype::Float32)
+                .unwrap()
+                .to_vec::<f32>()
+                .unwrap()
+        };
+        let mut cache = RotatingCache::new(8, 2).with_half(true);
+        for (from, n) in [(0, 3), (3, 9), (12, 1)] {
+            float32(&cache.update(&part(from, n), &part(from, n)).unwrap());
+        }
+        let mut wide = RotatingCache::new(8, 2);
+        wide.restore(cache.snapshot().unwrap()).unwrap();
+        let wide = wide.snapshot().unwrap();
+        assert_eq!(wide.arrays["keys"].dtype(), Dtype::Float32);
+        let next = part(13, 1);
+        let wanted = float32(
+            &cache
+                .copy()
+                .unwrap()
+                .as_kv_mut()
+                .unwrap()
+                .update(&next, &next)
+                .unwrap(),
+        );
+        for snapshot in [cache.snapshot().unwrap(), wide] {
+            let mut other = RotatingCache::new(8, 2).with_half(true);
+            other.restore(snapshot).unwrap();
+            assert_eq!(float32(&other.update(&next, &next).unwrap()), wanted);
+        }
+        let mut other = RotatingCache::new(8, 2).with_half(true);
+        other.adopt(cache.portable().unwrap().unwrap()).unwrap();
+        let got = float32(&other.update(&next, &next).unwrap());
+        let sorted = |mut all: Vec<f32>| {
+            all.sort_by(f32::total_cmp);
+            all
+        };
+        assert_eq!(sorted(got), sorted(wanted));
     }
 }

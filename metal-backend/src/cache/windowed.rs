@@ -37,6 +37,12 @@ impl WindowedCache {
         }
     }
 
+    /// The cache with elements in float16 if `half`.
+    pub fn with_half(mut self, half: bool) -> Self {
+        self.inner = self.inner.with_half(half);
+        self
+    }
+
     /// The number of positions that a query attends to besides the kept ones, including its own.
     fn ring(&self) -> i32 {
         self.size - self.keep
@@ -135,6 +141,7 @@ impl KvCache for WindowedCache {
             } if (size, keep) == (self.size, self.keep) => (keys, values),
             other => return Err(other.refused(&format!("the last {} positions", self.size))),
         };
+        let (keys, values) = (self.inner.rounded(&keys, &values)).map_err(|e| e.to_string())?;
         self.inner.offset = keys.dim(2).map_err(|e| e.to_string())?;
         self.dropped = offset - self.inner.offset;
         self.inner.buffers = Some((keys, values));
@@ -180,7 +187,8 @@ impl LayerState for WindowedCache {
     }
 
     fn kind(&self) -> String {
-        format!("windowed:{}:{}:{}", self.size, self.keep, self.spare)
+        let kind = format!("windowed:{}:{}:{}", self.size, self.keep, self.spare);
+        self.inner.kind_of(kind)
     }
 
     fn snapshot(&self) -> Result<Snapshot> {
@@ -202,7 +210,8 @@ impl LayerState for WindowedCache {
                 "it holds {stored} positions; at least {least} are needed"
             ));
         }
-        self.inner.buffers = plain_parts(&snapshot, &self.kind(), stored)?;
+        let buffers = plain_parts(&snapshot, &self.kind(), stored)?;
+        self.inner.buffers = self.inner.typed(buffers, &snapshot.kind)?;
         self.inner.offset = stored;
         self.dropped = dropped;
         Ok(())

@@ -9,7 +9,9 @@ use super::matrix::NormSpec;
 
 /// The kernels' types for an attention layer, for views of caches and for buffers. Other modules
 /// import these types from here.
-pub use mlx_rs_core::cpu::{Heads, KvBuffer, KvView as PlainView, Locality, Rotation, TokenRange};
+pub use mlx_rs_core::cpu::{
+    Heads, KvBuffer, KvType, KvView as PlainView, Locality, Rotation, TokenRange,
+};
 
 /// The properties of an attention layer.
 #[derive(Debug, Clone, Copy)]

@@ -35,7 +35,9 @@ pub mod sampling;
 mod weight;
 
 pub use activation::Activation;
-pub use attention::{AttentionSpec, Heads, KvBuffer, Locality, PlainView, RotarySpec, TokenRange};
+pub use attention::{
+    AttentionSpec, Heads, KvBuffer, KvType, Locality, PlainView, RotarySpec, TokenRange,
+};
 pub use block::{Block, BlockSpec, KvSlot};
 pub use experts::{ExpertGate, ExpertMatrix, ExpertPart, expert_block};
 pub use feature_rows::{

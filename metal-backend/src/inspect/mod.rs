@@ -36,6 +36,7 @@ pub use weights::{attention_projections, token_embeddings, token_scores};
 const WHOLE: CacheOptions = CacheOptions {
     bound: None,
     packing: None,
+    half: false,
     trimmable: Some(CacheOptions::ALL),
 };
 

@@ -1,9 +1,11 @@
 //! The inputs of an attention operation, and data that its units of work share. `run.rs` has the
 //! computation.
 
+use std::ffi::c_void;
 use std::marker::PhantomData;
 
 use crate::attention::key_blocks::VisibleKeys;
+use crate::attention::kv_type::{KvElement, KvType, widen};
 use crate::attention::kv_write::normalize;
 use crate::attention::rope::{Rotation, apply_rope};
 use crate::isa::Isa;
@@ -97,7 +99,8 @@ impl AttentionMask {
 
 /// Attention of packed queries over KV caches. The inputs are float32: packed rows `[rows, width]`,
 /// the weight of the query norm `[d]`, and the sinks `[heads]`. Then keys and values `[1, Hkv, n,
-/// d]` follow: a pair of arrays for each sequence, or one pair shared by all sequences.
+/// d]` of type `kv_type` follow: a pair of arrays for each sequence, or one pair shared by all
+/// sequences.
 pub struct Attention {
     /// The number of query heads.
     pub heads: usize,
@@ -124,6 +127,8 @@ pub struct Attention {
     pub queries: Vec<Query>,
     /// The mask of each sequence.
     pub plans: Vec<AttentionMask>,
+    /// The type of keys and values.
+    pub kv_type: KvType,
     /// The instruction set.
     pub isa: Isa,
 }
@@ -156,12 +161,16 @@ impl Attention {
 /// Keys or values of one row of a batch.
 #[derive(Clone, Copy)]
 pub(crate) struct KvRows<'a> {
-    data: *const [f32],
+    data: *const c_void,
+    /// The number of elements that an index reaches.
+    len: usize,
+    /// The type of the elements.
+    pub kv_type: KvType,
     /// The stride between heads, in elements.
     head: usize,
     /// The stride between positions, in elements.
     pub position: usize,
-    memory: PhantomData<&'a [f32]>,
+    memory: PhantomData<&'a [u8]>,
 }
 
 // SAFETY: the caller of `KvRows::from_input` guarantees that no thread writes elements while
@@ -170,13 +179,27 @@ unsafe impl Sync for KvRows<'_> {}
 
 impl<'a> KvRows<'a> {
     /// # Safety
-    /// The array must be float32. Elements read through [`Self::span`] must not be written
-    /// afterwards.
-    pub(crate) unsafe fn from_input(input: &'a Input) -> Self {
+    /// The array must have elements of this type. Elements read through [`Self::span`] must not be
+    /// written afterwards.
+    pub(crate) unsafe fn from_input(input: &'a Input, kv_type: KvType) -> Self {
         let strides = input.strides();
+        // SAFETY: the caller guarantees the type. Shape and strides determine the span.
+        let (data, len) = unsafe {
+            match kv_type {
+                KvType::Float32 => {
+                    let span = input.span::<f32>();
+                    (span.cast(), span.len())
+                }
+                KvType::Float16 => {
+                    let span = input.span::<u16>();
+                    (span.cast(), span.len())
+                }
+            }
+        };
         Self {
-            // SAFETY: the caller guarantees float32. Shape and strides determine the span.
-            data: unsafe { input.span() },
+            data,
+            len,
+            kv_type,
             head: strides[1],
             position: strides[2],
             memory: PhantomData,
@@ -184,18 +207,54 @@ impl<'a> KvRows<'a> {
     }
 
     /// The address of a position, or null if it does not exist.
-    pub(crate) fn ptr(&self, h: usize, at: usize) -> *const f32 {
-        let first = self.data.cast::<f32>();
-        first.wrapping_add(h * self.head + at * self.position)
+    pub(crate) fn ptr(&self, h: usize, at: usize) -> *const u8 {
+        let first = self.data.cast::<u8>();
+        first.wrapping_add((h * self.head + at * self.position) * self.kv_type.size())
+    }
+
+    /// The number of bytes between two positions.
+    pub(crate) fn position_bytes(&self) -> usize {
+        self.position * self.kv_type.size()
     }
 
     /// The elements from the start of position `from` to the end of position `to - 1`.
-    pub(crate) fn span(&self, h: usize, from: usize, to: usize, d: usize) -> &'a [f32] {
+    pub(crate) fn span<T: KvElement>(
+        &self,
+        h: usize,
+        (from, to): (usize, usize),
+        d: usize,
+    ) -> &'a [T] {
+        assert!(T::TYPE == self.kv_type);
         let start = h * self.head + from * self.position;
         let n = (to - from - 1) * self.position + d;
-        assert!(start <= self.data.len() && n <= self.data.len() - start);
-        // SAFETY: the range is within the elements, and nothing writes them afterwards.
-        unsafe { std::slice::from_raw_parts(self.data.cast::<f32>().add(start), n) }
+        assert!(start <= self.len && n <= self.len - start);
+        // SAFETY: `T` is the type of the elements. The range is within them, and nothing writes
+        // them afterwards.
+        unsafe { std::slice::from_raw_parts(self.data.cast::<T>().add(start), n) }
+    }
+
+    /// Positions `from..to` as float32, and their stride in elements. `scratch` holds converted
+    /// elements.
+    pub(crate) fn widened<'s>(
+        &self,
+        isa: Isa,
+        h: usize,
+        (from, to): (usize, usize),
+        (d, scratch): (usize, &'s mut Vec<f32>),
+    ) -> (&'s [f32], usize)
+    where
+        'a: 's,
+    {
+        match self.kv_type {
+            KvType::Float32 => (self.span(h, (from, to), d), self.position),
+            KvType::Float16 => {
+                let span = self.span::<u16>(h, (from, to), d);
+                (
+                    widen(isa, (span, self.position), (to - from, d), scratch),
+                    d,
+                )
+            }
+        }
     }
 }
 

@@ -3,12 +3,18 @@
 //! several threads. `flash_attention.rs` handles many queries of one sequence, and adds in the same
 //! order.
 
+use std::ops::Range;
+
 use crate::attention::attend::KvRows;
 use crate::attention::key_blocks::{self, BLOCK_KEYS, Running, VisibleKeys};
+#[cfg(target_arch = "x86_64")]
+use crate::attention::kv_type::KvType;
 use crate::isa::Isa;
 use crate::layout::tile::{self, LANES, TileA, TileB};
 #[cfg(target_arch = "x86_64")]
-use crate::simd::avx2;
+use crate::simd::avx2::decode_attention::{
+    self, CacheElement, VALUE_LANES, accumulate_values, scores,
+};
 use crate::simd::prefetch::KeyPrefetch;
 use crate::simd::{microkernel, portable, vmath};
 
@@ -32,7 +38,23 @@ pub(crate) struct DecodeTask<'a> {
     /// The visible keys.
     pub visible: VisibleKeys,
     /// The address of the keys that are probably read after these; null if unknown.
-    pub after: *const f32,
+    pub after: *const u8,
+}
+
+/// Keys or values of a block, as the kernels read them.
+enum BlockRows<'a> {
+    Float32(&'a [f32]),
+    /// float16, which AVX2 kernels convert in registers.
+    #[cfg(target_arch = "x86_64")]
+    Float16(&'a [u16]),
+}
+
+/// Scratch memory of [`DecodeTask::run_block`].
+#[derive(Default)]
+pub(crate) struct BlockScratch {
+    scores: Vec<f32>,
+    /// Converted keys or values of a block.
+    wide: Vec<f32>,
 }
 
 /// The partial results of heads for a block of keys.
@@ -44,13 +66,29 @@ pub(crate) struct PartialSoftmax<'a> {
 }
 
 impl DecodeTask<'_> {
-    /// Computes block `number` of the visible keys. `queries` is `[heads, D]`, scaled; `scores` is
-    /// scratch memory.
+    /// Positions `part` of keys or values, and the stride between positions in elements.
+    fn rows<'s>(
+        &self,
+        rows: &'s KvRows<'s>,
+        part: &Range<usize>,
+        wide: &'s mut Vec<f32>,
+    ) -> (BlockRows<'s>, usize) {
+        let (part, d) = ((part.start, part.end), self.d);
+        #[cfg(target_arch = "x86_64")]
+        if rows.kv_type == KvType::Float16 && self.isa.has_avx2() && d.is_multiple_of(LANES) {
+            let span = rows.span(self.group, part, d);
+            return (BlockRows::Float16(span), rows.position);
+        }
+        let (rows, position) = rows.widened(self.isa, self.group, part, (d, wide));
+        (BlockRows::Float32(rows), position)
+    }
+
+    /// Computes block `number` of the visible keys. `queries` is `[heads, D]`, scaled.
     pub(crate) fn run_block(
         &self,
         number: usize,
         queries: &[f32],
-        scores: &mut Vec<f32>,
+        BlockScratch { scores, wide }: &mut BlockScratch,
         partial: PartialSoftmax<'_>,
     ) {
         let d = self.d;
@@ -70,14 +108,22 @@ impl DecodeTask<'_> {
         let [one, other] = block.parts;
         let parts = [(one.clone(), first), (other, first + one.len())];
         for (part, place) in parts.iter().filter(|(part, _)| !part.is_empty()) {
-            let keys = self.keys.span(self.group, part.start, part.end, d);
+            let (keys, position) = self.rows(&self.keys, part, wide);
             for h in (0..heads).step_by(HEADS_TOGETHER) {
                 let some = HEADS_TOGETHER.min(heads - h);
                 let queries = &queries[h * d..(h + some) * d];
                 let to = (&mut scores[h * step + place..], step);
                 let next = next(&self.values, (self.group, part.start), h == 0);
-                let keys = (keys, self.keys.position);
-                scores_of(self.isa, queries, keys, (part.len(), d), to, next);
+                let size = (part.len(), d);
+                match keys {
+                    BlockRows::Float32(keys) => {
+                        scores_of(self.isa, queries, (keys, position), size, to, next);
+                    }
+                    #[cfg(target_arch = "x86_64")]
+                    BlockRows::Float16(keys) => {
+                        scores_avx2(queries, (keys, position), size, to, next);
+                    }
+                }
             }
         }
         let each = scores.chunks_exact_mut(step).zip(partial.states.iter_mut());
@@ -99,19 +145,29 @@ impl DecodeTask<'_> {
         partial.sums.fill(0.0);
         let last = number + 1 == self.visible.blocks();
         for (part, place) in parts.iter().filter(|(part, _)| !part.is_empty()) {
-            let values = self.values.span(self.group, part.start, part.end, d);
+            let (values, position) = self.rows(&self.values, part, wide);
             // The next block's keys are probably read next, so they are prefetched.
             let mut next = next(&self.keys, (self.group, part.end), true);
             if last {
                 next.data = self.after;
             }
-            self.accumulate_values(
-                (&scores[*place..], step),
-                values,
-                part.len(),
-                partial.sums,
-                next,
-            );
+            let (shares, n) = ((&scores[*place..], step), part.len());
+            match values {
+                BlockRows::Float32(values) => {
+                    self.accumulate_values(shares, (values, position), n, partial.sums, next);
+                }
+                #[cfg(target_arch = "x86_64")]
+                BlockRows::Float16(values) => {
+                    let done = self.accumulate_values_avx2(
+                        shares,
+                        (values, position),
+                        n,
+                        partial.sums,
+                        next,
+                    );
+                    debug_assert_eq!(done, d);
+                }
+            }
         }
     }
 
@@ -119,7 +175,7 @@ impl DecodeTask<'_> {
     fn accumulate_values(
         &self,
         (shares, step): (&[f32], usize),
-        values: &[f32],
+        (values, position): (&[f32], usize),
         n: usize,
         sums: &mut [f32],
         next: KeyPrefetch,
@@ -127,8 +183,14 @@ impl DecodeTask<'_> {
         let d = self.d;
         let heads = sums.len() / d;
         assert!(shares.len() >= (heads - 1) * step + n);
-        assert!(values.len() >= (n - 1) * self.values.position + d);
-        let wide = self.accumulate_values_avx2((shares, step), values, n, sums, next);
+        assert!(values.len() >= (n - 1) * position + d);
+        #[cfg(target_arch = "x86_64")]
+        let wide = match self.isa.has_avx2() {
+            true => self.accumulate_values_avx2((shares, step), (values, position), n, sums, next),
+            false => 0,
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        let (wide, _) = (0, next);
         let vectorized = d / LANES * LANES;
         for at in (wide..vectorized).step_by(LANES) {
             let left = TileA {
@@ -138,7 +200,7 @@ impl DecodeTask<'_> {
             };
             let right = TileB {
                 data: values[at..].as_ptr(),
-                stride: self.values.position,
+                stride: position,
             };
             let product = tile::TileC {
                 data: sums[at..].as_mut_ptr(),
@@ -152,7 +214,7 @@ impl DecodeTask<'_> {
         }
         for h in 0..heads {
             for (i, share) in shares[h * step..h * step + n].iter().enumerate() {
-                let row = &values[i * self.values.position..][vectorized..d];
+                let row = &values[i * position..][vectorized..d];
                 for (sum, value) in sums[h * d + vectorized..(h + 1) * d].iter_mut().zip(row) {
                     *sum += share * value;
                 }
@@ -160,49 +222,46 @@ impl DecodeTask<'_> {
         }
     }
 
-    /// [`Self::accumulate_values`] with more lanes per iteration. A tile with few rows has few
-    /// independent additions, so the latency of additions would limit a single lane. Returns the
-    /// number of finished lanes of `d`.
-    fn accumulate_values_avx2(
+    /// [`Self::accumulate_values`] with more lanes per iteration, for processors with AVX2. A tile
+    /// with few rows has few independent additions, so the latency of additions would limit a
+    /// single lane. Returns the number of finished lanes of `d`.
+    #[cfg(target_arch = "x86_64")]
+    fn accumulate_values_avx2<T: CacheElement>(
         &self,
         (shares, step): (&[f32], usize),
-        values: &[f32],
+        (values, position): (&[T], usize),
         n: usize,
         sums: &mut [f32],
         next: KeyPrefetch,
     ) -> usize {
-        #[cfg(target_arch = "x86_64")]
-        if self.isa.has_avx2() {
-            use avx2::decode_attention::{VALUE_LANES, accumulate_values};
-
-            let d = self.d;
-            let (heads, vectorized) = (sums.len() / d, d / LANES * LANES);
-            for h in (0..heads).step_by(HEADS_TOGETHER) {
-                for at in (0..vectorized).step_by(VALUE_LANES) {
-                    let shares = (shares[h * step..].as_ptr(), step);
-                    let next = next.lanes(at, h == 0);
-                    let values = (values[at..].as_ptr(), self.values.position);
-                    let sums = (sums[h * d + at..].as_mut_ptr(), d);
-                    let whole = at + VALUE_LANES <= vectorized;
-                    // SAFETY: only `detect` makes `Isa::Avx2`; `accumulate_values` asserts the
-                    // lengths, and heads and lanes are within them. Half of the lanes are left at
-                    // the end of some heads.
-                    unsafe {
-                        match (heads - h, whole) {
-                            (1, true) => accumulate_values::<1, 4>(shares, values, n, sums, next),
-                            (2, true) => accumulate_values::<2, 4>(shares, values, n, sums, next),
-                            (_, true) => accumulate_values::<3, 4>(shares, values, n, sums, next),
-                            (1, false) => accumulate_values::<1, 2>(shares, values, n, sums, next),
-                            (2, false) => accumulate_values::<2, 2>(shares, values, n, sums, next),
-                            (_, false) => accumulate_values::<3, 2>(shares, values, n, sums, next),
-                        }
+        let d = self.d;
+        let (heads, vectorized) = (sums.len() / d, d / LANES * LANES);
+        assert!(self.isa.has_avx2());
+        assert!(shares.len() >= (heads - 1) * step + n);
+        assert!(values.len() >= (n - 1) * position + d);
+        for h in (0..heads).step_by(HEADS_TOGETHER) {
+            for at in (0..vectorized).step_by(VALUE_LANES) {
+                let shares = (shares[h * step..].as_ptr(), step);
+                let next = next.bytes(at * size_of::<T>(), h == 0);
+                let values = (values[at..].as_ptr(), position);
+                let sums = (sums[h * d + at..].as_mut_ptr(), d);
+                let whole = at + VALUE_LANES <= vectorized;
+                // SAFETY: only `detect` makes instruction sets with avx2, fma and f16c. The lengths
+                // are asserted above, and heads and lanes are within them. Half of the lanes are
+                // left at the end of some heads.
+                unsafe {
+                    match (heads - h, whole) {
+                        (1, true) => accumulate_values::<T, 1, 4>(shares, values, n, sums, next),
+                        (2, true) => accumulate_values::<T, 2, 4>(shares, values, n, sums, next),
+                        (_, true) => accumulate_values::<T, 3, 4>(shares, values, n, sums, next),
+                        (1, false) => accumulate_values::<T, 1, 2>(shares, values, n, sums, next),
+                        (2, false) => accumulate_values::<T, 2, 2>(shares, values, n, sums, next),
+                        (_, false) => accumulate_values::<T, 3, 2>(shares, values, n, sums, next),
                     }
                 }
             }
-            return vectorized;
         }
-        let _ = (shares, step, values, n, sums, next);
-        0
+        vectorized
     }
 }
 
@@ -214,7 +273,7 @@ fn next(rows: &KvRows<'_>, (h, at): (usize, usize), wanted: bool) -> KeyPrefetch
         } else {
             std::ptr::null()
         },
-        position: rows.position,
+        position: rows.position_bytes(),
     }
 }
 
@@ -240,7 +299,7 @@ fn softmax_block(isa: Isa, scores: &mut [f32]) -> (f32, f32) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2.
-        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { avx2::decode_attention::softmax(scores) },
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { decode_attention::softmax(scores) },
         // Every aarch64 processor has neon.
         #[cfg(any(target_arch = "aarch64", test))]
         Isa::Neon | Isa::Dot => portable::softmax::softmax(scores),
@@ -263,22 +322,37 @@ fn scores_of(
     assert!(to.len() >= (heads - 1) * row + n);
     #[cfg(target_arch = "x86_64")]
     if isa.has_avx2() && d.is_multiple_of(8) {
-        let keys = (keys.as_ptr(), step);
-        let to = (to.as_mut_ptr(), row);
-        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2. The lengths are
-        // asserted.
-        return unsafe {
-            match heads {
-                3 => avx2::decode_attention::scores::<3>(queries.as_ptr(), keys, (n, d), to, next),
-                2 => avx2::decode_attention::scores::<2>(queries.as_ptr(), keys, (n, d), to, next),
-                _ => avx2::decode_attention::scores::<1>(queries.as_ptr(), keys, (n, d), to, next),
-            }
-        };
+        return scores_avx2(queries, (keys, step), (n, d), (to, row), next);
     }
     let _ = next;
     for (h, query) in queries.chunks_exact(d).enumerate() {
         for i in 0..n {
             to[h * row + i] = vmath::dot(isa, query, &keys[i * step..][..d]);
+        }
+    }
+}
+
+/// [`scores_of`] for processors with AVX2; `d` is a multiple of 8.
+#[cfg(target_arch = "x86_64")]
+fn scores_avx2<T: CacheElement>(
+    queries: &[f32],
+    (keys, step): (&[T], usize),
+    (n, d): (usize, usize),
+    (to, row): (&mut [f32], usize),
+    next: KeyPrefetch,
+) {
+    let heads = queries.len() / d;
+    assert!(d.is_multiple_of(8) && heads <= HEADS_TOGETHER && keys.len() >= (n - 1) * step + d);
+    assert!(to.len() >= (heads - 1) * row + n);
+    let (queries, keys) = (queries.as_ptr(), (keys.as_ptr(), step));
+    let to = (to.as_mut_ptr(), row);
+    // SAFETY: callers check that the instruction set has avx2, fma and f16c. The lengths are
+    // asserted.
+    unsafe {
+        match heads {
+            3 => scores::<T, 3>(queries, keys, (n, d), to, next),
+            2 => scores::<T, 2>(queries, keys, (n, d), to, next),
+            _ => scores::<T, 1>(queries, keys, (n, d), to, next),
         }
     }
 }

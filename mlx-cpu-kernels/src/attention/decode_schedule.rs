@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 
 use crate::attention::attend::{Attention, AttentionTask};
-use crate::attention::decode_attention::{self, DecodeTask, PartialSoftmax};
+use crate::attention::decode_attention::{self, BlockScratch, DecodeTask, PartialSoftmax};
 use crate::attention::key_blocks::BLOCK_KEYS;
 use crate::attention::kv_write::NewKv;
 use crate::partition::{SharedOutput, parallel_parts, parallel_ranges};
@@ -17,7 +17,7 @@ use crate::simd::prefetch;
 struct DecodeScratch {
     /// Queries that are computed together, `[heads, D]`.
     queries: Vec<f32>,
-    scores: Vec<f32>,
+    block: BlockScratch,
     /// Weighted sums of values, `[blocks, heads, D]`.
     sums: Vec<f32>,
     /// Maximum score and sum of exponentials, `[blocks, heads]`.
@@ -84,7 +84,7 @@ impl AttentionTask<'_> {
                 let each = each.zip(scratch.states.chunks_exact_mut(queries_per_kv));
                 for (block, (sums, states)) in each.enumerate() {
                     let partial = PartialSoftmax { sums, states };
-                    decode_task.run_block(block, &scratch.queries, &mut scratch.scores, partial);
+                    decode_task.run_block(block, &scratch.queries, &mut scratch.block, partial);
                 }
                 for i in 0..queries_per_kv {
                     let parts = (0..blocks).map(|block| {
@@ -150,7 +150,7 @@ impl AttentionTask<'_> {
                         }
                     };
                     let decode_task = self.decode_task(&queries[at..], group);
-                    decode_task.run_block(block, &scratch.queries, &mut scratch.scores, partial);
+                    decode_task.run_block(block, &scratch.queries, &mut scratch.block, partial);
                 }
             });
         });

@@ -28,6 +28,8 @@ struct Scratch {
     sums: AlignedVec,
     /// Weighted sums of the values of a block, `[LANES, D]`.
     of_block: AlignedVec,
+    /// Converted keys or values of a block, `[BLOCK_KEYS, D]`.
+    wide: Vec<f32>,
 }
 
 /// The inputs of a panel of queries.
@@ -66,6 +68,7 @@ impl FlashPanel<'_> {
                 scores,
                 sums,
                 of_block,
+                wide,
             } = scratch;
             let n = self.visible_keys.len();
             queries.resize(d * LANES);
@@ -101,7 +104,7 @@ impl FlashPanel<'_> {
                     let position = at.wrapping_add(apart);
                     let next = to.min(at + BLOCK_KEYS - position % BLOCK_KEYS);
                     let keys = (at..next, position, is_kept);
-                    let scratch = (&mut **scores, &mut **of_block);
+                    let scratch = (&mut **scores, &mut **of_block, &mut *wide);
                     self.block(keys, queries, scratch, sums, states);
                     at = next;
                 }
@@ -118,7 +121,7 @@ impl FlashPanel<'_> {
         &self,
         (keys, position, is_kept): (Range<usize>, usize, bool),
         queries: &[f32],
-        (scores, of_block): (&mut [f32], &mut [f32]),
+        (scores, of_block, wide): (&mut [f32], &mut [f32], &mut Vec<f32>),
         sums: &mut [f32],
         states: &mut [Running],
     ) {
@@ -127,11 +130,11 @@ impl FlashPanel<'_> {
             start: from,
             end: to,
         } = keys;
-        let keys = &self.keys.span(self.group, from, to, d);
+        let (keys, position_stride) = (self.keys).widened(isa, self.group, (from, to), (d, wide));
         let scores = &mut scores[..n * LANES];
         let left = TileA {
             data: keys.as_ptr(),
-            row_stride: self.keys.position,
+            row_stride: position_stride,
             stride: 1,
         };
         let right = TileB {
@@ -174,7 +177,8 @@ impl FlashPanel<'_> {
             }
         }
         let (greatest, total) = flash_attention::softmax(isa, lanes, position);
-        let values = &self.values.span(self.group, from, to, d);
+        let (values, position_stride) =
+            (self.values).widened(isa, self.group, (from, to), (d, wide));
         let left = TileA {
             data: scores.as_ptr(),
             row_stride: 1,
@@ -182,7 +186,7 @@ impl FlashPanel<'_> {
         };
         let right = TileB {
             data: values.as_ptr(),
-            stride: self.values.position,
+            stride: position_stride,
         };
         let product = TileC {
             data: of_block.as_mut_ptr(),

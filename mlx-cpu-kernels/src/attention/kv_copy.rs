@@ -32,9 +32,10 @@ impl KvPlane {
     /// Copies the first positions of each array to consecutive planes.
     ///
     /// # Safety
-    /// The arrays `from` must be float32 `[1, heads, .., width]` with at least as many positions.
-    /// Nothing may write them during the call. `output` must have one plane per array.
-    pub unsafe fn copy(self, from: &[Input], output: &mut [f32]) {
+    /// The arrays `from` must have elements of type `T`, `[1, heads, .., width]`, with at least as
+    /// many positions. Nothing may write them during the call. `output` must have one plane per
+    /// array.
+    pub unsafe fn copy<T: Copy + Send + Sync>(self, from: &[Input], output: &mut [T]) {
         let Self {
             heads,
             capacity,
@@ -45,8 +46,8 @@ impl KvPlane {
             return;
         }
         // SAFETY: the caller guarantees type, shape and the absence of writes.
-        let from: Vec<(&[f32], Vec<usize>)> = (from.iter())
-            .map(|input| (unsafe { &*input.span::<f32>() }, input.strides()))
+        let from: Vec<(&[T], Vec<usize>)> = (from.iter())
+            .map(|input| (unsafe { &*input.span::<T>() }, input.strides()))
             .collect();
         // Contiguous positions are copied in a single call per head.
         let contiguous = from.iter().all(|(_, strides)| strides[2] == width);

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 
+use crate::attention::kv_type::{KvElement, KvType};
 use crate::attention::rope::{Rotation, apply_rope, rope_table};
 use crate::isa::Isa;
 use crate::partition::{SharedOutput, parallel_ranges};
@@ -53,9 +54,9 @@ impl TokenPositions {
     }
 }
 
-/// Copies heads of packed rows to a cache `[n, capacity, d]`, from position `slot` on. The inputs
-/// are float32: the cache, which is also the output and is not read; the packed rows; and the
-/// weight of the norm `[d]`.
+/// Copies heads of packed rows to a cache `[n, capacity, d]`, from position `slot` on. The inputs:
+/// the cache, which is also the output and is not read; the packed rows, float32; and the weight of
+/// the norm `[d]`, float32. The cache is float32, or float16 as `u16`.
 pub struct KvWrite {
     /// The number of heads.
     pub heads: usize,
@@ -82,7 +83,12 @@ pub struct KvWrite {
 }
 
 impl KvWrite {
-    pub(crate) fn write(&self, packed: &[f32], norm: Option<&[f32]>, output: &mut [f32]) {
+    pub(crate) fn write<T: KvElement>(
+        &self,
+        packed: &[f32],
+        norm: Option<&[f32]>,
+        output: &mut [T],
+    ) {
         let out = SharedOutput::new(output);
         let total = self.positions.count();
         let rope_table = self
@@ -103,7 +109,9 @@ impl KvWrite {
                         // SAFETY: each token and head has a separate place in the output.
                         let head = unsafe { out.slice_mut(self.place(t, h), self.head_dim) };
                         let rope_table = &rope_table[t * each..(t + 1) * each];
-                        self.write_head(packed, norm, rope_table, (t, h), head);
+                        T::fill(head, |head| {
+                            self.write_head(packed, norm, rope_table, (t, h), head);
+                        });
                     }
                 }
             },
@@ -143,6 +151,8 @@ pub struct NewKv<'a> {
     pub norm: Option<&'a [f32]>,
     /// The caches of keys and of values, alternating, row by row.
     pub caches: &'a [Input],
+    /// The type of the caches' elements.
+    pub kv_type: KvType,
 }
 
 // SAFETY: threads read only the addresses of the caches, and access only elements that no other
@@ -158,7 +168,7 @@ impl NewKv<'_> {
     /// Writes all tokens. `rope_table` has the rotation of each position.
     ///
     /// # Safety
-    /// The caches must be float32, and nothing else may use them.
+    /// The caches must have the type `kv_type`, and nothing else may use them.
     pub(crate) unsafe fn write_all(&self, packed: &[f32], rope_table: &[f32]) {
         let Some((last, _)) = self.writes.last() else {
             return;
@@ -190,7 +200,8 @@ impl NewKv<'_> {
     /// position.
     ///
     /// # Safety
-    /// The caches must be float32, and no other thread may use the place of this head and token.
+    /// The caches must have the type `kv_type`, and no other thread may use the place of this head
+    /// and token.
     pub(crate) unsafe fn write_kv_head(
         &self,
         packed: &[f32],
@@ -199,25 +210,58 @@ impl NewKv<'_> {
     ) {
         let (keys, values) = &self.writes[row];
         for (store, i, norm) in [(keys, 0, self.norm), (values, 1, None)] {
-            // SAFETY: the caller guarantees float32 caches, and that no other thread uses this
-            // place.
-            let head =
-                unsafe { self.caches[2 * row + i].slice_mut(store.place(t, h), store.head_dim) };
-            store.write_head(packed, norm, rope_table, (t, h), head);
+            let cache = self.caches[2 * row + i];
+            let (place, n) = (store.place(t, h), store.head_dim);
+            let write = |head: &mut [f32]| store.write_head(packed, norm, rope_table, (t, h), head);
+            // SAFETY: the caller guarantees the type of the caches, and that no other thread uses
+            // this place.
+            unsafe {
+                match self.kv_type {
+                    KvType::Float32 => f32::fill(cache.slice_mut(place, n), write),
+                    KvType::Float16 => u16::fill(cache.slice_mut(place, n), write),
+                }
+            }
         }
+    }
+}
+
+impl KvWrite {
+    /// The number of elements of the cache.
+    fn elements(&self) -> usize {
+        self.heads * self.capacity * self.head_dim
+    }
+
+    /// Writes into the cache `output`. The first input is its initial content.
+    ///
+    /// # Safety
+    /// The other inputs must be float32.
+    unsafe fn write_from<T: KvElement>(&self, inputs: &[Input], output: &mut [T]) {
+        // SAFETY: the caller guarantees float32.
+        let slice = |i: usize| inputs.get(i).map(|i| unsafe { i.as_slice::<f32>() });
+        self.write(slice(1).unwrap_or_default(), slice(2), output);
     }
 }
 
 impl Work for KvWrite {
     fn outputs(&self) -> usize {
-        self.heads * self.capacity * self.head_dim
+        self.elements()
     }
 
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        // The first input is the output's initial content. SAFETY: `Heads::store` checked that the
-        // inputs are float32.
-        let slice = |i: usize| inputs.get(i).map(|i| unsafe { i.as_slice::<f32>() });
-        self.write(slice(1).unwrap_or_default(), slice(2), output);
+        // SAFETY: the caller passes the documented inputs.
+        unsafe { self.write_from(inputs, output) };
+    }
+}
+
+/// Writes into a cache of float16.
+impl Work<u16> for KvWrite {
+    fn outputs(&self) -> usize {
+        self.elements()
+    }
+
+    unsafe fn run(&self, inputs: &[Input], output: &mut [u16]) {
+        // SAFETY: the caller passes the documented inputs.
+        unsafe { self.write_from(inputs, output) };
     }
 }
 
@@ -227,7 +271,7 @@ pub struct ProjectKeys(pub KvWrite);
 
 impl Work for ProjectKeys {
     fn outputs(&self) -> usize {
-        self.0.outputs()
+        self.0.elements()
     }
 
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {

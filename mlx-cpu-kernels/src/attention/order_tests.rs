@@ -1,6 +1,9 @@
 //! The attention of a query must not depend on the queries beside it.
 
+use half::f16;
+
 use crate::attention::attend::{Around, Attention, AttentionMask, Query};
+use crate::attention::kv_type::KvType;
 use crate::isa::Isa;
 use crate::testing::{noise, with_each};
 use crate::work::{Input, Work};
@@ -16,32 +19,41 @@ struct Case {
     softcap: Option<f32>,
     sinks: bool,
     slopes: bool,
+    kv_type: KvType,
 }
 
 /// An array `[1, KV_HEADS, n, d]`.
 struct Cache {
     data: Vec<f32>,
+    /// The bits of the elements as float16.
+    half: Vec<u16>,
     shape: [i32; 4],
     strides: [i64; 4],
 }
 
 impl Cache {
+    /// Elements that are exact in float16.
     fn new(n: usize, d: usize, seed: u32) -> Self {
         let strides = [KV_HEADS * n * d, n * d, d, 1];
+        let noise = noise(KV_HEADS * n * d, seed);
+        let half: Vec<f16> = noise.iter().map(|v| f16::from_f32(6.0 * v)).collect();
         Self {
-            data: noise(KV_HEADS * n * d, seed)
-                .iter()
-                .map(|v| 6.0 * v)
-                .collect(),
+            data: half.iter().map(|v| v.to_f32()).collect(),
+            half: half.iter().map(|v| v.to_bits()).collect(),
             shape: [1, KV_HEADS, n, d].map(|n| i32::try_from(n).unwrap()),
             strides: strides.map(|n| i64::try_from(n).unwrap()),
         }
     }
 
-    fn input(&self) -> Input {
-        let data = self.data.as_ptr();
+    fn input(&self, kv_type: KvType) -> Input {
+        let (n, shape, strides) = (self.data.len(), &self.shape, &self.strides);
         // SAFETY: shape and strides describe the elements, which exist while the input is used.
-        unsafe { Input::strided(data, self.data.len(), &self.shape, &self.strides) }
+        unsafe {
+            match kv_type {
+                KvType::Float32 => Input::strided(self.data.as_ptr(), n, shape, strides),
+                KvType::Float16 => Input::strided(self.half.as_ptr(), n, shape, strides),
+            }
+        }
     }
 }
 
@@ -72,12 +84,13 @@ fn run(isa: Isa, case: Case, packed: &[f32], positions: &[i32], caches: [&Cache;
             })
             .collect(),
         plans: vec![case.mask],
+        kv_type: case.kv_type,
         isa,
     };
     let sinks = noise(HEADS, 9);
     let mut inputs = vec![Input::from_slice(packed)];
     inputs.extend(case.sinks.then(|| Input::from_slice(&sinks)));
-    inputs.extend(caches.map(Cache::input));
+    inputs.extend(caches.map(|cache| cache.input(case.kv_type)));
     let mut out = vec![f32::NAN; work.outputs()];
     // SAFETY: these are the documented inputs of the work.
     unsafe { work.run(&inputs, &mut out) };
@@ -111,6 +124,7 @@ fn a_query_has_the_same_result_alone_and_among_others() {
         softcap,
         sinks,
         slopes: false,
+        kv_type: KvType::Float32,
     };
     for case in [
         of(64, causal, None, false),
@@ -151,6 +165,17 @@ fn a_query_has_the_same_result_alone_and_among_others() {
                         "{case:?}, {isa:?}: {count} from {}",
                         i * count
                     );
+                    // The elements are exact in float16, so the sums are the same.
+                    let half = Case {
+                        kv_type: KvType::Float16,
+                        ..case
+                    };
+                    let alone = run(isa, half, rows, some, caches);
+                    assert!(
+                        alone == wanted,
+                        "{half:?}, {isa:?}: {count} from {}",
+                        i * count
+                    );
                 }
             }
         });
@@ -172,6 +197,7 @@ fn a_query_has_the_same_result_with_every_instruction_set() {
         softcap: None,
         sinks: false,
         slopes: false,
+        kv_type: KvType::Float32,
     };
     let caches = [Cache::new(200, case.d, 1), Cache::new(200, case.d, 2)];
     let positions: Vec<i32> = (150..189).collect();
@@ -183,4 +209,35 @@ fn a_query_has_the_same_result_with_every_instruction_set() {
             assert!(*wanted.get_or_init(|| out.clone()) == out, "{isa:?}");
         }
     });
+}
+
+/// Without AVX2, single queries and panels may round differently, but float16 caches must not.
+#[test]
+fn float16_caches_equal_float32_caches_with_the_same_elements() {
+    for d in [16, 64, 72, 80, 100] {
+        let mask = AttentionMask {
+            len: 150,
+            order: Some((0, 0)),
+            window: Some(140),
+            around: None,
+        };
+        let of = |kv_type| Case {
+            d,
+            mask,
+            softcap: None,
+            sinks: true,
+            slopes: false,
+            kv_type,
+        };
+        let caches = [Cache::new(150, d, 1), Cache::new(150, d, 2)];
+        let caches = [&caches[0], &caches[1]];
+        for positions in [vec![149], (120..150).collect::<Vec<i32>>()] {
+            let packed = noise(positions.len() * HEADS * d, 3);
+            with_each(|isa| {
+                let wide = run(isa, of(KvType::Float32), &packed, &positions, caches);
+                let half = run(isa, of(KvType::Float16), &packed, &positions, caches);
+                assert!(wide == half, "{d}, {isa:?}");
+            });
+        }
+    }
 }

@@ -16,12 +16,12 @@ impl Attention {
     /// compute whole heads.
     ///
     /// # Safety
-    /// The caches, which are the keys and values of each sequence, must be float32.
+    /// The caches, which are the keys and values of each sequence, must have the type `kv_type`.
     pub unsafe fn prefetch<'a>(&'a self, caches: &'a [Input]) -> impl Fn(usize) + Sync + 'a {
         let keys: Vec<KvRows<'a>> = if (2..=FEW).contains(&self.queries.len()) {
             let keys = caches.iter().step_by(2);
-            // SAFETY: the caller guarantees float32. The elements are not read.
-            keys.map(|keys| unsafe { KvRows::from_input(keys) })
+            // SAFETY: the caller guarantees the type. The elements are not read.
+            keys.map(|keys| unsafe { KvRows::from_input(keys, self.kv_type) })
                 .collect()
         } else {
             Vec::new()
@@ -37,8 +37,8 @@ impl Attention {
         let Some(keys) = self.queries.get(q).and_then(|q| keys.get(q.sequence)) else {
             return;
         };
-        let bytes = self.visible_count(q) * keys.position * size_of::<f32>();
+        let bytes = self.visible_count(q) * keys.position_bytes();
         let first = keys.ptr(group, self.first_visible(q));
-        lines(first.cast(), bytes.min(BYTES));
+        lines(first, bytes.min(BYTES));
     }
 }

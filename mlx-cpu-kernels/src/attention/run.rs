@@ -31,8 +31,7 @@ impl Attention {
     /// Like [`Work::run`], but first stores the new keys and values of all queries.
     ///
     /// # Safety
-    /// The obligations of [`Work::run`]. The keys and values must also be float32, and nothing else
-    /// may use them during the call.
+    /// The obligations of [`Work::run`]. Nothing else may use the keys and values during the call.
     pub unsafe fn run_with_new_kv(&self, inputs: &[Input], new_kv: &NewKv<'_>, output: &mut [f32]) {
         self.run_with(inputs, Some(new_kv), output);
     }
@@ -73,14 +72,14 @@ impl Attention {
                 deferred = Some(new_kv);
             } else {
                 let rope_table = rotation.map_or(&[][..], |(_, rope_table)| rope_table);
-                // SAFETY: the caller of `run_with_new_kv` guarantees float32 caches that nothing
-                // else uses.
+                // SAFETY: the caller of `run_with_new_kv` guarantees caches that nothing else uses.
                 unsafe { new_kv.write_all(packed, rope_table) };
             }
         }
-        // SAFETY: `Heads::attend` passes float32 arrays. The new keys and values are already
+        // SAFETY: `Heads::attend` passes arrays of this type. The new keys and values are already
         // stored, or the thread that stores them also reads them.
-        let rest: Vec<KvRows<'_>> = inputs.map(|i| unsafe { KvRows::from_input(i) }).collect();
+        let of = |input| unsafe { KvRows::from_input(input, self.kv_type) };
+        let rest: Vec<KvRows<'_>> = inputs.map(of).collect();
         let task = AttentionTask {
             attend: self,
             packed,

@@ -1,8 +1,6 @@
 //! Prefetches of cache lines. Addresses need not be valid.
 
 #[cfg(target_arch = "x86_64")]
-use crate::layout::tile::LANES;
-#[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 
 /// The number of bytes of a cache line.
@@ -36,15 +34,15 @@ pub(crate) fn lines(_: *const u8, _: usize) {}
 pub(crate) struct KeyPrefetch {
     /// The address of the first of several adjacent positions, which need not exist. Null
     /// prefetches nothing.
-    pub data: *const f32,
-    /// The stride between positions, in elements.
+    pub data: *const u8,
+    /// The stride between positions, in bytes.
     pub position: usize,
 }
 
 impl KeyPrefetch {
-    /// The same positions from lane `at` on if `wanted`; otherwise nothing.
+    /// The same positions from byte `at` on if `wanted`; otherwise nothing.
     #[cfg(target_arch = "x86_64")]
-    pub(crate) fn lanes(self, at: usize, wanted: bool) -> Self {
+    pub(crate) fn bytes(self, at: usize, wanted: bool) -> Self {
         let data = if wanted && !self.data.is_null() {
             self.data.wrapping_add(at)
         } else {
@@ -53,14 +51,14 @@ impl KeyPrefetch {
         Self { data, ..self }
     }
 
-    /// Prefetches `n` elements of position `i`.
+    /// Prefetches `n` bytes of position `i`.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(crate) fn fetch(self, i: usize, n: usize) {
         if self.data.is_null() {
             return;
         }
-        for at in (0..n).step_by(LANES) {
+        for at in (0..n).step_by(ROW_BYTES) {
             let place = self.data.wrapping_add(i * self.position + at);
             // SAFETY: a prefetch of an invalid address has no effect, and all x86-64 processors
             // have sse.

@@ -2,8 +2,8 @@
 //! and values. This module checks and plans the operations; the kernels compute them.
 
 use mlx_cpu_kernels::{
-    Around, Attention, AttentionMask, Isa, KvWrite, ProjectKeys, Query, Rotation, TokenPositions,
-    TokenRange, dim,
+    Around, Attention, AttentionMask, Isa, KvType, KvWrite, ProjectKeys, Query, Rotation,
+    TokenPositions, TokenRange, dim,
 };
 
 use super::host_op::{self, OpKind};
@@ -86,9 +86,9 @@ pub struct KvView {
     pub length: i32,
     /// The number of the row's tokens before this pass.
     pub offset: i32,
-    /// The keys, float32 `[1, Hkv, n, D]`.
+    /// The keys, float32 or float16, `[1, Hkv, n, D]`. All rows of a batch have one type.
     pub keys: Array,
-    /// The values, float32 `[1, Hkv, n, D]`.
+    /// The values, `[1, Hkv, n, D]`, of the type of the keys.
     pub values: Array,
     /// The number of valid positions, from the first on. The others of the `n` positions are
     /// ignored.
@@ -120,9 +120,19 @@ pub(super) struct KvViewShape {
     pub offset: i32,
     /// The number of positions that the arrays have.
     pub capacity: i32,
+    pub kv_type: KvType,
     pub filled: i32,
     pub order: Option<(i32, i32)>,
     pub window: Option<i32>,
+}
+
+/// The type of a cache's elements; `None` if the kernels do not support it.
+pub(super) fn kv_type(cache: &Array) -> Option<KvType> {
+    match cache.dtype() {
+        Dtype::Float32 => Some(KvType::Float32),
+        Dtype::Float16 => Some(KvType::Float16),
+        _ => None,
+    }
 }
 
 fn fault(message: impl Into<String>) -> Error {
@@ -219,7 +229,8 @@ impl Heads {
 
     /// Writes the keys of some tokens of a packed projection into `cache`, `[1, Hkv, n, D]`, at the
     /// tokens' positions, after norm and rotation. Returns the updated cache. The memory of `cache`
-    /// is reused if nothing else refers to it.
+    /// is reused if nothing else refers to it. A cache of float16 gets the nearest values; beyond
+    /// its range, the greatest one.
     ///
     /// # Errors
     /// Those of [`Self::keys`]; also if tokens or positions do not exist.
@@ -228,16 +239,8 @@ impl Heads {
         inputs.extend(self.k_norm.iter().map(|norm| &norm.weight));
         let total = packed.dim(1)?;
         self.check(packed, total)?;
-        let work = self.plan_keys(self.shape(cache)?, total, tokens)?;
-        host_op::add_in_place("cpu::store_keys", work, &inputs, cache.shape())
-    }
-
-    /// The shape of a cache, which must be float32.
-    fn shape<'a>(&self, cache: &'a Array) -> Result<&'a [i32]> {
-        if cache.dtype() != Dtype::Float32 {
-            return Err(fault("a cache needs float32").with_inputs(&[cache]));
-        }
-        Ok(cache.shape())
+        let work = self.plan_keys(cache.shape(), total, tokens)?;
+        write("cpu::store_keys", work, &inputs, cache)
     }
 
     /// The work that stores the keys of some of `total` packed rows in a cache of this shape.
@@ -272,8 +275,8 @@ impl Heads {
     pub fn store_values(&self, cache: &Array, packed: &Array, tokens: TokenRange) -> Result<Array> {
         let total = packed.dim(1)?;
         self.check(packed, total)?;
-        let work = self.plan_values(self.shape(cache)?, total, tokens)?;
-        host_op::add_in_place("cpu::store_values", work, &[cache, packed], cache.shape())
+        let work = self.plan_values(cache.shape(), total, tokens)?;
+        write("cpu::store_values", work, &[cache, packed], cache)
     }
 
     /// The work that stores a part of each packed row. The part begins after this number of heads.
@@ -348,15 +351,18 @@ impl Heads {
     fn view(&self, sequence: &KvView) -> Result<KvViewShape> {
         let capacity = sequence.keys.dim(2)?;
         let shape = [1, self.n_kv_heads, capacity, self.head_dim];
-        for a in [&sequence.keys, &sequence.values] {
-            if a.shape() != shape || a.dtype() != Dtype::Float32 {
-                return Err(fault(format!("a row needs float32 {shape:?}")).with_inputs(&[a]));
-            }
-        }
+        let (keys, values) = (&sequence.keys, &sequence.values);
+        let kv_type = kv_type(keys).filter(|_| keys.dtype() == values.dtype());
+        let fits = keys.shape() == shape && values.shape() == shape;
+        let Some(kv_type) = kv_type.filter(|_| fits) else {
+            let message = format!("a row needs {shape:?}, in float32 or float16");
+            return Err(fault(message).with_inputs(&[keys, values]));
+        };
         Ok(KvViewShape {
             length: sequence.length,
             offset: sequence.offset,
             capacity,
+            kv_type,
             filled: sequence.filled,
             order: sequence.order,
             window: sequence.window,
@@ -371,6 +377,10 @@ impl Heads {
         last: bool,
     ) -> Result<Attention> {
         let width = self.check_parts()?;
+        let kv_type = sequences.first().map_or(KvType::Float32, |s| s.kv_type);
+        if sequences.iter().any(|sequence| sequence.kv_type != kv_type) {
+            return Err(fault("the caches of a batch need one type"));
+        }
         let mut queries = Vec::new();
         let mut at = 0;
         let mut plans = Vec::with_capacity(sequences.len());
@@ -403,7 +413,10 @@ impl Heads {
                 around: None,
             });
         }
-        Ok(self.attention(width, queries, plans))
+        Ok(Attention {
+            kv_type,
+            ..self.attention(width, queries, plans)
+        })
     }
 
     fn attention(&self, width: usize, queries: Vec<Query>, plans: Vec<AttentionMask>) -> Attention {
@@ -420,6 +433,7 @@ impl Heads {
             rotation: self.rotation.clone(),
             queries,
             plans,
+            kv_type: KvType::Float32,
             isa: Isa::detect(),
         }
     }
@@ -515,6 +529,15 @@ impl Heads {
         };
         let shape = [1, total, self.n_heads * d];
         host_op::add_strided("cpu::attention", work, &inputs, first, &shape)
+    }
+}
+
+/// Adds an operation that writes into `cache`, the first of `inputs`.
+fn write(op: &'static str, work: KvWrite, inputs: &[&Array], cache: &Array) -> Result<Array> {
+    match kv_type(cache) {
+        Some(KvType::Float32) => host_op::add_in_place::<f32, _>(op, work, inputs, cache.shape()),
+        Some(KvType::Float16) => host_op::add_in_place::<u16, _>(op, work, inputs, cache.shape()),
+        None => Err(fault("a cache needs float32 or float16").with_inputs(&[cache])),
     }
 }
 

@@ -272,6 +272,7 @@ impl Block<'_> {
                 length: slot.length,
                 offset: slot.offset,
                 capacity: slot.memory.capacity(),
+                kv_type: slot.memory.kv_type(),
                 filled: slot.offset + slot.length,
                 order: Some((0, 0)),
                 window: slot.window,
@@ -411,7 +412,7 @@ impl BlockPlan {
         let _writing = PoisonOnPanic(&self.held);
         let caches: Vec<Input> = self.held.iter().flat_map(|layer| layer.parts()).collect();
         let packed = resized(&mut between.packed, self.project.work.outputs());
-        // SAFETY: caches of a `KvBuffer` are float32.
+        // SAFETY: the caches have the type that `plan` read from their `KvBuffer`.
         let prefetch = unsafe { self.attend.prefetch(&caches) };
         with_barrier_hook(&prefetch, || {
             // SAFETY: the caller guarantees the inputs.
@@ -426,9 +427,10 @@ impl BlockPlan {
             // SAFETY: `Heads::check_parts` checked that the weight is float32.
             norm: norm.map(|norm| unsafe { norm.as_slice::<f32>() }),
             caches: &caches,
+            kv_type: self.attend.kv_type,
         };
         with_barrier_hook(&|me| self.output.fetch(me), || {
-            // SAFETY: the caches are float32, as planned. They belong to a `KvBuffer`, which passes
+            // SAFETY: the caches have the planned type. They belong to a `KvBuffer`, which passes
             // its arrays only to this operation and to operations that copy them. Each of these
             // operations runs after the earlier ones (`KvBuffer::before`), so none run
             // concurrently. This function has no reference to the caches yet.

@@ -58,6 +58,24 @@ impl OpKind {
     }
 }
 
+/// The element type of an output.
+pub(super) trait OutputElement: Copy + 'static {
+    const DTYPE: Dtype;
+    /// What an output has in place of a result.
+    const NAN: Self;
+}
+
+impl OutputElement for f32 {
+    const DTYPE: Dtype = Dtype::Float32;
+    const NAN: Self = f32::NAN;
+}
+
+/// The bits of float16.
+impl OutputElement for u16 {
+    const DTYPE: Dtype = Dtype::Float16;
+    const NAN: Self = 0x7e00;
+}
+
 /// A view of all elements of an evaluated, row-contiguous array.
 ///
 /// # Errors
@@ -92,7 +110,7 @@ pub(super) fn add_strided<W: Work>(
     first: usize,
     shape: &[i32],
 ) -> Result<Array> {
-    add_with(op, OpKind::Opaque, work, inputs, shape, (first, false))
+    add_with::<f32, W>(op, OpKind::Opaque, work, inputs, shape, (first, false))
 }
 
 /// Adds an operation, and returns its output: float32 of `shape`. The work receives row-contiguous
@@ -107,7 +125,7 @@ pub(super) fn add<W: Work>(
     inputs: &[&Array],
     shape: &[i32],
 ) -> Result<Array> {
-    add_with(op, meaning, work, inputs, shape, (usize::MAX, false))
+    add_with::<f32, W>(op, meaning, work, inputs, shape, (usize::MAX, false))
 }
 
 /// Like [`add_strided`], for work that writes to memory other than its output. Transforms may run
@@ -126,11 +144,25 @@ pub(super) fn add_once<W: Work>(
     first: usize,
     shape: &[i32],
 ) -> Result<Array> {
+    add_once_as::<f32, W>(op, work, inputs, first, shape)
+}
+
+/// Like [`add_once`], for an output with elements of type `T`.
+///
+/// # Errors
+/// As [`add`].
+pub(super) fn add_once_as<T: OutputElement, W: Work<T>>(
+    op: &'static str,
+    work: W,
+    inputs: &[&Array],
+    first: usize,
+    shape: &[i32],
+) -> Result<Array> {
     let work = RunOnce {
         once: Once::default(),
         work,
     };
-    add_strided(op, work, inputs, first, shape)
+    add_with::<T, _>(op, OpKind::Opaque, work, inputs, shape, (first, false))
 }
 
 struct RunOnce<W> {
@@ -138,17 +170,17 @@ struct RunOnce<W> {
     work: W,
 }
 
-impl<W: Work> Work for RunOnce<W> {
+impl<T: OutputElement, W: Work<T>> Work<T> for RunOnce<W> {
     fn outputs(&self) -> usize {
         self.work.outputs()
     }
 
-    unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
+    unsafe fn run(&self, inputs: &[Input], output: &mut [T]) {
         if self.once.first() {
             // SAFETY: the caller guarantees the inputs.
             unsafe { self.work.run(inputs, output) };
         } else {
-            output.fill(f32::NAN);
+            output.fill(T::NAN);
         }
     }
 }
@@ -159,16 +191,16 @@ impl<W: Work> Work for RunOnce<W> {
 ///
 /// # Errors
 /// As [`add`].
-pub(super) fn add_in_place<W: Work>(
+pub(super) fn add_in_place<T: OutputElement, W: Work<T>>(
     op: &'static str,
     work: W,
     inputs: &[&Array],
     shape: &[i32],
 ) -> Result<Array> {
-    add_with(op, OpKind::Opaque, work, inputs, shape, (usize::MAX, true))
+    add_with::<T, W>(op, OpKind::Opaque, work, inputs, shape, (usize::MAX, true))
 }
 
-fn add_with<W: Work>(
+fn add_with<T: OutputElement, W: Work<T>>(
     op: &'static str,
     meaning: OpKind,
     work: W,
@@ -197,9 +229,9 @@ fn add_with<W: Work>(
                 raw.len(),
                 shape.as_ptr(),
                 shape.len(),
-                Dtype::Float32.raw(),
+                T::DTYPE.raw(),
                 meaning.raw(),
-                run::<W>,
+                run::<T, W>,
                 payload.cast(),
                 free::<W>,
                 first_strided,
@@ -212,7 +244,7 @@ fn add_with<W: Work>(
 }
 
 /// Called by MLX's stream thread.
-unsafe extern "C" fn run<W: Work>(
+unsafe extern "C" fn run<T: OutputElement, W: Work<T>>(
     payload: *const c_void,
     inputs: *const sys::rust_mlx_view,
     num_inputs: usize,
@@ -236,13 +268,13 @@ unsafe extern "C" fn run<W: Work>(
     // SAFETY: the shim has allocated the output in the shape given to `add`, and nothing else uses
     // it. Or the output is the input of in-place work, which does not read that input, and which
     // nothing else uses. The work writes elements before anything reads them, and every bit pattern
-    // is a valid f32.
-    let output = unsafe { std::slice::from_raw_parts_mut(output.cast::<f32>(), work.outputs()) };
+    // is a valid element.
+    let output = unsafe { std::slice::from_raw_parts_mut(output.cast::<T>(), work.outputs()) };
     // A panic must not cross into C++. It leaves NaN in the output, which cannot be mistaken for a
     // result. SAFETY: the caller of `add` guarantees that the inputs match the work.
     let run = AssertUnwindSafe(|| unsafe { work.run(&views, output) });
     if let Err(payload) = catch_unwind(run) {
-        output.fill(f32::NAN);
+        output.fill(T::NAN);
         drop_payload(payload);
     }
 }
@@ -333,9 +365,9 @@ mod tests {
             assert_eq!(strided.to_vec::<f32>().unwrap(), [2.0, 4.0, 6.0]);
             // The result would reuse the memory of `x`, because nothing else uses that memory.
             let x = odd().add(&Array::scalar(0.0f32).unwrap()).unwrap();
-            let in_place = add_in_place("touchy", Untouched, &[&x], &[3]).unwrap();
+            let in_place = add_in_place::<f32, _>("touchy", Untouched, &[&x], &[3]).unwrap();
             assert_eq!(in_place.to_vec::<f32>().unwrap(), values);
-            let in_place = add_in_place("touchy", Untouched, &[&odd()], &[3]).unwrap();
+            let in_place = add_in_place::<f32, _>("touchy", Untouched, &[&odd()], &[3]).unwrap();
             assert_eq!(in_place.to_vec::<f32>().unwrap(), values);
         });
     }

@@ -7,31 +7,41 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mlx_cpu_kernels::{Input, KvPlane, Work, dim};
+use mlx_cpu_kernels::{Input, KvPlane, KvType, Work, dim};
 use mlx_sys as sys;
 
-use super::host_op;
+use super::host_op::{self, OutputElement};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::{call, closure};
 
-/// The maximum number of elements of a shared array. A shared array is freed with the last of its
+/// The maximum number of bytes of a shared array. A shared array is freed with the last of its
 /// layers.
-const SHARED: usize = 1 << 20;
+const SHARED: usize = 1 << 22;
 
-/// The number of layers with this shape that share an array.
-pub(super) fn layers_per_arena(shape: &[i32; 4]) -> usize {
-    let elements = shape.iter().try_fold(2usize, |n, &d| n.checked_mul(dim(d)));
-    (SHARED / elements.unwrap_or(usize::MAX).max(1)).max(1)
+/// The number of layers with this shape and type that share an array.
+pub(super) fn layers_per_arena(shape: &[i32; 4], kv_type: KvType) -> usize {
+    let each = 2 * kv_type.size();
+    let bytes = shape.iter().try_fold(each, |n, &d| n.checked_mul(dim(d)));
+    (SHARED / bytes.unwrap_or(usize::MAX).max(1)).max(1)
+}
+
+/// The type of a cache as an array's type.
+pub(super) fn dtype(kv_type: KvType) -> Dtype {
+    match kv_type {
+        KvType::Float32 => Dtype::Float32,
+        KvType::Float16 => Dtype::Float16,
+    }
 }
 
 /// The memory of several layers, `[layers, 2, Hkv, capacity, D]`.
 struct KvArena {
     // Exactly one array. Never expose it: a clone would observe in-place writes.
     array: Vec<Array>,
-    first: *mut f32,
+    first: *mut u8,
     elements: usize,
+    kv_type: KvType,
     /// Set when an operation panics while it writes to this memory, because elements may then be
     /// undefined.
     poisoned: AtomicBool,
@@ -46,7 +56,8 @@ unsafe impl Sync for KvArena {}
 impl KvArena {
     /// All elements, valid while `self` lives.
     fn all(&self) -> Input {
-        // SAFETY: `array` has this number of elements. The layout is empty, so it cannot dangle.
+        // SAFETY: `array` has this number of elements of its type. The layout is empty, so it cannot
+        // dangle.
         unsafe { Input::strided(self.first, self.elements, &[], &[]) }
     }
 }
@@ -74,21 +85,26 @@ impl KvLayer {
     /// # Errors
     /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) beyond the budget; MLX's message
     /// when memory runs out.
-    pub(super) fn allocate(layers: usize, shape: [i32; 4]) -> Result<Vec<Arc<Self>>> {
+    pub(super) fn allocate(
+        layers: usize,
+        shape: [i32; 4],
+        kv_type: KvType,
+    ) -> Result<Vec<Arc<Self>>> {
         let [_, heads, capacity, width] = shape;
         let all = i32::try_from(layers).unwrap_or(i32::MAX);
         let all = [all, 2, heads, capacity, width];
         let array = call::adopt(OP, |out| {
             // SAFETY: `out` is writable; pointer and length describe the shape.
             unsafe {
-                sys::rust_mlx_uninitialized(out, all.as_ptr(), all.len(), Dtype::Float32.raw())
+                sys::rust_mlx_uninitialized(out, all.as_ptr(), all.len(), dtype(kv_type).raw())
             }
         })?;
         let (_, data, elements) = array.row_major(OP)?;
         let arena = Arc::new(KvArena {
             array: vec![array],
-            first: data.cast::<f32>().cast_mut(),
+            first: data.cast::<u8>().cast_mut(),
             elements,
+            kv_type,
             poisoned: AtomicBool::new(false),
         });
         let [_, _, capacity, width] = shape.map(i64::from);
@@ -108,11 +124,17 @@ impl KvLayer {
         &self.shape
     }
 
+    /// The type of the elements.
+    pub(super) fn kv_type(&self) -> KvType {
+        self.arena.kv_type
+    }
+
     /// Views of the keys and of the values, valid while `self` lives.
     pub(super) fn parts(&self) -> [Input; 2] {
         let n = self.shape.iter().map(|&d| dim(d)).product();
         [0, 1].map(|which| {
-            let at = self.arena.first.wrapping_add((2 * self.layer + which) * n);
+            let at = (2 * self.layer + which) * n * self.kv_type().size();
+            let at = self.arena.first.wrapping_add(at);
             // SAFETY: the array has `2 * n` elements for each layer. `self` keeps the array, the
             // shape and the strides alive. The strides of `self` stay within `n` elements.
             unsafe { Input::strided(at, n, &self.shape, &self.strides) }
@@ -132,7 +154,10 @@ impl KvLayer {
             which,
             plane: KvPlane::new(&shape, n),
         };
-        host_op::add_once(OP, work, inputs, 0, &shape)
+        match self.kv_type() {
+            KvType::Float32 => host_op::add_once_as::<f32, _>(OP, work, inputs, 0, &shape),
+            KvType::Float16 => host_op::add_once_as::<u16, _>(OP, work, inputs, 0, &shape),
+        }
     }
 }
 
@@ -185,6 +210,22 @@ struct Fill {
     from: From,
 }
 
+impl Fill {
+    /// Copies the sources to the whole memory.
+    ///
+    /// # Safety
+    /// Memory and sources must have elements of type `T`. Nothing else may use the memory, and
+    /// nothing may write the sources.
+    unsafe fn fill<T: Copy + Send + Sync>(&self, from: &[Input]) {
+        let arena = &self.to.arena;
+        let memory = arena.all();
+        // SAFETY: the caller guarantees the type and the exclusive use.
+        let all = unsafe { memory.slice_mut::<T>(0, arena.elements) };
+        // SAFETY: the caller guarantees the sources.
+        unsafe { self.plane.copy(from, all) };
+    }
+}
+
 impl Work for Fill {
     fn outputs(&self) -> usize {
         1
@@ -201,14 +242,15 @@ impl Work for Fill {
             return;
         }
         let _writing = PoisonOnPanic(std::slice::from_ref(&self.to));
-        let all = self.to.arena.all();
-        // SAFETY: the memory is float32, and only this operation uses it until it has run. Every
-        // other operation on the memory depends on the output, and `add_once` runs this operation
-        // once.
-        let all = unsafe { all.slice_mut::<f32>(0, self.to.arena.elements) };
-        // SAFETY: `KvBuffer` checked types and shapes. Writers of the sources run before or after
-        // this operation.
-        unsafe { self.plane.copy(&from, all) };
+        // SAFETY: `KvBuffer` checked types and shapes. Only this operation uses the memory until it
+        // has run. Every other operation on the memory depends on the output, and `add_once` runs
+        // this operation once. Writers of the sources run before or after this operation.
+        unsafe {
+            match self.to.kv_type() {
+                KvType::Float32 => self.fill::<f32>(&from),
+                KvType::Float16 => self.fill::<u16>(&from),
+            }
+        }
         output.fill(0.0);
     }
 }
@@ -220,18 +262,19 @@ struct Take {
     plane: KvPlane,
 }
 
-impl Work for Take {
+impl<T: OutputElement + Send + Sync> Work<T> for Take {
     fn outputs(&self) -> usize {
         self.plane.elements()
     }
 
-    unsafe fn run(&self, _: &[Input], output: &mut [f32]) {
+    unsafe fn run(&self, _: &[Input], output: &mut [T]) {
         if poisoned([&self.from]) {
-            output.fill(f32::NAN);
+            output.fill(T::NAN);
             return;
         }
         let source = self.from.parts()[self.which];
-        // SAFETY: the memory is float32. Its writers run before or after this operation.
+        // SAFETY: `KvLayer::copy` chose the type of the memory. Its writers run before or after
+        // this operation.
         unsafe { self.plane.copy(&[source], output) };
     }
 }

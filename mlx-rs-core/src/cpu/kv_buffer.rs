@@ -7,9 +7,11 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use mlx_cpu_kernels::KvType;
+
+use super::attention::kv_type;
 use super::kv_arena::{self, From, KvLayer, layers_per_arena};
 use crate::array::Array;
-use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
 
@@ -64,8 +66,8 @@ fn check_shape(shape: [i32; 4], filled: i32) -> Result<()> {
 }
 
 /// Refuses layers that exceed the budget together, before the first one is allocated.
-fn check_budget(layers: usize, shape: [i32; 4]) -> Result<()> {
-    let each = memory::checked_bytes(&shape, 2 * Dtype::Float32.size());
+fn check_budget(layers: usize, shape: [i32; 4], kv_type: KvType) -> Result<()> {
+    let each = memory::checked_bytes(&shape, 2 * kv_type.size());
     let all = each.and_then(|each| each.checked_mul(layers as u64));
     let budget = memory::budget();
     if all.is_some_and(|all| all <= budget) {
@@ -116,20 +118,42 @@ impl KvBuffer {
     /// # })?;
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
-    pub fn several(layers: usize, (heads, width): (i32, i32), capacity: i32) -> Result<Vec<Self>> {
+    pub fn several(layers: usize, heads: (i32, i32), capacity: i32) -> Result<Vec<Self>> {
+        Self::several_of(KvType::Float32, layers, heads, capacity)
+    }
+
+    /// Like [`Self::several`], with elements of another type.
+    ///
+    /// # Errors
+    /// As [`Self::several`].
+    /// ```
+    /// # use mlx_rs_core::{Device, Stream, cpu::{KvBuffer, KvType}};
+    /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    /// let layers = KvBuffer::several_of(KvType::Float16, 30, (2, 64), 256)?;
+    /// assert_eq!(layers[0].kv_type(), KvType::Float16);
+    /// # Ok(())
+    /// # })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn several_of(
+        kv_type: KvType,
+        layers: usize,
+        (heads, width): (i32, i32),
+        capacity: i32,
+    ) -> Result<Vec<Self>> {
         let shape = [1, heads, capacity, width];
         check_shape(shape, 0)?;
-        check_budget(layers, shape)?;
+        check_budget(layers, shape, kv_type)?;
         let mut all = Vec::with_capacity(layers);
         while all.len() < layers {
-            let some = layers_per_arena(&shape).min(layers - all.len());
-            all.extend(Self::make(some, shape, None, &[])?);
+            let some = layers_per_arena(&shape, kv_type).min(layers - all.len());
+            all.extend(Self::make(some, (shape, kv_type), None, &[])?);
         }
         Ok(all)
     }
 
-    /// A buffer with a copy of the first `filled` positions of keys and values, float32 `[1, Hkv,
-    /// n, D]`, and with capacity `capacity`.
+    /// A buffer with a copy of the first `filled` positions of keys and values, float32 or float16,
+    /// `[1, Hkv, n, D]`, and with capacity `capacity`. The buffer has their type.
     ///
     /// # Errors
     /// As [`Self::empty`]; also when `filled` exceeds `n` or the capacity.
@@ -144,12 +168,12 @@ impl KvBuffer {
                 "the keys have {there} positions, fewer than the {filled} filled ones"
             )));
         }
-        if let Some(other) = [keys, values]
-            .into_iter()
-            .find(|a| a.dtype() != Dtype::Float32)
-        {
-            return Err(fault("needs float32".into()).with_inputs(&[other]));
-        }
+        let kv_type = kv_type(keys).filter(|_| keys.dtype() == values.dtype());
+        let Some(kv_type) = kv_type else {
+            let message = "keys and values need one type, float32 or float16";
+            return Err(fault(message.into()).with_inputs(&[keys, values]));
+        };
+        let shape = (shape, kv_type);
         Ok(Self::make(1, shape, Some((From::Arrays, filled)), &[keys, values])?.remove(0))
     }
 
@@ -157,13 +181,13 @@ impl KvBuffer {
     /// runs after `inputs`.
     fn make(
         layers: usize,
-        shape: [i32; 4],
+        (shape, kv_type): ([i32; 4], KvType),
         from: Option<(From, i32)>,
         inputs: &[&Array],
     ) -> Result<Vec<Self>> {
         let filled = from.as_ref().map_or(0, |(_, filled)| *filled);
         check_shape(shape, filled)?;
-        let made = KvLayer::allocate(layers, shape)?;
+        let made = KvLayer::allocate(layers, shape, kv_type)?;
         let written = match (from, made.first()) {
             (Some((from, 1..)), Some(first)) => Some(kv_arena::fill(first, from, filled, inputs)?),
             _ => None,
@@ -197,7 +221,8 @@ impl KvBuffer {
         let from = From::KvLayer(vec![Arc::clone(&self.layer)]);
         let after = after([&*self]);
         let from = Some((from, filled));
-        *self = Self::make(1, self.with(capacity), from, &arrays(&after))?.remove(0);
+        let shape = (self.with(capacity), self.kv_type());
+        *self = Self::make(1, shape, from, &arrays(&after))?.remove(0);
         Ok(())
     }
 
@@ -275,16 +300,17 @@ impl KvBuffer {
             layer.check(n)?;
         }
         let mut forks = Vec::with_capacity(layers.len());
-        let alike = layers.chunk_by(|a, b| a.with(capacity) == b.with(capacity));
-        for some in alike.flat_map(|alike| alike.chunks(layers_per_arena(&alike[0].with(capacity))))
-        {
+        let of = |layer: &Self| (layer.with(capacity), layer.kv_type());
+        let alike = layers.chunk_by(|a, b| of(a) == of(b));
+        let most = |(shape, kv_type): ([i32; 4], KvType)| layers_per_arena(&shape, kv_type);
+        for some in alike.flat_map(|alike| alike.chunks(most(of(alike[0])))) {
             let from = From::KvLayer(
                 some.iter()
                     .map(|buffer| Arc::clone(&buffer.layer))
                     .collect(),
             );
             let after = after(some.iter().copied());
-            let shape = some[0].with(capacity);
+            let shape = of(some[0]);
             forks.extend(Self::make(
                 some.len(),
                 shape,
@@ -315,6 +341,11 @@ impl KvBuffer {
     /// The capacity in positions.
     pub fn capacity(&self) -> i32 {
         self.layer.shape()[2]
+    }
+
+    /// The type of the elements.
+    pub fn kv_type(&self) -> KvType {
+        self.layer.kv_type()
     }
 
     /// The shape of the keys, and of the values: `[1, Hkv, capacity, D]`.

@@ -40,7 +40,7 @@ pub use layer_norm::layer_norm;
 pub use logits::{LogProbabilities, log_probabilities};
 pub use matrix::{DenseMatrix, Matrix};
 pub use mlx_cpu_kernels::{
-    CountPenalties, DrawParams, ExpertGate, Gate, MAX_ROW_LEN, MemoryRule, OPTIMIZED, Pick,
+    CountPenalties, DrawParams, ExpertGate, Gate, KvType, MAX_ROW_LEN, MemoryRule, OPTIMIZED, Pick,
     PrefillInputs, RepetitionPenalty, Rotation, SampleParams, Table, TokenRange, enabled,
     instruction_set, status, threads,
 };

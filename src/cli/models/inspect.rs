@@ -404,6 +404,9 @@ fn print(
         if let Some(prompts) = &info.prompts {
             rows.push(("prompts", format!("inputs as {prompts}")));
         }
+        if let Some(cache) = &info.cache {
+            rows.push(("cache", format!("keys and values as {cache}")));
+        }
         #[cfg(feature = "mlx-backend")]
         let origin = report.and_then(|report| report.template.clone());
         #[cfg(not(feature = "mlx-backend"))]

@@ -22,6 +22,9 @@ pub struct ModelArgs {
     pub model: Option<String>,
 }
 
+/// Default number of values of a quantized cache that share a scale.
+pub const KV_GROUP_SIZE: u32 = 64;
+
 /// Default number of positions above which the KV cache is quantized, as on mlx-lm's command line.
 /// Up to it, the cache is small and stays exact.
 pub const QUANTIZED_KV_START: usize = 5000;
@@ -39,11 +42,11 @@ pub struct LoadArgs {
     /// Maximum positions in each layer's cache; beyond it, the oldest positions are dropped
     #[arg(long, short = 'c', visible_alias = "max-kv-size", value_name = "N", value_parser = at_least_one)]
     pub ctx_size: Option<usize>,
-    /// Quantize the key/value cache to this many bits per value: 2, 3, 4, 5, 6 or 8
-    #[arg(long, value_name = "BITS", conflicts_with = "ctx_size")]
+    /// Bits per value of the key/value cache: 32, 16 (float16), or quantized 8, 6, 5, 4, 3 or 2
+    #[arg(long, value_name = "BITS")]
     pub kv_bits: Option<u32>,
     /// Values of the quantized cache that share a scale: 32, 64 or 128
-    #[arg(long, value_name = "N", default_value_t = 64, requires = "kv_bits")]
+    #[arg(long, value_name = "N", default_value_t = KV_GROUP_SIZE, requires = "kv_bits")]
     pub kv_group_size: u32,
     /// Quantize the cache once it has more than this many positions; 0 quantizes from the start
     #[arg(long, value_name = "N", default_value_t = QUANTIZED_KV_START, requires = "kv_bits")]
@@ -395,8 +398,26 @@ impl LoadArgs {
     /// The backend that the flags name. Otherwise the backend in `MLX_BACKEND`, otherwise the
     /// default backend.
     pub fn backend(&self) -> Result<Arc<dyn Backend>, Failure> {
+        check_kv_bits(self.kv_bits, self.kv_group_size, self.quantized_kv_start)?;
+        if self.ctx_size.is_some() && self.kv_bits.is_some_and(|bits| bits < 16) {
+            return Err(Failure::usage(
+                "--kv-bits below 16 and --ctx-size do not go together: a bounded cache is not quantized",
+            ));
+        }
         backend_for(self.backend.as_deref(), self.gpu_layers)
     }
+}
+
+/// Refuses flags of quantized caches for caches that are not quantized.
+pub fn check_kv_bits(bits: Option<u32>, group: u32, start: usize) -> Result<(), Failure> {
+    let is_plain = bits.is_some_and(|bits| bits >= 16);
+    if is_plain && (group != KV_GROUP_SIZE || start != QUANTIZED_KV_START) {
+        return Err(Failure::usage(
+            "--kv-group-size and --quantized-kv-start need --kv-bits below 16, which quantizes the \
+             cache",
+        ));
+    }
+    Ok(())
 }
 
 /// The backend that `flag` names, or a backend for the device of `--gpu-layers`.
@@ -576,8 +597,8 @@ pub fn load_preset(
     console: &mut Console<'_>,
 ) -> Result<Loaded, Failure> {
     let mut args = args.clone();
-    // A quantized cache cannot be bounded. The flag `--kv-bits` overrides the preset's bound.
-    if args.kv_bits.is_none() {
+    // A quantized cache cannot be bounded. Such a `--kv-bits` overrides the preset's bound.
+    if args.kv_bits.is_none_or(|bits| bits >= 16) {
         args.ctx_size = args.ctx_size.or(preset.ctx_size());
     }
     let adapter = preset.adapter.as_ref().map(PathBuf::from);

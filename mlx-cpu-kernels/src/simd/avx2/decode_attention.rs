@@ -5,26 +5,53 @@ use crate::simd::portable::softmax::{max_score, softmax_base};
 use crate::simd::prefetch::KeyPrefetch;
 
 use std::arch::x86_64::{
-    __m256, _mm_add_ps, _mm_storeu_ps, _mm256_add_ps, _mm256_broadcast_ss, _mm256_castps256_ps128,
-    _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_hadd_ps, _mm256_loadu_ps, _mm256_max_ps,
-    _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps, _mm256_sub_ps,
+    __m256, _mm_add_ps, _mm_loadu_si128, _mm_storeu_ps, _mm256_add_ps, _mm256_broadcast_ss,
+    _mm256_castps256_ps128, _mm256_cvtph_ps, _mm256_extractf128_ps, _mm256_fmadd_ps,
+    _mm256_hadd_ps, _mm256_loadu_ps, _mm256_max_ps, _mm256_set1_ps, _mm256_setzero_ps,
+    _mm256_storeu_ps, _mm256_sub_ps,
 };
 
 /// The largest number of lanes whose sums are computed at once. With three heads, twelve vectors of
 /// sums fill the registers.
 pub(crate) const VALUE_LANES: usize = 32;
 
+/// An element of a cache.
+pub(crate) trait CacheElement: Copy {
+    /// Eight elements as float32.
+    ///
+    /// # Safety
+    /// The processor must have avx2 and f16c, and the elements must exist.
+    unsafe fn load(from: *const Self) -> __m256;
+}
+
+impl CacheElement for f32 {
+    #[inline(always)]
+    unsafe fn load(from: *const Self) -> __m256 {
+        // SAFETY: the caller guarantees the feature and the elements.
+        unsafe { _mm256_loadu_ps(from) }
+    }
+}
+
+/// The bits of float16.
+impl CacheElement for u16 {
+    #[inline(always)]
+    unsafe fn load(from: *const Self) -> __m256 {
+        // SAFETY: the caller guarantees the features and the elements.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+    }
+}
+
 /// Adds eight times `V` lanes of `n` weighted values, for `R` heads. The sums continue key by key.
 /// Each of the three operands is an address and a row stride in elements. Shares and sums have one
 /// row per head, and values have `n` rows.
 ///
 /// # Safety
-/// The processor must have avx2 and fma. All these elements must exist, and no other thread may use
+/// The processor must have avx2, fma and f16c. All these elements must exist, and no other thread may use
 /// the sums.
-#[target_feature(enable = "avx2,fma")]
-pub(crate) unsafe fn accumulate_values<const R: usize, const V: usize>(
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn accumulate_values<T: CacheElement, const R: usize, const V: usize>(
     (shares, step): (*const f32, usize),
-    (values, position): (*const f32, usize),
+    (values, position): (*const T, usize),
     n: usize,
     (sums, row): (*mut f32, usize),
     next: KeyPrefetch,
@@ -35,14 +62,14 @@ pub(crate) unsafe fn accumulate_values<const R: usize, const V: usize>(
         let mut totals: [[__m256; V]; R] =
             std::array::from_fn(|r| std::array::from_fn(|j| _mm256_loadu_ps(place(r, j))));
         for i in 0..n {
-            next.fetch(i, 8 * V);
+            next.fetch(i, 8 * V * size_of::<T>());
             let value = values.add(i * position);
             let mut broadcast = [_mm256_setzero_ps(); R];
             for (r, share) in broadcast.iter_mut().enumerate() {
                 *share = _mm256_broadcast_ss(&*shares.add(r * step + i));
             }
             for j in 0..V {
-                let value = _mm256_loadu_ps(value.add(8 * j));
+                let value = T::load(value.add(8 * j));
                 for (totals, share) in totals.iter_mut().zip(broadcast) {
                     totals[j] = _mm256_fmadd_ps(share, value, totals[j]);
                 }
@@ -57,13 +84,13 @@ pub(crate) unsafe fn accumulate_values<const R: usize, const V: usize>(
 }
 
 /// # Safety
-/// The processor must have avx2 and fma. There must be `R` queries of `d` elements, a multiple of
+/// The processor must have avx2, fma and f16c. There must be `R` queries of `d` elements, a multiple of
 /// 8, and `n` keys at the given stride. The output must have space for `n` results per query at its
 /// stride.
-#[target_feature(enable = "avx2,fma")]
-pub(crate) unsafe fn scores<const R: usize>(
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn scores<T: CacheElement, const R: usize>(
     queries: *const f32,
-    (keys, step): (*const f32, usize),
+    (keys, step): (*const T, usize),
     (n, d): (usize, usize),
     (to, row): (*mut f32, usize),
     next: KeyPrefetch,
@@ -72,8 +99,8 @@ pub(crate) unsafe fn scores<const R: usize>(
     unsafe {
         let mut i = 0;
         while i + 4 <= n {
-            (i..i + 4).for_each(|i| next.fetch(i, d));
-            let sums = scores_block::<R, 4>(queries, keys.add(i * step), step, d);
+            (i..i + 4).for_each(|i| next.fetch(i, d * size_of::<T>()));
+            let sums = scores_block::<T, R, 4>(queries, keys.add(i * step), step, d);
             for (r, [a, b, c, e]) in sums.into_iter().enumerate() {
                 let four = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, e));
                 let sum = _mm_add_ps(
@@ -85,8 +112,8 @@ pub(crate) unsafe fn scores<const R: usize>(
             i += 4;
         }
         while i < n {
-            next.fetch(i, d);
-            let sums = scores_block::<R, 1>(queries, keys.add(i * step), step, d);
+            next.fetch(i, d * size_of::<T>());
+            let sums = scores_block::<T, R, 1>(queries, keys.add(i * step), step, d);
             for (r, [a]) in sums.into_iter().enumerate() {
                 let two = _mm256_hadd_ps(a, a);
                 let one = _mm256_hadd_ps(two, two);
@@ -103,10 +130,10 @@ pub(crate) unsafe fn scores<const R: usize>(
 /// # Safety
 /// The obligations of [`scores`].
 #[inline]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn scores_block<const R: usize, const K: usize>(
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn scores_block<T: CacheElement, const R: usize, const K: usize>(
     queries: *const f32,
-    keys: *const f32,
+    keys: *const T,
     step: usize,
     d: usize,
 ) -> [[__m256; K]; R] {
@@ -117,7 +144,7 @@ unsafe fn scores_block<const R: usize, const K: usize>(
         unsafe {
             let mut key_lanes = [_mm256_setzero_ps(); K];
             for (k, lanes) in key_lanes.iter_mut().enumerate() {
-                *lanes = _mm256_loadu_ps(keys.add(k * step + at));
+                *lanes = T::load(keys.add(k * step + at));
             }
             for (r, sums) in sums.iter_mut().enumerate() {
                 let query = _mm256_loadu_ps(queries.add(r * d + at));

@@ -512,3 +512,73 @@ fn sequences_are_rotated_from_their_own_beginning() {
         assert!(heads.attend_around(&all, &[11, 19], too_many).is_err());
     });
 }
+
+/// Caches of float16 give the result of float32 caches with the same elements, and are written with
+/// the nearest elements.
+#[test]
+fn float16_caches_are_read_and_written() {
+    on_cpu(|| {
+        let heads = plain_heads(4, 2, 16);
+        let n = 9;
+        let width = (4 + 2 * 2) * 16;
+        let packed = array(&noise((n * width) as usize, 3), &[1, n, width]);
+        let empty = |dtype| crate::zeros(&[1, 2, 12, 16], dtype).unwrap();
+        let tokens = TokenRange {
+            first: 0,
+            length: n,
+            offset: 0,
+        };
+        let half = Dtype::Float16;
+        let store = |dtype| {
+            let keys = heads.store_keys(&empty(dtype), &packed, tokens).unwrap();
+            let values = heads.store_values(&empty(dtype), &packed, tokens).unwrap();
+            (keys, values)
+        };
+        let (keys, values) = store(half);
+        let (wide_keys, wide_values) = store(Dtype::Float32);
+        assert_eq!(keys.dtype(), half);
+        let as_half = |a: &Array| a.astype(half).unwrap().to_vec::<half::f16>().unwrap();
+        assert_eq!(as_half(&keys), as_half(&wide_keys));
+        assert_eq!(as_half(&values), as_half(&wide_values));
+        let view = |keys: &Array, values: &Array, length: i32| KvView {
+            length,
+            offset: n - length,
+            keys: keys.clone(),
+            values: values.clone(),
+            filled: n,
+            order: Some((0, 0)),
+            window: None,
+        };
+        for length in [1, n] {
+            let rows = packed.slice_axis(1, n - length, n).unwrap();
+            let attend = |keys: &Array, values: &Array| {
+                let out = heads.attend(&rows, &[view(keys, values, length)], false);
+                out.unwrap().to_vec::<f32>().unwrap()
+            };
+            let again = |a: &Array| a.astype(Dtype::Float32).unwrap();
+            let wanted = attend(&again(&keys), &again(&values));
+            assert_eq!(attend(&keys, &values), wanted, "{length}");
+        }
+        // Both arrays of a row, and all rows of a batch, have one type.
+        let one = packed.slice_axis(1, 0, 1).unwrap();
+        assert!(
+            heads
+                .attend(&one, &[view(&keys, &wide_values, 1)], false)
+                .is_err()
+        );
+        let two = packed.slice_axis(1, 0, 2).unwrap();
+        let mixed = [view(&keys, &values, 1), view(&wide_keys, &wide_values, 1)];
+        assert!(heads.attend(&two, &mixed, false).is_err());
+        assert!(KvBuffer::holding(&keys, &wide_values, n, 16).is_err());
+        // Memory has the type of the arrays that it is made from, in all copies.
+        let mut memory = KvBuffer::holding(&keys, &values, n, 16).unwrap();
+        assert_eq!(memory.kv_type(), KvType::Float16);
+        memory.grow(n, 300).unwrap();
+        let fork = memory.fork(7, 32).unwrap();
+        for (memory, n) in [(&memory, n), (&fork, 7)] {
+            let (copied, _) = memory.copy(n).unwrap();
+            let wanted = keys.slice_axis(2, 0, n).unwrap();
+            assert_eq!(as_half(&copied), as_half(&wanted));
+        }
+    });
+}

@@ -80,6 +80,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         "backend": loaded.backend.name(),
         "device": model.info().device,
         "prompts": model.info().prompts,
+        "cache": model.info().cache,
         "prompt_tokens": args.prompt_tokens,
         "prefill_step_size": args.prefill_step_size,
         "generated_tokens": args.generate_tokens,
@@ -202,6 +203,9 @@ fn measure(
     let info = model.info();
     if let Some(prompts) = &info.prompts {
         console.note(&format!("prompts: inputs as {prompts}"));
+    }
+    if let Some(cache) = &info.cache {
+        console.note(&format!("cache: keys and values as {cache}"));
     }
     let needed = args.prompt_tokens.saturating_add(match args.profile {
         true => profile::positions(args.generate_tokens).max(args.generate_tokens),

@@ -1,0 +1,139 @@
+//! The types in which KV caches store elements, and the conversions from and to float32. Sums are
+//! always float32.
+
+use half::f16;
+
+use crate::isa::Isa;
+use crate::simd::vmath;
+
+/// The element type of keys and values in a cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum KvType {
+    /// float32.
+    #[default]
+    Float32,
+    /// float16. Values beyond its range become its greatest value, 65,504, with their sign.
+    Float16,
+}
+
+impl KvType {
+    /// The number of bytes of an element.
+    /// ```
+    /// assert_eq!(mlx_cpu_kernels::KvType::Float16.size(), 2);
+    /// ```
+    pub const fn size(self) -> usize {
+        match self {
+            Self::Float32 => 4,
+            Self::Float16 => 2,
+        }
+    }
+}
+
+/// An element of a cache.
+pub(crate) trait KvElement: Copy + Send + Sync + 'static {
+    const TYPE: KvType;
+
+    /// Fills `to`. `compute` writes a head as float32.
+    fn fill(to: &mut [Self], compute: impl FnOnce(&mut [f32]));
+}
+
+impl KvElement for f32 {
+    const TYPE: KvType = KvType::Float32;
+
+    fn fill(to: &mut [Self], compute: impl FnOnce(&mut [f32])) {
+        compute(to);
+    }
+}
+
+/// The bits of float16.
+impl KvElement for u16 {
+    const TYPE: KvType = KvType::Float16;
+
+    fn fill(to: &mut [Self], compute: impl FnOnce(&mut [f32])) {
+        /// The number of elements of usual heads. They need no heap memory.
+        const USUAL: usize = 256;
+        let mut stack = [0.0; USUAL];
+        let mut heap = Vec::new();
+        let head = match stack.get_mut(..to.len()) {
+            Some(head) => head,
+            None => {
+                heap.resize(to.len(), 0.0);
+                &mut heap[..]
+            }
+        };
+        compute(head);
+        for (to, from) in to.iter_mut().zip(&*head) {
+            *to = rounded(*from);
+        }
+    }
+}
+
+/// The bits of the nearest float16, which is never infinite.
+fn rounded(value: f32) -> u16 {
+    let most = f32::from(f16::MAX);
+    f16::from_f32(value.clamp(-most, most)).to_bits()
+}
+
+/// Converts `n` rows of `d` float16 at a stride of `step` elements to adjacent rows of float32.
+pub(crate) fn widen<'s>(
+    isa: Isa,
+    (from, step): (&[u16], usize),
+    (n, d): (usize, usize),
+    to: &'s mut Vec<f32>,
+) -> &'s [f32] {
+    if to.len() < n * d {
+        to.resize(n * d, 0.0);
+    }
+    let to = &mut to[..n * d];
+    if step == d {
+        vmath::f16_to_f32(isa, &from[..n * d], to);
+    } else {
+        for (i, row) in to.chunks_exact_mut(d).enumerate() {
+            vmath::f16_to_f32(isa, &from[i * step..][..d], row);
+        }
+    }
+    to
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::with_each;
+
+    #[test]
+    fn float16_is_never_infinite() {
+        let of = |value: f32| f16::from_bits(rounded(value)).to_f32();
+        assert_eq!(
+            [of(1e6), of(-7e4), of(65_519.9)],
+            [65_504.0, -65_504.0, 65_504.0]
+        );
+        assert_eq!([of(0.1), of(-0.0)], [0.099_975_586, 0.0]);
+        assert_eq!(of(f32::NEG_INFINITY), -65_504.0);
+        assert!(of(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn heads_of_any_size_are_rounded_and_widened_alike() {
+        for d in [1, 16, 80, 300] {
+            let values: Vec<f32> = (0..3 * d).map(|i| i as f32 * 0.37 - 40.0).collect();
+            let mut bits = vec![0u16; 3 * d];
+            for (to, from) in bits.chunks_exact_mut(d).zip(values.chunks_exact(d)) {
+                u16::fill(to, |head| head.copy_from_slice(from));
+            }
+            let wanted: Vec<f32> = (values.iter())
+                .map(|v| f16::from_f32(*v).to_f32())
+                .collect();
+            with_each(|isa| {
+                let mut scratch = Vec::new();
+                assert_eq!(
+                    widen(isa, (&bits, d), (3, d), &mut scratch),
+                    wanted,
+                    "{isa:?}"
+                );
+                let apart = widen(isa, (&bits, 2 * d), (2, d), &mut scratch);
+                let rows = [&wanted[..d], &wanted[2 * d..]].concat();
+                assert_eq!(apart, rows, "{isa:?}");
+            });
+        }
+    }
+}

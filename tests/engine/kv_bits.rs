@@ -1,0 +1,127 @@
+//! Tests of KV caches in 16 bits (`--kv-bits 16`), on the CPU. `same_bits.rs` tests that replies do
+//! not depend on what is computed beside them, for each type of caches.
+
+use std::path::Path;
+
+use crate::common::{fixture, greedy, max_difference};
+use inference::{Interrupt, LoadOptions, Prompt, TextModel};
+use inference_formats::safetensors::SafetensorsCheckpoint;
+
+/// Models whose attention is fused, part by part, with windows, latent, or MLX's own; and models
+/// with recurrent layers beside attention.
+const MODELS: &[&str] = &[
+    "llama",
+    "qwen3-q8",
+    "gemma3",
+    "mistral-window",
+    "gpt2",
+    "deepseek",
+    "olmo3",
+    "phi3",
+    "jamba",
+    "falcon-h1",
+    "gemma4-small",
+    "llama4",
+];
+
+fn load(name: &str, options: LoadOptions) -> Box<dyn TextModel> {
+    inference::load_model(fixture("tiny").join(name), &options.with_backend("cpu")).unwrap()
+}
+
+fn prompt(n: u32) -> Prompt {
+    Prompt::Tokens((0..n).map(|i| 5 + (i * i * 7 + i * 13) % 90).collect())
+}
+
+fn logits(model: &dyn TextModel) -> Vec<f32> {
+    let tokens = model.as_token_model().unwrap();
+    let output = tokens.logits(&prompt(70), true, &Interrupt::new());
+    output.unwrap().logits
+}
+
+/// The continuation of a prompt cache, and the number of its cached tokens.
+fn continued(model: &dyn TextModel, file: &Path) -> (Vec<u32>, usize) {
+    let caches = model.as_prompt_cache().unwrap();
+    let stream = caches.continue_prompt_cache(file, &Prompt::Tokens(vec![9, 12]), &greedy(12));
+    let output = stream.unwrap().collect_output().unwrap();
+    (output.tokens, output.metrics.cached_tokens)
+}
+
+#[test]
+fn logits_with_16_bits_are_near_those_with_32() {
+    for name in MODELS {
+        let plain = LoadOptions::new();
+        let wide = logits(load(name, plain.clone()).as_ref());
+        let same = logits(load(name, plain.clone().with_kv_bits(32)).as_ref());
+        assert_eq!(same, wide, "{name}");
+        let half = load(name, plain.with_kv_bits(16));
+        assert_eq!(half.info().cache.as_deref(), Some("float16"));
+        let half = logits(half.as_ref());
+        let difference = max_difference(&half, &wide);
+        let largest = wide.iter().fold(0.0f32, |most, v| most.max(v.abs()));
+        // Gemma 4 does not scale its scores, so it differs most: 0.4 %.
+        assert!(
+            difference < 0.01 * largest,
+            "{name}: {difference} of {largest}"
+        );
+        // With another type of caches, no logits stay the same.
+        assert!(difference > 0.0, "{name}");
+    }
+}
+
+#[test]
+fn a_bounded_cache_has_16_bits_too() {
+    let bounded = LoadOptions::new().with_context_len(24);
+    let reply = |options: &LoadOptions| {
+        let model = load("qwen3", options.clone());
+        let stream = model.generate(&prompt(40), &greedy(12)).unwrap();
+        stream.collect_output().unwrap().tokens
+    };
+    assert_eq!(reply(&bounded.clone().with_kv_bits(16)), reply(&bounded));
+}
+
+#[test]
+fn prompt_caches_of_16_bits_are_written_and_read_again() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, bound) in [
+        ("llama", None),
+        ("gemma3", None),
+        ("qwen3", Some(24)),
+        // Its files have our own format.
+        ("falcon-h1", None),
+    ] {
+        let options = LoadOptions::new().with_context_len(bound);
+        let [wide, half] = [32, 16].map(|bits| load(name, options.clone().with_kv_bits(bits)));
+        let file = |bits: u32| dir.path().join(format!("{name}-{bits}.safetensors"));
+        for (model, bits, dtype) in [(&wide, 32, "F32"), (&half, 16, "F16")] {
+            let caches = model.as_prompt_cache().unwrap();
+            let saved = caches.save_prompt_cache(&prompt(40), &file(bits), &Interrupt::new());
+            assert_eq!(saved.unwrap(), 40);
+            let tensors = SafetensorsCheckpoint::open_file(&file(bits)).unwrap();
+            let mut keys = tensors
+                .names()
+                .filter(|n| n.ends_with("keys") || *n == "0.0");
+            let key = keys.next().unwrap();
+            let info = tensors.info(key).unwrap();
+            assert_eq!(info.dtype.to_string(), dtype, "{name}: {key}");
+        }
+        let Prompt::Tokens(mut whole) = prompt(40) else {
+            panic!("tokens");
+        };
+        whole.extend([9, 12]);
+        let fresh = greedy(12).with_cache_prompt(false);
+        for (model, bits) in [(&wide, 32), (&half, 16)] {
+            let stream = model
+                .generate(&Prompt::Tokens(whole.clone()), &fresh)
+                .unwrap();
+            let reply = stream.collect_output().unwrap().tokens;
+            assert_eq!(
+                continued(model.as_ref(), &file(bits)),
+                (reply, 40),
+                "{name}"
+            );
+        }
+        // Files of the other type are converted.
+        assert_eq!(continued(wide.as_ref(), &file(16)).1, 40);
+        assert_eq!(continued(half.as_ref(), &file(32)).1, 40);
+    }
+}
