@@ -10,6 +10,18 @@ use crate::error::engine;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::{StateHook, Watch};
 
+/// The maximum number of unused bytes that MLX keeps after a step.
+const UNUSED: usize = 64 << 20;
+
+/// Returns MLX's unused memory to the system, if it is much. MLX then waits for all streams of the
+/// process, of which there may be hundreds.
+pub fn free_unused() -> mlx_rs_core::Result<()> {
+    match memory::cache()? > UNUSED {
+        true => memory::clear_cache(),
+        false => Ok(()),
+    }
+}
+
 /// Runs `prompt` through the model in steps of at most `step` tokens. `hook`, if given, observes
 /// the steps. Returns the logits of the last position, `[1, 1, vocab]`, not yet evaluated. Before
 /// each further step, `between` receives the number of positions done.
@@ -34,7 +46,7 @@ pub fn forward_prompt(
         };
         forward(decoder, now, (&mut *caches, again), Positions::Last)
             .and_then(|_| cache::eval_caches(caches))
-            .and_then(|()| memory::clear_cache())
+            .and_then(|()| free_unused())
             .map_err(engine("prefill"))?;
         done += now.len();
         between(done)?;

@@ -15,7 +15,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use inference::{BatchEvent, BatchSession, Error, GenerateOptions, Prompt, RequestId, Result};
-use mlx_rs_core::{Array, async_eval, concatenate, eval, memory};
+use mlx_rs_core::{Array, async_eval, concatenate, eval};
 
 use super::draft::{Draft, trimmable};
 use super::prefix_sharing::{self, Kin, PrefillAction, RowState};
@@ -23,7 +23,7 @@ use super::sequence::{PassGroup, Pending, SequenceState, SharedPass, draw_rows};
 use super::{CLEAR_EVERY, Request, read};
 use crate::cache::{self, Row};
 use crate::engine::Engine;
-use crate::engine::forward::ids;
+use crate::engine::forward::{free_unused, ids};
 use crate::error::engine as engine_error;
 use crate::nn::attention::Positions;
 use crate::sample::{Memory, Sampler};
@@ -312,7 +312,7 @@ impl Batch {
         draw(ready, &logits)?;
         let sequences = chosen.iter().filter_map(|(m, _)| m.sequence.as_ref());
         eval(sequences.flat_map(|sequence| pending(sequence).chain(state(sequence))))
-            .and_then(|()| memory::clear_cache())
+            .and_then(|()| free_unused())
             .map_err(engine_error("prefill"))?;
         for (member, _) in &mut chosen {
             if let Some(sequence) = &mut member.sequence {
@@ -384,7 +384,7 @@ impl Batch {
         engine.scope(|| self.prefill().and_then(|()| self.decode()))?;
         self.steps += 1;
         if self.steps.is_multiple_of(CLEAR_EVERY) {
-            memory::clear_cache().map_err(engine_error("decode"))?;
+            free_unused().map_err(engine_error("decode"))?;
         }
         Ok(())
     }

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use inference::{Error, ErrorKind, Result};
-use mlx_rs_core::{Array, eval, memory};
+use mlx_rs_core::{Array, eval};
 
 use super::Request;
 use super::sequence::{empty, prepared};
 use crate::arch::Decoder;
 use crate::cache::{self, CacheOptions, Caches, Row};
 use crate::engine::Engine;
-use crate::engine::forward::{forward, ids};
+use crate::engine::forward::{forward, free_unused, ids};
 use crate::error::engine;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
@@ -149,7 +149,7 @@ impl Draft {
             Positions::Last,
         )
         .and_then(|_| cache::eval_caches(&self.caches))
-        .and_then(|()| memory::clear_cache())
+        .and_then(|()| free_unused())
         .map_err(engine("draft"))?;
         Ok(true)
     }

@@ -26,17 +26,17 @@ use inference::{
     FinishReason, GenerateMetrics, GenerateOptions, Result, StopCause, Token, TokenLogprobs,
     TokenSource,
 };
-use mlx_rs_core::memory;
 
 use crate::cache::{self, Caches};
 use crate::engine::Engine;
+use crate::engine::forward::free_unused;
 use crate::error::engine as engine_error;
 use crate::sample::check_greatest;
 use draft::Draft;
 pub use draft::check_rewinds;
 use speculative::SpeculativeDecoder;
 
-/// The number of steps after which unused memory is returned to the system.
+/// The number of steps after which unused memory is returned to the system, if it is much.
 const CLEAR_EVERY: usize = 256;
 
 /// One running request. Dropping it cancels the request and discards tokens computed ahead.
@@ -190,7 +190,7 @@ impl Generation {
         }
         self.steps += 1;
         if self.steps.is_multiple_of(CLEAR_EVERY) {
-            memory::clear_cache().map_err(engine_error("decode"))?;
+            free_unused().map_err(engine_error("decode"))?;
         }
         Ok(())
     }

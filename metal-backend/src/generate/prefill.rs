@@ -1,12 +1,11 @@
 //! The prefill of one request, split into steps so that the request can be cancelled between steps.
 
 use inference::Result;
-use mlx_rs_core::memory;
 
 use super::request::Request;
 use super::sequence::{Pending, SequenceState};
 use crate::cache;
-use crate::engine::forward::{forward, forward_prompt};
+use crate::engine::forward::{forward, forward_prompt, free_unused};
 use crate::error::engine;
 use crate::nn::attention::Positions;
 use crate::steer::{Edits, hook};
@@ -40,7 +39,7 @@ impl SequenceState {
                 Positions::Last,
             )
             .and_then(|_| cache::eval_caches(&self.caches))
-            .and_then(|()| memory::clear_cache())
+            .and_then(|()| free_unused())
             .map_err(engine("prefill"))?;
             self.checkpoints.step(&self.caches, to, 1)?;
             from = to;
