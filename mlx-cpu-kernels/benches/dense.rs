@@ -98,7 +98,6 @@ fn measure(isa: Isa, (k, n, rows): (usize, usize, usize), (number, name): (Dense
 }
 
 /// The processor time of all threads, so rates are those of one thread.
-#[cfg(target_os = "linux")]
 fn clock() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -110,13 +109,6 @@ fn clock() -> Duration {
         time.tv_sec.unsigned_abs(),
         u32::try_from(time.tv_nsec).unwrap_or(0),
     )
-}
-
-/// The time since the first call.
-#[cfg(not(target_os = "linux"))]
-fn clock() -> Duration {
-    static BEGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
-    BEGIN.get_or_init(Instant::now).elapsed()
 }
 
 /// The rate of multiply-add instructions of one thread, in 10^9 operations a second; NaN if it is

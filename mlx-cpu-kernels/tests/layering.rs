@@ -117,6 +117,7 @@ const ORDER: &[&str] = &[
     "gemm::experts",
     "gemm::expert_block",
     "attention",
+    "attention::kv_type",
     "attention::rope",
     "attention::kv_write",
     "attention::kv_copy",

@@ -33,8 +33,8 @@ pub const ELSEWHERE: &[(&str, &str, &[&str])] = &[
         "not(target_arch = \"x86_64\")",
         AARCH64,
         &[
+            "mlx-cpu-kernels/src/attention/decode_attention.rs",
             "mlx-cpu-kernels/src/layout/formats.rs",
-            "mlx-cpu-kernels/src/simd/dense_rows.rs",
             "mlx-cpu-kernels/src/simd/dequantize.rs",
             "mlx-cpu-kernels/src/simd/prefetch.rs",
         ],

@@ -344,6 +344,14 @@ impl KvBuffer {
     }
 
     /// The type of the elements.
+    /// ```
+    /// # use mlx_rs_core::{Device, Stream, cpu::{KvBuffer, KvType}};
+    /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    /// assert_eq!(KvBuffer::empty((1, 8), 4)?.kv_type(), KvType::Float32);
+    /// # Ok(())
+    /// # })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     pub fn kv_type(&self) -> KvType {
         self.layer.kv_type()
     }
