@@ -1,5 +1,5 @@
-//! Tests of KV caches in 16 bits (`--kv-bits 16`), on the CPU. `same_bits.rs` tests that replies do
-//! not depend on what is computed beside them, for each type of caches.
+//! Tests of KV caches in 16 bits (`--kv-bits 16`), on the CPU. For each cache type, `same_bits.rs`
+//! tests that a reply does not depend on the other rows of its batch.
 
 use std::path::Path;
 

@@ -29,8 +29,8 @@ impl Affine {
         x.astype(dtype)?.astype(Dtype::Float32)
     }
 
-    /// MLX's scales and biases of `weight` `[.., in]`: float32 `[.., groups]`, rounded to the type in
-    /// which a checkpoint stores them.
+    /// MLX's scales and biases of `weight` `[.., in]`: float32 `[.., groups]`, rounded to the type
+    /// in which a checkpoint stores them.
     pub fn factors(self, weight: &Array) -> Result<(Array, Array)> {
         let q = Quantized::quantize(weight, self.group_size, self.bits, QuantMode::Affine)?;
         let biases = q.biases.unwrap_or_else(|| q.scales.clone());

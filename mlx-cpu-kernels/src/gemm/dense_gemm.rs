@@ -174,35 +174,26 @@ mod tests {
     use half::{bf16, f16};
 
     use crate::gemm::dense::DenseType;
-    use crate::gemm::product::{MatrixFormat, MatrixPart, Product, Size};
-    use crate::prefill_inputs::PrefillInputs;
+    use crate::gemm::product::{MatrixFormat, Size};
+    use crate::isa::Isa;
     use crate::simd::dense_rows;
-    use crate::testing::{noise, with_each};
+    use crate::testing::{noise, plain_product, with_each};
     use crate::work::{Input, Work as _};
 
     /// The outputs of some rows `x`, after a norm with `weight` if there is one.
     fn product(
-        like: &Product,
-        rows: usize,
+        (isa, number, size): (Isa, DenseType, Size),
         x: &[f32],
         weight: Option<&[f32]>,
         matrix: Input,
     ) -> Vec<f32> {
-        let product = Product {
-            parts: vec![MatrixPart {
-                kind: like.parts[0].kind,
-                size: like.parts[0].size,
-                bias: false,
-                stored: None,
-            }],
-            rows,
-            eps: weight.map(|_| 1e-5),
-            ..*like
-        };
+        let rows = x.len() / size.k;
+        let mut product = plain_product(isa, MatrixFormat::Dense(number), size, rows);
+        product.eps = weight.map(|_| 1e-5);
         let mut inputs = vec![Input::from_slice(x)];
         inputs.extend(weight.map(Input::from_slice));
         inputs.push(matrix);
-        let mut out = vec![f32::NAN; rows * like.n];
+        let mut out = vec![f32::NAN; rows * size.n];
         // SAFETY: the inputs have the types, the order and the sizes of the product.
         unsafe { product.run(&inputs, &mut out) };
         out
@@ -241,28 +232,11 @@ mod tests {
                         // SAFETY: the elements exist until the end of the loop.
                         _ => unsafe { Input::from_raw(bits.as_ptr().cast(), n * k) },
                     };
-                    let like = Product {
-                        parts: vec![MatrixPart {
-                            kind: MatrixFormat::Dense(number),
-                            size: Size { n, k },
-                            bias: false,
-                            stored: None,
-                        }],
-                        rows,
-                        k,
-                        n,
-                        eps: None,
-                        gate: None,
-                        activation: None,
-                        residual: false,
-                        float_inputs: false,
-                        prefill_inputs: PrefillInputs::default(),
-                        isa,
-                    };
-                    let all = product(&like, rows, &x, weight.as_deref(), matrix);
+                    let of = (isa, number, Size { n, k });
+                    let all = product(of, &x, weight.as_deref(), matrix);
                     for i in [0, 7, 8, 15, rows / 2, rows - 1] {
                         let row = &x[i * k..(i + 1) * k];
-                        let alone = product(&like, 1, row, weight.as_deref(), matrix);
+                        let alone = product(of, row, weight.as_deref(), matrix);
                         assert_eq!(alone, all[i * n..(i + 1) * n], "{isa:?} {rows} {k} {n} {i}");
                     }
                 }

@@ -221,7 +221,7 @@ mod tests {
     use crate::layout::packed::{PackedMatrix, ScaleFormat};
     use crate::prefill_inputs::PrefillInputs;
     use crate::simd::portable::vmath::Gate;
-    use crate::testing::{noise, with_each};
+    use crate::testing::{noise, plain_product, with_each};
     use crate::work::Input;
 
     /// Words, scales and biases of a matrix `[n, k]`.
@@ -373,28 +373,13 @@ mod tests {
                 let weights = matrix((n, k), (4, 32), 5);
                 let mut inputs = Vec::new();
                 let matrix = packed(&weights, k, (4, 32), &mut inputs);
-                let product = Product {
-                    parts: vec![MatrixPart {
-                        kind: MatrixFormat::Quantized {
-                            bits: 4,
-                            group: 32,
-                            scales: ScaleFormat::F32,
-                        },
-                        size: Size { n, k },
-                        bias: false,
-                        stored: None,
-                    }],
-                    rows,
-                    k,
-                    n,
-                    eps: None,
-                    gate: None,
-                    activation: None,
-                    residual: false,
-                    float_inputs: false,
-                    prefill_inputs: PrefillInputs::Float32,
-                    isa,
+                let kind = MatrixFormat::Quantized {
+                    bits: 4,
+                    group: 32,
+                    scales: ScaleFormat::F32,
                 };
+                let mut product = plain_product(isa, kind, Size { n, k }, rows);
+                product.prefill_inputs = PrefillInputs::Float32;
                 let data = [(MatrixData::Quantized { matrix, form: 0 }, None)];
                 let task = GemmTask {
                     product: &product,

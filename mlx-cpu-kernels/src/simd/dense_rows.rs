@@ -101,8 +101,8 @@ pub(crate) fn pack_matrix(isa: Isa, matrix: DenseView<'_>, k: usize, packed: &mu
 
 /// Computes `tile[row * LANES + i] = matrix[row] . x[i]` for the inputs of a panel and the `rows`
 /// rows of a matrix with `k` columns, both packed. Each result equals that of [`multiply`], bit by
-/// bit. `sums` is scratch memory. The kernel prefetches cache lines of `ahead` and removes them from
-/// the range.
+/// bit. `sums` is scratch memory. The kernel prefetches cache lines of `ahead` and removes them
+/// from the range.
 ///
 /// # Panics
 /// If there is no kernel for the instruction set, or the lengths do not match.

@@ -56,8 +56,8 @@ unsafe impl Sync for KvArena {}
 impl KvArena {
     /// All elements, valid while `self` lives.
     fn all(&self) -> Input {
-        // SAFETY: `array` has this number of elements of its type. The layout is empty, so it cannot
-        // dangle.
+        // SAFETY: `array` has this number of elements of its type. The layout is empty, so it
+        // cannot dangle.
         unsafe { Input::strided(self.first, self.elements, &[], &[]) }
     }
 }

@@ -7,13 +7,13 @@ use super::{Batch, Member};
 use crate::sample::Sampler;
 
 impl Batch {
-    /// Frees memory after a pass failed with `error`. If there are kept caches of earlier requests,
-    /// they are dropped. Otherwise the request with the most tokens fails. The other requests of the
-    /// pass compute all tokens again, since the pass may have changed their caches. Requests outside
-    /// the pass go on.
+    /// Frees memory after a pass failed with `error`. Kept caches of earlier requests are dropped.
+    /// If there are none, the request with the most tokens fails. The other requests of the pass
+    /// compute all tokens again, since the pass may have changed their caches. Requests outside the
+    /// pass go on.
     ///
-    /// Returns `false`, and does nothing, if the error has another cause, or if it did not come from
-    /// a pass.
+    /// Returns `false`, and does nothing, if the error has another cause, or did not come from a
+    /// pass.
     pub(super) fn make_room(&mut self, error: &Error) -> bool {
         if error.kind() != ErrorKind::OutOfMemory || self.rows.iter().all(|m| m.before.is_none()) {
             return false;

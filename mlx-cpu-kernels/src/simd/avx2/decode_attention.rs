@@ -46,8 +46,8 @@ impl CacheElement for u16 {
 /// row per head, and values have `n` rows.
 ///
 /// # Safety
-/// The processor must have avx2, fma and f16c. All these elements must exist, and no other thread may use
-/// the sums.
+/// The processor must have avx2, fma and f16c. All these elements must exist, and no other thread
+/// may use the sums.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn accumulate_values<T: CacheElement, const R: usize, const V: usize>(
     (shares, step): (*const f32, usize),
@@ -84,9 +84,9 @@ pub(crate) unsafe fn accumulate_values<T: CacheElement, const R: usize, const V:
 }
 
 /// # Safety
-/// The processor must have avx2, fma and f16c. There must be `R` queries of `d` elements, a multiple of
-/// 8, and `n` keys at the given stride. The output must have space for `n` results per query at its
-/// stride.
+/// The processor must have avx2, fma and f16c. There must be `R` queries of `d` elements, a multiple
+/// of 8, and `n` keys at the given stride. The output must have space for `n` results per query at
+/// its stride.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn scores<T: CacheElement, const R: usize>(
     queries: *const f32,
