@@ -1,6 +1,7 @@
 //! Errors of the contract as the Python exception `rust_mlx.Error`.
 
 use inference::Error;
+use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
 /// The exception of an error, with its message and its kind.
@@ -15,4 +16,9 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
 /// The value, or the error as an exception.
 pub(crate) fn raised<T>(py: Python<'_>, result: inference::Result<T>) -> PyResult<T> {
     result.map_err(|e| exception(py, &e))
+}
+
+/// The exception for a thread that cannot be started.
+pub(crate) fn no_thread(e: std::io::Error) -> PyErr {
+    PyOSError::new_err(format!("cannot start a thread: {e}"))
 }

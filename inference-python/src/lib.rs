@@ -3,6 +3,7 @@
 //! border as JSON, by [`inference::bindings`].
 //!
 //! - `model.rs`: loading, and the calls of a model;
+//! - `shared.rs`: a loaded model that threads share;
 //! - `stream.rs`: a reply, token by token;
 //! - `train.rs`: a training run;
 //! - `worker.rs`: a thread that computes, while the interpreter runs and handles signals;
@@ -12,6 +13,7 @@
 
 mod error;
 mod model;
+mod shared;
 mod stream;
 mod train;
 mod worker;

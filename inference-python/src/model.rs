@@ -5,27 +5,16 @@ use std::sync::Arc;
 use inference::bindings::{
     Input, backend_infos, embed_options, generate_options, load_options, object, prompts,
 };
-use inference::{
-    CancelToken, Error, ErrorKind, Interrupt, LoadOptions, Result, TextModel, TokenModel,
-};
-use pyo3::exceptions::PyOSError;
+use inference::{CancelToken, Error, ErrorKind, Interrupt, Result, TokenModel};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use rust_mlx::hub;
 use serde_json::Value;
 
-use crate::error::raised;
+use crate::error::{no_thread, raised};
+use crate::shared::Shared;
 use crate::stream::Stream;
 use crate::worker::{Report, Worker};
-
-/// A loaded model, and how it was loaded. Threads share it.
-pub(crate) struct Shared {
-    pub(crate) model: Box<dyn TextModel>,
-    /// The text by which the model was found.
-    pub(crate) name: String,
-    /// The load options, with the backend's name.
-    pub(crate) options: LoadOptions,
-}
 
 /// A loaded model.
 #[pyclass(frozen, module = "rust_mlx._native")]
@@ -43,11 +32,6 @@ fn parsed(name: &str, text: &str) -> Result<Value> {
     serde_json::from_str(text).map_err(|e| {
         Error::new(ErrorKind::InvalidOption, format!("{name} is not JSON")).with_source(e)
     })
-}
-
-/// The exception for a thread that cannot be started.
-pub(crate) fn no_thread(e: std::io::Error) -> PyErr {
-    PyOSError::new_err(format!("cannot start a thread: {e}"))
 }
 
 /// Describes all backends, as JSON.

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 
 use crate::error::raised;
-use crate::model::Shared;
+use crate::shared::Shared;
 use crate::worker::{Report, Worker};
 
 /// A piece of a reply: its text, its token, and its log-probabilities as JSON.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 #[cfg(not(feature = "metal-backend"))]
 use pyo3::prelude::*;
 
-use crate::model::Shared;
+use crate::shared::Shared;
 
 #[cfg(feature = "metal-backend")]
 pub(crate) use run::train;
@@ -39,8 +39,8 @@ mod run {
     use serde_json::{Map, Value, json};
 
     use super::{Arc, Shared};
+    use crate::error::no_thread;
     use crate::error::raised;
-    use crate::model::no_thread;
     use crate::worker::{Report, Worker};
 
     fn invalid(message: impl Into<String>) -> Error {

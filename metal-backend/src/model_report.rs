@@ -14,10 +14,11 @@ use serde::Serialize;
 use crate::adapter::stored_bytes;
 use crate::arch;
 pub use crate::arch::wiring::{BlockInfo, BlockKind};
-use crate::backend::{Place, cache_options, check_attention_sums, check_keyless, copied, reduced};
+use crate::backend::{
+    OpenModel, Place, cache_options, check_attention_sums, check_keyless, copied, reduced,
+};
 use crate::cache::CacheOptions;
-use crate::checkpoint::safetensors::SafetensorsCheckpoint;
-use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, gguf_config, locate};
+use crate::checkpoint::{ModelConfig, ModelFiles, locate};
 use crate::divided;
 use crate::loader::Features;
 use crate::text::TextPipeline;
@@ -92,56 +93,25 @@ impl ModelReport {
     /// As [`ModelReport::read`]. Also errors of options, a vindex or an adapter that do not match
     /// the model, if the headers show this.
     pub fn with_options(path: &Path, options: &LoadOptions) -> Result<Self> {
-        let (place, compute) = (
-            Place::named_or_best(options.backend.as_deref()),
-            options.dtype,
-        );
+        let place = Place::named_or_best(options.backend.as_deref());
         check_attention_sums(options, place)?;
         let adapter = match &options.adapter_path {
             Some(dir) => stored_bytes(dir)?,
             None => 0,
         };
-        match locate(path)? {
-            ModelFiles::Directory(dir) => {
-                let mut config = ModelConfig::from_file(&dir.join("config.json"))?;
-                let checkpoint = SafetensorsCheckpoint::open(&dir)?;
-                let text =
-                    TextPipeline::from_dir(&dir, config.model_type.as_deref().unwrap_or_default())?;
-                let stored = arch::stored_type(&config, checkpoint.float_type());
-                let (dtype, compute) = place.compute_type(compute, stored)?;
-                let storage = place.weight_storage(dtype);
-                let footprint = Footprint::of_safetensors(&checkpoint, &config, &storage);
-                let on_cpu = place.uses_kernels(dtype);
-                let features = Features::open(options, path, &config)?;
-                let footprint = (
-                    reduced(footprint, features.as_ref()),
-                    copied(features.as_ref(), on_cpu, dtype).saturating_add(adapter),
-                );
-                config.eos_token_ids.extend(text.tokenizer().eos_ids());
-                let blocks = arch::blocks(&config, checkpoint.names())?;
-                let compute = (compute, dtype.size());
-                Self::new(&config, &footprint, &text, compute, options, blocks)
-            }
-            ModelFiles::Gguf(file) => {
-                let gguf = Gguf::open(&file)?;
-                let mut config = gguf_config::config(&gguf)?;
-                let parts = gguf_config::tokenizer_parts(&gguf)?;
-                let model_type = config.model_type.clone().unwrap_or_default();
-                let text = TextPipeline::from_gguf(&parts, &model_type)?;
-                let (dtype, compute) = place.compute_type(compute, safetensors::Dtype::F16)?;
-                let storage = place.weight_storage(dtype);
-                let footprint = Footprint::of_gguf(&gguf, &config, &storage);
-                let on_cpu = place.uses_kernels(dtype);
-                let features = Features::open(options, path, &config)?;
-                let footprint = (
-                    reduced(footprint, features.as_ref()),
-                    copied(features.as_ref(), on_cpu, dtype).saturating_add(adapter),
-                );
-                config.eos_token_ids.extend(text.tokenizer().eos_ids());
-                let compute = (compute, dtype.size());
-                Self::new(&config, &footprint, &text, compute, options, Vec::new())
-            }
-        }
+        let mut model = OpenModel::open(path, place, options.dtype)?;
+        let text = model.text()?;
+        let (dtype, compute) = model.compute_type();
+        let features = Features::open(options, path, &model.config)?;
+        let footprint = (
+            reduced(model.footprint(), features.as_ref()),
+            copied(features.as_ref(), model.on_cpu(), dtype).saturating_add(adapter),
+        );
+        let blocks = model.blocks()?;
+        let config = &mut model.config;
+        config.eos_token_ids.extend(text.tokenizer().eos_ids());
+        let compute = (compute, dtype.size());
+        Self::new(config, &footprint, &text, compute, options, blocks)
     }
 
     fn new(
@@ -207,8 +177,9 @@ pub fn split_plan(
     if let ModelFiles::Gguf(file) = locate(path)? {
         return Err(divided::tensors_of_gguf().with_path(file));
     }
-    let (config, footprint) = headers(path, place, compute)?;
-    SplitPlan::new(&config, &footprint, processes).map_err(|e| Error::from(e).with_path(path))
+    let model = OpenModel::open(path, place, compute)?;
+    SplitPlan::new(&model.config, &model.footprint(), processes)
+        .map_err(|e| Error::from(e).with_path(path))
 }
 
 /// The layers of the model at `path` that each of `processes` processes would load. `backend` and
@@ -222,34 +193,9 @@ pub fn pipeline_plan(
     compute: Option<ComputeType>,
     processes: usize,
 ) -> Result<PipelinePlan> {
-    let (config, footprint) = headers(path, Place::named_or_best(backend), compute)?;
-    PipelinePlan::new(&config, &footprint, processes).map_err(|e| Error::from(e).with_path(path))
-}
-
-/// The configuration of the model at `path`, and the bytes of its tensors.
-fn headers(
-    path: &Path,
-    place: Place,
-    compute: Option<ComputeType>,
-) -> Result<(ModelConfig, Footprint)> {
-    match locate(path)? {
-        ModelFiles::Directory(dir) => {
-            let config = ModelConfig::from_file(&dir.join("config.json"))?;
-            let checkpoint = SafetensorsCheckpoint::open(&dir)?;
-            let stored = arch::stored_type(&config, checkpoint.float_type());
-            let (dtype, _) = place.compute_type(compute, stored)?;
-            let storage = place.weight_storage(dtype);
-            let footprint = Footprint::of_safetensors(&checkpoint, &config, &storage);
-            Ok((config, footprint))
-        }
-        ModelFiles::Gguf(file) => {
-            let gguf = Gguf::open(&file)?;
-            let config = gguf_config::config(&gguf)?;
-            let (dtype, _) = place.compute_type(compute, safetensors::Dtype::F16)?;
-            let footprint = Footprint::of_gguf(&gguf, &config, &place.weight_storage(dtype));
-            Ok((config, footprint))
-        }
-    }
+    let model = OpenModel::open(path, Place::named_or_best(backend), compute)?;
+    PipelinePlan::new(&model.config, &model.footprint(), processes)
+        .map_err(|e| Error::from(e).with_path(path))
 }
 
 /// The bytes of a token's keys and values, over all layers.

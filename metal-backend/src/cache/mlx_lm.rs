@@ -15,7 +15,7 @@ use mlx_rs_core::{Array, Dtype, QuantMode, Quantized};
 use safetensors::tensor::Dtype as FileDtype;
 use serde::{Deserialize, Serialize};
 
-use super::file::{Additions, Kept, Tensor, array, tensor, write};
+use super::file_tensors::{Additions, Kept, Tensor, array, tensor, write};
 use super::{Caches, Portable};
 use crate::checkpoint::files::invalid;
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;

@@ -14,6 +14,7 @@
 pub(crate) mod checkpoint;
 mod chunked;
 pub mod file;
+mod file_tensors;
 mod in_place;
 mod mlx_lm;
 mod pair;

@@ -8,8 +8,8 @@ use metal_backend::train::config::TrainConfig;
 use metal_backend::train::evaluate::{EvalOptions, evaluate};
 use serde_json::json;
 
+use crate::cli::learn::common::{directory, told};
 use crate::cli::learn::tasks::{self, TaskArgs};
-use crate::cli::learn::train::{directory, told};
 use crate::cli::options::load::{LoadArgs, ModelArgs, at_least_one, find_model};
 use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;

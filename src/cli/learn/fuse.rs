@@ -6,7 +6,7 @@ use metal_backend::train::{fuse, fuse_dequantized};
 use rust_mlx::export::{GgufType, export_gguf};
 use serde_json::json;
 
-use crate::cli::learn::train::directory;
+use crate::cli::learn::common::directory;
 use crate::cli::options::load::{ModelArgs, find_model};
 use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;

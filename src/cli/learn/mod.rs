@@ -1,6 +1,8 @@
 //! Commands that train a model, evaluate it, or fuse an adapter.
 
 #[cfg(feature = "mlx-backend")]
+mod common;
+#[cfg(feature = "mlx-backend")]
 pub mod evaluate;
 #[cfg(feature = "mlx-backend")]
 pub mod fuse;

@@ -12,7 +12,7 @@ use mlx_rs_core::Stream;
 use super::entry::{self, About};
 use super::{Shared, file};
 use crate::cache::Caches;
-use crate::cache::file::Additions;
+use crate::cache::file_tensors::Additions;
 use crate::error::engine;
 
 /// The most entries that wait to be written, and their bytes, which are copies in memory.

@@ -3,14 +3,11 @@
 mod flags;
 mod show;
 
-use std::path::PathBuf;
-
 use inference::{CancelToken, LoadOptions};
 use metal_backend::train::CONFIG_FILE;
 use metal_backend::train::config::TrainConfig;
 use metal_backend::train::evaluate::EvalOptions;
 use metal_backend::train::run::{Event, Run, Start, Summary, check_start};
-use metal_backend::train::train_log::Score;
 #[cfg(unix)]
 use metal_backend::train::{STATE_FILE, Together, WEIGHTS_FILE};
 
@@ -239,32 +236,4 @@ fn print(
         ));
     }
     console.line(&config.adapter_path.to_string_lossy())
-}
-
-/// A score as text.
-pub fn told(score: &Score) -> String {
-    if let Some(pairs) = score.pairs {
-        let right = 100.0 * score.accuracy;
-        return format!(
-            "loss {:.4}, {right:.1} % of {pairs} pairs told right",
-            score.loss
-        );
-    }
-    let perplexity = score
-        .perplexity
-        .map_or_else(|| String::from("beyond numbers"), |p| format!("{p:.3}"));
-    format!(
-        "loss {:.4}, perplexity {perplexity}, accuracy {:.1} % of {} tokens",
-        score.loss,
-        100.0 * score.accuracy,
-        score.tokens
-    )
-}
-
-/// Parses a directory that must not be empty.
-pub fn directory(text: &str) -> Result<PathBuf, String> {
-    if text.is_empty() {
-        return Err("must name a directory".into());
-    }
-    Ok(PathBuf::from(text))
 }

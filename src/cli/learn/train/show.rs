@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget};
 use metal_backend::train::run::Event;
 use metal_backend::train::train_log::TrainReport;
 
-use crate::cli::learn::train::told;
+use crate::cli::learn::common::told;
 use crate::cli::terminal::console::{Console, bytes};
 use crate::cli::terminal::progress::style;
 

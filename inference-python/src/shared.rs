@@ -1,0 +1,12 @@
+//! A loaded model that threads share.
+
+use inference::{LoadOptions, TextModel};
+
+/// A loaded model, and how it was loaded. Threads share it.
+pub(crate) struct Shared {
+    pub(crate) model: Box<dyn TextModel>,
+    /// The text by which the model was found.
+    pub(crate) name: String,
+    /// The load options, with the backend's name.
+    pub(crate) options: LoadOptions,
+}

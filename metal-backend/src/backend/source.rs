@@ -1,0 +1,155 @@
+//! A model whose files are open: its configuration and its headers, but none of its weights.
+
+use std::path::{Path, PathBuf};
+
+use inference::{ComputeType, Result, SamplingDefaults};
+use inference_formats::footprint::Footprint;
+use mlx_rs_core::Dtype;
+use safetensors::Dtype as FileDtype;
+
+use super::place::Place;
+use crate::arch::{self, wiring::BlockInfo};
+use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
+use crate::checkpoint::safetensors::SafetensorsCheckpoint;
+use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, config, gguf_config, locate};
+use crate::loader::Weights;
+use crate::text::TextPipeline;
+
+/// A model whose files are open.
+pub(crate) struct OpenModel {
+    /// The model's configuration, with the end-of-text tokens of `generation_config.json`.
+    pub(crate) config: ModelConfig,
+    files: Files,
+    place: Place,
+    dtype: Dtype,
+    compute: ComputeType,
+}
+
+enum Files {
+    Directory(PathBuf, SafetensorsCheckpoint),
+    Gguf(Gguf),
+}
+
+impl OpenModel {
+    /// Opens the files of the model at `path`, which will compute in the type `asked` at `place`.
+    /// `None` means the default type of the place.
+    ///
+    /// # Errors
+    /// If the files are no model, or if the place cannot compute in this type.
+    pub(crate) fn open(path: &Path, place: Place, asked: Option<ComputeType>) -> Result<Self> {
+        let (config, files, stored) = match locate(path)? {
+            ModelFiles::Directory(dir) => {
+                let mut config = ModelConfig::from_file(&dir.join("config.json"))?;
+                config.eos_token_ids.extend(generation_eos(&dir)?);
+                let checkpoint = SafetensorsCheckpoint::open(&dir)?;
+                let stored = arch::stored_type(&config, checkpoint.float_type());
+                (config, Files::Directory(dir, checkpoint), stored)
+            }
+            ModelFiles::Gguf(file) => {
+                let gguf = Gguf::open(&file)?;
+                let config = gguf_config::config(&gguf)?;
+                (config, Files::Gguf(gguf), FileDtype::F16)
+            }
+        };
+        let (dtype, compute) = place.compute_type(asked, stored)?;
+        Ok(Self {
+            config,
+            files,
+            place,
+            dtype,
+            compute,
+        })
+    }
+
+    /// The type in which the model computes, for MLX and for users.
+    pub(crate) fn compute_type(&self) -> (Dtype, ComputeType) {
+        (self.dtype, self.compute)
+    }
+
+    /// Whether our kernels compute this model.
+    pub(crate) fn on_cpu(&self) -> bool {
+        self.place.uses_kernels(self.dtype)
+    }
+
+    /// The model's directory, or its GGUF file.
+    pub(crate) fn path(&self) -> &Path {
+        match &self.files {
+            Files::Directory(dir, _) => dir,
+            Files::Gguf(gguf) => gguf.path(),
+        }
+    }
+
+    /// The sizes of all tensors, in the files and after loading.
+    pub(crate) fn footprint(&self) -> Footprint {
+        let storage = self.place.weight_storage(self.dtype);
+        match &self.files {
+            Files::Directory(_, checkpoint) => {
+                Footprint::of_safetensors(checkpoint, &self.config, &storage)
+            }
+            Files::Gguf(gguf) => Footprint::of_gguf(gguf, &self.config, &storage),
+        }
+    }
+
+    /// The blocks found from the tensors' names, for an architecture whose blocks differ. GGUF files
+    /// have no such architecture.
+    ///
+    /// # Errors
+    /// If the names describe no block.
+    pub(crate) fn blocks(&self) -> Result<Vec<BlockInfo>> {
+        match &self.files {
+            Files::Directory(_, checkpoint) => arch::blocks(&self.config, checkpoint.names()),
+            Files::Gguf(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// The tokenizer and the chat template.
+    ///
+    /// # Errors
+    /// If one of them is missing or damaged.
+    pub(crate) fn text(&self) -> Result<TextPipeline> {
+        let model_type = self.config.model_type.as_deref().unwrap_or_default();
+        match &self.files {
+            Files::Directory(dir, _) => TextPipeline::from_dir(dir, model_type),
+            Files::Gguf(gguf) => {
+                let parts = gguf_config::tokenizer_parts(gguf)?;
+                TextPipeline::from_gguf(&parts, model_type)
+            }
+        }
+    }
+
+    /// The sampling options that the model's files recommend. An error in these files does not
+    /// prevent loading.
+    pub(crate) fn sampling(&self) -> SamplingDefaults {
+        let read = match &self.files {
+            Files::Directory(dir, _) => SamplingDefaults::from_dir(dir),
+            Files::Gguf(gguf) => SamplingDefaults::from_gguf(gguf),
+        };
+        read.unwrap_or_else(|e| {
+            tracing::warn!("the model's recommended sampling is ignored: {e}");
+            SamplingDefaults::default()
+        })
+    }
+
+    /// The configuration and the weights. No weight is read yet.
+    pub(crate) fn into_weights(self) -> (ModelConfig, Weights) {
+        let weights = match self.files {
+            Files::Directory(dir, checkpoint) => {
+                Weights::from_safetensors(checkpoint, &dir, &self.config, self.dtype)
+            }
+            Files::Gguf(gguf) => Weights::from_gguf(gguf, &self.config, self.dtype),
+        };
+        (self.config, weights)
+    }
+}
+
+/// Further end-of-text tokens from `generation_config.json`, if the file exists.
+fn generation_eos(dir: &Path) -> Result<Vec<u32>> {
+    let path = dir.join("generation_config.json");
+    if !path.is_file() {
+        return Ok(Vec::new());
+    }
+    let text = read_text(&path, MAX_TEXT_FILE)?;
+    let value: serde_json::Value = serde_json::from_str(&text)
+        .map_err(|e| invalid(&path, "not a JSON file").with_source(e))?;
+    config::token_ids("eos_token_id", value.get("eos_token_id")).map_err(|m| invalid(&path, m))
+}
