@@ -27,6 +27,7 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
         "tokenizer_gguf_words",
         &[
             "bailingmoe",
+            "cohere2moe",
             "command-r",
             "dbrx",
             "exaone",
