@@ -4,6 +4,8 @@
 #[cfg(test)]
 mod decoder_tests;
 #[cfg(test)]
+mod further_tests;
+#[cfg(test)]
 mod hybrid_tests;
 #[cfg(test)]
 mod layer_tests;
