@@ -42,12 +42,14 @@ const YOUTU: [&str; 2] = [
 ];
 /// Cohere's newer models group digits from the end of a number.
 const COHERE: [&str; 2] = [r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O];
+/// Laguna separates lines first.
+const LAGUNA: [&str; 2] = [r"[^\n]+|[\n]+", QWEN2];
 /// The pre-tokenizer that GGUF readers use if a file names none. Each expression splits the pieces
 /// of the preceding one further.
 const DEFAULT: [&str; 4] = [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"];
 
 /// Names in `tokenizer.ggml.pre` that [`words`] knows.
-pub(super) const KNOWN: [&str; 45] = [
+pub(super) const KNOWN: [&str; 46] = [
     "default",
     "gpt-2",
     "phi-2",
@@ -93,6 +95,7 @@ pub(super) const KNOWN: [&str; 45] = [
     "tiny_aya",
     "cohere2moe",
     "exaone-moe",
+    "laguna",
 ];
 
 /// How a named pre-tokenizer splits text.
@@ -187,6 +190,7 @@ pub(super) fn words(pre: Option<&str>) -> Result<Words> {
         "bailingmoe" | "bailingmoe2" => by(BAILING)?,
         "tiny_aya" | "cohere2moe" => Words::split_by(&COHERE)?,
         "exaone-moe" => by(EXAONE_MOE)?,
+        "laguna" => Words::split_by(&LAGUNA)?,
         "default" => Words::split_by(&DEFAULT)?,
         other => {
             let known = KNOWN.join(", ");

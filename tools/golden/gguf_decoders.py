@@ -21,6 +21,9 @@ FAMILIES = {
     "deepseek-v3": ("deepseek2", "qwen2"),
     "glm4-moe-lite": ("deepseek2", "glm4"),
     "youtu-llm": ("deepseek2", "qwen2"),
+    "mistral4": ("mistral4", "qwen2"),
+    "deepseek-v32": ("deepseek32", "qwen2"),
+    "glm-moe-dsa": ("glm-dsa", "glm4"),
     "glm": ("chatglm", "qwen2"),
     "glm4": ("glm4", "qwen2"),
     "glm4-moe": ("glm4moe", "qwen2"),
@@ -71,6 +74,10 @@ OLD = "-old"
 # other values of them.
 OTHER_VALUES = ("deepseek-v2", "deepseek-v3", "gpt-bigcode", "llama4", "minicpm3", "phimoe")
 ARCHITECTURES = {architecture for architecture, _ in FAMILIES.values()}
+# Architectures that are newer than the package, each with one that has the same tensors.
+SAME_TENSORS = {"deepseek32": "glm-dsa"}
+# Files have the two matrices of latent attention apart.
+LATENT = ("deepseek2", "deepseek32", "glm-dsa", "mistral4")
 
 # Rows of query and key heads are permuted: rotation pairs neighbors in the file, and halves in the
 # directory.
@@ -96,7 +103,7 @@ def metadata(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any],
     head_dim = first(config, "head_dim", default=hidden // heads)
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     scaling = scaling.get("full_attention", scaling)
-    latent, old = architecture in ("deepseek2", "minicpm3"), old or architecture == "minicpm3"
+    latent, old = architecture in (*LATENT, "minicpm3"), old or architecture == "minicpm3"
     writer.add_name("tiny")
     # The converter keeps the layers that predict further tokens for this family, and drops them for
     # DeepSeek.
@@ -172,6 +179,12 @@ def metadata(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any],
         writer.add_ssm_inner_size(config["linear_num_value_heads"] * config["linear_value_head_dim"])
     if latent:
         latent_metadata(writer, config, scaling, old)
+    if "index_topk" in config:
+        writer.add_indexer_head_count(config["index_n_heads"])
+        writer.add_indexer_key_length(config["index_head_dim"])
+        writer.add_indexer_top_k(config["index_topk"])
+    if config.get("indexer_types"):
+        writer.add_array(f"{architecture}.attention.indexer.types", [kind == "full" for kind in config["indexer_types"]])
     if experts := first(config, "num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"):
         mixture(writer, architecture, config, experts)
 
@@ -244,7 +257,7 @@ def mixture(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any], 
         writer.add_expert_group_count(config["n_group"])
         writer.add_expert_group_used_count(config["topk_group"])
     score = first(config, "scoring_func", "score_function")
-    if architecture in ("glm4moe", "dots1", "afmoe"):
+    if architecture in ("glm4moe", "dots1", "afmoe", "deepseek32"):
         score = "sigmoid"
     if score is not None:
         writer.add_expert_gating_func(GATES[score])
@@ -268,7 +281,7 @@ def mixture(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any], 
     if scale is not None:
         writer.add_expert_weights_scale(scale)
     if architecture not in ("olmoe", "granitemoe", "phimoe", "minimax-m2", "ernie4_5-moe", "hunyuan-moe"):
-        if (normalized := config.get("norm_topk_prob")) is not None and (normalized or architecture != "deepseek2"):
+        if (normalized := config.get("norm_topk_prob")) is not None and (normalized or architecture not in LATENT):
             writer.add_expert_weights_norm(normalized)
 
 
@@ -292,7 +305,8 @@ def tensors(architecture: str, config: dict[str, Any], weights: dict[str, np.nda
     """The arrays under their GGUF names. In an `old` file, queries, keys and values are one matrix, or keys and values."""
     config = text_part(config)
     layers = first(config, "num_hidden_layers", "num_layers")
-    model = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    same = SAME_TENSORS.get(architecture, architecture)
+    model = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == same)
     names = gguf.get_tensor_name_map(model, layers)
     # The dense layers of the first bailing_moe are not in the package's list of its tensors.
     others = gguf.get_tensor_name_map(gguf.MODEL_ARCH.DEEPSEEK, layers)
@@ -328,7 +342,9 @@ def tensors(architecture: str, config: dict[str, Any], weights: dict[str, np.nda
         elif name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
             if config["model_type"].startswith(("qwen3_vl", "llama4")):
                 value = value.swapaxes(1, 2)  # [experts, in, out]
-            if name.endswith("gate_up_proj"):
+            if name.endswith("gate_up_proj") and architecture == "mistral4":
+                out[own("ffn_gate_up_exps")] = value  # the converter keeps the stack
+            elif name.endswith("gate_up_proj"):
                 out[own("ffn_gate_exps")], out[own("ffn_up_exps")] = np.split(value, 2, axis=1)
             else:
                 out[own("ffn_down_exps")] = value
@@ -340,7 +356,7 @@ def tensors(architecture: str, config: dict[str, Any], weights: dict[str, np.nda
             out[f"blk.{block[1]}.attn_qkv.{part}"] = np.concatenate(rows)
         elif fused and (".k_proj." in name or ".v_proj." in name):
             continue
-        elif name.endswith("kv_b_proj.weight") and not old and architecture == "deepseek2":
+        elif name.endswith("kv_b_proj.weight") and not old and architecture in LATENT:
             # The keys' half is turned, so that it maps queries to the cached vector.
             both = value.reshape(heads, -1, value.shape[-1])
             keys = config["qk_nope_head_dim"]

@@ -3,7 +3,7 @@
 The weights of those fixtures are bfloat16, which GGUF holds exactly, so the goldens of the directory are those of the file.
 Names of tensors come from the `gguf` package's own map. What the converter does to the numbers is written here once more:
 rows of query and key heads permuted for llama's kin, one added to Gemma's norms, GPT-2's matrices turned, experts stacked.
-For hybrids `gguf_hybrids.py` does it, for further decoders `gguf_decoders.py`.
+For hybrids `gguf_hybrids.py` does it, for further decoders `gguf_decoders.py` and `gguf_further.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors import safe_open
 
 import gguf_decoders as decoders
+import gguf_further as further
 import gguf_hybrids as hybrids
 import tiny_tokenizer
 from gguf_model import permute
@@ -60,6 +61,7 @@ FAMILIES = {
     "nemotron-h-moe": ("nemotron_h_moe", "qwen2"),
     "qwen3-next": ("qwen3next", "qwen2"),
     **decoders.FAMILIES,
+    **further.FAMILIES,
 }
 PERMUTED = ("llama", "granite", "smollm3", "granitehybrid", "internlm2", "olmo")
 # The numbers of the activation of Apertus.
@@ -80,6 +82,8 @@ def metadata(
     """The keys that the converter writes. `scalars` are tensors that become metadata."""
     if architecture in decoders.ARCHITECTURES:
         return decoders.metadata(writer, architecture, config, old)
+    if architecture in further.ARCHITECTURES:
+        return further.metadata(writer, architecture, config)
     hidden = first(config, "hidden_size", "n_embd")
     heads = first(config, "num_attention_heads", "n_head", "num_heads")
     head_dim = first(config, "head_dim", default=hidden // heads)
@@ -242,6 +246,8 @@ def tensors(architecture: str, config: dict[str, Any], weights: dict[str, np.nda
     """float32 arrays under their GGUF names."""
     if architecture in decoders.ARCHITECTURES:
         return decoders.tensors(architecture, config, weights, old)
+    if architecture in further.ARCHITECTURES:
+        return further.tensors(architecture, config, weights)
     layers = first(config, "num_hidden_layers", "n_layer")
     if architecture in hybrids.ARCHITECTURES:
         weights = hybrids.reordered(architecture, config, weights)
@@ -386,7 +392,7 @@ def make(name: str) -> int:
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     weights = stored(source / "model.safetensors")
     packed = packed_experts(weights)
-    out = ROOT / ("gguf_other" if old or name in decoders.OTHER_VALUES else "gguf") / f"{name}.gguf"
+    out = ROOT / ("gguf_other" if old or name in (*decoders.OTHER_VALUES, *further.OTHER_VALUES) else "gguf") / f"{name}.gguf"
     out.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(out, architecture)
     scalars = {name: weights.pop(name) for name in list(weights) if ".act_fn." in name}

@@ -2,13 +2,28 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Windows, fill, is_set, list_layers, rename};
+use super::gguf::publish;
+use super::{
+    Defaults, Family, GgufFamily, GgufHeader, Windows, fill, is_set, list_layers, rename, routed,
+};
+use crate::error::Result;
+use crate::limits;
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
     prepare,
     complete,
     reply: Some("command_r"),
+    gguf: Some(GgufFamily {
+        read,
+        write: |config| {
+            if config.get("norm_type") == Some(&json!("layer")) {
+                publish(config, &[("rms_norm_eps", "layer_norm_eps")]);
+            }
+        },
+        overrides: routed::names!(),
+        ..GgufFamily::new("cohere2moe")
+    }),
     ..Family::new(
         "cohere2_moe",
         "Cohere2MoeForCausalLM",
@@ -68,4 +83,35 @@ fn complete(map: &mut Map<String, Value>) {
             false => "sliding_attention",
         }
     });
+}
+
+/// Reads the fields of a GGUF file. The key of the epsilon determines the formula of norms.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    const SCALE: &str = "expert_weights_scale";
+    let keys = &header.keys;
+    let experts = header.experts()?;
+    let width = keys.required("expert_feed_forward_length", limits::INTERMEDIATE)?;
+    let normalized = keys.metadata.bool(&keys.key("expert_weights_norm"))?;
+    let norms = match keys.positive("attention.layer_norm_rms_epsilon")? {
+        Some(_) => "rms",
+        None => "layer",
+    };
+    if let Some(scale) = keys.positive(SCALE)?.filter(|scale| *scale != 1.0) {
+        return Err(keys.unsupported(SCALE, format!("is {scale}; only 1 is supported")));
+    }
+    Ok(json!({
+        "norm_type": norms,
+        "layer_types": header.layer_types_full_first()?,
+        "mlp_layer_types": header.mixtures(),
+        "sliding_window": header.window()?,
+        "logit_scale": keys.positive("logit_scale")?,
+        "intermediate_size": width,
+        "prefix_dense_intermediate_size":
+            keys.uint("feed_forward_length", 1, limits::INTERMEDIATE)?,
+        "num_experts": experts.ok_or_else(|| keys.metadata.missing(&keys.key("expert_count")))?,
+        "num_experts_per_tok": keys.required("expert_used_count", limits::EXPERTS)?,
+        "num_shared_experts": keys.uint("expert_shared_count", 0, limits::EXPERTS)?.unwrap_or(0),
+        "expert_selection_fn": routed::scoring(header)?.unwrap_or("sigmoid"),
+        "norm_topk_prob": normalized.unwrap_or(false),
+    }))
 }

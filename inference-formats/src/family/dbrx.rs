@@ -2,7 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Windows, fill, is_set, rename};
+use super::{Defaults, Family, GgufFamily, GgufHeader, Windows, fill, is_set, rename};
+use crate::error::Result;
+use crate::limits;
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -19,6 +21,12 @@ pub static FAMILY: Family = Family {
         (".ffn.experts.", ".mlp.experts."),
     ],
     pipeline: false,
+    gguf: Some(GgufFamily {
+        layer_norm: true,
+        read,
+        overrides: &[("attn_output_norm", "post_attention_layernorm")],
+        ..GgufFamily::new("dbrx")
+    }),
     ..Family::new(
         "dbrx",
         "DbrxForCausalLM",
@@ -29,6 +37,18 @@ pub static FAMILY: Family = Family {
         },
     )
 };
+
+/// Reads the fields of a GGUF file. Its readers always normalize the router's weights.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let keys = &header.keys;
+    let experts = header.experts()?;
+    Ok(json!({
+        "num_experts": experts.ok_or_else(|| keys.metadata.missing(&keys.key("expert_count")))?,
+        "num_experts_per_tok": keys.required("expert_used_count", limits::EXPERTS)?,
+        "clip_qkv": keys.positive("attention.clamp_kqv")?,
+        "moe_normalize_expert_weights": 1.0,
+    }))
+}
 
 /// The fields of attention and experts are in nested objects.
 fn prepare(map: &mut Map<String, Value>) {

@@ -1,8 +1,9 @@
 //! DeepSeek V2.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{Defaults, Family, GgufFamily, Windows, deepseek_v3, fill};
+use super::{Defaults, Family, GgufFamily, GgufHeader, Windows, deepseek_v3, fill};
+use crate::error::Result;
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -16,6 +17,11 @@ pub static FAMILY: Family = Family {
     pipeline: false,
     gguf: Some(GgufFamily {
         is_variant: true,
+        claims: Some((deepseek_v3::ARCHITECTURE, |header| {
+            let scoring = deepseek_v3::scoring(header)?;
+            Ok(scoring == Some("softmax") && !deepseek_v3::has_growth(header))
+        })),
+        read,
         ..deepseek_v3::GGUF
     }),
     ..Family::new(
@@ -28,3 +34,13 @@ pub static FAMILY: Family = Family {
         },
     )
 };
+
+/// Reads the fields of a GGUF file. Files state no method; groups of experts imply it.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let mut fields = deepseek_v3::read(header)?;
+    fields["topk_method"] = match fields["n_group"].as_u64() {
+        Some(groups) if groups > 1 => json!("group_limited_greedy"),
+        _ => json!("greedy"),
+    };
+    Ok(fields)
+}

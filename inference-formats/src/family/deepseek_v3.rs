@@ -2,10 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{
-    Defaults, Family, GgufFamily, GgufHeader, Names, Windows, deepseek_v2, fill, glm4_moe_lite,
-    routed, youtu_llm,
-};
+use super::gguf::joined;
+use super::{Defaults, Family, GgufFamily, GgufHeader, Names, Windows, fill, routed};
 use crate::error::Result;
 use crate::limits;
 
@@ -41,24 +39,65 @@ pub(super) const GGUF: GgufFamily = GgufFamily {
     read,
     overrides: NAMES,
     unsuffixed: routed::CHOICE_BIAS,
-    ..GgufFamily::new("deepseek2")
+    ..GgufFamily::new(ARCHITECTURE)
 };
 
 /// Names of the matrices of latent attention. Old files have one matrix `attn_kv_b` instead of
 /// `attn_k_b` and `attn_v_b`.
-pub(super) const NAMES: Names = routed::names!(
-    ("attn_q_a", "self_attn.q_a_proj"),
-    ("attn_q_a_norm", "self_attn.q_a_layernorm"),
-    ("attn_q_b", "self_attn.q_b_proj"),
-    ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
-    ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
-    ("attn_kv_b", "self_attn.kv_b_proj"),
-    ("attn_k_b", "self_attn.embed_q"),
-    ("attn_v_b", "self_attn.unembed_out"),
-);
+macro_rules! names {
+    ($($more:expr),* $(,)?) => {
+        $crate::family::routed::names!(
+            ("attn_q_a", "self_attn.q_a_proj"),
+            ("attn_q_a_norm", "self_attn.q_a_layernorm"),
+            ("attn_q_b", "self_attn.q_b_proj"),
+            ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+            ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+            ("attn_kv_b", "self_attn.kv_b_proj"),
+            ("attn_k_b", "self_attn.embed_q"),
+            ("attn_v_b", "self_attn.unembed_out"),
+            $($more),*
+        )
+    };
+}
 
-/// Reads the fields of a GGUF file.
-fn read(header: &GgufHeader<'_>) -> Result<Value> {
+pub(super) use names;
+
+/// The names in blocks of these files.
+pub(super) const NAMES: Names = names!();
+
+/// The architecture of GGUF files of `DeepSeek` and relatives.
+pub(super) const ARCHITECTURE: &str = "deepseek2";
+
+/// Reads the fields of a GGUF file with experts.
+pub(super) fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let usual = routed::Usual {
+        scoring: scoring(header)?.unwrap_or("sigmoid"),
+        normalized: false,
+    };
+    Ok(joined(latent(header)?, routed::read(header, &usual)?))
+}
+
+/// The function that turns scores into weights; `None` without experts. Old files of V2 do not
+/// state it. A bias of the choice belongs to sigmoids.
+pub(super) fn scoring(header: &GgufHeader<'_>) -> Result<Option<&'static str>> {
+    if header.experts()?.is_none() {
+        return Ok(None);
+    }
+    let assumed = match header.has("exp_probs_b.bias") {
+        true => "sigmoid",
+        false => "softmax",
+    };
+    Ok(Some(routed::scoring(header)?.unwrap_or(assumed)))
+}
+
+/// Whether queries grow with the logarithm of their position.
+pub(super) fn has_growth(header: &GgufHeader<'_>) -> bool {
+    let key = header.keys.key("attention.temperature_scale");
+    header.keys.metadata.get(&key).is_some()
+}
+
+/// Reads the sizes of latent attention.
+pub(super) fn latent(header: &GgufHeader<'_>) -> Result<Value> {
     let keys = &header.keys;
     // Files with two matrices for keys and values state the sizes of a head under other keys,
     // because `key_length` is then the width of a cached vector.
@@ -86,35 +125,6 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     });
     if keys.metadata.str(&keys.key("rope.scaling.type"))? == Some("yarn") {
         fields["rope_scaling"] = scaling(header)?;
-    }
-    let Value::Object(map) = &mut fields else {
-        return Ok(fields);
-    };
-    if header.experts()?.is_none() {
-        map.insert("model_type".into(), json!(youtu_llm::FAMILY.model_type));
-        return Ok(fields);
-    }
-    // The bias belongs to scores by sigmoids. Old files of V2 state no function.
-    let usual = routed::Usual {
-        scoring: match header.has("exp_probs_b.bias") {
-            true => "sigmoid",
-            false => "softmax",
-        },
-        normalized: false,
-    };
-    if let Value::Object(mixture) = routed::read(header, &usual)? {
-        map.extend(mixture);
-    }
-    let is_softmax = map.get("scoring_func") == Some(&json!("softmax"));
-    if is_softmax {
-        let method = match map.get("n_group").and_then(Value::as_u64) {
-            Some(groups) if groups > 1 => "group_limited_greedy",
-            _ => "greedy",
-        };
-        map.insert("topk_method".into(), json!(method));
-        map.insert("model_type".into(), json!(deepseek_v2::FAMILY.model_type));
-    } else if keys.metadata.str("tokenizer.ggml.pre")? == Some("glm4") {
-        map.insert("model_type".into(), json!(glm4_moe_lite::FAMILY.model_type));
     }
     Ok(fields)
 }

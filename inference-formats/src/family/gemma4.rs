@@ -108,20 +108,8 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     }
     let heads = header.by_layer("attention.head_count_kv", (1, limits::HEADS))?;
     let heads = heads.unwrap_or_else(|| vec![header.heads; header.layers]);
-    // The number of heads that all layers of one kind share.
-    let heads_of = |sliding: bool| -> Result<Option<usize>> {
-        let mut counts = (layers.clone().zip(&heads)).filter(|(i, _)| slides(*i) == sliding);
-        let first = counts.next().map(|(_, n)| *n);
-        match counts.find(|(_, n)| Some(**n) != first) {
-            Some((layer, _)) => {
-                let message =
-                    format!("of layer {layer} differs from that of other layers of its kind");
-                Err(keys.unsupported("attention.head_count_kv", message))
-            }
-            None => Ok(first),
-        }
-    };
-    let (sliding_heads, full_heads) = (heads_of(true)?, heads_of(false)?);
+    let heads_of = |kind| header.of_kind("attention.head_count_kv", &heads, &kinds, kind);
+    let (sliding_heads, full_heads) = (heads_of("sliding_attention")?, heads_of("full_attention")?);
 
     let shared = keys.uint("attention.shared_kv_layers", 0, header.layers)?;
     let shared = shared.unwrap_or(0);

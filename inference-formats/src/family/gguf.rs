@@ -17,15 +17,17 @@ pub struct GgufFamily {
     pub architecture: &'static str,
     /// Alternative names of `general.architecture` for these files.
     pub(crate) also: &'static [&'static str],
-    /// Whether no layer has attention. The number of heads is then that of the recurrence, and
-    /// there is no feed-forward part.
-    pub(crate) is_recurrent: bool,
+    /// The keys of the number of heads and of the feed-forward width. Files without attention state
+    /// 0 heads, so other keys are read, for `read` to replace.
+    pub(crate) sizes: (&'static str, &'static str),
     /// Whether the layout differs from a directory's layout not only by names. Such files can be
     /// run but not converted.
     pub runs_only: bool,
     /// Whether files of this architecture are first read as another family. That family's `read`
-    /// then detects this family.
+    /// or the `claims` of this family then detects this family.
     pub is_variant: bool,
+    /// An architecture of files that may be of this family, and the test whether a file is.
+    pub(crate) claims: Option<Claim>,
     /// The activation of the feed-forward block, as transformers names it.
     pub activation: &'static str,
     /// The field of `config.json` that contains the activation.
@@ -43,6 +45,14 @@ pub struct GgufFamily {
     /// Whether layers may differ in width and number of heads. `read` then returns these numbers,
     /// and the common fields are those of the first layer.
     pub layers_differ: bool,
+    /// Whether layers may also differ in the number of query heads. `read` then returns these
+    /// numbers.
+    pub(crate) heads_differ: bool,
+    /// Whether value heads may be narrower than key heads. `read` then returns their width.
+    pub(crate) narrow_values: bool,
+    /// Whether the factors of wavelengths (`rope_freqs`) apply only to layers without a window.
+    /// There may then be more factors than such layers need.
+    pub full_layers_scale: bool,
     /// Whether the keys and values of all heads are one short vector per position. The number of
     /// key heads and the width of a head in the metadata then describe that vector.
     pub(crate) is_latent: bool,
@@ -66,6 +76,10 @@ pub struct GgufFamily {
     /// The name of a mixture in transformers.
     pub(crate) mixture: &'static str,
 }
+
+/// An architecture, and whether a file of it is of the claiming family. At most one family claims a
+/// file.
+pub(crate) type Claim = (&'static str, fn(&GgufHeader<'_>) -> Result<bool>);
 
 /// Metadata of an exported file that only this family has.
 #[non_exhaustive]
@@ -110,6 +124,7 @@ const BLOCK: Names = &[
     ("ffn_gate_exps", "mlp.switch_mlp.gate_proj"),
     ("ffn_up_exps", "mlp.switch_mlp.up_proj"),
     ("ffn_down_exps", "mlp.switch_mlp.down_proj"),
+    ("ffn_gate_up_exps", "mlp.switch_mlp.gate_up_proj"),
     ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
     ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
     ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
@@ -136,9 +151,10 @@ impl GgufFamily {
         Self {
             architecture,
             also: &[],
-            is_recurrent: false,
+            sizes: ("attention.head_count", "feed_forward_length"),
             runs_only: false,
             is_variant: false,
+            claims: None,
             activation: "silu",
             activation_field: "hidden_act",
             permuted: false,
@@ -146,6 +162,9 @@ impl GgufFamily {
             norm_plus_one: false,
             optional_biases: false,
             layers_differ: false,
+            heads_differ: false,
+            narrow_values: false,
+            full_layers_scale: false,
             is_latent: false,
             read: |_| Ok(Value::Null),
             write: |_| {},
@@ -233,6 +252,11 @@ impl GgufHeader<'_> {
                 return Err(keys.wrong(NAME, message));
             }
             Some(GgufValue::Array(GgufArray::Bool(listed))) => listed[..layers].to_vec(),
+            // Some files have numbers instead of booleans.
+            Some(GgufValue::Array(_)) => {
+                let listed = self.by_layer(NAME, (0, 1))?.unwrap_or_default();
+                listed.into_iter().map(|n| n == 1).collect()
+            }
             _ => {
                 let every = keys.uint(NAME, 0, limits::LAYERS)?.unwrap_or(4);
                 (1..=layers).map(|n| !n.is_multiple_of(every)).collect()
@@ -243,6 +267,57 @@ impl GgufHeader<'_> {
             false => "full_attention",
         };
         Ok(slides.into_iter().map(name).collect())
+    }
+
+    /// As [`Self::layer_types`], for files in which a missing pattern means that the first of each
+    /// four layers is a full layer. Without a window, all layers are full.
+    pub fn layer_types_full_first(&self) -> Result<Vec<&'static str>> {
+        if self.window()?.is_none() {
+            return Ok(vec!["full_attention"; self.layers]);
+        }
+        let pattern = self.keys.key("attention.sliding_window_pattern");
+        if self.keys.metadata.get(&pattern).is_some() {
+            return self.layer_types();
+        }
+        let kind = |layer: usize| match layer % 4 {
+            0 => "full_attention",
+            _ => "sliding_attention",
+        };
+        Ok((0..self.layers).map(kind).collect())
+    }
+
+    /// The number that all layers of a kind share; `None` if no layer is of this kind.
+    ///
+    /// # Errors
+    /// If layers of this kind differ in the number, which the metadata have under `key`.
+    pub fn of_kind(
+        &self,
+        key: &str,
+        numbers: &[usize],
+        kinds: &[&str],
+        kind: &str,
+    ) -> Result<Option<usize>> {
+        let mut layers = (0..).zip(numbers.iter().zip(kinds));
+        let mut of_kind = layers.by_ref().filter(|(_, (_, k))| **k == kind);
+        let first = of_kind.next().map(|(_, (n, _))| *n);
+        match of_kind.find(|(_, (n, _))| Some(**n) != first) {
+            Some((layer, _)) => {
+                let message =
+                    format!("of layer {layer} differs from that of other layers of its kind");
+                Err(self.keys.unsupported(key, message))
+            }
+            None => Ok(first),
+        }
+    }
+
+    /// Which layers have experts, as `mlp_layer_types`. The tensors show it.
+    pub fn mixtures(&self) -> Vec<&'static str> {
+        let router = |layer| format!("blk.{layer}.ffn_gate_inp.weight");
+        let kind = |layer| match self.file.tensors().contains_key(&router(layer)) {
+            true => "sparse",
+            false => "dense",
+        };
+        (0..self.layers).map(kind).collect()
     }
 
     /// The width that determines the scale of attention scores. It is `head_dim`, but in the
@@ -281,4 +356,12 @@ pub(super) fn add(config: &mut Map<String, Value>, fields: Value) {
     for (name, value) in fields {
         config.entry(name).or_insert(value);
     }
+}
+
+/// The fields of two objects. A field of both has the value of the second.
+pub(super) fn joined(mut fields: Value, others: Value) -> Value {
+    if let (Value::Object(fields), Value::Object(others)) = (&mut fields, others) {
+        fields.extend(others);
+    }
+    fields
 }

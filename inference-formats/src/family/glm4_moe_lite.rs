@@ -18,6 +18,12 @@ pub static FAMILY: Family = Family {
     pipeline: false,
     gguf: Some(GgufFamily {
         is_variant: true,
+        // The tokenizer tells these files apart from those of DeepSeek.
+        claims: Some((deepseek_v3::ARCHITECTURE, |header| {
+            let scoring = deepseek_v3::scoring(header)?;
+            let splits = header.keys.metadata.str("tokenizer.ggml.pre")?;
+            Ok(scoring == Some("sigmoid") && splits == Some("glm4"))
+        })),
         ..deepseek_v3::GGUF
     }),
     ..Family::new(

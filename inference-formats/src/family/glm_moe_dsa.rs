@@ -1,8 +1,11 @@
 //! GLM-5.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{Defaults, Family, Windows, fill};
+use super::{Defaults, Family, GgufFamily, GgufHeader, Windows, deepseek_v32, fill};
+use crate::error::Result;
+use crate::gguf::{GgufArray, GgufValue};
+use crate::limits;
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -17,6 +20,11 @@ pub static FAMILY: Family = Family {
     reply: Some("glm4_moe"),
     latent: true,
     pipeline: false,
+    gguf: Some(GgufFamily {
+        read,
+        architecture: "glm-dsa",
+        ..deepseek_v32::GGUF
+    }),
     ..Family::new(
         "glm_moe_dsa",
         "GlmMoeDsaForCausalLM",
@@ -27,3 +35,30 @@ pub static FAMILY: Family = Family {
         },
     )
 };
+
+/// Reads the fields of a GGUF file. GLM 5.2, whose layers share indexers, has a longer context than
+/// earlier models; its first files do not state which layers have an indexer.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    const NAME: &str = "attention.indexer.types";
+    const CONTEXT_OF_SHARING: usize = 1 << 20;
+    let keys = &header.keys;
+    let mut fields = deepseek_v32::indexed(header)?;
+    match keys.metadata.get(&keys.key(NAME)) {
+        None => {
+            let context = keys.uint("context_length", 1, limits::POSITIONS)?;
+            if context.is_some_and(|context| context >= CONTEXT_OF_SHARING) {
+                fields["index_topk_freq"] = json!(4);
+            }
+        }
+        Some(GgufValue::Array(GgufArray::Bool(own))) if own.len() >= header.layers => {
+            let kind = |own: &bool| if *own { "full" } else { "shared" };
+            let kinds: Vec<_> = own.iter().take(header.layers).map(kind).collect();
+            fields["indexer_types"] = json!(kinds);
+        }
+        Some(_) => {
+            let message = format!("must be a list of {} booleans", header.layers);
+            return Err(keys.wrong(NAME, message));
+        }
+    }
+    Ok(fields)
+}

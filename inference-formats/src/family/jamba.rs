@@ -2,7 +2,12 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Recurrence, Windows, fill, list_layers, mamba};
+use super::{
+    Defaults, Family, GgufFamily, GgufHeader, Recurrence, Windows, fill, list_layers,
+    list_mixtures, mamba,
+};
+use crate::error::Result;
+use crate::limits;
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -13,6 +18,21 @@ pub static FAMILY: Family = Family {
         (".pre_ff_layernorm.", ".post_attention_layernorm."),
         ("model.final_layernorm.", "model.norm."),
     ],
+    gguf: Some(GgufFamily {
+        // Files have rates, and directories the logarithms of negated rates.
+        runs_only: true,
+        layers_differ: true,
+        read,
+        overrides: mamba::names!(
+            "mamba",
+            ("ssm_dt_norm", "mamba.dt_layernorm"),
+            ("ssm_b_norm", "mamba.b_layernorm"),
+            ("ssm_c_norm", "mamba.c_layernorm"),
+            ("ffn_gate_inp", "mlp.router"),
+        ),
+        unsuffixed: mamba::vectors!("mamba"),
+        ..GgufFamily::new("jamba")
+    }),
     ..Family::new(
         "jamba",
         "JambaForCausalLM",
@@ -24,7 +44,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// A period and an offset determine which layers have attention.
+/// Periods and offsets determine which layers have attention, and which have experts.
 fn complete(map: &mut Map<String, Value>) {
     fill(
         map,
@@ -34,16 +54,51 @@ fn complete(map: &mut Map<String, Value>) {
             "tie_word_embeddings": false}),
     );
     mamba::rank(map, "mamba_dt_rank");
-    let number = |name: &str, otherwise: u64| {
+    let number = |map: &Map<String, Value>, name: &str, otherwise: u64| {
         let value = map.get(name).and_then(Value::as_u64);
         usize::try_from(value.unwrap_or(otherwise)).unwrap_or(usize::MAX)
     };
     let (period, offset) = (
-        number("attn_layer_period", 8).max(1),
-        number("attn_layer_offset", 4),
+        number(map, "attn_layer_period", 8).max(1),
+        number(map, "attn_layer_offset", 4),
     );
     list_layers(map, |layer| match layer % period == offset {
         true => "attention",
         false => "mamba",
     });
+    let (experts, period, offset) = (
+        number(map, "num_experts", 16),
+        number(map, "expert_layer_period", 2).max(1),
+        number(map, "expert_layer_offset", 1),
+    );
+    list_mixtures(map, |layer| experts > 1 && layer % period == offset);
+}
+
+/// Reads the fields of a GGUF file. A layer with key heads is an attention layer.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let keys = &header.keys;
+    let heads = header.by_layer("attention.head_count_kv", (0, limits::HEADS))?;
+    let heads = heads.unwrap_or_else(|| vec![header.heads; header.layers]);
+    let kind = |n: &usize| match n {
+        0 => "mamba",
+        _ => "attention",
+    };
+    let inner = keys.required("ssm.inner_size", limits::INTERMEDIATE)?;
+    if !inner.is_multiple_of(header.hidden) {
+        let message = format!("is {inner}; it must be a multiple of {}", header.hidden);
+        return Err(keys.wrong("ssm.inner_size", message));
+    }
+    let experts = header.experts()?.unwrap_or(1);
+    Ok(json!({
+        "layer_types": heads.iter().map(kind).collect::<Vec<_>>(),
+        "mlp_layer_types": header.mixtures(),
+        "num_experts": experts,
+        "num_experts_per_tok": keys.uint("expert_used_count", 1, experts)?,
+        "mamba_d_state": keys.required("ssm.state_size", limits::HEAD_DIM)?,
+        "mamba_dt_rank": keys.required("ssm.time_step_rank", limits::HIDDEN)?,
+        "mamba_d_conv": keys.required("ssm.conv_kernel", limits::HIDDEN)?,
+        "mamba_expand": inner / header.hidden,
+        "mamba_proj_bias": header.has("ssm_in.bias"),
+        "mamba_conv_bias": header.has("ssm_conv1d.bias"),
+    }))
 }

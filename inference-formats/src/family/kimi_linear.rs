@@ -2,7 +2,12 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Recurrence, Windows, fill, is_set, list_layers, rename};
+use super::gguf::joined;
+use super::{
+    Defaults, Family, GgufFamily, GgufHeader, Recurrence, Windows, deepseek_v3, fill, is_set,
+    list_layers, rename, routed,
+};
+use crate::error::Result;
 use crate::limits;
 
 /// The descriptor of this family.
@@ -25,6 +30,30 @@ pub static FAMILY: Family = Family {
     spare: &["model.mtp"],
     reply: Some("kimi_k2"),
     pipeline: false,
+    gguf: Some(GgufFamily {
+        // Files have rates, and directories the logarithms of negated rates.
+        runs_only: true,
+        layers_differ: true,
+        is_latent: true,
+        read,
+        overrides: deepseek_v3::names!(
+            ("ssm_conv1d_q", "self_attn.q_conv1d"),
+            ("ssm_conv1d_k", "self_attn.k_conv1d"),
+            ("ssm_conv1d_v", "self_attn.v_conv1d"),
+            ("ssm_f_a", "self_attn.f_a_proj"),
+            ("ssm_f_b", "self_attn.f_b_proj"),
+            ("ssm_g_a", "self_attn.g_a_proj"),
+            ("ssm_g_b", "self_attn.g_b_proj"),
+            ("ssm_beta", "self_attn.b_proj"),
+            ("ssm_norm", "self_attn.o_norm"),
+        ),
+        unsuffixed: &[
+            ("ssm_a", "self_attn.rates"),
+            ("ssm_dt.bias", "self_attn.dt_bias"),
+            ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
+        ],
+        ..GgufFamily::new("kimi-linear")
+    }),
     ..Family::new(
         "kimi_linear",
         "KimiLinearForCausalLM",
@@ -72,7 +101,7 @@ fn complete(map: &mut Map<String, Value>) {
             "routed_scaling_factor": 2.446, "n_group": 1, "topk_group": 1,
             "first_k_dense_replace": 1, "tie_word_embeddings": false}),
     );
-    let experts = ["num_experts", "num_local_experts"];
+    let experts = ["num_experts", "num_local_experts", "n_routed_experts"];
     if experts.iter().all(|name| !is_set(map, name)) {
         map.insert("num_experts".into(), json!(256));
     }
@@ -91,6 +120,34 @@ fn complete(map: &mut Map<String, Value>) {
             false => "full_attention",
         }
     });
+}
+
+/// Reads the fields of a GGUF file. A layer with key heads has latent attention. Files do not state
+/// the number of heads of the other layers; the tensors show it.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let keys = &header.keys;
+    let usual = routed::Usual {
+        scoring: "sigmoid",
+        normalized: true,
+    };
+    let heads = header.by_layer("attention.head_count_kv", (0, limits::HEADS))?;
+    let heads = heads.unwrap_or_else(|| vec![header.heads; header.layers]);
+    let kind = |n: &usize| match n {
+        0 => "linear_attention",
+        _ => "full_attention",
+    };
+    let linear_heads = (0..header.layers).find_map(|layer| {
+        let rates = header.file.tensors().get(&format!("blk.{layer}.ssm_a"))?;
+        Some(rates.shape.iter().product::<usize>())
+    });
+    let own = json!({
+        "layer_types": heads.iter().map(kind).collect::<Vec<_>>(),
+        "linear_num_heads": linear_heads.unwrap_or(header.heads),
+        "linear_head_dim": keys.required("kda.head_dim", limits::HEAD_DIM)?,
+        "linear_conv_kernel_dim": keys.required("ssm.conv_kernel", limits::HIDDEN)?,
+    });
+    let latent = joined(deepseek_v3::latent(header)?, own);
+    Ok(joined(latent, routed::read(header, &usual)?))
 }
 
 #[cfg(test)]

@@ -2,7 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, GgufFamily, GgufHeader, Recurrence, Windows, fill, is_set, mamba2};
+use super::{
+    Defaults, Family, GgufFamily, GgufHeader, Recurrence, Windows, fill, is_set, mamba2, ssm,
+};
 use crate::error::Result;
 use crate::limits;
 
@@ -22,21 +24,41 @@ pub static FAMILY: Family = Family {
     )
 };
 
+/// Names in a GGUF block, and those below `$at`.
+macro_rules! names {
+    ($at:literal $(, $more:expr)* $(,)?) => {
+        &[
+            ("ssm_in", concat!($at, ".in_proj")),
+            ("ssm_conv1d", concat!($at, ".conv1d")),
+            ("ssm_x", concat!($at, ".x_proj")),
+            ("ssm_dt", concat!($at, ".dt_proj")),
+            ("ssm_out", concat!($at, ".out_proj")),
+            $($more),*
+        ]
+    };
+}
+
+/// Tensors without a suffix. GGUF files store decay rates, while checkpoints store the logarithms
+/// of the negated rates.
+macro_rules! vectors {
+    ($at:literal) => {
+        &[
+            ("ssm_a", concat!($at, ".rates")),
+            ("ssm_d", concat!($at, ".D")),
+        ]
+    };
+}
+
+pub(super) use {names, vectors};
+
 /// GGUF files of Mamba and of Falcon Mamba.
 pub(super) const GGUF: GgufFamily = GgufFamily {
-    is_recurrent: true,
+    sizes: ssm::SIZES,
     // Files have rates, and directories the logarithms of negated rates.
     runs_only: true,
     read,
-    overrides: &[
-        ("attn_norm", "norm"),
-        ("ssm_in", "mixer.in_proj"),
-        ("ssm_conv1d", "mixer.conv1d"),
-        ("ssm_x", "mixer.x_proj"),
-        ("ssm_dt", "mixer.dt_proj"),
-        ("ssm_out", "mixer.out_proj"),
-    ],
-    unsuffixed: &[("ssm_a", "mixer.rates"), ("ssm_d", "mixer.D")],
+    overrides: names!("mixer", ("attn_norm", "norm")),
+    unsuffixed: vectors!("mixer"),
     global: mamba2::GLOBAL,
     prefix: "backbone.layers.",
     ..GgufFamily::new("mamba")

@@ -12,7 +12,7 @@ pub static FAMILY: Family = Family {
     complete,
     recurrence: Recurrence::Every,
     gguf: Some(GgufFamily {
-        is_recurrent: true,
+        sizes: ssm::SIZES,
         runs_only: true,
         read,
         overrides: ssm::names!("mixer", ("attn_norm", "norm")),

@@ -2,7 +2,12 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Windows, fill, is_set, list_layers, rename};
+use super::gguf::joined;
+use super::{
+    Defaults, Family, GgufFamily, GgufHeader, Windows, fill, is_set, list_layers, list_mixtures,
+    rename, routed,
+};
+use crate::error::Result;
 use crate::limits;
 
 /// The descriptor of this family.
@@ -13,6 +18,14 @@ pub static FAMILY: Family = Family {
     // Layers for multi-token prediction. The engine does not use them.
     spare: &["model.mtp."],
     pipeline: false,
+    gguf: Some(GgufFamily {
+        layers_differ: true,
+        narrow_values: true,
+        read,
+        overrides: &[("attn_sinks", "self_attn.sinks")],
+        unsuffixed: routed::CHOICE_BIAS,
+        ..GgufFamily::new("mimo2")
+    }),
     ..Family::new(
         "mimo_v2_flash",
         "MiMoV2FlashForCausalLM",
@@ -23,6 +36,40 @@ pub static FAMILY: Family = Family {
         },
     )
 };
+
+/// Reads the fields of a GGUF file. Its readers always normalize the weights of experts.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    const HEADS: &str = "attention.head_count_kv";
+    let keys = &header.keys;
+    let usual = routed::Usual {
+        scoring: "sigmoid",
+        normalized: true,
+    };
+    let kinds = header.layer_types()?;
+    let heads = header.by_layer(HEADS, (1, limits::HEADS))?;
+    let heads = heads.unwrap_or_else(|| vec![header.heads; header.layers]);
+    let of = |kind| header.of_kind(HEADS, &heads, &kinds, kind);
+    let (full, sliding) = (of("full_attention")?, of("sliding_attention")?);
+    let base = keys.positive("rope.freq_base")?.unwrap_or(10_000.0);
+    let sliding_base = keys.positive("rope.freq_base_swa")?.unwrap_or(base);
+    let rotated = keys.uint("rope.dimension_count", 1, header.head_dim)?;
+    let part = rotated.map_or(1.0, |n| n as f64 / header.head_dim as f64);
+    let rotation = |base: f32| json!({"rope_type": "default", "rope_theta": base, "partial_rotary_factor": part});
+    let own = json!({
+        "layer_types": kinds,
+        "mlp_layer_types": header.mixtures(),
+        "sliding_window": header.window()?,
+        "num_key_value_heads": full.or(sliding),
+        "swa_num_key_value_heads": sliding.or(full),
+        "v_head_dim": keys.required("attention.value_length", limits::HEAD_DIM)?,
+        "attention_value_scale": keys.positive("attention.value_scale")?.unwrap_or(1.0),
+        "rope_parameters": {
+            "full_attention": rotation(base),
+            "sliding_attention": rotation(sliding_base),
+        },
+    });
+    Ok(joined(routed::read(header, &usual)?, own))
+}
 
 /// Lists of numbers say which layers slide and which have experts.
 fn complete(map: &mut Map<String, Value>) {
@@ -66,22 +113,10 @@ fn complete(map: &mut Map<String, Value>) {
     if sparse.is_some() {
         map.remove("moe_layer_freq");
     }
-    let layers = map.get("num_hidden_layers").and_then(Value::as_u64);
-    if let Some(layers) = layers.filter(|n| *n <= limits::LAYERS as u64)
-        && !is_set(map, "mlp_layer_types")
-    {
-        let is_sparse = |layer: usize| match &sparse {
-            Some(sparse) => sparse.get(layer) == Some(&true),
-            None => layer > 0,
-        };
-        let kinds: Vec<_> = (0..layers as usize)
-            .map(|layer| match is_sparse(layer) {
-                true => "sparse",
-                false => "dense",
-            })
-            .collect();
-        map.insert("mlp_layer_types".into(), kinds.into());
-    }
+    list_mixtures(map, |layer| match &sparse {
+        Some(sparse) => sparse.get(layer) == Some(&true),
+        None => layer > 0,
+    });
     if !is_set(map, "rope_parameters") {
         let of = |theta: &str| {
             json!({"rope_type": "default", "rope_theta": map.get(theta),

@@ -1,8 +1,9 @@
 //! Mistral 4.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{Defaults, Family, Windows, fill};
+use super::{Defaults, Family, GgufFamily, GgufHeader, Windows, deepseek_v3, fill};
+use crate::error::Result;
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -21,6 +22,15 @@ pub static FAMILY: Family = Family {
     reply: Some("mistral_args"),
     latent: true,
     pipeline: false,
+    gguf: Some(GgufFamily {
+        // Files that were converted from Mistral's own format have DeepSeek's architecture.
+        claims: Some((deepseek_v3::ARCHITECTURE, |header| {
+            Ok(deepseek_v3::has_growth(header))
+        })),
+        read,
+        architecture: "mistral4",
+        ..deepseek_v3::GGUF
+    }),
     ..Family::new(
         "mistral4",
         "Mistral4ForCausalLM",
@@ -31,3 +41,19 @@ pub static FAMILY: Family = Family {
         },
     )
 };
+
+/// Reads the fields of a GGUF file. Most files do not state the growth of queries, which is then
+/// that of the published models.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    const USUAL_GROWTH: f32 = 0.1;
+    let keys = &header.keys;
+    let mut fields = deepseek_v3::read(header)?;
+    let mut rotation = std::mem::take(&mut fields["rope_scaling"]);
+    if rotation.is_object() {
+        let growth = keys.positive("attention.temperature_scale")?;
+        rotation["llama_4_scaling_beta"] = json!(growth.unwrap_or(USUAL_GROWTH));
+        rotation["rope_theta"] = json!(keys.positive("rope.freq_base")?.unwrap_or(10_000.0));
+        fields["rope_parameters"] = rotation;
+    }
+    Ok(fields)
+}

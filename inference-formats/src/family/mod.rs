@@ -111,6 +111,7 @@ pub mod youtu_llm;
 
 use serde_json::{Map, Value};
 
+use crate::error::Result;
 use crate::limits;
 
 pub use elsewhere::nearest;
@@ -434,6 +435,23 @@ impl Family {
         })
     }
 
+    /// The family that claims a file of an architecture; `None` if the file is of the family that
+    /// [`Self::of_architecture`] returns.
+    pub(crate) fn claiming(
+        header: &GgufHeader<'_>,
+    ) -> Result<Option<(&'static Self, &'static GgufFamily)>> {
+        for family in FAMILIES {
+            if let Some(gguf) = &family.gguf
+                && let Some((architecture, claims)) = gguf.claims
+                && architecture == header.keys.architecture
+                && claims(header)?
+            {
+                return Ok(Some((family, gguf)));
+            }
+        }
+        Ok(None)
+    }
+
     /// The `model_type`s of this family.
     pub fn model_types(&self) -> impl Iterator<Item = &'static str> {
         let others = self.multimodal.iter().chain(self.aliases).copied();
@@ -510,6 +528,22 @@ pub(crate) fn list_layers(map: &mut Map<String, Value>, kind: impl Fn(usize) -> 
     {
         let kinds: Vec<_> = (0..layers as usize).map(kind).collect();
         map.insert("layer_types".into(), kinds.into());
+    }
+}
+
+/// Lists which layers have experts (`mlp_layer_types`) if the file does not.
+pub(crate) fn list_mixtures(map: &mut Map<String, Value>, is_sparse: impl Fn(usize) -> bool) {
+    let layers = map.get("num_hidden_layers").and_then(Value::as_u64);
+    // A number out of range is rejected later.
+    if let Some(layers) = layers.filter(|n| *n <= limits::LAYERS as u64)
+        && !is_set(map, "mlp_layer_types")
+    {
+        let kind = |layer| match is_sparse(layer) {
+            true => "sparse",
+            false => "dense",
+        };
+        let kinds: Vec<_> = (0..layers as usize).map(kind).collect();
+        map.insert("mlp_layer_types".into(), kinds.into());
     }
 }
 

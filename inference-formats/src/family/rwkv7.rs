@@ -2,13 +2,59 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Recurrence, Windows, fill, is_set};
+use super::{Defaults, Family, GgufFamily, GgufHeader, Recurrence, Windows, fill, is_set};
+use crate::error::Result;
+use crate::limits;
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete,
     recurrence: Recurrence::Every,
     pipeline: false,
+    gguf: Some(GgufFamily {
+        // The shares of all inputs are one tensor, and vectors have other shapes.
+        runs_only: true,
+        layer_norm: true,
+        // Files state 0 heads.
+        sizes: (HEAD_SIZE, "feed_forward_length"),
+        read,
+        overrides: &[
+            ("attn_norm", "attn_norm"),
+            ("attn_norm_2", "ffn_norm"),
+            ("time_mix_receptance", "attn.r_proj"),
+            ("time_mix_key", "attn.k_proj"),
+            ("time_mix_value", "attn.v_proj"),
+            ("time_mix_output", "attn.o_proj"),
+            ("time_mix_ln", "attn.g_norm"),
+            ("time_mix_w1", "attn.w_lora.lora.0"),
+            ("time_mix_w2", "attn.w_lora.lora.2"),
+            ("time_mix_a1", "attn.a_lora.lora.0"),
+            ("time_mix_a2", "attn.a_lora.lora.2"),
+            ("time_mix_v1", "attn.v_lora.lora.0"),
+            ("time_mix_v2", "attn.v_lora.lora.2"),
+            ("time_mix_g1", "attn.g_lora.lora.0"),
+            ("time_mix_g2", "attn.g_lora.lora.2"),
+            ("channel_mix_key", "ffn.key"),
+            ("channel_mix_value", "ffn.value"),
+        ],
+        unsuffixed: &[
+            ("time_mix_lerp_fused.weight", "attn.x_all"),
+            ("time_mix_w0.weight", "attn.w_lora.lora.2.bias"),
+            ("time_mix_a0.weight", "attn.a_lora.lora.2.bias"),
+            ("time_mix_v0.weight", "attn.v_lora.lora.2.bias"),
+            ("time_mix_k_k.weight", "attn.k_k"),
+            ("time_mix_k_a.weight", "attn.k_a"),
+            ("time_mix_r_k.weight", "attn.r_k"),
+            ("channel_mix_lerp_k.weight", "ffn.x_k"),
+        ],
+        global: &[
+            ("token_embd", "model.embeddings"),
+            ("token_embd_norm", "model.layers.0.pre_norm"),
+            ("output_norm", "model.norm"),
+            ("output", "lm_head"),
+        ],
+        ..GgufFamily::new("rwkv7")
+    }),
     ..Family::new(
         "rwkv7",
         "RWKV7ForCausalLM",
@@ -19,6 +65,19 @@ pub static FAMILY: Family = Family {
         },
     )
 };
+
+/// The key of the width of a head.
+const HEAD_SIZE: &str = "wkv.head_size";
+
+/// Reads the fields of a GGUF file.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    Ok(json!({
+        "head_dim": header.keys.required(HEAD_SIZE, limits::HEAD_DIM)?,
+        "num_attention_heads": Value::Null,
+        "num_key_value_heads": Value::Null,
+        "rope_theta": Value::Null,
+    }))
+}
 
 /// The number of heads and the width of channel mixing follow from the hidden size.
 fn complete(map: &mut Map<String, Value>) {

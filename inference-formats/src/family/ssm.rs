@@ -4,6 +4,9 @@ use super::GgufHeader;
 use crate::error::Result;
 use crate::limits;
 
+/// The keys of the number of heads and of the width in files without attention.
+pub(super) const SIZES: (&str, &str) = ("ssm.time_step_rank", "ssm.inner_size");
+
 /// The sizes of Mamba-2.
 pub(super) struct Sizes {
     pub heads: usize,

@@ -2,7 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Windows, fill, is_set, list_layers, rename};
+use super::gguf::joined;
+use super::{
+    Defaults, Family, GgufFamily, GgufHeader, Windows, fill, is_set, list_layers, rename, routed,
+};
+use crate::error::Result;
 use crate::limits;
 
 /// The descriptor of this family.
@@ -19,6 +23,18 @@ pub static FAMILY: Family = Family {
         (".share_expert.", ".mlp.shared_experts."),
     ],
     pipeline: false,
+    gguf: Some(GgufFamily {
+        // A directory with these names of experts has norms to which 1 was added.
+        runs_only: true,
+        norm_plus_one: true,
+        layers_differ: true,
+        heads_differ: true,
+        full_layers_scale: true,
+        read,
+        overrides: routed::names!(("attn_gate", "self_attn.g_proj")),
+        unsuffixed: routed::CHOICE_BIAS,
+        ..GgufFamily::new("step35")
+    }),
     ..Family::new(
         "step3p5",
         "Step3p5ForCausalLM",
@@ -73,6 +89,44 @@ fn complete(map: &mut Map<String, Value>) {
     list_rotations(map);
 }
 
+/// Reads the fields of a GGUF file. In full layers, half of each head rotates.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let keys = &header.keys;
+    let usual = routed::Usual {
+        scoring: "sigmoid",
+        normalized: false,
+    };
+    let kinds = header.layer_types()?;
+    let number = |key: &str, kind: &str| -> Result<Option<usize>> {
+        let numbers = header.by_layer(key, (1, limits::HEADS))?;
+        let numbers = numbers.unwrap_or_else(|| vec![header.heads; header.layers]);
+        header.of_kind(key, &numbers, &kinds, kind)
+    };
+    let (full, sliding) = ("full_attention", "sliding_attention");
+    let (query, key) = ("attention.head_count", "attention.head_count_kv");
+    let (heads, sliding_heads) = (number(query, full)?, number(query, sliding)?);
+    let (groups, sliding_groups) = (number(key, full)?, number(key, sliding)?);
+    let base = keys.positive("rope.freq_base")?.unwrap_or(10_000.0);
+    let sliding_base = keys.positive("rope.freq_base_swa")?.unwrap_or(base);
+    let limits_of = |name: &str| keys.metadata.f32s(&keys.key(name));
+    let own = json!({
+        "layer_types": kinds,
+        "mlp_layer_types": header.mixtures(),
+        "sliding_window": header.window()?,
+        "num_attention_heads": heads.or(sliding_heads),
+        "num_key_value_heads": groups.or(sliding_groups),
+        "num_sliding_attention_heads": sliding_heads,
+        "num_sliding_attention_groups": sliding_groups,
+        "rope_parameters": {
+            full: {"rope_theta": base, "partial_rotary_factor": 0.5},
+            sliding: {"rope_theta": sliding_base, "partial_rotary_factor": 1.0},
+        },
+        "swiglu_limits": limits_of("swiglu_clamp_exp")?,
+        "swiglu_limits_shared": limits_of("swiglu_clamp_shexp")?,
+    });
+    Ok(joined(routed::read(header, &usual)?, own))
+}
+
 /// Lists which layers have experts. Older files have their numbers as one text.
 fn list_mixtures(map: &mut Map<String, Value>) {
     let layers = map.get("num_hidden_layers").and_then(Value::as_u64);
@@ -95,12 +149,7 @@ fn list_mixtures(map: &mut Map<String, Value>) {
         Some(_) => Some(Vec::new()),
     };
     let numbers = numbers.unwrap_or_else(|| (3..layers).collect());
-    let kinds = (0..layers).map(|layer| match numbers.contains(&layer) {
-        true => "sparse",
-        false => "dense",
-    });
-    let kinds: Vec<_> = kinds.collect();
-    map.insert("mlp_layer_types".into(), kinds.into());
+    super::list_mixtures(map, |layer| numbers.contains(&(layer as u64)));
 }
 
 /// Groups the rotations of single layers by the kind of layer.
@@ -157,7 +206,7 @@ mod tests {
     use super::*;
     use crate::ModelConfig;
 
-    fn config(more: Value) -> Result<ModelConfig, crate::Error> {
+    fn config(more: Value) -> Result<ModelConfig> {
         let mut fields = json!({"model_type": "step3p5", "hidden_size": 32, "vocab_size": 64,
             "num_hidden_layers": 3, "intermediate_size": 48, "num_attention_heads": 4,
             "num_attention_groups": 2, "head_dim": 8, "moe_layers_enum": "1, 2",

@@ -16,6 +16,10 @@ pub static FAMILY: Family = Family {
     pipeline: false,
     gguf: Some(GgufFamily {
         is_variant: true,
+        claims: Some((deepseek_v3::ARCHITECTURE, |header| {
+            Ok(header.experts()?.is_none())
+        })),
+        read: deepseek_v3::latent,
         ..deepseek_v3::GGUF
     }),
     ..Family::new(

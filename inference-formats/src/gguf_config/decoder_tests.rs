@@ -5,16 +5,18 @@ use super::*;
 use crate::gguf::testing::Writer;
 
 /// A file of two blocks with 32 elements and 4 heads.
-struct File {
+pub(super) struct File {
     architecture: &'static str,
     numbers: Vec<(&'static str, u32)>,
-    floats: Vec<(&'static str, f32)>,
+    pub(super) floats: Vec<(&'static str, f32)>,
     texts: Vec<(&'static str, &'static str)>,
+    lists: Vec<(&'static str, Vec<i32>)>,
+    flags: Vec<(&'static str, Vec<bool>)>,
     tensors: Vec<(&'static str, Vec<u64>)>,
 }
 
 impl File {
-    fn new(architecture: &'static str) -> Self {
+    pub(super) fn new(architecture: &'static str) -> Self {
         Self {
             architecture,
             numbers: vec![
@@ -25,12 +27,14 @@ impl File {
             ],
             floats: vec![("attention.layer_norm_rms_epsilon", 1e-6)],
             texts: Vec::new(),
+            lists: Vec::new(),
+            flags: Vec::new(),
             tensors: Vec::new(),
         }
     }
 
     /// With these numbers, which replace earlier ones.
-    fn with(mut self, numbers: &[(&'static str, u32)]) -> Self {
+    pub(super) fn with(mut self, numbers: &[(&'static str, u32)]) -> Self {
         for (name, _) in numbers {
             self.numbers.retain(|(old, _)| old != name);
         }
@@ -38,17 +42,38 @@ impl File {
         self
     }
 
-    fn without(mut self, name: &str) -> Self {
+    /// With a number for each layer, in place of one number.
+    pub(super) fn list(mut self, name: &'static str, numbers: &[i32]) -> Self {
+        self.lists.retain(|(old, _)| *old != name);
+        self.flags.retain(|(old, _)| *old != name);
+        self.lists.push((name, numbers.to_vec()));
+        self.without(name)
+    }
+
+    /// With a boolean for each layer.
+    pub(super) fn flags(mut self, name: &'static str, flags: &[bool]) -> Self {
+        self.flags.retain(|(old, _)| *old != name);
+        self.flags.push((name, flags.to_vec()));
+        self
+    }
+
+    /// With a text.
+    pub(super) fn text(mut self, name: &'static str, text: &'static str) -> Self {
+        self.texts.push((name, text));
+        self
+    }
+
+    pub(super) fn without(mut self, name: &str) -> Self {
         self.numbers.retain(|(old, _)| *old != name);
         self
     }
 
-    fn tensor(mut self, name: &'static str, dims: &[u64]) -> Self {
+    pub(super) fn tensor(mut self, name: &'static str, dims: &[u64]) -> Self {
         self.tensors.push((name, dims.to_vec()));
         self
     }
 
-    fn read(&self) -> Result<Map<String, Value>> {
+    pub(super) fn read(&self) -> Result<Map<String, Value>> {
         let key = |name: &str| format!("{}.{name}", self.architecture);
         let mut w = Writer::default().str("general.architecture", self.architecture);
         for (name, value) in &self.numbers {
@@ -63,6 +88,14 @@ impl File {
                 false => w.str(&key(name), value),
             };
         }
+        for (name, values) in &self.lists {
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            w = w.array(&key(name), 5, values.len() as u64, &bytes);
+        }
+        for (name, values) in &self.flags {
+            let bytes: Vec<u8> = values.iter().map(|v| u8::from(*v)).collect();
+            w = w.array(&key(name), 7, values.len() as u64, &bytes);
+        }
         w = w.tensor("token_embd.weight", &[32, 3], 0, &[0; 384]);
         for (name, dims) in &self.tensors {
             let bytes = usize::try_from(dims.iter().product::<u64>() * 4).unwrap();
@@ -72,14 +105,19 @@ impl File {
         fields(&Gguf::open(&path)?)
     }
 
-    fn refused(&self) -> String {
+    pub(super) fn refused(&self) -> String {
         self.read().unwrap_err().to_string()
     }
 }
 
 /// `DeepSeek`'s numbers. `old` is the form with one matrix for keys and values.
-fn deepseek(old: bool) -> File {
-    let file = File::new("deepseek2").with(&[
+pub(super) fn deepseek(old: bool) -> File {
+    latent("deepseek2", old)
+}
+
+/// The numbers of latent attention and experts.
+pub(super) fn latent(architecture: &'static str, old: bool) -> File {
+    let file = File::new(architecture).with(&[
         ("attention.kv_lora_rank", 12),
         ("rope.dimension_count", 8),
         ("expert_count", 8),

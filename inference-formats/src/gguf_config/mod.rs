@@ -4,6 +4,8 @@
 #[cfg(test)]
 mod decoder_tests;
 #[cfg(test)]
+mod further_tests;
+#[cfg(test)]
 mod hybrid_tests;
 #[cfg(test)]
 mod layer_tests;
@@ -112,17 +114,16 @@ fn read(
         .filter(|n| *n > 0);
     let layers = blocks - further.unwrap_or(0);
     let hidden_size = keys.required("embedding_length", limits::HIDDEN)?;
-    // Files without attention have 0 heads, and 0 as feed-forward width.
-    let (heads_key, width_key) = match family.is_recurrent {
-        true => ("ssm.time_step_rank", "ssm.inner_size"),
-        false => ("attention.head_count", "feed_forward_length"),
+    let (heads_key, width_key) = family.sizes;
+    let heads = match family.heads_differ {
+        true => keys.of_first_layer(heads_key, limits::HEADS)?,
+        false => keys.per_layer(heads_key, limits::HEADS)?,
     };
-    let heads = keys
-        .per_layer(heads_key, limits::HEADS)?
-        .ok_or_else(|| metadata.missing(&keys.key(heads_key)))?;
-    let head_dim = match family.is_latent {
-        true => None,
-        false => head_dim(&keys)?,
+    let heads = heads.ok_or_else(|| metadata.missing(&keys.key(heads_key)))?;
+    let head_dim = match family {
+        family if family.is_latent => None,
+        family if family.narrow_values => keys.uint("attention.key_length", 2, limits::HEAD_DIM)?,
+        _ => head_dim(&keys)?,
     };
     let width = head_dim.unwrap_or(hidden_size / heads);
     let rotated = keys.uint("rope.dimension_count", 1, limits::HEAD_DIM)?;
@@ -180,6 +181,11 @@ fn read(
         heads,
         head_dim: width,
     };
+    let mut family = family;
+    if let Some((claiming, gguf)) = Family::claiming(&header)? {
+        map.insert("model_type".to_owned(), claiming.model_type.into());
+        family = gguf;
+    }
     if let Value::Object(family_fields) = (family.read)(&header)? {
         map.extend(family_fields);
     }

@@ -27,6 +27,7 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
         "tokenizer_gguf_words",
         &[
             "bailingmoe",
+            "cohere2moe",
             "command-r",
             "dbrx",
             "exaone",
@@ -35,6 +36,7 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
             "glm4",
             "hunyuan",
             "hunyuan-dense",
+            "laguna",
             "lfm2",
             "llama4",
             "minimax-m2",

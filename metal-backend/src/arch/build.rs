@@ -287,11 +287,22 @@ impl<'a> Builder<'a> {
             return Ok(rope);
         }
         // GGUF files store Llama 3's scaling as a tensor of factors.
-        match self
-            .weights
-            .optional_host_vector("rope_freqs.weight", rope.dims() / 2)?
-        {
-            Some(factors) => rope.with_factors(&factors).map_err(engine("rope")),
+        const FACTORS: &str = "rope_freqs.weight";
+        let mut pairs = rope.dims() / 2;
+        let family = self.config.family().and_then(|family| family.gguf.as_ref());
+        if family.is_some_and(|family| family.full_layers_scale) {
+            if self.config.slides(layer) {
+                return Ok(rope);
+            }
+            if let Some(&[stored]) = self.weights.shape(FACTORS) {
+                pairs = pairs.max(int(FACTORS, stored)?);
+            }
+        }
+        match self.weights.optional_host_vector(FACTORS, pairs)? {
+            Some(factors) => {
+                let factors = factors.get(..rope.dims() as usize / 2).unwrap_or(&factors);
+                rope.with_factors(factors).map_err(engine("rope"))
+            }
             None => Ok(rope),
         }
     }

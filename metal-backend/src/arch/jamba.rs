@@ -6,7 +6,7 @@ use inference::Result;
 use super::Decoder;
 use super::build::{AttentionParts, Builder};
 use super::mamba::{self, Fields, mixer};
-use super::moe::{ExpertsAt, USUAL_PARTS, counts, experts};
+use super::moe::{ExpertsAt, USUAL_PARTS, counts, dense_layers, experts};
 use super::stack::Stack;
 use super::wiring::BlockInfo;
 use crate::checkpoint::ModelConfig;
@@ -63,15 +63,12 @@ fn shape(config: &ModelConfig) -> Result<MambaShape> {
     mamba::shape(config, &FIELDS, config.hidden_size.saturating_mul(expand))
 }
 
-/// A mixture of experts in the layers that the period and offset select; other layers are dense.
+/// A mixture of experts, or a dense feed-forward part in layers without a mixture.
 fn feed_forward(b: &mut Builder<'_>, i: usize, prefix: &str) -> Result<FeedForward> {
     let config = b.config;
     let at = format!("{prefix}.mlp");
     let (width, activation) = (b.dims.intermediate, b.activation(Activation::Silu)?);
-    let period = config.required_uint("expert_layer_period", 1..=limits::LAYERS)?;
-    let offset = config.required_uint("expert_layer_offset", 0..=limits::LAYERS)?;
-    let sparse = config.num_experts > 1 && i % period == offset;
-    if !sparse {
+    if dense_layers(config)?.get(i) == Some(&true) {
         return Ok(FeedForward::Gated(
             b.gated_mlp(&at, width, activation, false)?,
         ));

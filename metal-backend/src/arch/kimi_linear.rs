@@ -76,11 +76,18 @@ fn delta_attention(
     };
     let inputs = [input("q")?, input("k")?, input("v")?];
     let wide = |a: Array| a.astype(Dtype::Float32).map_err(engine("weights"));
-    let logarithms = b.weights.tensor(&name("A_log"), &[1, 1, heads, 1])?;
-    let rates = wide(logarithms)?
-        .exp()
-        .and_then(|rates| rates.negative())
-        .and_then(|rates| rates.reshape(&[heads, 1]))
+    let stored = [1, 1, heads, 1];
+    let rates = if b.weights.contains(&name("rates")) {
+        wide(b.weights.tensor(&name("rates"), &stored)?)
+    } else {
+        // Directories have the logarithms of the negated rates.
+        wide(b.weights.tensor(&name("A_log"), &stored)?)?
+            .exp()
+            .and_then(|rates| rates.negative())
+            .map_err(&fault)
+    };
+    let rates = rates?
+        .reshape(&[heads, 1])
         .and_then(|rates| rates.eval().map(|()| rates))
         .map_err(fault)?;
     let dt_bias = b.flat_vector(&name("dt_bias"), inner)?;

@@ -41,6 +41,12 @@ pub fn experts(
         let names = [fused, format!("{}.down_proj", at.single)];
         return fused_experts(b, names, count, width, activation);
     }
+    // GGUF files may have gate and up in one stack.
+    let fused = format!("{}.gate_up_proj", at.stacked);
+    if b.weights.contains(&format!("{fused}.weight")) {
+        let names = [fused, format!("{}.down_proj", at.stacked)];
+        return fused_experts(b, names, count, width, activation);
+    }
     let mut one = |stacked: &str, single: &str, inputs, outputs| {
         let stacked = format!("{}.{stacked}", at.stacked);
         let names = ExpertNames {

@@ -185,22 +185,24 @@ fn block(b: &mut Builder<'_>, layer: usize, shape: RwkvShape) -> Result<RwkvBloc
 fn time_mix(b: &mut Builder<'_>, at: &str, layer: usize, shape: RwkvShape) -> Result<TimeMix> {
     let hidden = b.dims.hidden;
     let name = |part: &str| format!("{at}.{part}");
-    let mut share = |part: &str| vector(b, &name(part), hidden);
-    let shares = [
-        share("x_r")?,
-        share("x_w")?,
-        share("x_k")?,
-        share("x_v")?,
-        share("x_a")?,
-        share("x_g")?,
-    ];
-    let (key_scale, key_rate) = (share("k_k")?, share("k_a")?);
-    let bonus = b.weights.tensor(&name("r_k"), &[shape.heads, shape.dim])?;
+    let shares = shares(b, at)?;
+    let mut flat = |part: &str| vector(b, &name(part), hidden);
+    let (key_scale, key_rate) = (flat("k_k")?, flat("k_a")?);
+    // GGUF files have a vector instead of a row for each head.
+    let bonus = flat("r_k")?
+        .reshape(&[shape.heads, shape.dim])
+        .map_err(crate::error::engine("weights"))?;
     let mut square = |part: &str| b.linear(&name(part), hidden, hidden, false);
     let (receptance, key) = (square("r_proj")?, square("k_proj")?);
     let (value, output) = (square("v_proj")?, square("o_proj")?);
     let first_share = match layer {
-        0 => None,
+        0 => {
+            // GGUF files have unused tensors, because all blocks have the same names.
+            for part in ["v0", "v1", "v2"] {
+                b.weights.ignore(&format!("blk.0.time_mix_{part}"));
+            }
+            None
+        }
         _ => Some(low_rank(b, &name("v_lora"), true)?),
     };
     // The norm's epsilon belongs to the sum of squares, not to their mean.
@@ -227,6 +229,28 @@ fn time_mix(b: &mut Builder<'_>, at: &str, layer: usize, shape: RwkvShape) -> Re
         gate: low_rank(b, &name("g_lora"), false)?,
         norm,
     })
+}
+
+/// The shares of the previous position in the inputs of receptance, decay, keys, values, rates and
+/// gates.
+fn shares(b: &mut Builder<'_>, at: &str) -> Result<[Array; 6]> {
+    const PARTS: [&str; 6] = ["x_r", "x_w", "x_k", "x_v", "x_a", "x_g"];
+    let hidden = b.dims.hidden;
+    // GGUF files have one tensor for all.
+    let joined = format!("{at}.x_all");
+    if !b.weights.contains(&joined) {
+        let each = PARTS.map(|part| vector(b, &format!("{at}.{part}"), hidden));
+        let all = each.into_iter().collect::<Result<Vec<_>>>()?;
+        return <[Array; 6]>::try_from(all).map_err(|_| invalid("there are six shares"));
+    }
+    let all = b.weights.tensor(&joined, &[6, 1, 1, hidden])?;
+    let part = |i: i32| {
+        let part = all.slice_axis(0, i, i + 1)?;
+        part.reshape(&[hidden])?.contiguous()
+    };
+    let all = (0..6).map(part).collect::<mlx_rs_core::Result<Vec<_>>>();
+    let all = all.map_err(crate::error::engine("weights"))?;
+    <[Array; 6]>::try_from(all).map_err(|_| invalid("there are six shares"))
 }
 
 /// Two matrices whose rank follows from the number of rows of the first.

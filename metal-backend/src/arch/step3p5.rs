@@ -84,7 +84,7 @@ fn heads(config: &ModelConfig) -> Result<[i32; 2]> {
     Ok([int(name, full)?, int(name, sliding)?])
 }
 
-/// The formula of norms. When mlx-lm converts a checkpoint, it adds the 1 to the weights. It also
+/// The formula of norms. GGUF files have weights to which 1 was added. When mlx-lm converts a checkpoint, it adds the 1 to the weights. It also
 /// renames the experts, which identifies converted checkpoints.
 fn norms(config: &ModelConfig, weights: &Weights) -> NormKind {
     let renamed = (0..config.num_hidden_layers).any(|layer| {
@@ -92,7 +92,7 @@ fn norms(config: &ModelConfig, weights: &Weights) -> NormKind {
             "model.layers.{layer}.mlp.switch_mlp.gate_proj.weight"
         ))
     });
-    match renamed {
+    match renamed && !weights.is_gguf() {
         true => NormKind::Rms,
         false => NormKind::RmsPlusOne,
     }

@@ -5,7 +5,7 @@ use inference::{Error, ErrorKind, Result};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
-use super::tensor::{Stored, Tensor};
+use super::tensor::{Half, Stored, Tensor};
 use crate::checkpoint::config::llama3_stretch;
 use crate::checkpoint::family::GgufFamily;
 use crate::checkpoint::files::invalid;
@@ -22,6 +22,9 @@ const ROPE_FACTORS: [&str; 3] = [
     "rope_factors_short.weight",
 ];
 const OUTPUT: &str = "output.weight";
+
+/// The stack of the gate and up matrices of experts. Directories have two stacks instead.
+const JOINED: &str = "switch_mlp.gate_up_proj.weight";
 
 /// The family of a configuration that [`config`] returned.
 fn family(config: &Map<String, Value>) -> Option<(&'static Family, &'static GgufFamily)> {
@@ -92,7 +95,7 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
         if name.ends_with(".conv.weight") && shape.len() == 2 {
             shape.insert(1, 1);
         }
-        tensors.push(Tensor {
+        let part = |name: String, shape: Vec<usize>, half: Option<Half>| Tensor {
             name,
             dtype,
             shape,
@@ -101,8 +104,23 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
                 kind: tensor.kind,
                 permuted: heads,
                 minus_one,
+                half,
             },
-        });
+        };
+        match (name.strip_suffix(JOINED), shape.as_slice()) {
+            (Some(stem), &[experts, rows, cols]) => {
+                if !rows.is_multiple_of(2) {
+                    return Err(bad(format!(
+                        "has {rows} rows; gate and up need as many each"
+                    )));
+                }
+                for (half, part_name) in [(Half::First, "gate_proj"), (Half::Second, "up_proj")] {
+                    let name = format!("{stem}switch_mlp.{part_name}.weight");
+                    tensors.push(part(name, vec![experts, rows / 2, cols], Some(half)));
+                }
+            }
+            _ => tensors.push(part(name, shape, None)),
+        }
     }
     Ok(tensors)
 }

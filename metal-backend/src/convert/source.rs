@@ -7,7 +7,7 @@ use inference::Result;
 use safetensors::Dtype;
 use serde_json::{Map, Value};
 
-use super::tensor::{Stored, Tensor};
+use super::tensor::{Half, Stored, Tensor};
 use super::{FloatType, gguf, wrong};
 use crate::checkpoint::files::{invalid, read_capped};
 use crate::checkpoint::gguf::{GgmlType, Gguf, GgufTensor};
@@ -152,9 +152,22 @@ impl Source {
                 let row = info.nbytes / all.max(1);
                 Ok(c.read_part(info, first * row, rows * row)?)
             }
-            (Files::Gguf(g), Stored::Gguf { name, permuted, .. }) => {
+            (
+                Files::Gguf(g),
+                Stored::Gguf {
+                    name,
+                    permuted,
+                    half,
+                    ..
+                },
+            ) => {
                 let gguf_info = g.tensors().get(name).ok_or_else(missing)?;
-                self.gguf_rows(g, gguf_info, *permuted, first, rows)
+                match (half, tensor.shape.as_slice()) {
+                    (Some(half), &[_, width, _]) => {
+                        Self::rows_of_half(g, gguf_info, (*half, width), first, rows)
+                    }
+                    _ => self.gguf_rows(g, gguf_info, *permuted, first, rows),
+                }
             }
             _ => Err(missing()),
         }
@@ -181,6 +194,31 @@ impl Source {
         }
         let row = tensor.nbytes / all.max(1);
         Ok(gguf.read_bytes(tensor, first * row, rows * row)?)
+    }
+
+    /// Rows of a stack that has a half of `width` rows of each matrix in the file.
+    fn rows_of_half(
+        gguf: &Gguf,
+        tensor: &GgufTensor,
+        (half, width): (Half, usize),
+        first: usize,
+        rows: usize,
+    ) -> Result<Vec<u8>> {
+        let all = tensor.shape.iter().rev().skip(1).product::<usize>();
+        let row = tensor.nbytes / all.max(1);
+        let offset = match half {
+            Half::First => 0,
+            Half::Second => width,
+        };
+        let (mut bytes, mut at) = (Vec::with_capacity(rows * row), first);
+        while at < first + rows {
+            let (expert, within) = (at / width, at % width);
+            let count = (width - within).min(first + rows - at);
+            let start = expert * 2 * width + offset + within;
+            bytes.extend(gguf.read_bytes(tensor, start * row, count * row)?);
+            at += count;
+        }
+        Ok(bytes)
     }
 
     /// Rows of a tensor as float values.

@@ -29,7 +29,16 @@ pub(super) enum Stored {
         /// Whether the stored values are too large by one: conversion to GGUF adds the 1 of `1 +
         /// weight`.
         minus_one: bool,
+        /// The half of each expert's rows that this tensor has, if the file joins two stacks.
+        half: Option<Half>,
     },
+}
+
+/// A half of the rows of each matrix of a stack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Half {
+    First,
+    Second,
 }
 
 impl Tensor {
