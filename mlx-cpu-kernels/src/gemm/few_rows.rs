@@ -13,8 +13,11 @@ use crate::simd::vmath::{gate_apply, gate_mul};
 /// The number of matrix rows that stay in the cache while all input rows are processed.
 const BLOCK: usize = 32;
 
-/// The maximum number of elements of a block, unless that leaves too few rows.
+/// The maximum number of elements of a block, unless that leaves fewer than [`TILE`] rows.
 const LONG: usize = 1 << 15;
+
+/// The number of matrix rows that the AVX-512 kernel multiplies at once.
+const TILE: usize = 2 * INTERLEAVED_ROWS;
 
 /// Input rows, their matrices, and the place of their outputs.
 pub(crate) struct FewRows<'a> {
@@ -77,10 +80,10 @@ impl Product {
         }
     }
 
-    /// The number of row blocks processed at once. It is smaller for long rows, so that the
-    /// operands fit the L1 cache.
+    /// The number of row blocks processed at once: whole tiles. It is smaller for long rows, so that
+    /// the operands fit the L1 cache.
     fn blocks_at_once(&self) -> usize {
-        (LONG / self.k.max(1)).clamp(INTERLEAVED_ROWS, BLOCK) / INTERLEAVED_ROWS
+        (LONG / self.k.max(1) / TILE * TILE).clamp(TILE, BLOCK) / INTERLEAVED_ROWS
     }
 
     pub(crate) fn run_few_rows(
