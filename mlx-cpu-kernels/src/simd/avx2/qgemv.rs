@@ -207,10 +207,11 @@ impl RowBlock {
 }
 
 /// Generates `qgemv` for `$features`. The generated function calls `row_blocks` of the invoking
-/// module. It passes the bits, the scale format and the number of input rows as constants.
+/// module. It passes the bits, the scale format and the number of input rows as constants. There are
+/// instances for `$rows` input rows.
 macro_rules! qgemv_for_constants {
     // `$d` is a dollar sign, for the macro inside.
-    ($features:literal, $d:tt) => {
+    ($features:literal, $d:tt, $($rows:literal)*) => {
         /// Multiplies row blocks with each of the inputs; see [`crate::simd::qgemv::qgemv`].
         ///
         /// # Safety
@@ -257,15 +258,8 @@ macro_rules! qgemv_for_constants {
             // asserts.
             unsafe {
                 match x.rows {
-                    1 => row_blocks::<1, BITS, SCALES>(first, count, x, out),
-                    2 => row_blocks::<2, BITS, SCALES>(first, count, x, out),
-                    3 => row_blocks::<3, BITS, SCALES>(first, count, x, out),
-                    4 => row_blocks::<4, BITS, SCALES>(first, count, x, out),
-                    5 => row_blocks::<5, BITS, SCALES>(first, count, x, out),
-                    6 => row_blocks::<6, BITS, SCALES>(first, count, x, out),
-                    7 => row_blocks::<7, BITS, SCALES>(first, count, x, out),
-                    8 => row_blocks::<8, BITS, SCALES>(first, count, x, out),
-                    _ => unreachable!("at most eight rows"),
+                    $($rows => row_blocks::<$rows, BITS, SCALES>(first, count, x, out),)*
+                    _ => unreachable!("a number of `panel_rows`"),
                 }
             }
         }
@@ -273,7 +267,7 @@ macro_rules! qgemv_for_constants {
 }
 pub(crate) use qgemv_for_constants;
 
-qgemv_for_constants!("avx2,fma,f16c", $);
+qgemv_for_constants!("avx2,fma,f16c", $, 1 2 3 4 5 6 7 8);
 
 integer_codes!(
     "avx2,fma,f16c", __m256i,

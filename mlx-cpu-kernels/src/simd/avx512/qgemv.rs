@@ -24,7 +24,7 @@ use crate::simd::avx2::float_codes::{e4m3, e8m0, integers, super_affine};
 use crate::simd::avx2::integer_codes::integer_codes;
 use crate::simd::avx2::qgemv::{InputPtrs, PREFETCH_BYTES, RowBlock, qgemv_for_constants};
 
-qgemv_for_constants!("avx2,fma,f16c,avx512f,avx512bw,avx512vnni", $);
+qgemv_for_constants!("avx2,fma,f16c,avx512f,avx512bw,avx512vnni", $, 1 2 3 4 5 6 7 8 12 16);
 
 integer_codes!(
     "avx2,fma,f16c,avx512f,avx512bw,avx512vnni", __m512i,
