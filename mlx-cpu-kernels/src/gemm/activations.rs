@@ -1,8 +1,11 @@
 //! Input rows in the forms that few-row kernels read. The rows are normalized, then prepared once
 //! for each packing.
 
+use std::ops::Range;
+
 use crate::isa::Isa;
-use crate::layout::input_panel::{InputPanel, InputPanelMut, MAX_ROWS};
+use crate::layout::input_panel::{InputPanel, InputPanelMut, MAX_ROWS, panel_rows};
+use crate::partition::{SharedOutput, parallel_ranges};
 use crate::simd::{qgemv, vmath};
 
 /// Memory reused between operations, because each token requires hundreds of operations.
@@ -23,6 +26,17 @@ struct PreparedForm {
     sums: Vec<f32>,
 }
 
+/// The forms of input rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Forms<'p> {
+    /// The distinct packings of the matrices.
+    pub packings: &'p [(u32, usize)],
+    /// The maximum number of rows of a panel; see [`panel_rows`].
+    pub most: usize,
+    /// Whether several threads prepare panels. A part of a job must not use threads.
+    pub threads: bool,
+}
+
 /// Input rows, in each required form.
 pub(crate) struct PreparedRows<'a> {
     /// The number of rows.
@@ -31,23 +45,44 @@ pub(crate) struct PreparedRows<'a> {
     values: &'a [f32],
     k: usize,
     forms: &'a [PreparedForm],
+    /// The maximum number of rows of a panel.
+    most: usize,
 }
 
 impl Scratch {
-    /// Prepares rows of `k` elements for these packings. An optional norm (a weight and its
-    /// epsilon) comes first.
+    /// Prepares rows of `k` elements in these forms. An optional norm (a weight and its epsilon)
+    /// comes first.
     pub(crate) fn fill<'a>(
         &'a mut self,
         isa: Isa,
         x: &'a [f32],
         norm: Option<(&[f32], f32)>,
         k: usize,
-        packings: &[(u32, usize)],
+        forms: Forms<'_>,
     ) -> PreparedRows<'a> {
+        let Forms { packings, most, .. } = forms;
+        let panels = panels(x.len() / k, most);
+        let run = |part: &(dyn Fn(&[Range<usize>]) + Sync)| {
+            if forms.threads && panels.len() > 1 {
+                parallel_ranges(panels.len(), 4 * x.len(), &|from, to| {
+                    part(&panels[from..to])
+                });
+            } else {
+                part(&panels);
+            }
+        };
         let values = match norm {
             Some((weight, eps)) => {
                 self.normalized.resize(x.len(), 0.0);
-                normalize(isa, x, weight, eps, &mut self.normalized);
+                let out = SharedOutput::new(&mut self.normalized);
+                run(&|panels| {
+                    for rows in panels {
+                        let rows = rows.start * k..rows.end * k;
+                        // SAFETY: each panel belongs to only one part.
+                        let out = unsafe { out.slice_mut(rows.start, rows.len()) };
+                        normalize(isa, &x[rows], weight, eps, out);
+                    }
+                });
                 &self.normalized
             }
             None => x,
@@ -57,35 +92,57 @@ impl Scratch {
         }
         let forms = &mut self.forms[..packings.len()];
         for (form, packing) in forms.iter_mut().zip(packings) {
-            form.fill(isa, values, k, *packing);
+            form.fill(isa, values, k, *packing, &run);
         }
         PreparedRows {
             count: x.len() / k,
             values,
             k,
             forms,
+            most,
         }
     }
 
-    /// The rows of the last [`Self::fill`]. That call must have had no norm and the same number of
-    /// packings.
+    /// The rows of the last [`Self::fill`]. That call must have had no norm and the same forms.
     pub(crate) fn filled<'a>(
         &'a self,
         x: &'a [f32],
         k: usize,
-        packings: &[(u32, usize)],
+        forms: Forms<'_>,
     ) -> PreparedRows<'a> {
         PreparedRows {
             count: x.len() / k,
             values: x,
             k,
-            forms: &self.forms[..packings.len()],
+            forms: &self.forms[..forms.packings.len()],
+            most: forms.most,
         }
     }
 }
 
+/// The rows of each panel.
+fn panels(rows: usize, most: usize) -> Vec<Range<usize>> {
+    let mut panels = Vec::with_capacity(rows.div_ceil(MAX_ROWS) + 1);
+    let mut first = 0;
+    while first < rows {
+        let next = first + panel_rows(rows - first, most);
+        panels.push(first..next);
+        first = next;
+    }
+    panels
+}
+
 impl PreparedForm {
-    fn fill(&mut self, isa: Isa, x: &[f32], k: usize, (bits, group): (u32, usize)) {
+    /// Prepares rows for a packing. `run` calls its argument with panels, perhaps on several
+    /// threads.
+    fn fill(
+        &mut self,
+        isa: Isa,
+        x: &[f32],
+        k: usize,
+        (bits, group): (u32, usize),
+        run: &dyn Fn(&(dyn Fn(&[Range<usize>]) + Sync)),
+    ) {
         let rows = x.len() / k;
         let (floats, wholes) = if qgemv::quantizes_inputs(isa, bits) {
             (0, k)
@@ -103,16 +160,30 @@ impl PreparedForm {
         self.quants.resize(rows * wholes, 0);
         self.scales.resize(rows * scales, 0.0);
         self.sums.resize(rows * sums, 0.0);
-        for first in (0..rows).step_by(MAX_ROWS) {
-            let last = rows.min(first + MAX_ROWS);
-            let to = InputPanelMut {
-                values: &mut self.values[first * floats..last * floats],
-                quants: &mut self.quants[first * wholes..last * wholes],
-                scales: &mut self.scales[first * scales..last * scales],
-                sums: &mut self.sums[first * sums..last * sums],
-            };
-            qgemv::prepare_inputs(isa, &x[first * k..last * k], k, (bits, group), to);
-        }
+        let (values, quants) = (
+            SharedOutput::new(&mut self.values),
+            SharedOutput::new(&mut self.quants),
+        );
+        let (scale_places, sum_places) = (
+            SharedOutput::new(&mut self.scales),
+            SharedOutput::new(&mut self.sums),
+        );
+        run(&|panels| {
+            for rows in panels {
+                let (first, n) = (rows.start, rows.len());
+                // SAFETY: each panel belongs to only one part.
+                let to = unsafe {
+                    InputPanelMut {
+                        values: values.slice_mut(first * floats, n * floats),
+                        quants: quants.slice_mut(first * wholes, n * wholes),
+                        scales: scale_places.slice_mut(first * scales, n * scales),
+                        sums: sum_places.slice_mut(first * sums, n * sums),
+                    }
+                };
+                let x = &x[first * k..rows.end * k];
+                qgemv::prepare_inputs(isa, x, k, (bits, group), to);
+            }
+        });
     }
 
     /// The panel of `n` rows from `from` on.
@@ -129,9 +200,14 @@ impl PreparedForm {
 }
 
 impl PreparedRows<'_> {
-    /// At most [`MAX_ROWS`] rows from `from` on, in this form.
+    /// The number of rows of the panel from row `from` on.
+    pub(crate) fn panel_rows(&self, from: usize) -> usize {
+        panel_rows(self.count - from, self.most)
+    }
+
+    /// The panel of the rows from `from` on, in this form.
     pub(crate) fn panel(&self, form: usize, from: usize) -> InputPanel<'_> {
-        self.forms[form].panel(from, MAX_ROWS.min(self.count - from))
+        self.forms[form].panel(from, self.panel_rows(from))
     }
 
     /// Calls `f` with at most [`MAX_ROWS`] rows from `from` on, as floats.

@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 
 use crate::gemm::dense::DenseView;
-use crate::gemm::packed_gemm::{ColumnBlock, GemmTask, MIN_GEMM_ROWS};
+use crate::gemm::packed_gemm::{ColumnBlock, GemmTask};
 use crate::gemm::product::{MatrixData, Product};
 use crate::layout::aligned::AlignedVec;
 use crate::layout::dense::DenseTile;
@@ -49,7 +49,7 @@ impl GemmTask<'_> {
     pub(crate) fn fits_dense(&self) -> bool {
         let is_dense = |(data, _): &(MatrixData<'_>, _)| matches!(data, MatrixData::Dense(_));
         dense_rows::packed_tile(self.product.isa).is_some()
-            && self.product.rows >= MIN_GEMM_ROWS
+            && self.product.rows >= dense_rows::min_packed_rows(self.product.isa)
             && self.product.k > 0
             && self.data.iter().all(is_dense)
     }

@@ -6,9 +6,9 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::slice::Iter;
 
-use crate::gemm::activations::Scratch;
+use crate::gemm::activations::{Forms, Scratch};
 use crate::gemm::few_rows::FewRows;
-use crate::gemm::packed_gemm::{GemmTask, MIN_GEMM_ROWS};
+use crate::gemm::packed_gemm::GemmTask;
 use crate::gemm::product::{MatrixData, MatrixFormat, MatrixPart, Product, Size, StoredMatrix};
 use crate::gemm::routes::{Routes, Routing};
 use crate::gemm::vjp::{ProductVjp, Stored};
@@ -190,7 +190,7 @@ impl StackProduct<'_> {
         if self.product.isa == Isa::Amx && rows >= 4 {
             return true;
         }
-        rows >= MIN_GEMM_ROWS || self.product.float_inputs
+        self.product.few_below() <= rows
     }
 
     /// Computes the products of experts with few rows each, in one pass over the threads.
@@ -209,6 +209,11 @@ impl StackProduct<'_> {
         out: &SharedOutput,
     ) {
         let Product { isa, k, .. } = self.product;
+        let forms = Forms {
+            packings: &self.packings,
+            most: self.product.panel_rows(),
+            threads: false,
+        };
         scratches.resize_with(few.len().max(scratches.len()), Scratch::default);
         let scratches = &mut scratches[..few.len()];
         let rows: usize = few.iter().map(|(_, range)| range.len()).sum();
@@ -218,12 +223,12 @@ impl StackProduct<'_> {
                 // SAFETY: each scratch memory belongs to only one part.
                 let scratch = &mut unsafe { shared.slice_mut(i, 1) }[0];
                 let inputs = &x[range.start * k..range.end * k];
-                scratch.fill(isa, inputs, None, k, &self.packings);
+                scratch.fill(isa, inputs, None, k, forms);
             }
         });
         let prepared: Vec<_> = (scratches.iter().zip(few))
             .map(|(scratch, (_, range))| {
-                scratch.filled(&x[range.start * k..range.end * k], k, &self.packings)
+                scratch.filled(&x[range.start * k..range.end * k], k, forms)
             })
             .collect();
         let jobs: Vec<_> = (prepared.iter().zip(few))

@@ -2,10 +2,15 @@
 //! `packed_gemm.rs` handles many rows, as in prefill.
 
 use crate::gemm::activations::PreparedRows;
+use crate::gemm::packed_gemm::MIN_GEMM_ROWS;
 use crate::gemm::product::{MatrixData, MatrixPart, Product};
-use crate::layout::input_panel::MAX_ROWS;
+#[cfg(target_arch = "x86_64")]
+use crate::isa::Isa;
+use crate::layout::input_panel::{MAX_ROWS, MOST_ROWS};
 use crate::layout::packed::INTERLEAVED_ROWS;
 use crate::partition::{OutputBlock, SharedOutput, parallel_ranges};
+#[cfg(target_arch = "x86_64")]
+use crate::prefill_inputs::PrefillInputs;
 use crate::simd::portable::vmath::Gate;
 use crate::simd::qgemv;
 use crate::simd::vmath::{gate_apply, gate_mul};
@@ -13,8 +18,15 @@ use crate::simd::vmath::{gate_apply, gate_mul};
 /// The number of matrix rows that stay in the cache while all input rows are processed.
 const BLOCK: usize = 32;
 
-/// The maximum number of elements of a block, unless that leaves too few rows.
+/// The maximum number of elements of a block, unless that leaves fewer than [`TILE`] rows.
 const LONG: usize = 1 << 15;
+
+/// The number of matrix rows that the AVX-512 kernel multiplies at once.
+const TILE: usize = 2 * INTERLEAVED_ROWS;
+
+/// The minimum number of rows for which codes are unpacked to memory.
+#[cfg(target_arch = "x86_64")]
+const MIN_INTEGER_ROWS: usize = 64;
 
 /// Input rows, their matrices, and the place of their outputs.
 pub(crate) struct FewRows<'a> {
@@ -48,7 +60,7 @@ impl Product {
                 if columns == width {
                     qgemv::qgemv(self.isa, all, x, out);
                 } else {
-                    let mut sums = [0.0; BLOCK * MAX_ROWS];
+                    let mut sums = [0.0; BLOCK * MOST_ROWS];
                     for at in (0..width).step_by(BLOCK) {
                         let part = at..width.min(at + BLOCK);
                         let sums = &mut sums[..n * part.len()];
@@ -77,10 +89,40 @@ impl Product {
         }
     }
 
-    /// The number of row blocks processed at once. It is smaller for long rows, so that the
-    /// operands fit the L1 cache.
+    /// The number of rows from which on this kernel is not used. It unpacks codes to registers, once
+    /// for each panel. `integer_gemm.rs` unpacks codes to memory, once for all rows, which is faster
+    /// with 64 or more rows, and gives the same bits.
+    pub(crate) fn few_below(&self) -> usize {
+        if self.float_inputs {
+            return 0;
+        }
+        #[cfg(target_arch = "x86_64")]
+        if self.prefill_inputs == PrefillInputs::Int16 && self.isa.has_avx2() && self.has_integers()
+        {
+            return MIN_INTEGER_ROWS;
+        }
+        MIN_GEMM_ROWS
+    }
+
+    /// Whether the kernels for x86-64 multiply all matrices with integers.
+    #[cfg(target_arch = "x86_64")]
+    fn has_integers(&self) -> bool {
+        self.parts.iter().all(|part| part.kind.has_integers())
+    }
+
+    /// The maximum number of rows of a panel that suits the kernels of all parts.
+    pub(crate) fn panel_rows(&self) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if matches!(self.isa, Isa::Avx512 | Isa::Amx) && self.has_integers() {
+            return MOST_ROWS;
+        }
+        MAX_ROWS
+    }
+
+    /// The number of row blocks processed at once: whole tiles. It is smaller for long rows, so that
+    /// the operands fit the L1 cache.
     fn blocks_at_once(&self) -> usize {
-        (LONG / self.k.max(1)).clamp(INTERLEAVED_ROWS, BLOCK) / INTERLEAVED_ROWS
+        (LONG / self.k.max(1) / TILE * TILE).clamp(TILE, BLOCK) / INTERLEAVED_ROWS
     }
 
     pub(crate) fn run_few_rows(
@@ -142,8 +184,9 @@ impl Product {
                 let column = (at - start) * INTERLEAVED_ROWS;
                 // The last row block may extend beyond the matrix.
                 let columns = ((next - at) * INTERLEAVED_ROWS).min(part.size.n - column);
-                for from in (0..rows.count).step_by(MAX_ROWS) {
-                    let n = MAX_ROWS.min(rows.count - from);
+                let mut from = 0;
+                while from < rows.count {
+                    let n = rows.panel_rows(from);
                     let at_row = |i: usize| (job.first_row + from + i) * self.n + place + column;
                     // SAFETY: only this part writes these columns of these rows.
                     let mut to = unsafe { out.block(at_row(0), self.n, (n, columns)) };
@@ -160,6 +203,7 @@ impl Product {
                             to.zip(before).for_each(|(to, before)| *to += before);
                         }
                     }
+                    from += n;
                 }
                 at = next;
             }
@@ -185,18 +229,20 @@ impl Product {
                 let blocks = (at, (at + block).min(last));
                 let columns =
                     ((blocks.1 - at) * INTERLEAVED_ROWS).min(self.n - at * INTERLEAVED_ROWS);
-                for from in (0..rows.count).step_by(MAX_ROWS) {
-                    let n = MAX_ROWS.min(rows.count - from);
+                let mut from = 0;
+                while from < rows.count {
+                    let n = rows.panel_rows(from);
                     let place = from * self.n + at * INTERLEAVED_ROWS;
                     // SAFETY: only this part writes these columns.
                     let mut gates = unsafe { out.block(place, self.n, (n, columns)) };
-                    let mut ups = [0.0; BLOCK * MAX_ROWS];
+                    let mut ups = [0.0; BLOCK * MOST_ROWS];
                     let mut ups = OutputBlock::contiguous(&mut ups[..n * columns], n);
                     self.qgemv(*first, blocks, rows, from, &mut gates);
                     self.qgemv(*second, blocks, rows, from, &mut ups);
                     for i in 0..n {
                         gate_mul(self.isa, gate, gates.row_mut(i), ups.row_mut(i));
                     }
+                    from += n;
                 }
             }
         });

@@ -10,7 +10,7 @@
 
 use std::cell::RefCell;
 
-use crate::gemm::packed_gemm::{BLOCK_M, ColumnBlock, GemmTask, MIN_GEMM_ROWS};
+use crate::gemm::packed_gemm::{BLOCK_M, ColumnBlock, GemmTask};
 use crate::gemm::product::{MatrixData, Product};
 use crate::layout::aligned::AlignedVec;
 use crate::layout::integer_panel::{CodePanel, CodePanelMut, InputColumns, InputColumnsMut, STEP};
@@ -67,7 +67,7 @@ impl GemmTask<'_> {
     /// integers.
     pub(crate) fn fits_integers(&self) -> bool {
         integer_tile::supports(self.product.isa)
-            && self.product.rows >= MIN_GEMM_ROWS
+            && self.product.rows >= self.product.few_below()
             && self.data.iter().all(|(data, _)| match data {
                 MatrixData::Quantized { matrix, .. } => matrix.kernels().integers,
                 MatrixData::Dense(_) => false,

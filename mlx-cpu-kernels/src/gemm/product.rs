@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use crate::gemm::dense::{DenseType, DenseView};
 use crate::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::layout::packed::FLOAT_INPUTS;
 use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix, ScaleFormat};
 use crate::prefill_inputs::PrefillInputs;
 use crate::simd::portable::vmath::Gate;
@@ -76,6 +78,15 @@ pub enum MatrixFormat {
 }
 
 impl MatrixFormat {
+    /// Whether the kernels for x86-64 multiply the codes with integers.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn has_integers(self) -> bool {
+        match self {
+            Self::Quantized { bits, scales, .. } => scales.input_bits(bits) != FLOAT_INPUTS,
+            Self::Dense(_) => false,
+        }
+    }
+
     /// The matrix with `k` columns: `stored`, or otherwise the next of `inputs`, which is consumed.
     /// If its packing is not in `packings`, it is appended.
     ///

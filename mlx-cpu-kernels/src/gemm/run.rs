@@ -3,8 +3,8 @@
 
 use std::cell::RefCell;
 
-use crate::gemm::activations::Scratch;
-use crate::gemm::packed_gemm::{GemmTask, MIN_GEMM_ROWS};
+use crate::gemm::activations::{Forms, Scratch};
+use crate::gemm::packed_gemm::GemmTask;
 use crate::gemm::product::{MAX_PARTS, MatrixData, Product};
 use crate::partition::SharedOutput;
 #[cfg(target_arch = "x86_64")]
@@ -124,11 +124,16 @@ impl GemmTask<'_> {
                 return self.run_dense(out);
             }
         }
-        if product.rows >= MIN_GEMM_ROWS || product.float_inputs {
+        if product.rows >= product.few_below() {
             return self.run(out);
         }
         SCRATCH.with_borrow_mut(|scratch| {
-            let rows = scratch.fill(product.isa, self.x, self.norm, product.k, packings);
+            let forms = Forms {
+                packings,
+                most: product.panel_rows(),
+                threads: true,
+            };
+            let rows = scratch.fill(product.isa, self.x, self.norm, product.k, forms);
             match product.gate {
                 Some(gate) => product.run_few_rows_gated(gate, self.data, &rows, out),
                 None => product.run_few_rows(self.data, self.residual, &rows, out),

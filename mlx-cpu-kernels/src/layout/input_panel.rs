@@ -4,6 +4,20 @@
 /// The maximum number of input rows that are multiplied with a matrix row that is dequantized once.
 pub(crate) const MAX_ROWS: usize = 8;
 
+/// [`MAX_ROWS`] for the kernels of AVX-512 with integer inputs.
+pub(crate) const MOST_ROWS: usize = 16;
+
+/// The number of rows of the next panel if `left` rows are left, and a panel has at most `most`
+/// rows: [`MAX_ROWS`] or [`MOST_ROWS`].
+pub(crate) const fn panel_rows(left: usize, most: usize) -> usize {
+    match left {
+        MOST_ROWS.. if most == MOST_ROWS => MOST_ROWS,
+        12.. if most == MOST_ROWS => 12,
+        MAX_ROWS.. => MAX_ROWS,
+        _ => left,
+    }
+}
+
 /// An input row, prepared as floats.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct InputRow<'a> {
@@ -13,8 +27,8 @@ pub(crate) struct InputRow<'a> {
     pub sums: &'a [f32],
 }
 
-/// At most [`MAX_ROWS`] input rows, prepared as floats or as 16-bit integers. A few adjacent
-/// integers share a scale. The integers are ordered by matrix word, then by row.
+/// A few input rows, as many as [`panel_rows`] returns, prepared as floats or as 16-bit integers. A
+/// few adjacent integers share a scale. The integers are ordered by matrix word, then by row.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),

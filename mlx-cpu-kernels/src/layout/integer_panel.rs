@@ -5,10 +5,17 @@
 /// matrix. It is small, so that a large input affects the precision of few other inputs.
 pub(crate) const STEP: usize = 16;
 
+/// The two columns of element `i` of the pairs of a step: a column and the column four later. A
+/// shift of a word moves such a pair of codes into 16-bit lanes.
+pub(crate) const fn paired_columns(i: usize) -> [usize; 2] {
+    let first = i / 4 * 8 + i % 4;
+    [first, first + 4]
+}
+
 /// Input rows, one per lane of a tile.
 #[derive(Clone, Copy)]
 pub(crate) struct InputColumns<'a> {
-    /// Integers of two columns per element, `[columns / 2, LANES]`.
+    /// Integers of two columns per element, `[columns / 2, LANES]`; see [`paired_columns`].
     pub pairs: &'a [i32],
     /// Scales of the integers, `[columns / STEP, LANES]`.
     pub scales: &'a [f32],
@@ -26,7 +33,7 @@ pub(crate) struct InputColumnsMut<'a> {
 /// Rows of a quantized matrix: `w = scale * q + bias`, with a scale and bias per group.
 #[derive(Clone, Copy)]
 pub(crate) struct CodePanel<'a> {
-    /// Two codes of a row per element, `[columns / 2, rows]`.
+    /// Two codes of a row per element, `[columns / 2, rows]`; see [`paired_columns`].
     pub pairs: &'a [i32],
     /// The scales, `[groups, rows]`.
     pub scales: &'a [f32],
@@ -43,4 +50,15 @@ pub(crate) struct CodePanelMut<'a> {
     pub pairs: &'a mut [i32],
     pub scales: &'a mut [f32],
     pub biases: &'a mut [f32],
+}
+
+impl CodePanelMut<'_> {
+    /// The same panel for a shorter time.
+    pub(crate) fn reborrow(&mut self) -> CodePanelMut<'_> {
+        CodePanelMut {
+            pairs: self.pairs,
+            scales: self.scales,
+            biases: self.biases,
+        }
+    }
 }

@@ -47,6 +47,16 @@ pub(crate) fn packed_tile(isa: Isa) -> Option<DenseTile> {
     }
 }
 
+/// The minimum number of input rows for which [`multiply_packed`] is faster than [`multiply`], though
+/// it packs the matrix.
+pub(crate) fn min_packed_rows(isa: Isa) -> usize {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => 8,
+        _ => 12,
+    }
+}
+
 /// Packs the rows `x` of a panel, at most [`DenseTile::inputs`]. If there is a norm, each row is
 /// multiplied by its factor and by the weight; the norm is the weight and the factors.
 ///

@@ -10,7 +10,7 @@ use crate::layout::byte_panel::{BytePanelMut, CodeBytes};
 use crate::layout::integer_panel::CodePanelMut;
 use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS, PackedMatrix, PackedRow};
 #[cfg(target_arch = "x86_64")]
-use crate::simd::avx2;
+use crate::simd::{avx2, avx512};
 use crate::simd::{portable, vmath};
 
 /// Scratch memory for the rows of a row block.
@@ -82,9 +82,13 @@ impl PackedMatrix<'_> {
     /// group by group. Codes must represent integers.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn integer_pairs(self, isa: Isa, to: CodePanelMut<'_>) {
-        assert!(isa.has_avx2());
-        // SAFETY: only `detect` makes these, on processors with avx2, fma and f16c.
-        unsafe { avx2::dequantize::integer_pairs(self, to) }
+        match isa {
+            // SAFETY: only `detect` makes these, on processors with all features of the kernels.
+            Isa::Avx512 | Isa::Amx => unsafe { avx512::integer_pairs::integer_pairs(self, to) },
+            // SAFETY: only `detect` makes it, on processors with avx2, fma and f16c.
+            Isa::Avx2 => unsafe { avx2::integer_pairs::integer_pairs(self, to, 0) },
+            _ => unreachable!("a product of `fits_integers`"),
+        }
     }
 
     /// Writes all rows as bytes, by groups of four columns, and their scales and biases, group by

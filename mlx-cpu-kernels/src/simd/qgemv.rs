@@ -1,4 +1,4 @@
-//! Multiplication of quantized matrices with up to eight input rows. Sums are float32. Chooses the
+//! Multiplication of quantized matrices with up to eight input rows; up to sixteen with AVX-512. Sums are float32. Chooses the
 //! kernel by instruction set.
 
 use crate::isa::Isa;

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::layout::float_codes::{ByteScales, Codes, FP4_BIAS, FP4_CODES, FP4_SCALE, e4m3};
-use crate::layout::input_panel::{MAX_QUANT, MAX_ROWS};
+use crate::layout::input_panel::{MAX_QUANT, MAX_ROWS, MOST_ROWS};
 use crate::layout::packed::{
     GROUPS_PER_AFFINE_SUPER, GROUPS_PER_SUPER, GroupParams, INTERLEAVED_ROWS, SUPER_BIAS,
     ScaleFormat, TABLE_SUPER_WEIGHTS, symmetric_bias,
@@ -28,6 +28,16 @@ fn largest(isa: Isa) -> f32 {
         Isa::Dot => crate::simd::neon::qgemv_dotprod::MAX_QUANT,
         _ => MAX_QUANT,
     }
+}
+
+/// Whether kernels multiply more than [`MAX_ROWS`] rows with codes that they unpack once.
+fn has_large_panels(isa: Isa) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if matches!(isa, Isa::Avx512 | Isa::Amx) {
+        return true;
+    }
+    let _ = isa;
+    false
 }
 
 /// The number of rows of the tested matrices.
@@ -450,9 +460,12 @@ fn check(matrix: PackedMatrix<'_>, group: usize, params: impl Fn(usize) -> (f32,
         Codes::Integers => bits,
         _ => ScaleFormat::E8m0.input_bits(bits),
     };
-    for m in 1..=MAX_ROWS {
+    for m in (1..=MAX_ROWS).chain([12, MOST_ROWS]) {
         let inputs = noise(m * k, 7);
         for isa in tested() {
+            if m > MAX_ROWS && (!has_large_panels(isa) || !matrix.kernels().integers) {
+                continue;
+            }
             let shared = inputs_per_scale(isa);
             let mut out = vec![0.0; m * ROWS];
             with_panel(isa, &inputs, k, (bits, group), |x| {

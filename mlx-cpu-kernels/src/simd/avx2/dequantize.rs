@@ -1,20 +1,20 @@
 //! Dequantization with AVX2.
 
-use crate::layout::float_codes::Codes;
+use crate::layout::float_codes::{ByteScales, Codes};
 use crate::layout::formats::with_codes;
-use crate::layout::integer_panel::CodePanelMut;
 use crate::layout::packed::{
     GROUPS_PER_AFFINE_SUPER, GroupParams, INTERLEAVED_ROWS, PackedMatrix, PackedRow, code_position,
     codes_per_chunk,
 };
-use crate::simd::avx2::float_codes::{e4m3_lanes, fp4_codes, integers, super_affine};
+use crate::simd::avx2::float_codes::{e4m3, e4m3_lanes, e8m0, fp4_codes, integers, super_affine};
 use crate::simd::portable;
 
 use std::arch::x86_64::{
-    __m256, __m256i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm256_add_ps, _mm256_and_si256,
-    _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_mul_ps,
-    _mm256_or_si256, _mm256_set1_epi32, _mm256_set1_ps, _mm256_shuffle_epi8, _mm256_sll_epi32,
-    _mm256_slli_epi32, _mm256_srai_epi32, _mm256_srl_epi32, _mm256_storeu_ps, _mm256_storeu_si256,
+    __m256, __m256i, _mm_cvtsi32_si128, _mm_loadl_epi64, _mm_loadu_si128, _mm256_add_ps,
+    _mm256_and_si256, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_loadu_ps,
+    _mm256_loadu_si256, _mm256_mul_ps, _mm256_or_si256, _mm256_set1_epi32, _mm256_set1_ps,
+    _mm256_shuffle_epi8, _mm256_sll_epi32, _mm256_slli_epi32, _mm256_srai_epi32, _mm256_srl_epi32,
+    _mm256_storeu_ps,
 };
 
 /// See [`crate::simd::dequantize::dequantize_packed_row`].
@@ -126,73 +126,6 @@ fn integer<const BITS: u32, const CODES: u32>(
     }
 }
 
-/// See [`PackedMatrix::integer_pairs`].
-///
-/// # Safety
-/// The processor must have avx2, fma and f16c.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) unsafe fn integer_pairs(matrix: PackedMatrix<'_>, to: CodePanelMut<'_>) {
-    // SAFETY: the caller guarantees avx2, fma and f16c.
-    unsafe { with_codes!(integer_pairs_bits(matrix, to)) }
-}
-
-/// [`integer_pairs`] for codes of this bit width.
-///
-/// # Safety
-/// As [`integer_pairs`].
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn integer_pairs_bits<const BITS: u32, const CODES: u32>(
-    matrix: PackedMatrix<'_>,
-    to: CodePanelMut<'_>,
-) {
-    let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
-    let (width, size) = (count * INTERLEAVED_ROWS, matrix.group_size());
-    let chunk = codes_of_whole_words(BITS);
-    let words = chunk * BITS as usize / 32;
-    // All reads and writes below are within these bounds.
-    assert!(matrix.words.len() == groups * per * width && matrix.bits == BITS);
-    assert!(matrix.scales.len() == groups * width && matrix.biases.len() == groups * width);
-    assert!(size * BITS as usize == 32 * per && size.is_multiple_of(chunk));
-    assert!(chunk.is_multiple_of(2) && to.pairs.len() == groups * size / 2 * width);
-    assert!(to.scales.len() == groups * width && to.biases.len() == groups * width);
-    let table = integers(matrix.codes());
-    let mask = _mm256_set1_epi32((u32::MAX >> (32 - BITS)).cast_signed());
-    let low = _mm256_set1_epi32(0xffff);
-    for i in 0..count {
-        for g in 0..groups {
-            // SAFETY: group `g` of row block `i` has its words from `g * per` on. The words and
-            // their pairs of columns are within the asserted bounds.
-            unsafe {
-                let at = i * groups + g;
-                let place = g * width + i * INTERLEAVED_ROWS;
-                let scale = group_params(matrix.scales, at);
-                _mm256_storeu_ps(to.scales.as_mut_ptr().add(place), scale);
-                let bias = group_params(matrix.biases, at);
-                _mm256_storeu_ps(to.biases.as_mut_ptr().add(place), bias);
-                for c in 0..size / chunk {
-                    let from = (i * groups * per + g * per + c * words) * INTERLEAVED_ROWS;
-                    let from = matrix.words.as_ptr().add(from);
-                    let mut q = [mask; 5];
-                    for (i, q) in q.iter_mut().enumerate().take(words) {
-                        *q = _mm256_loadu_si256(from.add(i * INTERLEAVED_ROWS).cast());
-                    }
-                    let pair = (g * size + c * chunk) / 2;
-                    for j in 0..chunk / 2 {
-                        let first = integer::<BITS, CODES>(&q, 2 * j, mask, table);
-                        let second = integer::<BITS, CODES>(&q, 2 * j + 1, mask, table);
-                        let both = _mm256_or_si256(
-                            _mm256_and_si256(first, low),
-                            _mm256_slli_epi32::<16>(second),
-                        );
-                        let place = (pair + j) * width + i * INTERLEAVED_ROWS;
-                        _mm256_storeu_si256(to.pairs.as_mut_ptr().add(place).cast(), both);
-                    }
-                }
-            }
-        }
-    }
-}
-
 /// Code `j` of a chunk in the lowest bits of each lane, with arbitrary bits above.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -214,7 +147,7 @@ pub(super) fn code_at<const BITS: u32>(q: &[__m256i; 5], j: usize) -> __m256i {
 /// The processor must have avx2 and f16c. The group must exist.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn group_params(factors: GroupParams<'_>, group: usize) -> __m256 {
+pub(crate) unsafe fn group_params(factors: GroupParams<'_>, group: usize) -> __m256 {
     // SAFETY: the caller guarantees avx2 and f16c, and that the group exists.
     unsafe {
         match factors {
@@ -222,11 +155,6 @@ pub(super) unsafe fn group_params(factors: GroupParams<'_>, group: usize) -> __m
             GroupParams::F16(all) => _mm256_cvtph_ps(_mm_loadu_si128(
                 all.as_ptr().add(group * INTERLEAVED_ROWS).cast(),
             )),
-            GroupParams::Symmetric { halves, factor } => {
-                let halves = halves.as_ptr().add(group * INTERLEAVED_ROWS);
-                let scales = _mm256_cvtph_ps(_mm_loadu_si128(halves.cast()));
-                _mm256_mul_ps(scales, _mm256_set1_ps(factor))
-            }
             GroupParams::SuperAffine {
                 codes,
                 supers,
@@ -237,8 +165,38 @@ pub(super) unsafe fn group_params(factors: GroupParams<'_>, group: usize) -> __m
                 let place = (first + group) / GROUPS_PER_AFFINE_SUPER * 2 * INTERLEAVED_ROWS;
                 super_affine(codes, supers[place..].as_ptr())[usize::from(is_bias)]
             }
-            GroupParams::Super { .. } | GroupParams::Table { .. } | GroupParams::Bytes { .. } => {
-                _mm256_loadu_ps(factors.group(group).as_ptr())
+            GroupParams::Symmetric { halves, factor }
+            | GroupParams::Table { halves, factor, .. } => {
+                let halves = halves.as_ptr().add(group * INTERLEAVED_ROWS);
+                let scales = _mm256_cvtph_ps(_mm_loadu_si128(halves.cast()));
+                _mm256_mul_ps(scales, _mm256_set1_ps(factor))
+            }
+            GroupParams::Super {
+                codes,
+                supers,
+                per,
+                first,
+                factor,
+                ..
+            } => {
+                let codes = codes.as_ptr().add(group * INTERLEAVED_ROWS);
+                let codes = _mm256_cvtepi8_epi32(_mm_loadl_epi64(codes.cast()));
+                let supers = &supers[(first + group) / per * INTERLEAVED_ROWS..];
+                let supers = _mm256_cvtph_ps(_mm_loadu_si128(supers.as_ptr().cast()));
+                let scales = _mm256_mul_ps(_mm256_cvtepi32_ps(codes), supers);
+                _mm256_mul_ps(scales, _mm256_set1_ps(factor))
+            }
+            GroupParams::Bytes {
+                codes,
+                scales,
+                factor,
+            } => {
+                let codes = _mm_loadl_epi64(codes.as_ptr().add(group * INTERLEAVED_ROWS).cast());
+                let scales = match scales {
+                    ByteScales::E8m0 => e8m0(codes),
+                    ByteScales::E4m3 => e4m3(codes),
+                };
+                _mm256_mul_ps(scales, _mm256_set1_ps(factor))
             }
         }
     }

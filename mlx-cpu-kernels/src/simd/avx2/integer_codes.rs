@@ -1,5 +1,6 @@
 //! Unpacks codes of quantized words to pairs of 16-bit integers, for vectors of any width.
-//! `qgemv.rs` of AVX2 and of AVX-512 multiply these pairs with the inputs.
+//! `qgemv.rs` of AVX2 and of AVX-512 multiply these pairs with the inputs, and `integer_pairs.rs`
+//! stores them.
 
 /// Generates functions for the processor features `$features`. Each returns the pairs of a run of
 /// eight codes, in the order of the inputs. In the arguments, `and` and `or` are bitwise
@@ -19,21 +20,10 @@ macro_rules! integer_codes {
         left_32: $left_32:ident,
         right_32: $right_32:ident,
     ) => {
-        /// Loads two adjacent inputs into each lane.
-        ///
-        /// # Safety
-        /// The processor must have the features of this instance. The two inputs must exist.
-        #[inline]
-        #[target_feature(enable = $features)]
-        unsafe fn broadcast_pair(at: *const i16) -> $int {
-            // SAFETY: the caller guarantees that the two inputs exist.
-            $set_32(unsafe { at.cast::<i32>().read_unaligned() })
-        }
-
         /// The pairs of a word of eight 4-bit codes.
         #[inline]
         #[target_feature(enable = $features)]
-        fn pairs_of_4bit(q: $int) -> [$int; 4] {
+        pub(super) fn pairs_of_4bit(q: $int) -> [$int; 4] {
             let mask = $set_16(15);
             [
                 $and(q, mask),
@@ -56,11 +46,25 @@ macro_rules! integer_codes {
             ]
         }
 
+        /// As [`pairs_of_8bit`], in the order of other widths: each pair is a code and the code four
+        /// later.
+        #[inline]
+        #[target_feature(enable = $features)]
+        pub(super) fn distant_pairs_of_8bit([first, second]: [$int; 2]) -> [$int; 4] {
+            let half = std::arch::x86_64::_mm_cvtsi32_si128(16);
+            let low = $set_32(0xffff);
+            let high = $set_32(-0x1_0000);
+            pairs_of_8bit([
+                $or($and(first, low), $left_32(second, half)),
+                $or($right_32(first, half), $and(second, high)),
+            ])
+        }
+
         /// The pairs of a word of eight 4-bit codes, mapped to the integers of a table. The
         /// integers are below 128.
         #[inline]
         #[target_feature(enable = $features)]
-        fn looked_up_pairs<const CODES: u32>(q: $int, table: $int) -> [$int; 4] {
+        pub(super) fn looked_up_pairs<const CODES: u32>(q: $int, table: $int) -> [$int; 4] {
             let nibbles = $set_8(15);
             // The bytes of `even` are codes 0, 2, 4, 6 of a word; those of `odd` are codes 1, 3, 5,
             // 7.
@@ -89,7 +93,7 @@ macro_rules! integer_codes {
         /// `q` has the words of the chunk.
         #[inline]
         #[target_feature(enable = $features)]
-        fn pairs_of_run<const BITS: u32, const RUN: usize>(q: &[$int; 5]) -> [$int; 4] {
+        pub(super) fn pairs_of_run<const BITS: u32, const RUN: usize>(q: &[$int; 5]) -> [$int; 4] {
             let first = 8 * RUN;
             // Inputs have the order of `integer_index`: each pair is a code and the code four
             // later.

@@ -11,7 +11,9 @@ use std::arch::x86_64::{
 use std::ops::Range;
 
 use crate::layout::input_panel::MAX_QUANT;
-use crate::layout::integer_panel::{CodePanel, InputColumns, InputColumnsMut, STEP};
+use crate::layout::integer_panel::{
+    CodePanel, InputColumns, InputColumnsMut, STEP, paired_columns,
+};
 use crate::layout::tile::LANES;
 
 /// The number of vectors of a panel.
@@ -48,8 +50,9 @@ pub(crate) unsafe fn quantize(columns: &[f32], to: InputColumnsMut<'_>) {
             let inverse = _mm256_div_ps(_mm256_set1_ps(MAX_QUANT), most);
             let scale = _mm256_mul_ps(most, _mm256_set1_ps(1.0 / MAX_QUANT));
             let mut sum = _mm256_setzero_si256();
-            for (i, two) in x.as_chunks::<2>().0.iter().enumerate() {
-                let two = two.map(|x| _mm256_cvtps_epi32(_mm256_mul_ps(x, inverse)));
+            for i in 0..STEP / 2 {
+                let two =
+                    paired_columns(i).map(|c| _mm256_cvtps_epi32(_mm256_mul_ps(x[c], inverse)));
                 let low = _mm256_and_si256(two[0], _mm256_set1_epi32(0xffff));
                 let both = _mm256_or_si256(low, _mm256_slli_epi32::<16>(two[1]));
                 let place = (step * STEP / 2 + i) * LANES + lane;

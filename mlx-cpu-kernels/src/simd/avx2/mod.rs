@@ -8,6 +8,7 @@ pub(crate) mod dequantize;
 pub(crate) mod flash_attention;
 pub(crate) mod float_codes;
 pub(crate) mod integer_codes;
+pub(crate) mod integer_pairs;
 pub(crate) mod integer_tile;
 pub(crate) mod microkernel;
 pub(crate) mod qgemv;

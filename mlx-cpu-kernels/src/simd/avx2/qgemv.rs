@@ -55,8 +55,9 @@ pub(crate) struct RowBlock {
     pub groups: usize,
     /// The number of words per group.
     pub per: usize,
-    /// The number of groups per float16, if scales are bytes times float16.
-    pub per_super: usize,
+    /// The binary logarithm of the number of groups per float16, if scales are bytes times float16.
+    /// Each group would otherwise need a division.
+    pub super_shift: u32,
     /// The kind of the codes.
     pub codes: Codes,
     /// The table's factor on scales, if codes index a table.
@@ -157,6 +158,7 @@ impl RowBlock {
             }
             _ => unreachable!("scales and biases are in one format"),
         };
+        assert!(per_super.is_power_of_two());
         let words = matrix.words.as_ptr();
         let first = Self {
             words,
@@ -164,7 +166,7 @@ impl RowBlock {
             biases,
             groups,
             per,
-            per_super,
+            super_shift: per_super.trailing_zeros(),
             codes: matrix.codes(),
             unit: match matrix.codes() {
                 Codes::Table(table) => table.unit(),
@@ -187,8 +189,8 @@ impl RowBlock {
                 (2 * factors, 2 * factors)
             }
             ScaleFormat::E8M0_ID | ScaleFormat::E4M3_ID => (factors, factors),
-            ScaleFormat::SUPER_AFFINE_ID => (2 * factors, 4 * factors / self.per_super),
-            _ => (factors, 2 * factors / self.per_super),
+            ScaleFormat::SUPER_AFFINE_ID => (2 * factors, (4 * factors) >> self.super_shift),
+            _ => (factors, (2 * factors) >> self.super_shift),
         };
         // SAFETY: the caller guarantees that the row block exists in this format.
         unsafe {
@@ -205,10 +207,11 @@ impl RowBlock {
 }
 
 /// Generates `qgemv` for `$features`. The generated function calls `row_blocks` of the invoking
-/// module. It passes the bits, the scale format and the number of input rows as constants.
+/// module. It passes the bits, the scale format and the number of input rows as constants. There are
+/// instances for `$rows` input rows.
 macro_rules! qgemv_for_constants {
     // `$d` is a dollar sign, for the macro inside.
-    ($features:literal, $d:tt) => {
+    ($features:literal, $d:tt, $($rows:literal)*) => {
         /// Multiplies row blocks with each of the inputs; see [`crate::simd::qgemv::qgemv`].
         ///
         /// # Safety
@@ -255,15 +258,8 @@ macro_rules! qgemv_for_constants {
             // asserts.
             unsafe {
                 match x.rows {
-                    1 => row_blocks::<1, BITS, SCALES>(first, count, x, out),
-                    2 => row_blocks::<2, BITS, SCALES>(first, count, x, out),
-                    3 => row_blocks::<3, BITS, SCALES>(first, count, x, out),
-                    4 => row_blocks::<4, BITS, SCALES>(first, count, x, out),
-                    5 => row_blocks::<5, BITS, SCALES>(first, count, x, out),
-                    6 => row_blocks::<6, BITS, SCALES>(first, count, x, out),
-                    7 => row_blocks::<7, BITS, SCALES>(first, count, x, out),
-                    8 => row_blocks::<8, BITS, SCALES>(first, count, x, out),
-                    _ => unreachable!("at most eight rows"),
+                    $($rows => row_blocks::<$rows, BITS, SCALES>(first, count, x, out),)*
+                    _ => unreachable!("a number of `panel_rows`"),
                 }
             }
         }
@@ -271,7 +267,7 @@ macro_rules! qgemv_for_constants {
 }
 pub(crate) use qgemv_for_constants;
 
-qgemv_for_constants!("avx2,fma,f16c", $);
+qgemv_for_constants!("avx2,fma,f16c", $, 1 2 3 4 5 6 7 8);
 
 integer_codes!(
     "avx2,fma,f16c", __m256i,
@@ -410,7 +406,9 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                             codes.cast::<i8>().wrapping_add(PREFETCH_BYTES / 8),
                         );
                     }
-                    let supers = block.biases.add(g / block.per_super * 4 * INTERLEAVED_ROWS);
+                    let supers = block
+                        .biases
+                        .add((g >> block.super_shift) * 4 * INTERLEAVED_ROWS);
                     let [scale, bias] = super_affine(codes.cast(), supers.cast());
                     (scale, bias)
                 }
@@ -424,7 +422,7 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                 }
                 _ => {
                     let codes = _mm_loadl_epi64(block.scales.add(g * 8).cast());
-                    let supers = block.biases.add(g / block.per_super * 16);
+                    let supers = block.biases.add((g >> block.super_shift) * 16);
                     let scale = _mm256_mul_ps(
                         _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)),
                         _mm256_cvtph_ps(_mm_loadu_si128(supers.cast())),
@@ -495,4 +493,15 @@ unsafe fn add_pairs<const M: usize>(
             *sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(exact), scale, *sum);
         }
     }
+}
+
+/// Loads two adjacent inputs into each lane.
+///
+/// # Safety
+/// The processor must have avx2. The two inputs must exist.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn broadcast_pair(at: *const i16) -> __m256i {
+    // SAFETY: the caller guarantees that the two inputs exist.
+    _mm256_set1_epi32(unsafe { at.cast::<i32>().read_unaligned() })
 }

@@ -12,7 +12,9 @@ use std::arch::x86_64::{
 use std::ops::Range;
 
 use crate::layout::input_panel::MAX_QUANT;
-use crate::layout::integer_panel::{CodePanel, InputColumns, InputColumnsMut, STEP};
+use crate::layout::integer_panel::{
+    CodePanel, InputColumns, InputColumnsMut, STEP, paired_columns,
+};
 use crate::layout::tile::LANES;
 
 /// The number of matrix rows per tile. With two panels, the integer sums and the group sums take 24
@@ -47,7 +49,8 @@ pub(crate) unsafe fn quantize(columns: &[f32], to: InputColumnsMut<'_>) {
             let scale = _mm512_mul_ps(most, _mm512_set1_ps(1.0 / MAX_QUANT));
             let rounded = x.map(|x| _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)));
             let mut sum = _mm512_setzero_si512();
-            for (i, two) in rounded.as_chunks::<2>().0.iter().enumerate() {
+            for i in 0..STEP / 2 {
+                let two = paired_columns(i).map(|c| rounded[c]);
                 let low = _mm512_and_si512(two[0], _mm512_set1_epi32(0xffff));
                 let both = _mm512_or_si512(low, _mm512_slli_epi32::<16>(two[1]));
                 let place = (step * STEP / 2 + i) * LANES;

@@ -3,6 +3,7 @@
 pub(crate) mod byte_tile;
 pub(crate) mod dense_rows;
 pub(crate) mod flash_attention;
+pub(crate) mod integer_pairs;
 pub(crate) mod integer_tile;
 pub(crate) mod microkernel;
 pub(crate) mod qgemv;

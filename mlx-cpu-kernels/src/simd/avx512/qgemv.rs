@@ -2,16 +2,16 @@
 //! are processed together, so that a vector holds sixteen outputs. VNNI multiplies and adds in one
 //! instruction (`vpdpwssd`). `avx2/quantize_inputs.rs` prepares the inputs.
 
+use std::arch::asm;
 use std::arch::x86_64::{
-    __m512, __m512i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch,
+    __m256, __m512, __m512i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch,
     _mm_unpacklo_epi64, _mm256_castps_pd, _mm256_castsi128_si256, _mm256_inserti128_si256,
     _mm256_loadu_pd, _mm256_loadu_si256, _mm256_storeu_ps, _mm512_and_si512, _mm512_castpd_ps,
     _mm512_castpd256_pd512, _mm512_castps512_ps256, _mm512_castsi256_si512, _mm512_cvtepi8_epi32,
-    _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_dpwssd_epi32, _mm512_fmadd_ps, _mm512_insertf64x4,
-    _mm512_inserti64x4, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi16,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
-    _mm512_shuffle_epi8, _mm512_sll_epi32, _mm512_slli_epi16, _mm512_srai_epi16, _mm512_srl_epi32,
-    _mm512_srli_epi16, _mm512_storeu_ps,
+    _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_insertf64x4, _mm512_inserti64x4,
+    _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_sll_epi32,
+    _mm512_slli_epi16, _mm512_srai_epi16, _mm512_srl_epi32, _mm512_srli_epi16, _mm512_storeu_ps,
 };
 
 use crate::layout::float_codes::{Codes, FP4_BIAS, FP4_SCALE};
@@ -24,7 +24,7 @@ use crate::simd::avx2::float_codes::{e4m3, e8m0, integers, super_affine};
 use crate::simd::avx2::integer_codes::integer_codes;
 use crate::simd::avx2::qgemv::{InputPtrs, PREFETCH_BYTES, RowBlock, qgemv_for_constants};
 
-qgemv_for_constants!("avx2,fma,f16c,avx512f,avx512bw,avx512vnni", $);
+qgemv_for_constants!("avx2,fma,f16c,avx512f,avx512bw,avx512vnni", $, 1 2 3 4 5 6 7 8 12 16);
 
 integer_codes!(
     "avx2,fma,f16c,avx512f,avx512bw,avx512vnni", __m512i,
@@ -232,7 +232,7 @@ unsafe fn super_scales(two: [RowBlock; 2], group: usize) -> __m512 {
             two.map(|block| _mm_loadl_epi64(block.scales.add(group * INTERLEAVED_ROWS).cast()));
         let codes = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_unpacklo_epi64(low, high)));
         let [low, high] = two.map(|block| {
-            let at = group / block.per_super * 2 * INTERLEAVED_ROWS;
+            let at = (group >> block.super_shift) * 2 * INTERLEAVED_ROWS;
             _mm_loadu_si128(block.biases.add(at).cast())
         });
         let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high);
@@ -247,23 +247,41 @@ unsafe fn super_scales(two: [RowBlock; 2], group: usize) -> __m512 {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
 unsafe fn super_affine_of(two: [RowBlock; 2], group: usize) -> (__m512, __m512) {
+    // Not a closure: its calls would not be inlined, and each call would spill all vectors.
+    // SAFETY: the caller guarantees sixteen bytes of the group and sixteen float16 of its
+    // super-group.
+    let (low, high) = unsafe {
+        (
+            super_affine_of_one(two[0], group),
+            super_affine_of_one(two[1], group),
+        )
+    };
+    let both = |low, high| {
+        let low = _mm512_castpd256_pd512(_mm256_castps_pd(low));
+        _mm512_castpd_ps(_mm512_insertf64x4::<1>(low, _mm256_castps_pd(high)))
+    };
+    (both(low[0], high[0]), both(low[1], high[1]))
+}
+
+/// The scales and biases of a group of a row block in [`ScaleFormat::SuperAffine`].
+///
+/// # Safety
+/// As [`super_affine_of`].
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f")]
+unsafe fn super_affine_of_one(block: RowBlock, group: usize) -> [__m256; 2] {
     // SAFETY: the caller guarantees sixteen bytes of the group and sixteen float16 of its
     // super-group. Prefetched addresses need not be valid.
-    let [low, high] = two.map(|block| unsafe {
+    unsafe {
         let codes = block.scales.add(group * 2 * INTERLEAVED_ROWS);
         if group.is_multiple_of(4) {
             _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(PREFETCH_BYTES / 8).cast());
         }
         let supers = block
             .biases
-            .add(group / block.per_super * 4 * INTERLEAVED_ROWS);
+            .add((group >> block.super_shift) * 4 * INTERLEAVED_ROWS);
         super_affine(codes.cast(), supers.cast())
-    });
-    let both = |low, high| {
-        let low = _mm512_castpd256_pd512(_mm256_castps_pd(low));
-        _mm512_castpd_ps(_mm512_insertf64x4::<1>(low, _mm256_castps_pd(high)))
-    };
-    (both(low[0], high[0]), both(low[1], high[1]))
+    }
 }
 
 /// The scales of a group of two row blocks, stored as 8-bit floats.
@@ -301,15 +319,49 @@ unsafe fn add_pairs<const M: usize>(
     for (m, sum) in sums.iter_mut().enumerate() {
         // SAFETY: the caller guarantees that the place is within the inputs.
         unsafe {
-            let mut exact = _mm512_setzero_si512();
-            for (run, n) in n.into_iter().enumerate() {
-                let at = x.quants.add(((2 * place + run) * M + m) * RUN);
-                for (i, n) in n.into_iter().enumerate() {
-                    exact = _mm512_dpwssd_epi32(exact, n, broadcast_pair(at.add(2 * i)));
-                }
-            }
+            let exact = dot::<M>(n, x.quants.add((2 * place * M + m) * RUN));
             let scale = _mm512_set1_ps(*x.scales.add(place * M + m));
             *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(exact), scale, *sum);
         }
     }
+}
+
+/// The products of two runs of codes with an input row, summed in each lane. The first run of the
+/// row's integers is at `at`; there are `M` rows.
+///
+/// LLVM would split each `_mm512_dpwssd_epi32` of such a chain into `vpmaddwd` and `vpaddd`, and
+/// load the inputs with a third instruction. Assembly needs one instruction.
+///
+/// # Safety
+/// The processor must have the features of [`qgemv`]. Both runs of the row must exist.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
+unsafe fn dot<const M: usize>(n: [[__m512i; 4]; 2], at: *const i16) -> __m512i {
+    let mut sum = _mm512_setzero_si512();
+    // SAFETY: the caller guarantees the features and both runs. The instructions only read memory.
+    unsafe {
+        asm!(
+            "vpdpwssd {sum}, {a}, dword ptr [{x}]{{1to16}}",
+            "vpdpwssd {sum}, {b}, dword ptr [{x} + 4]{{1to16}}",
+            "vpdpwssd {sum}, {c}, dword ptr [{x} + 8]{{1to16}}",
+            "vpdpwssd {sum}, {d}, dword ptr [{x} + 12]{{1to16}}",
+            "vpdpwssd {sum}, {e}, dword ptr [{x} + {next}]{{1to16}}",
+            "vpdpwssd {sum}, {f}, dword ptr [{x} + {next} + 4]{{1to16}}",
+            "vpdpwssd {sum}, {g}, dword ptr [{x} + {next} + 8]{{1to16}}",
+            "vpdpwssd {sum}, {h}, dword ptr [{x} + {next} + 12]{{1to16}}",
+            x = in(reg) at,
+            next = const M * RUN * size_of::<i16>(),
+            sum = inout(zmm_reg) sum,
+            a = in(zmm_reg) n[0][0],
+            b = in(zmm_reg) n[0][1],
+            c = in(zmm_reg) n[0][2],
+            d = in(zmm_reg) n[0][3],
+            e = in(zmm_reg) n[1][0],
+            f = in(zmm_reg) n[1][1],
+            g = in(zmm_reg) n[1][2],
+            h = in(zmm_reg) n[1][3],
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    sum
 }
