@@ -36,7 +36,7 @@ impl Tokenizer {
         let engine = self.engine();
         let single = |text: &str| {
             self.check_length(text)?;
-            guarded("encode", || engine.encode_fast(text, false))
+            self.encoding_without_offsets(text, false)
         };
         let mut first = single(text)?;
         let mut second = pair.map(single).transpose()?;

@@ -36,6 +36,7 @@ mod tokenizer;
 mod tokenizer_files;
 mod tokenizer_gguf;
 mod tokenizer_gguf_words;
+mod tokenizer_greedy;
 mod tokenizer_wordpiece;
 
 #[cfg(any(test, feature = "testing"))]

@@ -9,11 +9,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
 use inference::{Error, ErrorKind, Result};
-use tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
+use tokenizers::{Encoding, PreTokenizerWrapper};
 
 use super::limits::TextLimits;
 use super::pieces::{DecodeRule, TextBuilder};
+use super::tokenizer_greedy::Greedy;
 
 /// The tokenizer type of the `tokenizers` crate.
 pub(crate) type Engine = tokenizers::Tokenizer;
@@ -49,6 +50,8 @@ pub(crate) struct Facts {
     pub(crate) vocab_size: Option<usize>,
     /// Texts of ids that the vocabulary cannot look up, because another id has an equal text.
     pub(crate) hidden: HashMap<u32, String>,
+    /// Takes the longest token at each position, in place of the engine's model.
+    pub(crate) greedy: Option<Greedy>,
 }
 
 /// The tokenizer without control tokens. One instance is for the start of a text, and one for later
@@ -117,7 +120,7 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         self.check_length(text)?;
         let engine_adds = add_special && self.facts.affixes.is_none();
-        let encoding = guarded("encode", || self.engine.encode_fast(text, engine_adds))?;
+        let encoding = self.encoding_without_offsets(text, engine_adds)?;
         let mut ids = encoding.get_ids().to_vec();
         if add_special && let Some((begin, end)) = self.facts.affixes {
             if begin && let Some(bos) = self.facts.bos {
@@ -161,7 +164,7 @@ impl Tokenizer {
                 .as_ref()
                 .filter(|_| !start)
                 .unwrap_or(&plain.start);
-            let encoding = guarded("encode", || engine.encode(part, false))?;
+            let encoding = self.encoding(engine, part)?;
             // Merges can still produce a control token. If so, its text is divided and the pieces
             // are encoded.
             let mut cuts = vec![0];
@@ -202,7 +205,7 @@ impl Tokenizer {
     /// The control tokens that encoding `text` as markup would produce, with their byte ranges.
     pub(crate) fn control_spans(&self, text: &str) -> Result<Vec<(u32, std::ops::Range<usize>)>> {
         self.check_length(text)?;
-        let encoding = guarded("encode", || self.engine.encode(text, false))?;
+        let encoding = self.encoding(&self.engine, text)?;
         Ok(encoding
             .get_ids()
             .iter()
@@ -210,6 +213,26 @@ impl Tokenizer {
             .filter(|(id, _)| self.control.contains(id))
             .map(|(id, (from, to))| (*id, *from..*to))
             .collect())
+    }
+
+    /// Encodes a text with an engine of this tokenizer, without tokens around it.
+    pub(crate) fn encoding(&self, engine: &Engine, text: &str) -> Result<Encoding> {
+        guarded("encode", || match &self.facts.greedy {
+            Some(greedy) => greedy.encode(engine, text),
+            None => engine.encode(text, false),
+        })
+    }
+
+    /// As [`Self::encoding`] with the whole tokenizer. The offsets of tokens may be missing.
+    pub(crate) fn encoding_without_offsets(
+        &self,
+        text: &str,
+        engine_adds: bool,
+    ) -> Result<Encoding> {
+        guarded("encode", || match &self.facts.greedy {
+            Some(greedy) => greedy.encode(&self.engine, text),
+            None => self.engine.encode_fast(text, engine_adds),
+        })
     }
 
     /// The texts of all control tokens.

@@ -1,8 +1,9 @@
 //! Tokenizers from GGUF metadata, for models without a `tokenizer.json`.
 //!
-//! Four kinds are supported: `bert` (WordPiece, in `tokenizer_wordpiece.rs`), `gpt2` (byte-level
-//! BPE with a named pre-tokenizer), `llama` (SentencePiece BPE with scores) and `gemma4` (BPE over
-//! characters, with merge rules). `tokenizer_gguf_words.rs` has the named pre-tokenizers.
+//! Five kinds are supported: `bert` (WordPiece, in `tokenizer_wordpiece.rs`), `gpt2` (byte-level
+//! BPE with a named pre-tokenizer), `llama` (SentencePiece BPE with scores), `gemma4` (BPE over
+//! characters, with merge rules) and `rwkv` (the longest token at each position, in
+//! `tokenizer_greedy.rs`). `tokenizer_gguf_words.rs` has the named pre-tokenizers.
 
 use std::collections::{HashMap, HashSet};
 
@@ -24,6 +25,7 @@ use super::limits::TextLimits;
 use super::pieces::byte_token;
 use super::tokenizer::{Engine, Facts, Tokenizer, guarded};
 use super::tokenizer_gguf_words::words;
+use super::tokenizer_greedy;
 use inference_formats::GgufTokenizerParts;
 
 // Values of `tokenizer.ggml.token_type` with a meaning; other values mean ordinary text.
@@ -66,8 +68,15 @@ impl Tokenizer {
     /// As [`Tokenizer::from_gguf`].
     pub fn from_gguf_with(parts: &GgufTokenizerParts, limits: &TextLimits) -> Result<Self> {
         check(parts, limits)?;
+        let respelled;
+        let mut parts = parts;
+        if parts.model == tokenizer_greedy::MODEL {
+            respelled = tokenizer_greedy::respelled(parts)?;
+            parts = &respelled;
+        }
         let (piece, rules) = match parts.model.as_str() {
             Self::GGUF_BYTE_LEVEL => (false, true),
+            tokenizer_greedy::MODEL => (false, false),
             "gemma4" => (true, true),
             "llama" => (true, false),
             "bert" => return super::tokenizer_wordpiece::build(parts, limits),
@@ -75,13 +84,14 @@ impl Tokenizer {
                 return Err(Error::new(
                     ErrorKind::Unsupported,
                     format!(
-                        "tokenizer model {other:?} in tokenizer.ggml.model; supported are gpt2, llama, gemma4 and bert"
+                        "tokenizer model {other:?} in tokenizer.ggml.model; supported are gpt2, llama, gemma4, rwkv and bert"
                     ),
                 ));
             }
         };
         let (vocab, hidden) = vocabulary(&parts.tokens);
         let space = piece && parts.add_space_prefix.unwrap_or(!rules);
+        let mut greedy = None;
         let (mut engine, adds_bos) = match (piece, rules) {
             (true, true) => {
                 let merges = merges(parts, &vocab)?;
@@ -91,7 +101,12 @@ impl Tokenizer {
                 let merges = merges_by_score(parts, &vocab, limits)?;
                 (marked(parts, (vocab, merges), space)?, true)
             }
-            (false, _) => byte_level(parts, vocab)?,
+            (false, true) => byte_level(parts, vocab)?,
+            (false, false) => {
+                greedy = Some(tokenizer_greedy::build(parts)?);
+                let engine = guarded("build the tokenizer", || tokenizer_greedy::engine(vocab))?;
+                (engine, false)
+            }
         };
         // SentencePiece's usual ids, which files may omit.
         let usual = |id: u32| (piece && !rules).then_some(id);
@@ -107,6 +122,7 @@ impl Tokenizer {
             )),
             vocab_size: Some(parts.tokens.len()),
             hidden,
+            greedy,
             ..Facts::default()
         };
         let known = ENDS

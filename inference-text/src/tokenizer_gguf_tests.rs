@@ -221,8 +221,8 @@ fn metadata_that_lies_is_refused() {
     };
     says(&|p| p.tokens.clear(), "tokens is empty");
     says(
-        &|p| p.model = "rwkv".into(),
-        "supported are gpt2, llama, gemma4 and bert",
+        &|p| p.model = "t5".into(),
+        "supported are gpt2, llama, gemma4, rwkv and bert",
     );
     says(
         &|p| p.token_types = Some(vec![1]),

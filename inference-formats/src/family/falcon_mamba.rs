@@ -8,6 +8,12 @@ pub static FAMILY: Family = Family {
     recurrence: Recurrence::Every,
     gguf: Some(GgufFamily {
         is_variant: true,
+        // Falcon Mamba has norms of the step sizes, B and C.
+        claims: Some((mamba::ARCHITECTURE, |header| {
+            let keys = &header.keys;
+            let normed = keys.metadata.bool(&keys.key("ssm.dt_b_c_rms"))?;
+            Ok(normed.unwrap_or(false))
+        })),
         ..mamba::GGUF
     }),
     ..Family::new(

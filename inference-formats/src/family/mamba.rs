@@ -61,19 +61,16 @@ pub(super) const GGUF: GgufFamily = GgufFamily {
     unsuffixed: vectors!("mixer"),
     global: mamba2::GLOBAL,
     prefix: "backbone.layers.",
-    ..GgufFamily::new("mamba")
+    ..GgufFamily::new(ARCHITECTURE)
 };
 
-/// Reads the fields of a GGUF file. Falcon Mamba has norms of the step sizes, B and C.
+/// The architecture of GGUF files of Mamba and of Falcon Mamba.
+pub(super) const ARCHITECTURE: &str = "mamba";
+
+/// Reads the fields of a GGUF file.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let keys = &header.keys;
-    let normed = keys.metadata.bool(&keys.key("ssm.dt_b_c_rms"))?;
-    let family = match normed.unwrap_or(false) {
-        true => &super::falcon_mamba::FAMILY,
-        false => &FAMILY,
-    };
     Ok(json!({
-        "model_type": family.model_type,
         "num_attention_heads": 1,
         "num_key_value_heads": Value::Null,
         "head_dim": Value::Null,

@@ -47,6 +47,7 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
             "starcoder",
         ],
     ),
+    ("inference-text", "tokenizer_greedy", &["rwkv"]),
     // Kinds of layers in configurations.
     ("inference-formats", "config::layers", &["mamba"]),
     // Chat formats in messages.
