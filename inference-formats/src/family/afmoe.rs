@@ -59,11 +59,7 @@ pub static FAMILY: Family = Family {
 
 /// Reads the fields of a GGUF file. Its readers always scale the embedding.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
-    let usual = routed::Usual {
-        scoring: "sigmoid",
-        normalized: true,
-    };
-    let mut fields = routed::read(header, &usual)?;
+    let mut fields = routed::read(header, &routed::NORMALIZED_SIGMOIDS)?;
     fields["mup_enabled"] = json!(true);
     fields["sliding_window"] = json!(header.window()?);
     fields["layer_types"] = json!(header.layer_types()?);

@@ -63,12 +63,7 @@ fn complete(map: &mut Map<String, Value>) {
 
 /// Reads the fields of a GGUF file.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
-    let usual = routed::Usual {
-        scoring: "softmax",
-        normalized: true,
-    };
-    let mut fields = routed::read(header, &usual)?;
-    fields["use_qk_norm"] = json!(header.has("attn_q_norm.weight"));
+    let mut fields = routed::with_head_norms(header, &routed::NORMALIZED_SOFTMAX)?;
     fields["use_bias"] = json!(header.has("attn_output.bias"));
     Ok(fields)
 }

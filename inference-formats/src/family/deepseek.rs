@@ -15,13 +15,7 @@ pub static FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         permuted: true,
         optional_biases: true,
-        read: |header| {
-            let usual = routed::Usual {
-                scoring: "softmax",
-                normalized: false,
-            };
-            routed::read(header, &usual)
-        },
+        read: |header| routed::read(header, &routed::SOFTMAX),
         overrides: routed::names!(),
         ..GgufFamily::new("deepseek")
     }),

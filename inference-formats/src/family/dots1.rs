@@ -21,13 +21,7 @@ pub static FAMILY: Family = Family {
     pipeline: false,
     gguf: Some(GgufFamily {
         optional_biases: true,
-        read: |header| {
-            let usual = routed::Usual {
-                scoring: "sigmoid",
-                normalized: false,
-            };
-            routed::read(header, &usual)
-        },
+        read: |header| routed::read(header, &routed::SIGMOIDS),
         overrides: routed::names!(),
         unsuffixed: routed::CHOICE_BIAS,
         ..GgufFamily::new("dots1")

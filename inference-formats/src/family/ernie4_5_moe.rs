@@ -55,11 +55,7 @@ fn complete(map: &mut Map<String, Value>) {
 
 /// Reads the fields of a GGUF file.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
-    let usual = routed::Usual {
-        scoring: "softmax",
-        normalized: true,
-    };
-    let mut fields = routed::read(header, &usual)?;
+    let mut fields = routed::read(header, &routed::NORMALIZED_SOFTMAX)?;
     fields["use_bias"] = json!(header.has("attn_q.bias"));
     fields["moe_layer_interval"] = json!(
         header

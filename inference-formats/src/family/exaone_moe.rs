@@ -46,11 +46,7 @@ pub static FAMILY: Family = Family {
 
 /// Reads the fields of a GGUF file.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
-    let usual = routed::Usual {
-        scoring: "sigmoid",
-        normalized: true,
-    };
-    let mut fields = routed::read(header, &usual)?;
+    let mut fields = routed::read(header, &routed::NORMALIZED_SIGMOIDS)?;
     let window = header.window()?;
     fields["sliding_window"] = json!(window);
     fields["layer_types"] = match window {

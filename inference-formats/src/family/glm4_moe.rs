@@ -1,9 +1,8 @@
 //! GLM-4.5, 4.6 and 4.7.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::{Defaults, Family, GgufFamily, GgufHeader, Windows, fill, routed};
-use crate::error::Result;
+use super::{Defaults, Family, GgufFamily, Windows, fill, routed};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -17,7 +16,7 @@ pub static FAMILY: Family = Family {
     reply: Some("glm4_moe"),
     gguf: Some(GgufFamily {
         optional_biases: true,
-        read,
+        read: |header| routed::with_head_norms(header, &routed::NORMALIZED_SIGMOIDS),
         overrides: routed::names!(("post_attention_norm", "post_attention_layernorm")),
         unsuffixed: routed::CHOICE_BIAS,
         ..GgufFamily::new("glm4moe")
@@ -32,14 +31,3 @@ pub static FAMILY: Family = Family {
         },
     )
 };
-
-/// Reads the fields of a GGUF file.
-fn read(header: &GgufHeader<'_>) -> Result<Value> {
-    let usual = routed::Usual {
-        scoring: "sigmoid",
-        normalized: true,
-    };
-    let mut fields = routed::read(header, &usual)?;
-    fields["use_qk_norm"] = json!(header.has("attn_q_norm.weight"));
-    Ok(fields)
-}

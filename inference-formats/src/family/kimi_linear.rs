@@ -126,10 +126,6 @@ fn complete(map: &mut Map<String, Value>) {
 /// the number of heads of the other layers; the tensors show it.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let keys = &header.keys;
-    let usual = routed::Usual {
-        scoring: "sigmoid",
-        normalized: true,
-    };
     let heads = header.by_layer("attention.head_count_kv", (0, limits::HEADS))?;
     let heads = heads.unwrap_or_else(|| vec![header.heads; header.layers]);
     let kind = |n: &usize| match n {
@@ -147,7 +143,10 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
         "linear_conv_kernel_dim": keys.required("ssm.conv_kernel", limits::HIDDEN)?,
     });
     let latent = joined(deepseek_v3::latent(header)?, own);
-    Ok(joined(latent, routed::read(header, &usual)?))
+    Ok(joined(
+        latent,
+        routed::read(header, &routed::NORMALIZED_SIGMOIDS)?,
+    ))
 }
 
 #[cfg(test)]

@@ -71,10 +71,6 @@ fn complete(map: &mut Map<String, Value>) {
 /// Reads the fields of a GGUF file.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let keys = &header.keys;
-    let usual = routed::Usual {
-        scoring: "sigmoid",
-        normalized: true,
-    };
     let heads = header.by_layer("attention.head_count", (1, limits::HEADS))?;
     let heads = heads.unwrap_or_else(|| vec![header.heads; header.layers]);
     let part = |key: &str| -> Result<f64> {
@@ -121,7 +117,10 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
             },
         },
     });
-    Ok(joined(routed::read(header, &usual)?, own))
+    Ok(joined(
+        routed::read(header, &routed::NORMALIZED_SIGMOIDS)?,
+        own,
+    ))
 }
 
 /// Whether each head or each element has a gate. The rows of the matrices show it.

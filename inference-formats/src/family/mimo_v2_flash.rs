@@ -41,10 +41,6 @@ pub static FAMILY: Family = Family {
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     const HEADS: &str = "attention.head_count_kv";
     let keys = &header.keys;
-    let usual = routed::Usual {
-        scoring: "sigmoid",
-        normalized: true,
-    };
     let kinds = header.layer_types()?;
     let heads = header.by_layer(HEADS, (1, limits::HEADS))?;
     let heads = heads.unwrap_or_else(|| vec![header.heads; header.layers]);
@@ -68,7 +64,10 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
             "sliding_attention": rotation(sliding_base),
         },
     });
-    Ok(joined(routed::read(header, &usual)?, own))
+    Ok(joined(
+        routed::read(header, &routed::NORMALIZED_SIGMOIDS)?,
+        own,
+    ))
 }
 
 /// Lists of numbers say which layers slide and which have experts.

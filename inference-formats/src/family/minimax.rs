@@ -3,8 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::gguf::publish;
-use super::{Defaults, Family, GgufFamily, GgufHeader, Windows, fill, rename, routed};
-use crate::error::Result;
+use super::{Defaults, Family, GgufFamily, Windows, fill, rename, routed};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
@@ -20,7 +19,7 @@ pub static FAMILY: Family = Family {
         (".block_sparse_moe.", ".mlp."),
     ],
     gguf: Some(GgufFamily {
-        read,
+        read: |header| routed::with_head_norms(header, &routed::NORMALIZED_SIGMOIDS),
         write: |config| {
             config.remove("intermediate_size");
             publish(
@@ -57,15 +56,4 @@ fn complete(map: &mut Map<String, Value>) {
         ],
     );
     fill(map, json!({"norm_topk_prob": true, "use_qk_norm": true}));
-}
-
-/// Reads the fields of a GGUF file.
-fn read(header: &GgufHeader<'_>) -> Result<Value> {
-    let usual = routed::Usual {
-        scoring: "sigmoid",
-        normalized: true,
-    };
-    let mut fields = routed::read(header, &usual)?;
-    fields["use_qk_norm"] = json!(header.has("attn_q_norm.weight"));
-    Ok(fields)
 }

@@ -14,6 +14,40 @@ pub(super) struct Usual {
     pub normalized: bool,
 }
 
+/// Sigmoids, scaled to a sum of 1.
+pub(super) const NORMALIZED_SIGMOIDS: Usual = Usual {
+    scoring: "sigmoid",
+    normalized: true,
+};
+
+/// Sigmoids.
+pub(super) const SIGMOIDS: Usual = Usual {
+    normalized: false,
+    ..NORMALIZED_SIGMOIDS
+};
+
+/// A softmax, of which the chosen experts' parts are scaled to a sum of 1.
+pub(super) const NORMALIZED_SOFTMAX: Usual = Usual {
+    scoring: "softmax",
+    ..NORMALIZED_SIGMOIDS
+};
+
+/// A softmax.
+pub(super) const SOFTMAX: Usual = Usual {
+    normalized: false,
+    ..NORMALIZED_SOFTMAX
+};
+
+/// As [`read`], and whether attention has norms of heads.
+///
+/// # Errors
+/// As [`read`].
+pub(super) fn with_head_norms(header: &GgufHeader<'_>, usual: &Usual) -> Result<Value> {
+    let mut fields = read(header, usual)?;
+    fields["use_qk_norm"] = json!(header.has("attn_q_norm.weight"));
+    Ok(fields)
+}
+
 /// Reads the fields of a mixture.
 ///
 /// # Errors

@@ -92,10 +92,6 @@ fn complete(map: &mut Map<String, Value>) {
 /// Reads the fields of a GGUF file. In full layers, half of each head rotates.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let keys = &header.keys;
-    let usual = routed::Usual {
-        scoring: "sigmoid",
-        normalized: false,
-    };
     let kinds = header.layer_types()?;
     let number = |key: &str, kind: &str| -> Result<Option<usize>> {
         let numbers = header.by_layer(key, (1, limits::HEADS))?;
@@ -124,7 +120,7 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
         "swiglu_limits": limits_of("swiglu_clamp_exp")?,
         "swiglu_limits_shared": limits_of("swiglu_clamp_shexp")?,
     });
-    Ok(joined(routed::read(header, &usual)?, own))
+    Ok(joined(routed::read(header, &routed::SIGMOIDS)?, own))
 }
 
 /// Lists which layers have experts. Older files have their numbers as one text.
