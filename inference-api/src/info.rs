@@ -45,6 +45,9 @@ pub struct ModelInfo {
     /// How keys and values are stored, such as `float16`, or `4 bits, groups of 64`. `None` if the
     /// backend does not report it, or the model has none.
     pub cache: Option<String>,
+    /// Bytes of a token's keys and values over all layers, in a long sequence; 0 if the model has
+    /// none. `None` if the backend does not report it.
+    pub cache_bytes_per_token: Option<u64>,
     /// Whether the model has a chat template.
     pub has_chat_template: bool,
     /// The sampling options recommended by the model's authors. The engine does not apply them; a

@@ -1,5 +1,6 @@
 //! The MLX backend: registration under three names, and loading of models.
 
+mod cache_cost;
 mod load;
 mod options;
 mod place;
@@ -28,6 +29,7 @@ use crate::nn::router::FfnRouter;
 use crate::sample;
 use crate::text::TextPipeline;
 
+pub(crate) use cache_cost::CacheCost;
 use load::load;
 pub(crate) use load::{copied, open_weights, reduced};
 use options::warn_of_gpu_layers;

@@ -15,9 +15,9 @@ use crate::adapter::stored_bytes;
 use crate::arch;
 pub use crate::arch::wiring::{BlockInfo, BlockKind};
 use crate::backend::{
-    OpenModel, Place, cache_options, check_attention_sums, check_keyless, copied, reduced,
+    CacheCost, OpenModel, Place, cache_options, check_attention_sums, check_keyless, copied,
+    reduced,
 };
-use crate::cache::CacheOptions;
 use crate::checkpoint::{ModelConfig, ModelFiles, locate};
 use crate::divided;
 use crate::loader::Features;
@@ -131,7 +131,8 @@ impl ModelReport {
             let name = config.model_type.as_deref().unwrap_or_default();
             check_keyless(options, name)?;
         }
-        let cache = CacheCost::new(options, numbers, compute_bytes, config.head_size())?;
+        let caches = cache_options(options, config.head_size(), compute_bytes)?;
+        let cache = CacheCost::new(caches, numbers, compute_bytes);
         let available = available_memory();
         let left = available.checked_sub(weights.saturating_add(state));
         let most = i32::MAX.unsigned_abs().into();
@@ -198,57 +199,6 @@ pub fn pipeline_plan(
         .map_err(|e| Error::from(e).with_path(path))
 }
 
-/// The bytes of a token's keys and values, over all layers.
-#[derive(Debug, Clone, Copy)]
-struct CacheCost {
-    /// Bytes of an unquantized token.
-    plain: u64,
-    /// Bytes of a quantized token, and the number of tokens from which on the cache is quantized.
-    packed: Option<(u64, u64)>,
-    /// The maximum number of tokens that the cache keeps.
-    bound: Option<u64>,
-}
-
-impl CacheCost {
-    fn new(options: &LoadOptions, numbers: u64, size: usize, head_dim: usize) -> Result<Self> {
-        let caches = cache_options(options, head_dim, size)?;
-        let CacheOptions { bound, packing, .. } = caches;
-        let size = size as u64;
-        let packed = packing.map(|packing| {
-            // Each group has a scale and a bias.
-            let groups = numbers / u64::from(packing.group_size.unsigned_abs()).max(1);
-            let bits = numbers.saturating_mul(u64::from(packing.bits.unsigned_abs()));
-            let bytes = (bits / 8).saturating_add(groups.saturating_mul(2 * size));
-            (bytes, u64::from(packing.start.unsigned_abs()))
-        });
-        Ok(Self {
-            plain: numbers.saturating_mul(if caches.half { 2 } else { size }),
-            packed,
-            bound: bound.map(|n| u64::from(n.unsigned_abs())),
-        })
-    }
-
-    /// Bytes of a token in a long sequence.
-    fn per_token(self) -> u64 {
-        self.packed.map_or(self.plain, |(bytes, _)| bytes)
-    }
-
-    /// The number of tokens that fit into `bytes`; [`u64::MAX`] if any number of tokens fits.
-    fn max_tokens(self, bytes: u64) -> u64 {
-        let fit = |each: u64| bytes.checked_div(each).unwrap_or(u64::MAX);
-        let plain = fit(self.plain);
-        let tokens = match self.packed {
-            Some((each, start)) if plain >= start => fit(each),
-            _ => plain,
-        };
-        match self.bound {
-            // The cache drops the oldest tokens, so any number of tokens fits.
-            Some(bound) if tokens >= bound => u64::MAX,
-            _ => tokens,
-        }
-    }
-}
-
 /// Bytes available to a new program: the kernel's estimate, limited by the control group. If
 /// neither is known, the machine's memory.
 #[must_use]
@@ -276,41 +226,5 @@ mod tests {
     #[test]
     fn some_memory_is_available() {
         assert!(available_memory() > 1 << 20);
-    }
-
-    #[test]
-    fn packed_and_bounded_caches_have_more_room() {
-        let cost = |options: &LoadOptions| CacheCost::new(options, 1024, 4, 64).unwrap();
-        let plain = cost(&LoadOptions::new());
-        assert_eq!((plain.per_token(), plain.max_tokens(40_960)), (4096, 10));
-        let mut options = LoadOptions::new();
-        options.kv_bits = Some(4);
-        options.kv_group_size = 32;
-        options.quantized_kv_start = 0;
-        // 4 bits per element, and two float32 per group of 32 elements.
-        let packed = cost(&options);
-        assert_eq!((packed.per_token(), packed.max_tokens(40_960)), (768, 53));
-        // 20 unquantized tokens must fit before any token is quantized.
-        options.quantized_kv_start = 20;
-        assert_eq!(cost(&options).max_tokens(40_960), 10);
-        options.quantized_kv_start = 10;
-        assert_eq!(cost(&options).max_tokens(40_960), 53);
-        let half = cost(&LoadOptions::new().with_kv_bits(16));
-        assert_eq!((half.per_token(), half.max_tokens(40_960)), (2048, 20));
-        assert_eq!(cost(&LoadOptions::new().with_kv_bits(32)).per_token(), 4096);
-        // A compute type of 16 bits is also the type of caches.
-        let of_16 = |bits| CacheCost::new(&LoadOptions::new().with_kv_bits(bits), 1024, 2, 64);
-        assert_eq!(of_16(16).unwrap().per_token(), 2048);
-        let refused = of_16(32).unwrap_err();
-        assert!(refused.to_string().contains("kv_bits is 32"), "{refused}");
-        let mut options = LoadOptions::new();
-        options.context_len = Some(8);
-        assert_eq!(cost(&options).max_tokens(40_960), u64::MAX);
-        assert_eq!(cost(&options).max_tokens(7 * 4096), 7);
-        options.context_len = None;
-        options.kv_bits = Some(4);
-        options.kv_group_size = 128;
-        let refused = CacheCost::new(&options, 1024, 4, 64).unwrap_err();
-        assert!(refused.to_string().contains("does not divide"), "{refused}");
     }
 }

@@ -125,3 +125,34 @@ fn prompt_caches_of_16_bits_are_written_and_read_again() {
         assert_eq!(continued(half.as_ref(), &file(32)).1, 40);
     }
 }
+
+#[test]
+fn the_reported_size_of_a_token_is_that_in_prompt_cache_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("cache.safetensors");
+    for name in ["llama", "qwen3", "deepseek-v3"] {
+        for bits in [32, 16, 8] {
+            let options = LoadOptions::new().with_kv_bits(bits).with_kv_group_size(32);
+            let model = match inference::load_model(
+                fixture("tiny").join(name),
+                &options.with_backend("cpu"),
+            ) {
+                Ok(model) => model,
+                // The heads of this model are narrower than the groups.
+                Err(e) if e.message().contains("kv_group_size") && bits == 8 => continue,
+                Err(e) => panic!("{name}, {bits}: {e}"),
+            };
+            let caches = model.as_prompt_cache().unwrap();
+            (caches.save_prompt_cache(&prompt(40), &file, &Interrupt::new())).unwrap();
+            let tensors = SafetensorsCheckpoint::open_file(&file).unwrap();
+            let stored: u64 = (tensors.names().filter(|name| name.contains('.')))
+                .map(|name| tensors.info(name).unwrap().nbytes as u64)
+                .sum();
+            let reported = model.info().cache_bytes_per_token;
+            assert_eq!(reported, Some(stored / 40), "{name}, {bits} bits");
+        }
+    }
+    // Its layers have states of fixed size.
+    let model = load("mamba", LoadOptions::new());
+    assert_eq!(model.info().cache_bytes_per_token, Some(0));
+}

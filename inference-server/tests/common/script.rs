@@ -164,9 +164,9 @@ impl Script {
             .with_info(|info| {
                 info.architecture = String::from("script");
                 info.hidden_size = 2;
-                // The KV cache of a token has 16 bytes: a key and a value of two float32 elements
-                // each.
+                // A key and a value of two elements each, in 16 bits.
                 (info.num_layers, info.num_kv_heads, info.head_dim) = (1, 1, 2);
+                info.cache_bytes_per_token = Some(8);
                 info.context_length = Some(1_000_000);
                 info.has_chat_template = true;
             });

@@ -32,7 +32,7 @@ fn free(server: &Running) {
 
 #[test]
 fn requests_whose_keys_do_not_fit_wait_for_others_to_end() {
-    let config = config().with_kv_budget(1000 * 16);
+    let config = config().with_kv_budget(1000 * 8);
     let server = serve_as(&config, |model| model.with_context(10_000));
     let client = server.client();
     let ask = |most: usize| json!({"prompt": "!long", "max_tokens": most});

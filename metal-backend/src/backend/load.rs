@@ -10,6 +10,7 @@ use inference_formats::footprint::Footprint;
 use mlx_rs_core::distributed::Group;
 use mlx_rs_core::{Dtype, Stream, memory};
 
+use super::cache_cost::CacheCost;
 use super::options::{
     cache_options, check_attends, check_attention_sums, check_keyless, stored_as,
 };
@@ -186,6 +187,12 @@ pub(crate) fn load(
         .map(|(prefill_inputs, (bits, _))| prefill_inputs.used_for(bits).to_owned());
     let caches = cache_options(options, info.head_dim, weights.dtype().size())?;
     info.cache = has_keys.then(|| stored_as(&caches, before.compute));
+    let numbers = match has_keys {
+        true => arch::key_numbers(&config)?,
+        false => 0,
+    };
+    let cost = CacheCost::new(caches, numbers, weights.dtype().size());
+    info.cache_bytes_per_token = Some(cost.per_token());
 
     let mut eos = config.eos_token_ids;
     eos.extend(before.text.tokenizer().eos_ids());

@@ -107,6 +107,7 @@ const ORDER: &[&str] = &[
     "divided",
     "backend::place",
     "backend::options",
+    "backend::cache_cost",
     "backend::source",
     "backend::load",
     "backend",
