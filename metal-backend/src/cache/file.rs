@@ -208,7 +208,8 @@ mod tests {
     use super::*;
     use crate::cache::{CacheOptions, LayerState, Packing, Switch};
     use crate::cache::{RecurrentState, StateLayout, StatePart};
-    use mlx_rs_core::zeros;
+    use crate::cache::file_tensors::WORK_PREFIX;
+    use mlx_rs_core::{Array, Dtype, zeros};
 
     fn filled(options: CacheOptions) -> Caches {
         (0..2)

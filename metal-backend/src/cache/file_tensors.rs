@@ -17,7 +17,7 @@ use crate::error::engine;
 use crate::workdir::{WorkDir, parent_of, unwritten};
 
 /// The prefix of the hidden directories in which files are created before they are moved.
-const WORK_PREFIX: &str = ".prompt-cache-";
+pub(super) const WORK_PREFIX: &str = ".prompt-cache-";
 
 /// The contents of a file.
 #[derive(Debug)]

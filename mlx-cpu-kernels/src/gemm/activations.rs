@@ -8,6 +8,9 @@ use crate::layout::input_panel::{InputPanel, InputPanelMut, MAX_ROWS, panel_rows
 use crate::partition::{SharedOutput, parallel_ranges};
 use crate::simd::{qgemv, vmath};
 
+/// The work on some panels of rows.
+type Part<'a> = dyn Fn(&[Range<usize>]) + Sync + 'a;
+
 /// Memory reused between operations, because each token requires hundreds of operations.
 #[derive(Default)]
 pub(crate) struct Scratch {
@@ -62,10 +65,10 @@ impl Scratch {
     ) -> PreparedRows<'a> {
         let Forms { packings, most, .. } = forms;
         let panels = panels(x.len() / k, most);
-        let run = |part: &(dyn Fn(&[Range<usize>]) + Sync)| {
+        let run = |part: &Part<'_>| {
             if forms.threads && panels.len() > 1 {
                 parallel_ranges(panels.len(), 4 * x.len(), &|from, to| {
-                    part(&panels[from..to])
+                    part(&panels[from..to]);
                 });
             } else {
                 part(&panels);
@@ -141,7 +144,7 @@ impl PreparedForm {
         x: &[f32],
         k: usize,
         (bits, group): (u32, usize),
-        run: &dyn Fn(&(dyn Fn(&[Range<usize>]) + Sync)),
+        run: &dyn Fn(&Part<'_>),
     ) {
         let rows = x.len() / k;
         let (floats, wholes) = if qgemv::quantizes_inputs(isa, bits) {

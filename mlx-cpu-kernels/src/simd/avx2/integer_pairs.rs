@@ -53,7 +53,7 @@ macro_rules! integer_pairs_for_vectors {
             let (codes, pairs) = (matrix.words.as_ptr(), to.pairs.as_mut_ptr());
             let row_words = groups * per;
             let mut i = from;
-            while i + $blocks <= count {
+            while count.saturating_sub(i) >= $blocks {
                 for g in 0..groups {
                     // SAFETY: the row blocks are below `count`. Group `g` of a row block has its
                     // words from `g * per` on. The words and their pairs of columns are within the
