@@ -62,10 +62,10 @@ impl Scratch {
     ) -> PreparedRows<'a> {
         let Forms { packings, most, .. } = forms;
         let panels = panels(x.len() / k, most);
-        let run = |part: &(dyn Fn(&[Range<usize>]) + Sync)| {
+        let run = |part: &OnPanels<'_>| {
             if forms.threads && panels.len() > 1 {
                 parallel_ranges(panels.len(), 4 * x.len(), &|from, to| {
-                    part(&panels[from..to])
+                    part(&panels[from..to]);
                 });
             } else {
                 part(&panels);
@@ -120,6 +120,9 @@ impl Scratch {
     }
 }
 
+/// Prepares the panels with these rows.
+type OnPanels<'a> = dyn Fn(&[Range<usize>]) + Sync + 'a;
+
 /// The rows of each panel.
 fn panels(rows: usize, most: usize) -> Vec<Range<usize>> {
     let mut panels = Vec::with_capacity(rows.div_ceil(MAX_ROWS) + 1);
@@ -141,7 +144,7 @@ impl PreparedForm {
         x: &[f32],
         k: usize,
         (bits, group): (u32, usize),
-        run: &dyn Fn(&(dyn Fn(&[Range<usize>]) + Sync)),
+        run: &dyn Fn(&OnPanels<'_>),
     ) {
         let rows = x.len() / k;
         let (floats, wholes) = if qgemv::quantizes_inputs(isa, bits) {
