@@ -8,9 +8,6 @@ use crate::layout::input_panel::{InputPanel, InputPanelMut, MAX_ROWS, panel_rows
 use crate::partition::{SharedOutput, parallel_ranges};
 use crate::simd::{qgemv, vmath};
 
-/// The work on some panels of rows.
-type Part<'a> = dyn Fn(&[Range<usize>]) + Sync + 'a;
-
 /// Memory reused between operations, because each token requires hundreds of operations.
 #[derive(Default)]
 pub(crate) struct Scratch {
@@ -65,7 +62,7 @@ impl Scratch {
     ) -> PreparedRows<'a> {
         let Forms { packings, most, .. } = forms;
         let panels = panels(x.len() / k, most);
-        let run = |part: &Part<'_>| {
+        let run = |part: &OnPanels<'_>| {
             if forms.threads && panels.len() > 1 {
                 parallel_ranges(panels.len(), 4 * x.len(), &|from, to| {
                     part(&panels[from..to]);
@@ -123,6 +120,9 @@ impl Scratch {
     }
 }
 
+/// Prepares the panels with these rows.
+type OnPanels<'a> = dyn Fn(&[Range<usize>]) + Sync + 'a;
+
 /// The rows of each panel.
 fn panels(rows: usize, most: usize) -> Vec<Range<usize>> {
     let mut panels = Vec::with_capacity(rows.div_ceil(MAX_ROWS) + 1);
@@ -144,7 +144,7 @@ impl PreparedForm {
         x: &[f32],
         k: usize,
         (bits, group): (u32, usize),
-        run: &dyn Fn(&Part<'_>),
+        run: &dyn Fn(&OnPanels<'_>),
     ) {
         let rows = x.len() / k;
         let (floats, wholes) = if qgemv::quantizes_inputs(isa, bits) {

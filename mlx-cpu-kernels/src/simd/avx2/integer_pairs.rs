@@ -24,7 +24,7 @@ pub(crate) const fn words_at_once(bits: u32) -> usize {
 }
 
 /// Generates `integer_pairs_bits` for `$features`. A vector has a word of each row of `$blocks` row
-/// blocks. `words` loads it, `store` stores pairs, and `factors` copies the factors of a group.
+/// blocks. `load` loads it, `store` stores pairs, and `factors` copies the factors of a group.
 macro_rules! integer_pairs_for_vectors {
     ($features:literal, $blocks:literal, $zero:ident, table: $table:ident) => {
         /// Unpacks the row blocks from `from` on for codes of this width, as many as whole vectors
@@ -52,8 +52,8 @@ macro_rules! integer_pairs_for_vectors {
             let table = $table(integers(matrix.codes()));
             let (codes, pairs) = (matrix.words.as_ptr(), to.pairs.as_mut_ptr());
             let row_words = groups * per;
-            let mut i = from;
-            while count.saturating_sub(i) >= $blocks {
+            for vector in 0..count.saturating_sub(from) / $blocks {
+                let i = from + vector * $blocks;
                 for g in 0..groups {
                     // SAFETY: the row blocks are below `count`. Group `g` of a row block has its
                     // words from `g * per` on. The words and their pairs of columns are within the
@@ -96,7 +96,6 @@ macro_rules! integer_pairs_for_vectors {
                         }
                     }
                 }
-                i += $blocks;
             }
         }
     };
