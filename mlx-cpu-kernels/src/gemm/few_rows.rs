@@ -89,9 +89,9 @@ impl Product {
         }
     }
 
-    /// The number of rows from which on this kernel is not used. It unpacks codes to registers, once
-    /// for each panel. `integer_gemm.rs` unpacks codes to memory, once for all rows, which is faster
-    /// with 64 or more rows, and gives the same bits.
+    /// The number of rows from which on this kernel is not used. It unpacks codes to registers,
+    /// once for each panel. `integer_gemm.rs` unpacks codes to memory, once for all rows. That is
+    /// faster with 64 or more rows, and gives the same bits.
     pub(crate) fn few_below(&self) -> usize {
         if self.float_inputs {
             return 0;
@@ -119,8 +119,8 @@ impl Product {
         MAX_ROWS
     }
 
-    /// The number of row blocks processed at once: whole tiles. It is smaller for long rows, so that
-    /// the operands fit the L1 cache.
+    /// The number of row blocks processed at once: whole tiles. It is smaller for long rows, so
+    /// that the operands fit the L1 cache.
     fn blocks_at_once(&self) -> usize {
         (LONG / self.k.max(1) / TILE * TILE).clamp(TILE, BLOCK) / INTERLEAVED_ROWS
     }

@@ -70,9 +70,9 @@ pub(crate) struct InputPanelMut<'a> {
 
 /// The number of adjacent inputs that share a scale. It is small, so that a large input affects the
 /// precision of few other inputs. The products of these inputs with codes are summed exactly in one
-/// lane. It equals [`STEP`](crate::layout::integer_panel::STEP), so a row has the same integers
-/// among few rows and among many.
-pub(crate) const INPUTS_PER_SCALE: usize = crate::layout::integer_panel::STEP;
+/// lane. `STEP` of `integer_panel.rs` equals it, so a row has the same integers among few rows and
+/// among many.
+pub(crate) const INPUTS_PER_SCALE: usize = 16;
 
 /// The number of adjacent inputs whose integers are in one place: as many as a word has 4-bit
 /// codes.

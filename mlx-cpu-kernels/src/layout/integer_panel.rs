@@ -1,9 +1,11 @@
 //! Operands of many-row multiplications in 16-bit integers: input rows and matrix rows, in the
 //! order in which the kernel reads them. This file has only types and index functions.
 
+use crate::layout::input_panel::INPUTS_PER_SCALE;
+
 /// The number of input columns of a row that share a scale, and the smallest group size of a
 /// matrix. It is small, so that a large input affects the precision of few other inputs.
-pub(crate) const STEP: usize = 16;
+pub(crate) const STEP: usize = INPUTS_PER_SCALE;
 
 /// The two columns of element `i` of the pairs of a step: a column and the column four later. A
 /// shift of a word moves such a pair of codes into 16-bit lanes.
