@@ -3,10 +3,10 @@
 
 mod allocations;
 
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 use crate::gemm::product::{MatrixFormat, MatrixPart, Product, Size};
 use crate::isa::{FORCED, Isa};
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 use crate::prefill_inputs::PrefillInputs;
 pub use crate::sampling::sample::{MOST_CANDIDATES, tail};
 pub use crate::sampling::softmax_pass::relative_logit;
@@ -29,7 +29,7 @@ pub(crate) fn tested() -> Vec<Isa> {
 }
 
 /// A product with one matrix, without norm, bias, gate, activation and residual.
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 pub(crate) fn plain_product(isa: Isa, kind: MatrixFormat, size: Size, rows: usize) -> Product {
     Product {
         parts: vec![MatrixPart {

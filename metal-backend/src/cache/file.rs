@@ -206,9 +206,9 @@ fn load_own(path: &Path, identity: &str, empty: Caches) -> Result<(Vec<u32>, Cac
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::file_tensors::WORK_PREFIX;
     use crate::cache::{CacheOptions, LayerState, Packing, Switch};
     use crate::cache::{RecurrentState, StateLayout, StatePart};
-    use crate::cache::file_tensors::WORK_PREFIX;
     use mlx_rs_core::{Array, Dtype, zeros};
 
     fn filled(options: CacheOptions) -> Caches {

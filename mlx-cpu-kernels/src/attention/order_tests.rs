@@ -57,6 +57,11 @@ impl Cache {
     }
 }
 
+/// Whether this instruction set sums the terms of a query in one order for any number of queries.
+fn has_one_order(isa: Isa) -> bool {
+    cfg!(target_arch = "x86_64") && !matches!(isa, Isa::Portable | Isa::Neon | Isa::Dot)
+}
+
 /// Runs the attention of these positions. Each has a row of `packed`.
 fn run(isa: Isa, case: Case, packed: &[f32], positions: &[i32], caches: [&Cache; 2]) -> Vec<u32> {
     let width = HEADS * case.d;
@@ -151,7 +156,7 @@ fn a_query_has_the_same_result_alone_and_among_others() {
             .map(|v| 4.0 * v)
             .collect();
         with_each(|isa| {
-            if !matches!(isa, Isa::Avx2 | Isa::Avx512 | Isa::Amx) {
+            if !has_one_order(isa) {
                 return;
             }
             let all = run(isa, case, &packed, &positions, caches);
@@ -204,7 +209,7 @@ fn a_query_has_the_same_result_with_every_instruction_set() {
     let packed = noise(positions.len() * HEADS * case.d, 3);
     let wanted = std::cell::OnceCell::new();
     with_each(|isa| {
-        if matches!(isa, Isa::Avx2 | Isa::Avx512 | Isa::Amx) {
+        if has_one_order(isa) {
             let out = run(isa, case, &packed, &positions, [&caches[0], &caches[1]]);
             assert!(*wanted.get_or_init(|| out.clone()) == out, "{isa:?}");
         }

@@ -206,6 +206,7 @@ impl Stack {
     }
 
     /// A row of the first expert's matrix.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn row(&self, i: usize) -> &[f32] {
         &self.numbers[i * self.size.k..][..self.size.k]
     }

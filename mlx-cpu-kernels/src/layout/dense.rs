@@ -68,6 +68,7 @@ impl<'a> DenseView<'a> {
     }
 
     /// The addresses of the elements.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn bytes(self) -> Range<*const u8> {
         let (start, size) = match self {
             Self::F32(all) => (all.as_ptr().cast::<u8>(), size_of_val(all)),
@@ -81,6 +82,7 @@ impl<'a> DenseView<'a> {
 /// row. Inputs are packed in panels `[k / lanes, inputs, lanes]`. Matrix rows are packed in blocks
 /// of some columns, each `[rows of the matrix / rows, columns / lanes, rows, lanes]`. What is
 /// missing of the last vector, panel or tile is zero.
+#[cfg(target_arch = "x86_64")]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DenseTile {
     /// The number of input rows.
@@ -91,6 +93,7 @@ pub(crate) struct DenseTile {
     pub lanes: usize,
 }
 
+#[cfg(target_arch = "x86_64")]
 impl DenseTile {
     /// The number of elements of a panel of inputs with `k` columns.
     pub(crate) fn panel_len(self, k: usize) -> usize {

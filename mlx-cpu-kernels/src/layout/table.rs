@@ -38,6 +38,7 @@ impl Table {
     }
 
     /// A power of two. When it is added, all integers are non-negative.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) const fn offset(self) -> u8 {
         match self {
             Self::Iq4 => 128,

@@ -1,11 +1,16 @@
 //! Multiplication of input rows with rows of a dense matrix. Chooses the kernel by instruction set.
 
+#[cfg(target_arch = "x86_64")]
 use std::ops::Range;
 
 use crate::isa::Isa;
+#[cfg(target_arch = "x86_64")]
 use crate::layout::aligned::AlignedVec;
-use crate::layout::dense::{DenseTile, DenseView};
+#[cfg(target_arch = "x86_64")]
+use crate::layout::dense::DenseTile;
+use crate::layout::dense::DenseView;
 use crate::layout::input_panel::MAX_ROWS;
+#[cfg(target_arch = "x86_64")]
 use crate::layout::tile::LANES;
 use crate::partition::OutputBlock;
 #[cfg(target_arch = "x86_64")]
@@ -37,11 +42,10 @@ pub(crate) fn multiply(isa: Isa, matrix: DenseView<'_>, x: &[&[f32]], out: &mut 
 
 /// The sizes of the packed operands of [`multiply_packed`]; `None` if there is no kernel for this
 /// instruction set.
+#[cfg(target_arch = "x86_64")]
 pub(crate) fn packed_tile(isa: Isa) -> Option<DenseTile> {
     match isa {
-        #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => Some(avx2::dense_rows::TILE),
-        #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Amx => Some(avx512::dense_rows::TILE),
         _ => None,
     }
@@ -49,9 +53,9 @@ pub(crate) fn packed_tile(isa: Isa) -> Option<DenseTile> {
 
 /// The minimum number of input rows for which [`multiply_packed`] is faster than [`multiply`], though
 /// it packs the matrix.
+#[cfg(target_arch = "x86_64")]
 pub(crate) fn min_packed_rows(isa: Isa) -> usize {
     match isa {
-        #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => 8,
         _ => 12,
     }
@@ -62,6 +66,7 @@ pub(crate) fn min_packed_rows(isa: Isa) -> usize {
 ///
 /// # Panics
 /// If there is no kernel for the instruction set, or the lengths do not match.
+#[cfg(target_arch = "x86_64")]
 pub(crate) fn pack_inputs(
     isa: Isa,
     x: &[&[f32]],
@@ -76,11 +81,9 @@ pub(crate) fn pack_inputs(
     assert!(x.iter().all(|x| x.len() == k));
     assert!(norm.is_none_or(|(weight, factors)| weight.len() == k && factors.len() >= x.len()));
     match isa {
-        #[cfg(target_arch = "x86_64")]
         // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2, fma and f16c. The
         // lengths are asserted.
         Isa::Avx2 => unsafe { avx2::dense_rows::pack_inputs(x, norm, panel) },
-        #[cfg(target_arch = "x86_64")]
         // SAFETY: only `detect` makes these, on processors that also have avx512f. The lengths are
         // asserted.
         Isa::Avx512 | Isa::Amx => unsafe { avx512::dense_rows::pack_inputs(x, norm, panel) },
@@ -92,16 +95,15 @@ pub(crate) fn pack_inputs(
 ///
 /// # Panics
 /// If there is no kernel for the instruction set, or the lengths do not match.
+#[cfg(target_arch = "x86_64")]
 pub(crate) fn pack_matrix(isa: Isa, matrix: DenseView<'_>, k: usize, packed: &mut [f32]) {
     let rows = matrix.len() / k;
     assert!(matrix.len() == rows * k);
     assert!(packed_tile(isa).is_some_and(|tile| packed.len() == tile.matrix_len(rows, k)));
     match isa {
-        #[cfg(target_arch = "x86_64")]
         // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2, fma and f16c. The
         // lengths are asserted.
         Isa::Avx2 => unsafe { avx2::dense_rows::pack_matrix(matrix, k, packed) },
-        #[cfg(target_arch = "x86_64")]
         // SAFETY: only `detect` makes these, on processors that also have avx512f. The lengths are
         // asserted.
         Isa::Avx512 | Isa::Amx => unsafe { avx512::dense_rows::pack_matrix(matrix, k, packed) },
@@ -116,6 +118,7 @@ pub(crate) fn pack_matrix(isa: Isa, matrix: DenseView<'_>, k: usize, packed: &mu
 ///
 /// # Panics
 /// If there is no kernel for the instruction set, or the lengths do not match.
+#[cfg(target_arch = "x86_64")]
 pub(crate) fn multiply_packed(
     isa: Isa,
     panel: &[f32],
@@ -133,13 +136,11 @@ pub(crate) fn multiply_packed(
     }));
     let (size, tile) = ((rows, k), tile.as_mut_ptr());
     match isa {
-        #[cfg(target_arch = "x86_64")]
         // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2, fma and f16c. The
         // lengths are asserted.
         Isa::Avx2 => unsafe {
             avx2::dense_rows::multiply_packed(panel, matrix, size, sums, tile, ahead);
         },
-        #[cfg(target_arch = "x86_64")]
         // SAFETY: only `detect` makes these, on processors that also have avx512f. The lengths are
         // asserted.
         Isa::Avx512 | Isa::Amx => unsafe {
@@ -234,6 +235,7 @@ mod tests {
                         let mut to = OutputBlock::contiguous(&mut alone, 1);
                         multiply(isa, DenseView::F32(&w), &[x], &mut to);
                         let together = &actual[i * columns..(i + 1) * columns];
+                        #[cfg(target_arch = "x86_64")]
                         if packed_tile(isa).is_some() {
                             assert_eq!(alone, together);
                         }

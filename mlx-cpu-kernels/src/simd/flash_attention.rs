@@ -59,7 +59,10 @@ pub(crate) fn softmax(isa: Isa, scores: &mut [[f32; LANES]], first: usize) -> Bl
         #[cfg(target_arch = "x86_64")]
         // SAFETY: only `detect` makes these, on processors with avx512f.
         Isa::Avx512 | Isa::Amx => unsafe { avx512::flash_attention::softmax(scores, first) },
-        _ => softmax_with(scores),
+        _ => {
+            let _ = first;
+            softmax_with(scores)
+        }
     }
 }
 

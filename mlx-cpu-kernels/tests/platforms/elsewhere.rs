@@ -2,7 +2,7 @@
 
 const MACOS: &str = "nothing: Rust has no standard library for macOS here; docs/building.md has the \
                      first steps on a Mac";
-const AARCH64: &str = "tools/aarch64.sh";
+const AARCH64: &str = "tools/other_processors.py in .ci/run";
 const EMULATED: &str = "emulated in tests";
 const NO_WINDOWS: &str = "nothing: MLX is for Linux and macOS, which are both unix";
 const NO_BIG_ENDIAN: &str = "nothing: no processor that MLX runs on is big-endian";
