@@ -11,6 +11,8 @@ use crate::simd::{qgemv, vmath};
 /// Memory reused between operations, because each token requires hundreds of operations.
 #[derive(Default)]
 pub(crate) struct Scratch {
+    /// The rows of each panel.
+    panels: Vec<Range<usize>>,
     normalized: Vec<f32>,
     forms: Vec<PreparedForm>,
 }
@@ -61,20 +63,22 @@ impl Scratch {
         forms: Forms<'_>,
     ) -> PreparedRows<'a> {
         let Forms { packings, most, .. } = forms;
-        let panels = panels(x.len() / k, most);
+        let (panels, normalized) = (&mut self.panels, &mut self.normalized);
+        list_panels(x.len() / k, most, panels);
+        let panels = &*panels;
         let run = |part: &OnPanels<'_>| {
             if forms.threads && panels.len() > 1 {
                 parallel_ranges(panels.len(), 4 * x.len(), &|from, to| {
                     part(&panels[from..to]);
                 });
             } else {
-                part(&panels);
+                part(panels);
             }
         };
         let values = match norm {
             Some((weight, eps)) => {
-                self.normalized.resize(x.len(), 0.0);
-                let out = SharedOutput::new(&mut self.normalized);
+                normalized.resize(x.len(), 0.0);
+                let out = SharedOutput::new(normalized);
                 run(&|panels| {
                     for rows in panels {
                         let rows = rows.start * k..rows.end * k;
@@ -83,7 +87,7 @@ impl Scratch {
                         normalize(isa, &x[rows], weight, eps, out);
                     }
                 });
-                &self.normalized
+                normalized
             }
             None => x,
         };
@@ -123,16 +127,15 @@ impl Scratch {
 /// Prepares the panels with these rows.
 type OnPanels<'a> = dyn Fn(&[Range<usize>]) + Sync + 'a;
 
-/// The rows of each panel.
-fn panels(rows: usize, most: usize) -> Vec<Range<usize>> {
-    let mut panels = Vec::with_capacity(rows.div_ceil(MAX_ROWS) + 1);
+/// Lists the rows of each panel.
+fn list_panels(rows: usize, most: usize, panels: &mut Vec<Range<usize>>) {
+    panels.clear();
     let mut first = 0;
     while first < rows {
         let next = first + panel_rows(rows - first, most);
         panels.push(first..next);
         first = next;
     }
-    panels
 }
 
 impl PreparedForm {

@@ -93,6 +93,28 @@ fn the_longest_beginning_is_read_and_cut() {
 }
 
 #[test]
+fn an_entry_that_a_request_reads_before_it_is_known_keeps_its_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let tier = tier(dir.path(), "a");
+    put(&tier, PLAIN, &[1, 2, 3, 4], filled(4));
+    tier.shared.until_idle();
+    let (name, about) = {
+        let index = tier.shared.index.lock();
+        let (name, about) = index.entries.first_key_value().unwrap();
+        (name.clone(), About::clone(about))
+    };
+    // A request has read the directory between the file's last rename and this call.
+    tier.shared.add_written(name.clone(), about);
+    assert!(dir.path().join(&name).is_file());
+    assert_eq!(tier.shared.index.lock().entries.len(), 1);
+    // A longer entry does remove the file.
+    put(&tier, PLAIN, &[1, 2, 3, 4, 5], filled(5));
+    tier.shared.until_idle();
+    assert!(!dir.path().join(&name).exists());
+    assert_eq!(tier.shared.index.lock().entries.len(), 1);
+}
+
+#[test]
 fn other_models_adapters_salts_and_kinds_do_not_match() {
     let dir = tempfile::tempdir().unwrap();
     let of = |adapter, salt| Of { adapter, salt };

@@ -147,17 +147,24 @@ impl Shared {
             let names = (names.0.as_str(), names.1);
             file::save_with(&to, names, &about.tokens, &job.caches, &additions)
         })?;
-        let mut index = self.index.lock();
-        let replaced: Vec<String> = (index.entries.iter())
-            .filter(|(_, other)| replaces(about, other))
-            .map(|(name, _)| name.clone())
-            .collect();
-        for name in replaced {
-            index.entries.remove(&name);
-            let _ = fs::remove_file(path.join(name));
-        }
-        index.entries.insert(name, Arc::new(job.about));
+        self.add_written(name, job.about);
         Ok(())
+    }
+
+    /// Adds an entry whose file is written, and removes those that it replaces.
+    pub(super) fn add_written(&self, name: String, about: About) {
+        let mut index = self.index.lock();
+        // A request may have read the directory since the file got its name. The entry is then in the
+        // index already, and must not remove its own file.
+        let replaced: Vec<String> = (index.entries.iter())
+            .filter(|(other, known)| **other != name && replaces(&about, known))
+            .map(|(other, _)| other.clone())
+            .collect();
+        for other in replaced {
+            index.entries.remove(&other);
+            let _ = fs::remove_file(self.dir.path.join(other));
+        }
+        index.entries.insert(name, Arc::new(about));
     }
 
     /// Removes entries of this model until another of `bytes` fits: first those that `about`
