@@ -8,9 +8,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use mlx_cpu_kernels::{
-    DenseType, Input, Isa, MatrixFormat, MatrixPart, PrefillInputs, Product, Size, Work as _,
-};
+use mlx_cpu_kernels::{DenseType, Input, Isa, MatrixFormat, Product, Size, Work as _};
 
 /// Inputs and outputs of the matrices.
 const SHAPES: [(usize, usize); 5] = [
@@ -46,24 +44,7 @@ fn main() {
 
 /// Measures one product and prints its line.
 fn measure(isa: Isa, (k, n, rows): (usize, usize, usize), (number, name): (DenseType, &str)) {
-    let product = Product {
-        parts: vec![MatrixPart {
-            kind: MatrixFormat::Dense(number),
-            size: Size { n, k },
-            bias: false,
-            stored: None,
-        }],
-        rows,
-        k,
-        n,
-        eps: None,
-        gate: None,
-        activation: None,
-        residual: false,
-        float_inputs: false,
-        prefill_inputs: PrefillInputs::default(),
-        isa,
-    };
+    let product = Product::plain(isa, MatrixFormat::Dense(number), Size { n, k }, rows);
     let x: Vec<f32> = (0..rows * k).map(|i| (i % 13) as f32 - 6.0).collect();
     // The bits of 1 in each type; a float32 of bits 0x3f80_3f80 is also about 1.
     let bits: u16 = if number == DenseType::F16 {

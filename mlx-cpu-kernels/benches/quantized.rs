@@ -9,8 +9,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use mlx_cpu_kernels::{
-    Input, Isa, MatrixFormat, MatrixPart, PrefillInputs, Product, ScaleFormat, Size, Table,
-    Work as _,
+    Input, Isa, MatrixFormat, PrefillInputs, Product, ScaleFormat, Size, Table, Work as _,
 };
 
 /// Inputs and outputs of the matrices.
@@ -108,22 +107,8 @@ impl Memory {
 fn measure(kind: MatrixFormat, size: Size, rows: usize, matrices: &[Memory]) -> f64 {
     let Size { n, k } = size;
     let product = Product {
-        parts: vec![MatrixPart {
-            kind,
-            size,
-            bias: false,
-            stored: None,
-        }],
-        rows,
-        k,
-        n,
-        eps: None,
-        gate: None,
-        activation: None,
-        residual: false,
-        float_inputs: false,
         prefill_inputs: PrefillInputs::Int16,
-        isa: Isa::detect(),
+        ..Product::plain(Isa::detect(), kind, size, rows)
     };
     let x: Vec<f32> = (0..rows * k).map(|i| (i % 13) as f32 - 6.0).collect();
     let mut out = vec![0.0f32; rows * n];

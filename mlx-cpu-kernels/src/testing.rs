@@ -3,11 +3,7 @@
 
 mod allocations;
 
-#[cfg(all(test, target_arch = "x86_64"))]
-use crate::gemm::product::{MatrixFormat, MatrixPart, Product, Size};
 use crate::isa::{FORCED, Isa};
-#[cfg(all(test, target_arch = "x86_64"))]
-use crate::prefill_inputs::PrefillInputs;
 pub use crate::sampling::sample::{MOST_CANDIDATES, tail};
 pub use crate::sampling::softmax_pass::relative_logit;
 pub use crate::sampling::top_k::ascending;
@@ -26,29 +22,6 @@ pub(crate) fn tested() -> Vec<Isa> {
     let mut all = Isa::all();
     all.extend_from_slice(emulated);
     all
-}
-
-/// A product with one matrix, without norm, bias, gate, activation and residual.
-#[cfg(all(test, target_arch = "x86_64"))]
-pub(crate) fn plain_product(isa: Isa, kind: MatrixFormat, size: Size, rows: usize) -> Product {
-    Product {
-        parts: vec![MatrixPart {
-            kind,
-            size,
-            bias: false,
-            stored: None,
-        }],
-        rows,
-        k: size.k,
-        n: size.n,
-        eps: None,
-        gate: None,
-        activation: None,
-        residual: false,
-        float_inputs: false,
-        prefill_inputs: PrefillInputs::default(),
-        isa,
-    }
 }
 
 /// Runs `f` once per instruction set, which is forced for operations of this thread. The

@@ -78,7 +78,7 @@ fn rewritten(path: &Path, to: &Path, as_floats: bool) -> usize {
     let (mut infos, mut data, mut quantized) = (Vec::new(), Vec::<u8>::new(), 0);
     for (name, tensor) in gguf.tensors() {
         let stored = gguf.read(tensor).unwrap();
-        // Converters keep vectors, and what is not multiplied, in float32.
+        // Converters quantize matrices only. Vectors, routers and convolutions stay in float32.
         let is_matrix = name.ends_with(".weight")
             && !name.contains("ffn_gate_inp")
             && !name.contains("lerp")

@@ -193,8 +193,8 @@ impl ServedModel {
     }
 
     /// Upper bound on the KV cache size of one token in bytes. It is an upper bound, because layers
-    /// with sliding windows drop old tokens. For a backend that does not report the size, every layer
-    /// is assumed to have keys and values of the compute type.
+    /// with sliding windows drop old tokens. For a backend that does not report the size, every
+    /// layer is assumed to have keys and values of the compute type.
     pub(crate) fn kv_bytes(&self) -> u64 {
         let info = &self.info;
         if let Some(bytes) = info.cache_bytes_per_token {

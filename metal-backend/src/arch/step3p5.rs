@@ -84,8 +84,9 @@ fn heads(config: &ModelConfig) -> Result<[i32; 2]> {
     Ok([int(name, full)?, int(name, sliding)?])
 }
 
-/// The formula of norms. GGUF files have weights to which 1 was added. When mlx-lm converts a checkpoint, it adds the 1 to the weights. It also
-/// renames the experts, which identifies converted checkpoints.
+/// The formula of norms. GGUF files have weights to which 1 was added. When mlx-lm converts a
+/// checkpoint, it adds the 1 to the weights. It also renames the experts, which identifies
+/// converted checkpoints.
 fn norms(config: &ModelConfig, weights: &Weights) -> NormKind {
     let renamed = (0..config.num_hidden_layers).any(|layer| {
         weights.contains(&format!(

@@ -88,7 +88,7 @@ fn hold(
     Ok(prefill_inputs)
 }
 
-/// What is read of a model before its weights.
+/// The tokenizer, the sampling options and the sizes of a model. They are read before its weights.
 struct Before {
     text: TextPipeline,
     sampling: SamplingDefaults,
@@ -98,8 +98,8 @@ struct Before {
     copied: u64,
 }
 
-/// Reads the model's headers and texts, and chooses the part of the weights for this process. Refuses
-/// a model that memory cannot hold.
+/// Reads the model's headers and texts, and chooses the part of the weights for this process.
+/// Refuses a model that memory cannot hold.
 fn prepare(
     path: &Path,
     options: &LoadOptions,
@@ -241,7 +241,8 @@ fn warn_of_slow_paths(
     }
 }
 
-/// How texts become embeddings: from the files beside a checkpoint, or from the header of a GGUF file.
+/// How texts become embeddings: from the files beside a checkpoint, or from the header of a GGUF
+/// file.
 fn sentence(
     path: &Path,
     config: &ModelConfig,
@@ -281,8 +282,8 @@ fn described(config: &ModelConfig, weights: &Weights, before: &Before) -> ModelI
     info
 }
 
-/// The identity of the model's keys and values. They depend on the model, and on how its feed-forward
-/// parts are computed.
+/// The identity of the model's keys and values. They depend on the model, and on how its
+/// feed-forward parts are computed.
 fn identity_with(path: &Path, options: &LoadOptions, router: &FfnRouter) -> Result<String> {
     let mut identity = identity(path)?;
     if !options.feed_forward.is_dense() {

@@ -1,5 +1,5 @@
-//! Options of loading that depend on the place or on the model: what is refused, what is ignored with
-//! a warning, and how caches store keys and values.
+//! Load options that depend on the backend or on the model: which are errors, which are ignored
+//! with a warning, and in which type KV caches are stored.
 
 use inference::{AttentionSums, ComputeType, Error, ErrorKind, LoadOptions, Result};
 

@@ -90,8 +90,8 @@ impl OpenModel {
         }
     }
 
-    /// The blocks found from the tensors' names, for an architecture whose blocks differ. GGUF files
-    /// have no such architecture.
+    /// The blocks found from the tensors' names, for an architecture whose blocks differ. GGUF
+    /// files have no such architecture.
     ///
     /// # Errors
     /// If the names describe no block.

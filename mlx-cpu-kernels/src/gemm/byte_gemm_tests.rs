@@ -29,22 +29,8 @@ fn dots() -> Vec<Dot> {
 
 fn product(kind: MatrixFormat, size: Size, rows: usize, isa: Isa) -> Product {
     Product {
-        parts: vec![MatrixPart {
-            kind,
-            size,
-            bias: false,
-            stored: None,
-        }],
-        rows,
-        k: size.k,
-        n: size.n,
-        eps: None,
-        gate: None,
-        activation: None,
-        residual: false,
-        float_inputs: false,
         prefill_inputs: PrefillInputs::Int8,
-        isa,
+        ..Product::plain(isa, kind, size, rows)
     }
 }
 

@@ -174,10 +174,10 @@ mod tests {
     use half::{bf16, f16};
 
     use crate::gemm::dense::DenseType;
-    use crate::gemm::product::{MatrixFormat, Size};
+    use crate::gemm::product::{MatrixFormat, Product, Size};
     use crate::isa::Isa;
     use crate::simd::dense_rows;
-    use crate::testing::{noise, plain_product, with_each};
+    use crate::testing::{noise, with_each};
     use crate::work::{Input, Work as _};
 
     /// The outputs of some rows `x`, after a norm with `weight` if there is one.
@@ -188,7 +188,7 @@ mod tests {
         matrix: Input,
     ) -> Vec<f32> {
         let rows = x.len() / size.k;
-        let mut product = plain_product(isa, MatrixFormat::Dense(number), size, rows);
+        let mut product = Product::plain(isa, MatrixFormat::Dense(number), size, rows);
         product.eps = weight.map(|_| 1e-5);
         let mut inputs = vec![Input::from_slice(x)];
         inputs.extend(weight.map(Input::from_slice));

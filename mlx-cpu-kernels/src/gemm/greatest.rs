@@ -165,7 +165,7 @@ mod tests {
     use super::*;
     use crate::gemm::dense::DenseType;
     use crate::gemm::experts::tests::{Stack, double};
-    use crate::gemm::product::{MatrixFormat, MatrixPart, Size};
+    use crate::gemm::product::{MatrixFormat, Size};
     use crate::layout::packed::ScaleFormat;
     use crate::prefill_inputs::PrefillInputs;
     use crate::testing::{noise, with_each};
@@ -176,24 +176,9 @@ mod tests {
         size: Size,
         (rows, k): (usize, usize),
     ) -> GreatestOutputs {
-        let part = MatrixPart {
-            kind,
-            size,
-            bias: false,
-            stored: None,
-        };
         let product = Product {
-            parts: vec![part],
-            rows,
-            k: size.k,
-            n: size.n,
-            eps: None,
-            gate: None,
-            activation: None,
-            residual: false,
-            float_inputs: false,
             prefill_inputs: PrefillInputs::Int8,
-            isa,
+            ..Product::plain(isa, kind, size, rows)
         };
         GreatestOutputs { product, k }
     }

@@ -221,7 +221,7 @@ mod tests {
     use crate::layout::packed::{PackedMatrix, ScaleFormat};
     use crate::prefill_inputs::PrefillInputs;
     use crate::simd::portable::vmath::Gate;
-    use crate::testing::{noise, plain_product, with_each};
+    use crate::testing::{noise, with_each};
     use crate::work::Input;
 
     /// Words, scales and biases of a matrix `[n, k]`.
@@ -378,7 +378,7 @@ mod tests {
                     group: 32,
                     scales: ScaleFormat::F32,
                 };
-                let mut product = plain_product(isa, kind, Size { n, k }, rows);
+                let mut product = Product::plain(isa, kind, Size { n, k }, rows);
                 product.prefill_inputs = PrefillInputs::Float32;
                 let data = [(MatrixData::Quantized { matrix, form: 0 }, None)];
                 let task = GemmTask {

@@ -183,6 +183,30 @@ pub struct Product {
     pub isa: Isa,
 }
 
+impl Product {
+    /// A product with one matrix, without norm, bias, gate, activation and residual.
+    pub fn plain(isa: Isa, kind: MatrixFormat, size: Size, rows: usize) -> Self {
+        Self {
+            parts: vec![MatrixPart {
+                kind,
+                size,
+                bias: false,
+                stored: None,
+            }],
+            rows,
+            k: size.k,
+            n: size.n,
+            eps: None,
+            gate: None,
+            activation: None,
+            residual: false,
+            float_inputs: false,
+            prefill_inputs: PrefillInputs::default(),
+            isa,
+        }
+    }
+}
+
 /// A matrix in memory.
 #[derive(Clone, Copy)]
 pub(crate) enum MatrixData<'a> {

@@ -51,8 +51,8 @@ pub(crate) fn packed_tile(isa: Isa) -> Option<DenseTile> {
     }
 }
 
-/// The minimum number of input rows for which [`multiply_packed`] is faster than [`multiply`], though
-/// it packs the matrix.
+/// The minimum number of input rows for which [`multiply_packed`] is faster than [`multiply`],
+/// though it packs the matrix.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn min_packed_rows(isa: Isa) -> usize {
     match isa {

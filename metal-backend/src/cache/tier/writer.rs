@@ -154,8 +154,8 @@ impl Shared {
     /// Adds an entry whose file is written, and removes those that it replaces.
     pub(super) fn add_written(&self, name: String, about: About) {
         let mut index = self.index.lock();
-        // A request may have read the directory since the file got its name. The entry is then in the
-        // index already, and must not remove its own file.
+        // A request may have read the directory since the file got its name. The entry is then in
+        // the index already, and must not remove its own file.
         let replaced: Vec<String> = (index.entries.iter())
             .filter(|(other, known)| **other != name && replaces(&about, known))
             .map(|(other, _)| other.clone())

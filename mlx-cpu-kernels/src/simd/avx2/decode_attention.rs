@@ -84,9 +84,9 @@ pub(crate) unsafe fn accumulate_values<T: CacheElement, const R: usize, const V:
 }
 
 /// # Safety
-/// The processor must have avx2, fma and f16c. There must be `R` queries of `d` elements, a multiple
-/// of 8, and `n` keys at the given stride. The output must have space for `n` results per query at
-/// its stride.
+/// The processor must have avx2, fma and f16c. There must be `R` queries of `d` elements, a
+/// multiple of 8, and `n` keys at the given stride. The output must have space for `n` results per
+/// query at its stride.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn scores<T: CacheElement, const R: usize>(
     queries: *const f32,

@@ -46,8 +46,8 @@ macro_rules! integer_codes {
             ]
         }
 
-        /// As [`pairs_of_8bit`], in the order of other widths: each pair is a code and the code four
-        /// later.
+        /// As [`pairs_of_8bit`], in the order of other widths: each pair is a code and the code
+        /// four later.
         #[inline]
         #[target_feature(enable = $features)]
         pub(super) fn distant_pairs_of_8bit([first, second]: [$int; 2]) -> [$int; 4] {

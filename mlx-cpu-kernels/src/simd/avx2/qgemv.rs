@@ -207,8 +207,8 @@ impl RowBlock {
 }
 
 /// Generates `qgemv` for `$features`. The generated function calls `row_blocks` of the invoking
-/// module. It passes the bits, the scale format and the number of input rows as constants. There are
-/// instances for `$rows` input rows.
+/// module. It passes the bits, the scale format and the number of input rows as constants. There
+/// are instances for `$rows` input rows.
 macro_rules! qgemv_for_constants {
     // `$d` is a dollar sign, for the macro inside.
     ($features:literal, $d:tt, $($rows:literal)*) => {
