@@ -12,14 +12,17 @@ use serde::Serialize;
 
 use crate::config::ModelConfig;
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::{Family, Recurrence};
 use crate::footprint::Footprint;
 
-/// The prefix of tensors of layers.
-const LAYERS: &str = "model.layers.";
+/// The parts of names before a layer's index.
+const LAYERS: [&str; 3] = ["layers", "blocks", "h"];
 
-/// The prefix of the embedding's tensors.
-const EMBEDDING: &str = "model.embed_tokens.";
+/// The prefixes of the token embedding's tensors.
+const EMBEDDINGS: [&str; 3] = [
+    "model.embed_tokens.",
+    "backbone.embeddings.",
+    "backbone.embedding.",
+];
 
 /// The division of one model's layers among some processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,11 +41,8 @@ impl PipelineSplit {
     /// than layers.
     pub fn new(config: &ModelConfig, processes: usize) -> Result<Self> {
         let fault = |message: String| Err(Error::new(ErrorKind::Unsupported, message));
-        // A model without a `model_type` is read like llama. Recurrent states cannot be truncated,
-        // so stages with and without them would continue from different tokens. Therefore recurrent
-        // families are refused.
-        let divides = |family: &Family| family.pipeline && family.recurrence == Recurrence::None;
-        if config.family().is_some_and(|family| !divides(family)) {
+        // A model without a `model_type` is read like llama.
+        if config.family().is_some_and(|family| !family.pipeline) {
             let name = config.model_type.as_deref().unwrap_or_default();
             return fault(format!(
                 "models of type {name:?} cannot be divided into stages of a pipeline yet"
@@ -79,20 +79,28 @@ impl PipelineSplit {
     /// Whether a tensor of this name in transformers belongs to a layer.
     #[must_use]
     pub fn is_of_layer(name: &str) -> bool {
-        name.starts_with(LAYERS)
+        layer_of(name).is_some()
     }
 
     /// Whether a process needs this tensor. `name` is the tensor's name in transformers.
     #[must_use]
     pub fn reads(&self, rank: usize, name: &str) -> bool {
-        if name.starts_with(EMBEDDING) {
+        if EMBEDDINGS.iter().any(|prefix| name.starts_with(prefix)) {
             return rank == 0 || self.tied;
         }
-        let layer = name
-            .strip_prefix(LAYERS)
-            .and_then(|rest| rest.split('.').next()?.parse().ok());
-        layer.is_none_or(|layer| self.layers(rank).contains(&layer))
+        layer_of(name).is_none_or(|layer| self.layers(rank).contains(&layer))
     }
+}
+
+/// The index of the layer to which a tensor of this name belongs: the first number after one of
+/// [`LAYERS`].
+fn layer_of(name: &str) -> Option<usize> {
+    let parts = || name.split('.');
+    let layer = parts().zip(parts().skip(1)).find_map(|(before, index)| {
+        let index = index.parse().ok()?;
+        LAYERS.contains(&before).then_some(index)
+    });
+    layer
 }
 
 /// The layers and tensors of each process of a pipeline, from the headers of the model's files.
@@ -181,7 +189,10 @@ mod tests {
             ("model.layers.2.self_attn.q_proj.weight", [true, false]),
             ("model.layers.3.mlp.experts.1.up_proj.scales", [false, true]),
             ("model.layers.10.mlp.up_proj.weight", [false, false]),
+            ("backbone.blocks.2.ffn.proj_up.weight", [true, false]),
+            ("transformer.h.4.mlp.experts.1.c_fc.weight", [false, true]),
             ("model.embed_tokens.weight", [true, false]),
+            ("backbone.embeddings.weight", [true, false]),
             ("model.norm.weight", [true, true]),
             ("lm_head.weight", [true, true]),
             ("rope_freqs.weight", [true, true]),
@@ -198,8 +209,8 @@ mod tests {
         for (text, processes, message) in [
             ("{}", 8, "num_hidden_layers is 7"),
             ("{}", 0, "num_hidden_layers is 7"),
-            (r#"{"model_type": "gpt2"}"#, 2, "gpt2"),
-            (r#"{"model_type": "xlstm"}"#, 2, "xlstm"),
+            (r#"{"model_type": "gemma4_text"}"#, 2, "gemma4_text"),
+            (r#"{"model_type": "rwkv7"}"#, 2, "rwkv7"),
         ] {
             let error = split(text, processes).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported);

@@ -111,6 +111,10 @@ impl TensorSplit {
                  divides their number"
             ));
         }
+        // A group of query heads is not cut.
+        if parallel == TensorParallel::Grouped && kv > 1 {
+            split.part_of("num_key_value_heads", kv)?;
+        }
         split.part_of("intermediate_size", config.intermediate_size)?;
         for name in ["moe_intermediate_size", "shared_expert_intermediate_size"] {
             if let Some(width) = config.uint(name, 1..=usize::MAX)? {
@@ -118,6 +122,16 @@ impl TensorSplit {
             }
         }
         Ok(split)
+    }
+
+    /// The division of a GGUF file of the model. Its matrices of queries, keys and values are never
+    /// grouped by key heads.
+    #[must_use]
+    pub fn of_gguf(mut self) -> Self {
+        if self.parallel == TensorParallel::Grouped {
+            self.parallel = TensorParallel::Heads;
+        }
+        self
     }
 
     /// The number of processes.
@@ -169,9 +183,32 @@ impl TensorSplit {
     /// # Errors
     /// [`ErrorKind::Invalid`] for a shape that no part can have.
     pub fn window(&self, rank: usize, name: &str, part: &[usize]) -> Result<Option<Window>> {
-        let Some(rule) = self.rule(name).filter(|r| r.share != Share::Once) else {
-            return Ok(None);
-        };
+        let rule = self.rule(name).filter(|rule| rule.share != Share::Once);
+        rule.map(|rule| self.window_of(rule, rank, name, part))
+            .transpose()
+    }
+
+    /// As [`Self::window`], for a matrix, or a stack of matrices, that is stored as `[.., inputs,
+    /// outputs]`.
+    ///
+    /// # Errors
+    /// As [`Self::window`].
+    pub fn turned_window(&self, rank: usize, name: &str, part: &[usize]) -> Result<Option<Window>> {
+        let rule = self.rule(name).filter(|rule| rule.share != Share::Once);
+        let turned = rule.map(|rule| Rule {
+            from_end: match rule.from_end {
+                1 => 2,
+                2 => 1,
+                other => other,
+            },
+            ..rule
+        });
+        turned
+            .map(|rule| self.window_of(rule, rank, name, part))
+            .transpose()
+    }
+
+    fn window_of(&self, rule: Rule, rank: usize, name: &str, part: &[usize]) -> Result<Window> {
         let fault = || {
             Error::new(
                 ErrorKind::Invalid,
@@ -197,11 +234,11 @@ impl TensorSplit {
             ranges.push(first..first + size * unit);
             start += all * unit;
         }
-        Ok(Some(Window {
+        Ok(Window {
             axis,
             length: start,
             ranges,
-        }))
+        })
     }
 
     /// The total number of a unit, and the number that a process keeps.
@@ -238,18 +275,31 @@ impl TensorSplit {
             },
         };
         let alternating = self.parallel == TensorParallel::Alternating;
+        let attends = matches!(parts.next(), Some("self_attn" | "attention" | "attn"));
         let (inputs, units): (bool, &'static [Unit]) = match layer {
             "q_proj" | "sinks" => (false, &[Unit::Queries]),
             "k_proj" | "v_proj" => (false, &[Unit::Keys]),
             "o_proj" => (true, &[Unit::Queries]),
-            "qkv_proj" => (false, &[Unit::Queries, Unit::Keys, Unit::Keys]),
-            "gate_proj" | "up_proj" | "w1" | "w3" | "c_fc" => (false, &[Unit::Width]),
-            "down_proj" | "w2" | "c_proj" => (true, &[Unit::Width]),
+            "out_proj" | "dense" | "c_proj" if attends => (true, &[Unit::Queries]),
+            // Each key head and its value head follow their query heads.
+            "qkv_proj" if self.parallel == TensorParallel::Grouped && self.kv_heads > 1 => {
+                (false, &[Unit::Keys])
+            }
+            "qkv_proj" | "c_attn" => (false, &[Unit::Queries, Unit::Keys, Unit::Keys]),
+            // Latent attention: the heads are computed from short vectors that are whole.
+            "q_b_proj" | "kv_b_proj" | "embed_q" | "unembed_out" => (false, &[Unit::Queries]),
+            "q_norm" if self.parallel == TensorParallel::HeadsAndNorms => (false, &[Unit::Queries]),
+            "k_norm" if self.parallel == TensorParallel::HeadsAndNorms => (false, &[Unit::Keys]),
+            "gate_proj" | "up_proj" | "w1" | "w3" | "c_fc" | "fc1" => (false, &[Unit::Width]),
+            "down_proj" | "w2" | "c_proj" | "fc2" | "output_linear" => (true, &[Unit::Width]),
             // Rows of gate and up alternate, so a range of all rows is a range of each.
             "gate_up_proj" if alternating => (false, &[Unit::Width]),
-            "gate_up_proj" => (false, &[Unit::Width, Unit::Width]),
+            "gate_up_proj" | "input_linear" => (false, &[Unit::Width, Unit::Width]),
             _ => return None,
         };
+        let vector = matches!(layer, "sinks" | "q_norm" | "k_norm");
+        // Three axes, of which the heads are the first.
+        let stacked_heads = matches!(layer, "embed_q" | "unembed_out");
         let (share, from_end) = match (part, inputs) {
             ("bias", true) => (Share::Once, 1),
             ("bias", false) => (Share::Outputs, 1),
@@ -258,7 +308,9 @@ impl TensorSplit {
             ("blocks", false) => (Share::Outputs, 3),
             // Stored as `[experts, in, out]`.
             ("", true) if alternating => (Share::Inputs, 2),
-            ("", false) if alternating || layer == "sinks" => (Share::Outputs, 1),
+            (_, false) if vector => (Share::Outputs, 1),
+            (_, false) if stacked_heads => (Share::Outputs, 3),
+            ("", false) if alternating => (Share::Outputs, 1),
             (_, true) => (Share::Inputs, 1),
             (_, false) => (Share::Outputs, 2),
         };
@@ -427,6 +479,46 @@ mod tests {
     }
 
     #[test]
+    fn other_layouts_are_cut_where_heads_end() {
+        let of = |kind: &str| {
+            let text = format!(r#"{{"model_type": "{kind}"}}"#);
+            TensorSplit::new(&config(&text), 2).unwrap()
+        };
+        let second = |split: &TensorSplit, name: &str, part: &[usize]| {
+            let window = split.window(1, name, part).unwrap().unwrap();
+            (window.axis, window.length, window.ranges)
+        };
+        // Two groups of four query heads, a key head and a value head.
+        let qkv = "model.layers.0.self_attn.qkv_proj.weight";
+        let grouped = of("internlm2");
+        assert_eq!(second(&grouped, qkv, &[48, 64]), (0, 96, vec![48..96; 1]));
+        let stacked = second(&grouped.of_gguf(), qkv, &[48, 64]);
+        assert_eq!(stacked, (0, 96, vec![32..64, 72..80, 88..96]));
+        let norm = "model.layers.0.self_attn.q_norm.weight";
+        assert_eq!(second(&of("olmo2"), norm, &[32]), (0, 64, vec![32..64; 1]));
+        assert_eq!(of("qwen3").share(norm), Share::Whole);
+        let latent = "model.layers.0.self_attn.embed_q.weight";
+        let heads = second(&of("glm4_moe_lite"), latent, &[4, 12, 10]);
+        assert_eq!(heads, (0, 8, vec![4..8; 1]));
+        // GPT-2 stores `[in, out]`.
+        let split = of("gpt2");
+        let turned = |name: &str, part: &[usize]| {
+            let window = split.turned_window(1, name, part).unwrap().unwrap();
+            (window.axis, window.length, window.ranges)
+        };
+        let all = turned("h.0.attn.c_attn.weight", &[64, 96]);
+        assert_eq!(all.0, 1);
+        assert_eq!(
+            turned("h.0.attn.c_proj.weight", &[32, 64]),
+            (0, 64, vec![32..64; 1])
+        );
+        assert_eq!(
+            turned("h.0.mlp.c_proj.weight", &[24, 64]),
+            (0, 48, vec![24..48; 1])
+        );
+    }
+
+    #[test]
     fn more_processes_than_heads_of_keys_share_them() {
         let split = TensorSplit::new(&config("{}"), 8).unwrap();
         assert_eq!((split.heads(), split.kv_heads()), (1, 1));
@@ -497,6 +589,11 @@ mod tests {
                 "num_key_value_heads is 4",
             ),
             (r#"{"model_type": "xlstm"}"#, 2, "xlstm"),
+            (
+                r#"{"model_type": "gpt_neox"}"#,
+                4,
+                "num_key_value_heads is 2",
+            ),
         ] {
             let error = refusal(text, n);
             assert_eq!(error.kind(), ErrorKind::Unsupported);

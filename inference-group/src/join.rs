@@ -14,7 +14,7 @@ use crate::link::{Neighbors, Word};
 /// The first bytes that members send. The version of the program follows, because only equal
 /// programs make equal calls in the same order.
 const MAGIC: &[u8; 8] = b"rustmlx1";
-const VERSION: &str = env!("CARGO_PKG_VERSION");
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Extra time after the time limit, in which a message about the missing member may still arrive.
 const SLACK: Duration = Duration::from_secs(2);
 /// Delay between attempts to connect.

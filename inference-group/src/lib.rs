@@ -24,7 +24,11 @@ use std::thread;
 use std::time::Duration;
 
 use inference::Split;
+use mlx_rs_core::Array;
+use mlx_rs_core::distributed::Group;
 use parking_lot::Mutex;
+
+use join::VERSION;
 
 pub use error::{Error, Result};
 pub use follow::follow;
@@ -189,8 +193,30 @@ impl Member {
                 self.size
             )));
         }
+        if self.ring.is_none() {
+            same_version(group)?;
+        }
         tracing::info!(rank = self.rank, size = self.size, "joined");
         Ok(())
+    }
+}
+
+/// Compares the versions of the program in all processes. Members of a ring have done so before
+/// they joined.
+fn same_version(group: Group) -> Result<()> {
+    // Fits an `i32`, and says nothing else about the version than whether it is the same.
+    let mine = VERSION
+        .bytes()
+        .fold(0i32, |sum, byte| (sum * 31 + i32::from(byte)) % 0x00ff_ffff);
+    let all = Array::vector(&[mine])
+        .and_then(|vector| group.all_gather(&vector)?.to_vec::<i32>())
+        .map_err(|e| Error::Group(format!("the versions cannot be compared: {}", e.message())))?;
+    match all.iter().position(|other| *other != mine) {
+        None => Ok(()),
+        Some(rank) => Err(Error::Group(format!(
+            "rank {rank} has another version than this process, which is of {VERSION:?}; install \
+             the same everywhere"
+        ))),
     }
 }
 
@@ -239,11 +265,13 @@ pub fn next_order() -> Option<Vec<u8>> {
     LINKS.get()?.next_order()
 }
 
-/// Tells the other members that this process has finished, so that its end does not count as a
-/// loss.
+/// Tells the other members, or `mpirun`, that this process has finished, so that its end does not
+/// count as a loss.
 pub fn leave() {
     if let Some(links) = LINKS.get() {
         links.leave();
+    } else if current().is_some() {
+        mlx_rs_core::distributed::finalize();
     }
 }
 

@@ -10,6 +10,7 @@ use inference_formats::split::{SplitPlan, TensorSplit};
 use mlx_rs_core::Array;
 use mlx_rs_core::distributed::{self, Group};
 
+use crate::adapter::hash_of_files;
 use crate::checkpoint::ModelConfig;
 use crate::error::engine;
 use crate::loader::{Member, OwnStage, StageReads, Weights};
@@ -32,11 +33,12 @@ pub enum OwnPart {
 }
 
 impl OwnPart {
-    /// Determines this process's part of the model that `config` describes.
+    /// Determines this process's part of the model that `config` describes. `gguf` says whether the
+    /// weights are in a GGUF file.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] for a model that cannot be divided.
-    pub fn new(group: Group, split: Split, config: &ModelConfig) -> Result<Self> {
+    pub fn new(group: Group, split: Split, config: &ModelConfig, gguf: bool) -> Result<Self> {
         let (Ok(rank), Ok(size)) = (usize::try_from(group.rank()), usize::try_from(group.size()))
         else {
             return Err(Error::new(ErrorKind::Engine, "MLX's group has no size"));
@@ -48,11 +50,14 @@ impl OwnPart {
                 group,
                 reads: StageReads::All,
             }),
-            _ => Self::Tensors(Member {
-                split: Arc::new(TensorSplit::new(config, size)?),
-                rank,
-                group,
-            }),
+            _ => {
+                let split = TensorSplit::new(config, size)?;
+                Self::Tensors(Member {
+                    split: Arc::new(if gguf { split.of_gguf() } else { split }),
+                    rank,
+                    group,
+                })
+            }
         })
     }
 
@@ -92,23 +97,16 @@ pub fn loaded_bytes(
     })
 }
 
-/// The error for GGUF files, whose tensors cannot be read in parts.
-pub fn tensors_of_gguf() -> Error {
-    Error::new(
-        ErrorKind::Unsupported,
-        "the tensors of a GGUF file cannot be divided among processes yet; take the model's \
-         safetensors files, or divide its layers (--pipeline)",
-    )
-}
-
 /// Refuses a group whose processes loaded different models or options. Such processes would
 /// deadlock, or sum unrelated values.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidOption`], with the ranks that differ from rank 0.
 pub fn check_alike(group: Group, options: &LoadOptions, info: &ModelInfo) -> Result<()> {
+    let adapter = options.adapter_path.as_deref().map(hash_of_files);
+    let adapter = adapter.and_then(std::io::Result::ok);
     let text = format!(
-        "{:?} {:?} {:?} {} {} {} {} {} {} {} {} {} {} {:?} {:?}",
+        "{:?} {:?} {:?} {} {} {} {} {} {} {} {} {} {} {:?} {:?} {adapter:?}",
         options.split,
         options.context_len,
         options.kv_bits,

@@ -18,8 +18,7 @@ use crate::backend::{
     CacheCost, OpenModel, Place, cache_options, check_attention_sums, check_keyless, copied,
     reduced,
 };
-use crate::checkpoint::{ModelConfig, ModelFiles, locate};
-use crate::divided;
+use crate::checkpoint::ModelConfig;
 use crate::loader::Features;
 use crate::text::TextPipeline;
 
@@ -175,9 +174,6 @@ pub fn split_plan(
     processes: usize,
 ) -> Result<SplitPlan> {
     let place = Place::named_or_best(backend);
-    if let ModelFiles::Gguf(file) = locate(path)? {
-        return Err(divided::tensors_of_gguf().with_path(file));
-    }
     let model = OpenModel::open(path, place, compute)?;
     SplitPlan::new(&model.config, &model.footprint(), processes)
         .map_err(|e| Error::from(e).with_path(path))

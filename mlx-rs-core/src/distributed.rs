@@ -19,6 +19,9 @@
 //! Every member must run the same operations in the same order. A member waits for the others in
 //! [`crate::eval`], and has this process's lock during that time.
 
+#[cfg(any(target_os = "linux", target_os = "macos"))]
+mod system;
+
 use std::ffi::c_void;
 use std::sync::OnceLock;
 
@@ -80,11 +83,31 @@ pub fn init(strict: bool) -> Result<Group> {
     if let Some(world) = WORLD.get().filter(|w| !strict || w.size() > 1) {
         return Ok(*world);
     }
+    #[cfg(any(target_os = "linux", target_os = "macos"))]
+    let _no_delay = system::NoDelay::new();
     let group = Group::made("distributed_init", || {
         // SAFETY: the arguments are plain values. A null context means failure, and is checked.
         unsafe { compat::mlx_distributed_init(strict) }.ctx
     })?;
     Ok(*WORLD.get_or_init(|| group))
+}
+
+/// Ends MPI, if the processes are connected by it. A member calls this after its last operation:
+/// `mpirun` takes a process that ends without it for one that failed. Without MPI it does nothing.
+///
+/// ```
+/// use mlx_rs_core::distributed;
+/// let group = distributed::init(false)?;
+/// println!("process {} of {}", group.rank(), group.size());
+/// distributed::finalize();
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+pub fn finalize() {
+    #[cfg(any(target_os = "linux", target_os = "macos"))]
+    {
+        let _guard = call::lock();
+        system::end_mpi();
+    }
 }
 
 macro_rules! together {

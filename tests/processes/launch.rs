@@ -21,6 +21,12 @@ fn model(name: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
+fn fixture(name: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let path = root.join("tests/fixtures").join(name);
+    path.to_str().unwrap().to_owned()
+}
+
 fn run(args: &[&str]) -> Output {
     let home = tempfile::tempdir().unwrap();
     mlx(home.path(), args).output().unwrap()
@@ -78,9 +84,21 @@ fn same_with(flags: &[&str], path: &str, counts: &[usize], kernels: &str, bound:
     }
 }
 
+/// As [`same_with`], for two processes, without text.
+fn same_logits(flags: &[&str], path: &str) {
+    let asked = ["logits", "--model", path, "--tokens", "5,17,42,7", "--all"];
+    let expected = logits(&run(&asked));
+    let parts = run(&[&["launch", "-n", "2"], flags, &["--"], &asked].concat());
+    let parts = logits(&parts);
+    assert_eq!(parts.len(), expected.len(), "{path}");
+    let off = parts.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+    let most = off.fold(0.0, f64::max);
+    assert!(most < 1e-4, "{path} is off by {most}");
+}
+
 #[test]
 fn dense_models_are_computed_by_several() {
-    for name in ["llama", "qwen3", "gemma3", "mixtral", "gpt-oss"] {
+    for name in ["llama", "qwen3", "gemma3", "mixtral", "gpt-oss", "olmo3"] {
         same(name, &[2, 4], "on", 1e-4);
     }
 }
@@ -103,17 +121,69 @@ fn quantized_models_are_computed_by_several() {
     }
 }
 
+/// Expects the logits of two processes to equal those of one. The models are each of another form:
+/// `tools/group_families.py` compares all.
 #[test]
 fn other_families_are_computed_by_several() {
     for name in [
         "phi3",
         "qwen2-moe",
-        "cohere2",
-        "glm4",
         "starcoder2",
         "granite",
+        // Queries, keys and values in one matrix, grouped by key heads.
+        "gpt-neox",
+        "internlm2",
+        // Matrices stored as `[in, out]`.
+        "gpt2",
+        "llama4",
+        // Norms across heads.
+        "olmo2",
+        "minimax",
+        // Latent attention.
+        "deepseek-v2-lite",
+        "glm4-moe-lite",
+        // Recurrent layers, which each process computes.
+        "granitemoehybrid",
+        "lfm2-moe",
+        "qwen3-next",
+        "nemotron-h-moe",
+        // Shared keys, and inputs for each layer.
+        "gemma4-small",
+        "cohere2-moe",
     ] {
-        same(name, &[2], "on", 1e-4);
+        same_logits(&[], &model(name));
+    }
+}
+
+#[test]
+fn gguf_files_are_computed_by_several() {
+    for name in [
+        "llama-yarn",
+        "gpt-oss-mxfp4",
+        "gpt-neox",
+        "granitemoehybrid",
+        "olmo2",
+    ] {
+        same_logits(&[], &fixture(&format!("gguf/{name}.gguf")));
+    }
+}
+
+#[test]
+fn adapters_are_divided_with_their_models() {
+    let (path, adapter) = (model("llama"), fixture("training/llama-1"));
+    let asked = ["logits", "--model", &path, "--tokens", "5,17,42,7", "--all"];
+    let adapted = [&asked[..], &["--adapter-path", &adapter]].concat();
+    let expected = logits(&run(&adapted));
+    let off = |a: &[f64], b: &[f64]| {
+        assert_eq!(a.len(), b.len());
+        let off = a.iter().zip(b).map(|(a, b)| (a - b).abs());
+        off.fold(0.0, f64::max)
+    };
+    assert!(off(&logits(&run(&asked)), &expected) > 1e-2);
+    for flags in [&["-n", "2"][..], &["-n", "4"], &["-n", "2", "--pipeline"]] {
+        let parts = logits(&run(&[&["launch"], flags, &["--"], &adapted].concat()));
+        let most = off(&parts, &expected);
+        assert!(most < 1e-4, "{flags:?} is off by {most}");
     }
 }
 
@@ -297,13 +367,12 @@ fn a_member_refuses_its_flags_before_it_joins() {
     let dir = tempfile::tempdir().unwrap();
     let file = ring(dir.path(), 2);
     let path = model("llama");
-    let adapter = dir.path().to_str().unwrap();
-    let model = ["--model", &path, "--adapter-path", adapter];
+    let model = ["--model", &path, "--ffn", "sparse:8"];
     for command in [&["logits", "--tokens", "1"][..], &["generate", "hi"]] {
         // Rank 1 never starts. If rank 0 joined before it checked its flags, it would wait.
         let output = member(0, &file, &[command, &model].concat()).output();
         let err = refused(&output.unwrap(), 2);
-        assert!(err.contains("split and adapter_path"), "{err}");
+        assert!(err.contains("split and feed_forward"), "{err}");
     }
 }
 

@@ -396,12 +396,6 @@ impl LoadOptions {
                  float32; leave one of them out",
             ));
         }
-        if self.split != Split::None && self.adapter_path.is_some() {
-            return invalid(String::from(
-                "split and adapter_path do not go together yet: put the adapter into the model first \
-                 (`mlx fuse`)",
-            ));
-        }
         self.check_cache_dir()?;
         self.feed_forward.validate()?;
         if self.split != Split::None && !self.feed_forward.is_dense() {

@@ -19,7 +19,6 @@ pub static FAMILY: Family = Family {
         (".mlp.experts.up_proj.", ".mlp.switch_mlp.up_proj."),
         (".mlp.experts.down_proj.", ".mlp.switch_mlp.down_proj."),
     ],
-    pipeline: false,
     gguf: Some(GgufFamily {
         optional_biases: true,
         read,
@@ -43,6 +42,7 @@ pub static FAMILY: Family = Family {
         unsuffixed: routed::CHOICE_BIAS,
         ..GgufFamily::new("afmoe")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "afmoe",
         "AfmoeForCausalLM",

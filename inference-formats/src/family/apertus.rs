@@ -12,7 +12,6 @@ pub static FAMILY: Family = Family {
         (".attention_layernorm.", ".input_layernorm."),
         (".feedforward_layernorm.", ".post_attention_layernorm."),
     ],
-    pipeline: false,
     gguf: Some(GgufFamily {
         activation: "xielu",
         // In directories, the activation's factors are tensors, so a GGUF file cannot be converted.
@@ -20,6 +19,7 @@ pub static FAMILY: Family = Family {
         read,
         ..GgufFamily::new("apertus")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "apertus",
         "ApertusForCausalLM",

@@ -18,7 +18,6 @@ pub static FAMILY: Family = Family {
         (".mlp.gate.gate_proj.", ".mlp.gate."),
         (".mlp.gate.expert_bias", ".mlp.gate.e_score_correction_bias"),
     ],
-    pipeline: false,
     gguf: Some(GgufFamily {
         also: &["bailingmoe2"],
         // In the second version, one matrix computes queries, keys and values in the usual order.
@@ -31,6 +30,7 @@ pub static FAMILY: Family = Family {
         unsuffixed: routed::CHOICE_BIAS,
         ..GgufFamily::new("bailingmoe")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "bailing_moe",
         "BailingMoeForCausalLM",

@@ -26,6 +26,7 @@ pub static FAMILY: Family = Family {
         write: |config| publish(config, &[("rms_norm_eps", "layer_norm_eps")]),
         ..GgufFamily::new("command-r")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "cohere",
         "CohereForCausalLM",

@@ -24,6 +24,7 @@ pub static FAMILY: Family = Family {
         overrides: routed::names!(),
         ..GgufFamily::new("cohere2moe")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "cohere2_moe",
         "Cohere2MoeForCausalLM",

@@ -20,7 +20,6 @@ pub static FAMILY: Family = Family {
         (".ffn.router.layer.", ".mlp.gate."),
         (".ffn.experts.", ".mlp.experts."),
     ],
-    pipeline: false,
     gguf: Some(GgufFamily {
         layer_norm: true,
         read,

@@ -19,6 +19,7 @@ pub static FAMILY: Family = Family {
         overrides: routed::names!(),
         ..GgufFamily::new("deepseek")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "deepseek",
         "DeepseekForCausalLM",

@@ -14,7 +14,6 @@ pub static FAMILY: Family = Family {
         );
     },
     latent: true,
-    pipeline: false,
     gguf: Some(GgufFamily {
         is_variant: true,
         claims: Some((deepseek_v3::ARCHITECTURE, |header| {
@@ -24,6 +23,7 @@ pub static FAMILY: Family = Family {
         read,
         ..deepseek_v3::GGUF
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "deepseek_v2",
         "DeepseekV2ForCausalLM",

@@ -19,8 +19,8 @@ pub static FAMILY: Family = Family {
     aliases: &["kimi_k2", "joyai_llm_flash"],
     multimodal: &["kimi_vl"],
     latent: true,
-    pipeline: false,
     gguf: Some(GGUF),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "deepseek_v3",
         "DeepseekV3ForCausalLM",

@@ -18,11 +18,11 @@ pub static FAMILY: Family = Family {
     },
     reply: Some("deepseek_v31"),
     latent: true,
-    pipeline: false,
     gguf: Some(GgufFamily {
         architecture: "deepseek32",
         ..GGUF
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "deepseek_v32",
         "DeepseekV32ForCausalLM",

@@ -18,7 +18,6 @@ pub static FAMILY: Family = Family {
         (".mlp.experts.up_proj.", ".mlp.switch_mlp.up_proj."),
         (".mlp.experts.down_proj.", ".mlp.switch_mlp.down_proj."),
     ],
-    pipeline: false,
     gguf: Some(GgufFamily {
         optional_biases: true,
         read: |header| routed::read(header, &routed::SIGMOIDS),
@@ -26,6 +25,7 @@ pub static FAMILY: Family = Family {
         unsuffixed: routed::CHOICE_BIAS,
         ..GgufFamily::new("dots1")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "dots1",
         "Dots1ForCausalLM",

@@ -11,6 +11,7 @@ pub static FAMILY: Family = Family {
         read: |header| Ok(json!({"use_bias": header.has("attn_q.bias")})),
         ..GgufFamily::new("ernie4_5")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "ernie4_5",
         "Ernie4_5ForCausalLM",

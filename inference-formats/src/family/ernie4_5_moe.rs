@@ -14,7 +14,6 @@ pub static FAMILY: Family = Family {
         ".mlp.moe_statics.e_score_correction_bias",
         ".mlp.gate.e_score_correction_bias",
     )],
-    pipeline: false,
     // Layers for multi-token prediction. The engine does not use them.
     spare: &["model.mtp_"],
     gguf: Some(GgufFamily {
@@ -24,6 +23,7 @@ pub static FAMILY: Family = Family {
         unsuffixed: routed::CHOICE_BIAS,
         ..GgufFamily::new("ernie4_5-moe")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "ernie4_5_moe",
         "Ernie4_5_MoeForCausalLM",

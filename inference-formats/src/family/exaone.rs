@@ -17,7 +17,6 @@ pub static FAMILY: Family = Family {
         (".mlp.c_fc_1.", ".mlp.up_proj."),
         (".mlp.c_proj.", ".mlp.down_proj."),
     ],
-    pipeline: false,
     gguf: Some(GgufFamily {
         activation_field: "activation_function",
         write: |config| {
@@ -31,6 +30,7 @@ pub static FAMILY: Family = Family {
         },
         ..GgufFamily::new("exaone")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "exaone",
         "ExaoneForCausalLM",

@@ -16,7 +16,6 @@ pub static FAMILY: Family = Family {
     )],
     // Layers for multi-token prediction. The engine does not use them.
     spare: &["mtp."],
-    pipeline: false,
     gguf: Some(GgufFamily {
         read,
         write: |config| {
@@ -30,6 +29,7 @@ pub static FAMILY: Family = Family {
         unsuffixed: routed::CHOICE_BIAS,
         ..GgufFamily::new("exaone-moe")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "exaone_moe",
         "ExaoneMoeForCausalLM",

@@ -23,6 +23,7 @@ pub static FAMILY: Family = Family {
         global: GLOBAL,
         ..GgufFamily::new("falcon-h1")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "falcon_h1",
         "FalconH1ForCausalLM",

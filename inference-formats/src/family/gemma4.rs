@@ -71,6 +71,7 @@ pub static FAMILY: Family = Family {
         ..GgufFamily::new("gemma4")
     }),
     pipeline: false,
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "gemma4_text",
         "Gemma4ForCausalLM",

@@ -17,6 +17,7 @@ pub static FAMILY: Family = Family {
         overrides: &[("ffn_up", "mlp.gate_up_proj")],
         ..GgufFamily::new("chatglm")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "glm",
         "GlmForCausalLM",

@@ -21,6 +21,7 @@ pub static FAMILY: Family = Family {
         unsuffixed: routed::CHOICE_BIAS,
         ..GgufFamily::new("glm4moe")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "glm4_moe",
         "Glm4MoeForCausalLM",

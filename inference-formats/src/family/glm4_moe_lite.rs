@@ -15,7 +15,6 @@ pub static FAMILY: Family = Family {
     },
     reply: Some("glm4_moe"),
     latent: true,
-    pipeline: false,
     gguf: Some(GgufFamily {
         is_variant: true,
         // The tokenizer tells these files apart from those of DeepSeek.
@@ -26,6 +25,7 @@ pub static FAMILY: Family = Family {
         })),
         ..deepseek_v3::GGUF
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "glm4_moe_lite",
         "Glm4MoeLiteForCausalLM",

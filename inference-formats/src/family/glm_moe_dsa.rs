@@ -19,12 +19,12 @@ pub static FAMILY: Family = Family {
     },
     reply: Some("glm4_moe"),
     latent: true,
-    pipeline: false,
     gguf: Some(GgufFamily {
         read,
         architecture: "glm-dsa",
         ..deepseek_v32::GGUF
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "glm_moe_dsa",
         "GlmMoeDsaForCausalLM",

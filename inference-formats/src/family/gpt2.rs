@@ -54,7 +54,7 @@ pub static FAMILY: Family = Family {
         prefix: "h.",
         ..GgufFamily::new("gpt2")
     }),
-    pipeline: false,
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "gpt2",
         "GPT2LMHeadModel",

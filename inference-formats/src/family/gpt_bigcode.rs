@@ -25,7 +25,6 @@ pub static FAMILY: Family = Family {
     ],
     // The causal mask, which old checkpoints store.
     buffers: &[".attn.bias", ".attn.masked_bias"],
-    pipeline: false,
     gguf: Some(GgufFamily {
         activation: TANH_GELU,
         activation_field: "activation_function",
@@ -46,6 +45,7 @@ pub static FAMILY: Family = Family {
         ],
         ..GgufFamily::new("starcoder")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "gpt_bigcode",
         "GPTBigCodeForCausalLM",

@@ -30,7 +30,6 @@ pub static FAMILY: Family = Family {
         ("model.embed_out.", "lm_head."),
         ("embed_out.", "lm_head."),
     ],
-    pipeline: false,
     gguf: Some(GgufFamily {
         // Readers of these files compute GELU by its tanh approximation.
         activation: "gelu_new",
@@ -49,6 +48,7 @@ pub static FAMILY: Family = Family {
         },
         ..GgufFamily::new("gptneox")
     }),
+    tensor_parallel: super::TensorParallel::Grouped,
     ..Family::new(
         "gpt_neox",
         "GPTNeoXForCausalLM",

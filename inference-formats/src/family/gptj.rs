@@ -20,7 +20,7 @@ pub static FAMILY: Family = Family {
         ("model.wte.", "model.embed_tokens."),
         ("model.ln_f.", "model.norm."),
     ],
-    pipeline: false,
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "gptj",
         "GPTJForCausalLM",

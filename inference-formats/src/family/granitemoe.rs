@@ -16,6 +16,7 @@ pub static FAMILY: Family = Family {
         overrides: &[("ffn_gate_inp", "mlp.router.layer")],
         ..GgufFamily::new("granitemoe")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "granitemoe",
         "GraniteMoeForCausalLM",

@@ -31,6 +31,7 @@ pub static FAMILY: Family = Family {
         ..GgufFamily::new("granitehybrid")
     }),
     reply: Some("hermes"),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "granitemoehybrid",
         "GraniteMoeHybridForCausalLM",

@@ -18,7 +18,6 @@ pub static FAMILY: Family = Family {
         (".mlp.gate.wg.", ".mlp.gate."),
         (".mlp.shared_mlp.", ".mlp.shared_experts."),
     ],
-    pipeline: false,
     gguf: Some(GgufFamily {
         optional_biases: true,
         read,
@@ -26,6 +25,7 @@ pub static FAMILY: Family = Family {
         overrides: routed::names!(),
         ..GgufFamily::new("hunyuan-moe")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "hunyuan",
         "HunYuanMoEV1ForCausalLM",

@@ -11,12 +11,12 @@ pub static FAMILY: Family = Family {
         (".self_attn.query_layernorm.", ".self_attn.q_norm."),
         (".self_attn.key_layernorm.", ".self_attn.k_norm."),
     ],
-    pipeline: false,
     gguf: Some(GgufFamily {
         optional_biases: true,
         read: |header| Ok(json!({"use_qk_norm": header.has("attn_q_norm.weight")})),
         ..GgufFamily::new("hunyuan-dense")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "hunyuan_v1_dense",
         "HunYuanDenseV1ForCausalLM",

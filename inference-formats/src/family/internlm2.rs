@@ -19,7 +19,6 @@ pub static FAMILY: Family = Family {
         ("output.", "lm_head."),
     ],
     buffers: &[".attention.rope.inv_freq"],
-    pipeline: false,
     gguf: Some(GgufFamily {
         permuted: true,
         optional_biases: true,
@@ -27,6 +26,7 @@ pub static FAMILY: Family = Family {
         runs_only: true,
         ..GgufFamily::new("internlm2")
     }),
+    tensor_parallel: super::TensorParallel::Grouped,
     ..Family::new(
         "internlm2",
         "InternLM2ForCausalLM",

@@ -5,6 +5,7 @@ use super::{Defaults, Family, Windows, rename};
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete: |map| rename(map, &[("qkv_bias", "attention_bias"), ("bias", "mlp_bias")]),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "internlm3",
         "InternLM3ForCausalLM",

@@ -33,6 +33,7 @@ pub static FAMILY: Family = Family {
         unsuffixed: mamba::vectors!("mamba"),
         ..GgufFamily::new("jamba")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "jamba",
         "JambaForCausalLM",

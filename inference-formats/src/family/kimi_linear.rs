@@ -29,7 +29,6 @@ pub static FAMILY: Family = Family {
     // Layers for multi-token prediction. The engine does not use them.
     spare: &["model.mtp"],
     reply: Some("kimi_k2"),
-    pipeline: false,
     gguf: Some(GgufFamily {
         // Files have rates, and directories the logarithms of negated rates.
         runs_only: true,

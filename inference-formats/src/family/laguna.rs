@@ -19,7 +19,6 @@ pub static FAMILY: Family = Family {
         // mlx-lm's name.
         (".mlp.gate.proj.", ".mlp.gate."),
     ],
-    pipeline: false,
     gguf: Some(GgufFamily {
         heads_differ: true,
         read,

@@ -26,6 +26,7 @@ pub static FAMILY: Family = Family {
         global: GLOBAL,
         ..GgufFamily::new("lfm2")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new("lfm2", "Lfm2ForCausalLM", DEFAULTS)
 };
 

@@ -22,6 +22,7 @@ pub static FAMILY: Family = Family {
         global: lfm2::GLOBAL,
         ..GgufFamily::new("lfm2moe")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new("lfm2_moe", "Lfm2MoeForCausalLM", lfm2::DEFAULTS)
 };
 

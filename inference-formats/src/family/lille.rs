@@ -21,7 +21,7 @@ pub static FAMILY: Family = Family {
     // The rotation, which checkpoints store.
     buffers: &["rotary_emb"],
     spare: &["transformer.rotary_emb."],
-    pipeline: false,
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "lille-130m",
         "LilleForCausalLM",

@@ -25,7 +25,7 @@ pub static FAMILY: Family = Family {
         ],
         ..GgufFamily::new("llama4")
     }),
-    pipeline: false,
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "llama4_text",
         "Llama4ForCausalLM",

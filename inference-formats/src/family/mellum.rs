@@ -7,6 +7,7 @@ use super::{Defaults, Family, Windows, fill};
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete: |map| fill(map, json!({"norm_topk_prob": true})),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "mellum",
         "MellumForCausalLM",

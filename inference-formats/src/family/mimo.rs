@@ -6,6 +6,7 @@ use super::{Defaults, Family, Windows};
 pub static FAMILY: Family = Family {
     // Layers for multi-token prediction. The engine does not use them.
     spare: &["model.mtp_layers."],
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "mimo",
         "MiMoForCausalLM",

@@ -17,7 +17,6 @@ pub static FAMILY: Family = Family {
     names: &[(".self_attn.attention_sink_bias", ".self_attn.sinks")],
     // Layers for multi-token prediction. The engine does not use them.
     spare: &["model.mtp."],
-    pipeline: false,
     gguf: Some(GgufFamily {
         layers_differ: true,
         narrow_values: true,

@@ -12,6 +12,7 @@ pub static FAMILY: Family = Family {
         read,
         ..GgufFamily::new("minicpm")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "minicpm",
         "MiniCPMForCausalLM",

@@ -10,13 +10,13 @@ use crate::limits;
 pub static FAMILY: Family = Family {
     complete,
     latent: true,
-    pipeline: false,
     gguf: Some(GgufFamily {
         is_latent: true,
         read,
         overrides: deepseek_v3::NAMES,
         ..GgufFamily::new("minicpm3")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "minicpm3",
         "MiniCPM3ForCausalLM",

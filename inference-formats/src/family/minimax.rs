@@ -10,7 +10,6 @@ pub static FAMILY: Family = Family {
     complete,
     reply: Some("minimax"),
     aliases: &["minimax_m2"],
-    pipeline: false,
     names: &[
         (
             ".block_sparse_moe.e_score_correction_bias",
@@ -33,6 +32,7 @@ pub static FAMILY: Family = Family {
         unsuffixed: routed::CHOICE_BIAS,
         ..GgufFamily::new("minimax-m2")
     }),
+    tensor_parallel: super::TensorParallel::HeadsAndNorms,
     ..Family::new(
         "minimax",
         "MiniMaxForCausalLM",

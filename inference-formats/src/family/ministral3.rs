@@ -14,6 +14,7 @@ pub static FAMILY: Family = Family {
         read,
         ..GgufFamily::new("mistral3")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "ministral3",
         "Ministral3ForCausalLM",

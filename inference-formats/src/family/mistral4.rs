@@ -21,7 +21,6 @@ pub static FAMILY: Family = Family {
     },
     reply: Some("mistral_args"),
     latent: true,
-    pipeline: false,
     gguf: Some(GgufFamily {
         // Files that were converted from Mistral's own format have DeepSeek's architecture.
         claims: Some((deepseek_v3::ARCHITECTURE, |header| {
@@ -31,6 +30,7 @@ pub static FAMILY: Family = Family {
         architecture: "mistral4",
         ..deepseek_v3::GGUF
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "mistral4",
         "Mistral4ForCausalLM",

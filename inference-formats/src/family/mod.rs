@@ -339,8 +339,14 @@ pub enum Recurrence {
 pub enum TensorParallel {
     /// The model cannot be divided.
     No,
-    /// By heads, and by the width of feed-forward parts, under the usual names.
+    /// By heads, and by the width of feed-forward parts, under the usual names. Recurrent layers are
+    /// whole.
     Heads,
+    /// As `Heads`, and the norms of queries and keys, which cover all heads, are divided with them.
+    HeadsAndNorms,
+    /// As `Heads`. In matrices that compute queries, keys and values together, each key head and
+    /// its value head follow their query heads.
+    Grouped,
     /// As `Heads`, but experts that are stored together are `[in, out]`, and rows of gate and up
     /// alternate (gpt-oss).
     Alternating,

@@ -24,7 +24,7 @@ pub static FAMILY: Family = Family {
         (".mlp.fc1.", ".mlp.up_proj."),
         (".mlp.fc2.", ".mlp.down_proj."),
     ],
-    pipeline: false,
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "nanochat",
         "NanoChatForCausalLM",

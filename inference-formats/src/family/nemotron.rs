@@ -22,6 +22,7 @@ pub static FAMILY: Family = Family {
         write: |config| publish(config, &[("rms_norm_eps", "norm_eps")]),
         ..GgufFamily::new("nemotron")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "nemotron",
         "NemotronForCausalLM",

@@ -42,6 +42,7 @@ pub static FAMILY: Family = Family {
         ..GgufFamily::new("nemotron_h")
     }),
     spare: &["mtp."],
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "nemotron_h",
         "NemotronHForCausalLM",

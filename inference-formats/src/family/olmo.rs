@@ -13,6 +13,7 @@ pub static FAMILY: Family = Family {
         read,
         ..GgufFamily::new("olmo")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "olmo",
         "OlmoForCausalLM",

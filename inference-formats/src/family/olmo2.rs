@@ -19,6 +19,7 @@ pub static FAMILY: Family = Family {
         export: Some(GgufExport::PLAIN),
         ..GgufFamily::new("olmo2")
     }),
+    tensor_parallel: super::TensorParallel::HeadsAndNorms,
     ..Family::new(
         "olmo2",
         "Olmo2ForCausalLM",

@@ -16,6 +16,7 @@ pub static FAMILY: Family = Family {
         overrides: SANDWICH,
         ..GgufFamily::new("olmo2")
     }),
+    tensor_parallel: super::TensorParallel::HeadsAndNorms,
     ..Family::new(
         "olmo3",
         "Olmo3ForCausalLM",

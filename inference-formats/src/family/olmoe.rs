@@ -21,6 +21,7 @@ pub static FAMILY: Family = Family {
         },
         ..GgufFamily::new("olmoe")
     }),
+    tensor_parallel: super::TensorParallel::HeadsAndNorms,
     ..Family::new(
         "olmoe",
         "OlmoeForCausalLM",

@@ -13,7 +13,6 @@ pub static FAMILY: Family = Family {
             json!({"partial_rotary_factor": 0.5, "hidden_act": "gelu_new"}),
         );
     },
-    pipeline: false,
     names: &[
         (".self_attn.dense.", ".self_attn.o_proj."),
         (".mlp.fc1.", ".mlp.up_proj."),
@@ -26,6 +25,7 @@ pub static FAMILY: Family = Family {
         write: |config| publish(config, &[("rms_norm_eps", "layer_norm_eps")]),
         ..GgufFamily::new("phi2")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "phi",
         "PhiForCausalLM",

@@ -16,6 +16,7 @@ pub static FAMILY: Family = Family {
         },
         ..GgufFamily::new("phimoe")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "phimoe",
         "PhimoeForCausalLM",

@@ -21,12 +21,12 @@ pub static FAMILY: Family = Family {
         ("transformer.ln_f.", "model.norm."),
     ],
     chat: Some(ChatFormat::ChatMl),
-    pipeline: false,
     gguf: Some(GgufFamily {
         // The width in files is also that of gate and up together.
         read: |header| Ok(json!({"head_dim": header.head_dim})),
         ..GgufFamily::new("qwen")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "qwen",
         "QWenLMHeadModel",

@@ -21,5 +21,6 @@ pub static FAMILY: Family = Family {
     }),
     reply: Some("qwen3_coder"),
     spare: &["mtp."],
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new("qwen3_5_text", "Qwen3_5ForCausalLM", qwen3_next::DEFAULTS)
 };

@@ -32,6 +32,7 @@ pub static FAMILY: Family = Family {
     }),
     reply: Some("qwen3_coder"),
     spare: &["mtp."],
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "qwen3_5_moe_text",
         "Qwen3_5MoeForCausalLM",

@@ -22,6 +22,7 @@ pub static FAMILY: Family = Family {
     }),
     reply: Some("hermes"),
     spare: &["mtp."],
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new("qwen3_next", "Qwen3NextForCausalLM", DEFAULTS)
 };
 

@@ -10,7 +10,6 @@ use crate::limits;
 pub static FAMILY: Family = Family {
     complete,
     recurrence: Recurrence::Every,
-    pipeline: false,
     gguf: Some(GgufFamily {
         // The shares of all inputs are one tensor, and vectors have other shapes.
         runs_only: true,
@@ -55,6 +54,8 @@ pub static FAMILY: Family = Family {
         ],
         ..GgufFamily::new("rwkv7")
     }),
+    // Later layers mix in the values of the first layer.
+    pipeline: false,
     ..Family::new(
         "rwkv7",
         "RWKV7ForCausalLM",

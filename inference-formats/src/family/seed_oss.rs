@@ -14,6 +14,7 @@ pub static FAMILY: Family = Family {
         overrides: &[("post_attention_norm", "post_attention_layernorm")],
         ..GgufFamily::new("seed_oss")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "seed_oss",
         "SeedOssForCausalLM",

@@ -12,6 +12,7 @@ pub static FAMILY: Family = Family {
             json!({"n_group": 1, "topk_group": 1, "norm_topk_prob": true, "head_dim": 128}),
         );
     },
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "solar_open",
         "SolarOpenForCausalLM",

@@ -28,6 +28,7 @@ pub static FAMILY: Family = Family {
         write: |config| publish(config, &[("rms_norm_eps", "layer_norm_eps")]),
         ..GgufFamily::new("stablelm")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "stablelm",
         "StableLmForCausalLM",

@@ -22,7 +22,6 @@ pub static FAMILY: Family = Family {
         (".mlp.share_expert.", ".share_expert."),
         (".share_expert.", ".mlp.shared_experts."),
     ],
-    pipeline: false,
     gguf: Some(GgufFamily {
         // A directory with these names of experts has norms to which 1 was added.
         runs_only: true,

@@ -4,6 +4,7 @@ use super::{Defaults, Family, Windows};
 
 /// The descriptor of this family.
 pub static FAMILY: Family = Family {
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "telechat3",
         "Telechat3ForCausalLM",

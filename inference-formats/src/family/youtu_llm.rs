@@ -13,7 +13,6 @@ pub static FAMILY: Family = Family {
         );
     },
     latent: true,
-    pipeline: false,
     gguf: Some(GgufFamily {
         is_variant: true,
         claims: Some((deepseek_v3::ARCHITECTURE, |header| {
@@ -22,6 +21,7 @@ pub static FAMILY: Family = Family {
         read: deepseek_v3::latent,
         ..deepseek_v3::GGUF
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "youtu_llm",
         "YoutuForCausalLM",

@@ -1,7 +1,7 @@
 //! Loads and saves adapters in the layout of Python mlx-lm: `adapters.safetensors` and
 //! `adapter_config.json`. `stored.rs` also reads other layouts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -13,9 +13,10 @@ use serde_json::json;
 use super::kind::AdapterKind;
 use super::lora::{self, LoraAdapter};
 use super::naming::{Naming, same_layer, turned};
+use super::part;
 use super::stored::{CONFIG_FILE, Stored, WEIGHTS_FILE};
 use crate::error::engine;
-use crate::nn::adapter::{Delta, ParamSlot, Passes};
+use crate::nn::adapter::{Delta, ParamSlot, Passes, block_of};
 use crate::workdir::replace;
 
 impl LoraAdapter {
@@ -26,11 +27,13 @@ impl LoraAdapter {
     /// model.
     pub(crate) fn load(
         all: &[Arc<ParamSlot>],
+        blocks: usize,
         dir: &Path,
         architecture: &str,
         passes: &Passes,
     ) -> Result<Self> {
-        load(all, dir, Naming::for_architecture(architecture), passes)
+        let naming = Naming::for_architecture(architecture);
+        load((all, blocks), dir, naming, passes)
     }
 }
 
@@ -123,12 +126,12 @@ fn save(adapter: &LoraAdapter, dir: &Path) -> Result<()> {
 /// # Errors
 /// As [`read`].
 fn load(
-    all: &[Arc<ParamSlot>],
+    (all, blocks): (&[Arc<ParamSlot>], usize),
     dir: &Path,
     naming: Naming,
     passes: &Passes,
 ) -> Result<LoraAdapter> {
-    let (deltas, kind) = read(all, dir)?;
+    let (deltas, kind) = read(all, blocks, dir)?;
     let new = deltas.into_iter().map(|(slot, delta)| (slot, Some(delta)));
     passes.change(lora::bare(all).chain(new));
     Ok(LoraAdapter::standing(all, kind, naming))
@@ -137,35 +140,46 @@ fn load(
 /// The changes of an adapter, each with its slot.
 pub(super) type SlotDeltas = Vec<(Arc<ParamSlot>, Delta)>;
 
-/// The changes of the adapter in a directory to the layers in `all`, and the adapter's kind.
+/// The changes of the adapter in a directory to the layers in `all`, and the adapter's kind. The
+/// model has `blocks` blocks. Those that `all` lacks are in other processes, and their changes are
+/// left out. Of layers that are divided among processes, this process's part is returned.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`], with the file and the tensor or setting that does not fit this
 /// model.
-pub(super) fn read(all: &[Arc<ParamSlot>], dir: &Path) -> Result<(SlotDeltas, AdapterKind)> {
+pub(super) fn read(
+    all: &[Arc<ParamSlot>],
+    blocks: usize,
+    dir: &Path,
+) -> Result<(SlotDeltas, AdapterKind)> {
     let stored = Stored::read(dir)?;
+    let own: BTreeSet<usize> = all.iter().filter_map(|slot| slot.block()).collect();
+    let is_elsewhere =
+        |name: &str| block_of(name).is_some_and(|block| block < blocks && !own.contains(&block));
     let mut deltas = Vec::new();
     let missing = |name: &str| {
         stored.bad(format!(
             "`{name}` is trained, which this model does not have"
         ))
     };
-    for name in stored.names() {
+    for name in stored.names().filter(|name| !is_elsewhere(name)) {
         let mut layer_slots = all.iter().filter(|slot| same_layer(name, slot.name()));
         if !stored.replaces_weights() {
             let slot = layer_slots
                 .find(|s| s.is_matrix())
                 .ok_or_else(|| missing(name))?;
-            let low = stored.low_rank(name, slot.kind(), &slot.shape())?;
-            deltas.push((Arc::clone(slot), Delta::LowRank(low)));
+            let low = stored.low_rank(name, slot.kind(), &slot.stored_shape())?;
+            let delta = part::of(slot, Delta::LowRank(low))?;
+            deltas.push((Arc::clone(slot), delta));
             continue;
         }
         let layer_slots: Vec<_> = layer_slots.collect();
         for end in stored.ends(name) {
             let slot = layer_slots.iter().find(|slot| slot.end() == end);
             let slot = slot.ok_or_else(|| missing(&format!("{name}.{end}")))?;
-            let replacement = stored.replacement(name, end, &slot.shape())?;
-            deltas.push((Arc::clone(slot), Delta::Whole(replacement)));
+            let replacement = stored.replacement(name, end, &slot.stored_shape())?;
+            let delta = part::of(slot, Delta::Whole(replacement))?;
+            deltas.push((Arc::clone(slot), delta));
         }
     }
     Ok((deltas, stored.kind))

@@ -7,6 +7,7 @@ mod kind;
 mod lora;
 mod named;
 mod naming;
+mod part;
 mod stored;
 
 pub(crate) use decoder::{Adapted, Seen};

@@ -79,7 +79,8 @@ impl NamedAdapters {
         if self.by_name.contains_key(name) {
             return invalid(format!("there is already an adapter `{name}`"));
         }
-        let (deltas, _) = read(all, dir)?;
+        // Named adapters need the whole model, so no block is elsewhere.
+        let (deltas, _) = read(all, 0, dir)?;
         let hash = hash_of_files(dir).map_err(|e| {
             Error::new(ErrorKind::Io, "cannot read the adapter's files")
                 .with_path(dir)

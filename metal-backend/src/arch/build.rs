@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use inference::{Error, ErrorKind, Result};
+use inference_formats::family::Recurrence;
 use mlx_rs_core::{Array, ones};
 
 use super::stack::{Block, Blocks, Head};
@@ -643,15 +644,32 @@ impl<'a> Builder<'a> {
     /// The errors of `make`.
     pub fn blocks<M: Mixer>(
         &mut self,
+        one: impl FnMut(&mut Self, usize, &str) -> Result<Block<M>>,
+    ) -> Result<Blocks<M>> {
+        self.blocks_at("model.layers.", one)
+    }
+
+    /// As [`Self::blocks`], for blocks with another prefix, which the index follows.
+    ///
+    /// # Errors
+    /// The errors of `make`.
+    pub fn blocks_at<M: Mixer>(
+        &mut self,
+        before: &str,
         mut one: impl FnMut(&mut Self, usize, &str) -> Result<Block<M>>,
     ) -> Result<Blocks<M>> {
         let (hidden, dtype) = (self.dims.hidden, self.weights.dtype());
         let (layers, stage) = match self.weights.stage() {
-            Some(part) => (part.layers(), Some(Stage::new(part.group, hidden, dtype))),
+            Some(part) => {
+                let family = self.config.family();
+                let recurrent = family.is_some_and(|f| f.recurrence != Recurrence::None);
+                let stage = Stage::new(part.group, hidden, dtype, recurrent);
+                (part.layers(), Some(stage))
+            }
             None => (0..self.config.num_hidden_layers, None),
         };
         let blocks = layers
-            .map(|i| one(self, i, &format!("model.layers.{i}")).map(Arc::new))
+            .map(|i| one(self, i, &format!("{before}{i}")).map(Arc::new))
             .collect::<Result<_>>()?;
         Ok(Blocks { blocks, stage })
     }

@@ -4,7 +4,7 @@
 use inference::{Error, ErrorKind, Result};
 
 use super::Decoder;
-use super::build::{AttentionParts, Builder, NormKind, int};
+use super::build::{AttentionParts, Builder, NormKind};
 use super::moe::{ExpertsAt, USUAL_PARTS, counts, dense_layers, experts};
 use super::stack::{Block, Stack};
 use crate::checkpoint::ModelConfig;
@@ -43,7 +43,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                     let width = "prefix_dense_intermediate_size";
                     let width = config.required_uint(width, 1..=limits::INTERMEDIATE)?;
                     let activation = b.activation(Activation::Silu)?;
-                    let width = int("prefix_dense_intermediate_size", width)?;
+                    let width = b.part_of("prefix_dense_intermediate_size", width)?;
                     FeedForward::Gated(b.gated_mlp(&at, width, activation, false)?)
                 }
                 false => FeedForward::Mixture(Box::new(mixture(b, &at)?)),
@@ -96,7 +96,7 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
     let shared = match shared.unwrap_or(0) {
         0 => None,
         n => {
-            let width = int(
+            let width = b.part_of(
                 "num_shared_experts",
                 n.saturating_mul(config.intermediate_size),
             )?;

@@ -491,10 +491,12 @@ pub(super) fn sources(config: &ModelConfig, with_keys: usize) -> Result<Vec<usiz
 pub(super) fn attention(b: &mut Builder<'_>, layer: usize, own_keys: bool) -> Result<Attention> {
     let (dims, values_are_keys) = (b.dims, values_are_keys(b.config, layer)?);
     let (heads, head_dim) = key_sizes(b.config, layer)?;
-    let size =
-        |listed: Option<u32>, all: i32| listed.and_then(|n| i32::try_from(n).ok()).unwrap_or(all);
-    b.dims.head_dim = size(head_dim, dims.head_dim);
-    b.dims.n_kv_heads = size(heads, dims.n_kv_heads);
+    if let Some(head_dim) = head_dim {
+        b.dims.head_dim = int("head_dim", head_dim as usize)?;
+    }
+    if let Some(heads) = heads {
+        b.dims.n_kv_heads = b.part_of("the number of key heads of a layer", heads as usize)?;
+    }
     if b.dims.head_dim % 2 != 0 {
         return Err(invalid(format!(
             "the heads of layer {layer} have {} elements; it must be even",
@@ -577,7 +579,7 @@ fn mixture(b: &mut Builder<'_>, prefix: &str, activation: Activation) -> Result<
     let width = b
         .config
         .required_uint("moe_intermediate_size", 1..=limits::INTERMEDIATE)?;
-    let width = int("moe_intermediate_size", width)?;
+    let width = b.part_of("moe_intermediate_size", width)?;
     let name = |part: &str| format!("{prefix}.{part}");
     let root = b.scalar((hidden as f32).powf(-0.5))?;
     let router_norm = Norm::Rms {

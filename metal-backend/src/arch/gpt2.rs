@@ -45,59 +45,58 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         "n_positions",
         config.max_position_embeddings.unwrap_or(1024),
     )?;
-    let blocks = (0..config.num_hidden_layers)
-        .map(|i| {
-            let at = |name: &str| at(&format!("h.{i}.{name}"));
-            let qkv = matrix(&mut b, &layout, &at("attn.c_attn"), hidden, 3 * hidden)?;
-            let bias = b.weights.vector(&at("attn.c_attn.bias"), 3 * hidden)?;
-            let slot = b.weights.slot(&at("attn.c_attn"), SlotKind::Matrix, &qkv);
-            let bias_slot = b.weights.bias_slot(&at("attn.c_attn"), Some(&bias));
-            let part = |n: i32| -> Result<Linear> {
-                let (from, to) = (n * hidden, (n + 1) * hidden);
-                let weight = qkv.rows(from, to).map_err(engine("weights"))?;
-                let bias = bias.slice_axis(0, from, to).map_err(engine("weights"))?;
-                let at = |slot: &Arc<_>| SlotView::new(Arc::clone(slot), Some((from, to)));
-                let layer = b.weights.layer(weight, Some(bias))?.at(at(&slot));
-                Ok(layer.with_bias_at(bias_slot.as_ref().map(at)))
-            };
-            let (q_proj, k_proj, v_proj) = (part(0)?, part(1)?, part(2)?);
-            // Old checkpoints store the causal mask.
-            b.weights.ignore(&at("attn.bias"));
-            b.weights.ignore(&at("attn.masked_bias"));
-            Ok(Arc::new(Block {
-                mixer_in: Some(b.hidden_norm(&at("ln_1"))?),
-                mixer: Attention {
-                    q_proj,
-                    k_proj: Some(k_proj),
-                    v_proj: Some(v_proj),
-                    o_proj: linear(&mut b, &layout, &at("attn.c_proj"), hidden, hidden)?,
-                    norms: HeadNorms::default(),
-                    rope: None,
-                    n_heads: b.dims.n_heads,
-                    n_kv_heads: b.dims.n_heads,
-                    head_dim: b.dims.head_dim,
-                    scale: (b.dims.head_dim as f32).powf(-0.5),
-                    window: None,
-                    softcap: None,
-                    growth: None,
-                    clip: None,
-                    chunk: None,
-                    sinks: None,
-                    sums: b.weights.attention_sums(),
-                },
-                mixer_out: None,
-                mlp_in: Some(b.hidden_norm(&at("ln_2"))?),
-                mlp: FeedForward::Plain(Mlp {
-                    up: linear(&mut b, &layout, &at("mlp.c_fc"), hidden, width)?,
-                    down: linear(&mut b, &layout, &at("mlp.c_proj"), width, hidden)?,
-                    activation,
-                }),
-                mlp_out: None,
-                residual: None,
-                parallel: false,
-            }))
+    let blocks = b.blocks_at(&at("h."), |b, _, prefix| {
+        let at = |name: &str| format!("{prefix}.{name}");
+        let heads = b.dims.n_heads * b.dims.head_dim;
+        let qkv = matrix(b, &layout, &at("attn.c_attn"), hidden, 3 * heads)?;
+        let bias = b.weights.vector(&at("attn.c_attn.bias"), 3 * heads)?;
+        let slot = b.weights.slot(&at("attn.c_attn"), SlotKind::Matrix, &qkv);
+        let bias_slot = b.weights.bias_slot(&at("attn.c_attn"), Some(&bias));
+        let part = |n: i32| -> Result<Linear> {
+            let (from, to) = (n * heads, (n + 1) * heads);
+            let weight = qkv.rows(from, to).map_err(engine("weights"))?;
+            let bias = bias.slice_axis(0, from, to).map_err(engine("weights"))?;
+            let at = |slot: &Arc<_>| SlotView::new(Arc::clone(slot), Some((from, to)));
+            let layer = b.weights.layer(weight, Some(bias))?.at(at(&slot));
+            Ok(layer.with_bias_at(bias_slot.as_ref().map(at)))
+        };
+        let (q_proj, k_proj, v_proj) = (part(0)?, part(1)?, part(2)?);
+        // Old checkpoints store the causal mask.
+        b.weights.ignore(&at("attn.bias"));
+        b.weights.ignore(&at("attn.masked_bias"));
+        Ok(Block {
+            mixer_in: Some(b.hidden_norm(&at("ln_1"))?),
+            mixer: Attention {
+                q_proj,
+                k_proj: Some(k_proj),
+                v_proj: Some(v_proj),
+                o_proj: linear(b, &layout, &at("attn.c_proj"), heads, hidden)?,
+                norms: HeadNorms::default(),
+                rope: None,
+                n_heads: b.dims.n_heads,
+                n_kv_heads: b.dims.n_heads,
+                head_dim: b.dims.head_dim,
+                scale: (b.dims.head_dim as f32).powf(-0.5),
+                window: None,
+                softcap: None,
+                growth: None,
+                clip: None,
+                chunk: None,
+                sinks: None,
+                sums: b.weights.attention_sums(),
+            },
+            mixer_out: None,
+            mlp_in: Some(b.hidden_norm(&at("ln_2"))?),
+            mlp: FeedForward::Plain(Mlp {
+                up: linear(b, &layout, &at("mlp.c_fc"), hidden, width)?,
+                down: linear(b, &layout, &at("mlp.c_proj"), width, hidden)?,
+                activation,
+            }),
+            mlp_out: None,
+            residual: None,
+            parallel: false,
         })
-        .collect::<Result<Vec<_>>>()?;
+    })?;
     let embedding = b.embedding(&at("wte"))?;
     let places = b.weights.embedding(&at("wpe"), positions, hidden)?;
     let norm = b.hidden_norm(&at("ln_f"))?;
@@ -108,7 +107,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         embedding_scale: None,
         embedding_norm: None,
         positions: Some(places),
-        blocks: blocks.into(),
+        blocks,
         norm,
         head: Head {
             linear: None,
@@ -147,5 +146,6 @@ fn linear(
     let slot = SlotView::new(b.weights.slot(prefix, SlotKind::Matrix, &weight), None);
     let bias_slot = b.weights.bias_slot(prefix, Some(&bias));
     let layer = b.weights.layer(weight, Some(bias))?.at(slot);
+    let layer = layer.summed_over(b.weights.summed_over(prefix));
     Ok(layer.with_bias_at(bias_slot.map(|slot| SlotView::new(slot, None))))
 }

@@ -5,7 +5,7 @@
 use inference::Result;
 
 use super::Decoder;
-use super::build::{AttentionParts, Builder, int, invalid};
+use super::build::{AttentionParts, Builder, invalid};
 use super::mamba2::{Fields, grouped_norm, mixer, shape};
 use super::moe::{ExpertsAt, counts, experts, fused_experts};
 use super::stack::{Block, Stack};
@@ -83,7 +83,7 @@ fn feed_forward(b: &mut Builder<'_>, prefix: &str, activation: Activation) -> Re
         return Ok(FeedForward::Gated(mlp));
     }
     let width = "shared_intermediate_size";
-    let width = int(
+    let width = b.part_of(
         width,
         b.config.required_uint(width, 1..=limits::INTERMEDIATE)?,
     )?;

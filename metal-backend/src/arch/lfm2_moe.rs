@@ -5,7 +5,7 @@
 use inference::Result;
 
 use super::Decoder;
-use super::build::{Builder, int};
+use super::build::Builder;
 use super::lfm2::{feed_forward, load_with};
 use super::moe::{ExpertsAt, counts, experts};
 use crate::checkpoint::ModelConfig;
@@ -54,7 +54,7 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<FeedForward> {
         single: format!("{at}.experts"),
         parts: ["w1", "w3", "w2"],
     };
-    let width = int("moe_intermediate_size", width)?;
+    let width = b.part_of("moe_intermediate_size", width)?;
     let gate = Gate::Plain(Activation::Silu);
     Ok(FeedForward::Mixture(Box::new(Mixture {
         router,

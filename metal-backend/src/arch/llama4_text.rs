@@ -52,7 +52,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 let field = "intermediate_size_mlp";
                 let width = config.required_uint(field, 1..=limits::INTERMEDIATE)?;
                 let activation = b.activation(Activation::Silu)?;
-                FeedForward::Gated(b.gated_mlp(&at, int(field, width)?, activation, false)?)
+                let width = b.part_of(field, width)?;
+                FeedForward::Gated(b.gated_mlp(&at, width, activation, false)?)
             }
         };
         b.pre_norm_block(prefix, attention, mlp)
@@ -104,7 +105,7 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
     let fused = format!("{at}.experts.gate_up_proj");
     // Fused stacks are `[in, out]`. At this size, the fused matrix is square, so its shape does not
     // reveal the orientation.
-    if hidden == 2 * width && b.weights.contains(&fused) {
+    if b.config.hidden_size == 2 * b.config.intermediate_size && b.weights.contains(&fused) {
         return Err(invalid(format!(
             "hidden_size is {hidden}, twice intermediate_size; such stacks of experts are not \
              supported"

@@ -1,8 +1,6 @@
 //! Mamba (Gu and Dao 2023, arXiv:2312.00752; reference: `modeling_mamba` of Hugging Face
 //! transformers): each block is one recurrent layer, without a feed-forward part.
 
-use std::sync::Arc;
-
 use inference::Result;
 use mlx_rs_core::{Array, Dtype};
 
@@ -50,29 +48,26 @@ pub(super) fn load_with(
     let shape = shape(config, &FIELDS, config.intermediate_size)?;
     let bias = config.flag("use_bias")?.unwrap_or(false);
     let mut b = Builder::new(config, weights)?;
-    let blocks = (0..config.num_hidden_layers)
-        .map(|i| {
-            let prefix = format!("{BLOCKS}{i}");
-            let at = format!("{prefix}.mixer");
-            let norms = norms(&mut b, &at, shape)?;
-            Ok(Arc::new(Block {
-                mixer_in: Some(b.hidden_norm(&format!("{prefix}.norm"))?),
-                mixer: mixer(&mut b, &at, shape, (bias, norms))?,
-                mixer_out: None,
-                mlp_in: None,
-                mlp: FeedForward::Nothing,
-                mlp_out: None,
-                residual: None,
-                parallel: false,
-            }))
+    let blocks = b.blocks_at(BLOCKS, |b, _, prefix| {
+        let at = format!("{prefix}.mixer");
+        let norms = norms(b, &at, shape)?;
+        Ok(Block {
+            mixer_in: Some(b.hidden_norm(&format!("{prefix}.norm"))?),
+            mixer: mixer(b, &at, shape, (bias, norms))?,
+            mixer_out: None,
+            mlp_in: None,
+            mlp: FeedForward::Nothing,
+            mlp_out: None,
+            residual: None,
+            parallel: false,
         })
-        .collect::<Result<Vec<_>>>()?;
+    })?;
     Ok(Box::new(Stack {
         embedding: b.embedding("backbone.embeddings")?,
         embedding_scale: None,
         embedding_norm: None,
         positions: None,
-        blocks: blocks.into(),
+        blocks,
         norm: b.hidden_norm("backbone.norm_f")?,
         head: b.head(Some(true))?,
     }))

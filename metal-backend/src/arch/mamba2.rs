@@ -1,8 +1,6 @@
 //! Mamba-2 (Dao and Gu 2024, arXiv:2405.21060; reference: `modeling_mamba2` of Hugging Face
 //! transformers): each block is one recurrent layer, without a feed-forward part.
 
-use std::sync::Arc;
-
 use inference::Result;
 use mlx_rs_core::{Array, Dtype};
 use serde_json::Value;
@@ -43,31 +41,28 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     let shape = shape(config, &FIELDS)?;
     let bias = config.flag("use_bias")?.unwrap_or(false);
     let mut b = Builder::new(config, weights)?;
-    let blocks = (0..config.num_hidden_layers)
-        .map(|i| {
-            let prefix = format!("{BLOCKS}{i}");
-            Ok(Arc::new(Block {
-                mixer_in: Some(b.hidden_norm(&format!("{prefix}.norm"))?),
-                mixer: {
-                    let at = format!("{prefix}.mixer");
-                    let norm = grouped_norm(&mut b, &at, shape)?;
-                    mixer(&mut b, &at, shape, ([bias; 2], norm))?
-                },
-                mixer_out: None,
-                mlp_in: None,
-                mlp: FeedForward::Nothing,
-                mlp_out: None,
-                residual: None,
-                parallel: false,
-            }))
+    let blocks = b.blocks_at(BLOCKS, |b, _, prefix| {
+        Ok(Block {
+            mixer_in: Some(b.hidden_norm(&format!("{prefix}.norm"))?),
+            mixer: {
+                let at = format!("{prefix}.mixer");
+                let norm = grouped_norm(b, &at, shape)?;
+                mixer(b, &at, shape, ([bias; 2], norm))?
+            },
+            mixer_out: None,
+            mlp_in: None,
+            mlp: FeedForward::Nothing,
+            mlp_out: None,
+            residual: None,
+            parallel: false,
         })
-        .collect::<Result<Vec<_>>>()?;
+    })?;
     Ok(Box::new(Stack {
         embedding: b.embedding("backbone.embeddings")?,
         embedding_scale: None,
         embedding_norm: None,
         positions: None,
-        blocks: blocks.into(),
+        blocks,
         norm: b.hidden_norm("backbone.norm_f")?,
         head: b.head(Some(false))?,
     }))

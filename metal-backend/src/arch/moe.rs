@@ -74,16 +74,20 @@ pub fn fused_experts(
     activation: Gate,
 ) -> Result<Experts> {
     let hidden = b.dims.hidden;
-    let turned = [hidden, 2 * width].map(|n| n.unsigned_abs() as usize);
+    let stored = match b.weights.split() {
+        Some(split) => width.saturating_mul(int("processes", split.processes())?),
+        None => width,
+    };
+    let turned = [hidden, 2 * stored].map(|n| n.unsigned_abs() as usize);
     // GGUF stacks may be quantized.
     let stacked = |b: &mut Builder<'_>, name: &str, shape: &[i32]| match b.weights.is_gguf() {
         true => b.weights.stack(name, shape),
         false => b.weights.expert_tensor(name, shape).map(Weight::Dense),
     };
     // Qwen3-VL stores `[experts, in, out]`.
-    if hidden != 2 * width && b.weights.shape(&gate_up).is_some_and(|s| s[1..] == turned) {
+    if hidden != 2 * stored && b.weights.shape(&gate_up).is_some_and(|s| s[1..] == turned) {
         let mut turned = |name: &str, shape: &[i32]| -> Result<Weight> {
-            let stack = b.weights.expert_tensor(name, shape)?.swap_axes(-1, -2);
+            let stack = b.weights.turned_experts(name, shape)?.swap_axes(-1, -2);
             let stack = stack.and_then(|stack| stack.contiguous());
             stack.map(Weight::Dense).map_err(engine("weights"))
         };
@@ -298,7 +302,7 @@ pub fn limited_block(
     let shared = match shared_count.unwrap_or(0) {
         0 => None,
         n => {
-            let width = int("n_shared_experts", n.saturating_mul(shared_width))?;
+            let width = b.part_of("n_shared_experts", n.saturating_mul(shared_width))?;
             let at = format!("{at}.shared_experts");
             let mlp = b.gated_mlp(&at, width, activation, bias)?;
             let shared = match limits.shared {
@@ -342,7 +346,7 @@ pub fn limited_block(
         Some(limit) => Gate::Limited { activation, limit },
         None => Gate::Plain(activation),
     };
-    let width = int("moe_intermediate_size", width)?;
+    let width = b.part_of("moe_intermediate_size", width)?;
     Ok(FeedForward::Mixture(Box::new(Mixture {
         router,
         experts: experts(b, &places, count, width, gate)?,

@@ -2,14 +2,12 @@
 //! transformers). Each block has one part: Mamba-2, attention without positions, two matrices, or
 //! experts of two matrices.
 
-use std::sync::Arc;
-
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::Dtype;
 use serde_json::Value;
 
 use super::Decoder;
-use super::build::{AttentionParts, Builder, int, invalid};
+use super::build::{AttentionParts, Builder, invalid};
 use super::mamba2::{Fields, grouped_norm, mixer, shape};
 use super::moe::counts;
 use super::stack::{Block, Stack};
@@ -40,31 +38,29 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     let sizes = shape(config, &FIELDS)?;
     let kinds = kinds(config)?;
     let mut b = Builder::new(config, weights)?;
-    let blocks = (kinds.iter().enumerate())
-        .map(|(i, kind)| {
-            let at = format!("{BLOCKS}{i}.mixer");
-            let norm = Some(b.hidden_norm(&format!("{BLOCKS}{i}.norm"))?);
-            let (mixer, mlp) = part(&mut b, (i, kind, &at), sizes)?;
-            let mixes = matches!(mlp, FeedForward::Nothing);
-            let (mixer_in, mlp_in) = if mixes { (norm, None) } else { (None, norm) };
-            Ok(Arc::new(Block {
-                mixer_in,
-                mixer,
-                mixer_out: None,
-                mlp_in,
-                mlp,
-                mlp_out: None,
-                residual: None,
-                parallel: false,
-            }))
+    let blocks = b.blocks_at(BLOCKS, |b, i, prefix| {
+        let norm = Some(b.hidden_norm(&format!("{prefix}.norm"))?);
+        let kind = kinds.get(i).map_or("", String::as_str);
+        let (mixer, mlp) = part(b, (i, kind, &format!("{prefix}.mixer")), sizes)?;
+        let mixes = matches!(mlp, FeedForward::Nothing);
+        let (mixer_in, mlp_in) = if mixes { (norm, None) } else { (None, norm) };
+        Ok(Block {
+            mixer_in,
+            mixer,
+            mixer_out: None,
+            mlp_in,
+            mlp,
+            mlp_out: None,
+            residual: None,
+            parallel: false,
         })
-        .collect::<Result<Vec<_>>>()?;
+    })?;
     Ok(Box::new(Stack {
         embedding: b.embedding("backbone.embeddings")?,
         embedding_scale: None,
         embedding_norm: None,
         positions: None,
-        blocks: blocks.into(),
+        blocks,
         norm: b.hidden_norm("backbone.norm_f")?,
         head: b.head(Some(false))?,
     }))
@@ -153,10 +149,10 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
     }
     let hidden = b.dims.hidden;
     let (count, per_token) = counts(config, "num_experts_per_tok")?;
-    let width = |name: &str| -> Result<i32> {
-        int(name, config.required_uint(name, 1..=limits::INTERMEDIATE)?)
+    let width = |b: &Builder<'_>, name: &str| -> Result<i32> {
+        b.part_of(name, config.required_uint(name, 1..=limits::INTERMEDIATE)?)
     };
-    let expert_width = width("moe_intermediate_size")?;
+    let expert_width = width(b, "moe_intermediate_size")?;
     let bias = format!("{at}.gate.e_score_correction_bias");
     let choice_bias = (b.weights.vector(&bias, count)?)
         .astype(Dtype::Float32)
@@ -178,7 +174,7 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
     let shared = match config.uint("n_shared_experts", 0..=limits::EXPERTS)? {
         None | Some(0) => None,
         Some(_) => {
-            let width = width("moe_shared_expert_intermediate_size")?;
+            let width = width(b, "moe_shared_expert_intermediate_size")?;
             let mlp = plain(b, &format!("{at}.shared_experts"), width)?;
             Some((SharedExpert::Plain(mlp), None))
         }

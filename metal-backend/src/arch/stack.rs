@@ -493,7 +493,10 @@ impl<M: Mixer> Decoder for Stack<M> {
     fn new_caches(&self, options: &CacheOptions) -> Caches {
         let layers = || self.blocks.iter().map(|block| &block.mixer);
         let caches: Caches = layers().map(|layer| layer.new_state(options)).collect();
-        caches.with_switches(layers().filter_map(Mixer::switch))
+        let stage = self.blocks.stage.as_ref();
+        caches
+            .with_switches(layers().filter_map(Mixer::switch))
+            .with_recurrent_elsewhere(stage.is_some_and(Stage::has_recurrent))
     }
 }
 

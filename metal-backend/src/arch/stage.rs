@@ -17,19 +17,26 @@ pub struct Stage {
     size: i32,
     hidden: i32,
     dtype: Dtype,
+    has_recurrent: bool,
 }
 
 impl Stage {
     /// Creates the stage of this process's rank. Stages exchange hidden states `[1, T, hidden]` of
-    /// `dtype`.
-    pub fn new(group: Group, hidden: i32, dtype: Dtype) -> Self {
+    /// `dtype`. `has_recurrent` says whether any stage has recurrent layers.
+    pub fn new(group: Group, hidden: i32, dtype: Dtype, has_recurrent: bool) -> Self {
         Self {
             group,
             rank: group.rank(),
             size: group.size(),
             hidden,
             dtype,
+            has_recurrent,
         }
+    }
+
+    /// Whether any stage of the model has recurrent layers.
+    pub fn has_recurrent(&self) -> bool {
+        self.has_recurrent
     }
 
     /// Whether the stage has the first blocks.

@@ -6,7 +6,7 @@ use super::build::Builder;
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
 use crate::error::engine;
-use crate::nn::{Activation, FeedForward, HeadNorms, Linear, Mlp};
+use crate::nn::{Activation, FeedForward, HeadNorms, Linear, Mlp, Norm};
 
 /// Refuses a configuration that enables an unsupported feature.
 ///
@@ -61,7 +61,18 @@ impl Builder<'_> {
     /// One norm on all query heads together and one on all key heads: `q_norm` and `k_norm`.
     pub fn wide_head_norms(&mut self, prefix: &str) -> Result<HeadNorms> {
         let dims = self.dims;
-        let mut norm = |part: &str, heads: i32| self.norm(&format!("{prefix}.{part}"), heads);
+        let group = self.weights.group();
+        let mut norm = |part: &str, width: i32| {
+            let prefix = format!("{prefix}.{part}");
+            match group {
+                Some(group) => Ok(Norm::Divided {
+                    weight: self.weights.vector(&format!("{prefix}.weight"), width)?,
+                    eps: dims.eps,
+                    group,
+                }),
+                None => self.norm(&prefix, width),
+            }
+        };
         Ok(HeadNorms {
             q: Some(norm("q_norm", dims.n_heads * dims.head_dim)?),
             k: Some(norm("k_norm", dims.n_kv_heads * dims.head_dim)?),

@@ -11,8 +11,6 @@
 //! `autocast_kernel_dtype` is the type in which other implementations multiply. Ours multiplies in
 //! the type of the computation, which is at least as precise.
 
-use std::sync::Arc;
-
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::Array;
 
@@ -138,38 +136,35 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     let shape = shape(config)?;
     let bias = config.flag("use_bias")?.unwrap_or(false);
     let mut b = Builder::new(config, weights)?;
-    let blocks = (wiring.blocks.iter())
-        .map(|info| {
-            let prefix = format!("{BLOCKS}{}", info.index);
-            let (norm, mixer): (_, Box<dyn Mixer>) = match info.kind {
-                BlockKind::Slstm => {
-                    let layer = slstm(&mut b, &format!("{prefix}.slstm_layer"), shape.heads)?;
-                    ("norm_slstm", Box::new(layer))
-                }
-                _ => {
-                    let layer = mlstm(&mut b, &format!("{prefix}.mlstm_layer"), shape, bias)?;
-                    ("norm_mlstm", Box::new(layer))
-                }
-            };
-            Ok(Arc::new(Block {
-                mixer_in: Some(block_norm(&mut b, &format!("{prefix}.{norm}"), bias)?),
-                mixer,
-                mixer_out: None,
-                mlp_in: Some(block_norm(&mut b, &format!("{prefix}.norm_ffn"), bias)?),
-                mlp: feed_forward(&mut b, &format!("{prefix}.ffn"), bias)?,
-                mlp_out: None,
-                residual: None,
-                parallel: false,
-            }))
+    let blocks = b.blocks_at(BLOCKS, |b, i, prefix| {
+        let (norm, mixer): (_, Box<dyn Mixer>) = match wiring.blocks.get(i).map(|info| info.kind) {
+            Some(BlockKind::Slstm) => {
+                let layer = slstm(b, &format!("{prefix}.slstm_layer"), shape.heads)?;
+                ("norm_slstm", Box::new(layer))
+            }
+            _ => {
+                let layer = mlstm(b, &format!("{prefix}.mlstm_layer"), shape, bias)?;
+                ("norm_mlstm", Box::new(layer))
+            }
+        };
+        Ok(Block {
+            mixer_in: Some(block_norm(b, &format!("{prefix}.{norm}"), bias)?),
+            mixer,
+            mixer_out: None,
+            mlp_in: Some(block_norm(b, &format!("{prefix}.norm_ffn"), bias)?),
+            mlp: feed_forward(b, &format!("{prefix}.ffn"), bias)?,
+            mlp_out: None,
+            residual: None,
+            parallel: false,
         })
-        .collect::<Result<Vec<_>>>()?;
+    })?;
     let norm = out_norm(&mut b)?;
     Ok(Box::new(Stack {
         embedding: b.embedding("backbone.embeddings")?,
         embedding_scale: None,
         embedding_norm: None,
         positions: None,
-        blocks: blocks.into(),
+        blocks,
         norm,
         head: head(&mut b)?,
     }))

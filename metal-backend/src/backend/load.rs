@@ -3,9 +3,7 @@
 use std::hash::{BuildHasher as _, RandomState};
 use std::path::Path;
 
-use inference::{
-    ComputeType, Error, ErrorKind, LoadOptions, ModelInfo, Result, SamplingDefaults, Split,
-};
+use inference::{ComputeType, Error, ErrorKind, LoadOptions, ModelInfo, Result, SamplingDefaults};
 use inference_formats::footprint::Footprint;
 use mlx_rs_core::distributed::Group;
 use mlx_rs_core::{Dtype, Stream, memory};
@@ -21,7 +19,7 @@ use crate::arch::Decoder;
 use crate::arch::routes::Routes;
 use crate::cache::CacheOptions;
 use crate::checkpoint::{ModelConfig, ModelFiles, identity, locate};
-use crate::divided::{self, OwnPart, loaded_bytes};
+use crate::divided::{OwnPart, loaded_bytes};
 use crate::engine::Parts;
 use crate::error::engine;
 use crate::exec::PrefillInputs;
@@ -106,17 +104,13 @@ fn prepare(
     place: Place,
     group: Option<Group>,
 ) -> Result<(ModelConfig, Weights, Before)> {
-    let tensors = group.is_some() && options.split == Split::Tensor;
-    if tensors && let ModelFiles::Gguf(file) = locate(path)? {
-        return Err(divided::tensors_of_gguf().with_path(file));
-    }
     let model = OpenModel::open(path, place, options.dtype)?;
     let at = |e: Error| e.with_path(model.path());
     let config = &model.config;
     let (dtype, compute) = model.compute_type();
     let features = Features::open(options, path, config)?;
     let footprint = reduced(model.footprint(), features.as_ref());
-    let part = (group.map(|group| OwnPart::new(group, options.split, config)))
+    let part = (group.map(|group| OwnPart::new(group, options.split, config, model.is_gguf())))
         .transpose()
         .map_err(at)?;
     let bytes = loaded_bytes(part.as_ref(), config, &footprint).map_err(at)?;

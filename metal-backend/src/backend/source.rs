@@ -71,6 +71,11 @@ impl OpenModel {
         self.place.uses_kernels(self.dtype)
     }
 
+    /// Whether the weights are in a GGUF file.
+    pub(crate) fn is_gguf(&self) -> bool {
+        matches!(self.files, Files::Gguf(_))
+    }
+
     /// The model's directory, or its GGUF file.
     pub(crate) fn path(&self) -> &Path {
         match &self.files {

@@ -169,6 +169,8 @@ pub struct Caches {
     /// The length beyond which each further position changes the rotation.
     gradual: Option<i32>,
     reach: i32,
+    /// Whether other stages of a pipeline have recurrent layers.
+    recurrent_elsewhere: bool,
 }
 
 impl Caches {
@@ -184,6 +186,12 @@ impl Caches {
         }
         self.switches.sort_unstable();
         self.switches.dedup();
+        self
+    }
+
+    /// Records whether other stages of a pipeline have recurrent layers.
+    pub fn with_recurrent_elsewhere(mut self, recurrent: bool) -> Self {
+        self.recurrent_elsewhere = recurrent;
         self
     }
 
@@ -225,11 +233,11 @@ impl Caches {
         self.gradual.is_some_and(|length| length < self.length())
     }
 
-    /// Whether the caches can always remove their last positions. Recurrent layers cannot.
+    /// Whether the caches can always remove their last positions. Recurrent layers cannot. All
+    /// stages of a pipeline must remove the same positions, so the result is the same in all.
     pub fn rewinds(&self) -> bool {
-        self.layers
-            .iter()
-            .all(|layer| layer.as_recurrent().is_none())
+        let own = || self.layers.iter();
+        !self.recurrent_elsewhere && own().all(|layer| layer.as_recurrent().is_none())
     }
 
     /// Whether the rotation depends on the length of the sequence.
@@ -458,6 +466,7 @@ fn copy_with(
         layers,
         switches: caches.switches.clone(),
         gradual: caches.gradual,
+        recurrent_elsewhere: caches.recurrent_elsewhere,
         reach: caches.reach,
     }))
 }

@@ -55,10 +55,10 @@ impl Engine {
         self.check_open()?;
         let mut current = self.adapter.lock();
         let param_slots = self.param_slots.lock().clone();
-        let architecture = &self.info.architecture;
+        let (architecture, blocks) = (&self.info.architecture, self.info.num_layers);
         let files = self.hash_of_adapter(dir);
-        let adapter =
-            self.scope(|| LoraAdapter::load(&param_slots, dir, architecture, &self.passes))?;
+        let adapter = self
+            .scope(|| LoraAdapter::load(&param_slots, blocks, dir, architecture, &self.passes))?;
         *current = Some(adapter.clone());
         self.adapter_changed();
         *self.adapter_files.lock() = files.map(|hash| (self.adapter_epoch(), hash));

@@ -9,13 +9,14 @@ use inference::Result;
 use mlx_rs_core::{Array, Dtype, QuantMode, Quantized};
 
 use super::experts::{kernel_rows, packed_weight};
+use super::gguf_part::GgufPart;
 use super::streaming::{
     PartLayout, Parts, StoredRows, all_of, cast_mut, fit_in_f16, no_parts, one, rows_and_cols,
     sized, sized_bytes, store,
 };
 use super::{Source, Weights, dimension, mlx_shape};
 use crate::checkpoint::files::wrong_tensor;
-use crate::checkpoint::gguf::{GgmlType, Gguf, GgufTensor};
+use crate::checkpoint::gguf::{GgmlType, Gguf};
 use crate::checkpoint::gguf_config::GgufNames;
 use crate::checkpoint::quantization::{Misfit, dequantize, repack_into, unpermute_rows};
 use crate::error::engine;
@@ -29,40 +30,33 @@ impl Weights {
         names: &GgufNames,
         name: &str,
         shape: &[usize],
-    ) -> Result<(String, &'a GgufTensor)> {
+    ) -> Result<GgufPart<'a>> {
         let stored = names.tensor(name).unwrap_or_else(|| name.to_owned());
-        let tensor = gguf
-            .tensors()
-            .get(&stored)
-            .ok_or_else(|| self.missing(&stored, shape))?;
-        // Files may lack axes of length one at the start.
-        let used = |shape: &[usize]| shape.iter().position(|n| *n != 1).unwrap_or(shape.len());
-        if tensor.shape[used(&tensor.shape)..] != shape[used(shape)..] {
-            return Err(self.wrong_shape(&stored, &tensor.shape, shape));
-        }
-        Ok((stored, tensor))
+        self.gguf_part(gguf, stored, name, shape)
     }
 
     /// The number of heads whose rows are in GGUF's order; `None` if the rows are in Hugging Face's
     /// order.
-    fn permuted_heads(
-        &self,
-        gguf: &Gguf,
-        stored: &str,
-        tensor: &GgufTensor,
-    ) -> Result<Option<usize>> {
+    fn permuted_heads(&self, tensor: &GgufPart<'_>) -> Result<Option<usize>> {
         let permuted = matches!(&self.source, Source::Gguf(_, names) if names.permuted());
-        let heads = match stored.rsplit('.').nth(1) {
+        let (queries, keys) = match self.split() {
+            Some(split) => (split.heads(), split.kv_heads()),
+            None => (
+                self.config.num_attention_heads,
+                self.config.num_key_value_heads,
+            ),
+        };
+        let heads = match tensor.name.rsplit('.').nth(1) {
             _ if !permuted => return Ok(None),
-            Some("attn_q") => self.config.num_attention_heads,
-            Some("attn_k") => self.config.num_key_value_heads,
+            Some("attn_q") => queries,
+            Some("attn_k") => keys,
             _ => return Ok(None),
         };
         match tensor.shape.first() {
             Some(&rows) if rows % (2 * heads) == 0 => Ok(Some(heads)),
             _ => Err(wrong_tensor(
-                gguf.path(),
-                stored,
+                tensor.gguf.path(),
+                &tensor.name,
                 format!(
                     "has shape {:?}, which does not divide into {heads} heads",
                     tensor.shape
@@ -76,18 +70,16 @@ impl Weights {
     /// scratch memory for elements.
     pub(super) fn gguf_chunks(
         &self,
-        gguf: &Gguf,
-        stored: &str,
-        tensor: &GgufTensor,
+        tensor: &GgufPart<'_>,
         parts: &[PartLayout],
         make: impl Fn(&[u8], &mut [&mut [u8]], &mut Vec<f32>) -> Result<()> + Sync,
     ) -> Result<Parts> {
         let (rows, _) = rows_and_cols(&tensor.shape);
-        let heads = self.permuted_heads(gguf, stored, tensor)?;
+        let heads = self.permuted_heads(tensor)?;
         // Rows are permuted within each head. For a bias, a row is one element.
         let units = tensor.shape.first().copied().unwrap_or(rows);
         let head = heads.map(|heads| units / heads.max(1));
-        let row = tensor.nbytes / rows.max(1);
+        let row = tensor.row_bytes();
         let stored = StoredRows {
             rows,
             nbytes: tensor.nbytes,
@@ -95,7 +87,7 @@ impl Weights {
         };
         self.in_chunks(stored, parts, |range, out, scratch| {
             let bytes = sized_bytes(&mut scratch.stored, range.len() * row);
-            gguf.read_into(tensor, range.start * row, bytes)?;
+            tensor.read_rows(range.clone(), bytes)?;
             match head {
                 None => make(bytes, out, &mut scratch.values),
                 Some(head) => {
@@ -109,9 +101,7 @@ impl Weights {
 
     pub(super) fn gguf_dense(
         &self,
-        gguf: &Gguf,
-        stored: &str,
-        tensor: &GgufTensor,
+        tensor: &GgufPart<'_>,
         shape: &[usize],
         dtype: Dtype,
     ) -> Result<Array> {
@@ -125,9 +115,8 @@ impl Weights {
         };
         // The file is little-endian, so bytes can be copied only on a little-endian machine.
         let as_stored = float_type == Some(dtype) && cfg!(target_endian = "little");
-        if as_stored && self.permuted_heads(gguf, stored, tensor)?.is_none() {
+        if as_stored && self.permuted_heads(tensor)?.is_none() {
             let (rows, _) = rows_and_cols(&tensor.shape);
-            let row = tensor.nbytes / rows.max(1);
             let stored = StoredRows {
                 rows,
                 nbytes: tensor.nbytes,
@@ -135,11 +124,11 @@ impl Weights {
             };
             let made = self.in_chunks(stored, &parts, |range, out, _| {
                 let [out] = out else { return Err(no_parts()) };
-                Ok(gguf.read_into(tensor, range.start * row, out)?)
+                tensor.read_rows(range, out)
             })?;
             return one(made, shape);
         }
-        let made = self.gguf_chunks(gguf, stored, tensor, &parts, |bytes, out, values| {
+        let made = self.gguf_chunks(tensor, &parts, |bytes, out, values| {
             let [out] = out else { return Err(no_parts()) };
             if as_stored && bytes.len() == out.len() {
                 out.copy_from_slice(bytes);
@@ -159,7 +148,7 @@ impl Weights {
             let values = dequantize(tensor.kind, bytes).ok_or_else(|| {
                 let kind = tensor.kind.name();
                 let message = format!("is stored as {kind}, which is not supported");
-                wrong_tensor(gguf.path(), stored, message)
+                wrong_tensor(tensor.gguf.path(), &tensor.name, message)
             })?;
             store(&values, dtype, out);
             Ok(())
@@ -170,7 +159,7 @@ impl Weights {
     /// The type in memory of a tensor that is dequantized.
     pub(super) fn gguf_float_type(
         &self,
-        tensor: &GgufTensor,
+        tensor: &GgufPart<'_>,
         shape: &[usize],
         for_kernels: bool,
     ) -> Dtype {
@@ -185,24 +174,20 @@ impl Weights {
 
     pub(super) fn gguf_matrix(
         &self,
-        gguf: &Gguf,
-        stored: &str,
-        tensor: &GgufTensor,
+        tensor: &GgufPart<'_>,
         shape: &[usize],
         for_kernels: bool,
     ) -> Result<Weight> {
-        if let Some(weight) = self.gguf_packed(gguf, stored, tensor, shape, for_kernels)? {
+        if let Some(weight) = self.gguf_packed(tensor, shape, for_kernels)? {
             return Ok(weight);
         }
         let layout = tensor.kind.layout();
         let Some(bits) = layout.affine_bits().map(u32::cast_signed) else {
             let dtype = self.gguf_float_type(tensor, shape, for_kernels);
-            return self
-                .gguf_dense(gguf, stored, tensor, shape, dtype)
-                .map(Weight::Dense);
+            return self.gguf_dense(tensor, shape, dtype).map(Weight::Dense);
         };
         let Some((&cols, outer)) = shape.split_last() else {
-            return Err(self.wrong_shape(stored, &tensor.shape, shape));
+            return Err(self.wrong_shape(&tensor.name, &tensor.shape, shape));
         };
         let (groups, words) = (cols / 32, cols / 32 * dimension(bits));
         let kernel_rows = kernel_rows(shape)
@@ -219,15 +204,16 @@ impl Weights {
                 part(groups, factors),
                 part(groups, factors),
             ];
-            self.gguf_chunks(gguf, stored, tensor, &parts, |bytes, out, values| {
+            self.gguf_chunks(tensor, &parts, |bytes, out, values| {
                 let [words, scales, biases] = out else {
                     return Err(no_parts());
                 };
                 let n = scales.len() / factors.size();
                 let values = sized(values, 2 * n);
                 let (s, b) = values.split_at_mut(n);
-                repack_into(tensor.kind, bytes, cast_mut(words), s, b)
-                    .ok_or_else(|| wrong_tensor(gguf.path(), stored, Misfit::Size.to_string()))?;
+                repack_into(tensor.kind, bytes, cast_mut(words), s, b).ok_or_else(|| {
+                    wrong_tensor(tensor.gguf.path(), &tensor.name, Misfit::Size.to_string())
+                })?;
                 if kernel && in_f16.load(Ordering::Relaxed) && !(fit_in_f16(s) && fit_in_f16(b)) {
                     in_f16.store(false, Ordering::Relaxed);
                 }

@@ -112,15 +112,16 @@ impl Weights {
             let [out] = out else { return Err(no_parts()) };
             let Scratch { stored, values, .. } = scratch;
             let size = file_type.size();
+            let read = |at: usize, out: &mut [u8]| Ok(checkpoint.read_into(info, at, out)?);
             if file_type == dtype {
                 let mut cut = Vec::new();
-                return part.read_into(checkpoint, info, (size, rows), out, &mut cut);
+                return part.read_into(read, (size, rows), out, &mut cut);
             }
             let n = rows.len() * cols;
             let mut own_bytes = std::mem::take(stored);
             let bytes = sized_bytes(&mut own_bytes, n * size);
             let mut cut = Vec::new();
-            part.read_into(checkpoint, info, (size, rows), bytes, &mut cut)?;
+            part.read_into(read, (size, rows), bytes, &mut cut)?;
             let values = sized(values, n);
             match file_type {
                 Dtype::Float16 => cast::<f16>(bytes).convert_to_f32_slice(values),
@@ -185,7 +186,8 @@ impl Weights {
         let weight = self.in_chunks(stored, &[layout], |rows, out, scratch| {
             let [out] = out else { return Err(no_parts()) };
             let size = Dtype::Uint32.size();
-            packed.read_into(checkpoint, info, (size, rows), out, &mut scratch.stored)
+            let read = |at: usize, out: &mut [u8]| Ok(checkpoint.read_into(info, at, out)?);
+            packed.read_into(read, (size, rows), out, &mut scratch.stored)
         })?;
         let scales = numbers.with_columns(&groups.scales);
         let part = |part: &str| -> Result<Array> {

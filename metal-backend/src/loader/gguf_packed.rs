@@ -5,10 +5,10 @@ use inference::Result;
 use mlx_rs_core::{Dtype, QuantMode, Quantized};
 
 use super::experts::{kernel_rows, packed_weight};
+use super::gguf_part::GgufPart;
 use super::streaming::{PartLayout, all_of, one};
 use super::{Weights, mlx_shape};
 use crate::checkpoint::files::wrong_tensor;
-use crate::checkpoint::gguf::{Gguf, GgufTensor};
 use crate::checkpoint::quantization::{GROUP, Layout, PartType, pack_into};
 use crate::error::engine;
 use crate::exec;
@@ -19,9 +19,7 @@ impl Weights {
     /// layouts; MLX has only [`Layout::Powers`]. `None` if neither can compute with the tensor.
     pub(super) fn gguf_packed(
         &self,
-        gguf: &Gguf,
-        stored: &str,
-        tensor: &GgufTensor,
+        tensor: &GgufPart<'_>,
         shape: &[usize],
         for_kernels: bool,
     ) -> Result<Option<Weight>> {
@@ -48,9 +46,10 @@ impl Weights {
                 ..PartLayout::rows(part.elements(cols), dtype_of(part.kind))
             })
             .collect();
-        let made = self.gguf_chunks(gguf, stored, tensor, &layouts, |bytes, out, _| {
-            pack_into(tensor.kind, bytes, out)
-                .map_err(|misfit| wrong_tensor(gguf.path(), stored, misfit.to_string()))
+        let made = self.gguf_chunks(tensor, &layouts, |bytes, out, _| {
+            pack_into(tensor.kind, bytes, out).map_err(|misfit| {
+                wrong_tensor(tensor.gguf.path(), &tensor.name, misfit.to_string())
+            })
         })?;
         let Some((rows, _)) = kernel_rows else {
             let [weight, scales] = all_of(made)?;

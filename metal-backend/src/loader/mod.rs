@@ -7,6 +7,7 @@ mod fp8;
 mod from_gguf;
 mod from_safetensors;
 mod gguf_packed;
+mod gguf_part;
 mod gptq_awq;
 mod part;
 mod stage;
@@ -36,6 +37,10 @@ pub use part::Member;
 pub use stage::{OwnStage, StageReads};
 
 use part::Part;
+
+/// Whether a matrix is stored as `[inputs, outputs]`.
+#[derive(Debug, Clone, Copy)]
+struct Turned(bool);
 
 /// The files that contain the tensors.
 enum Source {
@@ -356,13 +361,13 @@ impl Weights {
 
     /// A dense tensor of any shape.
     pub fn tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
-        self.dense_tensor(name, shape, false)
+        self.dense_tensor(name, shape, (Turned(false), false))
     }
 
     /// A dense matrix `[outputs, inputs]` that is stored as `[inputs, outputs]`.
     pub fn turned_matrix(&mut self, prefix: &str, outputs: i32, inputs: i32) -> Result<Weight> {
         let stored = format!("{prefix}.weight");
-        self.dense_tensor(&stored, &[inputs, outputs], self.on_cpu)?
+        self.dense_tensor(&stored, &[inputs, outputs], (Turned(true), self.on_cpu))?
             .swap_axes(0, 1)
             .map(Weight::Dense)
             .map_err(engine("weights"))
@@ -371,7 +376,12 @@ impl Weights {
     /// A dense stack of expert matrices. 16-bit elements keep their type if the kernels can
     /// multiply by them.
     pub fn expert_tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
-        self.dense_tensor(name, shape, self.on_cpu)
+        self.dense_tensor(name, shape, (Turned(false), self.on_cpu))
+    }
+
+    /// As [`Self::expert_tensor`], for matrices that are stored as `[inputs, outputs]`.
+    pub fn turned_experts(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
+        self.dense_tensor(name, shape, (Turned(true), self.on_cpu))
     }
 
     /// Builds an expert layer from a fetched weight.
@@ -382,18 +392,23 @@ impl Weights {
         Ok(layer.with_prefill_inputs(self.prefill_inputs))
     }
 
-    fn dense_tensor(&mut self, name: &str, shape: &[i32], for_kernels: bool) -> Result<Array> {
+    fn dense_tensor(
+        &mut self,
+        name: &str,
+        shape: &[i32],
+        (turned, for_kernels): (Turned, bool),
+    ) -> Result<Array> {
         let shape: Vec<usize> = shape.iter().map(|&d| dimension(d)).collect();
         let array = match &self.source {
             Source::Safetensors(c, names) => {
-                let part = self.part(name, &shape)?;
+                let part = self.part_of(name, &shape, turned)?;
                 let (stored, info) = self.stored_tensor(c, names, name, &shape)?;
                 self.dense_matrix(c, stored, info, &part, for_kernels)?
             }
             Source::Gguf(g, names) => {
-                let (stored, tensor) = self.gguf_tensor(g, names, name, &shape)?;
-                let dtype = self.gguf_float_type(tensor, &shape, for_kernels);
-                self.gguf_dense(g, &stored, tensor, &shape, dtype)?
+                let tensor = self.gguf_tensor(g, names, name, &shape)?;
+                let dtype = self.gguf_float_type(&tensor, &shape, for_kernels);
+                self.gguf_dense(&tensor, &shape, dtype)?
             }
         };
         self.account(name, &[&array], elements(&shape));
@@ -451,7 +466,12 @@ impl Weights {
 
     /// Creates the slot of the weight at `prefix`.
     pub fn slot(&mut self, prefix: &str, kind: SlotKind, weight: &Weight) -> Arc<ParamSlot> {
-        let slot = ParamSlot::new(prefix, kind, weight.clone());
+        let slot = ParamSlot::of_part(
+            prefix,
+            kind,
+            weight.clone(),
+            self.window(prefix, kind, weight),
+        );
         self.slots.push(Arc::clone(&slot));
         slot
     }
@@ -505,8 +525,8 @@ impl Weights {
                 }
             }
             Source::Gguf(g, names) => {
-                let (stored, tensor) = self.gguf_tensor(g, names, &name, shape)?;
-                self.gguf_matrix(g, &stored, tensor, shape, for_kernels)?
+                let tensor = self.gguf_tensor(g, names, &name, shape)?;
+                self.gguf_matrix(&tensor, shape, for_kernels)?
             }
         };
         Ok(weight.with_prefill_inputs(self.prefill_inputs))

@@ -11,12 +11,13 @@ use mlx_rs_core::distributed::Group;
 use mlx_rs_core::{Array, QuantMode, zeros};
 
 use super::streaming::{rows_and_cols, sized_bytes};
-use super::{Weights, mlx_shape};
+use super::{Turned, Weights, dimension, mlx_shape};
 use crate::checkpoint::files::wrong_tensor;
 use crate::checkpoint::safetensors::{SafetensorsCheckpoint, TensorInfo};
 use crate::error::engine;
 use crate::nn::ExpertLinear;
 use crate::nn::Weight;
+use crate::nn::adapter::SlotKind;
 
 /// Minimum width in bytes of a column range that is read alone. Narrower ranges are cut from whole
 /// rows, because the system reads whole pages anyway.
@@ -56,6 +57,29 @@ impl Part {
         shape
     }
 
+    /// As `self`, in units of blocks of `weights` elements of the last axis. `None` if a block is
+    /// cut.
+    pub(super) fn in_blocks(&self, weights: usize) -> Option<Self> {
+        let mut part = self.clone();
+        let last = part.shape.len().saturating_sub(1);
+        let blocks = |n: usize| n.is_multiple_of(weights).then(|| n / weights);
+        if let Some(length) = part.shape.last_mut() {
+            *length = blocks(*length)?;
+        }
+        if let Some(window) = part.window.as_mut().filter(|window| window.axis == last) {
+            window.length = blocks(window.length)?;
+            for range in &mut window.ranges {
+                *range = blocks(range.start)?..blocks(range.end)?;
+            }
+        }
+        Some(part)
+    }
+
+    /// Whether this is a part of a tensor, and not the tensor.
+    pub(super) fn is_cut(&self) -> bool {
+        self.window.is_some()
+    }
+
     /// As `self`, for a tensor whose last axis is divided as `columns`.
     pub(super) fn with_columns(&self, columns: &Columns) -> Self {
         let mut part = self.clone();
@@ -93,30 +117,25 @@ impl Part {
         }
         let mut values = vec![T::zeroed(); count * cols];
         let bytes = bytemuck::cast_slice_mut(&mut values);
-        let rows = first..first + count;
-        self.read_into(
-            checkpoint,
-            info,
-            (size_of::<T>(), rows),
-            bytes,
-            &mut Vec::new(),
-        )?;
+        let rows = (size_of::<T>(), first..first + count);
+        let read = |at: usize, out: &mut [u8]| Ok(checkpoint.read_into(info, at, out)?);
+        self.read_into(read, rows, bytes, &mut Vec::new())?;
         Ok(values)
     }
 
     /// As [`Self::read`], for elements of `size` bytes. Fills `out`, whose length is the size of
-    /// the rows in bytes.
+    /// the rows in bytes. `read` fills memory with the stored bytes of the tensor from a position
+    /// on.
     pub(super) fn read_into(
         &self,
-        checkpoint: &SafetensorsCheckpoint,
-        info: &TensorInfo,
+        read: impl Fn(usize, &mut [u8]) -> Result<()>,
         (size, rows_kept): (usize, Range<usize>),
         out: &mut [u8],
         scratch: &mut Vec<u32>,
     ) -> Result<()> {
         let (_, cols) = rows_and_cols(&self.shape);
         let Some(window) = &self.window else {
-            return Ok(checkpoint.read_into(info, rows_kept.start * cols * size, out)?);
+            return read(rows_kept.start * cols * size, out);
         };
         if window.axis + 1 == self.shape.len() {
             let stored = window.length * size;
@@ -126,14 +145,14 @@ impl Part {
                 for (row, mut out) in rows_kept.zip(rows) {
                     for range in ranges() {
                         let (part, rest) = out.split_at_mut(range.len().min(out.len()));
-                        checkpoint.read_into(info, row * stored + range.start, part)?;
+                        read(row * stored + range.start, part)?;
                         out = rest;
                     }
                 }
                 return Ok(());
             }
             let all = sized_bytes(scratch, rows_kept.len() * stored);
-            checkpoint.read_into(info, rows_kept.start * stored, all)?;
+            read(rows_kept.start * stored, all)?;
             for (row, mut out) in all.chunks_exact(stored.max(1)).zip(rows) {
                 for range in ranges() {
                     let (part, rest) = out.split_at_mut(range.len().min(out.len()));
@@ -146,7 +165,7 @@ impl Part {
         let mut out = out;
         for rows in self.stored_rows(window, rows_kept) {
             let (part, rest) = out.split_at_mut((rows.len() * cols * size).min(out.len()));
-            checkpoint.read_into(info, rows.start * cols * size, part)?;
+            read(rows.start * cols * size, part)?;
             out = rest;
         }
         Ok(())
@@ -244,6 +263,24 @@ impl Weights {
         self.member.as_ref().map(|member| member.split.as_ref())
     }
 
+    /// The processes of a tensor-parallel model; `None` if the model is not divided.
+    pub fn group(&self) -> Option<Group> {
+        self.member.as_ref().map(|member| member.group)
+    }
+
+    /// The part of a weight that this process has; `None` for all of it.
+    pub(super) fn window(&self, prefix: &str, kind: SlotKind, weight: &Weight) -> Option<Window> {
+        let member = self.member.as_ref()?;
+        let end = match kind {
+            SlotKind::Bias => "bias",
+            _ => "weight",
+        };
+        let shape: Vec<usize> = (weight.shape().iter()).map(|&n| dimension(n)).collect();
+        let window = (member.split).window(member.rank, &format!("{prefix}.{end}"), &shape);
+        // The weight was read, so its shape is that of a part.
+        window.ok().flatten()
+    }
+
     /// This process's share of a tensor.
     fn share(&self, name: &str) -> Share {
         self.split().map_or(Share::Whole, |split| split.share(name))
@@ -251,14 +288,25 @@ impl Weights {
 
     /// The group over which outputs of the matrix at `prefix` are summed; `None` if no sum is
     /// needed.
-    pub(super) fn summed_over(&self, prefix: &str) -> Option<Group> {
+    pub fn summed_over(&self, prefix: &str) -> Option<Group> {
         let member = self.member.as_ref()?;
         (self.share(&format!("{prefix}.weight")) == Share::Inputs).then_some(member.group)
     }
 
     /// The part of a tensor whose part has the shape `shape`.
     pub(super) fn part(&self, name: &str, shape: &[usize]) -> Result<Part> {
+        self.part_of(name, shape, Turned(false))
+    }
+
+    /// As [`Self::part`], for a matrix in either orientation.
+    pub(super) fn part_of(
+        &self,
+        name: &str,
+        shape: &[usize],
+        Turned(turned): Turned,
+    ) -> Result<Part> {
         let window = match &self.member {
+            Some(member) if turned => member.split.turned_window(member.rank, name, shape)?,
             Some(member) => member.split.window(member.rank, name, shape)?,
             None => None,
         };

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use inference_formats::split::Window;
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, random};
 use parking_lot::RwLock;
 
@@ -46,6 +47,8 @@ pub struct ParamSlot {
     name: String,
     kind: SlotKind,
     weight: Weight,
+    /// The part of the stored weight that this process has; `None` for all of it.
+    window: Option<Window>,
     active: AtomicBool,
     delta: RwLock<Option<Arc<Delta>>>,
 }
@@ -65,10 +68,22 @@ impl ParamSlot {
     /// memory.
     #[must_use]
     pub fn new(name: &str, kind: SlotKind, weight: Weight) -> Arc<Self> {
+        Self::of_part(name, kind, weight, None)
+    }
+
+    /// As [`Self::new`], for a weight of which this process has the part `window`.
+    #[must_use]
+    pub fn of_part(
+        name: &str,
+        kind: SlotKind,
+        weight: Weight,
+        window: Option<Window>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             name: name.to_owned(),
             kind,
             weight,
+            window,
             active: AtomicBool::new(false),
             delta: RwLock::new(None),
         })
@@ -152,6 +167,22 @@ impl ParamSlot {
     /// The shape of the weight: `[out, in]`, or `[experts, out, in]`.
     pub fn shape(&self) -> Vec<i32> {
         self.weight.shape()
+    }
+
+    /// The part of the stored weight that this process has; `None` for all of it.
+    pub fn window(&self) -> Option<&Window> {
+        self.window.as_ref()
+    }
+
+    /// The shape of the stored weight, of which [`Self::shape`] may be a part.
+    pub fn stored_shape(&self) -> Vec<i32> {
+        let mut shape = self.shape();
+        if let Some(window) = &self.window
+            && let Some(length) = shape.get_mut(window.axis)
+        {
+            *length = i32::try_from(window.length).unwrap_or(i32::MAX);
+        }
+        shape
     }
 
     /// The index of the decoder block that contains the slot, parsed from its name.
@@ -582,7 +613,7 @@ impl Scope {
 }
 
 /// The block index in a parameter's name: the first number in the name.
-fn block_of(name: &str) -> Option<usize> {
+pub fn block_of(name: &str) -> Option<usize> {
     name.split('.').find_map(|part| part.parse().ok())
 }
 

@@ -118,6 +118,10 @@ impl Linear {
                 Some(y) => y,
                 None => self.product(x)?,
             };
+            let y = match &self.summed_over {
+                Some(group) => group.all_sum(&y)?,
+                None => y,
+            };
             let trained = match &self.bias_slot {
                 Some(slot) => slot.vector(y.dtype())?,
                 None => None,

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use inference::StepPart;
-use mlx_rs_core::{Array, Result, fast};
+use mlx_rs_core::distributed::Group;
+use mlx_rs_core::{Array, Dtype, Result, fast};
 
 use super::adapter::{self, ParamSlot};
 use super::hooks::Watch;
@@ -36,6 +37,15 @@ pub enum Norm {
         norm: Box<Norm>,
         /// `[dim]`.
         bias: Array,
+    },
+    /// An RMS norm over elements that are divided among the processes of a group.
+    Divided {
+        /// This process's part of the weight, `[part]`.
+        weight: Array,
+        /// Epsilon.
+        eps: f32,
+        /// The processes. All have equally long parts.
+        group: Group,
     },
     /// No normalization, for a model that lacks a norm which its family usually has.
     Identity,
@@ -72,6 +82,7 @@ impl Norm {
             Norm::Identity => Ok(x.clone()),
             Norm::Biased { norm, bias } => norm.forward(x)?.add(bias),
             Norm::Rms { weight, eps } => fast::rms_norm(x, weight.as_ref(), *eps),
+            Norm::Divided { weight, eps, group } => divided_rms(x, weight, *eps, *group),
             Norm::Layer {
                 weight,
                 bias,
@@ -106,6 +117,17 @@ impl Norm {
             }
         }
     }
+}
+
+/// The RMS norm of `x` `[.., part]`, where each process of `group` has an equally long part of the
+/// last axis.
+fn divided_rms(x: &Array, weight: &Array, eps: f32, group: Group) -> Result<Array> {
+    let wide = x.astype(Dtype::Float32)?;
+    let squares = wide.square()?.mean(-1, true)?;
+    let processes = Array::scalar(group.size() as f32)?;
+    let mean = group.all_sum(&squares)?.divide(&processes)?;
+    let factor = mean.add(&Array::scalar(eps)?)?.rsqrt()?;
+    wide.multiply(&factor)?.astype(x.dtype())?.multiply(weight)
 }
 
 /// An optional norm in the form that `exec` reads.

@@ -5,16 +5,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{launched, logits, member, model, ring, run, same_with};
+use super::{fixture, launched, logits, member, model, ring, run, same_logits, same_with};
 use crate::program::{refused, stdout};
 
 const PIPELINE: [&str; 1] = ["--pipeline"];
-
-fn fixture(name: &str) -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let path = root.join("tests/fixtures").join(name);
-    path.to_str().unwrap().to_owned()
-}
 
 #[test]
 fn dense_models_go_through_pipelines() {
@@ -31,6 +25,29 @@ fn dense_models_go_through_pipelines() {
     ] {
         same_with(&PIPELINE, &model(name), counts, "on", 1e-4);
     }
+}
+
+#[test]
+fn recurrent_models_go_through_pipelines() {
+    // One stage of each of the first two has recurrent layers alone, or attention alone.
+    for name in ["jamba", "lfm2", "xlstm"] {
+        same_with(&PIPELINE, &model(name), &[2], "on", 1e-4);
+    }
+    for name in ["mamba2", "falcon-h1", "nemotron-h", "gpt2"] {
+        same_logits(&PIPELINE, &model(name));
+    }
+}
+
+/// All stages must refuse what the recurrent layers of one stage cannot do.
+#[test]
+fn guesses_are_refused_by_all_stages_of_recurrent_models() {
+    let path = model("jamba");
+    let asked = ["generate", "--model", &path, "--tokens", "5,17,42"];
+    let lookup = ["--prompt-lookup", "2", "--num-draft-tokens", "3"];
+    let start = ["launch", "-n", "2", "--pipeline", "--"];
+    let err = refused(&run(&[&start[..], &asked, &lookup].concat()), 1);
+    assert!(err.contains("recurrent state"), "{err}");
+    assert!(!err.contains("lost"), "{err}");
 }
 
 #[test]
@@ -98,8 +115,8 @@ fn prompts_in_steps_and_batches_go_through_pipelines() {
 #[test]
 fn what_has_no_stages_is_told() {
     for (name, n, told) in [
-        ("gpt2", "2", "gpt2"),
-        ("xlstm", "2", "xlstm"),
+        ("rwkv7", "2", "rwkv7"),
+        ("gemma4-small", "2", "gemma4_text"),
         ("llama", "4", "num_hidden_layers is 3"),
     ] {
         let path = model(name);

@@ -127,7 +127,8 @@ fn what_several_processes_do_not_serve_is_told() {
         let err = refused(&run(&[&asked[..], more].concat()), 2);
         assert!(err.contains("--models-dir"), "{err}");
     }
-    let more = ["--adapter-path", dir, &path];
+    let adapter = format!("name={dir}");
+    let more = ["--adapter", &adapter, &path];
     let err = refused(&run(&[&asked[..], &more].concat()), 2);
-    assert!(err.contains("split and adapter_path"), "{err}");
+    assert!(err.contains("--adapter"), "{err}");
 }

@@ -206,10 +206,7 @@ mod tests {
             ("chat", "none of them"),
             ("generate --prompt -", "standard input"),
             ("generate --temp 1", "there is no prompt"),
-            (
-                "logits --prompt a --adapter-path b",
-                "split and adapter_path",
-            ),
+            ("logits --prompt a --ffn sparse:8", "split and feed_forward"),
             ("bench --ffn sparse:8", "split and feed_forward"),
         ] {
             let failure = check(&words(wrong), false).unwrap_err();
