@@ -66,7 +66,8 @@ options! {
         /// Further optimizer settings, by the optimizer's name, such as `adamw: {weight_decay:
         /// 0.01}`.
         optimizer_config: BTreeMap<OptimizerName, BTreeMap<String, Setting>> = BTreeMap::new();
-        /// The directory with train.jsonl, and optionally valid.jsonl and test.jsonl.
+        /// The directory with train.jsonl, and optionally valid.jsonl and test.jsonl, or one file.
+        /// Parquet files may have the place of JSONL files.
         data: Option<PathBuf> = None, Flag::new(General, "DIR").short('d');
         /// Determines the order of batches, the initial adapters and dropout.
         seed: u32 = 0, Flag::new(Steps, "N");

@@ -8,6 +8,7 @@ use inference::{Adapter as _, CancelToken, Error, ErrorKind, LoadOptions, Result
 use mlx_rs_core::memory;
 
 use super::config::{Method, TrainConfig};
+use super::dataset::files;
 use super::examples::{Examples, Parts, Stream};
 pub use super::progress::{BestScore, Event, Summary};
 use super::replies::Replies;
@@ -72,7 +73,7 @@ impl Run {
             .data
             .clone()
             .ok_or_else(|| bad("data is missing; give a directory with train.jsonl"))?;
-        if !data.is_dir() {
+        if !data.is_dir() && !files::is_file(&data) {
             return Err(
                 bad("there is no such directory; data is a directory with train.jsonl")
                     .with_path(data),
