@@ -114,7 +114,7 @@ enum Command {
 }
 
 /// Flags that `--help` shows and `-h` does not, because most people never need them.
-const RARE: [&str; 59] = [
+const RARE: [&str; 62] = [
     "all",
     "alpha",
     "anchor_prompt_name",
@@ -130,6 +130,8 @@ const RARE: [&str; 59] = [
     "desirable_weight",
     "dropout",
     "early_stopping_threshold",
+    "epsilon",
+    "epsilon_high",
     "extra_eos_token",
     "forced_tokens",
     "gguf_path",
@@ -154,6 +156,7 @@ const RARE: [&str; 59] = [
     "min_tokens",
     "num_draft_tokens",
     "num_generations",
+    "num_iterations",
     "pack",
     "positive_prompt_name",
     "prefill_response",

@@ -9,6 +9,7 @@ mod flags;
 mod fused;
 #[cfg(unix)]
 mod interrupted;
+mod parquet;
 mod preferences;
 mod rewards;
 

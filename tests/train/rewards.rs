@@ -2,11 +2,14 @@
 //! refusals.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use inference::{CancelToken, Result};
 use metal_backend::train::config::TrainConfig;
+use metal_backend::train::loss::LossType;
 use metal_backend::train::train_log::Entry;
-use metal_backend::train::{Completion, Run, Start};
+use metal_backend::train::{Completion, Reward, Run, Start};
 
 use crate::{cpu, json, log, mlx, model, stderr};
 
@@ -59,9 +62,13 @@ fn even(completions: &[Completion]) -> Result<Vec<f32>> {
 }
 
 fn train(config: TrainConfig, start: Start) -> Vec<(f32, f64)> {
+    train_with(config, start, even)
+}
+
+fn train_with(config: TrainConfig, start: Start, reward: impl Reward + 'static) -> Vec<(f32, f64)> {
     let dir = config.adapter_path.clone();
     let run = Run::prepare(&model(), &cpu(), config, start).unwrap();
-    let mut run = run.with_reward(even);
+    let mut run = run.with_reward(reward);
     run.train(&CancelToken::new(), &mut |_| {}).unwrap();
     log(&dir)
         .iter()
@@ -93,6 +100,55 @@ fn a_run_with_rewards_goes_on_as_if_it_had_not_been_interrupted() {
     let resumed = train(place.config(&parts, 6), Start::Resume);
     assert_eq!(resumed, expected);
     assert_ne!(expected[0], expected[1]);
+}
+
+/// Replies are judged once for all their updates, also if the run stops between two updates.
+#[test]
+fn replies_serve_several_updates() {
+    let place = Place::new();
+    let config = |name: &str, iters| {
+        let mut config = place.config(&place.at(name), iters);
+        (config.num_iterations, config.epsilon) = (3, 0.05);
+        (config.grad_accumulation_steps, config.loss_type) = (2, LossType::Bnpo);
+        config
+    };
+    let rewards = train(config("whole", 12), Start::Fresh);
+    // Two batches of prompts, each for three updates, and then two others.
+    for (i, (reward, _)) in rewards.iter().enumerate() {
+        assert_eq!(*reward, rewards[i / 6 * 6 + i % 2].0, "{i}: {rewards:?}");
+    }
+    let of_set = |at: usize| [rewards[at].0, rewards[at + 1].0];
+    assert_ne!(of_set(0), of_set(6));
+    // Each batch of two prompts is judged once.
+    let judged = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&judged);
+    let reward = move |completions: &[Completion]| {
+        counted.fetch_add(completions.len(), Ordering::Relaxed);
+        even(completions)
+    };
+    train_with(config("counted", 12), Start::Fresh, reward);
+    assert_eq!(judged.load(Ordering::Relaxed), 4 * 2 * 8);
+
+    let entries = log(&place.at("whole"));
+    let clipped = entries.iter().filter_map(|entry| match entry {
+        Entry::Train(report) => Some(report.policy.unwrap().clip_ratio.is_some()),
+        _ => None,
+    });
+    let later: Vec<bool> = (0..12).map(|i| i % 6 >= 2).collect();
+    assert_eq!(clipped.collect::<Vec<_>>(), later);
+
+    for stop in [4, 6, 8] {
+        let name = format!("stop{stop}");
+        train(config(&name, stop), Start::Fresh);
+        let resumed = train(config(&name, 12), Start::Resume);
+        assert_eq!(resumed, rewards, "after {stop} steps");
+    }
+    let mut other = config("stop4", 12);
+    other.num_iterations = 2;
+    let error = Run::prepare(&model(), &cpu(), other, Start::Resume)
+        .err()
+        .unwrap();
+    assert!(error.to_string().contains("num_iterations 3"), "{error}");
 }
 
 #[cfg(unix)]
@@ -173,6 +229,8 @@ fn a_program_can_judge() {
         ("cat", &["--grad-accumulation-steps", "2"], 2, "bnpo"),
         ("cat", &["--test", "--train"], 2, "grpo has no test"),
         ("cat", &["--pack"], 2, "pack"),
+        ("cat", &["--num-iterations", "0"], 2, "num_iterations"),
+        ("cat", &["--epsilon-high", "0.3"], 2, "num_iterations"),
     ] {
         let mut all = args(command, &[]);
         for pair in more.chunks(2) {

@@ -1,8 +1,9 @@
 """Makes tests/fixtures/training/grpo.json: steps of group relative policy optimization on the tiny llama, in plain numpy.
 
-An own computation in float64 with the model of dpo.py: the loss of the paper for one update per batch (Shao et al. 2024,
-arXiv:2402.03300, equation 3; the divisors of Liu et al. 2025 and Yu et al. 2025), slopes by central differences, and plain gradient
-descent. Replies and rewards are drawn here. No framework is needed:
+An own computation in float64 with the model of dpo.py: the loss of the paper (Shao et al. 2024, arXiv:2402.03300, equation 3; the
+divisors of Liu et al. 2025 and Yu et al. 2025, and the latter's own upper bound of the ratio), slopes by central differences, and
+plain gradient descent. Some runs make several updates by the same replies. Replies and rewards are drawn here. No framework is
+needed:
 
     pip install numpy==2.4.6 safetensors==0.8.0
     python tools/golden/grpo.py
@@ -42,11 +43,14 @@ def advantages(rewards: list[float]) -> list[float]:
 
 
 def loss_of(new: list[np.ndarray], old: list[np.ndarray], base: list[np.ndarray], gains: list[float], how: dict[str, Any]) -> dict[str, float]:
-    losses, divergences = [], []
+    losses, divergences, clipped = [], [], []
     for now, before, plain, gain in zip(new, old, base, gains):
         kl = np.exp(plain - now) - (plain - now) - 1
-        losses.append(-(np.exp(now - before) * gain - how["beta"] * kl))
+        ratio = np.exp(now - before)
+        bounded = np.clip(ratio, 1 - how["epsilon"], 1 + how["epsilon_high"])
+        losses.append(-(np.minimum(ratio * gain, bounded * gain) - how["beta"] * kl))
         divergences.append(kl)
+        clipped.append(ratio > 1 + how["epsilon_high"] if gain > 0 else ratio < 1 - how["epsilon"])
     tokens = sum(len(one) for one in losses)
     match how["loss_type"]:
         case "grpo":
@@ -55,7 +59,8 @@ def loss_of(new: list[np.ndarray], old: list[np.ndarray], base: list[np.ndarray]
             loss = float(sum(one.sum() for one in losses)) / (len(losses) * MAX_LENGTH)
         case _:
             loss = float(sum(one.sum() for one in losses)) / tokens
-    return {"loss": loss, "kl": float(sum(one.sum() for one in divergences)) / tokens}
+    kl = float(sum(one.sum() for one in divergences)) / tokens
+    return {"loss": loss, "kl": kl, "clip_ratio": float(sum(one.sum() for one in clipped)) / tokens}
 
 
 def batch(seed: int, vocab: int) -> dict[str, Any]:
@@ -85,14 +90,18 @@ def main() -> None:
         {"loss_type": "bnpo", "beta": 0.5, "temperature": 0.7},
         {"loss_type": "dapo", "beta": 0.0, "temperature": 1.3},
         {"loss_type": "dr_grpo", "beta": 0.2, "temperature": 1.0},
+        {"loss_type": "dapo", "beta": 0.0, "temperature": 1.0, "iterations": 3, "epsilon": 0.05, "epsilon_high": 0.1},
+        {"loss_type": "grpo", "beta": 0.3, "temperature": 0.8, "iterations": 2, "epsilon": 0.02, "epsilon_high": 0.02},
     ):
+        how = {"iterations": 1, "epsilon": 0.2, "epsilon_high": 0.2, **how}
         params = {name: value.copy() for name, value in start.items()}
         steps = []
         for one in batches:
             compute = lambda p: [each(model, p, reply, how["temperature"]) for reply in one["replies"]]
             old, base = compute(params), compute(None)
-            steps.append(loss_of(old, old, base, one["advantages"], how))
-            params = descend(params, lambda p: loss_of(compute(p), old, base, one["advantages"], how)["loss"])
+            for _ in range(how["iterations"]):
+                steps.append(loss_of(compute(params), old, base, one["advantages"], how))
+                params = descend(params, lambda p: loss_of(compute(p), old, base, one["advantages"], how)["loss"])
         runs.append({**how, "steps": steps, "params": flat(params)})
         print(how, steps)
     golden = {"rank": RANK, "scale": SCALE, "rate": RATE, "group": GROUP, "max_completion_length": MAX_LENGTH}

@@ -7,12 +7,13 @@ use inference::{Error, ErrorKind, Result};
 use crate::checkpoint::files::{MAX_TEXT_FILE, read_text};
 use crate::text::TextPipeline;
 use crate::train::dataset::shuffle::Shuffler;
-use crate::train::dataset::{DataOptions, Dataset};
+use crate::train::dataset::{DataOptions, Dataset, files};
 
 /// Which data calibrate the quantization.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Calibration {
-    /// A text file; a JSONL file of examples, as for training; or a directory with `train.jsonl`.
+    /// A text file; a JSONL or Parquet file of examples, as for training; or a directory with
+    /// `train.jsonl` or `train.parquet`.
     pub data: std::path::PathBuf,
     /// The number of sequences; `None` means all.
     pub num_samples: Option<usize>,
@@ -77,11 +78,8 @@ impl Calibration {
     }
 
     fn tokens(&self, text: &TextPipeline) -> Result<Vec<u32>> {
-        let file = match self.data.is_dir() {
-            true => self.data.join("train.jsonl"),
-            false => self.data.clone(),
-        };
-        if file.extension().is_some_and(|e| e == "jsonl") {
+        let file = files::file_of(&self.data, "train")?;
+        if files::has_examples(&file) {
             let data = Dataset::read(file, text, &DataOptions::new())?;
             return Ok(data.examples.into_iter().flat_map(|e| e.ids).collect());
         }

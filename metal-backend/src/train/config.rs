@@ -66,7 +66,8 @@ options! {
         /// Further optimizer settings, by the optimizer's name, such as `adamw: {weight_decay:
         /// 0.01}`.
         optimizer_config: BTreeMap<OptimizerName, BTreeMap<String, Setting>> = BTreeMap::new();
-        /// The directory with train.jsonl, and optionally valid.jsonl and test.jsonl.
+        /// The directory with train.jsonl, and optionally valid.jsonl and test.jsonl, or one file.
+        /// Parquet files may have the place of JSONL files.
         data: Option<PathBuf> = None, Flag::new(General, "DIR").short('d');
         /// Determines the order of batches, the initial adapters and dropout.
         seed: u32 = 0, Flag::new(Steps, "N");
@@ -157,6 +158,13 @@ options! {
         /// an update, bnpo that of a batch, grpo the mean over replies, and dr_grpo divides by the
         /// maximum length.
         loss_type: LossType = LossType::default(), Flag::new(Steps, "NAME");
+        /// The number of updates by the same replies, for grpo.
+        num_iterations: u64 = 1, Flag::new(Steps, "N");
+        /// How far the ratio of a token's new and old probability may leave 1, for grpo with
+        /// num_iterations above 1. Beyond it, the token has no gradient if the loss would fall.
+        epsilon: f32 = 0.2, Flag::new(Steps, "X");
+        /// The upper bound of that ratio minus 1, for grpo. Without it, epsilon.
+        epsilon_high: Option<f32> = None, Flag::new(Steps, "X");
         /// The factor on cosine similarities, for contrastive: the inverse of the temperature,
         /// which sentence-transformers calls scale.
         similarity_scale: f32 = 20.0, Flag::new(Steps, "X");

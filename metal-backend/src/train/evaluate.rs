@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use inference::{CancelToken, Error, ErrorKind, LoadOptions, Result};
 
 use super::config::TrainConfig;
+use super::dataset::files;
 use super::examples::Examples;
 pub use super::scoring::EvalOptions;
 use super::train_log::Score;
@@ -24,14 +25,14 @@ pub struct EvalReport {
 /// The test file of a data set: the path itself, or `test.jsonl` if the path is a directory.
 fn test_file(data: &Path) -> Result<PathBuf> {
     let file = if data.is_dir() {
-        data.join("test.jsonl")
+        files::part(data, "test")?.unwrap_or_else(|| data.join("test.jsonl"))
     } else {
         data.to_owned()
     };
     if !file.exists() {
         return Err(Error::new(
             ErrorKind::InvalidOption,
-            "there is no such file; give a JSONL file, or a directory with test.jsonl",
+            "there is no such file; give a JSONL or Parquet file, or a directory with test.jsonl",
         )
         .with_path(file));
     }

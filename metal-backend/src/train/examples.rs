@@ -12,8 +12,7 @@ use super::dataset::{
 };
 use super::objective::Objective;
 use super::plan::bad;
-use super::reward::Reward;
-use super::rollout::rollouts;
+use super::replies::Replies;
 use super::scoring::{
     EvalOptions, Judge, bad_lines, judged, preferences, related, sequences, usable, usable_pairs,
     usable_verdicts,
@@ -329,23 +328,35 @@ impl Stream<'_> {
         }
     }
 
-    /// Trains on the next batch; `None` if it has no targets.
+    /// Trains on the next batch. Returns the number of batches taken from the data, and the report,
+    /// which is `None` if the batch has no targets.
     pub fn step(
         &mut self,
         trainer: &mut Trainer,
         objective: Objective,
-        reward: Option<&mut (dyn Reward + 'static)>,
-    ) -> Result<Option<StepReport>> {
+        replies: &mut Replies,
+    ) -> Result<(u64, Option<StepReport>)> {
         let (parts, rows, most) = match self {
             Self::Texts(batches) => {
                 let batch = sequences(&batches.next_batch());
                 if batch.is_empty() {
-                    return Ok(None);
+                    return Ok((1, None));
                 }
-                return trainer.step(&batch).map(Some);
+                return trainer.step(&batch).map(|report| (1, Some(report)));
             }
-            Self::Items(parts, rows, most) => (parts, rows.next_rows(), *most),
+            Self::Items(parts, rows, most) => (parts, rows, *most),
         };
+        if let (Examples::Prompts(prompts), Objective::Grpo(grpo, sampling)) =
+            (&parts.train, objective)
+        {
+            let next = || {
+                let rows = rows.next_rows();
+                rows.iter().filter_map(|row| prompts.get(*row)).collect()
+            };
+            let (drawn, report) = replies.step(trainer, (grpo, sampling), next)?;
+            return Ok((drawn, Some(report)));
+        }
+        let rows = rows.next_rows();
         match (&parts.train, objective) {
             (Examples::Pairs(pairs), objective) => {
                 let batch = preferences(rows.iter().filter_map(|row| pairs.get(*row)), most);
@@ -364,24 +375,12 @@ impl Stream<'_> {
                 let batch = rows.iter().filter_map(|row| verdicts.get(*row));
                 trainer.step_by_verdict(&judged(batch, most), options)
             }
-            (Examples::Prompts(prompts), Objective::Grpo(grpo, sampling)) => {
-                let reward = reward.ok_or_else(|| bad("there is no reward"))?;
-                let batch: Vec<_> = rows.iter().filter_map(|row| prompts.get(*row)).collect();
-                let engine = trainer.shared_engine();
-                let seed = trainer.seed_of_batch();
-                let made = rollouts(&engine, &batch, (grpo, sampling), seed, reward)?;
-                let mut report = trainer.step_by_policy(&made.replies, grpo)?;
-                if let Some(policy) = &mut report.policy {
-                    (policy.reward, policy.reward_std) = (made.reward, made.reward_std);
-                }
-                Ok(report)
-            }
             (Examples::Related(examples), Objective::Contrastive { scale }) => {
                 trainer.step_by_similarity(&related(examples, rows), scale)
             }
             (_, other) => Err(other.mismatch("these examples")),
         }
-        .map(Some)
+        .map(|report| (1, Some(report)))
     }
 }
 

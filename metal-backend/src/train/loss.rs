@@ -199,6 +199,24 @@ pub struct Grpo {
     pub loss_type: LossType,
     /// The maximum number of tokens in a reply.
     pub max_completion_length: usize,
+    /// How far below 1 the ratio of a token's probabilities still has a gradient; above 0.
+    pub epsilon: f32,
+    /// How far above 1 the ratio of a token's probabilities still has a gradient; above 0.
+    pub epsilon_high: f32,
+}
+
+impl Default for Grpo {
+    /// TRL's values.
+    fn default() -> Self {
+        Self {
+            beta: 0.0,
+            temperature: 1.0,
+            loss_type: LossType::default(),
+            max_completion_length: 256,
+            epsilon: 0.2,
+            epsilon_high: 0.2,
+        }
+    }
 }
 
 impl Grpo {
@@ -221,7 +239,14 @@ impl Grpo {
                 "max_completion_length is 0; it must be at least 1",
             ));
         }
-        Ok(())
+        let ranges = [
+            ("epsilon", self.epsilon),
+            ("epsilon_high", self.epsilon_high),
+        ];
+        match ranges.iter().find(|(_, e)| !(e.is_finite() && *e > 0.0)) {
+            None => Ok(()),
+            Some((name, e)) => Err(format!("{name} is {e}; it must be a number above 0")),
+        }
     }
 }
 
@@ -252,31 +277,67 @@ pub fn group_advantages(rewards: &[f32], group: usize, scaled: bool) -> (Vec<f32
     (advantages, mean as f32)
 }
 
-/// The loss of each token of replies that the current model generated (Shao et al. 2024,
-/// arXiv:2402.03300, equation 3, for one update per batch): `-(ratio * advantage - beta * kl)`. The
-/// ratio of the model to itself is 1, and only its gradient counts. `kl` estimates the divergence
-/// from the base model by `exp(d) - d - 1` with `d = base - each` (Schulman 2020).
+/// What [`policy`] computes for each token, `[1, T]`.
+pub struct PolicyLoss {
+    /// The losses.
+    pub losses: Array,
+    /// Estimated divergences from the base model, without gradient; `None` without base model.
+    pub kl: Option<Array>,
+    /// 1 where the ratio is clipped, else 0, without gradient; `None` without old
+    /// log-probabilities.
+    pub clipped: Option<Array>,
+}
+
+/// The loss of each token of generated replies (Shao et al. 2024, arXiv:2402.03300, equation 3):
+/// `-(min(ratio * advantage, clip(ratio, 1 - epsilon, 1 + epsilon_high) * advantage) - beta * kl)`.
+/// `ratio` is the probability of the token relative to the model that generated it. The upper bound
+/// of its own is that of Yu et al. 2025, arXiv:2503.14476. `kl` estimates the divergence from the
+/// base model by `exp(d) - d - 1` with `d = base - each` (Schulman 2020).
 ///
-/// `each`, `base` and `advantages` are `[1, T]`, the first two log-probabilities. Returns the losses
-/// and the divergences, which are `None` without `base`.
+/// `each`, `old`, `base` and `advantages` are `[1, T]`, the first three log-probabilities. Without
+/// `old`, the current model generated the replies. Then the ratio is 1, and only its gradient
+/// counts.
 ///
 /// # Errors
 /// If the shapes do not match.
 pub fn policy(
     each: &Array,
+    old: Option<&Array>,
     base: Option<&Array>,
     advantages: &Array,
-    beta: f32,
-) -> Result<(Array, Option<Array>)> {
-    let ratio = each.subtract(&each.stop_gradient()?)?.exp()?;
-    let losses = ratio.multiply(advantages)?.negative()?;
+    options: Grpo,
+) -> Result<PolicyLoss> {
+    let ratio = match old {
+        Some(old) => each.subtract(old)?.exp()?,
+        None => each.subtract(&each.stop_gradient()?)?.exp()?,
+    };
+    let gains = ratio.multiply(advantages)?;
+    let (gains, clipped) = match old {
+        None => (gains, None),
+        Some(_) => {
+            let low = ratio.scalar_like(1.0 - options.epsilon)?;
+            let high = ratio.scalar_like(1.0 + options.epsilon_high)?;
+            let bounded = ratio.maximum(&low)?.minimum(&high)?.multiply(advantages)?;
+            let clipped = bounded.less(&gains)?.astype(Dtype::Float32)?;
+            (gains.minimum(&bounded)?, Some(clipped.stop_gradient()?))
+        }
+    };
+    let losses = gains.negative()?;
     let Some(base) = base else {
-        return Ok((losses, None));
+        return Ok(PolicyLoss {
+            losses,
+            kl: None,
+            clipped,
+        });
     };
     let difference = base.subtract(each)?;
     let kl = difference.expm1()?.subtract(&difference)?;
-    let penalty = kl.multiply(&kl.scalar_like(beta)?)?;
-    Ok((losses.add(&penalty)?, Some(kl.stop_gradient()?)))
+    let penalty = kl.multiply(&kl.scalar_like(options.beta)?)?;
+    Ok(PolicyLoss {
+        losses: losses.add(&penalty)?,
+        kl: Some(kl.stop_gradient()?),
+        clipped,
+    })
 }
 
 /// Contrastive loss with in-batch negatives (InfoNCE, van den Oord et al. 2018, arXiv:1807.03748;
@@ -346,10 +407,34 @@ mod tests {
         let (scaled, _) = group_advantages(&rewards, 2, true);
         let expected = 1.0 / (2f32.sqrt() + 1e-4);
         assert!((scaled[1] - expected).abs() < 1e-6 && scaled[2] == 0.0);
-        let (losses, kl) = policy(&v(&[-1.0]), Some(&v(&[-0.5])), &v(&[2.0]), 0.5).unwrap();
+    }
+
+    #[test]
+    fn ratios_are_clipped_where_they_would_gain() {
+        let options = Grpo {
+            beta: 0.5,
+            epsilon: 0.1,
+            epsilon_high: 0.3,
+            ..Grpo::default()
+        };
+        let (each, gain) = (v(&[-1.0]), v(&[2.0]));
+        let got = policy(&each, None, Some(&v(&[-0.5])), &gain, options).unwrap();
         let expected = 0.5f32.exp() - 0.5 - 1.0;
-        assert!((number(&kl.unwrap()) - expected).abs() < 1e-6);
-        assert!((number(&losses) - (0.5 * expected - 2.0)).abs() < 1e-6);
+        assert!((number(&got.kl.unwrap()) - expected).abs() < 1e-6);
+        assert!((number(&got.losses) - (0.5 * expected - 2.0)).abs() < 1e-6);
+        assert!(got.clipped.is_none());
+
+        let ratios = [0.5f32, 0.95, 1.2, 1.5, 0.5, 0.95, 1.2, 1.5];
+        let each = v(&ratios.map(f32::ln));
+        let gains = v(&[2.0, 2.0, 2.0, 2.0, -2.0, -2.0, -2.0, -2.0]);
+        let got = policy(&each, Some(&v(&[0.0; 8])), None, &gains, options).unwrap();
+        // A gain is bounded above, a loss is not.
+        let expected = [-1.0, -1.9, -2.4, -2.6, 1.8, 1.9, 2.4, 3.0];
+        for (got, expected) in got.losses.to_f32_vec().unwrap().iter().zip(expected) {
+            assert!((got - expected).abs() < 1e-5, "{got} {expected}");
+        }
+        let clipped = got.clipped.unwrap().to_f32_vec().unwrap();
+        assert_eq!(clipped, [0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]);
     }
 
     #[test]

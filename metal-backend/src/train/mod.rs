@@ -15,7 +15,7 @@
 //!   (`step/compiled.rs`);
 //! - [`run`]: a whole run from its options to its files, with `plan.rs`,
 //!   `begin.rs`, `progress.rs`, `run_dir.rs`, `settings.rs`, `state.rs` and [`train_log`];
-//! - [`reward`]: judges generated replies, which `rollout.rs` makes;
+//! - [`reward`]: judges generated replies, which `rollout.rs` makes and `replies.rs` uses;
 //! - `together.rs`: data-parallel training by several processes;
 //! - [`report`]: the metrics of a run in files that other programs read;
 //! - [`evaluate`]: how good a model is on data, with `scoring.rs`.
@@ -31,6 +31,7 @@ pub mod objective;
 pub mod optim;
 pub mod plan;
 mod progress;
+mod replies;
 pub mod report;
 pub mod reward;
 mod rollout;

@@ -71,6 +71,7 @@ impl TrainConfig {
                     num_generations: self.num_generations,
                     top_p: self.top_p,
                     scale_rewards: self.scale_rewards == ScaleRewards::Group,
+                    num_iterations: self.num_iterations,
                 },
             ),
             Method::Contrastive => Objective::Contrastive {
@@ -96,6 +97,8 @@ impl TrainConfig {
             temperature: self.temperature,
             loss_type: self.loss_type,
             max_completion_length: self.max_completion_length,
+            epsilon: self.epsilon,
+            epsilon_high: self.epsilon_high.unwrap_or(self.epsilon),
         }
     }
 

@@ -208,6 +208,8 @@ fn named(policy: &PolicyReport) -> Vec<(&'static str, f32)> {
         ("completion_length", policy.completion_length),
     ];
     all.extend(policy.kl.map(|kl| ("kl", kl)));
+    let clipped = policy.clip_ratio;
+    all.extend(clipped.map(|ratio| ("clip_ratio", ratio)));
     all
 }
 
@@ -395,6 +397,7 @@ mod tests {
                     reward: 0.25,
                     reward_std: 0.125,
                     kl: None,
+                    clip_ratio: Some(0.5),
                     completion_length: 7.0,
                 }),
             }),
@@ -425,6 +428,7 @@ mod tests {
         assert_eq!(lines[0]["chosen_reward"], 0.5);
         assert_eq!(lines[0]["reward"], 0.25);
         assert!(lines[0].get("kl").is_none());
+        assert_eq!(lines[0]["clip_ratio"], 0.5);
         assert_eq!(lines[1]["val_loss"], 2.0);
         assert_eq!(lines[2]["test_accuracy"], 0.25);
 

@@ -24,6 +24,8 @@ pub struct Sampling {
     pub top_p: f32,
     /// Whether advantages are divided by the deviation of their group.
     pub scale_rewards: bool,
+    /// The number of updates by the same replies; at least 1.
+    pub num_iterations: u64,
 }
 
 /// The judged replies of a batch.
@@ -101,6 +103,7 @@ pub(super) fn rollouts(
             reply: Sequence::new([prompt.ids.as_slice(), &completion.ids].concat())
                 .with_prompt(prompt.ids.len()),
             advantage,
+            old_logprobs: None,
         })
         .collect();
     Ok(Rollouts {

@@ -8,10 +8,12 @@ use inference::{Adapter as _, CancelToken, Error, ErrorKind, LoadOptions, Result
 use mlx_rs_core::memory;
 
 use super::config::{Method, TrainConfig};
+use super::dataset::files;
 use super::examples::{Examples, Parts, Stream};
 pub use super::progress::{BestScore, Event, Summary};
+use super::replies::Replies;
 use super::report::Reports;
-use super::reward::{Reward, RewardCommand};
+use super::reward::Reward;
 pub use super::run_dir::{BEST_DIR, Start, check_start};
 use super::run_dir::{keep_numbered, publish, remove_earlier};
 use super::scoring::EvalOptions;
@@ -43,8 +45,8 @@ pub struct Run {
     /// The group for data-parallel training.
     together: Option<Together>,
     stopped_early: bool,
-    /// Judges generated replies.
-    reward: Option<Box<dyn Reward>>,
+    /// Generated replies and their judge.
+    replies: Replies,
 }
 
 fn bad(message: impl Into<String>) -> Error {
@@ -71,7 +73,7 @@ impl Run {
             .data
             .clone()
             .ok_or_else(|| bad("data is missing; give a directory with train.jsonl"))?;
-        if !data.is_dir() {
+        if !data.is_dir() && !files::is_file(&data) {
             return Err(
                 bad("there is no such directory; data is a directory with train.jsonl")
                     .with_path(data),
@@ -124,9 +126,9 @@ impl Run {
         let lora = plan::lora(&config, &engine.layer_names())?;
         let mut trainer = Trainer::new((engine, model), &lora, kind, tuning)?;
         let settings = settings(&trainer, &config, &parts.train)?;
+        let mut replies = Replies::default();
         let place = if start == Start::Resume {
-            let dir = config.adapter_path.clone();
-            state::load(&mut trainer, &settings, &dir)?
+            state::load(&mut trainer, &mut replies, &settings, &config.adapter_path)?
         } else {
             Place::start(settings)
         };
@@ -140,7 +142,7 @@ impl Run {
             work,
             together: None,
             stopped_early: false,
-            reward: None,
+            replies,
         })
     }
 
@@ -174,7 +176,7 @@ impl Run {
     /// Judges generated replies with `reward`, instead of [`TrainConfig::reward_command`].
     #[must_use]
     pub fn with_reward(mut self, reward: impl Reward + 'static) -> Self {
-        self.reward = Some(Box::new(reward));
+        self.replies.judge_with(reward);
         self
     }
 
@@ -218,11 +220,8 @@ impl Run {
         cancel: &CancelToken,
         on_event: &mut dyn FnMut(&Event<'_>),
     ) -> Result<Summary> {
-        if self.config.method == Method::Grpo && self.reward.is_none() {
-            let command = self.config.reward_command.as_deref().ok_or_else(|| {
-                bad("method grpo needs reward_command, or Run::with_reward in a program")
-            })?;
-            self.reward = Some(Box::new(RewardCommand::start(command)?));
+        if self.config.method == Method::Grpo {
+            self.replies.start(self.config.reward_command.as_deref())?;
         }
         let dir = self.config.adapter_path.clone();
         let keep = (self.start == Start::Resume).then_some(self.place.step);
@@ -296,9 +295,9 @@ impl Run {
                 return Ok(false);
             }
             let started = Instant::now();
-            let reward = self.reward.as_deref_mut();
-            let report = batches.step(&mut self.trainer, objective, reward)?;
-            self.place.drawn += 1;
+            let (trainer, replies) = (&mut self.trainer, &mut self.replies);
+            let (drawn, report) = batches.step(trainer, objective, replies)?;
+            self.place.drawn += drawn;
             let Some(report) = report else { continue };
             let seconds = started.elapsed().as_secs_f64();
             self.place.count(&report, seconds);
@@ -465,7 +464,12 @@ impl Run {
         publish(work, dir, CONFIG_FILE)?;
         publish(work, dir, WEIGHTS_FILE)?;
         keep_numbered(work, dir, step)?;
-        state::save(&self.trainer, &self.place, work)?;
+        let iterations = self.config.num_iterations;
+        let replies = self.trainer.engine().scope(|| {
+            let replies = &self.replies;
+            replies.to_arrays(step, &self.trainer, iterations)
+        })?;
+        state::save(&self.trainer, &self.place, &replies, work)?;
         publish(work, dir, state::STATE_FILE)?;
         plot_by(work, log.entries(), &dir.join(PLOT_FILE))?;
         on_event(&Event::Saved { step, dir });

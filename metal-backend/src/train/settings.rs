@@ -105,6 +105,10 @@ pub(super) fn settings(
                 "scale_rewards": sampling.scale_rewards,
                 "reward_command": config.reward_command,
             });
+            if sampling.num_iterations > 1 {
+                settings["num_iterations"] = json!(sampling.num_iterations);
+                settings["epsilon"] = json!([grpo.epsilon, grpo.epsilon_high]);
+            }
         }
         Objective::Contrastive { scale } => {
             settings["contrastive"] = json!({"similarity_scale": scale});

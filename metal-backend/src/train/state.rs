@@ -9,6 +9,7 @@ use mlx_rs_core::{Array, eval, io};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::replies::Replies;
 use super::{StepReport, Trainer};
 use crate::adapter::Params;
 use crate::checkpoint::files::invalid;
@@ -22,6 +23,7 @@ const VERSION: u32 = 1;
 const KEY: &str = "run";
 const PARAM: &str = "param/";
 const OPTIMIZER: &str = "optimizer/";
+const REPLIES: &str = "replies/";
 
 /// Sums of losses since the last report.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -161,19 +163,25 @@ impl Place {
     }
 }
 
-/// Writes the state of `trainer` to a directory.
+/// Writes the state of `trainer` to a directory, with the generated replies that the next step
+/// uses.
 ///
 /// # Errors
 /// If writing fails. An earlier file then stays intact.
-pub fn save(trainer: &Trainer, place: &Place, dir: &Path) -> Result<PathBuf> {
+pub(super) fn save(
+    trainer: &Trainer,
+    place: &Place,
+    replies: &Params,
+    dir: &Path,
+) -> Result<PathBuf> {
     let path = dir.join(STATE_FILE);
     let params = trainer.params();
     let optimizer = trainer.optimizer().state();
-    let arrays = (params.iter().map(|(name, a)| (format!("{PARAM}{name}"), a))).chain(
-        optimizer
-            .iter()
-            .map(|(name, a)| (format!("{OPTIMIZER}{name}"), a)),
-    );
+    let arrays = [(PARAM, &params), (OPTIMIZER, optimizer), (REPLIES, replies)];
+    let arrays = arrays.into_iter().flat_map(|(prefix, all)| {
+        all.iter()
+            .map(move |(name, a)| (format!("{prefix}{name}"), a))
+    });
     let text = serde_json::to_string(place)
         .map_err(|e| Error::new(ErrorKind::Engine, "the run cannot be described").with_source(e))?;
     let written = trainer
@@ -187,12 +195,17 @@ pub fn save(trainer: &Trainer, place: &Place, dir: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Restores `trainer` from the file in a directory, and returns the position.
+/// Restores `trainer` and `replies` from the file in a directory, and returns the position.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidOption`] if there is no file, or its settings differ from `settings`;
 /// [`ErrorKind::InvalidModel`] if the file is damaged.
-pub fn load(trainer: &mut Trainer, settings: &Value, dir: &Path) -> Result<Place> {
+pub(super) fn load(
+    trainer: &mut Trainer,
+    replies: &mut Replies,
+    settings: &Value,
+    dir: &Path,
+) -> Result<Place> {
     let path = dir.join(STATE_FILE);
     if !path.is_file() {
         return Err(Error::new(
@@ -223,12 +236,14 @@ pub fn load(trainer: &mut Trainer, settings: &Value, dir: &Path) -> Result<Place
     place
         .same_settings(settings)
         .map_err(|e| e.with_path(&path))?;
-    let (mut params, mut optimizer) = (Params::new(), Params::new());
+    let (mut params, mut optimizer, mut kept) = (Params::new(), Params::new(), Params::new());
     for (name, array) in loaded.arrays {
         if let Some(name) = name.strip_prefix(PARAM) {
             params.insert(name.to_owned(), array);
         } else if let Some(name) = name.strip_prefix(OPTIMIZER) {
             optimizer.insert(name.to_owned(), array);
+        } else if let Some(name) = name.strip_prefix(REPLIES) {
+            kept.insert(name.to_owned(), array);
         } else {
             return Err(invalid(
                 &path,
@@ -237,11 +252,16 @@ pub fn load(trainer: &mut Trainer, settings: &Value, dir: &Path) -> Result<Place
         }
     }
     let all = params.values().chain(optimizer.values());
+    let all = all.chain(kept.values());
     let all: Vec<&Array> = all.collect();
     trainer
         .engine()
         .scope(|| eval(all))
         .map_err(engine("resume"))?;
+    trainer
+        .engine()
+        .scope(|| replies.restore(&kept))
+        .ok_or_else(|| invalid(&path, "the generated replies cannot be read"))?;
     trainer
         .restore(&params, optimizer, place.updates, place.step)
         .map_err(|e| invalid(&path, "it does not fit the model").with_source(e))?;

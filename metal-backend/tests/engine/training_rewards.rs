@@ -54,6 +54,7 @@ fn rollouts(batch: &Value, advantages: &[f32]) -> Vec<Rollout> {
             Rollout {
                 reply: Sequence::new(ids).with_prompt(from),
                 advantage: *advantage,
+                old_logprobs: None,
             }
         })
         .collect()
@@ -64,33 +65,47 @@ fn generated_replies_are_learned_as_the_paper_says() {
     let golden = read(&fixtures().join("training/grpo.json"));
     let group = golden["group"].as_u64().unwrap() as usize;
     let runs = golden["runs"].as_array().unwrap();
-    assert_eq!(runs.len(), 4);
+    assert_eq!(runs.len(), 6);
+    let mut clipped = 0;
     for run in runs {
         let mut trainer = trainer(&golden);
         let start = trainer.params();
         let loss_type: LossType = serde_json::from_value(run["loss_type"].clone()).unwrap();
+        let iterations = run["iterations"].as_u64().unwrap() as usize;
         let options = Grpo {
             beta: number(&run["beta"]),
             temperature: number(&run["temperature"]),
             loss_type,
             max_completion_length: golden["max_completion_length"].as_u64().unwrap() as usize,
+            epsilon: number(&run["epsilon"]),
+            epsilon_high: number(&run["epsilon_high"]),
         };
-        let steps = run["steps"].as_array().unwrap();
-        for (batch, expected) in golden["batches"].as_array().unwrap().iter().zip(steps) {
+        let steps: Vec<&Value> = run["steps"].as_array().unwrap().iter().collect();
+        let batches = golden["batches"].as_array().unwrap();
+        assert_eq!(steps.len(), batches.len() * iterations);
+        for (batch, steps) in batches.iter().zip(steps.chunks(iterations)) {
             let (advantages, _) = group_advantages(&floats(&batch["rewards"]), group, true);
             assert!(distance(&advantages, &floats(&batch["advantages"])) < 1e-5);
-            let report = trainer
-                .step_by_policy(&rollouts(batch, &advantages), options)
-                .unwrap();
-            let policy = report.policy.unwrap();
-            let off = (report.loss - number(&expected["loss"])).abs();
-            assert!(off < 1e-4, "{loss_type:?}: {} {expected}", report.loss);
-            match policy.kl {
-                Some(kl) => {
-                    let off = (kl - number(&expected["kl"])).abs();
-                    assert!(options.beta > 0.0 && off < 1e-4, "{kl} {expected}");
+            let mut batch = rollouts(batch, &advantages);
+            for (i, expected) in steps.iter().enumerate() {
+                let report = trainer.step_by_policy(&mut batch, options).unwrap();
+                let policy = report.policy.unwrap();
+                let off = (report.loss - number(&expected["loss"])).abs();
+                assert!(off < 1e-4, "{loss_type:?}: {} {expected}", report.loss);
+                match policy.kl {
+                    Some(kl) => {
+                        let off = (kl - number(&expected["kl"])).abs();
+                        assert!(options.beta > 0.0 && off < 1e-4, "{kl} {expected}");
+                    }
+                    None => assert_eq!(options.beta, 0.0),
                 }
-                None => assert_eq!(options.beta, 0.0),
+                // The first update by replies has ratios of 1.
+                assert_eq!(policy.clip_ratio.is_some(), i > 0);
+                if let Some(ratio) = policy.clip_ratio {
+                    let off = (ratio - number(&expected["clip_ratio"])).abs();
+                    assert!(off < 1e-6, "{ratio} {expected}");
+                    clipped += usize::from(ratio > 0.0);
+                }
             }
         }
         for (name, param) in trainer.params() {
@@ -102,47 +117,84 @@ fn generated_replies_are_learned_as_the_paper_says() {
             assert!(error < 1e-4, "{loss_type:?}: {name}: {error}");
         }
     }
+    assert!(clipped >= 4, "{clipped} steps clip ratios");
+}
+
+/// The ratio is relative to the model that generated the replies, not to the current one.
+#[test]
+fn later_updates_use_the_log_probabilities_of_the_replies() {
+    let golden = read(&fixtures().join("training/grpo.json"));
+    let options = Grpo {
+        loss_type: LossType::Bnpo,
+        epsilon: 0.9,
+        epsilon_high: 9.0,
+        ..Grpo::default()
+    };
+    let gains = [1.0, -1.0, 1.0, -1.0];
+    let mut batch = rollouts(&golden["batches"][0], &gains);
+    let mut first = trainer(&golden);
+    first.step_by_policy(&mut batch, options).unwrap();
+    let old: Vec<Vec<f32>> = batch
+        .iter()
+        .map(|one| one.old_logprobs.clone().unwrap())
+        .collect();
+    first.step_by_policy(&mut batch, options).unwrap();
+    // A step keeps old log-probabilities.
+    for (one, old) in batch.iter().zip(&old) {
+        assert_eq!(one.old_logprobs.as_ref(), Some(old));
+        assert_eq!(old.len(), one.reply.learned());
+        assert!(old.iter().all(|p| *p < 0.0));
+    }
+    // Replies that were half as probable have a ratio of 2 to the unchanged model.
+    for one in &mut batch {
+        let old = one.old_logprobs.as_mut().unwrap();
+        old.iter_mut().for_each(|p| *p -= 2f32.ln());
+    }
+    let report = trainer(&golden).step_by_policy(&mut batch, options);
+    let counts = batch.iter().map(|one| one.reply.learned() as f32);
+    let gain: f32 = counts.clone().zip(gains).map(|(n, gain)| n * gain).sum();
+    let expected = -2.0 * gain / counts.sum::<f32>();
+    let loss = report.unwrap().loss;
+    assert!((loss - expected).abs() < 1e-5, "{loss} {expected}");
 }
 
 #[test]
 fn impossible_advantages_are_refused() {
     let golden = read(&fixtures().join("training/grpo.json"));
     let mut trainer = trainer(&golden);
-    let options = Grpo {
-        beta: 0.0,
-        temperature: 1.0,
-        loss_type: LossType::Grpo,
-        max_completion_length: 8,
-    };
+    let options = Grpo::default();
     let batch = rollouts(&golden["batches"][0], &[1.0, -1.0, 0.5, -0.5]);
-    let mut not_finite = batch.clone();
-    not_finite[1].advantage = f32::NAN;
-    for (batch, options) in [
-        (&batch[..0], options),
-        (&not_finite, options),
-        (
-            &batch,
-            Grpo {
-                temperature: 0.0,
-                ..options
-            },
-        ),
-        (
-            &batch,
-            Grpo {
-                beta: -1.0,
-                ..options
-            },
-        ),
-        (
-            &batch,
-            Grpo {
-                max_completion_length: 0,
-                ..options
-            },
-        ),
+    let with = |change: &dyn Fn(&mut Vec<Rollout>)| {
+        let mut batch = batch.clone();
+        change(&mut batch);
+        (batch, options)
+    };
+    let other = |change: &dyn Fn(&mut Grpo)| {
+        let mut options = options;
+        change(&mut options);
+        (batch.clone(), options)
+    };
+    for (mut batch, options) in [
+        with(&|batch| batch.clear()),
+        with(&|batch| batch[1].advantage = f32::NAN),
+        with(&|batch| batch[1].old_logprobs = Some(vec![-1.0; batch[1].reply.learned()])),
+        with(&|batch| {
+            for one in batch {
+                one.old_logprobs = Some(vec![-1.0; one.reply.learned() + 1]);
+            }
+        }),
+        with(&|batch| {
+            for one in batch {
+                one.old_logprobs = Some(vec![f32::NAN; one.reply.learned()]);
+            }
+        }),
+        other(&|options| options.temperature = 0.0),
+        other(&|options| options.beta = -1.0),
+        other(&|options| options.max_completion_length = 0),
+        other(&|options| options.epsilon = 0.0),
+        other(&|options| options.epsilon_high = f32::INFINITY),
     ] {
-        let error = trainer.step_by_policy(batch, options).unwrap_err();
+        let error = trainer.step_by_policy(&mut batch, options).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidOption, "{error}");
     }
 }

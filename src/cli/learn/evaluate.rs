@@ -22,7 +22,7 @@ use crate::cli::terminal::progress::{CountBar, Spinner};
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// A JSONL file, or a directory with test.jsonl; lines as for `mlx train`
+    /// A JSONL or Parquet file, or a directory with test.jsonl; lines as for `mlx train`
     #[arg(long, short, value_name = "PATH", value_parser = directory)]
     data: Option<PathBuf>,
     /// Count only the last message of a chat, or the completion

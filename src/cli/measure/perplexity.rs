@@ -33,7 +33,7 @@ pub struct Args {
         allow_hyphen_values = true
     )]
     prompt: Option<String>,
-    /// A data set as for `mlx train`: a JSONL file, or a directory with train.jsonl
+    /// A data set as for `mlx train`: a JSONL or Parquet file, or a directory with train.jsonl
     #[cfg(feature = "mlx-backend")]
     #[arg(long, group = "source", value_name = "PATH")]
     data_path: Option<PathBuf>,
@@ -83,16 +83,13 @@ impl Args {
     #[cfg(feature = "mlx-backend")]
     fn examples(&self, model: &Path) -> Result<Vec<u32>, Failure> {
         use metal_backend::train::dataset::shuffle::Shuffler;
-        use metal_backend::train::dataset::{DataOptions, Dataset};
+        use metal_backend::train::dataset::{DataOptions, Dataset, files};
         let Some(path) = &self.data_path else {
             return Err(Failure::usage(
                 "give one of --file, --prompt and --data-path",
             ));
         };
-        let file = match path.is_dir() {
-            true => path.join("train.jsonl"),
-            false => path.clone(),
-        };
+        let file = files::file_of(path, "train")?;
         let text = crate::cli::options::files::Files::read(model, None)?.text;
         let data = Dataset::read(file, &text, &DataOptions::new())?;
         let most = match usize::try_from(self.num_samples) {

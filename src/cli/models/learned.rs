@@ -38,8 +38,8 @@ pub struct LearnedArgs {
     /// Learn the quantization from calibration data (--data); implies --quantize
     #[arg(long, value_name = "METHOD", value_enum)]
     pub method: Option<MethodName>,
-    /// Calibration data: a text file, a JSONL file as for `mlx train`, or a directory with
-    /// train.jsonl
+    /// Calibration data: a text file, a JSONL or Parquet file as for `mlx train`, or a directory
+    /// with train.jsonl
     #[arg(
         long,
         visible_alias = "data-path",

@@ -202,7 +202,17 @@ impl TrainConfig {
                 self.top_p
             )));
         }
+        if self.num_iterations == 0 {
+            return Err(bad("num_iterations is 0; it must be at least 1"));
+        }
         self.grpo().check().map_err(bad)?;
+        let bounds = self.epsilon != Self::default().epsilon || self.epsilon_high.is_some();
+        if bounds && self.num_iterations == 1 {
+            return Err(bad(
+                "epsilon and epsilon_high bound the ratio of probabilities, which is 1 with \
+                 num_iterations 1; leave them out, or use num_iterations of at least 2",
+            ));
+        }
         if self.loss_type == LossType::Dapo && self.grad_accumulation_steps > 1 {
             return Err(bad(
                 "loss_type dapo divides by the tokens of all batches of an update, so \
@@ -224,7 +234,7 @@ impl TrainConfig {
     pub(in crate::train) fn check_unused(&self) -> Result<()> {
         use Method::{Contrastive, Dpo, Grpo, Kto, Orpo};
         let default = Self::default();
-        let changed: [(&str, bool, &[Method]); 14] = [
+        let changed: [(&str, bool, &[Method]); 17] = [
             ("beta", self.beta.is_some(), &[Dpo, Orpo, Kto, Grpo]),
             ("reward_command", self.reward_command.is_some(), &[Grpo]),
             (
@@ -249,6 +259,13 @@ impl TrainConfig {
                 &[Grpo],
             ),
             ("loss_type", self.loss_type != default.loss_type, &[Grpo]),
+            (
+                "num_iterations",
+                self.num_iterations != default.num_iterations,
+                &[Grpo],
+            ),
+            ("epsilon", self.epsilon != default.epsilon, &[Grpo]),
+            ("epsilon_high", self.epsilon_high.is_some(), &[Grpo]),
             (
                 "label_smoothing",
                 self.label_smoothing != default.label_smoothing,

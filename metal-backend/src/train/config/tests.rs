@@ -111,6 +111,18 @@ fn what_cannot_be_is_told() {
             "max_completion_length is 0",
         ),
         ("method: grpo\ngrad_accumulation_steps: 2", "bnpo"),
+        ("method: grpo\nnum_iterations: 0", "num_iterations is 0"),
+        ("method: grpo\nepsilon: 0.1", "num_iterations 1"),
+        ("method: grpo\nepsilon_high: 0.28", "num_iterations 1"),
+        (
+            "method: grpo\nnum_iterations: 2\nepsilon: 0.0",
+            "epsilon is 0",
+        ),
+        (
+            "method: grpo\nnum_iterations: 2\nepsilon_high: -1.0",
+            "epsilon_high is -1",
+        ),
+        ("method: dpo\nnum_iterations: 2", "about method grpo"),
         ("method: grpo\nearly_stopping_patience: 1", "no validations"),
         ("method: dpo\nloss_type: bnpo", "about method grpo"),
         ("early_stopping_patience: 0", "early_stopping_patience is 0"),

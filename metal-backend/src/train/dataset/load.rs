@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use inference::{Error, ErrorKind, Result};
 use serde_json::{Map, Value as Json};
 
-use super::{Example, FieldNames, Format};
+use super::{Example, FieldNames, Format, files};
 use crate::text::TextPipeline;
 
 /// Limits for untrusted files. In addition, JSON may be nested at most 128 levels deep.
@@ -121,10 +121,10 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Reads one JSONL file.
+    /// Reads one JSONL or Parquet file. The first of several parts of a Parquet file stands for all.
     ///
     /// # Errors
-    /// `Io` if the file cannot be read; `InvalidOption` for bad lines (with file and line number),
+    /// `Unsupported` for a Parquet file without the feature `parquet`; `Io` if the file cannot be read; `InvalidOption` for bad lines (with file and line number),
     /// for a file without examples, and for a file beyond a limit.
     pub fn read(
         path: impl AsRef<Path>,
@@ -153,7 +153,8 @@ impl Dataset {
     }
 }
 
-/// The data of a directory: `train.jsonl`, `valid.jsonl` and `test.jsonl`, each optional.
+/// The data of a directory: `train.jsonl`, `valid.jsonl` and `test.jsonl`, each optional. Parquet
+/// files may have their place ([`files::part`]).
 #[derive(Debug, Clone)]
 pub struct DataDir<T = Dataset> {
     /// The training data.
@@ -182,7 +183,8 @@ impl DataDir {
 }
 
 impl<T> DataDir<T> {
-    /// Reads each of the three files that exists with `read`.
+    /// Reads each of the three files that exists with `read`. A path that is a file is the training
+    /// data.
     pub(super) fn read_with(dir: &Path, read: impl Fn(&Path) -> Result<T>) -> Result<Self> {
         let missing = |what: &str| {
             Error::new(
@@ -193,21 +195,24 @@ impl<T> DataDir<T> {
         )
         .with_path(dir)
         };
+        if files::is_file(dir) {
+            return Ok(Self {
+                train: Some(read(dir)?),
+                valid: None,
+                test: None,
+            });
+        }
         if !dir.is_dir() {
             return Err(missing("there is no such directory"));
         }
         let part = |name: &str| {
-            let path = dir.join(name);
-            // `exists` would hide a dangling link or a forbidden file, which must be errors.
-            match path.symlink_metadata() {
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-                _ => read(&path).map(Some),
-            }
+            let path = files::part(dir, name)?;
+            path.as_deref().map(&read).transpose()
         };
         let dataset = Self {
-            train: part("train.jsonl")?,
-            valid: part("valid.jsonl")?,
-            test: part("test.jsonl")?,
+            train: part("train")?,
+            valid: part("valid")?,
+            test: part("test")?,
         };
         if dataset.train.is_none() && dataset.valid.is_none() && dataset.test.is_none() {
             return Err(missing("none of the three files is there"));
@@ -216,7 +221,7 @@ impl<T> DataDir<T> {
     }
 }
 
-fn bad(message: impl Into<String>) -> Error {
+pub(super) fn bad(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOption, message)
 }
 
@@ -229,7 +234,7 @@ fn of_file<T>(path: &Path, read: impl FnOnce() -> Result<T>) -> Result<T> {
     read().map_err(|e| e.with_path(path).context("training data"))
 }
 
-fn io(doing: &str, e: std::io::Error) -> Error {
+pub(super) fn io(doing: &str, e: std::io::Error) -> Error {
     Error::new(ErrorKind::Io, format!("cannot {doing}")).with_source(e)
 }
 
@@ -280,11 +285,48 @@ where
 
 /// Reads a file within the limits. `item` converts a line, and also returns its number of token
 /// ids.
-fn read_lines<T, F>(path: &Path, options: &DataOptions, mut item: F) -> Result<Lines<T>>
+fn read_lines<T, F>(path: &Path, options: &DataOptions, item: F) -> Result<Lines<T>>
 where
     F: FnMut(&Map<String, Json>) -> Result<(T, usize)>,
 {
     let limits = &options.limits;
+    let mut read = Reading {
+        options,
+        item,
+        number: 0,
+        tokens: 0,
+        lines: Lines {
+            items: Vec::new(),
+            lines: Vec::new(),
+            bad_lines: Vec::new(),
+            blank_lines: 0,
+        },
+    };
+    if !files::is_parquet(path) {
+        read_json_lines(path, limits, &mut |line| read.add(line))?;
+    }
+    #[cfg(feature = "parquet")]
+    if files::is_parquet(path) {
+        for part in files::shards(path)? {
+            check_file(&part, limits)?;
+            let mut add = |row: Result<_, String>| read.add(row.map(Some));
+            let read = super::parquet::read_rows(&part, limits, &mut add);
+            read.map_err(|e| e.with_path(&part))?;
+        }
+    }
+    #[cfg(not(feature = "parquet"))]
+    if files::is_parquet(path) {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            "this build reads no Parquet files; build it with the feature `parquet`, or convert the \
+             file to JSONL",
+        ));
+    }
+    read.finish()
+}
+
+/// Refuses what is not a regular file, and a file beyond the limit.
+fn check_file(path: &Path, limits: &DataLimits) -> Result<()> {
     // Checked before the file is opened, because opening a pipe would block.
     let facts = path.metadata().map_err(|e| io("open the file", e))?;
     if !facts.is_file() {
@@ -296,12 +338,21 @@ where
             "the file has {have} bytes; at most {most} are read: split it"
         )));
     }
+    Ok(())
+}
+
+/// Calls `each` with every line of a file, or the reason why it cannot be used; with `None` for a
+/// blank line.
+fn read_json_lines(
+    path: &Path,
+    limits: &DataLimits,
+    each: &mut dyn FnMut(Result<Option<Map<String, Json>>, String>) -> Result<()>,
+) -> Result<()> {
+    check_file(path, limits)?;
     let file = File::open(path).map_err(|e| io("open the file", e))?;
     let mut reader = BufReader::new(file.take(limits.file_bytes));
-    let mut items = Vec::new();
-    let (mut lines, mut bad_lines) = (Vec::new(), Vec::new());
-    let (mut tokens, mut blank_lines, mut number) = (0_usize, 0, 0_usize);
     let mut bytes = Vec::new();
+    let mut is_first = true;
     loop {
         bytes.clear();
         let most = limits.line_bytes as u64 + 1;
@@ -310,60 +361,81 @@ where
             .read_until(b'\n', &mut bytes)
             .map_err(|e| io("read the file", e))?;
         if got == 0 {
-            break;
+            return Ok(());
         }
-        number += 1;
+        let long = bytes.len() > limits.line_bytes && bytes.last() != Some(&b'\n');
+        if long {
+            skip_line(&mut reader).map_err(|e| io("read the file", e))?;
+            each(Err(format!(
+                "the line has more than {} bytes",
+                limits.line_bytes
+            )))?;
+        } else {
+            each(parse(&bytes, is_first))?;
+        }
+        is_first = false;
+    }
+}
+
+/// The lines read so far.
+struct Reading<'o, T, F> {
+    options: &'o DataOptions,
+    item: F,
+    number: usize,
+    tokens: usize,
+    lines: Lines<T>,
+}
+
+impl<T, F> Reading<'_, T, F>
+where
+    F: FnMut(&Map<String, Json>) -> Result<(T, usize)>,
+{
+    fn add(&mut self, line: Result<Option<Map<String, Json>>, String>) -> Result<()> {
+        let limits = &self.options.limits;
+        self.number += 1;
+        let number = self.number;
         if number > limits.lines {
             return Err(bad(format!(
                 "the file has more than {} lines: split it",
                 limits.lines
             )));
         }
-        let long = bytes.len() > limits.line_bytes && bytes.last() != Some(&b'\n');
-        let result = if long {
-            skip_line(&mut reader).map_err(|e| io("read the file", e))?;
-            Err(format!(
-                "the line has more than {} bytes",
-                limits.line_bytes
-            ))
-        } else {
-            match parse(&bytes, number == 1) {
-                Ok(None) => {
-                    blank_lines += 1;
-                    continue;
-                }
-                Ok(Some(line)) => item(&line).map_err(|e| e.to_string()),
-                Err(why) => Err(why),
+        let result = match line {
+            Ok(None) => {
+                self.lines.blank_lines += 1;
+                return Ok(());
             }
+            Ok(Some(line)) => (self.item)(&line).map_err(|e| e.to_string()),
+            Err(why) => Err(why),
         };
         match result {
             Ok((one, ids)) => {
-                tokens = tokens.saturating_add(ids);
-                if tokens > limits.tokens {
+                self.tokens = self.tokens.saturating_add(ids);
+                if self.tokens > limits.tokens {
                     return Err(bad(format!(
-                        "up to line {number} there are {tokens} tokens; at most {} are read: split the file",
-                        limits.tokens
+                        "up to line {number} there are {} tokens; at most {} are read: split the file",
+                        self.tokens, limits.tokens
                     )));
                 }
-                items.push(one);
-                lines.push(number);
+                self.lines.items.push(one);
+                self.lines.lines.push(number);
             }
-            Err(why) => bad_lines.push(BadLine { line: number, why }),
+            Err(why) => self.lines.bad_lines.push(BadLine { line: number, why }),
         }
-        if bad_lines.len() >= limits.bad_lines {
-            return Err(report(&bad_lines, true));
+        if self.lines.bad_lines.len() >= limits.bad_lines {
+            return Err(report(&self.lines.bad_lines, true));
         }
+        Ok(())
     }
-    let usable = options.skip_bad_lines && !items.is_empty();
-    if !bad_lines.is_empty() && !usable {
-        return Err(report(&bad_lines, false));
+
+    fn finish(self) -> Result<Lines<T>> {
+        let lines = self.lines;
+        let usable = self.options.skip_bad_lines && !lines.items.is_empty();
+        if !lines.bad_lines.is_empty() && !usable {
+            return Err(report(&lines.bad_lines, false));
+        }
+        Ok(lines)
     }
-    Ok(Lines {
-        items,
-        lines,
-        bad_lines,
-        blank_lines,
-    })
 }
 
 /// Parses the JSON object of a line; `None` for a blank line.

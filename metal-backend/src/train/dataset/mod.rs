@@ -1,16 +1,22 @@
-//! Training data: converts JSONL files to token ids, loss masks and batches.
+//! Training data: converts JSONL and Parquet files to token ids, loss masks and batches.
 //!
 //! Formats, prompt masks and batches equal those of Python mlx-lm, so that runs of both programs
-//! use the same data. [`formats`] converts lines, and [`load`] reads files and directories.
+//! use the same data. [`formats`] converts lines, [`files`] finds files, and [`load`]
+//! reads them; with the feature `parquet` also Parquet files.
 //! [`preferences`] reads pairs of replies, [`verdicts`] replies that are good or bad,
 //! [`prompts`] prompts without replies, and [`related`] texts for encoders. [`batches`] makes
 //! batches, and [`shuffle`] their order.
 //! This module has no arrays: a batch is in host memory, and the trainer copies it.
 
 pub mod batches;
+pub mod files;
+#[cfg(feature = "parquet")]
+mod footer;
 pub mod formats;
 pub mod load;
 pub mod pack;
+#[cfg(feature = "parquet")]
+mod parquet;
 pub mod preferences;
 pub mod prompts;
 pub mod related;

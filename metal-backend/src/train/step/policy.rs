@@ -12,13 +12,16 @@ use crate::nn::adapter::{Scope, within};
 use crate::train::loss::{Grpo, LossType, policy};
 
 impl Trainer {
-    /// Trains on replies that the model generated with its current parameters, by [`policy`].
+    /// Trains on generated replies by [`policy`]. Replies without
+    /// [`old_logprobs`](Rollout::old_logprobs) come from the model with its current parameters, and
+    /// get their log-probabilities. So later calls with the same batch are further updates by the
+    /// same replies.
     ///
     /// # Errors
     /// As [`Self::step`]; also [`ErrorKind::Unsupported`] if several processes train together, and
-    /// [`ErrorKind::InvalidOption`] for an advantage that is not finite.
-    pub fn step_by_policy(&mut self, batch: &[Rollout], options: Grpo) -> Result<StepReport> {
-        let bad = |message: String| Error::new(ErrorKind::InvalidOption, message);
+    /// [`ErrorKind::InvalidOption`] for an advantage that is not finite, or for old
+    /// log-probabilities that do not fit the replies or that only some replies have.
+    pub fn step_by_policy(&mut self, batch: &mut [Rollout], options: Grpo) -> Result<StepReport> {
         if self.together.is_some() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -30,6 +33,7 @@ impl Trainer {
             return Err(bad(format!("an advantage is {}", one.advantage)));
         }
         check(&self.engine, batch.iter().map(|one| &one.reply))?;
+        let has_old = check_old(batch)?;
         let tokens = batch.iter().map(|one| one.reply.learned()).sum();
         let loaded = Arc::clone(&self.engine);
         let decoder = loaded.decoder()?;
@@ -54,43 +58,114 @@ impl Trainer {
             };
             within(Arc::new(scope), || {
                 let each = packed.each(decoder.as_ref())?;
-                let advantages = &weights.advantages;
-                let (losses, divergence) = policy(&each, base.as_ref(), advantages, options.beta)?;
-                let loss = losses.multiply(&weights.tokens)?.sum(All, false)?;
-                let divergence = divergence.map(|d| {
-                    let sum = d.multiply(&packed.mask)?.sum(All, false)?;
+                let Weights {
+                    advantages,
+                    tokens,
+                    old,
+                } = &weights;
+                let got = policy(&each, old.as_ref(), base.as_ref(), advantages, options)?;
+                let loss = got.losses.multiply(tokens)?.sum(All, false)?;
+                let mean = |each: Array| {
+                    let sum = each.multiply(&packed.mask)?.sum(All, false)?;
                     sum.divide(&packed.mask.sum(All, false)?)
-                });
-                Ok((loss, divergence.transpose()?.into_iter().collect()))
+                };
+                // A ratio of 1 is never clipped, so only one of the two is missing.
+                let first = match got.clipped {
+                    Some(clipped) => mean(clipped)?,
+                    None => each.stop_gradient()?,
+                };
+                let kl = got.kl.map(mean).transpose()?;
+                Ok((loss, [Some(first), kl].into_iter().flatten().collect()))
             })
         })?;
-        let divergence = self
+        let (clip_ratio, each, kl) = self
             .engine
-            .scope(|| more.first().map(Array::item::<f32>).transpose())
-            .map_err(engine("divergence"))?;
+            .scope(|| -> mlx_rs_core::Result<_> {
+                let kl = more.get(1).map(Array::item::<f32>).transpose()?;
+                Ok(match (more.first(), has_old) {
+                    (Some(clipped), true) => (Some(clipped.item::<f32>()?), Vec::new(), kl),
+                    (Some(each), false) => (None, each.to_f32_vec()?, kl),
+                    (None, _) => (None, Vec::new(), kl),
+                })
+            })
+            .map_err(engine("replies"))?;
+        if !has_old {
+            keep_old(batch, &each);
+        }
         report.policy = Some(PolicyReport {
             reward: 0.0,
             reward_std: 0.0,
-            kl: divergence,
+            kl,
+            clip_ratio,
             completion_length: tokens as f32 / batch.len().max(1) as f32,
         });
         Ok(report)
     }
 }
 
-/// The advantage and the weight of each position of packed replies, `[1, T]`. Weights of positions
-/// that are no targets are 0.
+fn bad(message: String) -> Error {
+    Error::new(ErrorKind::InvalidOption, message)
+}
+
+/// Whether the replies have old log-probabilities.
+fn check_old(batch: &[Rollout]) -> Result<bool> {
+    let have = batch.iter().filter(|one| one.old_logprobs.is_some());
+    let have = have.count();
+    if have != 0 && have != batch.len() {
+        return Err(bad(format!(
+            "{have} of {} replies have old log-probabilities; give them for all or for none",
+            batch.len()
+        )));
+    }
+    for (i, one) in batch.iter().enumerate() {
+        let Some(old) = &one.old_logprobs else {
+            continue;
+        };
+        if old.len() != one.reply.learned() {
+            return Err(bad(format!(
+                "reply {i} has {} old log-probabilities for {} tokens",
+                old.len(),
+                one.reply.learned()
+            )));
+        }
+        if let Some(wrong) = old.iter().find(|p| !p.is_finite()) {
+            return Err(bad(format!(
+                "an old log-probability of reply {i} is {wrong}"
+            )));
+        }
+    }
+    Ok(have > 0)
+}
+
+/// Gives each reply its part of the log-probabilities of packed replies.
+fn keep_old(batch: &mut [Rollout], each: &[f32]) {
+    let mut rest = each;
+    for one in batch {
+        let inputs = one.reply.ids.len().saturating_sub(1).min(rest.len());
+        let (own, others) = rest.split_at(inputs);
+        rest = others;
+        let from = inputs - one.reply.learned().min(inputs);
+        one.old_logprobs = own.get(from..).map(<[f32]>::to_vec);
+    }
+}
+
+/// The advantage, the weight and the old log-probability of each position of packed replies,
+/// `[1, T]`. Weights and log-probabilities of positions that are no targets are 0.
 struct Weights {
     advantages: Array,
     tokens: Array,
+    old: Option<Array>,
 }
 
 impl Weights {
     fn new(batch: &[Rollout], options: Grpo) -> mlx_rs_core::Result<Self> {
         let replies = batch.len().max(1) as f32;
         let all: usize = batch.iter().map(|one| one.reply.learned()).sum();
-        let (mut advantages, mut tokens) = (Vec::new(), Vec::new());
-        for Rollout { reply, advantage } in batch {
+        let (mut advantages, mut tokens, mut old) = (Vec::new(), Vec::new(), Vec::new());
+        for one in batch {
+            let Rollout {
+                reply, advantage, ..
+            } = one;
             let weight = match options.loss_type {
                 LossType::Grpo => 1.0 / (replies * reply.learned().max(1) as f32),
                 LossType::Bnpo | LossType::Dapo => 1.0 / all.max(1) as f32,
@@ -100,11 +175,16 @@ impl Weights {
                 advantages.push(*advantage);
                 tokens.push(if is_target(reply, at) { weight } else { 0.0 });
             }
+            if let Some(own) = &one.old_logprobs {
+                let given = reply.ids.len().saturating_sub(1 + own.len());
+                old.extend(std::iter::repeat_n(0.0, given).chain(own.iter().copied()));
+            }
         }
         let row = |values: &[f32]| Array::vector(values)?.expand_dims(0);
         Ok(Self {
             advantages: row(&advantages)?,
             tokens: row(&tokens)?,
+            old: (!old.is_empty()).then(|| row(&old)).transpose()?,
         })
     }
 }

@@ -63,6 +63,9 @@ pub struct Rollout {
     pub reply: Sequence,
     /// The advantage; positive for a reply that is better than the mean of its group.
     pub advantage: f32,
+    /// The log-probabilities of the reply's tokens by the model that generated them, at the
+    /// temperature at which they were drawn. Without them, that is the current model.
+    pub old_logprobs: Option<Vec<f32>>,
 }
 
 /// The token ids of texts for similarity: a text, one that belongs to it, and others that do not.
@@ -154,6 +157,9 @@ pub struct PolicyReport {
     pub reward_std: f32,
     /// Mean divergence from the base model per token, in nats; `None` if it has no weight.
     pub kl: Option<f32>,
+    /// Fraction of tokens whose ratio is clipped; `None` if all ratios are 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip_ratio: Option<f32>,
     /// Mean number of tokens of a reply.
     pub completion_length: f32,
 }
