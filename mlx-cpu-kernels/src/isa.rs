@@ -108,6 +108,14 @@ impl Isa {
         matches!(self, Self::Avx2 | Self::Avx512 | Self::Amx)
     }
 
+    /// Whether the instruction set has tiles of bfloat16.
+    pub(crate) fn has_bf16_tiles(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return matches!(self, Self::Amx);
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
     /// Whether the processor has a better instruction set than this one.
     pub fn has_better(self) -> bool {
         Self::all().last() != Some(&self)

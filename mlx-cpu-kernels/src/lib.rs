@@ -42,6 +42,7 @@ pub use attention::kv_copy::KvPlane;
 pub use attention::kv_type::KvType;
 pub use attention::kv_write::{KvWrite, NewKv, ProjectKeys, TokenPositions, TokenRange};
 pub use attention::rope::Rotation;
+pub use gemm::column_product::{ColumnMatrix, ColumnPart, ColumnProduct};
 pub use gemm::dense::DenseType;
 pub use gemm::expert_block::{ExpertBlock, ExpertGate};
 pub use gemm::experts::{ExpertProduct, ExpertStack, ExpertVjp};

@@ -51,7 +51,7 @@ fn load_from(
     let blocks = (0..config.num_hidden_layers)
         .map(|i| {
             let at = |name: &str| at(&format!("encoder.layer.{i}.{name}"));
-            Ok(Arc::new(EncoderBlock {
+            let block = EncoderBlock {
                 attention_in: None,
                 attention: attention(&mut b, &at("attention"))?,
                 reach: None,
@@ -67,7 +67,8 @@ fn load_from(
                 }),
                 mlp_out: None,
                 after_mlp: Some(b.hidden_norm(&at("output.LayerNorm"))?),
-            }))
+            };
+            Ok(Arc::new(block.packed()?))
         })
         .collect::<Result<Vec<_>>>()?;
     let places = at("embeddings.position_embeddings");

@@ -10,6 +10,7 @@ use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate};
 
 use super::Decoder;
 use crate::cache::{CacheOptions, Caches, LayerState, Row};
+use crate::error::engine;
 use crate::exec::Locality;
 use crate::nn::adapter::{self, Scope};
 use crate::nn::attention::Positions;
@@ -76,6 +77,29 @@ pub struct EncoderBlock {
 }
 
 impl EncoderBlock {
+    /// The block with its matrices in the layout with which encoders' products are fastest.
+    ///
+    /// # Errors
+    /// If a matrix cannot be read.
+    pub fn packed(mut self) -> inference::Result<Self> {
+        let attention = &mut self.attention;
+        let matrices = [
+            Some(&mut attention.q_proj),
+            attention.k_proj.as_mut(),
+            attention.v_proj.as_mut(),
+            Some(&mut attention.o_proj),
+        ];
+        let parts = match &mut self.mlp {
+            FeedForward::Gated(mlp) => vec![&mut mlp.gate, &mut mlp.up, &mut mlp.down],
+            FeedForward::Plain(mlp) => vec![&mut mlp.up, &mut mlp.down],
+            _ => Vec::new(),
+        };
+        for linear in matrices.into_iter().flatten().chain(parts) {
+            *linear = linear.clone().into_columns().map_err(engine("encoder"))?;
+        }
+        Ok(self)
+    }
+
     /// As [`Self::forward`] of block `layer`, recomputed in the backward pass (gradient
     /// checkpointing).
     fn forward_again(

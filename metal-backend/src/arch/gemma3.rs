@@ -35,7 +35,7 @@ fn encoder(config: &ModelConfig, stack: Stack) -> Result<EncoderStack> {
         // No other reference to the block exists, so this cannot fail.
         let block = Arc::try_unwrap(block)
             .map_err(|_| Error::new(ErrorKind::Engine, "a block is in use"))?;
-        Ok(Arc::new(EncoderBlock {
+        let block = EncoderBlock {
             attention_in: block.mixer_in,
             reach: block.mixer.window.map(|window| window / 2),
             slopes: None,
@@ -47,7 +47,8 @@ fn encoder(config: &ModelConfig, stack: Stack) -> Result<EncoderStack> {
             mlp: block.mlp,
             mlp_out: block.mlp_out,
             after_mlp: None,
-        }))
+        };
+        Ok(Arc::new(block.packed()?))
     };
     Ok(EncoderStack {
         embedding: stack.embedding,

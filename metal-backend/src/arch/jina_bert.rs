@@ -43,7 +43,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
             };
             let mlp = feed_forward(&mut b, &at(""), kind, after_second_sum.is_some())?;
             let names = ["mlp.layernorm", "layer_norm_2", "output.LayerNorm"].map(at);
-            Ok(Arc::new(EncoderBlock {
+            let block = EncoderBlock {
                 attention_in: None,
                 attention,
                 reach: None,
@@ -55,7 +55,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 mlp,
                 mlp_out: None,
                 after_mlp: Some(b.hidden_norm(&existing(&b, names))?),
-            }))
+            };
+            Ok(Arc::new(block.packed()?))
         })
         .collect::<Result<Vec<_>>>()?;
     let types = types(&mut b, &at("embeddings.token_type_embeddings"))?;

@@ -36,7 +36,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 0 => None,
                 _ => Some(b.hidden_norm(&at("attn_norm"))?),
             };
-            Ok(Arc::new(EncoderBlock {
+            let block = EncoderBlock {
                 attention_in,
                 attention: Attention {
                     q_proj,
@@ -72,7 +72,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 }),
                 mlp_out: None,
                 after_mlp: None,
-            }))
+            };
+            Ok(Arc::new(block.packed()?))
         })
         .collect::<Result<Vec<_>>>()?;
     let embedding = b.embedding(&at("embeddings.tok_embeddings"))?;

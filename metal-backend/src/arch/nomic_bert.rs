@@ -54,7 +54,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
             let at = |name: &str| at(&format!("encoder.layers.{i}.{name}"));
             let qkv = b.fused(&at("attn.Wqkv"), hidden, &[heads; 3], qkv_bias)?;
             let [q_proj, k_proj, v_proj] = three(qkv)?;
-            Ok(Arc::new(EncoderBlock {
+            let block = EncoderBlock {
                 attention_in: None,
                 attention: Attention {
                     q_proj,
@@ -89,7 +89,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 }),
                 mlp_out: None,
                 after_mlp: Some(b.hidden_norm(&at("norm2"))?),
-            }))
+            };
+            Ok(Arc::new(block.packed()?))
         })
         .collect::<Result<Vec<_>>>()?;
     let types = types(&mut b, &at("embeddings.token_type_embeddings"))?;

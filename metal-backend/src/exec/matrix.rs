@@ -90,6 +90,18 @@ impl Matrix {
         }))
     }
 
+    /// The matrix in the layout with which products of encoders are fastest, if the kernels have it
+    /// ([`cpu::DenseMatrix::into_columns`]).
+    ///
+    /// # Errors
+    /// If the elements cannot be read.
+    pub fn into_columns(self) -> Result<Self> {
+        Ok(match self.0 {
+            Kind::Kernel(matrix) => Self(Kind::Kernel(matrix.into_columns()?)),
+            other => Self(other),
+        })
+    }
+
     /// A matrix that is not loaded. Multiplying by it is an error.
     #[must_use]
     pub fn absent() -> Self {
@@ -166,7 +178,7 @@ pub fn product_of(x: &Array, weight: &Array) -> Result<Array> {
 /// The weights of a kernel matrix, `[out, in]` in float32.
 pub(super) fn kernel_numbers(matrix: &cpu::Matrix) -> Result<Array> {
     match matrix {
-        cpu::Matrix::Dense(m) => m.weight().astype(Dtype::Float32),
+        cpu::Matrix::Dense(m) => m.weight()?.astype(Dtype::Float32),
         cpu::Matrix::Quantized(m) => {
             let ids: Vec<i32> = (0..m.shape()[0]).collect();
             m.take_rows(&Array::vector(&ids)?)

@@ -48,6 +48,17 @@ impl Linear {
         }
     }
 
+    /// The layer with its matrix in the layout of [`Matrix::into_columns`].
+    ///
+    /// # Errors
+    /// As [`Matrix::into_columns`].
+    pub fn into_columns(self) -> Result<Self> {
+        Ok(Self {
+            matrix: self.matrix.into_columns()?,
+            ..self
+        })
+    }
+
     /// The number of outputs; 0 if the layer is not loaded.
     pub fn outputs(&self) -> i32 {
         self.outputs

@@ -9,6 +9,7 @@ pub(crate) mod amx_qgemm;
 pub(crate) mod byte_gemm;
 #[cfg(all(test, target_arch = "x86_64"))]
 mod byte_gemm_tests;
+pub(crate) mod column_product;
 pub(crate) mod dense;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod dense_gemm;

@@ -3,6 +3,7 @@
 pub(crate) mod aligned;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod byte_panel;
+pub(crate) mod columns;
 pub(crate) mod dense;
 pub(crate) mod float_codes;
 pub(crate) mod formats;

@@ -27,6 +27,27 @@ pub(crate) struct TileC {
     pub accumulate: bool,
 }
 
+/// The outputs of a tile of rows with a micro-panel: adjacent elements for each row, at `data + row *
+/// row_stride`.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct ColumnOutput {
+    pub data: *mut f32,
+    pub row_stride: usize,
+    /// Added to each row.
+    pub bias: Option<*const f32>,
+    /// Added to the outputs, with their row stride.
+    pub residual: Option<*const f32>,
+}
+
+/// The elements that a tile prefetches meanwhile: with column `i`, the cache line at `data + i *
+/// step`. The address need not be valid.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+pub(crate) struct Ahead {
+    pub data: *const f32,
+    pub step: usize,
+}
+
 /// An input row and its factor.
 pub(crate) type ScaledRow<'a> = (&'a [f32], f32);
 

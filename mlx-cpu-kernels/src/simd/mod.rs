@@ -8,6 +8,8 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod byte_tile;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod columns;
 pub(crate) mod dense_rows;
 pub(crate) mod dequantize;
 pub(crate) mod flash_attention;

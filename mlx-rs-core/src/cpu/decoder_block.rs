@@ -15,7 +15,7 @@ use super::host_op;
 use super::kv_arena::{KvLayer, PoisonOnPanic, poisoned};
 use super::kv_buffer::KvBuffer;
 use super::matrix::Matrix;
-use super::projection::{Epilogue, Projection};
+use super::projection::{Epilogue, Operands, Projection};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -117,7 +117,7 @@ impl Part {
         inputs: &mut Vec<&'p Array>,
     ) -> Result<Self> {
         let before = inputs.len();
-        let work = projection.plan(rows, (adds, true), inputs)?;
+        let work = projection.plan(rows, (adds, Operands::Stored), inputs)?;
         Ok(Self {
             work,
             inputs: inputs.len() - before,

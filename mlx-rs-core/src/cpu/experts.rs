@@ -249,7 +249,7 @@ impl ExpertMatrix {
             _ => None,
         };
         if packed.is_none() {
-            inputs.extend(self.matrix.arrays());
+            inputs.extend(self.matrix.arrays()?);
         }
         if let Some(bias) = bias {
             let [experts, n, _] = self.shape();

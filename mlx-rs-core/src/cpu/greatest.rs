@@ -4,7 +4,7 @@
 use mlx_cpu_kernels::{GreatestOutputs, MAX_ROW_LEN};
 
 use super::host_op::{self, OpKind};
-use super::projection::{Epilogue, Projection};
+use super::projection::{Epilogue, Operands, Projection};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -58,7 +58,7 @@ impl Projection<'_> {
         let width = i32::try_from(k).unwrap_or(i32::MAX); // at most `MAX_ROW_LEN`
         let height = i32::try_from(rows).map_err(|_| fault(format!("{rows} rows")))?;
         let mut inputs = vec![x];
-        let product = self.plan(rows, (false, true), &mut inputs)?;
+        let product = self.plan(rows, (false, Operands::Stored), &mut inputs)?;
         let work = GreatestOutputs { product, k };
         let out = host_op::add(OP, OpKind::Opaque, work, &inputs, &[height, 2 * width])?;
         let columns = out.slice_axis(1, width, 2 * width)?;

@@ -1,7 +1,10 @@
 //! Matrices for the kernels' products. Their shapes and types are checked once, when a matrix is
 //! made. `projection.rs` has the products.
 
-use mlx_cpu_kernels::{DenseType, MatrixFormat, PrefillInputs, Size, dim};
+use std::sync::{Arc, OnceLock};
+
+use half::{bf16, f16};
+use mlx_cpu_kernels::{ColumnMatrix, DenseType, Isa, MatrixFormat, PrefillInputs, Size, dim};
 
 use super::enabled;
 use super::projection::{Epilogue, Projection};
@@ -47,9 +50,22 @@ fn number_of(dtype: Dtype) -> Option<DenseType> {
 /// ```
 #[derive(Debug, Clone)]
 pub struct DenseMatrix {
-    weight: Array,
+    form: Form,
     size: Size,
     pub(super) number: DenseType,
+}
+
+/// The layout of a dense matrix.
+#[derive(Debug, Clone)]
+enum Form {
+    /// `[n, k]`.
+    Rows(Array),
+    /// Packed for products with the kernels of encoders. `rows` is the matrix `[n, k]`, as soon as
+    /// an operation needs it.
+    Columns {
+        packed: Arc<ColumnMatrix>,
+        rows: Arc<OnceLock<Array>>,
+    },
 }
 
 impl DenseMatrix {
@@ -78,24 +94,105 @@ impl DenseMatrix {
         };
         let [weight] = contiguous([weight])?;
         Ok(Some(Self {
-            weight,
+            form: Form::Rows(weight),
             size,
             number,
         }))
     }
 
+    /// The matrix in another layout, which makes products without gradients faster, in particular
+    /// those of fewer than some hundred rows. Sums of a product then have another order. Operations
+    /// other than such products convert the matrix back, once, and keep both layouts. The matrix
+    /// does not change if there is no kernel for the instruction set and the type.
+    ///
+    /// # Errors
+    /// If the elements cannot be read.
+    /// ```
+    /// use mlx_rs_core::{Array, Device, Stream, cpu::DenseMatrix};
+    /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    ///     let weight = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+    ///     if let Some(matrix) = DenseMatrix::new(&weight)? {
+    ///         let matrix = matrix.into_columns()?;
+    ///         let y = matrix.product(&Array::from_slice(&[1.0f32, 10.0], &[1, 2])?)?;
+    ///         assert_eq!(y.to_vec::<f32>()?, [21.0, 43.0]);
+    ///         assert_eq!(matrix.weight()?.to_vec::<f32>()?, [1.0, 2.0, 3.0, 4.0]);
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn into_columns(self) -> Result<Self> {
+        let Form::Rows(weight) = &self.form else {
+            return Ok(self);
+        };
+        let (isa, k) = (Isa::detect(), self.size.k);
+        let bits = |all: &mut dyn Iterator<Item = u16>| all.collect::<Vec<_>>();
+        let half = |bits: Vec<u16>| ColumnMatrix::from_half(isa, &bits, self.number, k);
+        let packed = match self.number {
+            DenseType::F32 => ColumnMatrix::from_f32(isa, &weight.data::<f32>()?, k),
+            DenseType::F16 => {
+                let all = weight.data::<f16>()?;
+                half(bits(&mut all.iter().map(|v| v.to_bits())))
+            }
+            DenseType::Bf16 => {
+                let all = weight.data::<bf16>()?;
+                half(bits(&mut all.iter().map(|v| v.to_bits())))
+            }
+        };
+        Ok(match packed {
+            None => self,
+            Some(packed) => Self {
+                form: Form::Columns {
+                    packed: Arc::new(packed),
+                    rows: Arc::default(),
+                },
+                ..self
+            },
+        })
+    }
+
+    /// The packed matrix, if it is packed by [`Self::into_columns`].
+    pub(super) fn columns(&self) -> Option<&Arc<ColumnMatrix>> {
+        match &self.form {
+            Form::Rows(_) => None,
+            Form::Columns { packed, .. } => Some(packed),
+        }
+    }
+
     /// The elements, `[n, k]`.
+    ///
+    /// # Errors
+    /// When memory runs out.
     /// ```
     /// use mlx_rs_core::{Array, cpu::DenseMatrix};
     /// let weight = Array::from_slice(&[1.0f32, 2.0], &[1, 2])?;
     /// if let Some(matrix) = DenseMatrix::new(&weight)? {
-    ///     assert_eq!(matrix.weight().shape(), [1, 2]);
+    ///     assert_eq!(matrix.weight()?.shape(), [1, 2]);
     /// }
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
-    #[must_use]
-    pub fn weight(&self) -> &Array {
-        &self.weight
+    pub fn weight(&self) -> Result<Array> {
+        match &self.form {
+            Form::Rows(weight) => Ok(weight.clone()),
+            Form::Columns { packed, rows } => match rows.get() {
+                Some(rows) => Ok(rows.clone()),
+                None => unpacked(packed),
+            },
+        }
+    }
+
+    /// The elements, `[n, k]`. If the matrix is packed, this keeps them beside the packed ones.
+    fn kept_rows(&self) -> Result<&Array> {
+        match &self.form {
+            Form::Rows(weight) => Ok(weight),
+            Form::Columns { packed, rows } => match rows.get() {
+                Some(rows) => Ok(rows),
+                None => {
+                    let unpacked = unpacked(packed)?;
+                    Ok(rows.get_or_init(|| unpacked))
+                }
+            },
+        }
     }
 
     /// Products of `x` with the transposed matrix, on the CPU: float32 `[.., k] -> [.., n]`.
@@ -183,11 +280,50 @@ impl Matrix {
     }
 
     /// The arrays of the matrix, in the order in which kernels read them.
-    pub(super) fn arrays(&self) -> Vec<&Array> {
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub(super) fn arrays(&self) -> Result<Vec<&Array>> {
         match self {
-            Matrix::Quantized(q) => q.inputs(),
-            Matrix::Dense(d) => vec![&d.weight],
+            Matrix::Quantized(q) => Ok(q.inputs()),
+            Matrix::Dense(d) => d.kept_rows().map(|rows| vec![rows]),
         }
+    }
+
+    /// [`DenseMatrix::into_columns`]; a quantized matrix does not change.
+    ///
+    /// # Errors
+    /// As [`DenseMatrix::into_columns`].
+    pub fn into_columns(self) -> Result<Self> {
+        match self {
+            Matrix::Quantized(_) => Ok(self),
+            Matrix::Dense(d) => d.into_columns().map(Matrix::Dense),
+        }
+    }
+
+    /// The packed matrix; see [`DenseMatrix::into_columns`].
+    pub(super) fn columns(&self) -> Option<&Arc<ColumnMatrix>> {
+        match self {
+            Matrix::Quantized(_) => None,
+            Matrix::Dense(d) => d.columns(),
+        }
+    }
+}
+
+/// The elements of a packed matrix, `[n, k]`.
+fn unpacked(packed: &ColumnMatrix) -> Result<Array> {
+    // The sizes were those of an array.
+    let shape = [packed.n as i32, packed.k as i32];
+    if let Some(rows) = packed.rows_f32() {
+        return Array::from_vec(rows, &shape);
+    }
+    let bits = packed.rows_half().unwrap_or_default();
+    match packed.number() {
+        DenseType::Bf16 => {
+            let rows = bits.into_iter().map(bf16::from_bits).collect();
+            Array::from_vec::<bf16>(rows, &shape)
+        }
+        _ => Array::from_vec::<f16>(bits.into_iter().map(f16::from_bits).collect(), &shape),
     }
 }
 

@@ -1,7 +1,11 @@
 //! Multiplication of rows with matrices, and the decoder operations that are fused with it: a norm,
 //! several matrices on the same input, biases, and an epilogue (gate or residual).
 
-use mlx_cpu_kernels::{Gate, Isa, MAX_PARTS, MatrixFormat, MatrixPart, Product, ScaleFormat};
+use std::sync::Arc;
+
+use mlx_cpu_kernels::{
+    ColumnPart, ColumnProduct, Gate, Isa, MAX_PARTS, MatrixFormat, MatrixPart, Product, ScaleFormat,
+};
 
 use super::host_op::{self, OpKind};
 use super::matrix::Matrix;
@@ -49,6 +53,17 @@ pub struct Projection<'a> {
     pub then: Epilogue<'a>,
 }
 
+/// Where an operation finds its matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Operands {
+    /// All are among the inputs.
+    Inputs,
+    /// The operation stores those that it can store; the others are among the inputs.
+    Stored,
+    /// The caller has them; none is among the inputs.
+    Elsewhere,
+}
+
 impl<'a> Projection<'a> {
     /// Computes the products for `x` on the CPU: float32 `[.., k]` to `[.., n]`. `n` is the sum of
     /// the matrices' outputs; with a gate it is that of one matrix.
@@ -76,6 +91,9 @@ impl<'a> Projection<'a> {
         if !fits {
             return Err(fault(format!("needs float32 [.., {k}]")));
         }
+        if !float_inputs && let Some(product) = self.column_product(x)? {
+            return Ok(product);
+        }
         let mut inputs = vec![x];
         let adds = matches!(self.then, Epilogue::Add(_));
         // MLX differentiates only a plain product, and must then see its matrix among the inputs.
@@ -83,19 +101,13 @@ impl<'a> Projection<'a> {
             (self.parts, self.norm, self.then),
             ([(_, None)], None, Epilogue::None)
         );
-        let mut work = self.plan(x.size() / k, (adds, !alone), &mut inputs)?;
+        let operands = match alone {
+            true => Operands::Inputs,
+            false => Operands::Stored,
+        };
+        let mut work = self.plan(x.size() / k, (adds, operands), &mut inputs)?;
         work.float_inputs = float_inputs;
-        let mut shape = x.shape().to_vec();
-        match (shape.last_mut(), i32::try_from(work.n)) {
-            (Some(last), Ok(n)) => *last = n,
-            _ => return Err(fault(format!("an axis cannot have {} outputs", work.n))),
-        }
-        if let Epilogue::Add(residual) = self.then {
-            if residual.shape() != shape || residual.dtype() != Dtype::Float32 {
-                return Err(fault(format!("what is added must be float32 {shape:?}")));
-            }
-            inputs.push(residual);
-        }
+        let shape = self.finish(x, work.n, &mut inputs)?;
         let meaning = match work.parts.as_slice() {
             [part] if alone => match part.kind {
                 MatrixFormat::Dense(_) => OpKind::DenseProduct,
@@ -116,13 +128,79 @@ impl<'a> Projection<'a> {
         host_op::add(op, meaning, work, &inputs, &shape)
     }
 
+    /// Appends the residual to the inputs, and returns the shape of the output.
+    fn finish(&self, x: &Array, n: usize, inputs: &mut Vec<&'a Array>) -> Result<Vec<i32>> {
+        let fault = |message: String| {
+            Error::new(ErrorKind::Shape, "cpu::project", message).with_inputs(&[x])
+        };
+        let mut shape = x.shape().to_vec();
+        match (shape.last_mut(), i32::try_from(n)) {
+            (Some(last), Ok(n)) => *last = n,
+            _ => return Err(fault(format!("an axis cannot have {n} outputs"))),
+        }
+        if let Epilogue::Add(residual) = self.then {
+            if residual.shape() != shape || residual.dtype() != Dtype::Float32 {
+                return Err(fault(format!("what is added must be float32 {shape:?}")));
+            }
+            inputs.push(residual);
+        }
+        Ok(shape)
+    }
+
+    /// The product by the kernel of packed matrices; `None` unless all matrices are packed
+    /// ([`DenseMatrix::into_columns`](super::DenseMatrix::into_columns)).
+    fn column_product(&self, x: &Array) -> Result<Option<Array>> {
+        let columns = self.parts.iter().map(|(matrix, _)| matrix.columns());
+        let Some(columns) = columns.collect::<Option<Vec<_>>>() else {
+            return Ok(None);
+        };
+        let adds = matches!(self.then, Epilogue::Add(_));
+        let mut inputs = vec![x];
+        let Product {
+            parts,
+            rows,
+            k,
+            n,
+            eps,
+            gate,
+            activation,
+            residual,
+            ..
+        } = self.plan(
+            x.size() / self.inputs(),
+            (adds, Operands::Elsewhere),
+            &mut inputs,
+        )?;
+        let work = ColumnProduct {
+            parts: (columns.into_iter().zip(parts))
+                .map(|(matrix, part)| ColumnPart {
+                    matrix: Arc::clone(matrix),
+                    bias: part.bias,
+                })
+                .collect(),
+            rows,
+            k,
+            n,
+            eps,
+            gate,
+            activation,
+            residual,
+        };
+        let shape = self.finish(x, n, &mut inputs)?;
+        host_op::add("cpu::project", OpKind::Opaque, work, &inputs, &shape).map(Some)
+    }
+
+    /// The number of inputs of the matrices; 1 if there is none.
+    fn inputs(&self) -> usize {
+        self.parts.first().map_or(1, |(first, _)| first.size().k)
+    }
+
     /// The work for `rows` rows. It reads the rows, then the arrays that this function appends to
-    /// `inputs`, and with `adds` the residual. With `holds`, the operation stores matrices itself
-    /// where possible. They are then not among the inputs.
+    /// `inputs`, and with `adds` the residual.
     pub(super) fn plan(
         &self,
         rows: usize,
-        (adds, holds): (bool, bool),
+        (adds, operands): (bool, Operands),
         inputs: &mut Vec<&'a Array>,
     ) -> Result<Product> {
         let fault = |message: String| Error::new(ErrorKind::Shape, "cpu::project", message);
@@ -145,11 +223,11 @@ impl<'a> Projection<'a> {
         for (matrix, bias) in self.parts {
             let size = matrix.size();
             let packed = match matrix {
-                Matrix::Quantized(q) if holds => q.stored_matrix(),
+                Matrix::Quantized(q) if operands == Operands::Stored => q.stored_matrix(),
                 _ => None,
             };
-            if packed.is_none() {
-                inputs.extend(matrix.arrays());
+            if packed.is_none() && operands != Operands::Elsewhere {
+                inputs.extend(matrix.arrays()?);
             }
             if let Some(bias) = bias {
                 if !vector(bias, size.n) {

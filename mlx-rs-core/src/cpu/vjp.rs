@@ -73,7 +73,7 @@ impl Matrix {
             isa: Isa::detect(),
         };
         let c = c.contiguous()?;
-        let inputs: Vec<&Array> = std::iter::once(&c).chain(self.arrays()).collect();
+        let inputs: Vec<&Array> = std::iter::once(&c).chain(self.arrays()?).collect();
         host_op::add(op, OpKind::Opaque, work, &inputs, &shape)
     }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod byte_quads;
 pub(crate) mod byte_tile;
+pub(crate) mod columns;
 pub(crate) mod decode_attention;
 pub(crate) mod dense_rows;
 pub(crate) mod dequantize;

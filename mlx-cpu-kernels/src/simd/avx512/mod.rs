@@ -1,6 +1,7 @@
 //! Kernels for x86-64 with AVX-512 F, BW and VNNI.
 
 pub(crate) mod byte_tile;
+pub(crate) mod columns;
 pub(crate) mod dense_rows;
 pub(crate) mod flash_attention;
 pub(crate) mod integer_pairs;
