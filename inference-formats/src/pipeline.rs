@@ -96,11 +96,10 @@ impl PipelineSplit {
 /// [`LAYERS`].
 fn layer_of(name: &str) -> Option<usize> {
     let parts = || name.split('.');
-    let layer = parts().zip(parts().skip(1)).find_map(|(before, index)| {
+    parts().zip(parts().skip(1)).find_map(|(before, index)| {
         let index = index.parse().ok()?;
         LAYERS.contains(&before).then_some(index)
-    });
-    layer
+    })
 }
 
 /// The layers and tensors of each process of a pipeline, from the headers of the model's files.

@@ -2,6 +2,7 @@
 //! expected results.
 #![cfg(all(unix, feature = "mlx-backend"))]
 
+mod mpi;
 mod pipeline;
 #[cfg(feature = "serve")]
 mod serving;

@@ -341,12 +341,15 @@ fn check_file(path: &Path, limits: &DataLimits) -> Result<()> {
     Ok(())
 }
 
+/// The fields of a line, or the reason why it cannot be used. `None` for a blank line.
+type Line = Result<Option<Map<String, Json>>, String>;
+
 /// Calls `each` with every line of a file, or the reason why it cannot be used; with `None` for a
 /// blank line.
 fn read_json_lines(
     path: &Path,
     limits: &DataLimits,
-    each: &mut dyn FnMut(Result<Option<Map<String, Json>>, String>) -> Result<()>,
+    each: &mut dyn FnMut(Line) -> Result<()>,
 ) -> Result<()> {
     check_file(path, limits)?;
     let file = File::open(path).map_err(|e| io("open the file", e))?;
@@ -390,7 +393,7 @@ impl<T, F> Reading<'_, T, F>
 where
     F: FnMut(&Map<String, Json>) -> Result<(T, usize)>,
 {
-    fn add(&mut self, line: Result<Option<Map<String, Json>>, String>) -> Result<()> {
+    fn add(&mut self, line: Line) -> Result<()> {
         let limits = &self.options.limits;
         self.number += 1;
         let number = self.number;
@@ -439,7 +442,7 @@ where
 }
 
 /// Parses the JSON object of a line; `None` for a blank line.
-fn parse(bytes: &[u8], first: bool) -> Result<Option<Map<String, Json>>, String> {
+fn parse(bytes: &[u8], first: bool) -> Line {
     let bytes = match bytes.strip_prefix(b"\xEF\xBB\xBF") {
         Some(rest) if first => rest,
         _ => bytes,
