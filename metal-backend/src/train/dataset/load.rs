@@ -325,6 +325,9 @@ where
     read.finish()
 }
 
+/// The fields of a line, `None` for a blank line, or the reason why it cannot be used.
+type Line = Result<Option<Map<String, Json>>, String>;
+
 /// Refuses what is not a regular file, and a file beyond the limit.
 fn check_file(path: &Path, limits: &DataLimits) -> Result<()> {
     // Checked before the file is opened, because opening a pipe would block.
@@ -341,12 +344,11 @@ fn check_file(path: &Path, limits: &DataLimits) -> Result<()> {
     Ok(())
 }
 
-/// Calls `each` with every line of a file, or the reason why it cannot be used; with `None` for a
-/// blank line.
+/// Calls `each` with every line of a file.
 fn read_json_lines(
     path: &Path,
     limits: &DataLimits,
-    each: &mut dyn FnMut(Result<Option<Map<String, Json>>, String>) -> Result<()>,
+    each: &mut dyn FnMut(Line) -> Result<()>,
 ) -> Result<()> {
     check_file(path, limits)?;
     let file = File::open(path).map_err(|e| io("open the file", e))?;
@@ -390,7 +392,7 @@ impl<T, F> Reading<'_, T, F>
 where
     F: FnMut(&Map<String, Json>) -> Result<(T, usize)>,
 {
-    fn add(&mut self, line: Result<Option<Map<String, Json>>, String>) -> Result<()> {
+    fn add(&mut self, line: Line) -> Result<()> {
         let limits = &self.options.limits;
         self.number += 1;
         let number = self.number;
