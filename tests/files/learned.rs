@@ -284,3 +284,109 @@ fn what_cannot_be_learned_is_refused_without_files() {
         assert!(!output.exists(), "{flags:?}");
     }
 }
+
+/// Each expert is learned from the tokens that the router sends to it.
+#[test]
+fn experts_are_learned_from_their_own_tokens() {
+    let dirs = tempfile::tempdir().unwrap();
+    let data = text(dirs.path());
+    let bits = ["--bits", "2", "--group-size", "32"];
+    for name in ["mixtral", "qwen3-moe"] {
+        let model = fixture("tiny").join(name);
+        let [plain, output] =
+            ["plain", "learned"].map(|kind| dirs.path().join(format!("{name}-{kind}")));
+        let run = Command::new(env!("CARGO_BIN_EXE_mlx"))
+            .args(["convert", "-q", "--model"])
+            .args([&model, Path::new("--output"), &plain])
+            .args(bits)
+            .output()
+            .unwrap();
+        assert!(run.status.success(), "{name}: {}", said(&run));
+        let flags = [&["--method", "gptq"][..], &bits].concat();
+        let report = learn(&model, &output, &data, &flags);
+        let notes = report["notes"].to_string();
+        assert!(
+            !notes.contains("without calibration: model.layers"),
+            "{name}: {notes}"
+        );
+        assert!(
+            !notes.contains("switch_mlp.gate_proj (2), "),
+            "{name}: {notes}"
+        );
+        let (learned, rounded) = (distance(&model, &output), distance(&model, &plain));
+        // With its random weights, the plainly rounded embedding decides the other model's distance.
+        // The engine's unit tests compare the outputs of its experts.
+        let is_nearer = learned < rounded || name == "qwen3-moe";
+        assert!(is_nearer, "{name}: {learned} beside {rounded}");
+    }
+    // Two sequences reach some experts with too few tokens.
+    let few = dirs.path().join("few");
+    let run = mlx(
+        &fixture("tiny/mixtral"),
+        &few,
+        &[
+            &[
+                "--method",
+                "gptq",
+                "--json",
+                "--data",
+                data.to_str().unwrap(),
+            ][..],
+            &["--sequence-length", "6", "--num-samples", "1"],
+            &bits,
+        ]
+        .concat(),
+    );
+    assert!(run.status.success(), "{}", said(&run));
+    let report: Value = serde_json::from_slice(&run.stdout).unwrap();
+    let notes = report["notes"].to_string();
+    assert!(notes.contains("experts with too few tokens"), "{notes}");
+    assert!(notes.contains("switch_mlp.up_proj ("), "{notes}");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_quantization_leaves_no_files() {
+    use std::io::{BufRead, BufReader, Read};
+
+    let dirs = tempfile::tempdir().unwrap();
+    let data = dirs.path().join("long.txt");
+    fs::write(
+        &data,
+        "the cat sat on a mat and saw two dogs ".repeat(40_000),
+    )
+    .unwrap();
+    for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
+        let place = tempfile::tempdir().unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_mlx"))
+            .args(["convert", "--backend", "cpu", "--method", "gptq", "--model"])
+            .arg(fixture("tiny/llama"))
+            .arg("--output")
+            .arg(place.path().join("output"))
+            .arg("--data")
+            .arg(&data)
+            .args(["--group-size", "32", "--num-samples", "-1"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut told = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("quantizing blocks") {
+            line.clear();
+            assert!(told.read_line(&mut line).unwrap() > 0, "it ended before");
+        }
+        let sent = Command::new("kill")
+            .args([signal, &child.id().to_string()])
+            .status()
+            .unwrap();
+        assert!(sent.success());
+        let mut rest = String::new();
+        told.read_to_string(&mut rest).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(code), "{rest}");
+        assert!(!rest.contains("writing"), "{rest}");
+        // Not even hidden files remain.
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0, "{rest}");
+    }
+}

@@ -359,12 +359,13 @@ impl SlotView {
         weight.map(|w| self.cut(&w)).transpose()
     }
 
-    /// Passes the layer's input to the scope's observer, if there is one.
-    pub fn observe(&self, x: &Array) -> Result<()> {
+    /// Passes the layer's input `[.., in]` to the scope's observer, if there is one. For experts, `x`
+    /// is `[.., 1, in]`, and broadcasts to the ids `[..]` of the experts that read it.
+    pub fn observe(&self, x: &Array, experts: Option<&Array>) -> Result<()> {
         let observer = SCOPE.with_borrow(|scope| scope.as_ref()?.observer.clone());
         match observer {
             Some(Observer(f)) if self.rows.is_none_or(|(from, _)| from == 0) => {
-                f(&self.slot.name, x)
+                f(&self.slot.name, x, experts)
             }
             _ => Ok(()),
         }
@@ -561,24 +562,27 @@ pub struct Scope {
     pub checkpoint: bool,
     /// Compute only the base model, as a reference.
     pub without_adapters: bool,
-    /// Receives the inputs of linear layers.
+    /// Receives the inputs of linear layers and experts.
     pub observer: Option<Observer>,
     /// No gradients are computed, so that kernels may multiply by replaced weights.
     pub constant: bool,
 }
 
-/// A callback with a slot's name and the input `[.., in]` of its layer.
-type OnInput = dyn Fn(&str, &Array) -> Result<()> + Send + Sync;
+/// A callback with a slot's name, and the arguments of [`SlotView::observe`].
+type OnInput = dyn Fn(&str, &Array, Option<&Array>) -> Result<()> + Send + Sync;
 
-/// Receives the inputs of linear layers during a pass.
+/// Receives the inputs of linear layers and experts during a pass.
 #[derive(Clone)]
 pub struct Observer(Arc<OnInput>);
 
 impl Observer {
-    /// `f` receives the name of each linear layer's slot and the layer's input `[.., in]`. If
+    /// `f` receives the name of each layer's slot and the arguments of [`SlotView::observe`]. If
     /// several layers share one matrix and one input, `f` receives the input once.
     #[must_use]
-    pub fn new(f: impl Fn(&str, &Array) -> Result<()> + Send + Sync + 'static) -> Self {
+    pub fn new<F>(f: F) -> Self
+    where
+        F: Fn(&str, &Array, Option<&Array>) -> Result<()> + Send + Sync + 'static,
+    {
         Self(Arc::new(f))
     }
 }

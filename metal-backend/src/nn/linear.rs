@@ -118,7 +118,7 @@ impl Linear {
     /// `[.., in] -> [.., out]`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         if let Some(slot) = &self.slot {
-            slot.observe(x)?;
+            slot.observe(x, None)?;
         }
         if self.is_adapted() {
             let adapted = match &self.slot {

@@ -76,6 +76,9 @@ impl ExpertLinear {
     /// Multiplies `x` `[.., 1, in]` by the matrices of the experts `ids` `[..]`, after
     /// broadcasting: `[.., 1, out]`.
     fn forward(&self, x: &Array, ids: &Array, sorted: bool) -> Result<Array> {
+        if let Some(slot) = &self.slot {
+            slot.observe(x, Some(ids))?;
+        }
         let plain = || {
             self.matrix
                 .product(x, ids, sorted, adapter::differentiated())

@@ -1,7 +1,7 @@
 //! The affine format: `weight = scale * code + bias`, with a scale and a bias for each group of
 //! adjacent weights of a row.
 
-use mlx_rs_core::{Array, Dtype, QuantMode, Quantized, Result, where_};
+use mlx_rs_core::{Array, Dtype, QuantMode, Quantized, Result, stack, where_};
 
 use crate::convert::{FloatType, Packed};
 
@@ -86,6 +86,20 @@ pub(super) struct Rounded {
 }
 
 impl Rounded {
+    /// Matrices in one stack.
+    pub fn stacked(parts: &[Self], affine: Affine) -> Result<Self> {
+        let joined = |part: fn(&Self) -> &Array| {
+            let parts: Vec<&Array> = parts.iter().map(part).collect();
+            stack(&parts, 0)
+        };
+        Ok(Self {
+            codes: joined(|part| &part.codes)?,
+            scales: joined(|part| &part.scales)?,
+            biases: joined(|part| &part.biases)?,
+            affine,
+        })
+    }
+
     /// The weights that the codes mean, float32 `[.., in]`.
     pub fn dense(&self) -> Result<Array> {
         let codes = self.affine.grouped(&self.codes)?;

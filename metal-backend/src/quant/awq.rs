@@ -85,7 +85,7 @@ impl Awq {
     pub(super) fn run(self, job: &mut Job<'_>) -> Result<()> {
         let cancel = job.cancel;
         let slots = job.engine.param_slots();
-        job.block_by_block(|block| {
+        job.block_by_block(false, |block| {
             let interrupt = Interrupt::new().with_cancel(cancel.clone());
             let mut folding = Folding::new(block, &slots)?;
             for fold in &FOLDS {

@@ -1,5 +1,5 @@
 //! Statistics of the inputs of linear layers: for each layer, the matrix of second moments
-//! `X^T X` and the mean magnitude of each input.
+//! `X^T X` and the mean magnitude of each input; also for each expert of a stack.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -55,7 +55,7 @@ pub(super) fn moments(
     let sums: Arc<Mutex<BTreeMap<String, Moments>>> = Arc::default();
     for batch in 0..walk.batches() {
         let (wanted, into) = (wanted.clone(), Arc::clone(&sums));
-        let observer = Observer::new(move |name, x| {
+        let observer = Observer::new(move |name, x, _| {
             if !wanted.contains(name) {
                 return Ok(());
             }
@@ -84,11 +84,73 @@ pub(super) fn moments(
         .collect())
 }
 
+/// The moments of each expert's inputs, for the stacks `names` in the walk's current block; `None`
+/// for an expert without inputs. Stacks with the same inputs share one entry.
+pub(super) fn expert_moments(
+    walk: &Walk<'_>,
+    names: &BTreeSet<String>,
+) -> Result<BTreeMap<String, Arc<Vec<Option<Moments>>>>> {
+    if names.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let leaders = leaders(walk, names)?;
+    let wanted: BTreeSet<String> = leaders.values().cloned().collect();
+    let sums: Arc<Mutex<BTreeMap<String, Vec<Option<Moments>>>>> = Arc::default();
+    for batch in 0..walk.batches() {
+        let (wanted, into) = (wanted.clone(), Arc::clone(&sums));
+        let observer = Observer::new(move |name, x, ids| {
+            let Some(ids) = ids.filter(|_| wanted.contains(name)) else {
+                return Ok(());
+            };
+            let mut sums = into.lock();
+            add_experts(sums.entry(name.to_owned()).or_default(), x, ids)
+        });
+        walk.observe(batch, observer, || {
+            let sums = sums.lock();
+            let all = sums.values().flatten().flatten();
+            eval(all.flat_map(|m| [&m.products, &m.magnitudes]))
+        })?;
+    }
+    let sums: BTreeMap<String, Arc<Vec<Option<Moments>>>> = std::mem::take(&mut *sums.lock())
+        .into_iter()
+        .map(|(name, sum)| (name, Arc::new(sum)))
+        .collect();
+    Ok(leaders
+        .into_iter()
+        .filter_map(|(name, leader)| Some((name, Arc::clone(sums.get(&leader)?))))
+        .collect())
+}
+
+/// Adds the moments of inputs `x` `[.., 1, in]`, which broadcast to the ids of experts `[..]`.
+fn add_experts(sums: &mut Vec<Option<Moments>>, x: &Array, ids: &Array) -> mlx_rs_core::Result<()> {
+    let width = x.dim(-1)?;
+    let mut shape = ids.shape().to_vec();
+    shape.extend([1, width]);
+    let rows = x.broadcast_to(&shape)?.reshape(&[-1, width])?;
+    let mut of_experts: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+    let ids = ids.astype(Dtype::Uint32)?.reshape(&[-1])?.to_vec::<u32>()?;
+    for (row, id) in (0..).zip(&ids) {
+        of_experts.entry(*id as usize).or_default().push(row);
+    }
+    for (expert, own) in of_experts {
+        let of_batch = Moments::of(&rows.take_clamped(&Array::vector(&own)?, 0)?)?;
+        if sums.len() <= expert {
+            sums.resize(expert + 1, None);
+        }
+        match sums.get_mut(expert) {
+            Some(Some(sum)) => sum.add(&of_batch)?,
+            Some(none) => *none = Some(of_batch),
+            None => {}
+        }
+    }
+    Ok(())
+}
+
 /// For each layer, the first layer that had the same input for the first batch.
 fn leaders(walk: &Walk<'_>, names: &BTreeSet<String>) -> Result<BTreeMap<String, String>> {
     let seen: Arc<Mutex<Vec<(String, Array)>>> = Arc::default();
     let (wanted, into) = (names.clone(), Arc::clone(&seen));
-    let observer = Observer::new(move |name, x| {
+    let observer = Observer::new(move |name, x, _| {
         if wanted.contains(name) {
             into.lock().push((name.to_owned(), x.clone()));
         }
@@ -115,4 +177,32 @@ fn leaders(walk: &Walk<'_>, names: &BTreeSet<String>) -> Result<BTreeMap<String,
         Ok(())
     })?;
     Ok(leaders)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_expert_counts_its_own_tokens() {
+        let x = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], &[3, 1, 1, 2]).unwrap();
+        let ids = Array::from_slice(&[3u32, 0, 0, 1, 3, 1], &[3, 2]).unwrap();
+        let mut sums = Vec::new();
+        add_experts(&mut sums, &x, &ids).unwrap();
+        let counts: Vec<usize> = sums
+            .iter()
+            .map(|sum| sum.as_ref().map_or(0, |sum| sum.count))
+            .collect();
+        assert_eq!(counts, [2, 2, 0, 2]);
+        let products = |expert: usize| {
+            let sum = sums[expert].as_ref().unwrap();
+            sum.products.to_vec::<f32>().unwrap()
+        };
+        // Rows 0 and 1, 1 and 2, 0 and 2.
+        assert_eq!(products(0), [10.0, 14.0, 14.0, 20.0]);
+        assert_eq!(products(1), [34.0, 42.0, 42.0, 52.0]);
+        assert_eq!(products(3), [26.0, 32.0, 32.0, 40.0]);
+        add_experts(&mut sums, &x, &ids).unwrap();
+        assert_eq!(sums[0].as_ref().unwrap().count, 4);
+    }
 }

@@ -9,7 +9,7 @@ use mlx_rs_core::{Array, Dtype};
 
 use super::Progress;
 use super::affine::{Affine, Rounded};
-use super::inputs::{Moments, moments};
+use super::inputs::{Moments, expert_moments, moments};
 use super::walk::Walk;
 use crate::adapter::same_layer;
 use crate::convert::{Given, Planned};
@@ -40,10 +40,11 @@ impl Target {
             .map_err(engine("quantize"))
     }
 
-    /// Whether the slot is the matrix of one linear layer inside a block.
-    fn is_linear_of(&self, block: usize) -> bool {
+    /// Whether the slot is the matrix of one linear layer inside a block, or with 3 `axes` the stack
+    /// of the matrices of its experts.
+    fn is_of(&self, block: usize, axes: usize) -> bool {
         self.slot.kind() == SlotKind::Matrix
-            && self.slot.shape().len() == 2
+            && self.slot.shape().len() == axes
             && self.slot.block() == Some(block)
     }
 }
@@ -57,6 +58,10 @@ pub(super) struct Block<'a> {
     pub targets: Vec<Target>,
     /// The moments of their inputs, by the names of their slots.
     pub inputs: BTreeMap<String, Arc<Moments>>,
+    /// The stacks of experts whose inputs were observed.
+    pub stacks: Vec<Target>,
+    /// The moments of each expert's inputs, by the names of the stacks' slots.
+    pub expert_inputs: BTreeMap<String, Arc<Vec<Option<Moments>>>>,
 }
 
 /// What a method changes in a block.
@@ -66,6 +71,8 @@ pub(super) struct Changes {
     pub rounded: Vec<(Target, Rounded)>,
     /// Vectors that stay dense, as stored in the checkpoint, float32.
     pub dense: Vec<(Arc<ParamSlot>, Array)>,
+    /// For each stack, the number of its experts, and of those with too few tokens to learn from.
+    pub few_tokens: Vec<(Target, usize, usize)>,
 }
 
 /// A learned quantization in progress.
@@ -80,6 +87,8 @@ pub(super) struct Job<'a> {
     pub batch_size: usize,
     pub given: Given,
     pub notes: Vec<String>,
+    /// The sums of [`Changes::few_tokens`] over all blocks.
+    few_tokens: BTreeMap<String, (usize, usize)>,
     pub cancel: &'a CancelToken,
     pub progress: &'a mut Progress<'a>,
 }
@@ -134,18 +143,21 @@ impl<'a> Job<'a> {
             batch_size,
             given: Given::default(),
             notes: Vec::new(),
+            few_tokens: BTreeMap::new(),
             cancel,
             progress,
         })
     }
 
-    /// Quantizes the linear layers of each block by `quantize`. The inputs of a block are those
-    /// that the quantized earlier blocks compute. Other matrices stay with plain rounding.
+    /// Quantizes the linear layers of each block by `quantize`, and with `experts` also its stacks
+    /// of experts. The inputs of a block are those that the quantized earlier blocks compute. Other
+    /// matrices stay with plain rounding.
     ///
     /// # Errors
     /// Errors of `quantize`; [`ErrorKind::Unsupported`] if no linear layer can be observed.
     pub fn block_by_block(
         &mut self,
+        experts: bool,
         mut quantize: impl FnMut(&Block<'_>) -> Result<Changes>,
     ) -> Result<()> {
         let loaded = Arc::clone(&self.engine);
@@ -156,17 +168,24 @@ impl<'a> Job<'a> {
         for index in 0..layers {
             (self.progress)("quantizing blocks", index as u64, layers as u64);
             let mut targets = self.targets.clone();
-            targets.retain(|t| t.is_linear_of(index));
+            targets.retain(|t| t.is_of(index, 2));
+            let mut stacks = self.targets.clone();
+            stacks.retain(|t| experts && t.is_of(index, 3));
             let names = targets.iter().map(|t| t.slot.name().to_owned()).collect();
             let inputs = moments(&walk, &names)?;
             // A matrix that does not run as a linear layer has no observed input.
             targets.retain(|t| inputs.contains_key(t.slot.name()));
+            let names = stacks.iter().map(|t| t.slot.name().to_owned()).collect();
+            let expert_inputs = expert_moments(&walk, &names)?;
+            stacks.retain(|t| expert_inputs.contains_key(t.slot.name()));
             let block = Block {
                 engine: &loaded,
                 walk: &walk,
                 index,
                 targets,
                 inputs,
+                stacks,
+                expert_inputs,
             };
             let changes = loaded.scope(|| quantize(&block))?;
             drop(block);
@@ -183,6 +202,7 @@ impl<'a> Job<'a> {
         }
         (self.progress)("quantizing blocks", layers as u64, layers as u64);
         self.note_plain(&learned);
+        self.note_few_tokens();
         if learned.is_empty() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -203,6 +223,11 @@ impl<'a> Job<'a> {
     ) -> Result<Vec<(Arc<ParamSlot>, Option<Delta>)>> {
         let fault = engine("quantize");
         let mut changed = Vec::new();
+        for (target, all, few) in changes.few_tokens {
+            let key = crate::adapter::key(&target.planned.path).to_owned();
+            let sum = self.few_tokens.entry(key).or_default();
+            *sum = (sum.0 + all, sum.1 + few);
+        }
         for (target, rounded) in changes.rounded {
             let dense = rounded.dense().map_err(&fault)?;
             dense.eval().map_err(&fault)?;
@@ -236,6 +261,21 @@ impl<'a> Job<'a> {
                 ),
             )
         })
+    }
+
+    /// Notes how many experts are rounded plainly.
+    fn note_few_tokens(&mut self) {
+        let few = self.few_tokens.iter().filter(|(_, (_, few))| *few > 0);
+        let kinds: Vec<String> = few
+            .map(|(key, (all, few))| format!("{key} ({few} of {all})"))
+            .collect();
+        if !kinds.is_empty() {
+            self.notes.push(format!(
+                "experts with too few tokens, rounded plainly: {}; more calibration data would reach \
+                 more experts",
+                kinds.join(", ")
+            ));
+        }
     }
 
     /// Notes which matrices are rounded plainly.

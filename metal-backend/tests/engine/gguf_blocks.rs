@@ -11,20 +11,24 @@ use metal_backend::model_report::ModelReport;
 use metal_backend::train::{AdapterKind, Sequence, Trainer, Tuning};
 
 const WIDTH: usize = 256;
-const VOCAB: usize = 64;
+pub const VOCAB: usize = 64;
 
 /// A block type: its number, the bytes and the weights of a block, and the positions of its float16
 /// values with their values.
-struct Kind(u32, usize, usize, &'static [(usize, f32)]);
+pub struct Kind(u32, usize, usize, &'static [(usize, f32)]);
 
 const Q1_0: Kind = Kind(41, 18, 128, &[(0, 0.1)]);
+pub const Q4_0: Kind = Kind(2, 18, 32, &[(0, 0.012)]);
+pub const Q4_1: Kind = Kind(3, 20, 32, &[(0, 0.012), (2, -0.09)]);
+pub const Q8_0: Kind = Kind(8, 34, 32, &[(0, 8e-4)]);
+pub const Q4_K: Kind = Kind(12, 144, 256, &[(0, 4e-4), (2, 3e-3)]);
 const Q5_0: Kind = Kind(6, 22, 32, &[(0, 0.006)]);
 const Q5_1: Kind = Kind(7, 24, 32, &[(0, 0.006), (2, -0.095)]);
-const Q5_K: Kind = Kind(13, 176, 256, &[(0, 2e-4), (2, 3e-3)]);
-const Q6_K: Kind = Kind(14, 210, 256, &[(208, 1e-4)]);
+pub const Q5_K: Kind = Kind(13, 176, 256, &[(0, 2e-4), (2, 3e-3)]);
+pub const Q6_K: Kind = Kind(14, 210, 256, &[(208, 1e-4)]);
 const Q3_K: Kind = Kind(11, 110, 256, &[(108, 3e-3)]);
-const TQ2_0: Kind = Kind(35, 66, 256, &[(64, 0.1)]);
-const MXFP4: Kind = Kind(39, 17, 32, &[]);
+pub const TQ2_0: Kind = Kind(35, 66, 256, &[(64, 0.1)]);
+pub const MXFP4: Kind = Kind(39, 17, 32, &[]);
 const IQ4_NL: Kind = Kind(20, 18, 32, &[(0, 1.5e-3)]);
 const IQ4_XS: Kind = Kind(23, 136, 256, &[(0, 1e-4)]);
 const IQ3_S: Kind = Kind(21, 110, 256, &[(0, 8e-4)]);
@@ -53,7 +57,7 @@ impl Kind {
 
 /// Two equal llama models of one layer with a tied output: one with all matrices as blocks, one in
 /// float32.
-fn twins(kind: &Kind) -> [(tempfile::TempDir, PathBuf); 2] {
+pub fn twins(kind: &Kind) -> [(tempfile::TempDir, PathBuf); 2] {
     let names: Vec<String> = (0..VOCAB).map(|i| format!("t{i}")).collect();
     let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
     names[..3].copy_from_slice(&["a", "b", "ab"]);
@@ -118,7 +122,8 @@ fn logits(model: &dyn TextModel, tokens: usize) -> Vec<f32> {
 fn logits_are_those_of_the_expanded_numbers() {
     let options = LoadOptions::new().with_backend("cpu");
     for kind in [
-        Q1_0, Q5_0, Q5_1, Q5_K, Q6_K, Q3_K, TQ2_0, MXFP4, IQ4_NL, IQ4_XS, IQ3_S, IQ2_XXS, IQ1_S,
+        Q4_0, Q4_1, Q8_0, Q4_K, Q1_0, Q5_0, Q5_1, Q5_K, Q6_K, Q3_K, TQ2_0, MXFP4, IQ4_NL, IQ4_XS,
+        IQ3_S, IQ2_XXS, IQ1_S,
     ] {
         let [packed, plain] = twins(&kind);
         let [ours, floats] = [&packed, &plain].map(|(_, path)| {

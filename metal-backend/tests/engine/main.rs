@@ -8,6 +8,7 @@ mod training;
 #[path = "../training_common/mod.rs"]
 mod training_common;
 mod training_encoders;
+mod training_formats;
 mod training_paths;
 mod training_preferences;
 mod training_rewards;

@@ -4,6 +4,8 @@ use std::error::Error as StdError;
 
 use inference::ErrorKind;
 
+use super::interrupt::exit_code;
+
 /// Why a command stopped early.
 #[derive(Debug)]
 pub enum Failure {
@@ -62,7 +64,7 @@ impl From<inference::Error> for Failure {
             // Only signals cancel requests in this program.
             ErrorKind::Cancelled => Failure::Interrupted {
                 message: chain(&error),
-                code: 130,
+                code: exit_code(),
             },
             ErrorKind::UnknownBackend => Failure::Usage(chain(&error)),
             _ => Failure::Failed(error.into()),

@@ -1,8 +1,9 @@
 //! Ctrl-C during a reply: the first Ctrl-C stops the reply, and the second one ends the program.
 //!
 //! Before the first reply, Ctrl-C ends the program as usual. Later, outside of a reply, Ctrl-C ends
-//! the program with 130, the exit code that shells use for this signal. `train` also handles
-//! SIGTERM, with exit code 143, so that a job ended by a cluster or a container saves its training.
+//! the program with 130, the exit code that shells use for this signal. `train` and `convert` also
+//! handle SIGTERM, with exit code 143. So a job ended by a cluster or a container saves its training,
+//! and an interrupted conversion leaves no files.
 //! `serve` handles both signals, too, and exits with 0 after the first one.
 
 use std::sync::Once;
@@ -60,7 +61,6 @@ pub fn cancel_on_signals(token: &CancelToken) -> Guard {
 }
 
 /// The exit code for the last signal that set the token.
-#[cfg(feature = "mlx-backend")]
 pub fn exit_code() -> u8 {
     CODE.load(Ordering::Relaxed)
 }

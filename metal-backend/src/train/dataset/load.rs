@@ -325,6 +325,9 @@ where
     read.finish()
 }
 
+/// The fields of a line, `None` for a blank line, or the reason why it cannot be used.
+type Line = Result<Option<Map<String, Json>>, String>;
+
 /// Refuses what is not a regular file, and a file beyond the limit.
 fn check_file(path: &Path, limits: &DataLimits) -> Result<()> {
     // Checked before the file is opened, because opening a pipe would block.
@@ -341,11 +344,7 @@ fn check_file(path: &Path, limits: &DataLimits) -> Result<()> {
     Ok(())
 }
 
-/// The fields of a line, or the reason why it cannot be used. `None` for a blank line.
-type Line = Result<Option<Map<String, Json>>, String>;
-
-/// Calls `each` with every line of a file, or the reason why it cannot be used; with `None` for a
-/// blank line.
+/// Calls `each` with every line of a file.
 fn read_json_lines(
     path: &Path,
     limits: &DataLimits,
@@ -442,7 +441,7 @@ where
 }
 
 /// Parses the JSON object of a line; `None` for a blank line.
-fn parse(bytes: &[u8], first: bool) -> Line {
+fn parse(bytes: &[u8], first: bool) -> Result<Option<Map<String, Json>>, String> {
     let bytes = match bytes.strip_prefix(b"\xEF\xBB\xBF") {
         Some(rest) if first => rest,
         _ => bytes,

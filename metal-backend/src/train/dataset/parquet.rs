@@ -73,11 +73,8 @@ fn guarded<T>(f: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, String> 
 
 /// The schema of the columns that can be read, and the names of the others.
 fn projection(schema: &Type) -> Result<(Type, Vec<String>), ParquetError> {
-    let (wanted, others): (Vec<_>, Vec<_>) = schema
-        .get_fields()
-        .iter()
-        .cloned()
-        .partition(|field| is_readable(field));
+    let (wanted, others): (Vec<_>, Vec<_>) =
+        schema.get_fields().iter().cloned().partition(is_readable);
     let left_out = others.iter().map(|field| field.name().to_owned()).collect();
     if wanted.is_empty() {
         return Err(ParquetError::General(String::from(
