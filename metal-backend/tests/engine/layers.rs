@@ -84,6 +84,7 @@ const ORDER: &[&str] = &[
     "adapter::naming",
     "adapter::stored",
     "adapter::lora",
+    "adapter::part",
     "adapter::files",
     "adapter::decoder",
     "adapter::named",

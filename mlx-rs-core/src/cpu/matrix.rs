@@ -105,8 +105,6 @@ impl DenseMatrix {
     /// other than such products convert the matrix back, once, and keep both layouts. The matrix
     /// does not change if there is no kernel for the instruction set and the type.
     ///
-    /// # Errors
-    /// If the elements cannot be read.
     /// ```
     /// use mlx_rs_core::{Array, Device, Stream, cpu::DenseMatrix};
     /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -121,6 +119,9 @@ impl DenseMatrix {
     /// })?;
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    ///
+    /// # Errors
+    /// If the elements cannot be read.
     pub fn into_columns(self) -> Result<Self> {
         let Form::Rows(weight) = &self.form else {
             return Ok(self);
