@@ -102,7 +102,7 @@ const METHODS: [(&str, Step); 5] = [
     ("kto", |trainer| {
         let judged = |i: u32| JudgedReply {
             reply: reply(i / 2, i),
-            desirable: i % 2 == 0,
+            desirable: i.is_multiple_of(2),
         };
         let options = Kto {
             beta: 0.1,
@@ -115,7 +115,7 @@ const METHODS: [(&str, Step); 5] = [
     ("grpo", |trainer| {
         let rollout = |i: u32| Rollout {
             reply: reply(i / 2, i),
-            advantage: if i % 2 == 0 { 1.0 } else { -0.5 },
+            advantage: if i.is_multiple_of(2) { 1.0 } else { -0.5 },
             old_logprobs: None,
         };
         let options = Grpo {
