@@ -314,8 +314,8 @@ fn experts_are_learned_from_their_own_tokens() {
             "{name}: {notes}"
         );
         let (learned, rounded) = (distance(&model, &output), distance(&model, &plain));
-        // With its random weights, the plainly rounded embedding decides the other model's distance.
-        // The engine's unit tests compare the outputs of its experts.
+        // The logits of the other model, whose weights are random, are not nearer at two bits. The
+        // engine's unit tests compare the outputs of its experts, which are.
         let is_nearer = learned < rounded || name == "qwen3-moe";
         assert!(is_nearer, "{name}: {learned} beside {rounded}");
     }
