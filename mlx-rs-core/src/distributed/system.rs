@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, c_int, c_void};
+use std::mem::MaybeUninit;
 
 /// Turns off the delay of small messages (Nagle's algorithm, RFC 896) for all TCP connections that
 /// are made while the value exists. MLX leaves it on. A group sends small messages one after
 /// another, and each then waits for the other side's delayed acknowledgement: up to 40 ms on Linux.
 #[derive(Debug)]
 pub(super) struct NoDelay {
-    before: BTreeSet<c_int>,
+    before: BTreeSet<(c_int, libc::ino_t)>,
 }
 
 impl NoDelay {
@@ -21,7 +22,7 @@ impl NoDelay {
 
 impl Drop for NoDelay {
     fn drop(&mut self) {
-        for file in open_files().difference(&self.before) {
+        for (file, _) in open_files().difference(&self.before) {
             let on: c_int = 1;
             // SAFETY: the pointer is to a `c_int` that lives during the call, and the length is its
             // size. A number that is no TCP connection, or not open any more, is an error of the
@@ -39,17 +40,27 @@ impl Drop for NoDelay {
     }
 }
 
-/// The numbers of the process's open files.
-fn open_files() -> BTreeSet<c_int> {
-    let numbers = |entries: std::fs::ReadDir| {
+/// The process's open files: their numbers, and what the system calls them. A number may soon be
+/// that of another file.
+fn open_files() -> BTreeSet<(c_int, libc::ino_t)> {
+    let numbers = |entries: std::fs::ReadDir| -> Vec<c_int> {
         entries
             .flatten()
             .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
             .collect()
     };
-    std::fs::read_dir("/dev/fd")
-        .map(numbers)
-        .unwrap_or_default()
+    // The list has the directory itself, which is closed when its state is asked for.
+    let listed = std::fs::read_dir("/dev/fd").map(numbers);
+    let state = |file: c_int| {
+        let mut state = MaybeUninit::<libc::stat>::uninit();
+        // SAFETY: the pointer is to memory of that type. The call only reads about the file with
+        // this number, and fails if there is none.
+        let read = unsafe { libc::fstat(file, state.as_mut_ptr()) } == 0;
+        // SAFETY: a call that succeeds has filled the memory.
+        read.then(|| (file, unsafe { state.assume_init() }.st_ino))
+    };
+    let files = listed.unwrap_or_default().into_iter();
+    files.filter_map(state).collect()
 }
 
 /// Ends MPI if MLX has started it.
