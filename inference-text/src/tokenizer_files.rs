@@ -16,9 +16,11 @@ use tokenizers::AddedToken;
 
 use super::limits::TextLimits;
 use super::tokenizer::{Engine, Facts, Tokenizer, guarded};
+use super::tokenizer_greedy;
 
 impl Tokenizer {
-    /// Loads the tokenizer of a model directory: `tokenizer.json`. The tokens that begin and end a
+    /// Loads the tokenizer of a model directory: `tokenizer.json`, or without it
+    /// `rwkv_vocab_v20230424.txt`. The tokens that begin and end a
     /// text come from `tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json`
     /// and `config.json`.
     ///
@@ -37,6 +39,10 @@ impl Tokenizer {
         let dir = dir.as_ref();
         let path = dir.join("tokenizer.json");
         let Some(bytes) = read_bounded(&path, limits.tokenizer_bytes)? else {
+            let vocabulary = dir.join(tokenizer_greedy::FILE);
+            if let Some(bytes) = read_bounded(&vocabulary, limits.tokenizer_bytes)? {
+                return Self::greedy(dir, &bytes, limits).map_err(|e| e.with_path(vocabulary));
+            }
             return Err(Error::new(
                 ErrorKind::ModelNotFound,
                 "the model directory has no tokenizer.json; save the tokenizer with Hugging Face's fast tokenizers, or use a .gguf",
@@ -99,6 +105,28 @@ impl Tokenizer {
             .filter_map(|token| engine.token_to_id(token))
             .collect();
         Self::from_engine(engine, facts, limits.clone()).map_err(in_file)
+    }
+
+    /// The tokenizer of a vocabulary file that lists the tokens of RWKV. Configurations say which
+    /// tokens begin and end texts, else token 0 does.
+    fn greedy(dir: &Path, bytes: &[u8], limits: &TextLimits) -> Result<Self> {
+        let text = std::str::from_utf8(bytes)
+            .map_err(|e| Error::new(ErrorKind::InvalidModel, "not UTF-8").with_source(e))?;
+        let mut parts = tokenizer_greedy::from_file(text)?;
+        let (mut begins, mut ends) = (Vec::new(), Vec::new());
+        for file in ["generation_config.json", "config.json"] {
+            let Some(config) = read_json(&dir.join(file), limits)? else {
+                continue;
+            };
+            begins.extend(ids(&config["bos_token_id"])?);
+            ends.extend(ids(&config["eos_token_id"])?);
+        }
+        parts.bos_id = begins.first().copied().or(parts.bos_id);
+        if let Some((first, more)) = ends.split_first() {
+            parts.eos_id = Some(*first);
+            parts.extra_eos_ids = more.to_vec();
+        }
+        Self::from_gguf_with(&parts, limits)
     }
 }
 

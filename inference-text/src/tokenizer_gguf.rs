@@ -53,6 +53,18 @@ impl Tokenizer {
     /// [`Tokenizer::from_gguf`] supports. `default` is omitted, because no family uses it.
     pub const GGUF_SPLITS: [&str; 6] = ["smollm", "gpt-2", "llama-bpe", "dbrx", "qwen2", "tekken"];
 
+    /// The file of a model directory that has RWKV's vocabulary.
+    pub const GREEDY_FILE: &str = tokenizer_greedy::FILE;
+
+    /// The content of [`Self::GREEDY_FILE`]; `None` for another kind of tokenizer, which is saved as
+    /// `tokenizer.json`.
+    ///
+    /// # Errors
+    /// `InvalidModel` if a token has an incomplete escape.
+    pub fn greedy_file(parts: &GgufTokenizerParts) -> Result<Option<String>> {
+        tokenizer_greedy::to_file(parts)
+    }
+
     /// Builds the tokenizer that a GGUF file describes in its metadata.
     ///
     /// # Errors

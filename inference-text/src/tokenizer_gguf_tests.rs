@@ -101,6 +101,10 @@ fn pre_tokenizers_split_as_their_families_do() {
     assert_eq!(words_of("kimi-k2", "ab漢字cd"), ["ab", "漢字", "cd"]);
     assert_eq!(words_of("deepseek-v3", "ab漢字cd"), ["ab", "漢字", "cd"]);
     assert_eq!(words_of("deepseek-v3", "x.Foo bar"), ["x", ".Foo", " bar"]);
+    // Digits are grouped from the end of a number.
+    let words = words_of("afmoe", "ab1234567漢字가cd.Foo 12");
+    let wanted = ["ab", "1", "234", "567", "漢字가", "cd", ".Foo", " ", "12"];
+    assert_eq!(words, wanted);
     assert_eq!(
         words_of("deepseek-llm", "ab漢字\ncd 1"),
         ["ab", "漢字", "\n", "cd", " ", "1"]

@@ -42,6 +42,13 @@ const YOUTU: [&str; 2] = [
 ];
 /// Cohere's newer models group digits from the end of a number.
 const COHERE: [&str; 2] = [r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O];
+/// Arcee's models group digits from the end of a number, and separate Asian scripts: Chinese,
+/// Japanese, Korean, Thai, Lao, Khmer and Burmese.
+const AFMOE: [&str; 3] = [
+    r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+    r"[\x{4e00}-\x{9fff}\x{3400}-\x{4dbf}\x{f900}-\x{faff}\x{3040}-\x{30ff}\x{ff65}-\x{ff9f}\x{2f00}-\x{2fdf}\x{e40}-\x{eff}\x{1780}-\x{17ff}\x{1000}-\x{109f}\x{aa60}-\x{aa7f}\x{a9e0}-\x{a9ff}\x{ac00}-\x{d7af}\x{1100}-\x{11ff}]+",
+    DEEPSEEK3[2],
+];
 /// Laguna separates lines first.
 const LAGUNA: [&str; 2] = [r"[^\n]+|[\n]+", QWEN2];
 /// The pre-tokenizer that GGUF readers use if a file names none. Each expression splits the pieces
@@ -49,7 +56,7 @@ const LAGUNA: [&str; 2] = [r"[^\n]+|[\n]+", QWEN2];
 const DEFAULT: [&str; 4] = [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"];
 
 /// Names in `tokenizer.ggml.pre` that [`words`] knows.
-pub(super) const KNOWN: [&str; 46] = [
+pub(super) const KNOWN: [&str; 47] = [
     "default",
     "gpt-2",
     "phi-2",
@@ -96,6 +103,7 @@ pub(super) const KNOWN: [&str; 46] = [
     "cohere2moe",
     "exaone-moe",
     "laguna",
+    "afmoe",
 ];
 
 /// How a named pre-tokenizer splits text.
@@ -191,6 +199,7 @@ pub(super) fn words(pre: Option<&str>) -> Result<Words> {
         "tiny_aya" | "cohere2moe" => Words::split_by(&COHERE)?,
         "exaone-moe" => by(EXAONE_MOE)?,
         "laguna" => Words::split_by(&LAGUNA)?,
+        "afmoe" => Words::split_by(&AFMOE)?,
         "default" => Words::split_by(&DEFAULT)?,
         other => {
             let known = KNOWN.join(", ");

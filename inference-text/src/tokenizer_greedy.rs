@@ -19,6 +19,131 @@ pub(super) const MODEL: &str = "rwkv";
 /// The type of ordinary tokens in `tokenizer.ggml.token_type`.
 const NORMAL: i32 = 1;
 
+/// The type of control tokens.
+const CONTROL: i32 = 3;
+
+/// The vocabulary of a model directory. Each line has a token's number, its value as a literal of
+/// Python (text or bytes), and its number of bytes.
+pub(super) const FILE: &str = "rwkv_vocab_v20230424.txt";
+
+/// Token 0, which ends texts. Vocabulary files begin with token 1.
+const END: &str = "<|rwkv_tokenizer_end_of_text|>";
+
+/// The parts that a vocabulary file describes.
+///
+/// # Errors
+/// `InvalidModel` if a line has another form, or tokens are not numbered from 1.
+pub(super) fn from_file(text: &str) -> Result<GgufTokenizerParts> {
+    let mut tokens = vec![END.to_owned()];
+    for (number, line) in (1..).zip(text.lines()) {
+        let fault = |why: &str| bad(format!("line {number}: {why}"));
+        let parts =
+            (line.split_once(' ')).and_then(|(id, rest)| Some((id, rest.rsplit_once(' ')?)));
+        let Some((id, (value, length))) = parts else {
+            return Err(fault("needs a number, a token and its length"));
+        };
+        if id.parse() != Ok(tokens.len()) {
+            let next = tokens.len();
+            return Err(fault(&format!(
+                "has the number {id:?}; the next token is {next}"
+            )));
+        }
+        let bytes = literal(value).ok_or_else(|| fault("the token is no literal of Python"))?;
+        if length.trim().parse() != Ok(bytes.len()) {
+            let count = bytes.len();
+            return Err(fault(&format!(
+                "says {length:?}; the token has {count} bytes"
+            )));
+        }
+        tokens.push(bytes.iter().map(|byte| format!(r"\x{byte:02x}")).collect());
+    }
+    let mut token_types = vec![NORMAL; tokens.len()];
+    token_types[0] = CONTROL;
+    Ok(GgufTokenizerParts {
+        model: MODEL.into(),
+        tokens,
+        token_types: Some(token_types),
+        bos_id: Some(0),
+        eos_id: Some(0),
+        ..GgufTokenizerParts::default()
+    })
+}
+
+/// The vocabulary file of these parts; `None` for another kind of tokenizer.
+///
+/// # Errors
+/// `InvalidModel` if an escape is incomplete.
+pub(super) fn to_file(parts: &GgufTokenizerParts) -> Result<Option<String>> {
+    if parts.model != MODEL {
+        return Ok(None);
+    }
+    let mut text = String::new();
+    let ordinary = (1..parts.tokens.len()).take_while(|id| kind(parts, *id) == NORMAL);
+    for id in ordinary {
+        let bytes = unescaped(&parts.tokens[id])
+            .ok_or_else(|| bad(format!("token {id} has an incomplete escape")))?;
+        let value: String = bytes.iter().map(|byte| format!(r"\x{byte:02x}")).collect();
+        text += &format!("{id} b'{value}' {}\n", bytes.len());
+    }
+    Ok(Some(text))
+}
+
+/// The bytes of a literal of Python, text or bytes; `None` if it is neither.
+fn literal(value: &str) -> Option<Vec<u8>> {
+    let (is_bytes, quoted) = match value.strip_prefix('b') {
+        Some(quoted) => (true, quoted),
+        None => (false, value),
+    };
+    let quote = quoted.chars().next().filter(|c| matches!(c, '\'' | '"'))?;
+    let inner = quoted.strip_prefix(quote)?.strip_suffix(quote)?;
+    let (mut bytes, mut chars) = (Vec::new(), inner.chars());
+    let push = |bytes: &mut Vec<u8>, c: char| {
+        bytes.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
+    };
+    while let Some(c) = chars.next() {
+        if c != '\\' {
+            // The quote inside is escaped, and bytes are ASCII.
+            if c == quote || (is_bytes && !c.is_ascii()) {
+                return None;
+            }
+            push(&mut bytes, c);
+            continue;
+        }
+        let digits = match chars.next()? {
+            'n' => {
+                bytes.push(b'\n');
+                continue;
+            }
+            't' => {
+                bytes.push(b'\t');
+                continue;
+            }
+            'r' => {
+                bytes.push(b'\r');
+                continue;
+            }
+            other @ ('\\' | '\'' | '"') => {
+                push(&mut bytes, other);
+                continue;
+            }
+            'x' => 2,
+            'u' if !is_bytes => 4,
+            'U' if !is_bytes => 8,
+            _ => return None,
+        };
+        let mut code = 0u32;
+        for _ in 0..digits {
+            code = code.checked_mul(16)? + chars.next()?.to_digit(16)?;
+        }
+        if is_bytes {
+            bytes.push(u8::try_from(code).ok()?);
+        } else {
+            push(&mut bytes, char::from_u32(code)?);
+        }
+    }
+    Some(bytes)
+}
+
 /// A trie of the tokens of ordinary text.
 #[derive(Debug, Default)]
 pub(crate) struct Greedy {
@@ -167,7 +292,7 @@ fn unescaped(text: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{GgufTokenizerParts, MODEL, NORMAL};
+    use super::{FILE, GgufTokenizerParts, MODEL, NORMAL, from_file, to_file};
     use crate::Tokenizer;
 
     /// `<s>`, all bytes, some words, a part of a character and a padding token.
@@ -250,6 +375,71 @@ mod tests {
         let line = byte(b'\n');
         assert_eq!(tokenizer.encode_plain("\n\n").unwrap(), [line, line]);
         assert_eq!(tokenizer.encode("\n\n", false).unwrap(), [257]);
+    }
+
+    /// A vocabulary file with all bytes and some words.
+    fn file() -> String {
+        let mut text = String::new();
+        let mut line = |id: usize, value: &str, length: usize| {
+            text += &format!("{id} {value} {length}\n");
+        };
+        for byte in 0..=255u8 {
+            let value = match byte {
+                b'\n' => r"'\n'".to_owned(),
+                b'\'' => r#""'""#.to_owned(),
+                b'\\' => r"'\\'".to_owned(),
+                0x20..0x7f => format!("'{}'", char::from(byte)),
+                0..0x80 => format!(r"'\x{byte:02x}'"),
+                _ => format!(r"b'\x{byte:02x}'"),
+            };
+            line(usize::from(byte) + 1, &value, 1);
+        }
+        line(257, "' the'", 4);
+        line(258, "'a b'", 3);
+        line(259, "'你'", 3);
+        line(260, r"'\u4f60\xe9'", 5);
+        line(261, r"b'\xe4\xbd'", 2);
+        text
+    }
+
+    #[test]
+    fn a_vocabulary_file_is_the_tokenizer_of_a_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        write(FILE, &file());
+        write("config.json", r#"{"eos_token_id": [0, 258]}"#);
+        let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+        for (text, ids) in [
+            (" the", vec![257]),
+            ("a b'", vec![258, byte(b'\'')]),
+            ("你", vec![259]),
+            ("你é", vec![260]),
+            ("佀", vec![261, byte(0x80)]),
+            ("\\\n\u{7f}", vec![byte(b'\\'), byte(b'\n'), byte(0x7f)]),
+            ("<|rwkv_tokenizer_end_of_text|>", vec![0]),
+        ] {
+            assert_eq!(tokenizer.encode(text, false).unwrap(), ids, "{text:?}");
+        }
+        assert_eq!(tokenizer.eos_ids(), [0, 258]);
+        // The written file has the same tokens.
+        let parts = from_file(&file()).unwrap();
+        let again = from_file(&to_file(&parts).unwrap().unwrap()).unwrap();
+        assert_eq!(again.tokens, parts.tokens);
+        for (line, why) in [
+            ("262", "needs a number"),
+            ("263 'a' 1", "next token is 262"),
+            ("262 'a' 2", "1 bytes"),
+            ("262 a 1", "no literal"),
+            ("262 b'é' 2", "no literal"),
+            (r"262 b'\u4f60' 3", "no literal"),
+            (r"262 '\x1' 1", "no literal"),
+            (r"262 '\ud800' 3", "no literal"),
+            ("262 'a'b' 3", "no literal"),
+        ] {
+            write(FILE, &(file() + line));
+            let error = Tokenizer::from_dir(dir.path()).unwrap_err().to_string();
+            assert!(error.contains(why) && error.contains("line 262"), "{error}");
+        }
     }
 
     #[test]

@@ -72,10 +72,39 @@ fn metadata(file: &[u8]) -> &[u8] {
     &file[24..cursor.1]
 }
 
+/// A tensor of a file: name, type, shape and data.
+pub(crate) type Stored = (String, u32, Vec<usize>, Vec<u8>);
+
+/// Writes a copy of a file with other tensors.
+pub(crate) fn with_tensors(path: &Path, to: &Path, tensors: impl IntoIterator<Item = Stored>) {
+    let file = std::fs::read(path).unwrap();
+    let (mut infos, mut data, mut count) = (Vec::new(), Vec::<u8>::new(), 0u64);
+    for (name, kind, shape, bytes) in tensors {
+        infos.extend((name.len() as u64).to_le_bytes());
+        infos.extend(name.as_bytes());
+        infos.extend((shape.len() as u32).to_le_bytes());
+        for n in shape.iter().rev() {
+            infos.extend((*n as u64).to_le_bytes());
+        }
+        infos.extend(kind.to_le_bytes());
+        data.resize(data.len().next_multiple_of(32), 0);
+        infos.extend((data.len() as u64).to_le_bytes());
+        data.extend(bytes);
+        count += 1;
+    }
+    let mut out = file[..24].to_vec();
+    out[8..16].copy_from_slice(&count.to_le_bytes());
+    out.extend(metadata(&file));
+    out.extend(infos);
+    out.resize(out.len().next_multiple_of(32), 0);
+    out.extend(data);
+    std::fs::write(to, out).unwrap();
+}
+
 /// Writes a copy of a file in which `quantized` tensors have other types.
 fn rewritten(path: &Path, to: &Path, as_floats: bool) -> usize {
-    let (file, gguf) = (std::fs::read(path).unwrap(), Gguf::open(path).unwrap());
-    let (mut infos, mut data, mut quantized) = (Vec::new(), Vec::<u8>::new(), 0);
+    let gguf = Gguf::open(path).unwrap();
+    let (mut tensors, mut quantized) = (Vec::new(), 0);
     for (name, tensor) in gguf.tensors() {
         let stored = gguf.read(tensor).unwrap();
         // Converters quantize matrices only. Vectors, routers and convolutions stay in float32.
@@ -101,27 +130,13 @@ fn rewritten(path: &Path, to: &Path, as_floats: bool) -> usize {
                 }
             }
         };
-        infos.extend((name.len() as u64).to_le_bytes());
-        infos.extend(name.as_bytes());
-        infos.extend((tensor.shape.len() as u32).to_le_bytes());
-        for n in tensor.shape.iter().rev() {
-            infos.extend((*n as u64).to_le_bytes());
-        }
-        infos.extend(kind.to_le_bytes());
-        data.resize(data.len().next_multiple_of(32), 0);
-        infos.extend((data.len() as u64).to_le_bytes());
-        data.extend(bytes);
+        tensors.push((name.clone(), kind, tensor.shape.clone(), bytes));
     }
-    let mut out = file[..24].to_vec();
-    out.extend(metadata(&file));
-    out.extend(infos);
-    out.resize(out.len().next_multiple_of(32), 0);
-    out.extend(data);
-    std::fs::write(to, out).unwrap();
+    with_tensors(path, to, tensors);
     quantized
 }
 
-fn file(name: &str) -> PathBuf {
+pub(crate) fn file(name: &str) -> PathBuf {
     let usual = fixture("gguf").join(format!("{name}.gguf"));
     match usual.is_file() {
         true => usual,

@@ -16,6 +16,7 @@ mod ffn_backends;
 mod first_model;
 mod generation;
 mod gguf_families;
+mod gguf_fused;
 mod gguf_quantized;
 mod golden;
 mod inspection;

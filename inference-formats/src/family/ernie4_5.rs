@@ -8,7 +8,7 @@ use super::{Defaults, Family, GgufFamily, Windows, fill};
 pub static FAMILY: Family = Family {
     complete: |map| fill(map, json!({"head_dim": 128, "tie_word_embeddings": true})),
     gguf: Some(GgufFamily {
-        read: |header| Ok(json!({"use_bias": header.has("attn_q.bias")})),
+        read: |header| Ok(json!({"use_bias": header.has_query_biases()})),
         ..GgufFamily::new("ernie4_5")
     }),
     tensor_parallel: super::TensorParallel::Heads,

@@ -56,7 +56,7 @@ fn complete(map: &mut Map<String, Value>) {
 /// Reads the fields of a GGUF file.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let mut fields = routed::read(header, &routed::NORMALIZED_SOFTMAX)?;
-    fields["use_bias"] = json!(header.has("attn_q.bias"));
+    fields["use_bias"] = json!(header.has_query_biases());
     fields["moe_layer_interval"] = json!(
         header
             .keys

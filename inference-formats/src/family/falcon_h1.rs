@@ -56,7 +56,7 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
         "mamba_conv_bias": header.has("ssm_conv1d.bias"),
         "mamba_proj_bias": header.has("ssm_in.bias"),
         "projectors_bias": header.has("ssm_out.bias"),
-        "attention_bias": header.has("attn_q.bias"),
+        "attention_bias": header.has_query_biases(),
         "mlp_bias": header.has("ffn_gate.bias"),
         "mamba_rms_norm": header.has("ssm_norm.weight"),
         "mamba_norm_before_gate": false,

@@ -39,6 +39,11 @@ pub struct GgufFamily {
     pub layer_norm: bool,
     /// Whether converters store the weights of norms with 1 added.
     pub norm_plus_one: bool,
+    /// Whether converted directories also have the weights of norms with 1 added.
+    pub keeps_plus_one: bool,
+    /// How tensors differ from those of a directory, apart from their names in blocks: a part of
+    /// the usual name, and the difference.
+    pub changes: &'static [(&'static str, GgufChange)],
     /// Whether `config.json` has a field for biases. In other families, the architecture determines
     /// whether there are biases.
     pub optional_biases: bool,
@@ -75,6 +80,26 @@ pub struct GgufFamily {
     pub(crate) prefix: &'static str,
     /// The name of a mixture in transformers.
     pub(crate) mixture: &'static str,
+}
+
+/// How a tensor of a file differs from those of a directory, apart from its name.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GgufChange {
+    /// The file has negated exponentials of the directory's values. This replaces the part of the
+    /// name.
+    NegatedExponentials(&'static str),
+    /// Each entry of the first axis is a tensor of the directory. These replace the part of the
+    /// name.
+    Entries(&'static [&'static str]),
+    /// The weight of a convolution. Directories have three axes: channels, one, and positions.
+    Convolution,
+    /// A vector that directories store in rows. The field of `config.json` is their length.
+    Rows(&'static str),
+    /// This replaces the part of the name, and the family's own names do not apply.
+    Named(&'static str),
+    /// Directories do not have the tensor.
+    Absent,
 }
 
 /// An architecture, and whether a file of it is of the claiming family. At most one family claims a
@@ -160,6 +185,8 @@ impl GgufFamily {
             permuted: false,
             layer_norm: false,
             norm_plus_one: false,
+            keeps_plus_one: false,
+            changes: &[],
             optional_biases: false,
             layers_differ: false,
             heads_differ: false,
@@ -196,6 +223,11 @@ impl GgufHeader<'_> {
     pub fn has(&self, part: &str) -> bool {
         let named = |layer: usize| format!("blk.{layer}.{part}");
         (0..self.layers).any(|layer| self.file.tensors().contains_key(&named(layer)))
+    }
+
+    /// Whether queries have biases, in a tensor of their own or in one with keys and values.
+    pub fn has_query_biases(&self) -> bool {
+        self.has("attn_q.bias") || self.has("attn_qkv.bias")
     }
 
     /// The sliding window; `None` if the value is zero.

@@ -10,10 +10,7 @@ pub static FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         optional_biases: true,
         // Files of ChatGLM have one matrix for queries, keys and values.
-        read: |header| {
-            let biases = ["attn_q.bias", "attn_qkv.bias"];
-            Ok(json!({"attention_bias": biases.iter().any(|name| header.has(name))}))
-        },
+        read: |header| Ok(json!({"attention_bias": header.has_query_biases()})),
         overrides: &[("ffn_up", "mlp.gate_up_proj")],
         ..GgufFamily::new("chatglm")
     }),

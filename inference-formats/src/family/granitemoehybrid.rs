@@ -79,7 +79,7 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
         "mamba_d_conv": sizes.conv,
         "mamba_conv_bias": header.has("ssm_conv1d.bias"),
         "mamba_proj_bias": header.has("ssm_in.bias"),
-        "attention_bias": header.has("attn_q.bias"),
+        "attention_bias": header.has_query_biases(),
     });
     if let Value::Object(family_fields) = family_fields {
         fields.extend(family_fields);

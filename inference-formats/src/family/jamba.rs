@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::gguf::GgufChange;
 use super::{
     Defaults, Family, GgufFamily, GgufHeader, Recurrence, Windows, fill, list_layers,
     list_mixtures, mamba,
@@ -19,10 +20,17 @@ pub static FAMILY: Family = Family {
         ("model.final_layernorm.", "model.norm."),
     ],
     gguf: Some(GgufFamily {
-        // Files have rates, and directories the logarithms of negated rates.
-        runs_only: true,
         layers_differ: true,
         read,
+        write,
+        changes: &[
+            // Files have rates, and directories the logarithms of negated rates.
+            (
+                ".mamba.rates",
+                GgufChange::NegatedExponentials(".mamba.A_log"),
+            ),
+            (".mamba.conv1d.weight", GgufChange::Convolution),
+        ],
         overrides: mamba::names!(
             "mamba",
             ("ssm_dt_norm", "mamba.dt_layernorm"),
@@ -102,4 +110,60 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
         "mamba_proj_bias": header.has("ssm_in.bias"),
         "mamba_conv_bias": header.has("ssm_conv1d.bias"),
     }))
+}
+
+/// Replaces lists of layers by the fields of transformers, in which attention and experts have a
+/// period. transformers does not accept such lists.
+fn write(map: &mut Map<String, Value>) {
+    for (list, kind, names) in [
+        (
+            "layer_types",
+            "attention",
+            ["attn_layer_period", "attn_layer_offset"],
+        ),
+        (
+            "mlp_layer_types",
+            "sparse",
+            ["expert_layer_period", "expert_layer_offset"],
+        ),
+    ] {
+        let kinds = map.get(list).and_then(Value::as_array);
+        if let Some(found) = kinds.and_then(|kinds| period(kinds, kind)) {
+            map.remove(list);
+            for (name, number) in names.into_iter().zip(found) {
+                map.insert(name.to_owned(), json!(number));
+            }
+        }
+    }
+}
+
+/// The period and the offset of the layers of a kind; `None` if there are none, or they have no
+/// period. A single layer has the number of layers as period.
+fn period(kinds: &[Value], kind: &str) -> Option<[usize; 2]> {
+    let is_kind = |layer: usize| kinds.get(layer).is_some_and(|other| other == kind);
+    let mut places = (0..kinds.len()).filter(|layer| is_kind(*layer));
+    let offset = places.next()?;
+    let period = places.next().map_or(kinds.len(), |next| next - offset);
+    let fits = (0..kinds.len()).all(|layer| is_kind(layer) == (layer % period == offset));
+    fits.then_some([period, offset])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_at_equal_distances_have_a_period() {
+        let of = |kinds: &str| {
+            let kinds: Vec<Value> = kinds.chars().map(|kind| json!(kind.to_string())).collect();
+            period(&kinds, "a")
+        };
+        assert_eq!(of("mmam"), Some([4, 2]));
+        assert_eq!(of("mamama"), Some([2, 1]));
+        assert_eq!(of("mmammamma"), Some([3, 2]));
+        assert_eq!(of("aaa"), Some([1, 0]));
+        assert_eq!(of("mmm"), None);
+        assert_eq!(of("mmama"), None);
+        assert_eq!(of("mamma"), Some([3, 1]));
+    }
 }

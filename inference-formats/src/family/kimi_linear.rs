@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::gguf::joined;
+use super::gguf::{GgufChange, joined};
 use super::{
     Defaults, Family, GgufFamily, GgufHeader, Recurrence, Windows, deepseek_v3, fill, is_set,
     list_layers, rename, routed,
@@ -30,11 +30,18 @@ pub static FAMILY: Family = Family {
     spare: &["model.mtp"],
     reply: Some("kimi_k2"),
     gguf: Some(GgufFamily {
-        // Files have rates, and directories the logarithms of negated rates.
-        runs_only: true,
         layers_differ: true,
         is_latent: true,
         read,
+        write,
+        changes: &[
+            // Files have rates, and directories the logarithms of negated rates.
+            (
+                ".self_attn.rates",
+                GgufChange::NegatedExponentials(".self_attn.A_log"),
+            ),
+            ("_conv1d.weight", GgufChange::Convolution),
+        ],
         overrides: deepseek_v3::names!(
             ("ssm_conv1d_q", "self_attn.q_conv1d"),
             ("ssm_conv1d_k", "self_attn.k_conv1d"),
@@ -146,6 +153,41 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
         latent,
         routed::read(header, &routed::NORMALIZED_SIGMOIDS)?,
     ))
+}
+
+/// Adds the fields of transformers and mlx-lm: an object for linear layers, whose numbers are from
+/// 1, and other names for the sizes of the mixture.
+fn write(map: &mut Map<String, Value>) {
+    let of_kind = |kind: &str| -> Vec<usize> {
+        let kinds = map.get("layer_types").and_then(Value::as_array);
+        let kinds = kinds.map(Vec::as_slice).unwrap_or_default();
+        let numbered = (1..).zip(kinds);
+        (numbered.filter(|(_, other)| *other == kind))
+            .map(|(number, _)| number)
+            .collect()
+    };
+    let value = |name: &str| map.get(name).cloned().unwrap_or_default();
+    let linear = json!({
+        "kda_layers": of_kind("linear_attention"),
+        "full_attn_layers": of_kind("full_attention"),
+        "head_dim": value("linear_head_dim"),
+        "num_heads": value("linear_num_heads"),
+        "short_conv_kernel_size": value("linear_conv_kernel_dim"),
+    });
+    map.insert("linear_attn_config".into(), linear);
+    for (from, to) in [
+        ("n_routed_experts", "num_experts"),
+        ("num_experts_per_tok", "num_experts_per_token"),
+        ("n_shared_experts", "num_shared_experts"),
+        ("norm_topk_prob", "moe_renormalize"),
+        ("scoring_func", "moe_router_activation_func"),
+        ("n_group", "num_expert_group"),
+        ("max_position_embeddings", "model_max_length"),
+    ] {
+        if let Some(value) = map.get(from).cloned() {
+            map.entry(to).or_insert(value);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -54,6 +54,7 @@ pub(super) const NAMES: Names = &[
     ("ffn_gate_exps", "feed_forward.switch_mlp.gate_proj"),
     ("ffn_up_exps", "feed_forward.switch_mlp.up_proj"),
     ("ffn_down_exps", "feed_forward.switch_mlp.down_proj"),
+    ("ffn_gate_up_exps", "feed_forward.switch_mlp.gate_up_proj"),
 ];
 
 /// Names outside of blocks.

@@ -22,6 +22,7 @@ pub static FAMILY: Family = Family {
             ("ffn_gate_exps", "mlp.experts.gate_proj"),
             ("ffn_up_exps", "mlp.experts.up_proj"),
             ("ffn_down_exps", "mlp.experts.down_proj"),
+            ("ffn_gate_up_exps", "mlp.experts.gate_up_proj"),
         ],
         ..GgufFamily::new("llama4")
     }),

@@ -115,7 +115,7 @@ use crate::error::Result;
 use crate::limits;
 
 pub use elsewhere::nearest;
-pub use gguf::{GgufExport, GgufFamily};
+pub use gguf::{GgufChange, GgufExport, GgufFamily};
 pub(crate) use gguf::{GgufHeader, PLAIN};
 
 /// All families, sorted by `model_type`.

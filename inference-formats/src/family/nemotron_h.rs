@@ -88,7 +88,7 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
         "conv_kernel": sizes.conv,
         "use_conv_bias": header.has("ssm_conv1d.bias"),
         "mamba_proj_bias": header.has("ssm_in.bias"),
-        "attention_bias": header.has("attn_q.bias"),
+        "attention_bias": header.has_query_biases(),
         "mlp_bias": header.has("ffn_up.bias"),
     });
     if let Some(experts) = experts {

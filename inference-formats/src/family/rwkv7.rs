@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::gguf::GgufChange;
 use super::{Defaults, Family, GgufFamily, GgufHeader, Recurrence, Windows, fill, is_set};
 use crate::error::Result;
 use crate::limits;
@@ -11,9 +12,26 @@ pub static FAMILY: Family = Family {
     complete,
     recurrence: Recurrence::Every,
     gguf: Some(GgufFamily {
-        // The shares of all inputs are one tensor, and vectors have other shapes.
-        runs_only: true,
         layer_norm: true,
+        activation: "sqrelu",
+        write,
+        changes: &[
+            // The shares of all inputs are one tensor.
+            (
+                ".attn.x_all",
+                GgufChange::Entries(&[
+                    ".attn.x_r",
+                    ".attn.x_w",
+                    ".attn.x_k",
+                    ".attn.x_v",
+                    ".attn.x_a",
+                    ".attn.x_g",
+                ]),
+            ),
+            (".attn.r_k", GgufChange::Rows("head_dim")),
+            // All blocks have the same tensors, and the first does not use these.
+            ("layers.0.attn.v_lora.", GgufChange::Absent),
+        ],
         // Files state 0 heads.
         sizes: (HEAD_SIZE, "feed_forward_length"),
         read,
@@ -72,12 +90,25 @@ const HEAD_SIZE: &str = "wkv.head_size";
 
 /// Reads the fields of a GGUF file.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let rank = |key: &str| header.keys.uint(key, 1, limits::HIDDEN);
     Ok(json!({
         "head_dim": header.keys.required(HEAD_SIZE, limits::HEAD_DIM)?,
+        "decay_low_rank_dim": rank("attention.decay_lora_rank")?,
+        "a_low_rank_dim": rank("attention.iclr_lora_rank")?,
+        "v_low_rank_dim": rank("attention.value_residual_mix_lora_rank")?,
+        "gate_low_rank_dim": rank("attention.gate_lora_rank")?,
         "num_attention_heads": Value::Null,
         "num_key_value_heads": Value::Null,
         "rope_theta": Value::Null,
     }))
+}
+
+/// Adds the name of the epsilon in flash-linear-attention.
+fn write(map: &mut Map<String, Value>) {
+    let eps = ["layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps"];
+    if let Some(eps) = eps.iter().find_map(|name| map.get(*name).cloned()) {
+        map.entry("norm_eps").or_insert(eps);
+    }
 }
 
 /// The number of heads and the width of channel mixing follow from the hidden size.

@@ -21,7 +21,7 @@ pub static FAMILY: Family = Family {
             let parallel = keys.metadata.bool(&keys.key("use_parallel_residual"))?;
             Ok(json!({
                 "use_parallel_residual": parallel.unwrap_or(true) && !header.has("ffn_norm.weight"),
-                "use_qkv_bias": header.has("attn_q.bias"),
+                "use_qkv_bias": header.has_query_biases(),
                 "qk_layernorm": header.has("attn_q_norm.weight"),
             }))
         },

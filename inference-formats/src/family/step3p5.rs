@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::gguf::joined;
+use super::gguf::{GgufChange, joined};
 use super::{
     Defaults, Family, GgufFamily, GgufHeader, Windows, fill, is_set, list_layers, rename, routed,
 };
@@ -23,9 +23,21 @@ pub static FAMILY: Family = Family {
         (".share_expert.", ".mlp.shared_experts."),
     ],
     gguf: Some(GgufFamily {
-        // A directory with these names of experts has norms to which 1 was added.
-        runs_only: true,
         norm_plus_one: true,
+        // A directory with mlx-lm's names of experts has norms to which 1 was added.
+        keeps_plus_one: true,
+        write,
+        // Other names of routers would tell mlx-lm to add the 1 itself.
+        changes: &[
+            (
+                ".mlp.gate.weight",
+                GgufChange::Named(".mlp.gate.gate.weight"),
+            ),
+            (
+                ".mlp.gate.e_score_correction_bias",
+                GgufChange::Named(".mlp.gate.router_bias"),
+            ),
+        ],
         layers_differ: true,
         heads_differ: true,
         full_layers_scale: true,
@@ -120,6 +132,70 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
         "swiglu_limits_shared": limits_of("swiglu_clamp_shexp")?,
     });
     Ok(joined(routed::read(header, &routed::SIGMOIDS)?, own))
+}
+
+/// Adds the fields of transformers and mlx-lm, which have other names, and lists of rotations.
+fn write(map: &mut Map<String, Value>) {
+    for (from, to) in [
+        ("num_key_value_heads", "num_attention_groups"),
+        ("n_routed_experts", "moe_num_experts"),
+        ("num_experts_per_tok", "moe_top_k"),
+        ("routed_scaling_factor", "moe_router_scaling_factor"),
+        ("norm_topk_prob", "norm_expert_weight"),
+        ("moe_shared_expert_intermediate_size", "share_expert_dim"),
+    ] {
+        if let Some(value) = map.get(from).cloned() {
+            map.entry(to).or_insert(value);
+        }
+    }
+    let list = |name: &str| map.get(name).and_then(Value::as_array).cloned();
+    let (kinds, mixtures) = (list("layer_types"), list("mlp_layer_types"));
+    let numbers: Option<Vec<String>> = mixtures.map(|kinds| {
+        let numbered = (0..).zip(kinds);
+        (numbered.filter(|(_, kind)| kind == "sparse"))
+            .map(|(layer, _): (usize, _)| layer.to_string())
+            .collect()
+    });
+    if let Some(numbers) = numbers {
+        map.insert("moe_layers_enum".into(), numbers.join(",").into());
+    }
+    let mut other = Map::new();
+    for (from, to) in [
+        ("num_sliding_attention_heads", "num_attention_heads"),
+        ("num_sliding_attention_groups", "num_attention_groups"),
+    ] {
+        if let Some(value) = map.get(from).filter(|value| !value.is_null()).cloned() {
+            other.insert(to.into(), value);
+        }
+    }
+    if !other.is_empty() {
+        other.insert("attention_type".into(), "sliding_attention".into());
+        if let Some(dim) = map.get("head_dim").cloned() {
+            other.insert("head_dim".into(), dim);
+        }
+        map.insert("attention_other_setting".into(), other.into());
+    }
+    if let (Some(kinds), Some(rotations)) = (kinds, map.get("rope_parameters").cloned()) {
+        let rotation = |kind: &Value| kind.as_str().and_then(|kind| rotations.get(kind));
+        for (from, to) in [
+            ("rope_theta", "rope_theta"),
+            ("partial_rotary_factor", "partial_rotary_factors"),
+        ] {
+            let values: Option<Vec<Value>> = (kinds.iter())
+                .map(|kind| rotation(kind)?.get(from).cloned())
+                .collect();
+            if let Some(values) = values {
+                map.insert(to.into(), values.into());
+            }
+        }
+        let full = rotations.get("full_attention").and_then(Value::as_object);
+        if let Some(full) = full.filter(|full| full.contains_key("rope_type")) {
+            let mut scaling = full.clone();
+            scaling.retain(|name, _| !["rope_theta", "partial_rotary_factor"].contains(&&**name));
+            map.insert("rope_scaling".into(), scaling.into());
+            map.insert("yarn_only_types".into(), json!(["full_attention"]));
+        }
+    }
 }
 
 /// Lists which layers have experts. Older files have their numbers as one text.

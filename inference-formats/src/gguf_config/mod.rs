@@ -164,7 +164,7 @@ fn read(
         "rope_scaling": rope_scaling(&keys, file)?,
         "max_position_embeddings": keys.uint("context_length", 1, limits::POSITIONS)?,
         "tie_word_embeddings": !file.tensors().contains_key("output.weight"),
-        "attention_bias": family.optional_biases && has_bias("attn_q"),
+        "attention_bias": family.optional_biases && (has_bias("attn_q") || has_bias("attn_qkv")),
         "mlp_bias": family.optional_biases && has_bias("ffn_gate"),
         "num_nextn_predict_layers": further,
         "pooling_type": keys.uint("pooling_type", 0, 4)?,

@@ -26,6 +26,7 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
         "inference-text",
         "tokenizer_gguf_words",
         &[
+            "afmoe",
             "bailingmoe",
             "cohere2moe",
             "command-r",

@@ -389,6 +389,21 @@ impl<'a> Builder<'a> {
             .collect()
     }
 
+    /// Whether a GGUF file has one matrix for queries, keys and values (`attn_qkv`) where
+    /// directories of the family have three.
+    fn fuses_qkv(&self, name: &str, parts: AttentionParts) -> Result<bool> {
+        let fuses = self.weights.is_gguf() && self.weights.contains(&format!("{name}.weight"));
+        let family = self.config.family().and_then(|family| family.gguf.as_ref());
+        // The order of rows in such a matrix is not known.
+        if fuses && !parts.grouped && (parts.gated || family.is_some_and(|gguf| gguf.permuted)) {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "attn_qkv: files of this architecture need attn_q, attn_k and attn_v",
+            ));
+        }
+        Ok(fuses)
+    }
+
     /// The attention of layer `i` with this prefix and the usual tensor names.
     pub fn attention(
         &mut self,
@@ -403,9 +418,10 @@ impl<'a> Builder<'a> {
         );
         let name = |part: &str| format!("{prefix}.{part}");
         let gates = if parts.gated { 2 } else { 1 };
+        let fused = parts.fused || self.fuses_qkv(&name("qkv_proj"), parts)?;
         let [q_proj, k_proj, v_proj] = if parts.grouped {
             self.grouped_qkv(&name("qkv_proj"), parts.qkv_bias)?
-        } else if parts.fused {
+        } else if fused {
             let fused = self.fused(
                 &name("qkv_proj"),
                 dims.hidden,

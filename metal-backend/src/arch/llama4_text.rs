@@ -103,9 +103,10 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
     let activation = b.activation(Activation::Silu)?;
     let (count, per_token) = counts(b.config, "num_experts_per_tok")?;
     let fused = format!("{at}.experts.gate_up_proj");
-    // Fused stacks are `[in, out]`. At this size, the fused matrix is square, so its shape does not
-    // reveal the orientation.
-    if b.config.hidden_size == 2 * b.config.intermediate_size && b.weights.contains(&fused) {
+    // Fused stacks of directories are `[in, out]`. At this size, the fused matrix is square, so its
+    // shape does not reveal the orientation.
+    let is_square = b.config.hidden_size == 2 * b.config.intermediate_size;
+    if is_square && !b.weights.is_gguf() && b.weights.contains(&fused) {
         return Err(invalid(format!(
             "hidden_size is {hidden}, twice intermediate_size; such stacks of experts are not \
              supported"

@@ -12,9 +12,10 @@ use super::source::Source;
 use super::{failed, gguf};
 use crate::checkpoint::Family;
 use crate::checkpoint::files::{MAX_TEXT_FILE, ModelDir, read_capped};
+use crate::text::Tokenizer;
 
 /// Files that are copied unchanged if the model has them. None of these files is code.
-const COMPANIONS: [&str; 13] = [
+const COMPANIONS: [&str; 14] = [
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -24,6 +25,7 @@ const COMPANIONS: [&str; 13] = [
     "vocab.json",
     "vocab.txt",
     "merges.txt",
+    Tokenizer::GREEDY_FILE,
     "chat_template.jinja",
     "chat_template.json",
     "LICENSE",
@@ -47,6 +49,9 @@ pub(crate) fn text_files(path: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     if let Some(file) = source.gguf() {
         for (name, value) in gguf::tokenizer_files(file, &source.config)? {
             files.push((name.to_owned(), json(path, &value)?));
+        }
+        if let Some(text) = gguf::greedy_vocabulary(file)? {
+            files.push((Tokenizer::GREEDY_FILE.to_owned(), text.into_bytes()));
         }
     } else {
         let from = ModelDir::open(&source.path)?;
@@ -103,6 +108,9 @@ pub(super) fn write(source: &Source, plan: &Plan, dir: &Path) -> Result<()> {
     if let Some(file) = source.gguf() {
         for (name, json) in gguf::tokenizer_files(file, &source.config)? {
             write_json(&dir.join(name), &json)?;
+        }
+        if let Some(text) = gguf::greedy_vocabulary(file)? {
+            write_file(&dir.join(Tokenizer::GREEDY_FILE), text.as_bytes())?;
         }
         return Ok(());
     }

@@ -5,9 +5,9 @@ use inference::{Error, ErrorKind, Result};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
-use super::tensor::{Half, Stored, Tensor};
+use super::tensor::{Half, Stored, Tensor, Values};
 use crate::checkpoint::config::llama3_stretch;
-use crate::checkpoint::family::GgufFamily;
+use crate::checkpoint::family::{GgufChange, GgufFamily};
 use crate::checkpoint::files::invalid;
 use crate::checkpoint::gguf::{GgmlType, Gguf};
 use crate::checkpoint::gguf_config::{self, GgufNames};
@@ -58,11 +58,27 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
         let mut name = names
             .usual(stored)
             .ok_or_else(|| bad("has no name in a model directory".to_owned()))?;
-        name = published(family, name);
+        let changed = gguf.changes.iter().find(|(part, _)| name.contains(part));
+        let (part_of_name, change) = match changed {
+            Some((_, GgufChange::Absent)) => continue,
+            Some((part, change)) => (*part, Some(*change)),
+            None => ("", None),
+        };
+        let mut values = Values::Same;
+        if let Some(GgufChange::NegatedExponentials(own)) = change {
+            name = name.replacen(part_of_name, own, 1);
+            values = Values::NegatedExponentials;
+        }
+        name = match change {
+            Some(GgufChange::Named(own)) => name.replacen(part_of_name, own, 1),
+            _ => published(family, name),
+        };
         name.insert_str(0, family.mlx_lm.added);
-        let minus_one = gguf.norm_plus_one && name.ends_with("norm.weight");
+        if gguf.norm_plus_one && !gguf.keeps_plus_one && name.ends_with("norm.weight") {
+            values = Values::PlusOne;
+        }
         let dtype = match tensor.kind {
-            _ if minus_one => Dtype::F32,
+            _ if values != Values::Same => Dtype::F32,
             GgmlType::F16 => Dtype::F16,
             GgmlType::BF16 => Dtype::BF16,
             kind if quantization::dequantize(kind, &[]).is_some() => Dtype::F32,
@@ -95,7 +111,23 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
         if name.ends_with(".conv.weight") && shape.len() == 2 {
             shape.insert(1, 1);
         }
-        let part = |name: String, shape: Vec<usize>, half: Option<Half>| Tensor {
+        match change {
+            Some(GgufChange::Convolution) => {
+                let width = shape.pop().unwrap_or(1);
+                shape = vec![shape.iter().product(), 1, width];
+            }
+            Some(GgufChange::Rows(field)) => {
+                let all: usize = shape.iter().product();
+                match number(field) {
+                    Some(width) if width > 0 && all.is_multiple_of(width) => {
+                        shape = vec![all / width, width];
+                    }
+                    _ => return Err(bad(format!("has {all} elements, and {field} no divisor"))),
+                }
+            }
+            _ => {}
+        }
+        let part = |name: String, shape: Vec<usize>, (first_row, half)| Tensor {
             name,
             dtype,
             shape,
@@ -103,10 +135,24 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
                 name: stored.clone(),
                 kind: tensor.kind,
                 permuted: heads,
-                minus_one,
+                values,
+                first_row,
                 half,
             },
         };
+        if let Some(GgufChange::Entries(names)) = change {
+            match shape.split_first() {
+                Some((count, rest)) if *count == names.len() && !rest.is_empty() => {
+                    let rows: usize = rest.iter().rev().skip(1).product();
+                    for (i, own) in names.iter().enumerate() {
+                        let name = name.replacen(part_of_name, own, 1);
+                        tensors.push(part(name, rest.to_vec(), (i * rows, None)));
+                    }
+                }
+                _ => return Err(bad(format!("has no {} entries", names.len()))),
+            }
+            continue;
+        }
         match (name.strip_suffix(JOINED), shape.as_slice()) {
             (Some(stem), &[experts, rows, cols]) => {
                 if !rows.is_multiple_of(2) {
@@ -116,10 +162,10 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
                 }
                 for (half, part_name) in [(Half::First, "gate_proj"), (Half::Second, "up_proj")] {
                     let name = format!("{stem}switch_mlp.{part_name}.weight");
-                    tensors.push(part(name, vec![experts, rows / 2, cols], Some(half)));
+                    tensors.push(part(name, vec![experts, rows / 2, cols], (0, Some(half))));
                 }
             }
-            _ => tensors.push(part(name, shape, None)),
+            _ => tensors.push(part(name, shape, (0, None))),
         }
     }
     Ok(tensors)
@@ -143,9 +189,21 @@ pub(super) fn config(file: &Gguf) -> Result<Map<String, Value>> {
     let (family, gguf) = family(&config).ok_or_else(|| no_family(file, &config))?;
     // Families with separate rotary settings per layer kind already have their factors.
     if !config.contains_key("rope_parameters")
-        && let Some(scaling) = rope_scaling(file, architecture)?
+        && let Some(scaling) = rope_scaling(file, architecture, None)?
     {
         config.insert("rope_scaling".into(), scaling);
+    }
+    let head_dim = config.get("head_dim").and_then(Value::as_f64);
+    if gguf.full_layers_scale
+        && let Some(Value::Object(full)) = config
+            .get_mut("rope_parameters")
+            .and_then(|kinds| kinds.get_mut("full_attention"))
+        // The factors that only a part of a head has.
+        && let share = full.get("partial_rotary_factor").and_then(Value::as_f64)
+        && let pairs = head_dim.map(|dim| (dim * share.unwrap_or(1.0) / 2.0) as usize)
+        && let Some(Value::Object(scaling)) = rope_scaling(file, architecture, pairs)?
+    {
+        full.extend(scaling);
     }
     if let Some(Value::Object(scaling)) = config.get_mut("rope_scaling") {
         scaling.retain(|_, value| !value.is_null());
@@ -220,8 +278,9 @@ fn shortest(x: f32) -> Value {
         .map_or_else(|_| json!(x), |x| json!(x))
 }
 
-/// The parameters of Llama 3's scaling, which GGUF files store as factors.
-fn rope_scaling(file: &Gguf, architecture: &str) -> Result<Option<Value>> {
+/// The parameters of Llama 3's scaling, which GGUF files store as factors. There may be more
+/// factors than the `pairs` that rotate. Then the others are not used.
+fn rope_scaling(file: &Gguf, architecture: &str, pairs: Option<usize>) -> Result<Option<Value>> {
     let [name, ..] = ROPE_FACTORS;
     let Some(tensor) = file.tensors().get(name) else {
         return Ok(None);
@@ -231,44 +290,88 @@ fn rope_scaling(file: &Gguf, architecture: &str) -> Result<Option<Value>> {
         .metadata()
         .f32(&format!("{architecture}.rope.freq_base"))?
         .unwrap_or(10_000.0);
-    llama3_scaling(&factors, theta).map(Some).ok_or_else(|| {
-        Error::new(
-            ErrorKind::Unsupported,
-            format!(
-                "{name} has factors that are not Llama 3's; a config.json cannot describe them"
-            ),
-        )
-        .with_path(file.path())
-    })
+    let used = factors.get(..pairs.unwrap_or(factors.len()));
+    llama3_scaling(used.unwrap_or(&factors), theta)
+        .map(Some)
+        .ok_or_else(|| {
+            Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "{name} has factors that are not Llama 3's; a config.json cannot describe them"
+                ),
+            )
+            .with_path(file.path())
+        })
 }
 
-/// Finds the parameters of Llama 3's scaling that result in these wavelength factors; `None` if the
-/// usual parameters do not. This scaling multiplies long wavelengths by `factor`, keeps short
-/// wavelengths, and interpolates between.
+/// Finds parameters of Llama 3's scaling that result in these wavelength factors; `None` if no usual
+/// parameters do. This scaling multiplies long wavelengths by `factor`, keeps short wavelengths, and
+/// interpolates between. Only ratios of the other three parameters matter, so one of them is 1.
 pub(super) fn llama3_scaling(factors: &[f32], theta: f32) -> Option<Value> {
-    let (low, high, context) = (1.0f64, 4.0f64, 8192.0f64);
+    /// The parameters of Llama 3 come first.
+    const HIGH: [f64; 6] = [4.0, 2.0, 8.0, 16.0, 32.0, 64.0];
+    const CONTEXTS: [f64; 18] = [
+        8192.0,
+        131_072.0,
+        16.0,
+        32.0,
+        64.0,
+        128.0,
+        256.0,
+        512.0,
+        1024.0,
+        2048.0,
+        4096.0,
+        16_384.0,
+        32_768.0,
+        65_536.0,
+        262_144.0,
+        524_288.0,
+        1_048_576.0,
+        2_097_152.0,
+    ];
+    let low = 1.0f64;
     let factor = f64::from(factors.iter().copied().fold(f32::NAN, f32::max));
     if !(1.0..=1024.0).contains(&factor) {
         return None;
     }
     let dim = factors.len() * 2;
-    let fits = factors.iter().enumerate().all(|(i, actual)| {
-        let wave = 2.0 * std::f64::consts::PI * f64::from(theta).powf(2.0 * i as f64 / dim as f64);
-        let expected = llama3_stretch(wave, factor, [low, high], context);
-        (expected - f64::from(*actual)).abs() <= 1e-3 * expected
-    });
-    fits.then(|| {
-        json!({
-            "rope_type": "llama3",
-            "factor": factor,
-            "low_freq_factor": low,
-            "high_freq_factor": high,
-            "original_max_position_embeddings": 8192,
-        })
-    })
+    let error = |high: f64, context: f64| {
+        let errors = factors.iter().enumerate().map(|(i, actual)| {
+            let turn = f64::from(theta).powf(2.0 * i as f64 / dim as f64);
+            let wave = 2.0 * std::f64::consts::PI * turn;
+            let expected = llama3_stretch(wave, factor, [low, high], context);
+            (expected - f64::from(*actual)).abs() / expected
+        });
+        errors.fold(0.0, f64::max)
+    };
+    // The error must be far below the differences between parameters. The first of several
+    // parameters with one error is the most usual.
+    let all = CONTEXTS
+        .iter()
+        .flat_map(|context| HIGH.map(|high| (high, *context)));
+    let (high, context, error) = all
+        .map(|(high, context)| (high, context, error(high, context)))
+        .reduce(|best, next| if next.2 < best.2 { next } else { best })?;
+    if error > 1e-3 {
+        return None;
+    }
+    Some(json!({
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": context as u64,
+    }))
 }
 
-/// The tokenizer's files with their names.
+/// The vocabulary file of a tokenizer that has one instead of `tokenizer.json`.
+pub(super) fn greedy_vocabulary(file: &Gguf) -> Result<Option<String>> {
+    let parts = gguf_config::tokenizer_parts(file)?;
+    Tokenizer::greedy_file(&parts).map_err(|e| e.with_path(file.path()))
+}
+
+/// The tokenizer's files with their names, except a vocabulary of [`greedy_vocabulary`].
 pub(crate) fn tokenizer_files(
     file: &Gguf,
     config: &Map<String, Value>,
@@ -315,11 +418,14 @@ pub(crate) fn tokenizer_files(
     if let Some(bos) = bos {
         generation["bos_token_id"] = bos.into();
     }
-    Ok(vec![
-        ("tokenizer.json", json),
+    let mut files = vec![
         ("tokenizer_config.json", settings),
         ("generation_config.json", generation),
-    ])
+    ];
+    if Tokenizer::greedy_file(&parts)?.is_none() {
+        files.push(("tokenizer.json", json));
+    }
+    Ok(files)
 }
 
 /// A post-processor that adds the token `begin` before a text and the token `end` after it.

@@ -7,7 +7,7 @@ use inference::Result;
 use safetensors::Dtype;
 use serde_json::{Map, Value};
 
-use super::tensor::{Half, Stored, Tensor};
+use super::tensor::{Half, Stored, Tensor, Values};
 use super::{FloatType, gguf, wrong};
 use crate::checkpoint::files::{invalid, read_capped};
 use crate::checkpoint::gguf::{GgmlType, Gguf, GgufTensor};
@@ -158,6 +158,7 @@ impl Source {
                     name,
                     permuted,
                     half,
+                    first_row,
                     ..
                 },
             ) => {
@@ -166,7 +167,10 @@ impl Source {
                     (Some(half), &[_, width, _]) => {
                         Self::rows_of_half(g, gguf_info, (*half, width), first, rows)
                     }
-                    _ => self.gguf_rows(g, gguf_info, *permuted, first, rows),
+                    _ => {
+                        let cols = tensor.shape.last().copied().unwrap_or(1).max(1);
+                        self.gguf_rows(g, gguf_info, (*permuted, cols), first_row + first, rows)
+                    }
                 }
             }
             _ => Err(missing()),
@@ -177,11 +181,11 @@ impl Source {
         &self,
         gguf: &Gguf,
         tensor: &GgufTensor,
-        permuted: Option<usize>,
+        (permuted, cols): (Option<usize>, usize),
         first: usize,
         rows: usize,
     ) -> Result<Vec<u8>> {
-        let all = tensor.shape.iter().rev().skip(1).product::<usize>();
+        let all = tensor.shape.iter().product::<usize>() / cols;
         if let Some(heads) = permuted {
             // Biases are permuted too, as rows of one element.
             let units = if tensor.shape.len() == 1 {
@@ -228,12 +232,12 @@ impl Source {
             Stored::Gguf { kind, .. } => *kind,
             Stored::Safetensors => GgmlType::F32,
         };
-        if let Stored::Gguf {
-            minus_one: true, ..
-        } = &tensor.stored
-            && let Some(values) = quantization::dequantize(kind, &bytes)
+        if let Stored::Gguf { values, .. } = &tensor.stored
+            && *values != Values::Same
+            && let Some(stored) = quantization::dequantize(kind, &bytes)
         {
-            return Ok(Floats::F32(values.into_iter().map(|x| x - 1.0).collect()));
+            let own = stored.into_iter().map(|x| values.of_directory(x));
+            return Ok(Floats::F32(own.collect()));
         }
         let is_plain = matches!(kind, GgmlType::F32 | GgmlType::F16 | GgmlType::BF16);
         match tensor.dtype {

@@ -26,12 +26,35 @@ pub(super) enum Stored {
         kind: GgmlType,
         /// The number of heads whose rows GGUF permutes; `None` if the rows are not permuted.
         permuted: Option<usize>,
-        /// Whether the stored values are too large by one: conversion to GGUF adds the 1 of `1 +
-        /// weight`.
-        minus_one: bool,
+        /// How the values differ from those of a directory.
+        values: Values,
+        /// The row of the stored tensor at which this one begins.
+        first_row: usize,
         /// The half of each expert's rows that this tensor has, if the file joins two stacks.
         half: Option<Half>,
     },
+}
+
+/// How the values of a GGUF file differ from those of a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Values {
+    /// They are equal.
+    Same,
+    /// They are too large by one: conversion to GGUF adds the 1 of `1 + weight`.
+    PlusOne,
+    /// They are negated exponentials.
+    NegatedExponentials,
+}
+
+impl Values {
+    /// The value of a directory.
+    pub(super) fn of_directory(self, x: f32) -> f32 {
+        match self {
+            Self::Same => x,
+            Self::PlusOne => x - 1.0,
+            Self::NegatedExponentials => (-x).ln(),
+        }
+    }
 }
 
 /// A half of the rows of each matrix of a stack.

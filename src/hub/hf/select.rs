@@ -18,7 +18,7 @@ const MAX_INDEX: u64 = 64 << 20;
 const MAX_SHARDS: usize = 4096;
 
 /// The files that a model needs besides its weights, if they exist.
-const COMPANIONS: [&str; 11] = [
+const COMPANIONS: [&str; 12] = [
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -27,6 +27,7 @@ const COMPANIONS: [&str; 11] = [
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
+    "rwkv_vocab_v20230424.txt",
     "chat_template.jinja",
     "chat_template.json",
     "preprocessor_config.json",
