@@ -293,6 +293,17 @@ impl Matrix {
 
     /// [`DenseMatrix::into_columns`]; a quantized matrix does not change.
     ///
+    /// ```
+    /// use mlx_rs_core::{Array, Device, Stream, cpu::{DenseMatrix, Matrix}};
+    /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    ///     if let Some(dense) = DenseMatrix::new(&Array::from_slice(&[1.0f32, 2.0], &[1, 2])?)? {
+    ///         assert_eq!(Matrix::Dense(dense).into_columns()?.outputs(), 1);
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`DenseMatrix::into_columns`].
     pub fn into_columns(self) -> Result<Self> {
