@@ -34,6 +34,8 @@ pub const ELSEWHERE: &[(&str, &str, &[&str])] = &[
         AARCH64,
         &[
             "mlx-cpu-kernels/src/attention/decode_attention.rs",
+            "mlx-cpu-kernels/src/gemm/column_product.rs",
+            "mlx-cpu-kernels/src/isa.rs",
             "mlx-cpu-kernels/src/layout/formats.rs",
             "mlx-cpu-kernels/src/simd/dequantize.rs",
             "mlx-cpu-kernels/src/simd/prefetch.rs",
@@ -122,6 +124,15 @@ pub const ELSEWHERE: &[(&str, &str, &[&str])] = &[
         "not(feature = \"otel\")",
         FEATURES,
         &["inference-server/src/telemetry/mod.rs"],
+    ),
+    (
+        "not(feature = \"parquet\")",
+        "a build without the feature, as the README's",
+        &[
+            "metal-backend/src/train/dataset/files.rs",
+            "metal-backend/src/train/dataset/load.rs",
+            "tests/train/parquet.rs",
+        ],
     ),
     (
         "not(feature = \"mcp\")",
