@@ -183,9 +183,7 @@ impl TensorSplit {
     /// # Errors
     /// [`ErrorKind::Invalid`] for a shape that no part can have.
     pub fn window(&self, rank: usize, name: &str, part: &[usize]) -> Result<Option<Window>> {
-        let rule = self.rule(name).filter(|rule| rule.share != Share::Once);
-        rule.map(|rule| self.window_of(rule, rank, name, part))
-            .transpose()
+        self.window_of(rank, name, part, |from_end| from_end)
     }
 
     /// As [`Self::window`], for a matrix, or a stack of matrices, that is stored as `[.., inputs,
@@ -194,21 +192,25 @@ impl TensorSplit {
     /// # Errors
     /// As [`Self::window`].
     pub fn turned_window(&self, rank: usize, name: &str, part: &[usize]) -> Result<Option<Window>> {
-        let rule = self.rule(name).filter(|rule| rule.share != Share::Once);
-        let turned = rule.map(|rule| Rule {
-            from_end: match rule.from_end {
-                1 => 2,
-                2 => 1,
-                other => other,
-            },
-            ..rule
-        });
-        turned
-            .map(|rule| self.window_of(rule, rank, name, part))
-            .transpose()
+        self.window_of(rank, name, part, |from_end| match from_end {
+            1 => 2,
+            2 => 1,
+            other => other,
+        })
     }
 
-    fn window_of(&self, rule: Rule, rank: usize, name: &str, part: &[usize]) -> Result<Window> {
+    /// The window of a tensor. `axis` receives the usual axis, counted from the last one, which is
+    /// 1, and returns the stored axis.
+    fn window_of(
+        &self,
+        rank: usize,
+        name: &str,
+        part: &[usize],
+        axis: impl Fn(usize) -> usize,
+    ) -> Result<Option<Window>> {
+        let Some(rule) = self.rule(name).filter(|r| r.share != Share::Once) else {
+            return Ok(None);
+        };
         let fault = || {
             Error::new(
                 ErrorKind::Invalid,
@@ -219,7 +221,10 @@ impl TensorSplit {
             )
             .with_tensor(name)
         };
-        let axis = part.len().checked_sub(rule.from_end).ok_or_else(fault)?;
+        let axis = part
+            .len()
+            .checked_sub(axis(rule.from_end))
+            .ok_or_else(fault)?;
         let mine: usize = rule.units.iter().map(|unit| self.counts(*unit).1).sum();
         let length = part.get(axis).copied().unwrap_or(0);
         if length == 0 || mine == 0 || !length.is_multiple_of(mine) {
@@ -234,11 +239,11 @@ impl TensorSplit {
             ranges.push(first..first + size * unit);
             start += all * unit;
         }
-        Ok(Window {
+        Ok(Some(Window {
             axis,
             length: start,
             ranges,
-        })
+        }))
     }
 
     /// The total number of a unit, and the number that a process keeps.

@@ -56,8 +56,8 @@ impl Tokenizer {
     /// The file of a model directory that has RWKV's vocabulary.
     pub const GREEDY_FILE: &str = tokenizer_greedy::FILE;
 
-    /// The content of [`Self::GREEDY_FILE`]; `None` for another kind of tokenizer, which is saved as
-    /// `tokenizer.json`.
+    /// The content of [`Self::GREEDY_FILE`]; `None` for another kind of tokenizer, which is saved
+    /// as `tokenizer.json`.
     ///
     /// # Errors
     /// `InvalidModel` if a token has an incomplete escape.

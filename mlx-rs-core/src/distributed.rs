@@ -83,8 +83,6 @@ pub fn init(strict: bool) -> Result<Group> {
     if let Some(world) = WORLD.get().filter(|w| !strict || w.size() > 1) {
         return Ok(*world);
     }
-    #[cfg(any(target_os = "linux", target_os = "macos"))]
-    let _no_delay = system::NoDelay::new();
     let group = Group::made("distributed_init", || {
         // SAFETY: the arguments are plain values. A null context means failure, and is checked.
         unsafe { compat::mlx_distributed_init(strict) }.ctx

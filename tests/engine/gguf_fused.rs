@@ -37,7 +37,7 @@ fn fused(path: &Path, to: &Path, (parts, fused): (&[&str], &str), axis: usize) -
             .iter()
             .map(|other| tensor(&name.replace(part, other)))
             .collect();
-        // Layers without all parts, such as those whose values are keys, stay as they are.
+        // A layer may lack a part: some use their keys as values. Its tensors stay apart.
         let Some(all) = all.filter(|all| all.iter().all(|(_, kind, ..)| *kind == all[0].1)) else {
             tensors.push(tensor(name).unwrap());
             continue;

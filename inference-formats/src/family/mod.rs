@@ -339,8 +339,8 @@ pub enum Recurrence {
 pub enum TensorParallel {
     /// The model cannot be divided.
     No,
-    /// By heads, and by the width of feed-forward parts, under the usual names. Recurrent layers are
-    /// whole.
+    /// By heads, and by the width of feed-forward parts, under the usual names. Recurrent layers
+    /// are whole.
     Heads,
     /// As `Heads`, and the norms of queries and keys, which cover all heads, are divided with them.
     HeadsAndNorms,

@@ -141,8 +141,8 @@ fn load(
 pub(super) type SlotDeltas = Vec<(Arc<ParamSlot>, Delta)>;
 
 /// The changes of the adapter in a directory to the layers in `all`, and the adapter's kind. The
-/// model has `blocks` blocks. Those that `all` lacks are in other processes, and their changes are
-/// left out. Of layers that are divided among processes, this process's part is returned.
+/// first `blocks` blocks of the model may be in other processes: changes of those that `all` lacks
+/// are left out. Of layers that are divided among processes, this process's part is returned.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`], with the file and the tensor or setting that does not fit this

@@ -17,14 +17,13 @@ pub(super) fn of(slot: &ParamSlot, delta: Delta) -> Result<Delta> {
         return Ok(delta);
     };
     let part = |array: &Array, axis: i32| part(array, axis, window).map_err(engine("adapter"));
-    let low = match delta {
+    let mut low = match delta {
         Delta::Whole(weight) => {
             let axis = i32::try_from(window.axis).unwrap_or(-1);
             return Ok(Delta::Whole(part(&weight, axis)?));
         }
         Delta::LowRank(low) => low,
     };
-    let mut low = low;
     match slot.shape().len() - window.axis {
         // Inputs.
         1 if low.m.is_some() => {

@@ -6,13 +6,13 @@ use mlx_rs_core::{Array, Dtype};
 
 use super::Decoder;
 use super::build::{Builder, MAX_CONV, int};
-use super::stack::{Block, Stack};
+use super::stack::Stack;
 use super::wiring::BlockInfo;
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
 use crate::error::engine;
 use crate::loader::Weights;
-use crate::nn::{FeedForward, Mamba, MambaShape, Norm};
+use crate::nn::{Mamba, MambaShape, Norm};
 
 /// The prefix of blocks in a checkpoint.
 pub const BLOCKS: &str = "backbone.layers.";
@@ -51,16 +51,8 @@ pub(super) fn load_with(
     let blocks = b.blocks_at(BLOCKS, |b, _, prefix| {
         let at = format!("{prefix}.mixer");
         let norms = norms(b, &at, shape)?;
-        Ok(Block {
-            mixer_in: Some(b.hidden_norm(&format!("{prefix}.norm"))?),
-            mixer: mixer(b, &at, shape, (bias, norms))?,
-            mixer_out: None,
-            mlp_in: None,
-            mlp: FeedForward::Nothing,
-            mlp_out: None,
-            residual: None,
-            parallel: false,
-        })
+        let mixer = mixer(b, &at, shape, (bias, norms))?;
+        b.mixer_block(prefix, mixer)
     })?;
     Ok(Box::new(Stack {
         embedding: b.embedding("backbone.embeddings")?,

@@ -7,14 +7,14 @@ use serde_json::Value;
 
 use super::Decoder;
 use super::build::{Builder, MAX_CONV, int, invalid};
-use super::stack::{Block, Stack};
+use super::stack::Stack;
 use super::wiring::BlockInfo;
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
 use crate::error::engine;
 use crate::loader::Weights;
 use crate::nn::mamba2::GatedNorm;
-use crate::nn::{FeedForward, Mamba2, Mamba2Shape};
+use crate::nn::{Mamba2, Mamba2Shape};
 
 /// The prefix of blocks in a checkpoint.
 pub const BLOCKS: &str = "backbone.layers.";
@@ -42,20 +42,10 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     let bias = config.flag("use_bias")?.unwrap_or(false);
     let mut b = Builder::new(config, weights)?;
     let blocks = b.blocks_at(BLOCKS, |b, _, prefix| {
-        Ok(Block {
-            mixer_in: Some(b.hidden_norm(&format!("{prefix}.norm"))?),
-            mixer: {
-                let at = format!("{prefix}.mixer");
-                let norm = grouped_norm(b, &at, shape)?;
-                mixer(b, &at, shape, ([bias; 2], norm))?
-            },
-            mixer_out: None,
-            mlp_in: None,
-            mlp: FeedForward::Nothing,
-            mlp_out: None,
-            residual: None,
-            parallel: false,
-        })
+        let at = format!("{prefix}.mixer");
+        let norm = grouped_norm(b, &at, shape)?;
+        let mixer = mixer(b, &at, shape, ([bias; 2], norm))?;
+        b.mixer_block(prefix, mixer)
     })?;
     Ok(Box::new(Stack {
         embedding: b.embedding("backbone.embeddings")?,

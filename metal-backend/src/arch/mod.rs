@@ -6,6 +6,7 @@ mod afmoe;
 mod apertus;
 mod bailing_moe;
 mod bert;
+mod blocks;
 mod build;
 mod cohere;
 mod cohere2;

@@ -7,9 +7,8 @@
 //! holds the last positions (and a few of the first). [`WindowedCache`] holds the same and can be
 //! truncated. [`QuantizedCache`] grows and is packed. [`CacheOptions`] determines the kind for a
 //! layer. [`RecurrentState`] holds arrays of fixed shape instead, and [`PairState`] both.
-//! `checkpoint.rs` keeps copies of states that cannot be trimmed. `file.rs`
-//! keeps caches on disk, `mlx_lm.rs` in the format of Python's mlx-lm. `tier/` manages a directory of
-//! such files.
+//! `checkpoint.rs` keeps copies of states that cannot be trimmed. `file.rs` keeps caches on disk,
+//! `mlx_lm.rs` in the format of Python's mlx-lm. `tier/` manages a directory of such files.
 
 pub(crate) mod checkpoint;
 mod chunked;
@@ -216,8 +215,8 @@ impl Caches {
         }
     }
 
-    /// The known length of the sequence: its expected length, or the computed positions if there are
-    /// more.
+    /// The known length of the sequence: its expected length, or the computed positions if there
+    /// are more.
     fn length(&self) -> i32 {
         self.reach.max(offset(self))
     }

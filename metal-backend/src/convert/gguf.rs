@@ -304,9 +304,10 @@ fn rope_scaling(file: &Gguf, architecture: &str, pairs: Option<usize>) -> Result
         })
 }
 
-/// Finds parameters of Llama 3's scaling that result in these wavelength factors; `None` if no usual
-/// parameters do. This scaling multiplies long wavelengths by `factor`, keeps short wavelengths, and
-/// interpolates between. Only ratios of the other three parameters matter, so one of them is 1.
+/// Finds parameters of Llama 3's scaling that result in these wavelength factors; `None` if no
+/// usual parameters do. This scaling multiplies long wavelengths by `factor`, keeps short
+/// wavelengths, and interpolates between. Only ratios of the other three parameters matter, so one
+/// of them is 1.
 pub(super) fn llama3_scaling(factors: &[f32], theta: f32) -> Option<Value> {
     /// The parameters of Llama 3 come first.
     const HIGH: [f64; 6] = [4.0, 2.0, 8.0, 16.0, 32.0, 64.0];

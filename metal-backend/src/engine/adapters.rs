@@ -55,7 +55,13 @@ impl Engine {
         self.check_open()?;
         let mut current = self.adapter.lock();
         let param_slots = self.param_slots.lock().clone();
-        let (architecture, blocks) = (&self.info.architecture, self.info.num_layers);
+        let architecture = &self.info.architecture;
+        // Without other processes, an adapter of a block that is not here is an error.
+        let blocks = if self.is_part() {
+            self.info.num_layers
+        } else {
+            0
+        };
         let files = self.hash_of_adapter(dir);
         let adapter = self
             .scope(|| LoraAdapter::load(&param_slots, blocks, dir, architecture, &self.passes))?;

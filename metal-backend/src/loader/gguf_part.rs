@@ -96,8 +96,8 @@ impl<'a> GgufPart<'a> {
 }
 
 impl Weights {
-    /// The tensor with this name in transformers, or this process's part of it; `shape` is the shape
-    /// of the part.
+    /// The tensor with this name in transformers, or this process's part of it; `shape` is the
+    /// shape of the part.
     pub(super) fn gguf_part<'a>(
         &self,
         gguf: &'a Gguf,

@@ -359,8 +359,8 @@ impl SlotView {
         weight.map(|w| self.cut(&w)).transpose()
     }
 
-    /// Passes the layer's input `[.., in]` to the scope's observer, if there is one. For experts, `x`
-    /// is `[.., 1, in]`, and broadcasts to the ids `[..]` of the experts that read it.
+    /// Passes the layer's input `[.., in]` to the scope's observer, if there is one. For experts,
+    /// `x` is `[.., 1, in]`, and broadcasts to the ids `[..]` of the experts that read it.
     pub fn observe(&self, x: &Array, experts: Option<&Array>) -> Result<()> {
         let observer = SCOPE.with_borrow(|scope| scope.as_ref()?.observer.clone());
         match observer {

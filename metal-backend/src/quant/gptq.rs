@@ -128,8 +128,9 @@ impl Gptq {
     }
 }
 
-/// The fewest tokens from which an expert with `width` inputs is learned. Errors move into directions
-/// that these tokens do not read. Few tokens leave many such directions, which other tokens read.
+/// The fewest tokens from which an expert with `width` inputs is learned. Errors move into
+/// directions that these tokens do not read. Few tokens leave many such directions, which other
+/// tokens read.
 fn fewest_tokens(width: i32) -> usize {
     width.unsigned_abs() as usize / 4
 }

@@ -40,8 +40,8 @@ impl Target {
             .map_err(engine("quantize"))
     }
 
-    /// Whether the slot is the matrix of one linear layer inside a block, or with 3 `axes` the stack
-    /// of the matrices of its experts.
+    /// Whether the slot is the matrix of one linear layer inside a block, or with 3 `axes` the
+    /// stack of the matrices of its experts.
     fn is_of(&self, block: usize, axes: usize) -> bool {
         self.slot.kind() == SlotKind::Matrix
             && self.slot.shape().len() == axes

@@ -128,8 +128,8 @@ options! {
         skip_bad_lines: bool = false, Flag::new(Data, "");
         /// The training objective: sft trains on texts and replies; dpo and orpo train on pairs of
         /// replies, one better than the other; kto trains on replies that are good or bad; grpo
-        /// trains on replies that the model generates and reward_command judges; contrastive trains an encoder on pairs of texts that belong together, and is the default
-        /// for encoders.
+        /// trains on replies that the model generates and reward_command judges; contrastive trains
+        /// an encoder on pairs of texts that belong together, and is the default for encoders.
         method: Method = Method::default(), Flag::new(General, "METHOD");
         /// The penalty of dpo, kto and grpo on deviation from the base model, and the weight of
         /// orpo's odds ratio. Without it, 0.1, and 0 for grpo.

@@ -90,9 +90,10 @@ pub fn dpo(
     right.subtract(&wrong)?.mean(All, false)
 }
 
-/// Odds ratio preference (Hong et al. 2024, arXiv:2403.07691, equation 7): `-log(sigmoid(d))`, where
-/// `d` is the log of the odds of `chosen` minus that of `rejected`. The odds of probability `p` are
-/// `p / (1 - p)`. Each array is `[pairs]` of mean log-probabilities of a token. Returns `[pairs]`.
+/// Odds ratio preference (Hong et al. 2024, arXiv:2403.07691, equation 7): `-log(sigmoid(d))`,
+/// where `d` is the log of the odds of `chosen` minus that of `rejected`. The odds of probability
+/// `p` are `p / (1 - p)`. Each array is `[pairs]` of mean log-probabilities of a token. Returns
+/// `[pairs]`.
 ///
 /// # Errors
 /// If the shapes do not match.

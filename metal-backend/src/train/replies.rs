@@ -37,8 +37,8 @@ impl Replies {
         Ok(())
     }
 
-    /// Trains on the replies to the next prompts, or again on earlier replies. Returns the number of
-    /// batches of prompts that were taken from `next`, and the report.
+    /// Trains on the replies to the next prompts, or again on earlier replies. Returns the number
+    /// of batches of prompts that were taken from `next`, and the report.
     pub fn step<'p>(
         &mut self,
         trainer: &mut Trainer,

@@ -1,5 +1,5 @@
-//! Trains adapters on quantized models by every method. The losses must be those of a model with the
-//! dequantized weights in float32.
+//! Trains adapters on quantized models by every method. The losses must be those of a model with
+//! the dequantized weights in float32.
 
 use std::path::{Path, PathBuf};
 

@@ -58,7 +58,8 @@ pub struct ColumnPart {
 
 /// A product of rows with transposed matrices, as [`Product`](super::product::Product) computes it,
 /// but with matrices that the operation stores. The inputs are float32: the rows `[rows, k]`, the
-/// weight of the norm `[k]`, the bias `[n]` of each part that has one, and the residual `[rows, n]`.
+/// weight of the norm `[k]`, the bias `[n]` of each part that has one, and the residual `[rows,
+/// n]`.
 #[derive(Debug)]
 pub struct ColumnProduct {
     /// At least one matrix. All have `k` columns and were packed for one instruction set.

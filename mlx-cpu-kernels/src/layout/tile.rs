@@ -27,8 +27,8 @@ pub(crate) struct TileC {
     pub accumulate: bool,
 }
 
-/// The outputs of a tile of rows with a micro-panel: adjacent elements for each row, at `data + row *
-/// row_stride`.
+/// The outputs of a tile of rows with a micro-panel: adjacent elements for each row, at `data + row
+/// * row_stride`.
 #[cfg(target_arch = "x86_64")]
 pub(crate) struct ColumnOutput {
     pub data: *mut f32,

@@ -190,7 +190,7 @@ impl<'a> Projection<'a> {
         host_op::add("cpu::project", OpKind::Opaque, work, &inputs, &shape).map(Some)
     }
 
-    /// The number of inputs of the matrices; 1 if there is none.
+    /// The number of inputs of the matrices; 1 without matrices.
     fn inputs(&self) -> usize {
         self.parts.first().map_or(1, |(first, _)| first.size().k)
     }

@@ -2,9 +2,9 @@
 //!
 //! Before the first reply, Ctrl-C ends the program as usual. Later, outside of a reply, Ctrl-C ends
 //! the program with 130, the exit code that shells use for this signal. `train` and `convert` also
-//! handle SIGTERM, with exit code 143. So a job ended by a cluster or a container saves its training,
-//! and an interrupted conversion leaves no files.
-//! `serve` handles both signals, too, and exits with 0 after the first one.
+//! handle SIGTERM, with exit code 143. So a job ended by a cluster or a container saves its
+//! training, and an interrupted conversion leaves no files. `serve` handles both signals, too, and
+//! exits with 0 after the first one.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU8, Ordering};

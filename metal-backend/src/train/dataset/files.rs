@@ -41,8 +41,8 @@ pub fn file_of(data: &Path, name: &str) -> Result<PathBuf> {
 }
 
 /// The file of a directory for `train`, `valid` or `test`: `NAME.jsonl`, `NAME.parquet`, or the
-/// first of `NAME-00000-of-00003.parquet` and so on. As on the Hugging Face Hub, the part `valid` of
-/// Parquet files may be named `validation`.
+/// first of `NAME-00000-of-00003.parquet` and so on. As on the Hugging Face Hub, the part `valid`
+/// of Parquet files may be named `validation`.
 ///
 /// # Errors
 /// `InvalidOption` if several files match; `Io` if the directory cannot be read.

@@ -121,11 +121,13 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Reads one JSONL or Parquet file. The first of several parts of a Parquet file stands for all.
+    /// Reads one JSONL or Parquet file. The first of several parts of a Parquet file stands for
+    /// all.
     ///
     /// # Errors
-    /// `Unsupported` for a Parquet file without the feature `parquet`; `Io` if the file cannot be read; `InvalidOption` for bad lines (with file and line number),
-    /// for a file without examples, and for a file beyond a limit.
+    /// `Unsupported` for a Parquet file without the feature `parquet`; `Io` if the file cannot be
+    /// read; `InvalidOption` for bad lines (with file and line number), for a file without
+    /// examples, and for a file beyond a limit.
     pub fn read(
         path: impl AsRef<Path>,
         text_to_ids: &TextPipeline,
@@ -328,7 +330,7 @@ where
 /// The fields of a line, `None` for a blank line, or the reason why it cannot be used.
 type Line = Result<Option<Map<String, Json>>, String>;
 
-/// Refuses what is not a regular file, and a file beyond the limit.
+/// Refuses everything but a regular file within the limit of bytes.
 fn check_file(path: &Path, limits: &DataLimits) -> Result<()> {
     // Checked before the file is opened, because opening a pipe would block.
     let facts = path.metadata().map_err(|e| io("open the file", e))?;

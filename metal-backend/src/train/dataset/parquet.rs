@@ -1,8 +1,8 @@
 //! Reads rows of Parquet files as JSON objects, with the columns as fields.
 //!
-//! A null is a missing field, at every level. Columns whose type has no counterpart in JSON, such as
-//! bytes, maps and times, are left out. `footer` bounds the nesting before the crate `parquet` reads
-//! the schema by recursion.
+//! A null is a missing field, at every level. Columns whose type has no counterpart in JSON, such
+//! as bytes, maps and times, are left out. `footer` bounds the nesting before the crate `parquet`
+//! reads the schema by recursion.
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,5 +1,5 @@
-//! Tests of Parquet files: rows equal what pyarrow reads back (`tools/golden/parquet.py`), and damaged
-//! files are errors.
+//! Tests of Parquet files: rows equal what pyarrow reads back (`tools/golden/parquet.py`), and
+//! damaged files are errors.
 
 use std::path::PathBuf;
 

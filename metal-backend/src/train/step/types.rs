@@ -173,8 +173,8 @@ pub struct PreferenceReport {
     pub chosen: f32,
     /// Mean reward of the worse or undesirable replies.
     pub rejected: f32,
-    /// Fraction of pairs whose better reply has the greater reward; for single replies, the fraction
-    /// on the right side of the reference point.
+    /// Fraction of pairs whose better reply has the greater reward; for single replies, the
+    /// fraction on the right side of the reference point.
     pub accuracy: f32,
 }
 
