@@ -7,7 +7,7 @@
 //! | `gemm`, `attention`, `recurrence`, `sampling` | the operations, each a [`Work`] |
 //! | `simd` | kernels by instruction set, and the functions that choose among them |
 //! | `layout` | packed matrices, input panels, tiles: types without arithmetic |
-//! | `pool`, `partition`, `isa`, `prefill_inputs`, `work` | threads, loops, ISA, inputs |
+//! | `pool`, `partition`, `isa`, `prefill_inputs`, `work`, `memory` | threads, loops, ISA, inputs, buffers |
 //!
 //! Each module uses only the modules below it in the table. `tests/layering.rs` checks this.
 //!
@@ -23,6 +23,7 @@ mod attention;
 mod gemm;
 mod isa;
 mod layout;
+mod memory;
 mod once;
 mod partition;
 mod pool;
@@ -60,6 +61,7 @@ pub use layout::packed::{
 };
 pub use layout::table::Table;
 pub use layout::tile::LANES;
+pub use memory::{OutOfMemory, resize};
 pub use once::Once;
 pub use pool::{drop_payload, with_barrier_hook};
 pub use prefill_inputs::PrefillInputs;

@@ -11,6 +11,7 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::sync::{OnceLock, PoisonError};
 
+use super::memory::OutOfMemory;
 use super::sync::{
     Arc, AtomicBool, AtomicUsize, Builder, Condvar, JoinHandle, Mutex, MutexGuard, Ordering, SPINS,
     YIELD_EVERY, spin_loop, yield_now,
@@ -75,11 +76,16 @@ struct Shared {
     next: Vec<PartCounter>,
     /// The number of workers in the current job.
     active: AtomicUsize,
-    /// Whether a part panicked.
-    failed: AtomicBool,
+    /// What failed in the current job: [`NOTHING`], [`A_PANIC`], or the size of an allocation that
+    /// the system refused.
+    failed: AtomicUsize,
     /// Whether workers must exit.
     stopped: AtomicBool,
 }
+
+/// The values of [`Shared::failed`] that are no size.
+const NOTHING: usize = 0;
+const A_PANIC: usize = usize::MAX;
 
 /// A part index, aligned to a cache line of its own, so that threads do not contend for one line.
 #[repr(align(64))]
@@ -122,7 +128,7 @@ impl Pool {
             asleep: AtomicUsize::new(0),
             next: (0..threads.max(1)).map(counter).collect(),
             active: AtomicUsize::new(0),
-            failed: AtomicBool::new(false),
+            failed: AtomicUsize::new(NOTHING),
             stopped: AtomicBool::new(false),
         });
         // If a worker cannot be started, the other threads and the caller run its parts.
@@ -165,7 +171,7 @@ impl Pool {
     /// Calls `run` on each thread with an iterator over the thread's parts, mostly adjacent ones.
     /// Together the iterators cover `0..parts`. State that the parts of a thread share can be
     /// created once per call. Returns when all parts are done. A panic in a part is resumed on the
-    /// caller.
+    /// caller, with the payload [`OutOfMemory`] if memory was refused.
     pub(crate) fn run_iter(&self, parts: usize, run: &Run<'_>) {
         if parts <= 1 || self.workers.is_empty() {
             run(&mut (0..parts));
@@ -183,7 +189,7 @@ impl Pool {
             next.0
                 .store(shared.first_part(parts, place), Ordering::Relaxed);
         }
-        shared.failed.store(false, Ordering::Relaxed);
+        shared.failed.store(NOTHING, Ordering::Relaxed);
         let asleep = {
             let mut slot = lock(&shared.job);
             *slot = Some(job);
@@ -203,10 +209,11 @@ impl Pool {
         while shared.active.load(Ordering::Acquire) > 0 {
             pause(&mut spins);
         }
-        assert!(
-            !shared.failed.load(Ordering::Relaxed),
-            "a part of a kernel panicked"
-        );
+        match shared.failed.load(Ordering::Relaxed) {
+            NOTHING => {}
+            A_PANIC => panic!("a part of a kernel panicked"),
+            bytes => OutOfMemory { bytes }.raise(),
+        }
     }
 }
 
@@ -285,7 +292,9 @@ fn take_parts(shared: &Shared, job: Job, me: usize) {
         }
     }));
     if let Err(payload) = all {
-        shared.failed.store(true, Ordering::Relaxed);
+        let refused = payload.downcast_ref::<OutOfMemory>();
+        let failed = refused.map_or(A_PANIC, |refused| refused.bytes.clamp(1, A_PANIC - 1));
+        shared.failed.store(failed, Ordering::Relaxed);
         // After a panic, the remaining parts are skipped.
         for next in &shared.next {
             next.0.store(usize::MAX / 2, Ordering::Relaxed);

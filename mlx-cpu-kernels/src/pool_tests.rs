@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::memory::{OutOfMemory, resize};
 use super::pool::{Pool, with_barrier_hook};
 
 #[test]
@@ -83,6 +84,26 @@ fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
         done.fetch_add(1, Ordering::Relaxed);
     });
     assert_eq!(done.load(Ordering::Relaxed), 4);
+}
+
+#[test]
+fn the_caller_learns_that_memory_was_refused() {
+    const TOO_LARGE: usize = isize::MAX as usize / 4;
+    let pool = Pool::start(3);
+    let payload = |run: &(dyn Fn(usize) + Sync)| {
+        let all = std::panic::AssertUnwindSafe(|| pool.run(8, run));
+        let payload = std::panic::catch_unwind(all).unwrap_err();
+        payload.downcast_ref::<OutOfMemory>().copied()
+    };
+    let refused = payload(&|part| {
+        if part == 5 {
+            resize(&mut Vec::<f32>::new(), TOO_LARGE, 0.0);
+        }
+    });
+    let bytes = TOO_LARGE * 4;
+    assert_eq!(refused, Some(OutOfMemory { bytes }));
+    assert_eq!(payload(&|part| assert!(part < 3, "part three")), None);
+    pool.run(8, &|_| ());
 }
 
 /// A panic payload whose destructor panics.

@@ -14,6 +14,7 @@ const ORDER: &[&str] = &[
     // Modules that all others may use.
     "sync",
     "once",
+    "memory",
     "pool",
     "pool_tests",
     "partition",

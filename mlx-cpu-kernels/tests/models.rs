@@ -16,6 +16,8 @@ mod sync {
     pub(super) const YIELD_EVERY: u32 = 1;
 }
 
+#[path = "../src/memory.rs"]
+mod memory;
 #[path = "../src/once.rs"]
 mod once;
 #[path = "../src/pool.rs"]

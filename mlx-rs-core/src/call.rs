@@ -15,7 +15,7 @@ use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 
 use crate::array::Array;
 use crate::error::{Error, ErrorKind, Result};
-use crate::{deadlock, exit, memory, quirks, stream};
+use crate::{deadlock, exit, failure, memory, quirks, stream};
 
 /// The process-wide lock. MLX's graph building, streams and transforms share global state without
 /// locks, and the holder of the guard has exclusive access to that state. The lock is reentrant,
@@ -215,13 +215,18 @@ pub(crate) fn status(op: &'static str, f: impl FnOnce() -> c_int) -> Result<()> 
     if rc == 0 { Ok(()) } else { Err(take_error(op)) }
 }
 
-/// Runs a call that evaluates. When it fails, MLX has already started earlier operations, and frees
+/// Runs a call that evaluates. It also fails if an operation of this crate failed on the current
+/// stream since the last evaluation. When it fails, MLX has already started earlier operations, and frees
 /// their output buffers as soon as their arrays are dropped. So this function waits for all started
 /// operations before it returns the error.
 pub(crate) fn evaluation(op: &'static str, f: impl FnOnce() -> c_int) -> Result<()> {
     let _guard = enter(op)?;
-    let result = deadlock::evaluating(|| status(op, f));
+    let mut result = deadlock::evaluating(|| status(op, f));
     exit::after_evaluation();
+    if result.is_err() || failure::any() {
+        let failed = stream::current_index().ok().and_then(failure::take);
+        result = result.and(failed.map_or(Ok(()), Err));
+    }
     if result.is_err() {
         stream::wait_for_all();
     }

@@ -52,6 +52,7 @@ mod device;
 mod dtype;
 mod error;
 mod exit;
+mod failure;
 mod operators;
 mod ops;
 mod quirks;

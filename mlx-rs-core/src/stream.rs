@@ -444,14 +444,25 @@ pub(crate) fn current_raw() -> Result<sys::mlx_stream> {
     Ok(default_for(Device::default_device())?.raw)
 }
 
-/// The current stream's device and index, which identify the stream. Call with the lock held.
-pub(crate) fn current_id() -> Result<(DeviceKind, i32)> {
-    let raw = current_raw()?;
+/// The index of the current stream. Call with the lock held.
+pub(crate) fn current_index() -> Result<i32> {
+    index_of(current_raw()?)
+}
+
+/// The index of a stream. Call with the lock held.
+pub(crate) fn index_of(raw: sys::mlx_stream) -> Result<i32> {
     let mut index = 0;
     call::status("stream", || {
         // SAFETY: the result is writable and the handle live.
         unsafe { sys::mlx_stream_get_index(&raw mut index, raw) }
     })?;
+    Ok(index)
+}
+
+/// The current stream's device and index, which identify the stream. Call with the lock held.
+pub(crate) fn current_id() -> Result<(DeviceKind, i32)> {
+    let raw = current_raw()?;
+    let index = index_of(raw)?;
     // SAFETY: makes an empty handle, filled and freed below.
     let mut device = unsafe { sys::mlx_device_new() };
     let mut kind = sys::mlx_device_type__MLX_CPU;

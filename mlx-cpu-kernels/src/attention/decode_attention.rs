@@ -11,6 +11,7 @@ use crate::attention::key_blocks::{self, BLOCK_KEYS, Running, VisibleKeys};
 use crate::attention::kv_type::KvType;
 use crate::isa::Isa;
 use crate::layout::tile::{self, LANES, TileA, TileB};
+use crate::memory::resize;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::avx2::decode_attention::{
     self, CacheElement, VALUE_LANES, accumulate_values, scores,
@@ -103,7 +104,7 @@ impl DecodeTask<'_> {
         // A key's position modulo 8 is its lane, so the first lanes may be hidden.
         let (first, step) = (block.position % SCORE_LANES, BLOCK_KEYS + SCORE_LANES);
         scores.clear();
-        scores.resize(heads * step, f32::NEG_INFINITY);
+        resize(scores, heads * step, f32::NEG_INFINITY);
         // The parts of the block, and the places of their first scores.
         let [one, other] = block.parts;
         let parts = [(one.clone(), first), (other, first + one.len())];

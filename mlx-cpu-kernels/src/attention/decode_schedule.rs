@@ -8,6 +8,7 @@ use crate::attention::attend::{Attention, AttentionTask};
 use crate::attention::decode_attention::{self, BlockScratch, DecodeTask, PartialSoftmax};
 use crate::attention::key_blocks::BLOCK_KEYS;
 use crate::attention::kv_write::NewKv;
+use crate::memory::resize;
 use crate::partition::{SharedOutput, parallel_parts, parallel_ranges};
 use crate::pool;
 use crate::simd::prefetch;
@@ -77,8 +78,8 @@ impl AttentionTask<'_> {
             SCRATCH.with_borrow_mut(|scratch| {
                 self.fill_queries(q, group, &mut scratch.queries);
                 let blocks = self.attend.visible_keys(q).blocks();
-                scratch.sums.resize(blocks * queries_per_kv * d, 0.0);
-                scratch.states.resize(blocks * queries_per_kv, (0.0, 0.0));
+                resize(&mut scratch.sums, blocks * queries_per_kv * d, 0.0);
+                resize(&mut scratch.states, blocks * queries_per_kv, (0.0, 0.0));
                 let decode_task = self.decode_task(&queries[at..], group);
                 let each = scratch.sums.chunks_exact_mut(queries_per_kv * d);
                 let each = each.zip(scratch.states.chunks_exact_mut(queries_per_kv));
@@ -121,8 +122,9 @@ impl AttentionTask<'_> {
             count += self.attend.visible_keys(q).blocks();
         }
         begins.push(count);
-        let mut sums = vec![0.0f32; count * heads * d];
-        let mut states = vec![(0.0f32, 0.0f32); count * heads];
+        let (mut sums, mut states) = (Vec::new(), Vec::new());
+        resize(&mut sums, count * heads * d, 0.0f32);
+        resize(&mut states, count * heads, (0.0f32, 0.0f32));
         let (all_sums, all_states) = (SharedOutput::new(&mut sums), SharedOutput::new(&mut states));
         let work = self.multiplications(queries.iter().copied());
         parallel_ranges(count * groups, work, &|from, to| {
@@ -174,7 +176,7 @@ impl AttentionTask<'_> {
             queries_per_kv,
             ..
         } = *self.attend;
-        queries.resize(queries_per_kv * d, 0.0);
+        resize(queries, queries_per_kv * d, 0.0);
         for (i, query) in queries.chunks_exact_mut(d).enumerate() {
             self.query(q, group * queries_per_kv + i, query);
         }

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use crate::isa::Isa;
 use crate::layout::input_panel::{InputPanel, InputPanelMut, MAX_ROWS, panel_rows};
+use crate::memory::resize;
 use crate::partition::{SharedOutput, parallel_ranges};
 use crate::simd::{qgemv, vmath};
 
@@ -77,7 +78,7 @@ impl Scratch {
         };
         let values = match norm {
             Some((weight, eps)) => {
-                normalized.resize(x.len(), 0.0);
+                resize(normalized, x.len(), 0.0);
                 let out = SharedOutput::new(normalized);
                 run(&|panels| {
                     for rows in panels {
@@ -162,10 +163,10 @@ impl PreparedForm {
             k / group,
         ];
         let [floats, wholes, scales, sums] = self.each;
-        self.values.resize(rows * floats, 0.0);
-        self.quants.resize(rows * wholes, 0);
-        self.scales.resize(rows * scales, 0.0);
-        self.sums.resize(rows * sums, 0.0);
+        resize(&mut self.values, rows * floats, 0.0);
+        resize(&mut self.quants, rows * wholes, 0);
+        resize(&mut self.scales, rows * scales, 0.0);
+        resize(&mut self.sums, rows * sums, 0.0);
         let (values, quants) = (
             SharedOutput::new(&mut self.values),
             SharedOutput::new(&mut self.quants),

@@ -8,6 +8,7 @@ use crate::gemm::dense::DenseView;
 use crate::gemm::packed_gemm::{ColumnBlock, GemmTask};
 use crate::gemm::product::{MatrixData, Product};
 use crate::isa::Isa;
+use crate::memory::resize;
 use crate::partition::{SharedOutput, parallel_ranges};
 use crate::simd::amx::{
     Bf16Panel, OutputRow, TILE_ROWS, TILES_TOGETHER, TileRegisters, dense_products,
@@ -128,7 +129,7 @@ impl GemmTask<'_> {
             }
         }
         let tiles = &tiles[..count];
-        sums.resize(count * TILE_ROWS, OutputRow::default());
+        resize(sums, count * TILE_ROWS, OutputRow::default());
         for (panel, inputs) in panels.iter().enumerate() {
             dense_products(tiles, inputs, registers, sums);
             for (part, sums) in parts.clone().zip(sums.chunks_exact_mut(columns)) {

@@ -8,6 +8,7 @@ use crate::gemm::experts::{ExpertStack, PAIRS_AT_ONCE, StackProduct, add_pairs, 
 use crate::gemm::product::{Product, Size};
 use crate::gemm::routes::Routing;
 use crate::isa::Isa;
+use crate::memory::resize;
 use crate::partition::{SharedOutput, parallel_ranges};
 use crate::prefill_inputs::PrefillInputs;
 use crate::simd::portable::vmath::{self, Gate};
@@ -150,9 +151,9 @@ impl Work for ExpertBlock {
                 let pairs = range.len();
                 let row = |place: usize| routes.pairs[place] / self.routing.per_row;
                 gather(x, hidden, range.clone(), &row, &mut buffers.inputs);
-                buffers.halves.resize(pairs * 2 * width, 0.0);
+                resize(&mut buffers.halves, pairs * 2 * width, 0.0);
                 first.run(groups, &buffers.inputs, &mut buffers.halves);
-                buffers.middle.resize(pairs * width, 0.0);
+                resize(&mut buffers.middle, pairs * width, 0.0);
                 let middle = SharedOutput::new(&mut buffers.middle);
                 let halves = &buffers.halves;
                 parallel_ranges(pairs, pairs * width * 8, &|from, to| {
@@ -169,7 +170,7 @@ impl Work for ExpertBlock {
                         self.activation.apply(self.isa, to, ups);
                     }
                 });
-                buffers.outputs.resize(pairs * self.down.size.n, 0.0);
+                resize(&mut buffers.outputs, pairs * self.down.size.n, 0.0);
                 second.run(groups, &buffers.middle, &mut buffers.outputs);
                 let outputs = &buffers.outputs;
                 add_pairs(&self.routing, &routes, range, outputs, Some(weights), &out);

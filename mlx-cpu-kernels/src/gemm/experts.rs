@@ -14,6 +14,7 @@ use crate::gemm::routes::{Routes, Routing};
 use crate::gemm::vjp::{ProductVjp, Stored};
 use crate::isa::Isa;
 use crate::layout::packed::INTERLEAVED_ROWS;
+use crate::memory::resize;
 use crate::partition::{SharedOutput, parallel_ranges};
 use crate::prefill_inputs::PrefillInputs;
 use crate::work::{Input, Work};
@@ -251,7 +252,7 @@ pub(crate) fn gather(
     row: &(dyn Fn(usize) -> usize + Sync),
     to: &mut Vec<f32>,
 ) {
-    to.resize(range.len() * k, 0.0);
+    resize(to, range.len() * k, 0.0);
     let out = SharedOutput::new(to);
     parallel_ranges(range.len(), range.len() * k, &|first, last| {
         for i in first..last {
@@ -313,7 +314,7 @@ impl Work for ExpertProduct {
                 let range = span(groups);
                 let row = |place: usize| routes.pairs[place] / self.routing.per_row;
                 gather(x, k, range.clone(), &row, inputs);
-                outputs.resize(range.len() * n, 0.0);
+                resize(outputs, range.len() * n, 0.0);
                 product.run(groups, inputs, outputs);
                 let outputs = &outputs[..range.len() * n];
                 parallel_ranges(range.len(), range.len() * n, &|first, last| {
@@ -352,7 +353,7 @@ impl Work for ExpertVjp {
             for groups in routes.batches(PAIRS_AT_ONCE) {
                 let range = span(groups);
                 gather(c, n, range.clone(), &|place| routes.pairs[place], inputs);
-                outputs.resize(range.len() * k, 0.0);
+                resize(outputs, range.len() * k, 0.0);
                 for (expert, pairs) in groups {
                     let pairs = pairs.start - range.start..pairs.end - range.start;
                     let product = ProductVjp {

@@ -10,6 +10,7 @@ use crate::isa::Isa;
 use crate::layout::float_codes::Codes;
 use crate::layout::packed::{CHUNK, PackedMatrix};
 use crate::layout::tile::{self, LANES, TileA, TileB};
+use crate::memory::resize;
 use crate::partition::{SharedOutput, parallel_ranges};
 use crate::simd::dequantize::DequantizeScratch;
 use crate::simd::microkernel;
@@ -116,7 +117,7 @@ impl ProductVjp {
     ) {
         let Size { n, k } = self.size;
         let width = to - from;
-        weights.resize(TILE_K * width, 0.0);
+        resize(weights, TILE_K * width, 0.0);
         for first in (0..n).step_by(TILE_K) {
             let depth = TILE_K.min(n - first);
             let rows = &mut weights[..depth * width];

@@ -3,6 +3,8 @@
 
 use std::ops::{Deref, DerefMut};
 
+use crate::memory::resize;
+
 /// A cache line of float32.
 #[derive(Debug, Clone, Copy, Default, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(C, align(64))]
@@ -22,7 +24,7 @@ impl AlignedVec {
     /// Sets the length to `len`. New elements have arbitrary values.
     pub(crate) fn resize(&mut self, len: usize) {
         let lines = len.div_ceil(LINE).max(self.lines.len());
-        self.lines.resize(lines, Line::default());
+        resize(&mut self.lines, lines, Line::default());
         self.len = len;
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::isa::Isa;
 use crate::layout::tile::LANES;
+use crate::memory::resize;
 use crate::simd::portable::vmath;
 
 /// The minimum logarithm of a forget gate. The exponential of anything smaller is zero. Without
@@ -112,7 +113,7 @@ impl ChunkGates {
     ) {
         let len = self.len();
         assert!(stride.is_multiple_of(LANES) && stride >= len);
-        self.written.resize(stride, 0.0);
+        resize(&mut self.written, stride, 0.0);
         for t in 0..len {
             let (row, out) = (&scores[t * stride..][..stride], &mut weighted[t * stride..]);
             let out = &mut out[..stride];

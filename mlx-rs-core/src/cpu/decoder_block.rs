@@ -340,7 +340,7 @@ thread_local! {
 /// The first `n` elements, with arbitrary values.
 fn resized(buffer: &mut Vec<f32>, n: usize) -> &mut [f32] {
     if buffer.len() < n {
-        buffer.resize(n, 0.0);
+        mlx_cpu_kernels::resize(buffer, n, 0.0);
     }
     &mut buffer[..n]
 }

@@ -11,7 +11,9 @@ use crate::call;
 use crate::closure;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
+use crate::failure;
 use crate::ops::align_of_items;
+use crate::stream;
 
 /// The kind of an operation, which determines its gradient and `vmap`.
 #[derive(Debug, Clone, Copy)]
@@ -218,10 +220,14 @@ fn add_with<T: OutputElement, W: Work<T>>(
         return Err(Error::new(ErrorKind::Shape, op, message).with_inputs(inputs));
     }
     let raw: Vec<_> = inputs.iter().map(|a| a.raw()).collect();
-    let payload = Box::into_raw(Box::new(work));
     call::array(op, |out, s| {
-        // SAFETY: handles, shape and functions are valid for the call. The payload is a box of `W`
-        // that is released here. `free::<W>` reclaims it exactly once in every case.
+        let stream = match stream::index_of(s) {
+            Ok(stream) => stream,
+            Err(_) => return 1,
+        };
+        let payload = Box::into_raw(Box::new(Payload { work, op, stream }));
+        // SAFETY: handles, shape and functions are valid for the call. The payload is a box of
+        // `Payload<W>` that is released here. `free::<W>` reclaims it exactly once in every case.
         unsafe {
             sys::rust_mlx_host_op(
                 out,
@@ -243,6 +249,14 @@ fn add_with<T: OutputElement, W: Work<T>>(
     .map_err(|e| e.with_inputs(inputs))
 }
 
+/// A work with what its failure must name.
+struct Payload<W> {
+    work: W,
+    op: &'static str,
+    /// The index of the operation's stream.
+    stream: i32,
+}
+
 /// Called by MLX's stream thread.
 unsafe extern "C" fn run<T: OutputElement, W: Work<T>>(
     payload: *const c_void,
@@ -250,8 +264,8 @@ unsafe extern "C" fn run<T: OutputElement, W: Work<T>>(
     num_inputs: usize,
     output: *mut c_void,
 ) {
-    // SAFETY: the payload is the box of `W` that `add` released. It lives as long as the operation.
-    let work = unsafe { &*payload.cast::<W>() };
+    // SAFETY: the payload is the box that `add` released. It lives as long as the operation.
+    let Payload { work, op, stream } = unsafe { &*payload.cast::<Payload<W>>() };
     let views = if num_inputs == 0 {
         // The address may be null for an empty list.
         &[]
@@ -271,17 +285,19 @@ unsafe extern "C" fn run<T: OutputElement, W: Work<T>>(
     // is a valid element.
     let output = unsafe { std::slice::from_raw_parts_mut(output.cast::<T>(), work.outputs()) };
     // A panic must not cross into C++. It leaves NaN in the output, which cannot be mistaken for a
-    // result. SAFETY: the caller of `add` guarantees that the inputs match the work.
+    // result, and the evaluation that waits for the stream returns an error.
+    // SAFETY: the caller of `add` guarantees that the inputs match the work.
     let run = AssertUnwindSafe(|| unsafe { work.run(&views, output) });
-    if let Err(payload) = catch_unwind(run) {
+    if let Err(panic) = catch_unwind(run) {
         output.fill(T::NAN);
-        drop_payload(payload);
+        failure::record(*stream, op, &*panic);
+        drop_payload(panic);
     }
 }
 
 unsafe extern "C" fn free<W>(payload: *mut c_void) {
-    // SAFETY: this is the box of `W` that `add` released, and the shim calls this function once.
-    closure::free(unsafe { Box::from_raw(payload.cast::<W>()) });
+    // SAFETY: this is the box that `add` released, and the shim calls this function once.
+    closure::free(unsafe { Box::from_raw(payload.cast::<Payload<W>>()) });
 }
 
 #[cfg(test)]
@@ -332,11 +348,33 @@ mod tests {
         }
     }
 
+    /// Needs more working memory than any machine has.
+    struct Refused;
+
+    impl Refused {
+        fn added(self) -> Array {
+            let x = Array::from_slice(&[1.0f32], &[1]).unwrap();
+            add("refused", OpKind::Opaque, self, &[&x], &[1]).unwrap()
+        }
+    }
+
+    impl Work for Refused {
+        unsafe fn run(&self, _: &[Input], _: &mut [f32]) {
+            mlx_cpu_kernels::resize(&mut Vec::new(), isize::MAX as usize / 8, 0.0f32);
+        }
+
+        fn outputs(&self) -> usize {
+            1
+        }
+    }
+
     #[test]
     fn payloads_that_panic_do_not_cross_into_c() {
         Stream::default_of(Device::cpu()).unwrap().scope(|| {
             let x = Array::from_slice(&[1.0f32], &[1]).unwrap();
             let y = add("touchy", OpKind::Opaque, Panics, &[&x], &[3]).unwrap();
+            let error = y.to_vec::<f32>().unwrap_err().to_string();
+            assert_eq!(error, "touchy: a kernel panicked: without a message");
             assert!(y.to_vec::<f32>().unwrap().iter().all(|y| y.is_nan()));
         });
     }
@@ -406,12 +444,25 @@ mod tests {
                 let work = Touchy {
                     _alive: Arc::clone(&alive),
                 };
-                let y = add("touchy", OpKind::Opaque, work, &[&x], &[3]).unwrap();
-                y.to_vec::<f32>().unwrap()
+                add("touchy", OpKind::Opaque, work, &[&x], &[3]).unwrap()
             };
-            assert_eq!(run([1.0, 2.0, 3.0]), [2.0, 4.0, 6.0]);
-            assert!(run([0.0, 2.0, 3.0]).iter().all(|y| y.is_nan()));
-            assert_eq!(run([4.0, 5.0, 6.0]), [8.0, 10.0, 12.0]);
+            let values = |y: &Array| y.to_vec::<f32>();
+            assert_eq!(values(&run([1.0, 2.0, 3.0])).unwrap(), [2.0, 4.0, 6.0]);
+            let y = run([0.0, 2.0, 3.0]);
+            let error = values(&y).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Mlx);
+            assert_eq!(
+                error.to_string(),
+                "touchy: a kernel panicked: a touchy kernel"
+            );
+            assert!(values(&y).unwrap().iter().all(|y| y.is_nan()));
+            assert_eq!(values(&run([4.0, 5.0, 6.0])).unwrap(), [8.0, 10.0, 12.0]);
+            // The evaluation that waits for the result fails, even if another one started the work.
+            let y = run([0.0, 2.0, 3.0]);
+            let started = crate::async_eval([&y]);
+            assert!(started.and_then(|()| y.eval()).is_err());
+            let large = Refused.added();
+            assert_eq!(large.eval().unwrap_err().kind(), ErrorKind::OutOfMemory);
         });
         // MLX's threads may keep a node slightly longer than its result.
         for _ in 0..1000 {

@@ -12,6 +12,7 @@ use super::large_m_asm;
 use super::small_m_asm;
 use super::tiles::{TILE_K, TILE_ROWS, TILES_PER_CHUNK, TileRow};
 use crate::layout::input_panel::pair_index;
+use crate::memory::resize;
 
 /// Padding before the first sums, which the first additions read.
 pub(crate) const SUMS_LEAD: usize = large_m_asm::PIPELINE_DEPTH * TILE_ROWS;
@@ -51,9 +52,10 @@ impl InputTiles {
         // Old content is overwritten before it is read. The buffers never shrink, because growing
         // again would fill them with zeros.
         let (lines, sums) = (lines * self.blocks(), SUMS_LEAD + k / group * self.padded());
-        self.tiles
-            .resize(lines.max(self.tiles.len()), TileRow([0; TILE_K]));
-        self.sums.resize(sums.max(self.sums.len()), 0.0);
+        let lines = lines.max(self.tiles.len());
+        resize(&mut self.tiles, lines, TileRow([0; TILE_K]));
+        let sums = sums.max(self.sums.len());
+        resize(&mut self.sums, sums, 0.0);
     }
 
     /// Whether both parts of the inputs are in one tile.
