@@ -477,7 +477,7 @@ fn a_request_that_the_machine_has_no_memory_for_fails_alone() {
     let mut long = Long::start(server);
 
     // The caches of the large request need 281 MiB.
-    limit_writable_memory(server, Some(writable_memory(server) + (200 << 20)));
+    limit_writable_memory(server, Some(writable_memory(server) + (100 << 20)));
     std::thread::scope(|scope| {
         let others = scope.spawn(|| (0..3).for_each(|_| assert_eq!(small(), expected)));
         for _ in 0..2 {
