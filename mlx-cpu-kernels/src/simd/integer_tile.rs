@@ -51,9 +51,16 @@ pub(crate) fn multiply(
         },
         Isa::Avx2 => {
             for (x, sums) in x.iter().zip(sums.chunks_mut(apart)) {
-                let groups = groups.clone();
-                // SAFETY: only `detect` makes it, on processors with avx2 and fma.
-                unsafe { avx2::integer_tile::multiply(rows, groups, matrix, *x, sums, accumulate) };
+                let part = (rows, groups.clone());
+                if is_x86_feature_detected!("avxvnni") {
+                    use avx2::integer_tile::multiply_vnni;
+                    // SAFETY: only `detect` makes it, on processors with avx2 and fma. The
+                    // processor has avxvnni.
+                    unsafe { multiply_vnni(part, matrix, *x, sums, accumulate) };
+                } else {
+                    // SAFETY: only `detect` makes it, on processors with avx2 and fma.
+                    unsafe { avx2::integer_tile::multiply(part, matrix, *x, sums, accumulate) };
+                }
             }
         }
         _ => unreachable!("a product of `fits_integers`"),

@@ -1,12 +1,13 @@
-//! Many-row multiplication in 16-bit integers, for AVX2. Results equal those of
-//! `avx512/integer_tile.rs` bit by bit.
+//! Many-row multiplication in 16-bit integers, for AVX2: `vpmaddwd`, or `vpdpwssd` of AVX-VNNI.
+//! Results equal those of `avx512/integer_tile.rs` bit by bit.
 
 use std::arch::x86_64::{
-    __m256, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_andnot_ps,
-    _mm256_broadcast_ss, _mm256_cvtepi32_ps, _mm256_cvtps_epi32, _mm256_div_ps, _mm256_fmadd_ps,
-    _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_max_ps, _mm256_mul_ps,
-    _mm256_or_si256, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256,
-    _mm256_slli_epi32, _mm256_storeu_ps, _mm256_storeu_si256,
+    __m256, __m256i, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_andnot_ps,
+    _mm256_broadcast_ss, _mm256_cvtepi32_ps, _mm256_cvtps_epi32, _mm256_div_ps,
+    _mm256_dpwssd_avx_epi32, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
+    _mm256_madd_epi16, _mm256_max_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_set1_epi32,
+    _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256, _mm256_slli_epi32, _mm256_storeu_ps,
+    _mm256_storeu_si256,
 };
 use std::ops::Range;
 
@@ -66,6 +67,11 @@ pub(crate) unsafe fn quantize(columns: &[f32], to: InputColumnsMut<'_>) {
     }
 }
 
+/// A function that adds products of two integers. Its arguments are sums, integers of the inputs,
+/// and integers of the matrix.
+trait Add: Fn(__m256i, __m256i, __m256i) -> __m256i + Copy {}
+impl<F: Fn(__m256i, __m256i, __m256i) -> __m256i + Copy> Add for F {}
+
 /// `sums[row][lane] (+)= matrix[row] . x[lane]` over some groups. Only the first `rows` rows of the
 /// matrix are used. Without `accumulate`, earlier sums are overwritten.
 ///
@@ -73,12 +79,47 @@ pub(crate) unsafe fn quantize(columns: &[f32], to: InputColumnsMut<'_>) {
 /// The processor must have avx2 and fma.
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn multiply(
-    rows: usize,
-    groups: Range<usize>,
+    (rows, groups): (usize, Range<usize>),
     matrix: CodePanel<'_>,
     x: InputColumns<'_>,
     sums: &mut [f32],
     accumulate: bool,
+) {
+    // A closure is compiled for the instruction set of its function.
+    let add = |sum, x, two| _mm256_add_epi32(sum, _mm256_madd_epi16(x, two));
+    // SAFETY: the caller guarantees the features.
+    unsafe { tiles((rows, groups), matrix, x, sums, accumulate, add) };
+}
+
+/// [`multiply`] with AVX-VNNI.
+///
+/// # Safety
+/// The processor must have avx2, fma and avxvnni.
+#[target_feature(enable = "avx2,fma,avxvnni")]
+pub(crate) unsafe fn multiply_vnni(
+    (rows, groups): (usize, Range<usize>),
+    matrix: CodePanel<'_>,
+    x: InputColumns<'_>,
+    sums: &mut [f32],
+    accumulate: bool,
+) {
+    let add = |sum, x, two| _mm256_dpwssd_avx_epi32(sum, x, two);
+    // SAFETY: the caller guarantees the features.
+    unsafe { tiles((rows, groups), matrix, x, sums, accumulate, add) };
+}
+
+/// Computes all tiles.
+///
+/// # Safety
+/// The processor must have avx2 and fma, and the features of `add`.
+#[inline(always)]
+unsafe fn tiles(
+    (rows, groups): (usize, Range<usize>),
+    matrix: CodePanel<'_>,
+    x: InputColumns<'_>,
+    sums: &mut [f32],
+    accumulate: bool,
+    add: impl Add,
 ) {
     // All reads and writes below are within these bounds.
     let (columns, stride) = (groups.end * matrix.group, matrix.rows);
@@ -96,10 +137,10 @@ pub(crate) unsafe fn multiply(
         unsafe {
             let to = sums.as_mut_ptr().add(row * LANES);
             match rows - row {
-                1 => tile::<1>((row, groups.clone()), matrix, x, to),
-                2 => tile::<2>((row, groups.clone()), matrix, x, to),
-                3 => tile::<3>((row, groups.clone()), matrix, x, to),
-                _ => tile::<TILE_ROWS>((row, groups.clone()), matrix, x, to),
+                1 => tile::<1>((row, groups.clone()), matrix, x, to, add),
+                2 => tile::<2>((row, groups.clone()), matrix, x, to, add),
+                3 => tile::<3>((row, groups.clone()), matrix, x, to, add),
+                _ => tile::<TILE_ROWS>((row, groups.clone()), matrix, x, to, add),
             }
         }
     }
@@ -109,23 +150,23 @@ pub(crate) unsafe fn multiply(
 /// sixteen products below 2^8 * 2^15 exactly.
 ///
 /// # Safety
-/// The processor must have avx2 and fma. Matrix and sums must have these rows, and matrix and
-/// inputs the groups.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
+/// The processor must have avx2 and fma, and the features of `add`. Matrix and sums must have these
+/// rows, and matrix and inputs the groups.
+#[inline(always)]
 unsafe fn tile<const M: usize>(
     (first, groups): (usize, Range<usize>),
     matrix: CodePanel<'_>,
     x: InputColumns<'_>,
     sums: *mut f32,
+    add: impl Add,
 ) {
     let (columns, stride) = (matrix.group, matrix.rows);
     let (pairs, lanes) = (matrix.pairs.as_ptr(), x.pairs.as_ptr());
     let scales_of = |all: &[f32], group: usize| all.as_ptr().wrapping_add(group * stride + first);
     for g in groups {
-        let mut group = [[_mm256_setzero_ps(); VECTORS]; M];
-        // SAFETY: the caller guarantees the rows and groups.
+        // SAFETY: the caller guarantees the features, and the rows and groups.
         unsafe {
+            let mut group = [[_mm256_setzero_ps(); VECTORS]; M];
             for step in g * columns / STEP..(g + 1) * columns / STEP {
                 let mut exact = [[_mm256_setzero_si256(); VECTORS]; M];
                 for pair in step * (STEP / 2)..(step + 1) * (STEP / 2) {
@@ -136,7 +177,7 @@ unsafe fn tile<const M: usize>(
                     for (m, exact) in exact.iter_mut().enumerate() {
                         let two = _mm256_set1_epi32(*row.add(m));
                         for (exact, x) in exact.iter_mut().zip(x) {
-                            *exact = _mm256_add_epi32(*exact, _mm256_madd_epi16(x, two));
+                            *exact = add(*exact, x, two);
                         }
                     }
                 }
@@ -164,6 +205,65 @@ unsafe fn tile<const M: usize>(
                     let total = _mm256_fmadd_ps(group, scale, _mm256_loadu_ps(to));
                     _mm256_storeu_ps(to, _mm256_fmadd_ps(bias, all, total));
                 }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::noise;
+
+    /// The instruction's sums are exact integers, so both kernels give the same bits.
+    #[test]
+    fn both_instructions_give_the_same_bits() {
+        let wanted = ["avx2", "fma", "avxvnni"];
+        if !(is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("avxvnni"))
+        {
+            println!("ignored: the processor lacks one of {wanted:?}");
+            return;
+        }
+        for (rows, group, groups) in [(1, 16, 3), (6, 32, 2), (11, 64, 4)] {
+            let columns = group * groups;
+            let codes = |from: &[f32], to: f32| -> Vec<i32> {
+                (from.iter())
+                    .map(|v| ((v * to) as i32 & 0xffff) | ((v * -0.7 * to) as i32) << 16)
+                    .collect()
+            };
+            // The greatest integers of both sides, and negative ones.
+            let pairs = codes(&noise(columns / 2 * rows, 1), 510.0);
+            let inputs = codes(&noise(columns / 2 * LANES, 2), 2.0 * MAX_QUANT);
+            let [scales, biases] = [3, 4].map(|seed| noise(groups * rows, seed));
+            let [x_scales, x_sums] = [5, 6].map(|seed| noise(columns / STEP * LANES, seed));
+            let matrix = CodePanel {
+                pairs: &pairs,
+                scales: &scales,
+                biases: &biases,
+                rows,
+                group,
+            };
+            let x = InputColumns {
+                pairs: &inputs,
+                scales: &x_scales,
+                sums: &x_sums,
+            };
+            for (some, accumulate) in [(0..groups, false), (1..groups, true)] {
+                let mut sums = [noise(rows * LANES, 7), noise(rows * LANES, 7)];
+                let [one, other] = &mut sums;
+                // SAFETY: the processor has these features, as checked above.
+                unsafe {
+                    multiply((rows, some.clone()), matrix, x, one, accumulate);
+                    multiply_vnni((rows, some), matrix, x, other, accumulate);
+                }
+                let bits = |sums: &[f32]| sums.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+                assert_eq!(
+                    bits(&sums[0]),
+                    bits(&sums[1]),
+                    "{rows} rows, groups of {group}"
+                );
             }
         }
     }
