@@ -1,7 +1,7 @@
-//! Measures products with dense matrices and many input rows: billions of operations a second, and
-//! the share of the highest rate of multiply-add instructions, measured beside each product. Times
-//! are the least of many runs, and on Linux processor time, so that other programs on the processor
-//! matter little.
+//! Measures products with dense matrices, with few and many input rows: billions of operations a
+//! second, and the share of the highest rate of multiply-add instructions, measured beside each
+//! product. Times are the least of many runs, and on Linux processor time, so that other programs on
+//! the processor matter little.
 //!
 //! `MLX_NUM_THREADS=1 cargo bench -p rust-mlx-cpu-kernels --bench dense`
 
@@ -11,14 +11,15 @@ use std::time::{Duration, Instant};
 use mlx_cpu_kernels::{DenseType, Input, Isa, MatrixFormat, Product, Size, Work as _};
 
 /// Inputs and outputs of the matrices.
-const SHAPES: [(usize, usize); 5] = [
+const SHAPES: [(usize, usize); 6] = [
     (384, 384),
     (384, 1536),
     (1536, 384),
     (2048, 2048),
     (2048, 8192),
+    (8192, 2048),
 ];
-const ROWS: [usize; 4] = [16, 64, 128, 1024];
+const ROWS: [usize; 7] = [1, 4, 8, 12, 16, 128, 1024];
 const TYPES: [(DenseType, &str); 3] = [
     (DenseType::F32, "float32"),
     (DenseType::F16, "float16"),

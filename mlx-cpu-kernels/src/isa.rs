@@ -20,8 +20,9 @@ pub enum Isa {
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// `Avx2` plus AVX-512 F, BW and VNNI. `detect` returns it only if all of these exist, so a
-    /// processor with `Avx512` also has all of `Avx2`.
+    /// `Avx2` plus AVX-512 F, VL, BW and VNNI. `detect` returns it only if all of these exist, so
+    /// a processor with `Avx512` also has all of `Avx2`. Without VL, code with vectors of two sizes
+    /// has only half of the registers.
     #[cfg(target_arch = "x86_64")]
     Avx512,
     /// `Avx512` plus AMX with bfloat16 tiles. `detect` returns it only if the system permits AMX. A
@@ -64,6 +65,7 @@ impl Isa {
         {
             all.push(Self::Avx2);
             if is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512vnni")
             {

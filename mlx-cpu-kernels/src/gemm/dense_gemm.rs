@@ -49,7 +49,7 @@ impl GemmTask<'_> {
     pub(crate) fn fits_dense(&self) -> bool {
         let is_dense = |(data, _): &(MatrixData<'_>, _)| matches!(data, MatrixData::Dense(_));
         dense_rows::packed_tile(self.product.isa).is_some()
-            && self.product.rows >= dense_rows::min_packed_rows(self.product.isa)
+            && self.product.rows >= dense_rows::MIN_PACKED_ROWS
             && self.product.k > 0
             && self.data.iter().all(is_dense)
     }

@@ -16,18 +16,24 @@ use crate::layout::tile::LANES;
 use crate::partition::OutputBlock;
 use crate::simd::avx2::vmath::horizontal_sum;
 
+/// The number of elements of inputs that stay in the L1 cache beside rows of a matrix: half of the
+/// smallest cache of usual processors, 32 KiB.
+pub(crate) const L1_INPUTS: usize = 6144;
+
 /// Generates the functions `multiply` and `multiply_packed` for `$features`, with vectors of
 /// `$lanes` elements. The invoking module defines `load`, `load_some`, `store`, `sum` and
-/// `store_sums` for its instruction set. `$tall` is the number of matrix rows that fit the
-/// registers beside `M` inputs. A tile of `multiply_packed` has `$many` inputs and `$rows` matrix
+/// `store_sums` for its instruction set. `$m` inputs are processed in `$parts` parts of `$each`
+/// inputs, and `$tall` is the number of matrix rows that fit the registers beside a part. A tile of `multiply_packed` has `$many` inputs and `$rows` matrix
 /// rows. It adds `$block` vectors before the next tile, so that those of the inputs stay in the L1
 /// cache, and prefetches `$lines` cache lines per vector.
 macro_rules! dense_rows_for {
     (
-        $features:literal, $lanes:literal, $zero:path, $fma:path, $mul:path, $set:path,
+        $features:literal, $vector:ty, $lanes:literal, $zero:path, $fma:path, $mul:path, $set:path,
         many: ($many:literal, $rows:literal, $block:literal, $lines:literal),
-        $(($m:literal, $tall:literal)),*
+        $(($m:literal, $parts:literal x $each:literal, $tall:literal)),*
     ) => {
+        type Vector = $vector;
+
         /// The sizes of packed operands.
         pub(crate) const TILE: DenseTile = DenseTile {
             inputs: $many,
@@ -263,26 +269,75 @@ macro_rules! dense_rows_for {
             x: &[&[f32]],
             out: &mut OutputBlock<'_>,
         ) {
-            let (columns, k) = (out.dims().1, x.first().map_or(0, |x| x.len()));
-            let step = k * size::<TYPE>();
-            // SAFETY: the caller guarantees that all matrix rows below `columns` exist.
+            // SAFETY: the caller guarantees the rows of the matrix, the inputs and the output.
             unsafe {
                 match x.len() {
-                    $($m => {
-                        let vectorized = columns / $tall * $tall;
-                        for column in (0..vectorized).step_by($tall) {
-                            tile::<$m, $tall, TYPE>(matrix.add(column * step), k, x, column, out);
-                        }
-                        for column in vectorized..columns {
-                            tile::<$m, 1, TYPE>(matrix.add(column * step), k, x, column, out);
-                        }
-                    })*
+                    $($m => rows_of::<$parts, $each, $tall, TYPE>(matrix, x, out),)*
                     _ => {}
                 }
             }
         }
 
-        /// Multiplies `R` matrix rows with `M` input rows. The outputs begin at `column`.
+        /// [`multiply`] for `P * M` inputs. Tiles have `M` inputs and `R` matrix rows.
+        ///
+        /// # Safety
+        /// As [`multiply`].
+        #[inline]
+        #[target_feature(enable = $features)]
+        unsafe fn rows_of<const P: usize, const M: usize, const R: usize, const TYPE: u32>(
+            matrix: *const u8,
+            x: &[&[f32]],
+            out: &mut OutputBlock<'_>,
+        ) {
+            /// The number of tiles whose sums are kept while a block of columns is added.
+            const TILES: usize = 16;
+            let (columns, k) = (out.dims().1, x[0].len());
+            let step = k * size::<TYPE>();
+            // Few inputs are read slower than the matrix, wherever they are.
+            let block = if P * M < 4 { k } else { L1_INPUTS / (P * M) / $lanes * $lanes };
+            let vectorized = columns / R * R;
+            // SAFETY: the caller guarantees that all matrix rows below `columns` exist, and `P * M`
+            // inputs.
+            unsafe {
+                if k <= block {
+                    for column in (0..vectorized).step_by(R) {
+                        let rows = matrix.add(column * step);
+                        for p in 0..P {
+                            let mut kept = [[$zero(); M]; R];
+                            let place = (column, p * M);
+                            tile::<M, R, TYPE>(rows, (0..k, k), x, place, out, &mut kept);
+                        }
+                    }
+                } else {
+                    for first in (0..vectorized).step_by(R * TILES) {
+                        let mut kept = [[[[$zero(); M]; R]; P]; TILES];
+                        for from in (0..k).step_by(block) {
+                            let part = from..k.min(from + block);
+                            let tiles = (first..vectorized).step_by(R);
+                            for (column, kept) in tiles.zip(&mut kept) {
+                                let rows = matrix.add(column * step);
+                                for (p, kept) in kept.iter_mut().enumerate() {
+                                    let (part, place) = (part.clone(), (column, p * M));
+                                    tile::<M, R, TYPE>(rows, (part, k), x, place, out, kept);
+                                }
+                            }
+                        }
+                    }
+                }
+                for column in vectorized..columns {
+                    let rows = matrix.add(column * step);
+                    for p in 0..P {
+                        let mut kept = [[$zero(); M]; 1];
+                        let place = (column, p * M);
+                        tile::<M, 1, TYPE>(rows, (0..k, k), x, place, out, &mut kept);
+                    }
+                }
+            }
+        }
+
+        /// Multiplies a part of the `k` columns of `R` matrix rows with `M` input rows, from
+        /// `first` on, and adds to `kept`. After the last part, writes the outputs, which begin at
+        /// `column`. Parts other than the last one have whole vectors.
         ///
         /// # Safety
         /// The obligations of [`multiply`]. There must also be `R` rows and columns, and `M`
@@ -291,20 +346,21 @@ macro_rules! dense_rows_for {
         #[target_feature(enable = $features)]
         unsafe fn tile<const M: usize, const R: usize, const TYPE: u32>(
             matrix: *const u8,
-            k: usize,
+            (part, k): (std::ops::Range<usize>, usize),
             x: &[&[f32]],
-            column: usize,
+            (column, first): (usize, usize),
             out: &mut OutputBlock<'_>,
+            kept: &mut [[Vector; M]; R],
         ) {
-            let mut sums = [[$zero(); M]; R];
+            let mut sums = *kept;
             let step = k * size::<TYPE>();
-            let x: [*const f32; M] = std::array::from_fn(|m| x[m].as_ptr());
+            let x: [*const f32; M] = std::array::from_fn(|m| x[first + m].as_ptr());
             let (to, row) = out.raw_parts();
             // SAFETY: offsets are below `k` in rows that the caller guarantees. Prefetched
             // addresses need not be valid.
             unsafe {
-                let vectorized = k / $lanes * $lanes;
-                for at in (0..vectorized).step_by($lanes) {
+                let vectorized = part.end / $lanes * $lanes;
+                for at in (part.start..vectorized).step_by($lanes) {
                     let from = matrix.add(at * size::<TYPE>());
                     let w: [_; R] = std::array::from_fn(|r| load::<TYPE>(from.add(r * step)));
                     for r in 0..R {
@@ -319,6 +375,10 @@ macro_rules! dense_rows_for {
                         }
                     }
                 }
+                if part.end < k {
+                    *kept = sums;
+                    return;
+                }
                 if vectorized < k {
                     let from = matrix.add(vectorized * size::<TYPE>());
                     for (m, x) in x.iter().enumerate() {
@@ -331,7 +391,7 @@ macro_rules! dense_rows_for {
                 }
                 for (r, sums) in sums.into_iter().enumerate() {
                     for (m, total) in sums.into_iter().enumerate() {
-                        *to.add(m * row + column + r) = sum(total);
+                        *to.add((first + m) * row + column + r) = sum(total);
                     }
                 }
             }
@@ -347,20 +407,21 @@ pub(crate) use dense_rows_for;
 
 dense_rows_for!(
     "avx2,fma,f16c",
+    __m256,
     8,
     _mm256_setzero_ps,
     _mm256_fmadd_ps,
     _mm256_mul_ps,
     _mm256_set1_ps,
     many: (4, 3, 128, 1),
-    (1, 4),
-    (2, 4),
-    (3, 3),
-    (4, 2),
-    (5, 2),
-    (6, 2),
-    (7, 1),
-    (8, 1)
+    (1, 1 x 1, 4),
+    (2, 1 x 2, 4),
+    (3, 1 x 3, 3),
+    (4, 1 x 4, 2),
+    (5, 1 x 5, 2),
+    (6, 1 x 6, 2),
+    (7, 1 x 7, 1),
+    (8, 2 x 4, 2)
 );
 
 /// Loads eight elements as float32.

@@ -1,5 +1,6 @@
 //! Multiplication of input rows with a dense matrix, for AVX-512. `avx2/dense_rows.rs`
-//! generates the functions.
+//! generates the functions. They need AVX-512 VL: without it, the loads of 16-bit elements
+//! leave the compiler only sixteen registers for the sums of eight inputs.
 
 use std::arch::x86_64::{
     __m512, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm256_add_ps, _mm256_loadu_si256,
@@ -13,25 +14,26 @@ use crate::layout::aligned::AlignedVec;
 use crate::layout::dense::{DenseTile, DenseView};
 use crate::layout::tile::LANES;
 use crate::partition::OutputBlock;
-use crate::simd::avx2::dense_rows::dense_rows_for;
+use crate::simd::avx2::dense_rows::{L1_INPUTS, dense_rows_for};
 use crate::simd::avx2::vmath::horizontal_sum;
 
 dense_rows_for!(
-    "avx2,fma,f16c,avx512f",
+    "avx2,fma,f16c,avx512f,avx512vl",
+    __m512,
     16,
     _mm512_setzero_ps,
     _mm512_fmadd_ps,
     _mm512_mul_ps,
     _mm512_set1_ps,
     many: (8, 3, 48, 2),
-    (1, 4),
-    (2, 4),
-    (3, 4),
-    (4, 4),
-    (5, 4),
-    (6, 3),
-    (7, 3),
-    (8, 3)
+    (1, 1 x 1, 4),
+    (2, 1 x 2, 4),
+    (3, 1 x 3, 4),
+    (4, 1 x 4, 4),
+    (5, 1 x 5, 4),
+    (6, 1 x 6, 3),
+    (7, 1 x 7, 3),
+    (8, 1 x 8, 3)
 );
 
 /// Loads sixteen elements as float32.
@@ -39,7 +41,7 @@ dense_rows_for!(
 /// # Safety
 /// The elements must exist.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c,avx512f")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl")]
 unsafe fn load<const TYPE: u32>(from: *const u8) -> __m512 {
     // SAFETY: the caller guarantees that the elements exist.
     unsafe {
@@ -59,7 +61,7 @@ unsafe fn load<const TYPE: u32>(from: *const u8) -> __m512 {
 /// # Safety
 /// The elements must exist.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c,avx512f")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl")]
 unsafe fn load_some<const TYPE: u32>(from: *const u8, n: usize) -> __m512 {
     let mut all = [0u8; 64];
     // SAFETY: the caller guarantees the elements. `all` has space for sixteen of the largest
@@ -73,7 +75,7 @@ unsafe fn load_some<const TYPE: u32>(from: *const u8, n: usize) -> __m512 {
 /// # Safety
 /// There must be space for sixteen elements.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c,avx512f")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl")]
 unsafe fn store(to: *mut f32, all: __m512) {
     // SAFETY: the caller guarantees the space.
     unsafe { _mm512_storeu_ps(to, all) };
@@ -81,7 +83,7 @@ unsafe fn store(to: *mut f32, all: __m512) {
 
 /// The sum of all lanes: first those of both halves, then those of both quarters, and so on.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c,avx512f")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl")]
 fn sum(all: __m512) -> f32 {
     let high = _mm512_castps512_ps256(_mm512_shuffle_f32x4::<0b11_10_11_10>(all, all));
     horizontal_sum(_mm256_add_ps(_mm512_castps512_ps256(all), high))
@@ -92,7 +94,7 @@ fn sum(all: __m512) -> f32 {
 /// # Safety
 /// There must be space for eight elements.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c,avx512f")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl")]
 unsafe fn store_sums(all: [__m512; 8], to: *mut f32) {
     // Each step adds halves of two vectors. The sums of the first are then in the lower half, or in
     // the lower part of each half, of the result.
