@@ -27,6 +27,14 @@ const LEAST_ROWS: usize = 128;
 /// The maximum number of rows that are packed at once.
 const MOST_ROWS: usize = 512;
 
+/// The maximum size of a packed block of the matrix. It stays in the L2 cache of a core, of 1 or 2
+/// MiB, for all panels.
+const BLOCK_BYTES: usize = 1 << 20;
+
+/// The maximum numbers of rows of a block, the first that fit [`BLOCK_BYTES`]. Tiles have three
+/// rows.
+const BLOCK_ROWS: [usize; 3] = [48, 24, 12];
+
 /// Scratch memory of a thread for a block.
 #[derive(Default)]
 struct Scratch {
@@ -61,7 +69,10 @@ impl GemmTask<'_> {
             return;
         };
         let at_once = (INPUTS / k).clamp(LEAST_ROWS, MOST_ROWS) / LANES * LANES;
-        let blocks = self.blocks();
+        let fits = |rows: &usize| rows * k * size_of::<f32>() <= BLOCK_BYTES;
+        let most = BLOCK_ROWS.into_iter().find(fits);
+        let most = most.unwrap_or(BLOCK_ROWS[BLOCK_ROWS.len() - 1]);
+        let blocks = self.blocks_of(most);
         PANELS.with_borrow_mut(|panels| {
             for first in (0..self.product.rows).step_by(at_once) {
                 let rows = (first, (first + at_once).min(self.product.rows));

@@ -88,10 +88,15 @@ impl GemmTask<'_> {
 
     /// The blocks of matrix rows. A block is a thread's unit of work.
     pub(crate) fn blocks(&self) -> Vec<ColumnBlock> {
+        self.blocks_of(BLOCK_N_LARGE)
+    }
+
+    /// [`Self::blocks`] with at most `most` rows.
+    pub(crate) fn blocks_of(&self, most: usize) -> Vec<ColumnBlock> {
         let width = if self.product.n >= LARGE_N {
-            BLOCK_N_LARGE
+            BLOCK_N_LARGE.min(most)
         } else {
-            BLOCK_N_SMALL
+            BLOCK_N_SMALL.min(most)
         };
         // With a gate, half of a block's rows belong to the second matrix.
         let (width, parts) = match self.product.gate {
