@@ -224,6 +224,7 @@ mod tests {
                 (30, 2310, 26),
                 (137, 2100, 5),
                 (530, 24, 7),
+                (17, 11_000, 30),
             ] {
                 for (number, weight) in [
                     (DenseType::F32, None),
