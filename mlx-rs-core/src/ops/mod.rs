@@ -9,6 +9,7 @@ mod create;
 mod dequantized;
 mod einsum_path;
 mod index;
+pub(crate) mod mapped;
 mod matrix;
 mod pad;
 mod products;
@@ -75,7 +76,7 @@ macro_rules! binary_ops {
                     let result = if let Some(other) = self.of_booleans(stringify!($name), other) {
                         other
                     } else if $crate::mapped::inside() {
-                        $crate::mapped::binary(stringify!($name), self, other, raw)
+                        $crate::ops::mapped::binary(stringify!($name), self, other, raw)
                     } else {
                         raw(self, other)
                     };
