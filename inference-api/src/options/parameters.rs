@@ -101,6 +101,7 @@ impl ParameterValues {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ParameterRange;
     use super::*;
 
     #[test]

@@ -102,6 +102,7 @@ mod stablelm;
 mod stack;
 mod stage;
 mod starcoder2;
+mod state_bytes;
 mod step3p5;
 mod telechat3;
 mod variants;
@@ -116,7 +117,6 @@ use std::collections::BTreeSet;
 use inference::{Error, ErrorKind, Result};
 use safetensors::Dtype as FileDtype;
 
-use crate::cache::StateLayout;
 use crate::checkpoint::config::limits;
 use crate::checkpoint::{Family, ModelConfig, family};
 use crate::loader::Weights;
@@ -311,13 +311,6 @@ pub fn key_numbers(config: &ModelConfig) -> Result<u64> {
         })
         .sum();
     Ok((heads as u64).saturating_mul(2 * config.head_size() as u64))
-}
-
-/// Bytes of states with this layout, over all recurrent layers.
-fn of_recurrent_layers(config: &ModelConfig, layout: &StateLayout) -> u64 {
-    let layers = 0..config.num_hidden_layers;
-    let count = layers.filter(|&layer| config.is_recurrent(layer)).count();
-    (layout.nbytes() as u64).saturating_mul(count as u64)
 }
 
 /// The blocks that follow from the tensors' names, for architectures whose blocks differ. Empty for

@@ -1,6 +1,6 @@
 //! Operations that replace those with wrong rules under `vmap`; see [`crate::mapped`].
 
-use super::where_;
+use super::select::where_;
 use crate::array::Array;
 use crate::error::Result;
 
