@@ -29,6 +29,7 @@ mod feed_forward;
 mod groups;
 mod load;
 mod parameter;
+mod parameters;
 
 pub use feed_forward::{FeedForwardPlan, FeedForwardStrategy};
 pub use groups::{
@@ -36,7 +37,8 @@ pub use groups::{
     SamplingOptions, SpeculativeOptions, StopOptions,
 };
 pub use load::{AttentionSums, ComputeType, LoadOptions, Precision, Split};
-pub use parameter::{Parameter, ParameterRange, ParameterValue, ParameterValues};
+pub use parameter::{Parameter, ParameterRange, ParameterValue};
+pub use parameters::ParameterValues;
 
 fn invalid<T>(message: String) -> Result<T> {
     Err(Error::new(ErrorKind::InvalidOption, message))

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod end;
 mod error;
 mod follow;
 mod join;
@@ -16,7 +17,7 @@ mod order;
 mod ports;
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -28,6 +29,7 @@ use mlx_rs_core::Array;
 use mlx_rs_core::distributed::Group;
 use parking_lot::Mutex;
 
+use end::end;
 use join::VERSION;
 
 pub use error::{Error, Result};
@@ -275,12 +277,6 @@ pub fn leave() {
     }
 }
 
-/// Waits until MLX is idle. All of MLX's work holds one lock, even while it waits for other
-/// members.
-fn wait_for_engine() {
-    let _ = mlx_rs_core::distributed::is_available();
-}
-
 /// Makes this process end when the launcher ends.
 pub fn follow_launcher() {
     if std::env::var_os(LAUNCHED).is_none() {
@@ -292,14 +288,6 @@ pub fn follow_launcher() {
         while let Ok(1..) = std::io::stdin().read(&mut buffer) {}
         end("the launcher is gone");
     });
-}
-
-/// Ends this process immediately. Its main thread may wait inside MLX and cannot be interrupted,
-/// and destructors would wait for threads that never end.
-fn end(message: &str) -> ! {
-    // The launcher that reads the message may have ended, and then `eprintln!` would panic.
-    let _ = writeln!(std::io::stderr(), "error: {message}");
-    signal_hook::low_level::exit(1)
 }
 
 /// Ends this process unless the returned value is dropped in time. MLX itself would wait for other

@@ -143,7 +143,7 @@ impl Neighbors {
                     && !leaving.load(Ordering::Acquire)
                 {
                     say(&writers, Word::Lost(lost));
-                    super::end(&format!("rank {rank}: {why}"));
+                    crate::end::end(&format!("rank {rank}: {why}"));
                 }
             });
         }
@@ -304,7 +304,7 @@ fn ended_early(leaving: &AtomicBool, neighbor: usize, address: &str) -> Option<(
     while !leaving.load(Ordering::Acquire) {
         let (done, waiting) = mpsc::channel();
         thread::spawn(move || {
-            super::wait_for_engine();
+            crate::end::wait_for_engine();
             // The receiver may already be dropped.
             let _ = done.send(());
         });

@@ -9,7 +9,7 @@ use mlx_rs_core::{Array, Dtype};
 use serde_json::json;
 
 use crate::arch::Decoder;
-use crate::arch::encoder::EncoderInput;
+use crate::arch::EncoderInput;
 use crate::engine::Engine;
 use crate::engine::forward::forward_prompt;
 use crate::error::engine as engine_error;

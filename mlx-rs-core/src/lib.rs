@@ -57,6 +57,7 @@ mod operators;
 mod ops;
 mod quirks;
 mod stack;
+mod stalled;
 mod stream;
 
 pub mod guide;

@@ -191,7 +191,7 @@ fn bitwise(
         })
     };
     let result = if mapped::inside() {
-        mapped::binary(op, a, b, raw)
+        crate::ops::mapped::binary(op, a, b, raw)
     } else {
         raw(a, b)
     };

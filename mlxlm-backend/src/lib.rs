@@ -37,6 +37,7 @@ mod options;
 mod pipes;
 mod process;
 mod protocol;
+mod replies;
 mod reply;
 mod request;
 mod script;

@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 
 use crate::options::{asked, native};
 use crate::protocol::Reply;
-use crate::request::{Replies, Request};
+use crate::replies::Replies;
+use crate::request::Request;
 use crate::session::Session;
 use crate::worker::Handle;
 

@@ -7,6 +7,17 @@ use serde::Deserialize;
 /// The version of the protocol. Both sides must have the same version.
 pub const PROTOCOL: u64 = 1;
 
+/// The logits of some positions.
+#[derive(Debug, Default)]
+pub struct Rows {
+    /// The ids of the prompt.
+    pub tokens: Vec<u32>,
+    /// The number of rows.
+    pub count: usize,
+    /// The rows, one after another.
+    pub values: Vec<f32>,
+}
+
 /// A message of the bridge. Its fields determine its kind.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]

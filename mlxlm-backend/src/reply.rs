@@ -9,10 +9,9 @@ use inference::{Error, ErrorKind, FinishReason, Result, Token, TokenLogprobs, To
 use serde_json::{Value, json};
 
 use crate::process::Process;
-use crate::protocol::{Reply, floats};
-use crate::request::Request;
+use crate::protocol::{Reply, Rows, floats};
+use crate::request::{Core, Request};
 use crate::session::{POLL, Session, Watch, lost, wrong_id};
-use crate::worker::{Core, Rows};
 
 /// While no other request waits, this number of tokens may be computed ahead of a slow caller.
 const AHEAD: usize = 16;

@@ -1,20 +1,150 @@
-//! One streaming request, shared by the thread that fills it and the caller that reads it. It
-//! contains undelivered tokens, the end, and the times. `reply.rs` produces the tokens.
+//! The requests of a model, and the queue in which they wait. The thread that computes and the
+//! callers share both. A streaming request contains undelivered tokens, the end, and the times.
+//! `reply.rs` produces the tokens, and `replies.rs` delivers them.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::mpsc::Sender;
 
 use inference::kit::Clock;
-use inference::{
-    Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Result, Token, TokenSource,
-};
+use inference::{Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Result, Token};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use serde_json::Value;
 
+use crate::protocol::{Reply, Rows};
 use crate::session::POLL;
-use crate::worker::{Core, Handle};
+
+/// State that the thread and all callers share.
+#[derive(Debug, Default)]
+pub struct Core {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    metrics: Mutex<GenerateMetrics>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    /// The reply that is currently streamed.
+    running: Option<Arc<Request>>,
+    /// Whether the model was closed. After that, no request runs.
+    closed: bool,
+    /// Whether the thread has ended, on request or because of a bug.
+    gone: bool,
+}
+
+/// A job of the thread.
+#[derive(Debug)]
+pub enum Job {
+    /// A streaming reply.
+    Stream(Arc<Request>),
+    /// A request with a single answer.
+    Ask(Value, Sender<Result<Reply>>),
+    /// A request for rows of logits.
+    Rows(Value, Sender<Result<Rows>>),
+}
+
+pub fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the model was closed; load it again")
+}
+
+impl Core {
+    /// An error if the model was closed.
+    pub fn check_open(&self) -> Result<()> {
+        let queue = self.queue.lock();
+        if queue.closed {
+            return Err(closed());
+        }
+        if queue.gone {
+            return Err(Error::new(
+                ErrorKind::Engine,
+                "the thread of the model has ended; load the model again",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether another caller waits for the running request to end.
+    pub fn is_wanted(&self) -> bool {
+        !self.queue.lock().jobs.is_empty()
+    }
+
+    /// Whether replies of other callers run before `request`.
+    pub fn is_behind_others(&self, request: &Arc<Request>) -> bool {
+        let queue = self.queue.lock();
+        let streams = queue.jobs.iter().filter_map(|job| match job {
+            Job::Stream(request) => Some(request),
+            _ => None,
+        });
+        queue
+            .running
+            .iter()
+            .chain(streams)
+            .take_while(|other| !Arc::ptr_eq(other, request))
+            .any(|other| !other.has_ended())
+    }
+
+    /// Stores the metrics of the request that ended last.
+    pub fn publish(&self, metrics: GenerateMetrics) {
+        *self.metrics.lock() = metrics;
+    }
+
+    /// The metrics of the request that ended last.
+    pub fn metrics(&self) -> GenerateMetrics {
+        self.metrics.lock().clone()
+    }
+
+    /// Appends a job to the queue.
+    ///
+    /// # Errors
+    /// If the model was closed.
+    pub fn push(&self, job: Job) -> Result<()> {
+        self.check_open()?;
+        self.queue.lock().jobs.push_back(job);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// The next job; `None` after the model was closed. Waits if there is none.
+    pub fn next(&self) -> Option<Job> {
+        let mut queue = self.queue.lock();
+        queue.running = None;
+        loop {
+            if queue.closed {
+                return None;
+            }
+            if let Some(job) = queue.jobs.pop_front() {
+                if let Job::Stream(request) = &job {
+                    queue.running = Some(Arc::clone(request));
+                }
+                return Some(job);
+            }
+            self.changed.wait(&mut queue);
+        }
+    }
+
+    /// Ends the thread after its current job.
+    pub fn close(&self) {
+        self.queue.lock().closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Releases all waiting callers when the thread ends.
+    pub fn leave(&self) {
+        let jobs = {
+            let mut queue = self.queue.lock();
+            queue.gone = true;
+            queue.running = None;
+            std::mem::take(&mut queue.jobs)
+        };
+        for job in jobs {
+            if let Job::Stream(request) = job {
+                request.end(Err(closed()));
+            }
+        }
+    }
+}
 
 /// A request and its results so far.
 #[derive(Debug)]
@@ -23,21 +153,21 @@ pub struct Request {
     pub message: Value,
     /// The options of the request.
     pub options: GenerateOptions,
-    core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
     mail: Mutex<Mail>,
-    changed: Condvar,
+    pub(crate) changed: Condvar,
 }
 
 #[derive(Debug)]
-struct Mail {
-    ready: VecDeque<Token>,
+pub(crate) struct Mail {
+    pub(crate) ready: VecDeque<Token>,
     /// How the request ended. The tokens in `ready` precede the end.
-    end: Option<Result<FinishReason>>,
+    pub(crate) end: Option<Result<FinishReason>>,
     /// Whether the prompt was accepted.
-    accepted: bool,
+    pub(crate) accepted: bool,
     /// Whether the caller has dropped the stream.
-    abandoned: bool,
-    clock: Clock,
+    pub(crate) abandoned: bool,
+    pub(crate) clock: Clock,
 }
 
 impl Request {
@@ -58,7 +188,7 @@ impl Request {
         }
     }
 
-    fn mail(&self) -> MutexGuard<'_, Mail> {
+    pub(crate) fn mail(&self) -> MutexGuard<'_, Mail> {
         self.mail.lock()
     }
 
@@ -154,138 +284,5 @@ impl Request {
         }
         drop(mail);
         self.changed.notify_all();
-    }
-}
-
-/// The caller's side of a [`Request`]. Dropping it cancels the request.
-pub struct Replies {
-    request: Arc<Request>,
-    finish: Option<FinishReason>,
-    /// Keeps the process alive while a caller may use it.
-    _handle: Arc<Handle>,
-}
-
-impl Replies {
-    /// The stream of `request`.
-    pub fn new(request: Arc<Request>, handle: Arc<Handle>) -> Self {
-        Self {
-            request,
-            finish: None,
-            _handle: handle,
-        }
-    }
-
-    /// Waits until the prompt was accepted, so that errors of the prompt are returned immediately.
-    /// If other replies come first, it does not wait, and the stream reports such errors.
-    ///
-    /// # Errors
-    /// The error of the prompt, or the error that ended the request.
-    pub fn accepted(&mut self) -> Result<()> {
-        // Cancellation and deadlines are reported by the stream, as in other backends.
-        let interrupt =
-            |e: &Error| matches!(e.kind(), ErrorKind::Cancelled | ErrorKind::DeadlineExceeded);
-        loop {
-            let now = self.request.check();
-            let mail = self.request.mail();
-            let end = match &mail.end {
-                // Tokens come before a later error, so the stream reports that error.
-                _ if mail.accepted => return Ok(()),
-                Some(end) => end.clone().map(|_| ()),
-                None => now,
-            };
-            let ended = mail.end.is_some();
-            drop(mail);
-            match end {
-                Err(e) if interrupt(&e) => return Ok(()),
-                Err(e) => return Err(self.fail(e)),
-                Ok(()) if ended => return Ok(()),
-                Ok(()) => {}
-            }
-            if self.request.core.is_behind_others(&self.request) {
-                return Ok(());
-            }
-            let waiting = |mail: &mut Mail| mail.end.is_none() && !mail.accepted;
-            let mut mail = self.request.mail();
-            self.request
-                .changed
-                .wait_while_for(&mut mail, waiting, POLL);
-        }
-    }
-
-    fn fail(&mut self, error: Error) -> Error {
-        let reason = FinishReason::of_error(&error);
-        self.finish = Some(reason);
-        self.abandon(Err(error.clone()));
-        error
-    }
-
-    fn abandon(&self, how: Result<FinishReason>) {
-        self.request.mail().abandoned = true;
-        self.request.end(how);
-    }
-}
-
-impl Iterator for Replies {
-    type Item = Result<Token>;
-
-    fn next(&mut self) -> Option<Result<Token>> {
-        if self.finish.is_some() {
-            return None;
-        }
-        loop {
-            // A caller that cancelled gets no tokens that were computed ahead.
-            let interrupted = self.request.check();
-            let mut mail = self.request.mail();
-            if let Some(Ok(reason)) = &mail.end
-                && mail.ready.is_empty()
-            {
-                self.finish = Some(*reason);
-                return None;
-            }
-            if let Err(e) = interrupted {
-                drop(mail);
-                return Some(Err(self.fail(e)));
-            }
-            if let Some(token) = mail.ready.pop_front() {
-                drop(mail);
-                self.request.changed.notify_all();
-                return Some(Ok(token));
-            }
-            if let Some(Err(e)) = &mail.end {
-                let e = e.clone();
-                drop(mail);
-                return Some(Err(self.fail(e)));
-            }
-            let patience = match self.request.options.interrupt.deadline {
-                Some(deadline) => POLL.min(deadline.saturating_duration_since(Instant::now())),
-                None => POLL,
-            };
-            // If the deadline is this close, it is checked again immediately.
-            let patience = patience.max(Duration::from_millis(1));
-            self.request.changed.wait_for(&mut mail, patience);
-        }
-    }
-}
-
-impl TokenSource for Replies {
-    fn finish_reason(&self) -> Option<FinishReason> {
-        self.finish.or_else(|| {
-            // The reply ends only when all its tokens were returned.
-            let mail = self.request.mail();
-            match &mail.end {
-                Some(Ok(reason)) if mail.ready.is_empty() => Some(*reason),
-                _ => None,
-            }
-        })
-    }
-
-    fn metrics(&self) -> GenerateMetrics {
-        self.request.mail().clock.metrics()
-    }
-}
-
-impl Drop for Replies {
-    fn drop(&mut self) {
-        self.abandon(Ok(FinishReason::Cancelled));
     }
 }

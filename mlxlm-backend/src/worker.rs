@@ -1,141 +1,19 @@
 //! The thread that owns a model's process. It runs requests one after another, and ends the process
-//! with its last user. `request.rs` has the state of a request; `reply.rs` and `session.rs` run it.
+//! with its last user. `request.rs` has the queue and the state of a request; `reply.rs` and
+//! `session.rs` run it.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::channel;
 use std::thread::{Builder, JoinHandle};
 
-use inference::{Error, ErrorKind, GenerateMetrics, Result};
-use parking_lot::{Condvar, Mutex};
+use inference::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::protocol::Reply;
+use crate::protocol::{Reply, Rows};
 use crate::reply;
-use crate::request::Request;
+use crate::request::{Core, Job, Request, closed};
 use crate::session::Session;
-
-/// State that the thread and all callers share.
-#[derive(Debug, Default)]
-pub struct Core {
-    queue: Mutex<Queue>,
-    changed: Condvar,
-    metrics: Mutex<GenerateMetrics>,
-}
-
-#[derive(Debug, Default)]
-struct Queue {
-    jobs: VecDeque<Job>,
-    /// The reply that is currently streamed.
-    running: Option<Arc<Request>>,
-    /// Whether the model was closed. After that, no request runs.
-    closed: bool,
-    /// Whether the thread has ended, on request or because of a bug.
-    gone: bool,
-}
-
-/// A job of the thread.
-#[derive(Debug)]
-enum Job {
-    /// A streaming reply.
-    Stream(Arc<Request>),
-    /// A request with a single answer.
-    Ask(Value, Sender<Result<Reply>>),
-    /// A request for rows of logits.
-    Rows(Value, Sender<Result<Rows>>),
-}
-
-/// The logits of some positions.
-#[derive(Debug, Default)]
-pub struct Rows {
-    /// The ids of the prompt.
-    pub tokens: Vec<u32>,
-    /// The number of rows.
-    pub count: usize,
-    /// The rows, one after another.
-    pub values: Vec<f32>,
-}
-
-fn closed() -> Error {
-    Error::new(ErrorKind::Closed, "the model was closed; load it again")
-}
-
-impl Core {
-    /// An error if the model was closed.
-    pub fn check_open(&self) -> Result<()> {
-        let queue = self.queue.lock();
-        if queue.closed {
-            return Err(closed());
-        }
-        if queue.gone {
-            return Err(Error::new(
-                ErrorKind::Engine,
-                "the thread of the model has ended; load the model again",
-            ));
-        }
-        Ok(())
-    }
-
-    /// Whether another caller waits for the running request to end.
-    pub fn is_wanted(&self) -> bool {
-        !self.queue.lock().jobs.is_empty()
-    }
-
-    /// Whether replies of other callers run before `request`.
-    pub fn is_behind_others(&self, request: &Arc<Request>) -> bool {
-        let queue = self.queue.lock();
-        let streams = queue.jobs.iter().filter_map(|job| match job {
-            Job::Stream(request) => Some(request),
-            _ => None,
-        });
-        queue
-            .running
-            .iter()
-            .chain(streams)
-            .take_while(|other| !Arc::ptr_eq(other, request))
-            .any(|other| !other.has_ended())
-    }
-
-    /// Stores the metrics of the request that ended last.
-    pub fn publish(&self, metrics: GenerateMetrics) {
-        *self.metrics.lock() = metrics;
-    }
-
-    /// The metrics of the request that ended last.
-    pub fn metrics(&self) -> GenerateMetrics {
-        self.metrics.lock().clone()
-    }
-
-    fn push(&self, job: Job) -> Result<()> {
-        self.check_open()?;
-        self.queue.lock().jobs.push_back(job);
-        self.changed.notify_all();
-        Ok(())
-    }
-
-    /// The next job; `None` after the model was closed.
-    fn next(&self) -> Option<Job> {
-        let mut queue = self.queue.lock();
-        queue.running = None;
-        loop {
-            if queue.closed {
-                return None;
-            }
-            if let Some(job) = queue.jobs.pop_front() {
-                if let Job::Stream(request) = &job {
-                    queue.running = Some(Arc::clone(request));
-                }
-                return Some(job);
-            }
-            self.changed.wait(&mut queue);
-        }
-    }
-
-    fn close(&self) {
-        self.queue.lock().closed = true;
-        self.changed.notify_all();
-    }
-}
 
 /// Owns the worker thread. Dropping the handle ends the thread and its Python process.
 #[derive(Debug)]
@@ -221,17 +99,7 @@ struct Leaving<'a>(&'a Core);
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
-        let jobs = {
-            let mut queue = self.0.queue.lock();
-            queue.gone = true;
-            queue.running = None;
-            std::mem::take(&mut queue.jobs)
-        };
-        for job in jobs {
-            if let Job::Stream(request) = job {
-                request.end(Err(closed()));
-            }
-        }
+        self.0.leave();
     }
 }
 

@@ -14,7 +14,7 @@ use inference_formats::atomic;
 
 use super::catalog::{self, KnownModel};
 use super::progress::{Progress, Silent, Stage};
-use super::{cache, digest, pip, resolve, space, unpack};
+use super::{cache, digest, pip, space, suggest, unpack};
 
 /// Prefix of temporary directories of a fetch. The next fetch removes those of killed runs.
 const TEMP_PREFIX: &str = ".fetch-";
@@ -80,7 +80,7 @@ fn download(model: &KnownModel, work: &Path, progress: &mut dyn Progress) -> Res
 }
 
 fn known(name: &str) -> Result<&'static KnownModel> {
-    catalog::find(name).ok_or_else(|| resolve::not_found(name))
+    catalog::find(name).ok_or_else(|| suggest::not_found(name))
 }
 
 fn store<'a>(download: &'a Download<'a>) -> Result<Store<'a>> {

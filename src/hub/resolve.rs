@@ -28,7 +28,7 @@ pub fn resolve(model: Option<&str>, progress: &mut dyn Progress) -> Result<PathB
     }
     if let Some(spec) = elsewhere::on_the_hub(model).and_then(ModelSpec::parse) {
         let cached = HfHub::from_env()?.cached(&spec);
-        return cached.ok_or_else(|| not_found(model));
+        return cached.ok_or_else(|| suggest::not_found(model));
     }
     if let Some(spec) = ModelSpec::parse(model) {
         return HfHub::from_env()?.get(&spec, progress).map_err(|e| {
@@ -44,28 +44,7 @@ pub fn resolve(model: Option<&str>, progress: &mut dyn Progress) -> Result<PathB
             Error::new(e.kind(), format!("{e}{question}"))
         });
     }
-    Err(not_found(model))
-}
-
-pub(super) fn not_found(model: &str) -> Error {
-    if let Some(repository) = elsewhere::on_the_hub(model) {
-        return Error::new(
-            ErrorKind::ModelNotFound,
-            format!(
-                "{model:?} has no pinned source here. `mlx pull {repository}` fetches it from the Hugging Face \
-                 Hub; then both names work"
-            ),
-        );
-    }
-    let like = suggest::similar(model, &[]);
-    Error::new(
-        ErrorKind::ModelNotFound,
-        format!(
-            "no model {model:?}: not a directory, a file, a known name or owner/name; known names: {}{}",
-            catalog::names(),
-            suggest::question(&like)
-        ),
-    )
+    Err(suggest::not_found(model))
 }
 
 #[cfg(test)]
@@ -82,12 +61,12 @@ mod tests {
 
     #[test]
     fn a_typo_is_answered_with_the_name_and_other_names_with_the_way() {
-        let error = not_found("smolm2-135m-instrct").to_string();
+        let error = suggest::not_found("smolm2-135m-instrct").to_string();
         assert!(
             error.contains("did you mean smollm2-135m-instruct"),
             "{error}"
         );
-        let error = not_found("llama3.2").to_string();
+        let error = suggest::not_found("llama3.2").to_string();
         assert!(
             error.contains("mlx pull mlx-community/Llama-3.2-3B-Instruct-4bit"),
             "{error}"

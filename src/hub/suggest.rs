@@ -1,4 +1,6 @@
-//! Suggests similar names for an unknown name.
+//! Similar names for an unknown name, and the error that shows them.
+
+use inference::{Error, ErrorKind};
 
 use super::{HfHub, catalog, elsewhere};
 
@@ -55,6 +57,28 @@ pub(super) fn question(names: &[String]) -> String {
         [name] => format!("; did you mean {name}?"),
         [some @ .., last] => format!("; did you mean {} or {last}?", some.join(", ")),
     }
+}
+
+/// The error for a model that cannot be found, with similar names.
+pub(super) fn not_found(model: &str) -> Error {
+    if let Some(repository) = elsewhere::on_the_hub(model) {
+        return Error::new(
+            ErrorKind::ModelNotFound,
+            format!(
+                "{model:?} has no pinned source here. `mlx pull {repository}` fetches it from the Hugging Face \
+                 Hub; then both names work"
+            ),
+        );
+    }
+    let like = similar(model, &[]);
+    Error::new(
+        ErrorKind::ModelNotFound,
+        format!(
+            "no model {model:?}: not a directory, a file, a known name or owner/name; known names: {}{}",
+            catalog::names(),
+            question(&like)
+        ),
+    )
 }
 
 #[cfg(test)]

@@ -4,8 +4,9 @@
 use crate::error::Result;
 use crate::family::{Defaults, Family, Recurrence, Windows};
 
+use super::faults::{fault, unsupported};
 use super::fields::{Fields, shown};
-use super::{fault, limits};
+use super::limits;
 use serde_json::Value;
 
 /// Which positions a layer attends to.
@@ -131,7 +132,7 @@ fn listed(
                     }
                     _ => String::new(),
                 };
-                Err(super::unsupported(format!(
+                Err(unsupported(format!(
                     "layer_types has {shown:?}; supported are {recurrent}full_attention and \
                      sliding_attention"
                 )))

@@ -2,6 +2,7 @@
 //! [`crate::gguf_config`] converts GGUF metadata to the same [`ModelConfig`]. This module reads no
 //! weights; an engine checks shapes when it loads weights.
 
+mod faults;
 mod fields;
 mod layers;
 mod normalize;
@@ -17,7 +18,7 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::family::Family;
 use crate::python_json;
 use serde_json::{Map, Value};
@@ -28,6 +29,7 @@ pub use quant_format::QuantConfig;
 pub use rope::{RopeConfig, RopeScaling, llama3_stretch};
 
 use super::files::read_capped;
+use faults::{fault, unsupported};
 use fields::{Fault, Fields};
 
 /// Maximum size of a `config.json` in bytes.
@@ -107,20 +109,21 @@ fn object(bytes: &[u8]) -> Result<serde_json::Map<String, Value>> {
     }
 }
 
-fn fault(message: String) -> Error {
-    Error::new(ErrorKind::Invalid, message)
-}
-
-fn unsupported(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Unsupported, message)
-}
-
 impl ModelConfig {
+    /// Whether GPTQ sorted the inputs of each matrix by importance before it grouped them, so that
+    /// a group's inputs are not neighbors.
+    pub fn has_ordered_groups(&self) -> bool {
+        let field = |name: &str| self.fields.get("quantization_config")?.get(name);
+        matches!(self.packing, Packing::Gptq { .. })
+            && field("desc_act") == Some(&Value::Bool(true))
+    }
+
     /// Reads and checks a `config.json`.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if there is no file; [`ErrorKind::Invalid`] if the file is too
-    /// large, is not JSON, or has impossible values; [`ErrorKind::Unsupported`] if it requires an
+    /// [`NotFound`](crate::ErrorKind::NotFound) if there is no file;
+    /// [`Invalid`](crate::ErrorKind::Invalid) if the file is too large, is not JSON, or has
+    /// impossible values; [`Unsupported`](crate::ErrorKind::Unsupported) if it requires an
     /// unsupported feature. The message names the field.
     pub fn from_file(path: &Path) -> Result<Self> {
         let bytes = read_capped(path, MAX_CONFIG_BYTES)?;
@@ -249,7 +252,7 @@ impl ModelConfig {
     /// missing.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if the field has another value.
+    /// [`Invalid`](crate::ErrorKind::Invalid) if the field has another value.
     pub fn uint(&self, name: &str, range: RangeInclusive<usize>) -> Result<Option<usize>> {
         Fields::new(&self.fields).uint(name, range).map_err(fault)
     }
@@ -267,7 +270,7 @@ impl ModelConfig {
     /// A finite number, from a field of a specific architecture.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if the field has another value.
+    /// [`Invalid`](crate::ErrorKind::Invalid) if the field has another value.
     pub fn number(&self, name: &str) -> Result<Option<f32>> {
         Fields::new(&self.fields).number(name).map_err(fault)
     }
@@ -275,7 +278,7 @@ impl ModelConfig {
     /// A Boolean, from a field of a specific architecture.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if the field is neither true nor false.
+    /// [`Invalid`](crate::ErrorKind::Invalid) if the field is neither true nor false.
     pub fn flag(&self, name: &str) -> Result<Option<bool>> {
         Fields::new(&self.fields).bool(name).map_err(fault)
     }
@@ -283,7 +286,7 @@ impl ModelConfig {
     /// A list of finite numbers, from a field of a specific architecture.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if the field has another value.
+    /// [`Invalid`](crate::ErrorKind::Invalid) if the field has another value.
     pub fn numbers(&self, name: &str) -> Result<Option<Vec<f32>>> {
         Fields::new(&self.fields).numbers(name).map_err(fault)
     }

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::family::{Defaults, Family, fill, is_set};
 use serde_json::{Map, Value, json};
 
-use super::unsupported;
+use super::faults::unsupported;
 
 /// Fields outside the text part that also apply to the text part.
 const SHARED: [&str; 4] = [

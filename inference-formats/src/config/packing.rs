@@ -31,16 +31,6 @@ pub enum Packing {
     },
 }
 
-impl super::ModelConfig {
-    /// Whether GPTQ sorted the inputs of each matrix by importance before it grouped them, so that
-    /// a group's inputs are not neighbors.
-    pub fn has_ordered_groups(&self) -> bool {
-        let field = |name: &str| self.fields.get("quantization_config")?.get(name);
-        matches!(self.packing, Packing::Gptq { .. })
-            && field("desc_act") == Some(&Value::Bool(true))
-    }
-}
-
 impl Packing {
     /// The packing that `quantization_config` describes, with the affine format of MLX that it
     /// becomes. `None` for a `quant_method` that is not supported.

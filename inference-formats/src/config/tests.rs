@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::error::ErrorKind;
 
 fn base() -> Value {
     json!({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use super::Names;
+use super::fields::Names;
 use crate::error::Result;
 use crate::gguf::keys::Keys;
 use crate::gguf::{Gguf, GgufArray, GgufValue};

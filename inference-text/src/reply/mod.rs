@@ -60,6 +60,7 @@ mod choice;
 mod collect;
 mod engine;
 mod families;
+mod family;
 mod gemma;
 mod generic;
 mod grammar;
@@ -79,8 +80,9 @@ mod tools;
 use std::fmt;
 use std::sync::Arc;
 
-pub use choice::{Family, Format, ReasoningTags};
+pub use choice::Format;
 pub use collect::{Call, Reply};
+pub use family::{Family, ReasoningTags};
 pub use generic::written;
 pub use grammar::{CallBody, CallGrammar, CallShape, GrammarUnavailable, JsonStart};
 pub use ids::{IdGenerator, IdStyle, RandomIds, SequentialIds};

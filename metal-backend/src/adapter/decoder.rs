@@ -6,7 +6,7 @@ use inference::LayerHooks;
 use mlx_rs_core::Array;
 
 use crate::arch::Decoder;
-use crate::arch::encoder::{Encoder, EncoderInput};
+use crate::arch::{Encoder, EncoderInput};
 use crate::cache::{CacheOptions, Caches, Row};
 use crate::nn::adapter::{Pass, Passes};
 use crate::nn::attention::Positions;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use mlx_rs_core::transforms::checkpoint_tree;
 use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate};
 
-use super::Decoder;
+use super::{Decoder, Encoder, EncoderInput};
 use crate::cache::{CacheOptions, Caches, LayerState, Row};
 use crate::error::engine;
 use crate::exec::Locality;
@@ -17,36 +17,6 @@ use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
 use crate::nn::norm::through;
 use crate::nn::{Activation, Attention, Embedding, FeedForward, Linear, Norm};
-
-/// The tokens of several texts, packed one after another.
-#[derive(Debug, Clone, Copy)]
-pub struct EncoderInput<'a> {
-    /// Ids, `[T]`.
-    pub ids: &'a [u32],
-    /// For each token, its part of a text pair, `[T]`: 0 or 1.
-    pub types: &'a [u32],
-    /// The number of tokens in each text; their sum is `T`.
-    pub lengths: &'a [i32],
-}
-
-/// A network with bidirectional attention, which predicts no next token.
-pub trait Encoder: Send + Sync + std::fmt::Debug {
-    /// The last hidden states, `[1, T, hidden]`.
-    fn encode(&self, input: &EncoderInput<'_>) -> Result<Array>;
-
-    /// The maximum number of tokens in a text; `None` if unlimited.
-    fn max_length(&self) -> Option<usize>;
-
-    /// The number of scores per text that the classifier returns; `None` without a classifier.
-    fn labels(&self) -> Option<usize>;
-
-    /// The classifier's scores, `[1, texts, labels]`, for hidden states `[1, T, hidden]` of texts
-    /// of these lengths.
-    ///
-    /// # Errors
-    /// If there is no classifier, shapes do not match, or memory runs out.
-    fn classify(&self, states: &Array, lengths: &[i32]) -> Result<Array>;
-}
 
 /// One block. Norms are `None` where a family lacks them.
 #[derive(Debug)]

@@ -97,5 +97,8 @@ fn feed_forward(b: &mut Builder<'_>, i: usize, prefix: &str) -> Result<FeedForwa
 
 /// Bytes of one sequence's recurrent state in all layers.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
-    Ok(super::of_recurrent_layers(config, &shape(config)?.layout()))
+    Ok(super::state_bytes::of_recurrent_layers(
+        config,
+        &shape(config)?.layout(),
+    ))
 }

@@ -108,5 +108,5 @@ fn conv_width(config: &ModelConfig) -> Result<i32> {
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let hidden = int("hidden_size", config.hidden_size)?;
     let layout = ShortConv::state_layout(hidden, conv_width(config)?);
-    Ok(super::of_recurrent_layers(config, &layout))
+    Ok(super::state_bytes::of_recurrent_layers(config, &layout))
 }

@@ -121,5 +121,5 @@ pub(super) fn mixer(
 /// Bytes of one sequence's recurrent state in all layers.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config, &FIELDS, config.intermediate_size)?.layout();
-    Ok(super::of_recurrent_layers(config, &layout))
+    Ok(super::state_bytes::of_recurrent_layers(config, &layout))
 }

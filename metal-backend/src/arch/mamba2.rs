@@ -159,5 +159,5 @@ pub(super) fn rates(b: &mut Builder<'_>, at: &str, heads: i32) -> Result<Array> 
 /// Bytes of one sequence's recurrent state in all layers.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config, &FIELDS)?.layout();
-    Ok(super::of_recurrent_layers(config, &layout))
+    Ok(super::state_bytes::of_recurrent_layers(config, &layout))
 }

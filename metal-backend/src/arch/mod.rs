@@ -12,6 +12,7 @@ mod cohere;
 mod cohere2;
 mod cohere2_moe;
 mod dbrx;
+mod decoder;
 mod deepseek;
 mod deepseek_v2;
 mod deepseek_v3;
@@ -101,6 +102,7 @@ mod stablelm;
 mod stack;
 mod stage;
 mod starcoder2;
+mod state_bytes;
 mod step3p5;
 mod telechat3;
 mod variants;
@@ -108,108 +110,18 @@ pub mod wiring;
 mod xlstm;
 mod youtu_llm;
 
+pub use decoder::{Decoder, Encoder, EncoderInput};
+
 use std::collections::BTreeSet;
 
-use inference::{Error, ErrorKind, LayerHooks, Result};
-use mlx_rs_core::Array;
+use inference::{Error, ErrorKind, Result};
 use safetensors::Dtype as FileDtype;
 
-use crate::cache::{CacheOptions, Caches, Row, StateLayout};
 use crate::checkpoint::config::limits;
 use crate::checkpoint::{Family, ModelConfig, family};
 use crate::loader::Weights;
-use crate::nn::attention::Positions;
-use crate::nn::hooks::Watch;
-use crate::nn::{Attention, FeedForward, Linear};
-use encoder::Encoder;
+use crate::nn::Linear;
 use wiring::{BlockInfo, Wiring};
-
-/// A network: a decoder-only language model, or an encoder.
-pub trait Decoder: Send + Sync + std::fmt::Debug {
-    /// Computes logits for the token ids `[1, T]` of `rows`, which are packed one after another.
-    /// The result is `[1, T, vocab]`, or `[1, rows, vocab]` for [`Positions::Last`]. Keys and
-    /// values of all positions are added to the rows' caches. If the adapter scope requests it,
-    /// blocks are recomputed in the backward pass.
-    fn forward(
-        &self,
-        ids: &Array,
-        rows: &mut [Row<'_>],
-        positions: Positions,
-        watch: &mut Watch<'_>,
-    ) -> mlx_rs_core::Result<Array>;
-
-    /// Applies the final norm and the head: hidden states `[1, T, hidden]` to logits `[1, T,
-    /// vocab]`.
-    fn unembed(&self, x: &Array) -> mlx_rs_core::Result<Array>;
-
-    /// For each hidden state of [`Self::unembed`], the `k` greatest logits in descending order, and
-    /// their tokens: float32 and uint32 `[T, k]`. The other logits are not stored in memory. `None`
-    /// if the caller must select from all logits.
-    ///
-    /// # Errors
-    /// As [`Self::unembed`].
-    fn greatest_logits(&self, x: &Array, k: usize) -> mlx_rs_core::Result<Option<(Array, Array)>> {
-        let _ = (x, k);
-        Ok(None)
-    }
-
-    /// Empty caches for one row, one per layer that has keys.
-    fn new_caches(&self, options: &CacheOptions) -> Caches;
-
-    /// For each layer, the places whose states can be edited; `None` in a decoder without access to
-    /// states.
-    fn hooks(&self) -> Option<Vec<LayerHooks>> {
-        None
-    }
-
-    /// The feed-forward part of a layer. `None` if the layer fuses it with other computation.
-    fn feed_forward(&self, layer: usize) -> Option<&FeedForward> {
-        let _ = layer;
-        None
-    }
-
-    /// As [`Self::feed_forward`], to be replaced before the first request. Also `None` in a decoder
-    /// that is in use.
-    fn feed_forward_mut(&mut self, layer: usize) -> Option<&mut FeedForward> {
-        let _ = layer;
-        None
-    }
-
-    /// The encoder interface, if this is an encoder. An encoder predicts no next token, so its
-    /// [`Self::forward`] returns an error.
-    fn encoder(&self) -> Option<&dyn Encoder> {
-        None
-    }
-
-    /// The embeddings of ids `[1, n]` as `[1, n, hidden]`, as stored in the table.
-    ///
-    /// # Errors
-    /// If another process has the table.
-    fn token_vectors(&self, ids: &Array) -> mlx_rs_core::Result<Array>;
-
-    /// The dot products of vectors `[.., hidden]` with all rows of the table, `[.., vocab]`.
-    ///
-    /// # Errors
-    /// As [`Self::token_vectors`].
-    fn token_scores(&self, x: &Array) -> mlx_rs_core::Result<Array>;
-
-    /// The attention of a layer; `None` if other parts of the layer mix positions.
-    fn attention(&self, layer: usize) -> Option<&Attention> {
-        let _ = layer;
-        None
-    }
-
-    /// Whether every matrix of the network reads the positions of all rows in the order of the
-    /// rows, `[1, T, ..]` or `[1, rows, ..]`. Rows with different adapters can then share a pass.
-    fn keeps_row_order(&self) -> bool {
-        false
-    }
-
-    /// The index of the cache whose keys `layer` uses.
-    fn keys_of(&self, layer: usize) -> usize {
-        layer
-    }
-}
 
 /// Builds a decoder from its configuration and weights.
 type Loader = fn(&ModelConfig, &mut Weights) -> Result<Box<dyn Decoder>>;
@@ -399,13 +311,6 @@ pub fn key_numbers(config: &ModelConfig) -> Result<u64> {
         })
         .sum();
     Ok((heads as u64).saturating_mul(2 * config.head_size() as u64))
-}
-
-/// Bytes of states with this layout, over all recurrent layers.
-fn of_recurrent_layers(config: &ModelConfig, layout: &StateLayout) -> u64 {
-    let layers = 0..config.num_hidden_layers;
-    let count = layers.filter(|&layer| config.is_recurrent(layer)).count();
-    (layout.nbytes() as u64).saturating_mul(count as u64)
 }
 
 /// The blocks that follow from the tensors' names, for architectures whose blocks differ. Empty for

@@ -202,5 +202,5 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
 /// Bytes of one sequence's recurrent state in all blocks.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config, &FIELDS)?.layout();
-    Ok(super::of_recurrent_layers(config, &layout))
+    Ok(super::state_bytes::of_recurrent_layers(config, &layout))
 }

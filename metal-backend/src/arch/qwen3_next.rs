@@ -156,5 +156,5 @@ fn plain_norm(b: &mut Builder<'_>, prefix: &str, dim: i32) -> Result<Norm> {
 /// Bytes of one sequence's recurrent state in all layers.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config)?.layout();
-    Ok(super::of_recurrent_layers(config, &layout))
+    Ok(super::state_bytes::of_recurrent_layers(config, &layout))
 }

@@ -278,5 +278,8 @@ fn vector(b: &mut Builder<'_>, name: &str, len: i32) -> Result<Array> {
 
 /// Bytes of one sequence's recurrent state in all layers.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
-    Ok(super::of_recurrent_layers(config, &shape(config)?.layout()))
+    Ok(super::state_bytes::of_recurrent_layers(
+        config,
+        &shape(config)?.layout(),
+    ))
 }

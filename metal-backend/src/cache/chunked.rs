@@ -4,7 +4,7 @@
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate, zeros};
 
-use super::{KvCache, KvView, LayerState, Order, Portable, Snapshot, Stored};
+use super::{KvCache, KvView, LayerState, Order, Portable, Snapshot, Stored, cast};
 use crate::exec::{Heads, KvType, TokenRange};
 
 /// The number of positions by which the capacity grows.
@@ -167,18 +167,6 @@ const HALF: &str = ":float16";
 /// A kind without the type of the elements. A cache can be restored from a snapshot of any type.
 pub(super) fn untyped(kind: &str) -> String {
     kind.replace(HALF, "")
-}
-
-/// An array in another type. Values beyond the range of float16 become its greatest value.
-pub(super) fn cast(a: &Array, dtype: Dtype) -> Result<Array> {
-    if dtype != Dtype::Float16 || a.dtype() == dtype {
-        return a.astype(dtype);
-    }
-    let most = f32::from(half::f16::MAX);
-    // bfloat16 has too few digits for the bound.
-    let wide = a.astype(Dtype::Float32)?;
-    wide.clip(Some(&Array::scalar(-most)?), Some(&Array::scalar(most)?))?
-        .astype(dtype)
 }
 
 /// The capacity to allocate for `needed` positions.

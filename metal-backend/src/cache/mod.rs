@@ -42,7 +42,7 @@ pub use rotating::RotatingCache;
 pub use state::{KvCache, LayerState, Snapshot};
 pub use windowed::WindowedCache;
 
-use mlx_rs_core::{Array, Quantized, Result, eval};
+use mlx_rs_core::{Array, Dtype, Quantized, Result, eval};
 
 /// Keys or values in the form that attention reads, `[B, Hkv, n, D]`.
 #[derive(Debug, Clone)]
@@ -468,4 +468,16 @@ fn copy_with(
         recurrent_elsewhere: caches.recurrent_elsewhere,
         reach: caches.reach,
     }))
+}
+
+/// An array in another type. Values beyond the range of float16 become its greatest value.
+fn cast(a: &Array, dtype: Dtype) -> Result<Array> {
+    if dtype != Dtype::Float16 || a.dtype() == dtype {
+        return a.astype(dtype);
+    }
+    let most = f32::from(half::f16::MAX);
+    // bfloat16 has too few digits for the bound.
+    let wide = a.astype(Dtype::Float32)?;
+    wide.clip(Some(&Array::scalar(-most)?), Some(&Array::scalar(most)?))?
+        .astype(dtype)
 }

@@ -5,8 +5,7 @@ use std::fmt;
 
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Quantized, Result};
 
-use super::chunked::cast;
-use super::map;
+use super::{cast, map};
 
 /// Keys and values of one layer, `[1, Hkv, n, D]`, in ascending order of positions.
 #[derive(Debug, Clone)]

@@ -7,9 +7,10 @@ use std::path::Path;
 use inference::Result;
 use serde_json::{Map, Value};
 
+use super::faults::failed;
+use super::gguf;
 use super::plan::Plan;
 use super::source::Source;
-use super::{failed, gguf};
 use crate::checkpoint::Family;
 use crate::checkpoint::files::{MAX_TEXT_FILE, ModelDir, read_capped};
 use crate::text::Tokenizer;

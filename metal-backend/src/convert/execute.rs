@@ -5,12 +5,13 @@ use inference::Result;
 use mlx_rs_core::{Array, Dtype as MlxDtype, Quantized, eval};
 use safetensors::Dtype;
 
+use super::faults::wrong;
+use super::float_type::FloatType;
 use super::given::Given;
 use super::plan::{Item, Work};
 use super::rules::Format;
 use super::source::{Floats, Source};
 use super::tensor::Tensor;
-use super::{FloatType, wrong};
 use crate::error::engine;
 
 /// The approximate number of weights per chunk.

@@ -9,10 +9,14 @@
 
 mod config;
 mod execute;
+mod faults;
+mod float_type;
 mod gguf;
 mod given;
+mod options;
 mod plan;
 mod planned;
+mod quantization;
 mod rules;
 mod scales;
 mod source;
@@ -27,168 +31,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use inference::{Error, ErrorKind, Result};
-use mlx_rs_core::{Device, QuantMode, Stream, cuda_is_available, metal_is_available};
+use mlx_rs_core::{Device, Stream, cuda_is_available, metal_is_available};
 
-use crate::checkpoint::files::invalid;
 use crate::error::engine;
 use crate::workdir::WorkDir;
+use faults::failed;
 use plan::Plan;
 use source::Source;
 
 pub(crate) use config::text_files;
+pub use float_type::FloatType;
 pub(crate) use gguf::tokenizer_files;
 pub(crate) use given::{Given, Packed};
+pub use options::{ConvertOptions, MAX_SHARD_BYTES};
 pub(crate) use planned::Planned;
-pub use rules::Recipe;
-
-/// The default size of a shard, in bytes: 5 GiB, as in `mlx-lm`.
-pub const MAX_SHARD_BYTES: u64 = 5 << 30;
-
-/// A float type in which weights are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum FloatType {
-    /// IEEE single precision.
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// The upper half of an `f32`.
-    BF16,
-}
-
-impl FloatType {
-    /// The type named `float32`, `float16` or `bfloat16`.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::F32, Self::F16, Self::BF16]
-            .into_iter()
-            .find(|t| t.name() == name)
-    }
-
-    /// The name in a `config.json`.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "float32",
-            Self::F16 => "float16",
-            Self::BF16 => "bfloat16",
-        }
-    }
-}
-
-/// Options for quantizing matrices.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Quantization {
-    /// The format of the quantized weights.
-    pub mode: QuantMode,
-    /// Bits per weight. `None` means the mode's default: 4, or 8 for `mxfp8`.
-    pub bits: Option<i32>,
-    /// The number of adjacent weights that share a scale. `None` means the mode's default: 64 for
-    /// `affine`.
-    pub group_size: Option<i32>,
-    /// Different bits per layer. A recipe determines the bits, so leave `bits` at `None`.
-    pub recipe: Option<Recipe>,
-}
-
-impl Default for Quantization {
-    fn default() -> Self {
-        Self {
-            mode: QuantMode::Affine,
-            bits: None,
-            group_size: None,
-            recipe: None,
-        }
-    }
-}
-
-/// Options of a conversion.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ConvertOptions {
-    /// Quantize matrices.
-    pub quantize: Option<Quantization>,
-    /// Dequantize quantized matrices.
-    pub dequantize: bool,
-    /// The type of all floats. `None` keeps each type; for GGUF, it means the smallest lossless
-    /// type.
-    pub dtype: Option<FloatType>,
-    /// The maximum size of a shard, in bytes of tensors. A larger tensor gets its own shard.
-    pub max_shard_bytes: u64,
-    /// Whether to replace an output directory that is not empty.
-    pub force: bool,
-}
-
-impl Default for ConvertOptions {
-    fn default() -> Self {
-        Self {
-            quantize: None,
-            dequantize: false,
-            dtype: None,
-            max_shard_bytes: MAX_SHARD_BYTES,
-            force: false,
-        }
-    }
-}
-
-impl ConvertOptions {
-    /// Options for an unchanged copy.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Sets [`Self::quantize`].
-    #[must_use]
-    pub fn with_quantize(mut self, quantize: Quantization) -> Self {
-        self.quantize = Some(quantize);
-        self
-    }
-
-    /// Sets [`Self::dequantize`].
-    #[must_use]
-    pub fn with_dequantize(mut self, yes: bool) -> Self {
-        self.dequantize = yes;
-        self
-    }
-
-    /// Sets [`Self::dtype`].
-    #[must_use]
-    pub fn with_dtype(mut self, dtype: FloatType) -> Self {
-        self.dtype = Some(dtype);
-        self
-    }
-
-    /// Sets [`Self::max_shard_bytes`].
-    #[must_use]
-    pub fn with_max_shard_bytes(mut self, bytes: u64) -> Self {
-        self.max_shard_bytes = bytes;
-        self
-    }
-
-    /// Sets [`Self::force`].
-    #[must_use]
-    pub fn with_force(mut self, yes: bool) -> Self {
-        self.force = yes;
-        self
-    }
-
-    /// Checks all options that can be checked without a model.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidOption`], with the conflicting options.
-    pub fn validate(&self) -> Result<()> {
-        let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
-        if self.quantize.is_some() && self.dequantize {
-            return bad("choose either to quantize or to dequantize".to_owned());
-        }
-        if self.max_shard_bytes == 0 {
-            return bad("the shard size is 0; it must be at least one byte".to_owned());
-        }
-        if let Some(quantize) = &self.quantize {
-            rules::base_format(quantize)?;
-        }
-        Ok(())
-    }
-}
+pub use quantization::{Quantization, Recipe};
 
 /// The result of a conversion.
 #[derive(Debug, Clone, PartialEq)]
@@ -300,13 +157,6 @@ pub(crate) fn check_affine(bits: i32, group_size: i32) -> Result<()> {
     rules::base_format(&quantization).map(|_| ())
 }
 
-/// An error about the output.
-fn failed(what: &str, path: &Path, e: std::io::Error) -> Error {
-    Error::new(ErrorKind::Io, what)
-        .with_path(path)
-        .with_source(e)
-}
-
 /// Adds a path to errors that have none.
 trait OrPath {
     fn or_path(self, path: &Path) -> Self;
@@ -386,9 +236,4 @@ fn publish(fresh: &Path, output: &Path, work: &Path) -> Result<()> {
         let _ = dir.sync_all();
     }
     Ok(())
-}
-
-/// The error for files of the model that contradict the options.
-fn wrong(path: &Path, name: &str, message: impl std::fmt::Display) -> Error {
-    invalid(path, format!("tensor `{name}`: {message}"))
 }

@@ -7,13 +7,15 @@ use mlx_rs_core::QuantMode;
 use safetensors::Dtype;
 use serde_json::{Map, Value};
 
+use super::faults::wrong;
+use super::float_type::FloatType;
 use super::given::Given;
+use super::options::ConvertOptions;
 use super::rules::{self, Chooser, Format, base_format};
 use super::scales;
 use super::source::Source;
 use super::stored::StoredQuantization;
 use super::tensor::{Stored, Tensor};
-use super::{ConvertOptions, FloatType, wrong};
 use crate::checkpoint::Family;
 
 /// A tensor of the output.

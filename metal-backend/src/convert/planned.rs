@@ -4,10 +4,11 @@ use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::QuantMode;
 use safetensors::Dtype;
 
+use super::float_type::FloatType;
 use super::plan::{Plan, Work};
+use super::scales;
 use super::source::Source;
 use super::tensor::Stored;
-use super::{FloatType, scales};
 
 /// A matrix that a conversion quantizes.
 #[derive(Debug, Clone, PartialEq)]

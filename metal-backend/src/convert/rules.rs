@@ -6,60 +6,7 @@ use std::collections::BTreeMap;
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::QuantMode;
 
-use super::Quantization;
-
-/// Bits per layer, with `mlx-lm`'s names. `v_proj` and `down_proj` get the high bits in the first
-/// and last eighth of the layers, and in every third layer between. The output matrix also gets the
-/// high bits. Other matrices get the low bits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Recipe {
-    /// Low bits 2, high bits 6.
-    Mixed2_6,
-    /// Low bits 3, high bits 4.
-    Mixed3_4,
-    /// Low bits 3, high bits 6.
-    Mixed3_6,
-    /// Low bits 4, high bits 6.
-    Mixed4_6,
-}
-
-impl Recipe {
-    /// All recipes.
-    pub const ALL: [Recipe; 4] = [
-        Self::Mixed2_6,
-        Self::Mixed3_4,
-        Self::Mixed3_6,
-        Self::Mixed4_6,
-    ];
-
-    /// The name, such as `mixed_3_6`.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Mixed2_6 => "mixed_2_6",
-            Self::Mixed3_4 => "mixed_3_4",
-            Self::Mixed3_6 => "mixed_3_6",
-            Self::Mixed4_6 => "mixed_4_6",
-        }
-    }
-
-    /// The recipe with this name.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|r| r.name() == name)
-    }
-
-    /// Low and high bits.
-    fn bits(self) -> (i32, i32) {
-        match self {
-            Self::Mixed2_6 => (2, 6),
-            Self::Mixed3_4 => (3, 4),
-            Self::Mixed3_6 => (3, 6),
-            Self::Mixed4_6 => (4, 6),
-        }
-    }
-}
+use super::quantization::{Quantization, Recipe};
 
 /// The quantization format of one matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use inference::Result;
 use mlx_rs_core::QuantMode;
 
-use super::FloatType;
+use super::float_type::FloatType;
 use super::rules::Format;
 use super::source::Source;
 use super::tensor::Tensor;

@@ -7,8 +7,10 @@ use inference::Result;
 use safetensors::Dtype;
 use serde_json::{Map, Value};
 
+use super::faults::wrong;
+use super::float_type::FloatType;
+use super::gguf;
 use super::tensor::{Half, Stored, Tensor, Values};
-use super::{FloatType, gguf, wrong};
 use crate::checkpoint::files::{invalid, read_capped};
 use crate::checkpoint::gguf::{GgmlType, Gguf, GgufTensor};
 use crate::checkpoint::quantization::{self, AffinePacked, unpermute_rows};

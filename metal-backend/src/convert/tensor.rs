@@ -2,7 +2,7 @@
 
 use safetensors::Dtype;
 
-use super::FloatType;
+use super::float_type::FloatType;
 use crate::checkpoint::gguf::GgmlType;
 
 /// A tensor of the checkpoint.

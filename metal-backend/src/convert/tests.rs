@@ -5,6 +5,7 @@ use super::gguf::llama3_scaling;
 use super::rules::{Chooser, base_format, expert, is_dropped, layer_of, stacks};
 use super::*;
 use crate::checkpoint::gguf_config::GgufNames;
+use mlx_rs_core::QuantMode;
 
 fn quantization(recipe: Option<Recipe>) -> Quantization {
     Quantization {

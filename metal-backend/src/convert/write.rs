@@ -7,10 +7,12 @@ use std::path::Path;
 use inference::Result;
 use serde_json::{Map, Value, json};
 
+use super::execute;
+use super::faults::failed;
 use super::given::Given;
+use super::options::ConvertOptions;
 use super::plan::{Item, Out, Plan};
 use super::source::Source;
-use super::{ConvertOptions, execute, failed};
 
 /// The header is padded to a multiple of this number of bytes, so that tensors are aligned.
 const ALIGN: usize = 8;

@@ -16,24 +16,22 @@ mod sequence;
 mod speculative;
 
 pub use batch::Batch;
-pub use metrics::Clock;
 pub use request::{Request, salt};
 pub use sequence::{Pending, SequenceState, draw_rows};
 
 use std::sync::Arc;
 
 use inference::{
-    FinishReason, GenerateMetrics, GenerateOptions, Result, StopCause, Token, TokenLogprobs,
-    TokenSource,
+    FinishReason, GenerateMetrics, GenerateOptions, Result, StopCause, Token, TokenSource,
 };
 
 use crate::cache::{self, Caches};
 use crate::engine::Engine;
 use crate::engine::forward::free_unused;
 use crate::error::engine as engine_error;
-use crate::sample::check_greatest;
 use draft::Draft;
 pub use draft::check_rewinds;
+use sequence::read;
 use speculative::SpeculativeDecoder;
 
 /// The number of steps after which unused memory is returned to the system, if it is much.
@@ -52,58 +50,6 @@ enum Running {
     Plain(Box<SequenceState>),
     /// Several tokens per step, proposed by a drafter.
     Speculative(Box<SpeculativeDecoder>),
-}
-
-/// The values of a sampled token, read back to the host.
-pub struct Read {
-    /// The token's id.
-    pub id: u32,
-    /// The greatest logit of the token's step.
-    pub greatest: f32,
-    /// The token's number in the reply, from 1.
-    pub step: u64,
-    /// The logits, if requested.
-    pub logits: Option<Arc<[f32]>>,
-    /// Log-probabilities, if requested.
-    pub logprobs: Option<TokenLogprobs>,
-}
-
-impl Read {
-    /// Refuses a token whose logits had no finite maximum. Call it before [`Request::accept`].
-    ///
-    /// # Errors
-    /// As [`check_greatest`].
-    pub fn check(&self) -> Result<()> {
-        check_greatest(self.greatest, self.step)
-    }
-}
-
-/// Waits for a pending token.
-fn read(pending: &Pending, request: &Request) -> Result<Read> {
-    let options = request.options();
-    let id: u32 = pending.token.item().map_err(engine_error("decode"))?;
-    // The maximum was evaluated together with the token, so reading it does not wait.
-    let greatest = pending.greatest.item().map_err(engine_error("decode"))?;
-    let logits = if options.output.logits {
-        let values = pending.logits.to_f32_vec();
-        Some(values.map_err(engine_error("logits"))?.into())
-    } else {
-        None
-    };
-    let logprobs = match (&pending.logprobs, options.output.logprobs) {
-        (Some((logprobs, row)), Some(n)) => {
-            let (chosen, top) = logprobs.row(*row, n).map_err(engine_error("logprobs"))?;
-            Some(request.engine().logprobs(chosen, top))
-        }
-        _ => None,
-    };
-    Ok(Read {
-        id,
-        greatest,
-        step: pending.step,
-        logits,
-        logprobs,
-    })
 }
 
 impl Generation {

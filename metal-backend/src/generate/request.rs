@@ -13,10 +13,35 @@ use inference_formats::hex;
 
 use sha2::{Digest as _, Sha256};
 
-use super::{Clock, Read};
+use super::metrics::Clock;
 use crate::adapter::NamedAdapter;
 use crate::engine::Engine;
+use crate::sample::check_greatest;
 use crate::text::{Detokenizer, Released};
+
+/// The values of a sampled token, read back to the host.
+pub struct Read {
+    /// The token's id.
+    pub id: u32,
+    /// The greatest logit of the token's step.
+    pub greatest: f32,
+    /// The token's number in the reply, from 1.
+    pub step: u64,
+    /// The logits, if requested.
+    pub logits: Option<Arc<[f32]>>,
+    /// Log-probabilities, if requested.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+impl Read {
+    /// Refuses a token whose logits had no finite maximum. Call it before [`Request::accept`].
+    ///
+    /// # Errors
+    /// As [`check_greatest`].
+    pub fn check(&self) -> Result<()> {
+        check_greatest(self.greatest, self.step)
+    }
+}
 
 /// One request.
 pub struct Request {

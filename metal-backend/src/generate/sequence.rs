@@ -7,7 +7,7 @@ use mlx_rs_core::{Array, async_eval};
 
 use super::checkpoints::Recorder;
 use super::prefix_sharing::Kin;
-use super::request::Request;
+use super::request::{Read, Request};
 use crate::adapter::NamedAdapter;
 use crate::arch::Decoder;
 use crate::cache::prefix::Found;
@@ -409,4 +409,32 @@ fn expecting(mut caches: Caches, request: &Request, before: usize) -> Caches {
     let all = i32::try_from(all).unwrap_or(i32::MAX);
     caches.iter_mut().for_each(|cache| cache.expect(all));
     caches
+}
+
+/// Waits for a pending token.
+pub(super) fn read(pending: &Pending, request: &Request) -> Result<Read> {
+    let options = request.options();
+    let id: u32 = pending.token.item().map_err(engine("decode"))?;
+    // The maximum was evaluated together with the token, so reading it does not wait.
+    let greatest = pending.greatest.item().map_err(engine("decode"))?;
+    let logits = if options.output.logits {
+        let values = pending.logits.to_f32_vec();
+        Some(values.map_err(engine("logits"))?.into())
+    } else {
+        None
+    };
+    let logprobs = match (&pending.logprobs, options.output.logprobs) {
+        (Some((logprobs, row)), Some(n)) => {
+            let (chosen, top) = logprobs.row(*row, n).map_err(engine("logprobs"))?;
+            Some(request.engine().logprobs(chosen, top))
+        }
+        _ => None,
+    };
+    Ok(Read {
+        id,
+        greatest,
+        step: pending.step,
+        logits,
+        logprobs,
+    })
 }

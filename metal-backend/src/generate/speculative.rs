@@ -9,8 +9,8 @@ use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::eval;
 
 use super::draft::{Draft, guess, trimmable};
-use super::sequence::{Pending, SequenceState, draw_rows};
-use super::{Request, read};
+use super::request::Request;
+use super::sequence::{Pending, SequenceState, draw_rows, read};
 use crate::cache;
 use crate::engine::forward::forward;
 use crate::error::engine;

@@ -15,7 +15,7 @@ pub struct Drawn {
     /// One token per row, `uint32 [B]`, not yet evaluated.
     pub tokens: Array,
     /// The maximum of each row of the model's logits, float32 `[B]`; NaN if any logit is NaN. See
-    /// [`check_greatest`].
+    /// [`check_greatest`](super::check_greatest).
     pub greatest: Array,
     /// Log-probabilities, if any row requested them.
     pub logprobs: Option<Logprobs>,
@@ -28,24 +28,6 @@ impl Drawn {
             .into_iter()
             .chain(self.logprobs.iter().flat_map(Logprobs::arrays))
     }
-}
-
-/// Refuses a row whose greatest logit `greatest` is not finite, because no token can be drawn.
-/// `step` is the token's number in the reply, from 1.
-///
-/// # Errors
-/// [`ErrorKind::Engine`], with the step.
-pub fn check_greatest(greatest: f32, step: u64) -> Result<()> {
-    if greatest.is_finite() {
-        return Ok(());
-    }
-    Err(Error::new(
-        ErrorKind::Engine,
-        format!(
-            "step {step} of the reply: the greatest logit is {greatest}, so no token can be \
-             drawn; check the model's weights (and its adapter's) for NaN and infinity"
-        ),
-    ))
 }
 
 /// Samples a token for each row of `logits` `[B, V]` (any float type) with that row's sampler. The

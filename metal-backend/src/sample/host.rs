@@ -4,7 +4,7 @@
 use inference::{Error, ErrorKind, LogitsProcessor, Result};
 use mlx_rs_core::Array;
 
-use super::check_greatest;
+use super::finite::check_greatest;
 use super::grammar::Matcher;
 use crate::error::engine;
 

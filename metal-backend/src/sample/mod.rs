@@ -15,15 +15,17 @@
 mod chain;
 mod draw;
 mod filters;
+mod finite;
 mod grammar;
 mod host;
 mod logprobs;
 mod penalties;
 mod random;
 
-pub use draw::{Drawn, check_greatest, sample};
+pub use draw::{Drawn, sample};
 // A new filter needs no line here.
 pub use filters::*;
+pub use finite::check_greatest;
 pub use grammar::{Compiler, Matcher};
 pub use logprobs::Logprobs;
 pub use penalties::{add_bias, allow, count, count_penalty, forbid, repeat_penalty};

@@ -24,7 +24,6 @@ use crate::adapter::{AdapterKind, LoraAdapter, Params};
 use crate::engine::Engine;
 use crate::error::engine;
 use crate::nn::adapter::{Dropout, Scope, within};
-pub use compiled::Compile;
 use compiled::Graphs;
 pub(super) use contrastive::evaluate_similarity_on;
 pub(super) use judge::evaluate_on;
@@ -32,7 +31,7 @@ pub(super) use odds_ratio::evaluate_odds_ratio_on;
 use packed::{Packed, check};
 pub(super) use preference::evaluate_pairs_on;
 pub use types::{
-    Evaluation, ItemEvaluation, JudgedReply, PolicyReport, Preference, PreferenceReport,
+    Compile, Evaluation, ItemEvaluation, JudgedReply, PolicyReport, Preference, PreferenceReport,
     RelatedTexts, Rollout, Sequence, StepReport, Tuning,
 };
 pub(super) use unpaired::evaluate_verdicts_on;

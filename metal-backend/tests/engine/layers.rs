@@ -17,9 +17,13 @@ const ORDER: &[&str] = &[
     "text",
     "checkpoint::*",
     // Conversions from files to files, without a loaded model.
+    "convert::faults",
+    "convert::float_type",
     "convert::tensor",
     "convert::given",
+    "convert::quantization",
     "convert::rules",
+    "convert::options",
     "convert::gguf",
     "convert::source",
     "convert::stored",

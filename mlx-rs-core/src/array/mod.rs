@@ -165,7 +165,7 @@ impl Array {
     #[doc(alias = "mlx_array_eval")]
     pub fn eval(&self) -> Result<()> {
         let _guard = call::enter("eval")?;
-        crate::transforms::before_waiting([self])?;
+        crate::stalled::before_waiting([self])?;
         // SAFETY: the handle is live.
         call::evaluation("eval", || unsafe { sys::mlx_array_eval(self.raw) })
     }

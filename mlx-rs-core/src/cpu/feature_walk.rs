@@ -7,8 +7,8 @@ use mlx_cpu_kernels::{
     FeatureWalk as Walk, Gate, HeldFloats, HeldProduct, Input, Isa, Size, StoredRows, Work,
 };
 
+use super::dense::size_of;
 use super::host_op::{self, OpKind};
-use super::matrix::size_of;
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};

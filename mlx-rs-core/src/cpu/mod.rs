@@ -13,6 +13,7 @@
 
 mod attention;
 mod decoder_block;
+mod dense;
 mod experts;
 mod feature_walk;
 mod greatest;
@@ -23,8 +24,10 @@ mod layer_norm;
 mod logits;
 mod matrix;
 mod packed_formats;
+mod packing;
 mod projection;
 mod quantized;
+mod quantized_rows;
 mod recurrence;
 mod sample;
 #[cfg(test)]
@@ -33,12 +36,13 @@ mod vjp;
 
 pub use attention::{HeadNorm, Heads, KvView, Locality};
 pub use decoder_block::{Biased, Block, KvSlot, RowNorm};
+pub use dense::DenseMatrix;
 pub use experts::{BiasedExperts, ExpertBlock, ExpertMatrix};
 pub use feature_walk::{FeatureMatrix, FeatureNumbers, FeatureWalk};
 pub use kv_buffer::KvBuffer;
 pub use layer_norm::layer_norm;
 pub use logits::{LogProbabilities, log_probabilities};
-pub use matrix::{DenseMatrix, Matrix};
+pub use matrix::Matrix;
 pub use mlx_cpu_kernels::{
     CountPenalties, DrawParams, ExpertGate, Gate, KvType, MAX_ROW_LEN, MemoryRule, OPTIMIZED, Pick,
     PrefillInputs, RepetitionPenalty, Rotation, SampleParams, Table, TokenRange, enabled,

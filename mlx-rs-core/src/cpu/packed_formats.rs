@@ -7,9 +7,9 @@ use mlx_cpu_kernels::{
 };
 
 use super::QuantizedMatrix;
+use super::dense::size_of;
 use super::enabled;
-use super::matrix::size_of;
-use super::quantized::MatrixArrays;
+use super::packing::{MatrixArrays, float_format, takes, words_of};
 use crate::array::Array;
 use crate::closure;
 use crate::dtype::Dtype;
@@ -285,26 +285,5 @@ impl PackedFormat {
             group,
             scales,
         }
-    }
-}
-
-/// Whether the kernels support codes of `bits` bits in groups of this size with these scales.
-pub(super) fn takes(scales: ScaleFormat, bits: i32, group: i32) -> bool {
-    let groups = u32::try_from(bits).map_or(&[][..], |bits| scales.groups(bits));
-    usize::try_from(group).is_ok_and(|group| groups.contains(&group))
-}
-
-/// The number of words per row of `k` codes in MLX's packing.
-fn words_of(k: i32, bits: i32) -> i32 {
-    (k / 32).saturating_mul(bits)
-}
-
-/// The bits and group size of a mode whose codes are floats; `None` for affine mode.
-pub(super) fn float_format(mode: QuantMode) -> Option<(i32, i32)> {
-    match mode {
-        QuantMode::Affine => None,
-        QuantMode::Mxfp4 => Some((4, 32)),
-        QuantMode::Mxfp8 => Some((8, 32)),
-        QuantMode::Nvfp4 => Some((4, 16)),
     }
 }

@@ -7,8 +7,10 @@ use mlx_cpu_kernels::{
     ColumnPart, ColumnProduct, Gate, Isa, MAX_PARTS, MatrixFormat, MatrixPart, Product, ScaleFormat,
 };
 
+use super::dense::DenseMatrix;
 use super::host_op::{self, OpKind};
 use super::matrix::Matrix;
+use super::quantized::QuantizedMatrix;
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -51,6 +53,48 @@ pub struct Projection<'a> {
     pub norm: Option<(&'a Array, f32)>,
     /// The epilogue.
     pub then: Epilogue<'a>,
+}
+
+impl Matrix {
+    /// Products of `x` with the transposed matrix, on the CPU: float32 `[.., k] -> [.., n]`.
+    ///
+    /// # Errors
+    /// As [`Projection::of`].
+    pub fn product(&self, x: &Array) -> Result<Array> {
+        self.product_with(x, false)
+    }
+
+    /// [`Self::product`]. With `float_inputs`, inputs are never quantized.
+    pub(super) fn product_with(&self, x: &Array, float_inputs: bool) -> Result<Array> {
+        let parts = [(self, None)];
+        Projection {
+            parts: &parts,
+            norm: None,
+            then: Epilogue::None,
+        }
+        .with(x, float_inputs)
+    }
+}
+
+impl DenseMatrix {
+    /// Products of `x` with the transposed matrix, on the CPU: float32 `[.., k] -> [.., n]`.
+    ///
+    /// # Errors
+    /// As [`QuantizedMatrix::product`].
+    pub fn product(&self, x: &Array) -> Result<Array> {
+        Matrix::Dense(self.clone()).product(x)
+    }
+}
+
+impl QuantizedMatrix {
+    /// Products of `x` with the transposed matrix, on the CPU: float32 `[.., k] -> [.., n]`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when `x` has another type or its last axis is not the input dimension;
+    /// MLX's message when the current stream is not on the CPU.
+    pub fn product(&self, x: &Array) -> Result<Array> {
+        Matrix::Quantized(self.clone()).product(x)
+    }
 }
 
 /// Where an operation finds its matrices.
@@ -148,7 +192,7 @@ impl<'a> Projection<'a> {
     }
 
     /// The product by the kernel of packed matrices; `None` unless all matrices are packed
-    /// ([`DenseMatrix::into_columns`](super::DenseMatrix::into_columns)).
+    /// ([`DenseMatrix::into_columns`]).
     fn column_product(&self, x: &Array) -> Result<Option<Array>> {
         let columns = self.parts.iter().map(|(matrix, _)| matrix.columns());
         let Some(columns) = columns.collect::<Option<Vec<_>>>() else {

@@ -1,5 +1,5 @@
-//! Quantized matrices for the kernels: conversion from and to MLX's form, slicing, and reading
-//! rows. `packed_formats.rs` makes formats other than affine mode.
+//! Quantized matrices for the kernels: conversion from and to MLX's form. `packed_formats.rs` makes
+//! formats other than affine mode, and `quantized_rows.rs` slices matrices and reads rows.
 //! `mlx-cpu-kernels/src/layout/packed.rs` documents the layout, and `projection.rs` has the
 //! products.
 
@@ -9,14 +9,12 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use mlx_cpu_kernels::{
-    GatherRows, INTERLEAVED_ROWS, Input, PrefillInputs, ScaleFormat, Size, StoredMatrix, dim,
-    symmetric_bias,
+    INTERLEAVED_ROWS, PrefillInputs, ScaleFormat, Size, StoredMatrix, symmetric_bias,
 };
 
+use super::dense::size_of;
 use super::enabled;
-use super::host_op::{self, OpKind, input_of};
-use super::matrix::{Matrix, size_of};
-use super::packed_formats::{float_format, takes};
+use super::packing::{MatrixArrays, float_format, lost, takes};
 use crate::array::Array;
 use crate::closure;
 use crate::dtype::Dtype;
@@ -374,159 +372,6 @@ impl QuantizedMatrix {
         })
     }
 
-    /// Rows `from..to` in the same memory. They must be whole row blocks: both bounds are multiples
-    /// of 8, or `to` is the end of the matrix. `None` otherwise.
-    ///
-    /// # Errors
-    /// When memory runs out.
-    ///
-    /// ```
-    /// use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};
-    /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
-    ///     let weight = Array::from_slice(&[0.5f32; 20 * 32], &[20, 32])?;
-    ///     let packed = Quantized::quantize(&weight, 32, 4, QuantMode::Affine)?;
-    ///     if let Some(matrix) = QuantizedMatrix::new(&packed)? {
-    ///         assert_eq!(matrix.rows(8, 20)?.map(|rows| rows.shape()), Some([12, 32]));
-    ///         assert!(matrix.rows(0, 9)?.is_none());
-    ///     }
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), mlx_rs_core::Error>(())
-    /// ```
-    pub fn rows(&self, from: i32, to: i32) -> Result<Option<Self>> {
-        let (n, band) = (self.outputs(), INTERLEAVED_ROWS as i32);
-        let aligned = from % band == 0 && (to % band == 0 || to == n);
-        if !aligned || from < 0 || from >= to || to > n {
-            return Ok(None);
-        }
-        let cut = |a: &Array| a.slice_axis(0, from / band, (to + band - 1) / band);
-        let arrays: Vec<Array> = self.arrays().iter().map(cut).collect::<Result<_>>()?;
-        Ok(Some(Self {
-            stored: MatrixArrays::new(arrays)?,
-            size: Size {
-                n: (to - from).unsigned_abs() as usize,
-                ..self.size
-            },
-            bits: self.bits,
-            group: self.group,
-            scales: self.scales,
-            traced: self.traced,
-            prefill_inputs: self.prefill_inputs,
-        }))
-    }
-
-    /// Concatenates the rows of all parts in new memory. `None` if the parts differ in format or
-    /// width, or a part does not end at a multiple of 8 rows.
-    ///
-    /// # Errors
-    /// When memory runs out.
-    ///
-    /// ```
-    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
-    /// let weight = ones(&[8, 64], Dtype::Float32)?;
-    /// let packed = Quantized::quantize(&weight, 32, 4, QuantMode::Affine)?;
-    /// if let Some(matrix) = QuantizedMatrix::new(&packed)? {
-    ///     let both = QuantizedMatrix::joined(&[&matrix, &matrix])?;
-    ///     assert_eq!(both.map(|both| both.shape()), Some([16, 64]));
-    /// }
-    /// # Ok::<(), mlx_rs_core::Error>(())
-    /// ```
-    pub fn joined(parts: &[&Self]) -> Result<Option<Self>> {
-        let Some(first) = parts.first() else {
-            return Ok(None);
-        };
-        // If a part has float32 factors, float16 factors of other parts become float32.
-        let scales = |m: &Self| match m.scales {
-            ScaleFormat::F16 => ScaleFormat::F32,
-            other => other,
-        };
-        let format = |m: &Self| (scales(m), m.bits, m.group, m.size.k);
-        let fits =
-            |m: &&Self| format(m) == format(first) && m.size.n.is_multiple_of(INTERLEAVED_ROWS);
-        let rows = parts
-            .iter()
-            .try_fold(0i32, |n, m| n.checked_add(m.outputs()));
-        let (true, Some(rows)) = (parts.iter().all(fits), rows) else {
-            return Ok(None);
-        };
-        // If any part has float32 factors, all parts get float32 factors.
-        let wide = parts.iter().find(|m| m.scales == ScaleFormat::F32);
-        let scales = wide.unwrap_or(first).scales;
-        let all = |i: usize| -> Result<Array> {
-            let same_part = parts.iter().map(|m| match (m.arrays().get(i), scales) {
-                (Some(a), ScaleFormat::F32) if i > 0 => a.astype(Dtype::Float32),
-                (Some(a), _) => Ok(a.clone()),
-                (None, _) => Err(lost()),
-            });
-            let same_part = same_part.collect::<Result<Vec<_>>>()?;
-            let joined = crate::concatenate(&same_part.iter().collect::<Vec<_>>(), 0)?;
-            crate::eval([&joined])?;
-            Ok(joined)
-        };
-        let arrays: Vec<Array> = (0..first.arrays().len()).map(all).collect::<Result<_>>()?;
-        Ok(Some(Self {
-            stored: MatrixArrays::new(arrays)?,
-            size: Size {
-                n: dim(rows),
-                ..first.size
-            },
-            bits: first.bits,
-            group: first.group,
-            scales,
-            traced: first.traced,
-            prefill_inputs: parts
-                .iter()
-                .map(|m| m.prefill_inputs)
-                .max()
-                .unwrap_or_default(),
-        }))
-    }
-
-    /// The rows with these `ids`, dequantized: integers `[..]` to float32 `[.., k]`, on the CPU. An
-    /// ID out of range selects the nearest row.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Dtype`] when the IDs are not integers; MLX's message when the current stream is
-    /// not on the CPU.
-    ///
-    /// ```
-    /// use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};
-    /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
-    ///     let weight = Array::from_slice(&[0.5f32; 2 * 32], &[2, 32])?;
-    ///     let packed = Quantized::quantize(&weight, 32, 4, QuantMode::Affine)?;
-    ///     if let Some(matrix) = QuantizedMatrix::new(&packed)? {
-    ///         let rows = matrix.take_rows(&Array::from_slice(&[1i32], &[1])?)?;
-    ///         assert_eq!(rows.shape(), [1, 32]);
-    ///     }
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), mlx_rs_core::Error>(())
-    /// ```
-    pub fn take_rows(&self, ids: &Array) -> Result<Array> {
-        let op = "cpu::take_rows";
-        // The operation itself handles IDs out of range.
-        let ids = match ids.dtype() {
-            Dtype::Int32 | Dtype::Uint32 => ids.clone(),
-            _ => Array::clamp_indices(op, ids, self.outputs())?.astype(Dtype::Int32)?,
-        };
-        let work = GatherRows {
-            count: ids.size(),
-            signed: ids.dtype() == Dtype::Int32,
-            size: self.size,
-            bits: self.bits,
-            groups: self.size.k / self.group,
-            scales: self.scales,
-            stored: self.stored_matrix(),
-        };
-        // The number was an `i32` in the matrix's shape.
-        let shape = [ids.shape(), &[self.size.k as i32]].concat();
-        let inputs: Vec<&Array> = match &work.stored {
-            Some(_) => vec![&ids],
-            None => std::iter::once(&ids).chain(self.inputs()).collect(),
-        };
-        host_op::add(op, OpKind::Opaque, work, &inputs, &shape)
-    }
-
     /// Whether MLX's own operations support the format. They lack the formats of
     /// [`Self::from_super_scaled`] and [`Self::from_table_codes`].
     /// ```
@@ -641,17 +486,8 @@ impl QuantizedMatrix {
         self.arrays().iter().map(Array::nbytes).sum()
     }
 
-    fn outputs(&self) -> i32 {
+    pub(super) fn outputs(&self) -> i32 {
         self.shape()[0]
-    }
-
-    /// Products of `x` with the transposed matrix, on the CPU: float32 `[.., k] -> [.., n]`.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Shape`] when `x` has another type or its last axis is not the input dimension;
-    /// MLX's message when the current stream is not on the CPU.
-    pub fn product(&self, x: &Array) -> Result<Array> {
-        Matrix::Quantized(self.clone()).product(x)
     }
 }
 
@@ -659,42 +495,6 @@ impl Drop for QuantizedMatrix {
     /// Also frees deferred values that operations kept.
     fn drop(&mut self) {
         closure::drop_discarded();
-    }
-}
-
-/// The arrays of a quantized matrix.
-#[derive(Debug)]
-pub(super) struct MatrixArrays {
-    /// Packed codes `[row blocks, words, 8]`, scales and optional biases `[row blocks, groups, 8]`.
-    arrays: Vec<Array>,
-    /// The addresses of the arrays' elements.
-    pub inputs: [Input; 3],
-}
-
-// SAFETY: the addresses are those of the arrays' elements. They stay valid while the arrays are
-// kept, and nothing writes the elements.
-unsafe impl Send for MatrixArrays {}
-// SAFETY: see the note for `Send`.
-unsafe impl Sync for MatrixArrays {}
-
-impl MatrixArrays {
-    pub(super) fn new(arrays: Vec<Array>) -> Result<Arc<Self>> {
-        let (words, scales, biases) = match arrays.as_slice() {
-            [words, scales] => (words, scales, scales),
-            [words, scales, biases] => (words, scales, biases),
-            _ => return Err(lost()),
-        };
-        // SAFETY: `Self` keeps the arrays as long as the inputs.
-        let inputs = unsafe { [input_of(words)?, input_of(scales)?, input_of(biases)?] };
-        Ok(Arc::new(Self { arrays, inputs }))
-    }
-}
-
-impl Drop for MatrixArrays {
-    /// Drops the arrays through `part_with`, because a thread of MLX may free an operation that
-    /// keeps them.
-    fn drop(&mut self) {
-        closure::part_with(std::mem::take(&mut self.arrays));
     }
 }
 
@@ -708,10 +508,6 @@ fn fit_in_f16(all: &[f32]) -> bool {
         halves.convert_to_f32_slice(back);
         back == part
     })
-}
-
-fn lost() -> Error {
-    Error::new(ErrorKind::Mlx, "cpu::QuantizedMatrix", "an axis was lost")
 }
 
 #[cfg(test)]

@@ -122,12 +122,15 @@ pub(super) fn scatter(
 ) -> Result<Array> {
     let axes: Vec<i32> = gathered.iter().map(|g| g.0).collect();
     let (a, updates) = if mapped::inside() {
-        (&mapped::batch_first(a)?, &mapped::batch_first(updates)?)
+        (
+            &crate::ops::mapped::batch_first(a)?,
+            &crate::ops::mapped::batch_first(updates)?,
+        )
     } else {
         (a, updates)
     };
     let indices = gathered.iter().map(|g| match mapped::inside() {
-        true => mapped::batch_first(&g.1),
+        true => crate::ops::mapped::batch_first(&g.1),
         false => Ok(g.1.clone()),
     });
     let indices = ArrayVec::new("scatter", &indices.collect::<Result<Vec<_>>>()?)?;

@@ -467,7 +467,7 @@ impl Array {
             // If only the kernels have a batch (`vmap`), MLX assigns their channels to wrong
             // groups. So the input gets the batch as well.
             let one = weight.flatten(0, -1)?.slice_axis(0, 0, 1)?.reshape(&[])?;
-            x = mapped::with_batch_of(&x, &one.astype(x.dtype())?)?;
+            x = super::mapped::with_batch_of(&x, &one.astype(x.dtype())?)?;
         }
         // MLX reverses a gradient along an axis of one element, and then treats its own gradient as
         // zero.

@@ -299,11 +299,11 @@ impl Array {
             return self.scatter(&indices, &each.of_blocks(updates)?, &axes, mode);
         }
         let (target, updates, safe) = if mapped::inside() {
-            let safe = safe.iter().map(mapped::batch_first);
+            let safe = safe.iter().map(super::mapped::batch_first);
             let safe = safe.collect::<Result<Vec<_>>>()?;
             (
-                &mapped::batch_first(self)?,
-                &mapped::batch_first(updates)?,
+                &super::mapped::batch_first(self)?,
+                &super::mapped::batch_first(updates)?,
                 safe,
             )
         } else {

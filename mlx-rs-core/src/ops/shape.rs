@@ -1,7 +1,7 @@
 //! Changes shape and layout: views, joins and splits. This module checks that every view stays
 //! inside its array.
 
-use super::unary_ops;
+use super::methods::unary_ops;
 use crate::array::{Array, axis_of};
 use crate::call::{self, ArrayVec};
 use crate::error::{Error, ErrorKind, Result};

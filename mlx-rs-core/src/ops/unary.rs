@@ -11,7 +11,7 @@
 //! # Ok(()) }
 //! ```
 
-use super::unary_ops;
+use super::methods::unary_ops;
 use crate::array::Array;
 use crate::call;
 use crate::dtype::Dtype;

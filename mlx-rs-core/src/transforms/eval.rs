@@ -1,6 +1,5 @@
 //! Evaluation of lazy arrays, and [`Array::detach`], which removes an array's graph.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::{mem, ptr};
 
 use mlx_sys as sys;
@@ -10,33 +9,8 @@ use crate::call::{self, ArrayVec};
 use crate::closure;
 use crate::device::Device;
 use crate::error::Result;
+use crate::stalled;
 use crate::stream::Stream;
-
-/// Whether an asynchronous evaluation has failed in this process. If so, some arrays may wait for
-/// results that never come. Not all of them are known, so the flag is never reset. Every later
-/// evaluation checks its graph first, and waits for unfinished operations.
-static STALLED: AtomicBool = AtomicBool::new(false);
-
-/// Marks all arrays that `vec` depends on so that no reader waits for them. Call with the lock
-/// held.
-fn release(vec: &ArrayVec) -> Result<()> {
-    if !STALLED.load(Ordering::Relaxed) {
-        return Ok(());
-    }
-    call::status("eval", || {
-        // SAFETY: the vector is live and contains live arrays.
-        unsafe { sys::rust_mlx_release_stalled(vec.raw()) }
-    })
-}
-
-/// Prepares arrays that are about to be evaluated or awaited, if [`STALLED`]. Call with the lock
-/// held.
-pub(crate) fn before_waiting<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
-    if STALLED.load(Ordering::Relaxed) {
-        release(&ArrayVec::new("eval", arrays)?)?;
-    }
-    Ok(())
-}
 
 /// Removes immediate repetitions, because KV buffers that one operation writes return the same
 /// array.
@@ -63,7 +37,7 @@ fn once<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> impl Iterator<Item =
 pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     let _guard = call::enter("eval")?;
     let vec = ArrayVec::new("eval", once(arrays))?;
-    release(&vec)?;
+    stalled::release(&vec)?;
     // SAFETY: the vector handle is live for the length of the call.
     let result = call::evaluation("eval", || unsafe { sys::mlx_eval(vec.raw()) });
     closure::drain();
@@ -90,12 +64,12 @@ pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
 pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     let _guard = call::enter("async_eval")?;
     let vec = ArrayVec::new("async_eval", once(arrays))?;
-    release(&vec)?;
+    stalled::release(&vec)?;
     // SAFETY: the vector handle is live for the length of the call; MLX keeps its own references.
     let result = call::evaluation("async_eval", || unsafe { sys::mlx_async_eval(vec.raw()) });
     if result.is_err() {
         // MLX does not mark started arrays as available, so their readers would wait forever.
-        STALLED.store(true, Ordering::Relaxed);
+        stalled::after_failure();
     }
     // Payloads are also dropped here, because token generation may never call another function that
     // does it.

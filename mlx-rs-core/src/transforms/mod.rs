@@ -64,7 +64,6 @@ pub use compile::{
     compile_shapeless, disable_compile, enable_compile, set_compile_mode,
 };
 pub use custom::{CustomFunction, custom_jvp, custom_vjp, custom_vmap};
-pub(crate) use eval::before_waiting;
 pub use eval::{async_eval, eval, synchronize};
 pub use export::{
     FunctionExporter, ImportedFunction, Kwargs, export_function, export_function_kwargs,

@@ -121,7 +121,7 @@ impl Dialog {
         }
         let mut dialog = Self {
             names,
-            tools: tools::of(args)?,
+            tools: tools::of(args.tools.as_ref())?,
             prefill: args
                 .prefill_response
                 .clone()

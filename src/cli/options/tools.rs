@@ -1,9 +1,10 @@
 //! `--tools FILE`: the tools of a conversation, and the calls in a reply.
 
+use std::path::PathBuf;
+
 use inference::{Tool, ToolCall};
 use serde_json::{Value, json};
 
-use crate::cli::options::dialog::DialogArgs;
 use crate::cli::terminal::failure::Failure;
 
 /// The largest file with tools, in bytes.
@@ -18,10 +19,10 @@ pub type Reader = inference_text::reply::TokenReader;
 #[cfg(not(feature = "mlx-backend"))]
 pub enum Reader {}
 
-/// The tools in the file that the flags name.
+/// The tools in the file that `--tools` names.
 #[cfg(feature = "mlx-backend")]
-pub fn of(args: &DialogArgs) -> Result<Vec<Tool>, Failure> {
-    let Some(path) = &args.tools else {
+pub fn of(file: Option<&PathBuf>) -> Result<Vec<Tool>, Failure> {
+    let Some(path) = file else {
         return Ok(Vec::new());
     };
     let wrong = |why: String| Failure::usage(format!("--tools {}: {why}", path.display()));
@@ -31,8 +32,8 @@ pub fn of(args: &DialogArgs) -> Result<Vec<Tool>, Failure> {
 }
 
 #[cfg(not(feature = "mlx-backend"))]
-pub fn of(args: &DialogArgs) -> Result<Vec<Tool>, Failure> {
-    match &args.tools {
+pub fn of(file: Option<&PathBuf>) -> Result<Vec<Tool>, Failure> {
+    match file {
         None => Ok(Vec::new()),
         Some(_) => Err(Failure::failed(
             "--tools needs the MLX engine, which is not built in",

@@ -1,7 +1,5 @@
 //! The terminal's settings while a reply is shown.
 
-use crate::cli::terminal::console::Console;
-
 /// The columns of the terminal on standard output.
 #[cfg(unix)]
 pub fn columns() -> Option<usize> {
@@ -45,10 +43,9 @@ pub struct NoEcho(());
 impl NoEcho {
     /// Turns echo off, if standard input is a terminal.
     #[cfg(unix)]
-    pub fn start(console: &Console<'_>) -> Self {
+    pub fn start(in_is_terminal: bool) -> Self {
         use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
-        let before = console
-            .in_is_terminal
+        let before = in_is_terminal
             .then(|| tcgetattr(std::io::stdin()).ok())
             .flatten();
         if let Some(before) = before {
@@ -62,7 +59,7 @@ impl NoEcho {
     }
 
     #[cfg(not(unix))]
-    pub fn start(_: &Console<'_>) -> Self {
+    pub fn start(_: bool) -> Self {
         Self(())
     }
 }

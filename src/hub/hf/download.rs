@@ -11,7 +11,8 @@ use sha2::{Digest, Sha256};
 use ureq::http::HeaderMap;
 
 use super::http::{Fault, Follow, Http, broken, encode};
-use super::layout::{Repository, failed, is_plain, is_safe_name};
+use super::layout::{Repository, failed};
+use super::names::{is_plain, is_safe_name};
 use super::{ModelSpec, Sibling};
 use crate::hub::progress::{Progress, Stage};
 use crate::hub::space;

@@ -8,7 +8,8 @@ use std::time::SystemTime;
 use inference::{Error, ErrorKind, Result};
 use serde::Serialize;
 
-use super::layout::{Repository, failed, is_plain, is_revision};
+use super::layout::{Repository, failed};
+use super::names::{is_plain, is_revision};
 use super::{HfHub, ModelSpec, select};
 
 /// A revision of a model in the cache.

@@ -13,6 +13,7 @@ mod download;
 mod http;
 mod inventory;
 mod layout;
+mod names;
 mod select;
 mod settings;
 mod spec;
@@ -244,7 +245,7 @@ impl HfHub {
             )
             .with_source(e)
         })?;
-        if !layout::is_plain(&listing.sha) {
+        if !names::is_plain(&listing.sha) {
             return Err(Error::new(
                 ErrorKind::Io,
                 format!(

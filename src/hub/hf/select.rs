@@ -8,7 +8,7 @@ use inference::{Error, ErrorKind, Result};
 use serde_json::Value;
 
 use super::ModelSpec;
-use super::layout::is_safe_name;
+use super::names::is_safe_name;
 
 const CONFIG: &str = "config.json";
 const INDEX: &str = "model.safetensors.index.json";

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::layout::{is_plain, is_revision};
+use super::names::{is_plain, is_revision};
 
 /// The hosts of the hub's pages.
 const HOSTS: [&str; 3] = ["hf.co", "huggingface.co", "www.huggingface.co"];

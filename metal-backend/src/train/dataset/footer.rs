@@ -9,7 +9,7 @@ use std::io::{Read, Seek, SeekFrom};
 
 use inference::Result;
 
-use super::load::{bad, io};
+use super::limits::{bad, io};
 
 /// More levels than any line of training data has.
 const MAX_DEPTH: usize = 64;

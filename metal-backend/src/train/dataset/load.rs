@@ -10,36 +10,9 @@ use std::path::{Path, PathBuf};
 use inference::{Error, ErrorKind, Result};
 use serde_json::{Map, Value as Json};
 
+use super::limits::{DataLimits, bad, io};
 use super::{Example, FieldNames, Format, files};
 use crate::text::TextPipeline;
-
-/// Limits for untrusted files. In addition, JSON may be nested at most 128 levels deep.
-#[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DataLimits {
-    /// Maximum bytes of one file.
-    pub file_bytes: u64,
-    /// Maximum bytes of one line.
-    pub line_bytes: usize,
-    /// Maximum number of lines in one file.
-    pub lines: usize,
-    /// Maximum number of token ids in one file.
-    pub tokens: usize,
-    /// The number of bad lines after which reading stops.
-    pub bad_lines: usize,
-}
-
-impl Default for DataLimits {
-    fn default() -> Self {
-        Self {
-            file_bytes: 4 << 30,
-            line_bytes: 8 << 20,
-            lines: 10_000_000,
-            tokens: 1 << 30,
-            bad_lines: 1000,
-        }
-    }
-}
 
 /// Options for reading data.
 #[non_exhaustive]
@@ -223,10 +196,6 @@ impl<T> DataDir<T> {
     }
 }
 
-pub(super) fn bad(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidOption, message)
-}
-
 fn no_examples() -> Error {
     bad("the file holds no examples")
 }
@@ -234,10 +203,6 @@ fn no_examples() -> Error {
 /// Runs `read` for a file, and adds the file's path to errors.
 fn of_file<T>(path: &Path, read: impl FnOnce() -> Result<T>) -> Result<T> {
     read().map_err(|e| e.with_path(path).context("training data"))
-}
-
-pub(super) fn io(doing: &str, e: std::io::Error) -> Error {
-    Error::new(ErrorKind::Io, format!("cannot {doing}")).with_source(e)
 }
 
 fn read(path: &Path, text_to_ids: &TextPipeline, options: &DataOptions) -> Result<Dataset> {

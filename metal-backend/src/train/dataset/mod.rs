@@ -13,6 +13,7 @@ pub mod files;
 #[cfg(feature = "parquet")]
 mod footer;
 pub mod formats;
+mod limits;
 pub mod load;
 pub mod pack;
 #[cfg(feature = "parquet")]
@@ -25,7 +26,8 @@ pub mod verdicts;
 
 pub use batches::{Batch, BatchOptions, Batches, Order, Rows, Validations};
 pub use formats::{FieldNames, Format};
-pub use load::{BadLine, DataDir, DataLimits, DataOptions, Dataset};
+pub use limits::DataLimits;
+pub use load::{BadLine, DataDir, DataOptions, Dataset};
 pub use pack::pack;
 pub use preferences::{Pair, Pairs};
 pub use prompts::{PromptLine, Prompts};

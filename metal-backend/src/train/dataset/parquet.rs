@@ -19,7 +19,7 @@ use parquet::schema::types::Type;
 use serde_json::{Map, Number, Value as Json};
 
 use super::footer;
-use super::load::{DataLimits, bad, io};
+use super::limits::{DataLimits, bad, io};
 
 /// Calls `each` with every row of a file, or the reason why the row cannot be used.
 ///

@@ -12,45 +12,14 @@ use std::sync::Arc;
 use inference::Result;
 use mlx_rs_core::transforms::{Compiled, Tree, compile, value_and_grad_tree};
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, eval, random, zeros};
-use serde::{Deserialize, Serialize};
 
 use super::packed::Packed;
 use super::{StepReport, Trainer, averaged, finite};
 use crate::adapter::Params;
 use crate::arch::Decoder;
-use crate::engine::Engine;
 use crate::error::engine;
 use crate::nn::adapter::{Delta, Dropout, Scope, dropout_key, within};
 use crate::train::optim::{OptimizerConfig, apply};
-
-/// Whether a step is compiled: traced once per batch shape, and replayed for other batches of this
-/// shape.
-///
-/// The shape is the list of the sequences' lengths. On a GPU, element-wise operations are fused to
-/// one kernel, so results round differently. On a CPU, the graph is simplified and kept, and
-/// results are equal. It is not fused there, because fusion would need a C++ compiler at run time.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Compile {
-    /// Compiled on a GPU, not on a CPU.
-    #[default]
-    Auto,
-    /// Always compiled.
-    On,
-    /// Never compiled.
-    Off,
-}
-
-impl Compile {
-    /// Whether steps are compiled for a model.
-    pub(super) fn on(self, engine: &Engine) -> bool {
-        match self {
-            Self::Auto => !engine.is_on_cpu(),
-            Self::On => true,
-            Self::Off => false,
-        }
-    }
-}
 
 /// The maximum number of cached graphs. Beyond it, the least recently used graph is dropped.
 const KEPT: usize = 32;

@@ -9,7 +9,7 @@ use mlx_rs_core::{All, Array, eval};
 use super::{ItemEvaluation, RelatedTexts, StepReport, Trainer};
 use crate::adapter::Params;
 use crate::arch::Decoder;
-use crate::arch::encoder::EncoderInput;
+use crate::arch::EncoderInput;
 use crate::engine::Engine;
 use crate::error::engine as engine_error;
 use crate::nn::adapter::{Scope, within};

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Compile;
+use crate::engine::Engine;
 use crate::train::optim::OptimizerConfig;
 use crate::train::schedule::Schedule;
 
@@ -202,4 +202,33 @@ pub struct Evaluation {
     pub tokens: usize,
     /// The number of targets that the model ranks first.
     pub correct: usize,
+}
+
+/// Whether a step is compiled: traced once per batch shape, and replayed for other batches of this
+/// shape.
+///
+/// The shape is the list of the sequences' lengths. On a GPU, element-wise operations are fused to
+/// one kernel, so results round differently. On a CPU, the graph is simplified and kept, and
+/// results are equal. It is not fused there, because fusion would need a C++ compiler at run time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Compile {
+    /// Compiled on a GPU, not on a CPU.
+    #[default]
+    Auto,
+    /// Always compiled.
+    On,
+    /// Never compiled.
+    Off,
+}
+
+impl Compile {
+    /// Whether steps are compiled for a model.
+    pub(super) fn on(self, engine: &Engine) -> bool {
+        match self {
+            Self::Auto => !engine.is_on_cpu(),
+            Self::On => true,
+            Self::Off => false,
+        }
+    }
 }

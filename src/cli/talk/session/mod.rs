@@ -269,7 +269,7 @@ impl<'a> Session<'a> {
         let _guard = console
             .catches_interrupts
             .then(|| cancel_on_interrupt(&cancel));
-        let _no_echo = NoEcho::start(console);
+        let _no_echo = NoEcho::start(console.in_is_terminal);
         let system = self.system.as_ref().map(Message::system);
         let messages: Vec<Message> = system.into_iter().chain(self.messages.clone()).collect();
         let info = self.model().info();
