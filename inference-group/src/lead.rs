@@ -62,7 +62,7 @@ pub struct LedModel {
 }
 
 impl LedModel {
-    /// Wraps `model`. In all ranks, the model has the number `number`.
+    /// Wraps `model`. All ranks know the model by the same `number`.
     pub fn new(model: Box<dyn TextModel>, number: usize, leader: Arc<Mutex<Leader>>) -> Self {
         Self {
             model,

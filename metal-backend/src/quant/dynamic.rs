@@ -24,7 +24,7 @@ use crate::workdir::replace;
 pub struct Dynamic {
     /// The bits of sensitive layers (5).
     pub high_bits: i32,
-    /// Their group size (64).
+    /// The group size of sensitive layers (64).
     pub high_group_size: i32,
     /// The greatest mean number of bits a weight in quantized matrices, with scales and biases;
     /// `None` means halfway between low and high bits.
