@@ -20,8 +20,8 @@ use crate::simd::avx2::vmath::horizontal_sum;
 /// `$lanes` elements. The invoking module defines `load`, `load_some`, `store`, `sum` and
 /// `store_sums` for its instruction set. `$tall` is the number of matrix rows that fit the
 /// registers beside `M` inputs. A tile of `multiply_packed` has `$many` inputs and `$rows` matrix
-/// rows. It adds `$block` vectors before the next tile, so that those of the inputs stay in the L1
-/// cache, and prefetches `$lines` cache lines per vector.
+/// rows. It adds `$block` vectors before the next tile, so that the vectors of the inputs stay in
+/// the L1 cache. It prefetches `$lines` cache lines per vector.
 macro_rules! dense_rows_for {
     (
         $features:literal, $lanes:literal, $zero:path, $fma:path, $mul:path, $set:path,
@@ -39,8 +39,8 @@ macro_rules! dense_rows_for {
         ///
         /// # Safety
         /// The processor must have the features of this instance. `panel` must have the length of
-        /// a panel of [`TILE`], and there may be at most as many `x`, all with the length of a
-        /// weight.
+        /// a panel of [`TILE`]. `x` has at most as many rows as the panel, each with the length of
+        /// a weight.
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn pack_inputs(
             x: &[&[f32]],
