@@ -61,7 +61,7 @@ pub struct BackendInfo {
     pub default: bool,
     /// Why it is unavailable.
     pub reason: Option<String>,
-    /// Its device.
+    /// The device on which the backend computes.
     pub device: String,
     /// The names of its [`Capabilities`](crate::Capabilities).
     pub capabilities: Vec<String>,

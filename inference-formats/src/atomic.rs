@@ -90,9 +90,9 @@ impl AtomicFile {
         #[cfg(not(unix))]
         let _ = mode;
         let file = builder.tempfile_in(work)?;
-        // The lock shows other processes that this process is alive. Without locks, other processes
-        // remove no files. On systems other than Unix, a lock would prevent this process from
-        // opening the file again.
+        // Other processes remove unfinished files that are not locked, so the lock protects this
+        // one. Only Unix has the lock: elsewhere this process could not open a locked file again,
+        // and no process removes files.
         #[cfg(unix)]
         let _ = file.as_file().try_lock();
         Ok(Self {

@@ -174,13 +174,13 @@ pub struct TensorFootprint {
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Expansion {
-    /// How they are stored, such as `IQ2_XXS`.
+    /// The format in the files, such as `IQ2_XXS`.
     pub format: String,
-    /// Their names, sorted as in the file.
+    /// The names of the matrices, sorted as in the file.
     pub tensors: Vec<String>,
-    /// Their bytes in the files.
+    /// Bytes of the matrices in the files.
     pub stored_bytes: u64,
-    /// Their size in memory in bytes. Each token reads all of it.
+    /// Bytes of the matrices in memory. Each token reads all of them.
     pub loaded_bytes: u64,
 }
 
@@ -211,11 +211,11 @@ impl std::fmt::Display for Expansion {
 pub struct Share {
     /// The name of a network part or of a format.
     pub name: String,
-    /// Weights in them.
+    /// The number of weights in the tensors.
     pub parameters: u64,
-    /// Their bytes in the files.
+    /// Bytes of the tensors in the files.
     pub stored_bytes: u64,
-    /// Their bytes in memory.
+    /// Bytes of the tensors in memory.
     pub loaded_bytes: u64,
 }
 

@@ -212,7 +212,8 @@ impl Joining<'_> {
                 .say(&mut stream)
                 .and_then(|()| stream.set_read_timeout(Some(self.remaining())))
                 .and_then(|()| Hello::hear(&mut stream));
-            // An older process may still listen there and will end soon.
+            // An older process may still listen on this port. It will end soon, so a later try can
+            // succeed.
             let Ok(hello) = greeted else {
                 thread::sleep(PAUSE);
                 continue;

@@ -1,6 +1,6 @@
 //! The models of rank 0 in a served group. Before each computing call, rank 0 orders the other
-//! ranks to make the same call. Only rank 0 checks external reasons to end a request, such as a
-//! deadline or a disconnected client, and orders the other ranks to end it.
+//! ranks to make the same call. External reasons can end a request, such as a deadline or a
+//! disconnected client. Only rank 0 checks these, and orders the other ranks to end the request.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -62,7 +62,7 @@ pub struct LedModel {
 }
 
 impl LedModel {
-    /// Wraps `model`. In all ranks, the model has the number `number`.
+    /// Wraps `model`. All ranks know the model by the same `number`.
     pub fn new(model: Box<dyn TextModel>, number: usize, leader: Arc<Mutex<Leader>>) -> Self {
         Self {
             model,

@@ -74,9 +74,9 @@ pub enum Analysis {
 /// The files from which a result was computed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Inputs {
-    /// The activations' file, or both files.
+    /// The file of activations; two files for a comparison.
     pub activations: Vec<PathBuf>,
-    /// Their SHA-256.
+    /// The SHA-256 of each file of activations.
     pub activations_sha256: Vec<String>,
     /// SHA-256 of the stimuli's file.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -9,7 +9,7 @@ use super::tokenizer::{Tokenizer, guarded};
 /// The tokens of a text or a pair.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Encoded {
-    /// Their ids.
+    /// The id of each token.
     pub ids: Vec<u32>,
     /// The segment of each token, which the vocabulary's post-processor assigns: 0 for the first
     /// text, 1 for the second.

@@ -80,8 +80,8 @@ fn pre_tokenizers_split_as_their_families_do() {
     );
     // The tokenizer of gpt-oss also splits after three digits.
     assert_eq!(count("gpt-4o", "0001234"), count("dbrx", "0001234"));
-    // Those of GLM 4 and DeepSeek V3 also split after three digits, those of Command R, Granite
-    // and DeepSeek V2 after each digit.
+    // GLM 4 and DeepSeek V3 also split after three digits. Command R, Granite and DeepSeek V2 split
+    // after each digit.
     for pre in ["glm4", "deepseek-v3", "kimi-k2", "minimax-m2"] {
         assert_eq!(count(pre, "0001234"), count("dbrx", "0001234"), "{pre}");
     }

@@ -203,8 +203,8 @@ impl Greedy {
     }
 }
 
-/// The parts with the tokens of ordinary text in the alphabet of byte-level vocabularies, which
-/// decoders know.
+/// The parts, with the tokens of ordinary text spelled in the alphabet of byte-level vocabularies.
+/// The byte-level decoder can then decode them.
 ///
 /// # Errors
 /// `InvalidModel` if an escape is incomplete.

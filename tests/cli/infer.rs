@@ -121,8 +121,8 @@ fn a_server_walks() {
     );
 }
 
-/// The most probable token after `the cat` and its probability with four digits, by the model's
-/// plan and as the model was trained.
+/// The most probable token after `the cat`, with its probability to four digits. The first value
+/// is that of the model with its feed-forward plan, the second that of the unchanged model.
 fn expected(vindex: &str) -> (Value, Value) {
     let (walking_model, trained) = (walking(vindex), tiny("llama"));
     let ids = (trained.as_token_model().unwrap())

@@ -149,7 +149,7 @@ fn a_longer_entry_replaces_those_that_it_can_be_cut_to() {
         once(name, &options(dir.path()), &second);
         let before = entries(dir.path());
         assert_eq!(before.len(), kept, "{name}");
-        // The same again writes nothing.
+        // A repeated request writes nothing.
         let other = [&first[..], &one.tokens[..5], &[200, 201]].concat();
         once(name, &options(dir.path()), &second);
         assert_eq!(entries(dir.path()), before, "{name}");
@@ -307,11 +307,11 @@ fn the_directory_is_bounded_and_the_least_recently_used_goes() {
     assert!(!second.exists(), "the least recently used");
     assert!(all.iter().map(|(_, bytes)| bytes).sum::<u64>() <= bytes * 5 / 2);
 
-    // Another model's files count, and stay.
+    // Files of another model count toward the bound, and are not removed.
     let mine = options(dir.path()).with_cache_dir_bytes(bytes * 2);
     let reply = once("qwen3", &mine, &prompts[3]);
     assert_eq!((reply.cached, entries(dir.path())), (0, all.clone()));
-    // So does one that is greater than all of the bound.
+    // A bound below the size of a single file changes nothing.
     let least = options(dir.path()).with_cache_dir_bytes(1);
     once("llama", &least, &prompts[3]);
     assert_eq!(entries(dir.path()), all);
@@ -321,7 +321,7 @@ fn the_directory_is_bounded_and_the_least_recently_used_goes() {
 fn two_processes_share_a_directory() {
     let dir = tempfile::tempdir().unwrap();
     let models = [0, 1].map(|_| load("llama", dir.path()));
-    // Both write the same, and others, at the same time.
+    // Both processes write at the same time: some prompts in common, and some of their own.
     std::thread::scope(|scope| {
         for (i, model) in (1..).zip(&models) {
             scope.spawn(move || {
@@ -476,7 +476,7 @@ fn the_program_continues_from_its_directory() {
     assert_eq!(second["metrics"]["cached_tokens"], 6);
     assert_eq!(second["tokens"], ask(&[], "20,30,40,50,60,70,99")["tokens"]);
 
-    // Its files are prompt caches.
+    // The files of the directory are prompt caches.
     let (file, _) = entries(&place).remove(0);
     let cached = load_plain(&model);
     let cached = cached.as_prompt_cache().unwrap();

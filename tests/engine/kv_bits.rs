@@ -86,7 +86,7 @@ fn prompt_caches_of_16_bits_are_written_and_read_again() {
         ("llama", None),
         ("gemma3", None),
         ("qwen3", Some(24)),
-        // Its files have our own format.
+        // Files of Falcon-H1 have our own format.
         ("falcon-h1", None),
     ] {
         let options = LoadOptions::new().with_context_len(bound);
@@ -152,7 +152,7 @@ fn the_reported_size_of_a_token_is_that_in_prompt_cache_files() {
             assert_eq!(reported, Some(stored / 40), "{name}, {bits} bits");
         }
     }
-    // Its layers have states of fixed size.
+    // The layers of Mamba have states of fixed size.
     let model = load("mamba", LoadOptions::new());
     assert_eq!(model.info().cache_bytes_per_token, Some(0));
 }

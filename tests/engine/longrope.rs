@@ -1,5 +1,5 @@
-//! Tests of LongRoPE, where the rotation of all positions changes when the sequence exceeds a
-//! length, the switch. Any division of a sequence must give the reply of a single pass, which the
+//! Tests of LongRoPE. When a sequence exceeds a limit, the rotation of all its positions changes.
+//! However a sequence is divided into passes, the reply must be that of a single pass, which the
 //! reference computed (`tools/golden/longrope.py`).
 
 use crate::common::{fixture, golden, greedy, ids, max_difference, tiny};

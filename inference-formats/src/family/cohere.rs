@@ -15,16 +15,13 @@ pub static FAMILY: Family = Family {
     },
     reply: Some("command_r"),
     gguf: Some(GgufFamily {
-        layer_norm: true,
-        optional_biases: true,
         read: |header| {
             Ok(json!({
                 "logit_scale": header.keys.positive("logit_scale")?,
                 "use_qk_norm": header.has("attn_q_norm.weight"),
             }))
         },
-        write: |config| publish(config, &[("rms_norm_eps", "layer_norm_eps")]),
-        ..GgufFamily::new("command-r")
+        ..files("command-r")
     }),
     tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
@@ -37,3 +34,13 @@ pub static FAMILY: Family = Family {
         },
     )
 };
+
+/// The GGUF files of Cohere's families, under the name of an architecture.
+pub(super) const fn files(architecture: &'static str) -> GgufFamily {
+    GgufFamily {
+        layer_norm: true,
+        optional_biases: true,
+        write: |config| publish(config, &[("rms_norm_eps", "layer_norm_eps")]),
+        ..GgufFamily::new(architecture)
+    }
+}

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::gguf::publish;
+use super::cohere::files;
 use super::{Defaults, Family, GgufFamily, Windows, fill};
 
 /// The descriptor of this family.
@@ -11,8 +11,6 @@ pub static FAMILY: Family = Family {
     reply: Some("command_r"),
     tensor_parallel: super::TensorParallel::Heads,
     gguf: Some(GgufFamily {
-        layer_norm: true,
-        optional_biases: true,
         read: |header| {
             Ok(json!({
                 "logit_scale": header.keys.positive("logit_scale")?,
@@ -20,8 +18,7 @@ pub static FAMILY: Family = Family {
                 "layer_types": header.layer_types()?,
             }))
         },
-        write: |config| publish(config, &[("rms_norm_eps", "layer_norm_eps")]),
-        ..GgufFamily::new("cohere2")
+        ..files("cohere2")
     }),
     ..Family::new(
         "cohere2",

@@ -99,8 +99,8 @@ pub(super) fn has_growth(header: &GgufHeader<'_>) -> bool {
 /// Reads the sizes of latent attention.
 pub(super) fn latent(header: &GgufHeader<'_>) -> Result<Value> {
     let keys = &header.keys;
-    // Files with two matrices for keys and values state the sizes of a head under other keys,
-    // because `key_length` is then the width of a cached vector.
+    // In files with two matrices for keys and values, `key_length` is the width of a cached vector.
+    // The sizes of a head are then under other keys.
     let size = |of_head: &str, old: &str| match keys.uint(of_head, 1, limits::HEAD_DIM)? {
         Some(size) => Ok(size),
         None => keys.required(old, limits::HEAD_DIM),

@@ -102,7 +102,7 @@ pub enum Recurrence {
     None,
     /// Every layer.
     Every,
-    /// Those that `layer_types` lists as such.
+    /// The layers that `layer_types` lists as recurrent.
     Listed,
     /// Every layer, in addition to its keys and values.
     Beside,

@@ -44,8 +44,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// The file contains the rotated part of a head as a number of elements, and the width of an expert
-/// under the name of the feed-forward width.
+/// `rotary_dim` is the number of rotated elements of a head. `intermediate_size` is the width of an
+/// expert.
 fn complete(map: &mut Map<String, Value>) {
     super::rotated_elements(map);
     rename(

@@ -69,7 +69,7 @@ fn indexers_have_sizes_and_tensors() {
         ] {
             assert_eq!(config[name], expected, "{name}");
         }
-        // Their readers assume sigmoids.
+        // Readers of these files assume sigmoids.
         assert_eq!(config["scoring_func"], "sigmoid");
         let without = latent(architecture, false).refused();
         assert!(without.contains("blk.N.indexer"), "{without}");

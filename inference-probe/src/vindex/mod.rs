@@ -1,9 +1,9 @@
 //! A *vindex*: the feed-forward features of a model as files, for searching, reading single
 //! features, and comparing them without the model.
 //!
-//! A feature is a row of the gate matrix, which determines the states that activate it, a row of
-//! the up matrix, and a column of the down matrix, which is added to the output (Geva et al. 2021).
-//! A vindex is a directory:
+//! A feature is a row of the gate matrix, a row of the up matrix, and a column of the down matrix
+//! (Geva et al. 2021). The gate row determines which states activate the feature. The down column
+//! is added to the output. A vindex is a directory:
 //!
 //! | file | what | level |
 //! |---|---|---|

@@ -127,7 +127,7 @@ fn answers_are_described() {
     is_described(&all, embedding, &reply);
 }
 
-/// The check includes requests that only load a model.
+/// Requests that only load a model are checked, too.
 #[test]
 fn ollama_requests_of_wrong_types_are_refused() {
     let server = serve(&config());

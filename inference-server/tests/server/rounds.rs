@@ -98,7 +98,7 @@ fn calls_are_run_and_the_client_sees_one_reply() {
     let generated = said.len() + "It is noon.".len();
     assert_eq!(reply["usage"]["completion_tokens"], generated);
 
-    // The other APIs.
+    // The same conversation through the other APIs.
     let input = json!({"input": format!("say:{said}")});
     let reply = client.post("/v1/responses", &input).expect(200);
     let items = reply["output"].as_array().unwrap();

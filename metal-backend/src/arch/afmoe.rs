@@ -6,7 +6,8 @@
 use inference::Result;
 
 use super::Decoder;
-use super::build::{AttentionParts, Builder};
+use super::build::Builder;
+use super::build_attention::AttentionParts;
 use super::moe::{USUAL_PARTS, routed_block};
 use super::stack::{Block, Stack};
 use crate::checkpoint::ModelConfig;

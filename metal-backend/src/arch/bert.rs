@@ -11,7 +11,7 @@ use super::build::{Builder, NormKind, int, invalid};
 use super::encoder::{Classifier, EncoderBlock, EncoderStack, HeadActivation, Places};
 use crate::checkpoint::{ModelConfig, config};
 use crate::loader::Weights;
-use crate::nn::{Activation, Attention, Embedding, FeedForward, HeadNorms, Mlp};
+use crate::nn::{Activation, Attention, Embedding, FeedForward, Mlp};
 
 /// Loads BERT.
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
@@ -117,25 +117,13 @@ pub(super) fn attention(b: &mut Builder<'_>, prefix: &str) -> Result<Attention> 
     let hidden = b.dims.hidden;
     let heads = b.dims.n_heads * b.dims.head_dim;
     let at = |name: &str| format!("{prefix}.{name}");
-    Ok(Attention {
-        q_proj: b.linear(&at("self.query"), hidden, heads, true)?,
-        k_proj: Some(b.linear(&at("self.key"), hidden, heads, true)?),
-        v_proj: Some(b.linear(&at("self.value"), hidden, heads, true)?),
-        o_proj: b.linear(&at("output.dense"), heads, hidden, true)?,
-        norms: HeadNorms::default(),
-        rope: None,
-        n_heads: b.dims.n_heads,
-        n_kv_heads: b.dims.n_heads,
-        head_dim: b.dims.head_dim,
-        scale: (b.dims.head_dim as f32).powf(-0.5),
-        window: None,
-        softcap: None,
-        growth: None,
-        clip: None,
-        chunk: None,
-        sinks: None,
-        sums: b.weights.attention_sums(),
-    })
+    let qkv = [
+        b.linear(&at("self.query"), hidden, heads, true)?,
+        b.linear(&at("self.key"), hidden, heads, true)?,
+        b.linear(&at("self.value"), hidden, heads, true)?,
+    ];
+    let o_proj = b.linear(&at("output.dense"), heads, hidden, true)?;
+    Ok(b.plain_attention(qkv, o_proj, None))
 }
 
 /// The segment embeddings for the two texts of a pair; `None` if the checkpoint has none.

@@ -5,7 +5,8 @@
 use inference::Result;
 
 use super::Decoder;
-use super::build::{AttentionParts, Builder, NormKind};
+use super::build::{Builder, NormKind};
+use super::build_attention::AttentionParts;
 use super::stack::{Block, Stack};
 use crate::checkpoint::ModelConfig;
 use crate::loader::Weights;

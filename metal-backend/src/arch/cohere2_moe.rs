@@ -4,7 +4,8 @@
 use inference::{Error, ErrorKind, Result};
 
 use super::Decoder;
-use super::build::{AttentionParts, Builder, NormKind};
+use super::build::{Builder, NormKind};
+use super::build_attention::AttentionParts;
 use super::moe::{ExpertsAt, USUAL_PARTS, counts, dense_layers, experts};
 use super::stack::{Block, Stack};
 use crate::checkpoint::ModelConfig;

@@ -9,7 +9,8 @@ use inference::Result;
 use mlx_rs_core::Array;
 
 use super::Decoder;
-use super::build::{AttentionParts, Builder, invalid};
+use super::build::{Builder, invalid};
+use super::build_attention::AttentionParts;
 use super::mamba2::{Fields, mixer, shape};
 use super::stack::{Block, Stack};
 use super::wiring::BlockInfo;

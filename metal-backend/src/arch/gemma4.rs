@@ -13,7 +13,8 @@ use mlx_rs_core::transforms::checkpoint_tree;
 use mlx_rs_core::{Array, Error, ErrorKind};
 
 use super::Decoder;
-use super::build::{AttentionParts, Builder, int, invalid};
+use super::build::{Builder, int, invalid};
+use super::build_attention::AttentionParts;
 use super::gemma2::cap;
 use super::gemma4_keys::{key_sizes, own_layers, values_are_keys};
 use super::moe::{ExpertsAt, counts, experts};

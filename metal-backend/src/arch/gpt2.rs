@@ -14,7 +14,7 @@ use crate::checkpoint::ModelConfig;
 use crate::error::engine;
 use crate::loader::Weights;
 use crate::nn::adapter::{SlotKind, SlotView};
-use crate::nn::{Activation, Attention, FeedForward, HeadNorms, Linear, Mlp, Weight};
+use crate::nn::{Activation, FeedForward, Linear, Mlp, Weight};
 
 /// How a checkpoint names and orients its matrices.
 struct Layout {
@@ -60,31 +60,14 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
             let layer = b.weights.layer(weight, Some(bias))?.at(at(&slot));
             Ok(layer.with_bias_at(bias_slot.as_ref().map(at)))
         };
-        let (q_proj, k_proj, v_proj) = (part(0)?, part(1)?, part(2)?);
+        let qkv = [part(0)?, part(1)?, part(2)?];
+        let o_proj = linear(b, &layout, &at("attn.c_proj"), heads, hidden)?;
         // Old checkpoints store the causal mask.
         b.weights.ignore(&at("attn.bias"));
         b.weights.ignore(&at("attn.masked_bias"));
         Ok(Block {
             mixer_in: Some(b.hidden_norm(&at("ln_1"))?),
-            mixer: Attention {
-                q_proj,
-                k_proj: Some(k_proj),
-                v_proj: Some(v_proj),
-                o_proj: linear(b, &layout, &at("attn.c_proj"), heads, hidden)?,
-                norms: HeadNorms::default(),
-                rope: None,
-                n_heads: b.dims.n_heads,
-                n_kv_heads: b.dims.n_heads,
-                head_dim: b.dims.head_dim,
-                scale: (b.dims.head_dim as f32).powf(-0.5),
-                window: None,
-                softcap: None,
-                growth: None,
-                clip: None,
-                chunk: None,
-                sinks: None,
-                sums: b.weights.attention_sums(),
-            },
+            mixer: b.plain_attention(qkv, o_proj, None),
             mixer_out: None,
             mlp_in: Some(b.hidden_norm(&at("ln_2"))?),
             mlp: FeedForward::Plain(Mlp {

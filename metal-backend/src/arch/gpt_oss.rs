@@ -6,7 +6,8 @@ use inference::Result;
 use mlx_rs_core::{Array, QuantMode, Quantized};
 
 use super::Decoder;
-use super::build::{AttentionParts, Builder};
+use super::build::Builder;
+use super::build_attention::AttentionParts;
 use super::moe::counts;
 use super::stack::Stack;
 use crate::checkpoint::ModelConfig;

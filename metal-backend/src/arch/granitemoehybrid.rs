@@ -5,7 +5,8 @@
 use inference::Result;
 
 use super::Decoder;
-use super::build::{AttentionParts, Builder, invalid};
+use super::build::{Builder, invalid};
+use super::build_attention::AttentionParts;
 use super::mamba2::{Fields, grouped_norm, mixer, shape};
 use super::moe::{ExpertsAt, counts, experts, fused_experts};
 use super::stack::{Block, Stack};

@@ -4,7 +4,8 @@
 use inference::Result;
 
 use super::Decoder;
-use super::build::{AttentionParts, Builder};
+use super::build::Builder;
+use super::build_attention::AttentionParts;
 use super::mamba::{self, Fields, mixer};
 use super::moe::{ExpertsAt, USUAL_PARTS, counts, dense_layers, experts};
 use super::stack::Stack;

@@ -5,7 +5,8 @@
 use inference::{Error, ErrorKind, Result};
 
 use super::Decoder;
-use super::build::{AttentionParts, Builder, int, invalid};
+use super::build::{Builder, int, invalid};
+use super::build_attention::AttentionParts;
 use super::moe::{USUAL_PARTS, routed_block};
 use super::stack::Stack;
 use crate::checkpoint::ModelConfig;

@@ -5,7 +5,8 @@
 use inference::{Error, ErrorKind, Result};
 
 use super::Decoder;
-use super::build::{AttentionParts, Builder, MAX_CONV, int};
+use super::build::{Builder, MAX_CONV, int};
+use super::build_attention::AttentionParts;
 use super::stack::{Block, Stack};
 use super::wiring::BlockInfo;
 use crate::checkpoint::ModelConfig;

@@ -6,7 +6,8 @@
 use inference::Result;
 
 use super::Decoder;
-use super::build::{AttentionParts, Builder, NormKind, int, invalid};
+use super::build::{Builder, NormKind, int, invalid};
+use super::build_attention::AttentionParts;
 use super::moe::{ExpertsAt, USUAL_PARTS, counts, experts};
 use super::smollm3::rotating_layers;
 use super::stack::Stack;

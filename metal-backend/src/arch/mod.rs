@@ -8,6 +8,7 @@ mod bailing_moe;
 mod bert;
 mod blocks;
 mod build;
+mod build_attention;
 mod cohere;
 mod cohere2;
 mod cohere2_moe;

@@ -12,7 +12,7 @@ use super::build::{Builder, NormKind, int};
 use super::encoder::{Classifier, EncoderBlock, EncoderStack, HeadActivation};
 use crate::checkpoint::ModelConfig;
 use crate::loader::Weights;
-use crate::nn::{Activation, Attention, FeedForward, GatedMlp, HeadNorms, Linear};
+use crate::nn::{Activation, FeedForward, GatedMlp, Linear};
 
 /// Loads ModernBERT.
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
@@ -29,7 +29,9 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         .map(|i| {
             let at = |name: &str| at(&format!("layers.{i}.{name}"));
             let qkv = b.fused(&at("attn.Wqkv"), hidden, &[heads; 3], attention_bias)?;
-            let [q_proj, k_proj, v_proj] = three(qkv)?;
+            let qkv = three(qkv)?;
+            let o_proj = b.linear(&at("attn.Wo"), heads, hidden, attention_bias)?;
+            let rope = Some(b.rope(i, b.dims.head_dim, false)?);
             let wi = b.fused(&at("mlp.Wi"), hidden, &[width; 2], mlp_bias)?;
             let [gate, up] = <[Linear; 2]>::try_from(wi).map_err(|_| parts())?;
             let attention_in = match i {
@@ -38,25 +40,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
             };
             let block = EncoderBlock {
                 attention_in,
-                attention: Attention {
-                    q_proj,
-                    k_proj: Some(k_proj),
-                    v_proj: Some(v_proj),
-                    o_proj: b.linear(&at("attn.Wo"), heads, hidden, attention_bias)?,
-                    norms: HeadNorms::default(),
-                    rope: Some(b.rope(i, b.dims.head_dim, false)?),
-                    n_heads: b.dims.n_heads,
-                    n_kv_heads: b.dims.n_heads,
-                    head_dim: b.dims.head_dim,
-                    scale: (b.dims.head_dim as f32).powf(-0.5),
-                    window: None,
-                    softcap: None,
-                    growth: None,
-                    clip: None,
-                    chunk: None,
-                    sinks: None,
-                    sums: b.weights.attention_sums(),
-                },
+                attention: b.plain_attention(qkv, o_proj, rope),
                 // The window covers both sides, so each side has half of it.
                 reach: b.window(i)?.map(|window| window / 2),
                 slopes: None,

@@ -7,7 +7,8 @@ use mlx_rs_core::Dtype;
 use serde_json::Value;
 
 use super::Decoder;
-use super::build::{AttentionParts, Builder, invalid};
+use super::build::{Builder, invalid};
+use super::build_attention::AttentionParts;
 use super::mamba2::{Fields, grouped_norm, mixer, shape};
 use super::moe::counts;
 use super::stack::{Block, Stack};

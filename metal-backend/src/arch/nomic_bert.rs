@@ -12,7 +12,7 @@ use super::encoder::{EncoderBlock, EncoderStack};
 use super::modernbert::three;
 use crate::checkpoint::ModelConfig;
 use crate::loader::Weights;
-use crate::nn::{Activation, Attention, FeedForward, GatedMlp, HeadNorms};
+use crate::nn::{Activation, FeedForward, GatedMlp};
 
 /// Loads Nomic BERT.
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
@@ -53,28 +53,12 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         .map(|i| {
             let at = |name: &str| at(&format!("encoder.layers.{i}.{name}"));
             let qkv = b.fused(&at("attn.Wqkv"), hidden, &[heads; 3], qkv_bias)?;
-            let [q_proj, k_proj, v_proj] = three(qkv)?;
+            let qkv = three(qkv)?;
+            let o_proj = b.linear(&at("attn.out_proj"), heads, hidden, qkv_bias)?;
+            let rope = Some(b.rope(i, b.dims.head_dim, false)?);
             let block = EncoderBlock {
                 attention_in: None,
-                attention: Attention {
-                    q_proj,
-                    k_proj: Some(k_proj),
-                    v_proj: Some(v_proj),
-                    o_proj: b.linear(&at("attn.out_proj"), heads, hidden, qkv_bias)?,
-                    norms: HeadNorms::default(),
-                    rope: Some(b.rope(i, b.dims.head_dim, false)?),
-                    n_heads: b.dims.n_heads,
-                    n_kv_heads: b.dims.n_heads,
-                    head_dim: b.dims.head_dim,
-                    scale: (b.dims.head_dim as f32).powf(-0.5),
-                    window: None,
-                    softcap: None,
-                    growth: None,
-                    clip: None,
-                    chunk: None,
-                    sinks: None,
-                    sums: b.weights.attention_sums(),
-                },
+                attention: b.plain_attention(qkv, o_proj, rope),
                 reach: None,
                 slopes: None,
                 attention_out: None,

@@ -5,7 +5,8 @@
 use inference::Result;
 
 use super::Decoder;
-use super::build::{AttentionParts, Builder};
+use super::build::Builder;
+use super::build_attention::AttentionParts;
 use super::stack::Stack;
 use crate::checkpoint::ModelConfig;
 use crate::loader::Weights;

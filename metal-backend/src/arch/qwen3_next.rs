@@ -7,7 +7,8 @@ use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::Dtype;
 
 use super::Decoder;
-use super::build::{AttentionParts, Builder, MAX_CONV, NormKind, int, invalid};
+use super::build::{Builder, MAX_CONV, NormKind, int, invalid};
+use super::build_attention::AttentionParts;
 use super::mamba2::rates;
 use super::moe::qwen_block;
 use super::stack::Stack;

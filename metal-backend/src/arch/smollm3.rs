@@ -4,7 +4,8 @@
 use inference::Result;
 
 use super::Decoder;
-use super::build::{AttentionParts, Builder, invalid};
+use super::build::{Builder, invalid};
+use super::build_attention::AttentionParts;
 use super::stack::Stack;
 use crate::checkpoint::ModelConfig;
 use crate::loader::Weights;

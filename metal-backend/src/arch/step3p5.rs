@@ -5,7 +5,8 @@
 use inference::{Error, ErrorKind, Result};
 
 use super::Decoder;
-use super::build::{AttentionParts, Builder, NormKind, int, invalid};
+use super::build::{Builder, NormKind, int, invalid};
+use super::build_attention::AttentionParts;
 use super::moe::{Limits, USUAL_PARTS, limited_block};
 use super::stack::Stack;
 use crate::checkpoint::ModelConfig;

@@ -78,10 +78,10 @@ impl InPlaceCache {
         Ok(chunks)
     }
 
-    /// For `end` positions: the capacity of new memory, and the capacity of memory that has to
-    /// grow. Both include the next token, because a prompt that fills the memory would otherwise be
-    /// moved by the first generated token. The capacity also covers the expected positions, up to
-    /// the chunk size. Unwritten positions use address space and no physical memory.
+    /// Two capacities for `end` positions: that of new memory, and that of memory that has to grow.
+    /// Both have room for one more token. Otherwise the first generated token would cause a copy of
+    /// the whole prompt. New memory also covers the expected positions, up to the chunk size.
+    /// Unwritten positions use address space and no physical memory.
     fn capacities(&self, end: i32) -> (i32, i32) {
         let least = end.saturating_add(1);
         let chunk = (end / CHUNK * CHUNK).checked_add(CHUNK).unwrap_or(least);

@@ -38,11 +38,11 @@ pub(super) enum Stored {
 /// How the values of a GGUF file differ from those of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Values {
-    /// They are equal.
+    /// The values are equal.
     Same,
-    /// They are too large by one: conversion to GGUF adds the 1 of `1 + weight`.
+    /// The values in GGUF are greater by one: the conversion adds the 1 of `1 + weight`.
     PlusOne,
-    /// They are negated exponentials.
+    /// The values in GGUF are `-exp(value)`.
     NegatedExponentials,
 }
 

@@ -5,6 +5,7 @@ pub mod adapter;
 pub mod attention;
 mod attention_mask;
 mod attention_parts;
+mod attention_scores;
 pub mod causal_conv;
 pub mod chunks;
 pub mod delta_attention;

@@ -1,6 +1,6 @@
 //! AWQ (Lin et al. 2023, arXiv:2306.00978): input channels with large activations are scaled up
-//! before rounding, and the layer before is scaled down by the same factors, so that the network
-//! computes the same. Then the ranges of groups are clipped where that lowers the error.
+//! before rounding. The previous layer is scaled down by the same factors, so the network's result
+//! does not change. Then the ranges of groups are clipped where that lowers the error.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

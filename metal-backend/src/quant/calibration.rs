@@ -36,7 +36,7 @@ impl Calibration {
     }
 
     /// The sequences, in the order of the seed. As in mlx-lm, the tokens are cut into sequences
-    /// that do not overlap, and a shorter rest is not used, unless it is the only sequence.
+    /// that do not overlap. A shorter rest is used only if it is the only sequence.
     pub(super) fn read(&self, text: &TextPipeline) -> Result<Vec<Vec<u32>>> {
         let bad = |message: String| {
             Error::new(ErrorKind::InvalidOption, message).with_path(self.data.clone())

@@ -1,7 +1,6 @@
-//! Bits for each layer by sensitivity: the loss of a model with low bits changes most in some
-//! layers, and these get the high bits. As in mlx-lm, the sensitivity of a layer is the change of
-//! the divergence from the model, to first order, between the layer's weights with high and with
-//! low bits, divided by their number in millions.
+//! Bits for each layer by sensitivity: the most sensitive layers get the high bits. Sensitivity is
+//! defined as in mlx-lm: how much the divergence from the original model changes, to first order,
+//! if the layer's weights get high instead of low bits. It is given per million weights.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,7 +23,7 @@ use crate::workdir::replace;
 pub struct Dynamic {
     /// The bits of sensitive layers (5).
     pub high_bits: i32,
-    /// Their group size (64).
+    /// The group size of sensitive layers (64).
     pub high_group_size: i32,
     /// The greatest mean number of bits a weight in quantized matrices, with scales and biases;
     /// `None` means halfway between low and high bits.

@@ -50,38 +50,17 @@ pub(super) fn moments(
     walk: &Walk<'_>,
     names: &BTreeSet<String>,
 ) -> Result<BTreeMap<String, Arc<Moments>>> {
-    let leaders = leaders(walk, names)?;
-    let wanted: BTreeSet<String> = leaders.values().cloned().collect();
-    let sums: Arc<Mutex<BTreeMap<String, Moments>>> = Arc::default();
-    for batch in 0..walk.batches() {
-        let (wanted, into) = (wanted.clone(), Arc::clone(&sums));
-        let observer = Observer::new(move |name, x, _| {
-            if !wanted.contains(name) {
-                return Ok(());
+    let add = |sums: &mut BTreeMap<String, Moments>, name: &str, x: &Array, _: Option<&Array>| {
+        let of_batch = Moments::of(x)?;
+        match sums.get_mut(name) {
+            Some(sum) => sum.add(&of_batch)?,
+            None => {
+                sums.insert(name.to_owned(), of_batch);
             }
-            let of_batch = Moments::of(x)?;
-            let mut sums = into.lock();
-            match sums.get_mut(name) {
-                Some(sum) => sum.add(&of_batch)?,
-                None => {
-                    sums.insert(name.to_owned(), of_batch);
-                }
-            }
-            Ok(())
-        });
-        walk.observe(batch, observer, || {
-            let sums = sums.lock();
-            eval(sums.values().flat_map(|m| [&m.products, &m.magnitudes]))
-        })?;
-    }
-    let sums: BTreeMap<String, Arc<Moments>> = std::mem::take(&mut *sums.lock())
-        .into_iter()
-        .map(|(name, sum)| (name, Arc::new(sum)))
-        .collect();
-    Ok(leaders
-        .into_iter()
-        .filter_map(|(name, leader)| Some((name, Arc::clone(sums.get(&leader)?))))
-        .collect())
+        }
+        Ok(())
+    };
+    sums(walk, names, add, |sum| vec![sum])
 }
 
 /// The moments of each expert's inputs, for the stacks `names` in the walk's current block; `None`
@@ -93,25 +72,46 @@ pub(super) fn expert_moments(
     if names.is_empty() {
         return Ok(BTreeMap::new());
     }
+    let add = |sums: &mut BTreeMap<String, Vec<Option<Moments>>>,
+               name: &str,
+               x: &Array,
+               ids: Option<&Array>| match ids {
+        Some(ids) => add_experts(sums.entry(name.to_owned()).or_default(), x, ids),
+        None => Ok(()),
+    };
+    sums(walk, names, add, |experts| {
+        experts.iter().flatten().collect()
+    })
+}
+
+/// Adds the input of a layer to the sums of all layers; the last argument has the ids of experts.
+type Add<T> = fn(&mut BTreeMap<String, T>, &str, &Array, Option<&Array>) -> mlx_rs_core::Result<()>;
+
+/// Sums over all batches for the layers `names`: `add` adds the input of one layer, with the ids of
+/// experts if it is a stack. `moments` lists the moments of an entry, which are evaluated after
+/// each batch.
+fn sums<T: Send + 'static>(
+    walk: &Walk<'_>,
+    names: &BTreeSet<String>,
+    add: Add<T>,
+    moments: fn(&T) -> Vec<&Moments>,
+) -> Result<BTreeMap<String, Arc<T>>> {
     let leaders = leaders(walk, names)?;
     let wanted: BTreeSet<String> = leaders.values().cloned().collect();
-    let sums: Arc<Mutex<BTreeMap<String, Vec<Option<Moments>>>>> = Arc::default();
+    let sums: Arc<Mutex<BTreeMap<String, T>>> = Arc::default();
     for batch in 0..walk.batches() {
         let (wanted, into) = (wanted.clone(), Arc::clone(&sums));
-        let observer = Observer::new(move |name, x, ids| {
-            let Some(ids) = ids.filter(|_| wanted.contains(name)) else {
-                return Ok(());
-            };
-            let mut sums = into.lock();
-            add_experts(sums.entry(name.to_owned()).or_default(), x, ids)
+        let observer = Observer::new(move |name, x, ids| match wanted.contains(name) {
+            true => add(&mut into.lock(), name, x, ids),
+            false => Ok(()),
         });
         walk.observe(batch, observer, || {
             let sums = sums.lock();
-            let all = sums.values().flatten().flatten();
+            let all = sums.values().flat_map(moments);
             eval(all.flat_map(|m| [&m.products, &m.magnitudes]))
         })?;
     }
-    let sums: BTreeMap<String, Arc<Vec<Option<Moments>>>> = std::mem::take(&mut *sums.lock())
+    let sums: BTreeMap<String, Arc<T>> = std::mem::take(&mut *sums.lock())
         .into_iter()
         .map(|(name, sum)| (name, Arc::new(sum)))
         .collect();

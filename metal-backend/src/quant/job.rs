@@ -40,8 +40,8 @@ impl Target {
             .map_err(engine("quantize"))
     }
 
-    /// Whether the slot is the matrix of one linear layer inside a block, or with 3 `axes` the
-    /// stack of the matrices of its experts.
+    /// Whether the slot is a matrix of this block: with 2 `axes` that of one linear layer, with 3
+    /// `axes` a stack with the matrices of all experts.
     fn is_of(&self, block: usize, axes: usize) -> bool {
         self.slot.kind() == SlotKind::Matrix
             && self.slot.shape().len() == axes
@@ -56,11 +56,11 @@ pub(super) struct Block<'a> {
     pub index: usize,
     /// The linear layers whose inputs were observed.
     pub targets: Vec<Target>,
-    /// The moments of their inputs, by the names of their slots.
+    /// The moments of the targets' inputs, by the name of the slot.
     pub inputs: BTreeMap<String, Arc<Moments>>,
     /// The stacks of experts whose inputs were observed.
     pub stacks: Vec<Target>,
-    /// The moments of each expert's inputs, by the names of the stacks' slots.
+    /// The moments of each expert's inputs, by the name of the stack's slot.
     pub expert_inputs: BTreeMap<String, Arc<Vec<Option<Moments>>>>,
 }
 

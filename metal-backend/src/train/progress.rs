@@ -117,10 +117,10 @@ impl Summary {
 /// The validation with the lowest loss.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BestScore {
-    /// Batches processed before it.
+    /// Batches processed before the validation.
     pub step: u64,
-    /// Its loss.
+    /// The loss of the validation.
     pub loss: f64,
-    /// The directory of its adapter.
+    /// The directory of the adapter that was validated.
     pub adapter_path: PathBuf,
 }

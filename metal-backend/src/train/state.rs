@@ -41,9 +41,9 @@ pub struct Window {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Best {
-    /// Batches processed before it.
+    /// Batches processed before the validation.
     pub step: u64,
-    /// Its loss.
+    /// The loss of the validation.
     pub loss: f64,
     /// The number of validations in sequence whose loss was not lower by more than the threshold.
     pub since: u64,

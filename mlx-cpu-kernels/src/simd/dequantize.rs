@@ -78,8 +78,8 @@ impl PackedMatrix<'_> {
         }
     }
 
-    /// Writes all rows as pairs of integers, by pairs of columns, and their scales and biases,
-    /// group by group. Codes must represent integers.
+    /// Writes the codes of all rows as integers, two columns at a time. Scales and biases follow
+    /// for each group. Codes must represent integers.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn integer_pairs(self, isa: Isa, to: CodePanelMut<'_>) {
         match isa {
@@ -91,8 +91,8 @@ impl PackedMatrix<'_> {
         }
     }
 
-    /// Writes all rows as bytes, by groups of four columns, and their scales and biases, group by
-    /// group. Codes must represent integers.
+    /// Writes the codes of all rows as bytes, four columns at a time. Scales and biases follow for
+    /// each group. Codes must represent integers.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn byte_quads(self, bytes: CodeBytes, to: BytePanelMut<'_>) {
         // SAFETY: `Dot::for_isa`, which determines `bytes`, checked avx2. `detect` accepts only

@@ -259,8 +259,8 @@ impl FeatureWalk<'_> {
     }
 }
 
-/// An operation with matrices in files. If a file is truncated before the operation ends, the
-/// output is NaN, because the bytes that were read may not be those of the file.
+/// An operation with matrices in files. The output is NaN if a file is truncated before the
+/// operation ends. The bytes that were read may then not be those of the file.
 struct Checked<W> {
     work: W,
     matrices: [Option<FeatureNumbers>; 2],

@@ -1,8 +1,8 @@
-//! A KV cache that a decoder block writes in place. MLX's own arrays are immutable. A cache made of
-//! them is a new array with each token, and an append copies the cache while an in-flight operation
-//! refers to the old array. Here the memory stays with its owner. An operation that reads or writes
-//! the memory runs after all earlier operations whose reads or writes conflict with it. Each
-//! operation runs at most once.
+//! A KV cache that a decoder block writes in place. MLX's own arrays are immutable. In a cache of
+//! such arrays, each token makes a new array. The append copies the whole cache if an operation in
+//! flight still refers to the old array. Here the memory stays with its owner. An operation that
+//! reads or writes the memory runs after all earlier operations whose reads or writes conflict with
+//! it. Each operation runs at most once.
 
 use std::cell::RefCell;
 use std::sync::Arc;

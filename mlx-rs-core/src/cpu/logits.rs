@@ -35,7 +35,7 @@ pub struct LogProbabilities {
     pub chosen: Array,
     /// The greatest log-probabilities of each row, ascending: float32 `[rows, k]`.
     pub values: Array,
-    /// Their indices: uint32 `[rows, k]`.
+    /// The indices of `values`: uint32 `[rows, k]`.
     pub indices: Array,
 }
 

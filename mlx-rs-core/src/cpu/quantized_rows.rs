@@ -122,8 +122,8 @@ impl QuantizedMatrix {
     /// ID out of range selects the nearest row.
     ///
     /// # Errors
-    /// [`ErrorKind::Dtype`] when the IDs are not integers; MLX's message when the current stream is
-    /// not on the CPU.
+    /// [`Dtype`](crate::ErrorKind::Dtype) when the IDs are not integers; MLX's message when the
+    /// current stream is not on the CPU.
     ///
     /// ```
     /// use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};

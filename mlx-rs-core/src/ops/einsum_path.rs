@@ -1,6 +1,6 @@
-//! Parses Einstein subscripts. Ellipses become letters, the result is written out, and every letter
-//! is checked against the shapes, because MLX reads out of bounds if they are inconsistent. MLX
-//! then computes the sum.
+//! Parses Einstein subscripts. Ellipses become letters, and the subscripts of the result are
+//! written out. Every letter is checked against the shapes, because MLX reads out of bounds if they
+//! are inconsistent. MLX then computes the sum.
 
 use std::collections::HashMap;
 use std::ffi::CString;

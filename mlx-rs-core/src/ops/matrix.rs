@@ -59,7 +59,7 @@ impl Array {
     }
 
     /// Returns `self`, or zeros if an operand is empty. MLX must not compute such a product. On the
-    /// CPU, MLX copies a matrix with an uncommon layout, and for an empty product frees the copy
+    /// CPU, MLX copies a matrix with an uncommon layout. For an empty product, it frees the copy
     /// while its own thread still writes it. For packed matrices, it divides by the number of rows.
     pub(crate) fn unless_of_nothing(self, operands: &[&Array]) -> Result<Array> {
         if self.size() > 0 && operands.iter().all(|a| a.size() > 0) {

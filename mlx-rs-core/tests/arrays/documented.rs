@@ -1,8 +1,8 @@
 //! Every public function has an example and documents its errors. Every operation is compared with
 //! numpy and gets hostile arguments. This test reads the sources and the tests. It fails on a
-//! function without an example, on a function that returns a `Result` without a section `# Errors`,
-//! and on an operation that no test of its kind names. Whether examples and tests are correct, they
-//! must show themselves.
+//! function without an example, and on a `Result` without a section `# Errors`. It also fails on an
+//! operation that no test of its kind names. It does not check that examples and tests are correct;
+//! running them does.
 
 #[path = "../support/sources.rs"]
 mod sources;

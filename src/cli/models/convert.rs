@@ -12,7 +12,8 @@ use rust_mlx::mlx::QuantMode;
 use serde_json::json;
 
 use crate::cli::models::learned::LearnedArgs;
-use crate::cli::options::load::{ModelArgs, choose_backend, find_model, size};
+use crate::cli::options::cache::size;
+use crate::cli::options::load::{ModelArgs, choose_backend, find_model};
 use crate::cli::terminal::console::{Console, bytes};
 use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::interrupt::cancel_on_signals;

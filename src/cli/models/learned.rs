@@ -31,8 +31,9 @@ impl MethodName {
     }
 }
 
-/// Flags of learned quantization.
+/// Flags of learned quantization. Each needs `--method`.
 #[derive(Debug, Clone, clap::Args)]
+#[group(requires = "method")]
 #[command(next_help_heading = "Learned quantization")]
 pub struct LearnedArgs {
     /// Learn the quantization from calibration data (--data); implies --quantize
@@ -40,38 +41,26 @@ pub struct LearnedArgs {
     pub method: Option<MethodName>,
     /// Calibration data: a text file, a JSONL or Parquet file as for `mlx train`, or a directory
     /// with train.jsonl
-    #[arg(
-        long,
-        visible_alias = "data-path",
-        value_name = "PATH",
-        requires = "method"
-    )]
+    #[arg(long, visible_alias = "data-path", value_name = "PATH")]
     data: Option<PathBuf>,
     /// Number of calibration sequences; -1 means all [default: 128]
-    #[arg(
-        long,
-        hide_short_help = true,
-        value_name = "N",
-        requires = "method",
-        allow_negative_numbers = true
-    )]
+    #[arg(long, hide_short_help = true, value_name = "N")]
     num_samples: Option<i64>,
     /// Number of tokens in a calibration sequence [default: 512]
-    #[arg(long, hide_short_help = true, visible_alias = "max-seq-length", value_name = "N", requires = "method", value_parser = at_least_one)]
+    #[arg(long, hide_short_help = true, visible_alias = "max-seq-length", value_name = "N", value_parser = at_least_one)]
     sequence_length: Option<usize>,
     /// Seed of the order in which sequences are taken [default: 123]
-    #[arg(long, hide_short_help = true, value_name = "N", requires = "method")]
+    #[arg(long, hide_short_help = true, value_name = "N")]
     seed: Option<u32>,
     /// Number of sequences in a forward pass [default: 4; dynamic and dwq: 1]
-    #[arg(long, hide_short_help = true, value_name = "N", requires = "method", value_parser = at_least_one)]
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = at_least_one)]
     batch_size: Option<usize>,
     /// Bits of matrices outside the blocks, such as the embedding [default: those of --bits]
     #[arg(
         long,
         hide_short_help = true,
         visible_alias = "embed-bits",
-        value_name = "N",
-        requires = "method"
+        value_name = "N"
     )]
     fallback_bits: Option<i32>,
     /// Group size of matrices outside the blocks [default: that of --group-size]
@@ -79,19 +68,17 @@ pub struct LearnedArgs {
         long,
         hide_short_help = true,
         visible_alias = "embed-group-size",
-        value_name = "N",
-        requires = "method"
+        value_name = "N"
     )]
     fallback_group_size: Option<i32>,
     /// awq: number of scales that are tried for a layer, and of ranges for a group [default: 20]
-    #[arg(long, hide_short_help = true, value_name = "N", requires = "method", value_parser = at_least_one)]
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = at_least_one)]
     n_grid: Option<usize>,
     /// dynamic: bits of layers with low sensitivity, as --bits [default: 4]
     #[arg(
         long,
         hide_short_help = true,
         value_name = "N",
-        requires = "method",
         conflicts_with = "bits"
     )]
     pub low_bits: Option<i32>,
@@ -100,31 +87,30 @@ pub struct LearnedArgs {
         long,
         hide_short_help = true,
         value_name = "N",
-        requires = "method",
         conflicts_with = "group_size"
     )]
     pub low_group_size: Option<i32>,
     /// dynamic: bits of layers with high sensitivity [default: 5]
-    #[arg(long, hide_short_help = true, value_name = "N", requires = "method")]
+    #[arg(long, hide_short_help = true, value_name = "N")]
     high_bits: Option<i32>,
     /// dynamic: group size of layers with high sensitivity [default: 64]
-    #[arg(long, hide_short_help = true, value_name = "N", requires = "method")]
+    #[arg(long, hide_short_help = true, value_name = "N")]
     high_group_size: Option<i32>,
     /// dynamic: greatest mean bits of a weight in quantized matrices, with scales and biases
     /// [default: halfway between low and high bits]
-    #[arg(long, hide_short_help = true, value_name = "BITS", requires = "method")]
+    #[arg(long, hide_short_help = true, value_name = "BITS")]
     target_bpw: Option<f64>,
     /// dynamic: a JSON file of sensitivities, which is used if it exists and written otherwise
-    #[arg(long, hide_short_help = true, value_name = "FILE", requires = "method")]
+    #[arg(long, hide_short_help = true, value_name = "FILE")]
     sensitivities: Option<PathBuf>,
     /// dwq: learning rate [default: 1e-6]
-    #[arg(long, hide_short_help = true, value_name = "RATE", requires = "method")]
+    #[arg(long, hide_short_help = true, value_name = "RATE")]
     learning_rate: Option<f32>,
     /// dynamic, dwq: recompute blocks in the backward pass, which needs less memory
-    #[arg(long, hide_short_help = true, requires = "method")]
+    #[arg(long, hide_short_help = true)]
     grad_checkpoint: bool,
     /// The backend that runs the model [default: MLX_BACKEND, otherwise the best available]
-    #[arg(long, hide_short_help = true, value_name = "NAME", requires = "method")]
+    #[arg(long, hide_short_help = true, value_name = "NAME")]
     pub backend: Option<String>,
 }
 

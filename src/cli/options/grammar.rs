@@ -123,7 +123,7 @@ mod tests {
             let failure = grammar(args).map(|_| ()).expect_err(&args.join(" "));
             assert_eq!(failure.exit_code(), 2, "{args:?}");
         }
-        // Such schemas overflow the stack of a grammar library unless they are refused.
+        // Deep schemas must be refused, because they overflow the stack of the grammar library.
         let deep = format!("{}{{}}{}", "{\"items\":".repeat(5000), "}".repeat(5000));
         let refer = |i: usize| format!("\"d{i}\": {{\"$ref\": \"#/$defs/d{}\"}}", i + 1);
         let chain: Vec<String> = (0..20_000).map(refer).collect();

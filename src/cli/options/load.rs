@@ -8,6 +8,7 @@ use inference::{
     AttentionSums, Backend, ComputeType, FeedForwardPlan, LoadOptions, Precision, TextModel,
 };
 
+use crate::cli::options::cache::{CacheDirArgs, KvArgs};
 use crate::cli::options::preset::{self, Preset};
 use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
@@ -22,13 +23,6 @@ pub struct ModelArgs {
     pub model: Option<String>,
 }
 
-/// Default number of values of a quantized cache that share a scale.
-pub const KV_GROUP_SIZE: u32 = 64;
-
-/// Default number of positions above which the KV cache is quantized, as on mlx-lm's command line.
-/// Up to it, the cache is small and stays exact.
-pub const QUANTIZED_KV_START: usize = 5000;
-
 /// The flags for loading a model.
 #[derive(Debug, Clone, clap::Args)]
 pub struct LoadArgs {
@@ -42,15 +36,8 @@ pub struct LoadArgs {
     /// Maximum positions in each layer's cache; beyond it, the oldest positions are dropped
     #[arg(long, short = 'c', visible_alias = "max-kv-size", value_name = "N", value_parser = at_least_one)]
     pub ctx_size: Option<usize>,
-    /// Bits per value of the key/value cache: 32, 16 (float16), or quantized 8, 6, 5, 4, 3 or 2
-    #[arg(long, value_name = "BITS")]
-    pub kv_bits: Option<u32>,
-    /// Values of the quantized cache that share a scale: 32, 64 or 128
-    #[arg(long, value_name = "N", default_value_t = KV_GROUP_SIZE, requires = "kv_bits")]
-    pub kv_group_size: u32,
-    /// Quantize the cache once it has more than this many positions; 0 quantizes from the start
-    #[arg(long, value_name = "N", default_value_t = QUANTIZED_KV_START, requires = "kv_bits")]
-    pub quantized_kv_start: usize,
+    #[command(flatten)]
+    pub kv: KvArgs,
     /// A trained adapter to apply to the model: the directory with its adapters.safetensors
     #[arg(long, value_name = "DIR")]
     pub adapter_path: Option<PathBuf>,
@@ -69,28 +56,6 @@ pub struct LoadArgs {
     /// The flags of the commands that keep computed prompts.
     #[arg(skip)]
     cache_dir: CacheDirArgs,
-}
-
-/// Where computed prompts are kept for later processes.
-#[derive(Debug, Clone, Default, clap::Args)]
-pub struct CacheDirArgs {
-    /// Keep computed prompts in this directory, which is made if it is missing. A conversation that
-    /// goes on after a restart is not computed again
-    #[arg(long, value_name = "DIR")]
-    cache_dir: Option<PathBuf>,
-    /// The most bytes of that directory; the least recently used prompts go first [default: 4GiB]
-    #[arg(long, value_name = "SIZE", requires = "cache_dir", value_parser = size)]
-    cache_dir_size: Option<u64>,
-}
-
-impl CacheDirArgs {
-    /// Sets these flags in `options`.
-    pub fn set(&self, options: &mut LoadOptions) {
-        options.cache_dir.clone_from(&self.cache_dir);
-        if let Some(bytes) = self.cache_dir_size {
-            options.cache_dir_bytes = bytes;
-        }
-    }
 }
 
 /// The device of the layers, from llama.cpp's flag `-ngl`.
@@ -208,36 +173,6 @@ pub fn count(text: &str) -> Result<usize, String> {
         .map_err(|_| "must be a whole number, 0 or more".into())
 }
 
-/// Parses a number of bytes with a unit.
-pub fn size(text: &str) -> Result<u64, String> {
-    let text = text.trim();
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let unit: u64 = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "k" | "kib" => 1 << 10,
-        "kb" => 1_000,
-        "m" | "mib" => 1 << 20,
-        "mb" => 1_000_000,
-        "g" | "gib" => 1 << 30,
-        "gb" => 1_000_000_000,
-        other => {
-            return Err(format!(
-                "{other:?} is no unit; use B, KB, MB, GB, KiB, MiB or GiB"
-            ));
-        }
-    };
-    let number: u64 = number
-        .parse()
-        .map_err(|_| "must be a whole number with a unit".to_owned())?;
-    match number.checked_mul(unit) {
-        Some(0) | None => Err("must be from 1 byte to 16 EiB".to_owned()),
-        Some(bytes) => Ok(bytes),
-    }
-}
-
 /// Parses one or several plans: a plan by layers, several such plans separated by `;`, or several
 /// strategies for all layers, such as `dense,walk:64`.
 fn plans(text: &str) -> Result<Plans, String> {
@@ -284,9 +219,7 @@ impl LoadArgs {
             backend: None,
             gpu_layers: None,
             ctx_size: None,
-            kv_bits: None,
-            kv_group_size: defaults.kv_group_size,
-            quantized_kv_start: defaults.quantized_kv_start,
+            kv: KvArgs::default(),
             adapter_path: None,
             dtype: None,
             precision: None,
@@ -311,9 +244,7 @@ impl LoadArgs {
         options.dtype = self.dtype;
         options.precision = self.precision;
         options.attention_sums = self.attention_sums;
-        options.kv_bits = self.kv_bits;
-        options.kv_group_size = self.kv_group_size;
-        options.quantized_kv_start = self.quantized_kv_start;
+        self.kv.set(&mut options);
         options.adapter_path.clone_from(&self.adapter_path);
         self.feed_forward.set(&mut options);
         self.cache_dir.set(&mut options);
@@ -331,7 +262,7 @@ impl LoadArgs {
         self.feed_forward.is_given()
             || self.adapter_path.is_some()
             || self.ctx_size.is_some()
-            || self.kv_bits.is_some()
+            || self.kv.bits.is_some()
             || self.attention_sums != AttentionSums::Native
     }
 
@@ -398,26 +329,14 @@ impl LoadArgs {
     /// The backend that the flags name. Otherwise the backend in `MLX_BACKEND`, otherwise the
     /// default backend.
     pub fn backend(&self) -> Result<Arc<dyn Backend>, Failure> {
-        check_kv_bits(self.kv_bits, self.kv_group_size, self.quantized_kv_start)?;
-        if self.ctx_size.is_some() && self.kv_bits.is_some_and(|bits| bits < 16) {
+        self.kv.check()?;
+        if self.ctx_size.is_some() && self.kv.is_quantized() {
             return Err(Failure::usage(
                 "--kv-bits below 16 and --ctx-size do not go together: a bounded cache is not quantized",
             ));
         }
         backend_for(self.backend.as_deref(), self.gpu_layers)
     }
-}
-
-/// Refuses flags of quantized caches for caches that are not quantized.
-pub fn check_kv_bits(bits: Option<u32>, group: u32, start: usize) -> Result<(), Failure> {
-    let is_plain = bits.is_some_and(|bits| bits >= 16);
-    if is_plain && (group != KV_GROUP_SIZE || start != QUANTIZED_KV_START) {
-        return Err(Failure::usage(
-            "--kv-group-size and --quantized-kv-start need --kv-bits below 16, which quantizes the \
-             cache",
-        ));
-    }
-    Ok(())
 }
 
 /// The backend that `flag` names, or a backend for the device of `--gpu-layers`.
@@ -598,7 +517,7 @@ pub fn load_preset(
 ) -> Result<Loaded, Failure> {
     let mut args = args.clone();
     // A quantized cache cannot be bounded. Such a `--kv-bits` overrides the preset's bound.
-    if args.kv_bits.is_none_or(|bits| bits >= 16) {
+    if !args.kv.is_quantized() {
         args.ctx_size = args.ctx_size.or(preset.ctx_size());
     }
     let adapter = preset.adapter.as_ref().map(PathBuf::from);
@@ -620,17 +539,6 @@ mod tests {
         }
         for bad in ["", "-2", "x", "1.5"] {
             assert!(gpu_layers(bad).is_err(), "{bad:?}");
-        }
-    }
-
-    #[cfg(any(feature = "mlx-backend", feature = "serve"))]
-    #[test]
-    fn sizes_have_units() {
-        assert_eq!(size("5GiB"), Ok(5 << 30));
-        assert_eq!(size("500 MB"), Ok(500_000_000));
-        assert_eq!(size("100"), Ok(100));
-        for bad in ["", "0", "GB", "-1", "1.5GB", "5 parsecs", "99999999999GiB"] {
-            assert!(size(bad).is_err(), "{bad:?}");
         }
     }
 

@@ -1,6 +1,7 @@
 //! Flags and files that several commands share: model loading, sampling, prompts, conversations,
 //! presets, and names from other tools.
 
+pub mod cache;
 pub mod dialog;
 pub mod engine;
 #[cfg(feature = "mlx-backend")]

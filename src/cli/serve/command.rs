@@ -10,10 +10,11 @@ use inference_server::{
     Config, Limits, ModelSource, ServedModel, Server, ServerTools, parse_keep_alive,
 };
 
+use crate::cli::options::cache::size;
 use crate::cli::options::engine::DraftArgs;
 use crate::cli::options::load::{
     FeedForwardArgs, GpuLayers, Loaded, at_least_one, backend_for, compute_type, count, find_model,
-    gpu_layers, load_with_options, precision, size,
+    gpu_layers, load_with_options, precision,
 };
 use crate::cli::options::mcp::McpArgs;
 use crate::cli::serve::defaults::{CacheArgs, DefaultArgs, LogLevel};

@@ -5,11 +5,10 @@ use clap::ValueEnum;
 use inference::{GenerateOptions, LoadOptions, Parameter};
 use inference_server::RequestDefaults;
 
+use crate::cli::options::cache::{CacheDirArgs, KvArgs};
 use crate::cli::options::dialog::{self, Names};
 use crate::cli::options::engine::DraftArgs;
-use crate::cli::options::load::{
-    CacheDirArgs, KV_GROUP_SIZE, QUANTIZED_KV_START, at_least_one, check_kv_bits,
-};
+use crate::cli::options::load::at_least_one;
 use crate::cli::options::parameters::{Otherwise, ParameterFlags};
 use crate::cli::terminal::failure::Failure;
 
@@ -65,15 +64,8 @@ pub struct CacheArgs {
     /// A chat template instead of the models' own: a file with Jinja, or the template itself
     #[arg(long, alias = "chat-template-file", value_name = "FILE")]
     chat_template: Option<String>,
-    /// Bits per value of the key/value caches: 32, 16 (float16), or quantized 8, 6, 5, 4, 3 or 2
-    #[arg(long, value_name = "BITS")]
-    kv_bits: Option<u32>,
-    /// Values of a quantized cache that share a scale: 32, 64 or 128
-    #[arg(long, value_name = "N", default_value_t = KV_GROUP_SIZE, requires = "kv_bits")]
-    kv_group_size: u32,
-    /// Quantize a cache once it has more than this many positions; 0 quantizes from the start
-    #[arg(long, value_name = "N", default_value_t = QUANTIZED_KV_START, requires = "kv_bits")]
-    quantized_kv_start: usize,
+    #[command(flatten)]
+    kv: KvArgs,
     #[command(flatten)]
     dir: CacheDirArgs,
 }
@@ -85,12 +77,8 @@ impl CacheArgs {
             options.chat_template = Some(dialog::source(template)?);
         }
         self.dir.set(options);
-        check_kv_bits(self.kv_bits, self.kv_group_size, self.quantized_kv_start)?;
-        options.kv_bits = self.kv_bits;
-        if self.kv_bits.is_some() {
-            options.kv_group_size = self.kv_group_size;
-            options.quantized_kv_start = self.quantized_kv_start;
-        }
+        self.kv.check()?;
+        self.kv.set(options);
         Ok(())
     }
 }

@@ -9,11 +9,10 @@ use std::path::Path;
 use inference::GenerateOptions;
 use rust_mlx::hub;
 
+use crate::cli::options::cache::CacheDirArgs;
 use crate::cli::options::dialog::{self, Dialog, DialogArgs};
 use crate::cli::options::engine::{DraftArgs, EngineArgs};
-use crate::cli::options::load::{
-    CacheDirArgs, LoadArgs, Loaded, ModelArgs, find_preset, load_preset,
-};
+use crate::cli::options::load::{LoadArgs, Loaded, ModelArgs, find_preset, load_preset};
 use crate::cli::options::mcp::McpArgs;
 use crate::cli::options::preset::{self, Preset};
 use crate::cli::options::sampling::{Habit, SamplingArgs};

@@ -5,11 +5,10 @@ use inference::{
 };
 use serde_json::json;
 
+use crate::cli::options::cache::CacheDirArgs;
 use crate::cli::options::dialog::{self, Dialog, DialogArgs};
 use crate::cli::options::engine::{DraftArgs, EngineArgs};
-use crate::cli::options::load::{
-    CacheDirArgs, LoadArgs, ModelArgs, find_preset, load_drafted, load_preset,
-};
+use crate::cli::options::load::{LoadArgs, ModelArgs, find_preset, load_drafted, load_preset};
 use crate::cli::options::preset::Preset;
 use crate::cli::options::prompt::{TokenList, read_file, read_text, read_tokens};
 use crate::cli::options::sampling::SamplingArgs;

@@ -222,7 +222,8 @@ fn rows_of_a_batch_speculate_and_reply_as_alone() {
                 let got = together(model.as_ref(), requests);
                 for (i, ((tokens, metrics), expected)) in got.iter().zip(&expected).enumerate() {
                     assert_eq!(tokens, expected, "{name}, {which}, {step}, request {i}");
-                    // One token needs no guess, grammars need each token, and 0 means none.
+                    // These requests draft nothing: 3 generates one token, 5 has a grammar, and 7
+                    // sets the number of draft tokens to 0.
                     let guesses = ![3, 5, 7].contains(&i);
                     assert!(guesses || metrics.draft_tokens == 0, "{name}, {which}, {i}");
                     assert!(metrics.accepted_draft_tokens <= metrics.draft_tokens);

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{fixture, launched, logits, member, model, ring, run, same_logits, same_with};
+use super::members::{member, ring};
+use super::{fixture, launched, logits, model, run, same_logits, same_with};
 use crate::program::{refused, stdout};
 
 const PIPELINE: [&str; 1] = ["--pipeline"];

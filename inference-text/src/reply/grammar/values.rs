@@ -34,7 +34,7 @@ pub(super) struct Values<'a> {
     text: String,
     /// The rules of schemas that have been requested.
     known: HashMap<*const Value, String>,
-    /// Those that are not yet written.
+    /// Rules that are requested and not yet written.
     waiting: Vec<(String, &'a Value)>,
 }
 

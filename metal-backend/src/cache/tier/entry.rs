@@ -136,11 +136,11 @@ pub fn hash<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
 /// Why a file is no entry that can be used.
 #[derive(Debug)]
 pub enum Fault {
-    /// Another process has removed it.
+    /// Another process has removed the file.
     Gone,
-    /// Its content is not what was written.
+    /// The file has changed since it was written.
     Damaged(String),
-    /// It is intact, as far as can be known, and not for this program.
+    /// The file seems intact, but another program or version wrote it.
     Foreign(String),
 }
 

@@ -165,7 +165,7 @@ fn keys_of_another_rotation_are_neither_written_nor_read() {
     let tier = tier(dir.path(), "a");
     let tokens: Vec<u32> = (0..10).collect();
     let stream = Stream::default_of(Device::cpu()).unwrap();
-    // They were computed for a sequence of 30 positions, which the file does not tell.
+    // These keys are rotated for a sequence of 30 positions, and a file has no such field.
     stream.scope(|| tier.put(PLAIN, &tokens, &filled(10).for_sequence(30)));
     tier.shared.until_idle();
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
@@ -205,7 +205,7 @@ fn names_are_those_of_entries_only() {
     let mut other = about.clone();
     other.tokens.push(1);
     assert_ne!(about.name(), other.name());
-    // The same letters in other texts.
+    // The same letters, divided differently among the fields.
     let (mut one, mut two) = (about.clone(), about);
     one.model = "ab".to_owned();
     two.model = "a".to_owned();

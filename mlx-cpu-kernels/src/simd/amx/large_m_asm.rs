@@ -1,7 +1,7 @@
-//! The inner loop for tiles of sixteen rows, as one piece of assembly. It is software-pipelined:
-//! while one tile is multiplied, the sums of the previous tile are stored, and the sums of the tile
-//! before that are scaled and added to totals in memory. Between two groups, the next group's codes
-//! are decoded. `small_m_asm.rs` explains why the loop is one piece.
+//! The inner loop for tiles of sixteen rows, as one piece of assembly. It is software-pipelined
+//! with three stages. While tile `i` is multiplied, the sums of tile `i - 1` are stored. Meanwhile,
+//! the sums of tile `i - 2` are scaled and added to totals in memory. Between two groups, the next
+//! group's codes are decoded. `small_m_asm.rs` explains why the loop is one piece.
 
 use std::mem::offset_of;
 

@@ -1,8 +1,8 @@
 //! The inner loop for at most eight rows, as one piece of assembly. It is software-pipelined over
-//! groups: one group is decoded, the previous group is multiplied, the sums of the group before
-//! that are stored, and the sums of a fourth group are scaled. The loop is one piece because
-//! compilers would spill the totals to memory between pieces, which costs half the loop's time in
-//! addition.
+//! groups, with four stages at the same time: group `i` is decoded, and group `i - 1` is
+//! multiplied. The sums of group `i - 2` are stored, and those of group `i - 3` are scaled. The
+//! loop is one piece, because compilers would spill the totals to memory between pieces. That would
+//! take half as much time again.
 
 use std::mem::offset_of;
 use std::ptr;

@@ -16,16 +16,17 @@ use crate::layout::tile::LANES;
 use crate::partition::OutputBlock;
 use crate::simd::avx2::vmath::horizontal_sum;
 
-/// The number of elements of inputs that stay in the L1 cache beside rows of a matrix: half of the
-/// smallest cache of usual processors, 32 KiB.
+/// The number of elements of inputs that stay in the L1 cache beside rows of a matrix: 24 KiB of
+/// the smallest cache of usual processors, 32 KiB.
 pub(crate) const L1_INPUTS: usize = 6144;
 
 /// Generates the functions `multiply` and `multiply_packed` for `$features`, with vectors of
 /// `$lanes` elements. The invoking module defines `load`, `load_some`, `store`, `sum` and
 /// `store_sums` for its instruction set. `$m` inputs are processed in `$parts` parts of `$each`
-/// inputs, and `$tall` is the number of matrix rows that fit the registers beside a part. A tile of `multiply_packed` has `$many` inputs and `$rows` matrix
-/// rows. It adds `$block` vectors before the next tile, so that those of the inputs stay in the L1
-/// cache, and prefetches `$lines` cache lines per vector.
+/// inputs, and `$tall` is the number of matrix rows that fit the registers beside a part. A tile of
+/// `multiply_packed` has `$many` inputs and `$rows` matrix rows. It adds `$block` vectors before the
+/// next tile, so that the vectors of the inputs stay in the L1 cache. It prefetches `$lines` cache
+/// lines per vector.
 macro_rules! dense_rows_for {
     (
         $features:literal, $vector:ty, $lanes:literal, $zero:path, $fma:path, $mul:path, $set:path,
@@ -45,8 +46,8 @@ macro_rules! dense_rows_for {
         ///
         /// # Safety
         /// The processor must have the features of this instance. `panel` must have the length of
-        /// a panel of [`TILE`], and there may be at most as many `x`, all with the length of a
-        /// weight.
+        /// a panel of [`TILE`]. `x` has at most as many rows as the panel, each with the length of
+        /// a weight.
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn pack_inputs(
             x: &[&[f32]],

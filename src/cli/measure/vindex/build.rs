@@ -76,9 +76,7 @@ mod engine {
 
     pub(super) fn build(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         let backend = args.load.backend()?;
-        // The extractor refuses options of caches, so the flag's default is cleared.
         let options = args.load.checked(backend.name())?;
-        let options = options.with_quantized_kv_start(0);
         let path = find_model(args.model.model.as_deref(), console)?;
         let cancel = CancelToken::new();
         let _caught = cancel_on_interrupt(&cancel);
