@@ -9,10 +9,11 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use mlx_cpu_kernels::{
-    GatherRows, INTERLEAVED_ROWS, Input, PrefillInputs, ScaleFormat, Size, StoredMatrix, dim,
-    symmetric_bias,
+    GatherRows, INTERLEAVED_ROWS, Input, MatrixOwner, PrefillInputs, ScaleFormat, Size,
+    StoredMatrix, dim, symmetric_bias,
 };
 
+use super::deferred::Awaited;
 use super::enabled;
 use super::host_op::{self, OpKind, input_of};
 use super::matrix::{Matrix, size_of};
@@ -42,7 +43,10 @@ use crate::ops::{Pad, QuantMode, Quantized};
 /// ```
 #[derive(Debug, Clone)]
 pub struct QuantizedMatrix {
+    /// Read it by [`Self::ready`].
     pub(super) stored: Arc<MatrixArrays>,
+    /// Set if the arrays may lack their values.
+    pub(super) awaited: Option<Awaited>,
     pub(super) size: Size,
     pub(super) bits: u32,
     pub(super) group: usize,
@@ -234,6 +238,7 @@ impl QuantizedMatrix {
         crate::eval([&words, &scales, &biases])?;
         Ok(Self {
             stored: MatrixArrays::new(vec![words, scales, biases])?,
+            awaited: None,
             size,
             bits: bits.unsigned_abs(),
             group: group_size.unsigned_abs() as usize,
@@ -335,7 +340,8 @@ impl QuantizedMatrix {
                 .reshape(&[bands * band, width])?
                 .slice_axis(0, 0, self.outputs())
         };
-        if let ([words, scales], ScaleFormat::Symmetric) = (self.arrays(), self.scales) {
+        let arrays = self.arrays()?;
+        if let ([words, scales], ScaleFormat::Symmetric) = (arrays, self.scales) {
             let scales = rows(scales)?.astype(Dtype::Float32)?;
             let zero = Array::scalar(symmetric_bias(self.bits))?;
             return Ok(Quantized {
@@ -347,7 +353,7 @@ impl QuantizedMatrix {
                 mode: QuantMode::Affine,
             });
         }
-        if let ([words, bytes], mode) = (self.arrays(), self.mode()) {
+        if let ([words, bytes], mode) = (arrays, self.mode()) {
             return Ok(Quantized {
                 weight: rows(words)?,
                 scales: rows(bytes)?,
@@ -357,7 +363,7 @@ impl QuantizedMatrix {
                 mode,
             });
         }
-        let [words, scales, biases] = self.arrays() else {
+        let [words, scales, biases] = arrays else {
             return Err(lost());
         };
         let [scales, biases] = match self.scales {
@@ -400,9 +406,10 @@ impl QuantizedMatrix {
             return Ok(None);
         }
         let cut = |a: &Array| a.slice_axis(0, from / band, (to + band - 1) / band);
-        let arrays: Vec<Array> = self.arrays().iter().map(cut).collect::<Result<_>>()?;
+        let arrays: Vec<Array> = self.arrays()?.iter().map(cut).collect::<Result<_>>()?;
         Ok(Some(Self {
             stored: MatrixArrays::new(arrays)?,
+            awaited: None,
             size: Size {
                 n: (to - from).unsigned_abs() as usize,
                 ..self.size
@@ -453,7 +460,7 @@ impl QuantizedMatrix {
         let wide = parts.iter().find(|m| m.scales == ScaleFormat::F32);
         let scales = wide.unwrap_or(first).scales;
         let all = |i: usize| -> Result<Array> {
-            let same_part = parts.iter().map(|m| match (m.arrays().get(i), scales) {
+            let same_part = parts.iter().map(|m| match (m.arrays()?.get(i), scales) {
                 (Some(a), ScaleFormat::F32) if i > 0 => a.astype(Dtype::Float32),
                 (Some(a), _) => Ok(a.clone()),
                 (None, _) => Err(lost()),
@@ -463,9 +470,10 @@ impl QuantizedMatrix {
             crate::eval([&joined])?;
             Ok(joined)
         };
-        let arrays: Vec<Array> = (0..first.arrays().len()).map(all).collect::<Result<_>>()?;
+        let arrays: Vec<Array> = (0..first.arrays()?.len()).map(all).collect::<Result<_>>()?;
         Ok(Some(Self {
             stored: MatrixArrays::new(arrays)?,
+            awaited: None,
             size: Size {
                 n: dim(rows),
                 ..first.size
@@ -516,13 +524,13 @@ impl QuantizedMatrix {
             bits: self.bits,
             groups: self.size.k / self.group,
             scales: self.scales,
-            stored: self.stored_matrix(),
+            stored: self.stored_matrix()?,
         };
         // The number was an `i32` in the matrix's shape.
         let shape = [ids.shape(), &[self.size.k as i32]].concat();
         let inputs: Vec<&Array> = match &work.stored {
             Some(_) => vec![&ids],
-            None => std::iter::once(&ids).chain(self.inputs()).collect(),
+            None => std::iter::once(&ids).chain(self.inputs()?).collect(),
         };
         host_op::add(op, OpKind::Opaque, work, &inputs, &shape)
     }
@@ -592,38 +600,52 @@ impl QuantizedMatrix {
         [self.size.n as i32, self.size.k as i32]
     }
 
-    /// The arrays of the matrix: packed codes, scales, and biases if there are any.
+    /// The arrays of the matrix: packed codes, scales, and biases if there are any. Waits for the
+    /// values of a matrix that a [`Packer`](super::Packer) makes.
+    ///
+    /// # Errors
+    /// When packing the values failed.
+    ///
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
     /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
     /// // `None` where `MLX_CPU_KERNELS` is `off`.
     /// if let Some(matrix) = QuantizedMatrix::new(&packed)? {
-    ///     assert_eq!(matrix.arrays()[0].shape(), [2, 8, 8]); // two times eight rows of eight words
+    ///     assert_eq!(matrix.arrays()?[0].shape(), [2, 8, 8]); // two times eight rows of eight words
     /// }
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
-    #[must_use]
-    pub fn arrays(&self) -> &[Array] {
-        &self.stored.arrays
+    pub fn arrays(&self) -> Result<&[Array]> {
+        Ok(&self.ready()?.arrays)
+    }
+
+    /// The stored arrays with their values.
+    fn ready(&self) -> Result<&Arc<MatrixArrays>> {
+        if let Some(awaited) = &self.awaited {
+            awaited.wait()?;
+        }
+        Ok(&self.stored)
     }
 
     /// The three arrays that operations read. If there are no biases, the scales are passed in
     /// their place.
-    pub(super) fn inputs(&self) -> Vec<&Array> {
-        let arrays = self.arrays();
-        (0..3)
-            .filter_map(|i| arrays.get(i).or(arrays.last()))
-            .collect()
+    pub(super) fn inputs(&self) -> Result<Vec<&Array>> {
+        let arrays = self.arrays()?;
+        let part = |i| arrays.get(i).or(arrays.last());
+        Ok((0..3).filter_map(part).collect())
     }
 
     /// The matrix for an operation without gradients, which then does not have it among its inputs.
     /// MLX's evaluation handles each input, so fewer inputs cost less. `None` if the matrix must
     /// stay an input, so that a gradient with respect to it is refused.
-    pub(super) fn stored_matrix(&self) -> Option<StoredMatrix> {
-        let stored = Arc::clone(&self.stored);
+    ///
+    /// # Errors
+    /// As [`Self::arrays`].
+    pub(super) fn stored_matrix(&self) -> Result<Option<StoredMatrix>> {
+        let stored = Arc::clone(self.ready()?);
         // SAFETY: the inputs are elements of arrays that `MatrixArrays` keeps. Arrays are
-        // immutable.
-        (!self.traced).then(|| unsafe { StoredMatrix::new(self.stored.inputs, stored) })
+        // immutable, and have their values.
+        Ok((!self.traced).then(|| unsafe { StoredMatrix::new(self.stored.inputs, stored) }))
     }
 
     /// The size in memory, in bytes.
@@ -638,7 +660,7 @@ impl QuantizedMatrix {
     /// ```
     #[must_use]
     pub fn nbytes(&self) -> usize {
-        self.arrays().iter().map(Array::nbytes).sum()
+        self.stored.arrays.iter().map(Array::nbytes).sum()
     }
 
     fn outputs(&self) -> i32 {
@@ -689,6 +711,8 @@ impl MatrixArrays {
         Ok(Arc::new(Self { arrays, inputs }))
     }
 }
+
+impl MatrixOwner for MatrixArrays {}
 
 impl Drop for MatrixArrays {
     /// Drops the arrays through `part_with`, because a thread of MLX may free an operation that
