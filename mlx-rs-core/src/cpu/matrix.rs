@@ -286,8 +286,10 @@ impl DenseMatrix {
     /// # Errors
     /// If the elements cannot be read.
     pub fn into_columns(self) -> Result<Self> {
-        let Form::Rows(weight) = &self.form else {
-            return Ok(self);
+        let weight = match &self.form {
+            Form::Rows(weight) => weight.clone(),
+            Form::Mapped { .. } => self.weight()?,
+            Form::Columns { .. } => return Ok(self),
         };
         let (isa, k) = (Isa::detect(), self.size.k);
         let bits = |all: &mut dyn Iterator<Item = u16>| all.collect::<Vec<_>>();
