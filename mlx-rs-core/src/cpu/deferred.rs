@@ -9,7 +9,7 @@ use std::{fmt, thread};
 
 use parking_lot::Mutex;
 
-use super::quantized::MatrixArrays;
+use super::matrix_arrays::MatrixArrays;
 use crate::array::{Array, ChunkedArray, Region, fill_regions, unfilled_arrays};
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -302,6 +302,8 @@ mod tests {
             Ok(())
         });
         assert_eq!(first.nbytes(), 256 + 16);
+        // Neither form reads values.
+        assert!(format!("{first:?} {first:#?}").contains("uint32"));
         assert_eq!(first_row(&second).unwrap(), [1.0; 32]);
         let clone = first.clone();
         let reader = thread::spawn(move || first_row(&clone));

@@ -23,6 +23,7 @@ mod kv_buffer;
 mod layer_norm;
 mod logits;
 mod matrix;
+mod matrix_arrays;
 mod packed_formats;
 mod projection;
 mod quantized;

@@ -9,14 +9,15 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use mlx_cpu_kernels::{
-    GatherRows, INTERLEAVED_ROWS, Input, MatrixOwner, PrefillInputs, ScaleFormat, Size,
-    StoredMatrix, dim, symmetric_bias,
+    GatherRows, INTERLEAVED_ROWS, PrefillInputs, ScaleFormat, Size, StoredMatrix, dim,
+    symmetric_bias,
 };
 
 use super::deferred::Awaited;
 use super::enabled;
-use super::host_op::{self, OpKind, input_of};
+use super::host_op::{self, OpKind};
 use super::matrix::{Matrix, size_of};
+use super::matrix_arrays::MatrixArrays;
 use super::packed_formats::{float_format, takes};
 use crate::array::Array;
 use crate::closure;
@@ -681,44 +682,6 @@ impl Drop for QuantizedMatrix {
     /// Also frees deferred values that operations kept.
     fn drop(&mut self) {
         closure::drop_discarded();
-    }
-}
-
-/// The arrays of a quantized matrix.
-#[derive(Debug)]
-pub(super) struct MatrixArrays {
-    /// Packed codes `[row blocks, words, 8]`, scales and optional biases `[row blocks, groups, 8]`.
-    arrays: Vec<Array>,
-    /// The addresses of the arrays' elements.
-    pub inputs: [Input; 3],
-}
-
-// SAFETY: the addresses are those of the arrays' elements. They stay valid while the arrays are
-// kept, and nothing writes the elements.
-unsafe impl Send for MatrixArrays {}
-// SAFETY: see the note for `Send`.
-unsafe impl Sync for MatrixArrays {}
-
-impl MatrixArrays {
-    pub(super) fn new(arrays: Vec<Array>) -> Result<Arc<Self>> {
-        let (words, scales, biases) = match arrays.as_slice() {
-            [words, scales] => (words, scales, scales),
-            [words, scales, biases] => (words, scales, biases),
-            _ => return Err(lost()),
-        };
-        // SAFETY: `Self` keeps the arrays as long as the inputs.
-        let inputs = unsafe { [input_of(words)?, input_of(scales)?, input_of(biases)?] };
-        Ok(Arc::new(Self { arrays, inputs }))
-    }
-}
-
-impl MatrixOwner for MatrixArrays {}
-
-impl Drop for MatrixArrays {
-    /// Drops the arrays through `part_with`, because a thread of MLX may free an operation that
-    /// keeps them.
-    fn drop(&mut self) {
-        closure::part_with(std::mem::take(&mut self.arrays));
     }
 }
 
