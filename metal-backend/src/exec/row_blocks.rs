@@ -39,15 +39,13 @@ impl RowBlocks {
         let ([words, scales, rest @ ..], true) = (out, whole) else {
             return false;
         };
-        let mut none: [u8; 0] = [];
-        let supers = match rest {
-            [] => &mut none[..],
-            [supers, ..] => supers,
+        // An empty slice may not be aligned, so it is not cast.
+        let supers: Result<&mut [u16], _> = match rest {
+            [] => Ok(&mut []),
+            [supers, ..] => bytemuck::try_cast_slice_mut(supers),
         };
-        let (Ok(words), Ok(supers)) = (
-            bytemuck::try_cast_slice_mut::<u8, u32>(words),
-            bytemuck::try_cast_slice_mut::<u8, u16>(supers),
-        ) else {
+        let (Ok(words), Ok(supers)) = (bytemuck::try_cast_slice_mut::<u8, u32>(words), supers)
+        else {
             return false;
         };
         let BlockSizes {
