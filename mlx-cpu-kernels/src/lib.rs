@@ -48,13 +48,16 @@ pub use gemm::dense::DenseType;
 pub use gemm::expert_block::{ExpertBlock, ExpertGate};
 pub use gemm::experts::{ExpertProduct, ExpertStack, ExpertVjp};
 pub use gemm::feature_walk::{FeatureWalk, HeldFloats, HeldProduct, StoredRows};
-pub use gemm::gather_rows::GatherRows;
+pub use gemm::gather_rows::{GatherDenseRows, GatherRows};
 pub use gemm::greatest::GreatestOutputs;
 pub use gemm::layer_norm::LayerNorm;
-pub use gemm::product::{MAX_PARTS, MatrixFormat, MatrixPart, Product, Size, StoredMatrix};
+pub use gemm::product::{
+    MAX_PARTS, MatrixFormat, MatrixOwner, MatrixPart, Product, Size, StoredMatrix,
+};
 pub use gemm::routes::Routing;
 pub use gemm::vjp::ProductVjp;
 pub use isa::Isa;
+pub use layout::blocks::{BlockKind, PackedBlockMut};
 pub use layout::packed::{
     GROUPS_PER_AFFINE_SUPER, GROUPS_PER_SUPER, INTERLEAVED_ROWS, ScaleFormat, TABLE_SUPER_WEIGHTS,
     symmetric_bias,
@@ -70,6 +73,7 @@ pub use sampling::sample::{
     CountPenalties, DrawParams, Pick, RepetitionPenalty, Sample, SampleParams,
 };
 pub use sampling::top_k::{LogProbs, MAX_ROW_LEN};
+pub use simd::pack_blocks::{pack_row_block, packs_row_blocks};
 pub use simd::portable::vmath::Gate;
 pub use work::{Input, Work, dim};
 

@@ -33,6 +33,7 @@ const ORDER: &[&str] = &[
     "layout::float_codes",
     "layout::packed",
     "layout::formats",
+    "layout::blocks",
     // Instruction sets. Each extends those before it.
     "simd::prefetch",
     "simd::portable",
@@ -45,6 +46,7 @@ const ORDER: &[&str] = &[
     "simd::portable::softmax",
     "simd::avx2",
     "simd::avx2::float_codes",
+    "simd::avx2::pack_blocks",
     "simd::avx2::vmath",
     "simd::avx2::decode_attention",
     "simd::avx2::columns",
@@ -97,6 +99,7 @@ const ORDER: &[&str] = &[
     "simd::dense_rows",
     "simd::dequantize",
     "simd::microkernel",
+    "simd::pack_blocks",
     "simd::flash_attention",
     "simd::integer_tile",
     "simd::qgemv",

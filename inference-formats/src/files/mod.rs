@@ -127,6 +127,18 @@ impl CheckedFile {
         self.len
     }
 
+    /// Another handle to the same open file, such as for mapping it.
+    ///
+    /// # Errors
+    /// When the system has no handle left.
+    pub fn handle(&self) -> Result<File> {
+        #[cfg(unix)]
+        let file = self.file.try_clone();
+        #[cfg(not(unix))]
+        let file = self.file.lock().try_clone();
+        file.map_err(|e| io(&self.path, "cannot open", e))
+    }
+
     /// Fills `buffer` with the bytes from `offset` on.
     ///
     /// # Errors

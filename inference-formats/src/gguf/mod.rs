@@ -15,6 +15,7 @@ pub mod testing;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::Path;
 
 use crate::error::{ErrorKind, Result};
@@ -150,6 +151,19 @@ impl Gguf {
     pub fn read_into(&self, tensor: &GgufTensor, first: usize, buffer: &mut [u8]) -> Result<()> {
         self.file
             .read_exact_at(buffer, self.place_of(tensor, first, buffer.len())?)
+    }
+
+    /// Another handle to the same open file, such as for mapping it.
+    ///
+    /// # Errors
+    /// When the system has no handle left.
+    pub fn handle(&self) -> Result<File> {
+        self.file.handle()
+    }
+
+    /// The position of a tensor's first byte in the file.
+    pub fn position(&self, tensor: &GgufTensor) -> u64 {
+        tensor.offset
     }
 
     /// `length` bytes of a tensor's stored bytes, from its byte `first` on.

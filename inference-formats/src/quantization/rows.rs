@@ -8,13 +8,18 @@
 pub fn unpermute_rows(data: &[u8], rows: usize, heads: usize) -> Vec<u8> {
     let row_bytes = data.len() / rows.max(1);
     let dim = rows / heads.max(1);
-    let half = (dim / 2).max(1);
     let mut out = Vec::with_capacity(data.len());
     for row in 0..rows {
-        // Row (head, half h, i) of the usual order is row (head, i, h) in the file.
-        let (head, h, i) = (row / dim.max(1), row % dim.max(1) / half, row % half);
-        let start = (head * dim + 2 * i + h) * row_bytes;
+        let start = permuted_row(row, dim) * row_bytes;
         out.extend_from_slice(data.get(start..start + row_bytes).unwrap_or_default());
     }
     out
+}
+
+/// The stored index of a row in the usual order. A head has `dim` rows, an even number.
+pub fn permuted_row(row: usize, dim: usize) -> usize {
+    let (dim, half) = (dim.max(1), (dim / 2).max(1));
+    // Row (head, half h, i) of the usual order is row (head, i, h) in the file.
+    let (head, h, i) = (row / dim, row % dim / half, row % half);
+    head * dim + 2 * i + h
 }

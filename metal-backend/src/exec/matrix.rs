@@ -74,6 +74,7 @@ impl Matrix {
                 let message = "a stack of experts is not a matrix";
                 return Err(Error::new(ErrorKind::Shape, "linear", message));
             }
+            Weight::Mapped(m) => Kind::Kernel(cpu::Matrix::Dense(m)),
             Weight::Dense(w) => {
                 let kernel = if on_cpu {
                     cpu::DenseMatrix::new(&w)?

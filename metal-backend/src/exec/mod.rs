@@ -8,6 +8,7 @@
 //!
 //! | File | What it decides |
 //! |---|---|
+//! | `row_blocks.rs` | which blocks of GGUF files kernels pack |
 //! | `weight.rs` | layout of a matrix in memory, and whether the loader keeps it quantized |
 //! | `matrix.rs` | matrix multiplications, alone or fused with a norm and an epilogue |
 //! | `norm.rs` | layer norms |
@@ -31,6 +32,7 @@ mod matrix;
 mod norm;
 mod parallel;
 pub mod recurrence;
+mod row_blocks;
 pub mod sampling;
 mod weight;
 
@@ -46,9 +48,12 @@ pub use feature_rows::{
 };
 pub use matrix::{Epilogue, Matrix, NormSpec, Part, greatest, product_of, project};
 pub use norm::layer_norm;
+pub use row_blocks::RowBlocks;
 pub use weight::{
     INTERLEAVED_ROWS, Weight, factors, interleaved, keeps_gguf_bits, keeps_half, keeps_packed,
-    storage,
+    mapped, storage,
 };
 
-pub use mlx_rs_core::cpu::{OPTIMIZED, PrefillInputs, enabled, status, threads};
+pub use mlx_rs_core::cpu::{
+    MatrixParts, OPTIMIZED, Packer, PrefillInputs, enabled, status, threads,
+};

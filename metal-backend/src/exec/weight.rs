@@ -1,16 +1,21 @@
 //! A weight in memory: dense, quantized, or in the layout of our kernels. This module decides the
 //! layout for the loader.
 
+use std::ops::Range;
+
 use inference_formats::footprint::WeightStorage;
 use inference_formats::quantization::{GROUP, Layout, NibbleCodes};
 use mlx_rs_core::cpu::{self, PrefillInputs};
-use mlx_rs_core::{Array, Dtype, Error, ErrorKind, QuantMode, Quantized, Result};
+use mlx_rs_core::io::MappedFile;
+use mlx_rs_core::{Array, Dtype, QuantMode, Quantized, Result};
 
 /// A weight matrix `[out, in]` in memory.
 #[derive(Debug, Clone)]
 pub enum Weight {
     /// Unquantized.
     Dense(Array),
+    /// Unquantized, in a mapped file. Only our kernels multiply by it.
+    Mapped(cpu::DenseMatrix),
     /// Packed integers with scales per quantization group.
     Quantized(Quantized),
     /// Quantized, in the layout of our kernels.
@@ -29,6 +34,10 @@ impl Weight {
     pub fn nbytes(&self) -> usize {
         match self {
             Weight::Dense(w) => w.nbytes(),
+            Weight::Mapped(m) => {
+                let [rows, cols] = m.shape().map(|n| n.unsigned_abs() as usize);
+                rows * cols * m.dtype().size()
+            }
             Weight::Quantized(q) => q.nbytes(),
             Weight::Interleaved(m) | Weight::Experts { rows: m, .. } => m.nbytes(),
         }
@@ -72,7 +81,7 @@ impl Weight {
     /// and for formats that only our kernels have.
     pub fn quantized(&self) -> Result<Option<Quantized>> {
         match self {
-            Weight::Dense(_) => Ok(None),
+            Weight::Dense(_) | Weight::Mapped(_) => Ok(None),
             Weight::Quantized(q) => Ok(Some(q.clone())),
             Weight::Interleaved(m) | Weight::Experts { rows: m, .. } if !m.has_mlx_form() => {
                 Ok(None)
@@ -93,7 +102,7 @@ impl Weight {
     /// Bits and group size; `None` for dense weights.
     pub fn format(&self) -> Option<(i32, i32)> {
         match self {
-            Weight::Dense(_) => None,
+            Weight::Dense(_) | Weight::Mapped(_) => None,
             Weight::Quantized(q) => Some((q.bits, q.group_size)),
             Weight::Interleaved(m) | Weight::Experts { rows: m, .. } => {
                 Some((m.bits(), m.group_size()))
@@ -105,6 +114,7 @@ impl Weight {
     pub fn shape(&self) -> Vec<i32> {
         match self {
             Weight::Dense(w) => w.shape().to_vec(),
+            Weight::Mapped(m) => m.shape().to_vec(),
             Weight::Quantized(q) => {
                 let mut shape = q.scales.shape().to_vec();
                 if let Some(last) = shape.last_mut() {
@@ -124,6 +134,7 @@ impl Weight {
     pub fn dense(&self, dtype: Dtype) -> Result<Array> {
         match self {
             Weight::Dense(w) => w.astype(dtype),
+            Weight::Mapped(m) => m.weight()?.astype(dtype),
             Weight::Quantized(q) => q.dequantize(dtype),
             Weight::Interleaved(m) if !m.has_mlx_form() => {
                 all_rows(m, 0, m.shape()[0])?.astype(dtype)
@@ -144,6 +155,7 @@ impl Weight {
         let cut = |a: &Array| a.slice_axis(-2, from, to);
         Ok(match self {
             Weight::Dense(w) => Weight::Dense(cut(w)?),
+            Weight::Mapped(m) => Weight::Dense(cut(&m.weight()?)?),
             Weight::Quantized(q) => Weight::Quantized(Quantized {
                 weight: cut(&q.weight)?,
                 scales: cut(&q.scales)?,
@@ -171,8 +183,10 @@ impl Weight {
             let rows = a.take_ids(ids, -2)?.contiguous()?;
             rows.eval().map(|()| rows)
         };
-        if let Weight::Dense(w) = self {
-            return pick(w).map(Weight::Dense);
+        match self {
+            Weight::Dense(w) => return pick(w).map(Weight::Dense),
+            Weight::Mapped(m) => return pick(&m.weight()?).map(Weight::Dense),
+            _ => {}
         }
         Ok(match self.quantized()? {
             Some(q) => Weight::Quantized(Quantized {
@@ -201,9 +215,14 @@ impl Weight {
     ///
     /// # Errors
     /// If the parts do not match.
-    pub fn from_layout(parts: Vec<Array>, rows: i32, layout: Layout) -> Result<Option<Self>> {
+    pub fn from_layout(
+        parts: impl Into<cpu::MatrixParts>,
+        rows: i32,
+        layout: Layout,
+    ) -> Result<Option<Self>> {
+        let parts = parts.into();
         use cpu::QuantizedMatrix as Matrix;
-        let of_table = |parts: Vec<Array>, codes: NibbleCodes, group: usize| {
+        let of_table = |parts: cpu::MatrixParts, codes: NibbleCodes, group: usize| {
             // The group size is 16 or 32.
             let table = table_of(codes).map(|table| (table, group as i32));
             table.map_or(Ok(None), |table| {
@@ -212,14 +231,12 @@ impl Weight {
         };
         let matrix = match layout {
             Layout::Floats | Layout::Affine { .. } => None,
-            Layout::Symmetric { bits } => {
-                Matrix::from_symmetric(fixed(parts)?, rows, bits.cast_signed())?
-            }
+            Layout::Symmetric { bits } => Matrix::from_symmetric(parts, rows, bits.cast_signed())?,
             Layout::SuperAffine { bits } => {
-                Matrix::from_super_affine(fixed(parts)?, rows, bits.cast_signed())?
+                Matrix::from_super_affine(parts, rows, bits.cast_signed())?
             }
-            Layout::SuperScaled => Matrix::from_super_scaled(fixed(parts)?, rows)?,
-            Layout::Powers => Matrix::from_float_codes(fixed(parts)?, rows, QuantMode::Mxfp4)?,
+            Layout::SuperScaled => Matrix::from_super_scaled(parts, rows)?,
+            Layout::Powers => Matrix::from_float_codes(parts, rows, QuantMode::Mxfp4)?,
             Layout::Table { codes } => of_table(parts, codes, GROUP)?,
             Layout::TableSuper { codes, group } => of_table(parts, codes, group)?,
             _ => None,
@@ -270,22 +287,11 @@ impl Weight {
     pub fn take_rows(&self, ids: &Array, dtype: Dtype) -> Result<Array> {
         match self {
             Weight::Dense(w) => w.take_clamped(ids, 0)?.astype(dtype),
+            Weight::Mapped(m) => m.take_rows(ids)?.astype(dtype),
             Weight::Quantized(q) => q.take_rows(ids)?.dequantize(dtype),
             Weight::Interleaved(m) | Weight::Experts { rows: m, .. } => {
                 m.take_rows(ids)?.astype(dtype)
             }
-        }
-    }
-
-    /// The arrays that the loader evaluates.
-    pub fn arrays(&self) -> Vec<&Array> {
-        match self {
-            Weight::Dense(w) => vec![w],
-            Weight::Quantized(q) => [Some(&q.weight), Some(&q.scales), q.biases.as_ref()]
-                .into_iter()
-                .flatten()
-                .collect(),
-            Weight::Interleaved(m) | Weight::Experts { rows: m, .. } => m.arrays().iter().collect(),
         }
     }
 }
@@ -297,6 +303,21 @@ pub const INTERLEAVED_ROWS: usize = cpu::QuantizedMatrix::INTERLEAVED_ROWS;
 /// `compute`.
 pub fn keeps_half(stored: Dtype, compute: Dtype) -> bool {
     compute == Dtype::Float32 && cpu::DenseMatrix::supports(stored)
+}
+
+/// The matrix of this type and shape at these bytes of a file. `None` if the kernels cannot read it
+/// there.
+///
+/// # Errors
+/// If the bytes are not those of the shape, or the file was truncated.
+pub fn mapped(
+    file: &MappedFile,
+    bytes: Range<usize>,
+    dtype: Dtype,
+    shape: [i32; 2],
+) -> Result<Option<Weight>> {
+    let matrix = cpu::DenseMatrix::mapped(file, bytes, dtype, shape)?;
+    Ok(matrix.map(Weight::Mapped))
 }
 
 /// Whether the kernels support packed matrices of this format with factors of type `compute`.
@@ -314,14 +335,6 @@ fn table_of(codes: NibbleCodes) -> Option<cpu::Table> {
         NibbleCodes::Iq1 => cpu::Table::Iq1,
         NibbleCodes::Q3k => cpu::Table::Q3k,
         _ => return None,
-    })
-}
-
-/// The parts of a layout as an array of length `N`.
-fn fixed<const N: usize>(parts: Vec<Array>) -> Result<[Array; N]> {
-    parts.try_into().map_err(|parts: Vec<Array>| {
-        let message = format!("there are {} parts; the layout has {N}", parts.len());
-        Error::new(ErrorKind::Shape, "weights", message)
     })
 }
 

@@ -101,16 +101,16 @@ fn join(parts: &[Weight], dtype: Dtype) -> mlx_rs_core::Result<Weight> {
         }));
     }
     // Experts in different formats are dequantized, because a stack has one format.
-    let halves = parts.windows(2).all(|pair| match pair {
-        [Weight::Dense(a), Weight::Dense(b)] => a.dtype() == b.dtype(),
-        _ => false,
-    });
+    let stored = |part: &Weight| match part {
+        Weight::Dense(w) => Some(w.dtype()),
+        Weight::Mapped(m) => Some(m.dtype()),
+        _ => None,
+    };
+    let first = parts.first().and_then(stored);
+    let common = first.filter(|_| parts.iter().all(|part| stored(part) == first));
     let dense = parts
         .iter()
-        .map(|p| match p {
-            Weight::Dense(w) if halves => Ok(w.clone()),
-            other => other.dense(dtype),
-        })
+        .map(|part| part.dense(common.unwrap_or(dtype)))
         .collect::<mlx_rs_core::Result<Vec<_>>>()?;
     Ok(Weight::Dense(joined(dense.iter().collect())?))
 }

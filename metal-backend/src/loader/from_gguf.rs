@@ -1,6 +1,8 @@
 //! Loads tensors of GGUF files. A matrix stays quantized if MLX or the CPU kernels have an equal
 //! format (`gguf_packed.rs` has the formats that are not affine). All other tensors become dense.
 
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::f16;
@@ -11,33 +13,99 @@ use mlx_rs_core::{Array, Dtype, QuantMode, Quantized};
 use super::experts::{kernel_rows, packed_weight};
 use super::gguf_part::GgufPart;
 use super::streaming::{
-    PartLayout, Parts, StoredRows, all_of, cast_mut, fit_in_f16, no_parts, one, rows_and_cols,
-    sized, sized_bytes, store,
+    PartLayout, Parts, Scratch, StoredRows, all_of, cast_mut, fit_in_f16, no_parts, one,
+    rows_and_cols, sized, sized_bytes, store,
 };
 use super::{Source, Weights, dimension, mlx_shape};
 use crate::checkpoint::files::wrong_tensor;
 use crate::checkpoint::gguf::{GgmlType, Gguf};
 use crate::checkpoint::gguf_config::GgufNames;
-use crate::checkpoint::quantization::{Misfit, dequantize, repack_into, unpermute_rows};
+use crate::checkpoint::quantization::{
+    Misfit, dequantize, permuted_row, repack_into, unpermute_rows,
+};
 use crate::error::engine;
-use crate::exec;
+use crate::exec::{self, RowBlocks};
 use crate::nn::Weight;
 
-impl Weights {
-    pub(super) fn gguf_tensor<'a>(
+/// The rows of a tensor, which are read in Hugging Face's order.
+#[derive(Debug, Clone)]
+pub(super) struct GgufRows {
+    tensor: GgufPart,
+    rows: usize,
+    /// The number of rows or, for a bias, of elements.
+    units: usize,
+    /// The units of a head, within which the file has another order.
+    head: Option<usize>,
+}
+
+impl GgufRows {
+    pub(super) fn stored(&self) -> StoredRows {
+        StoredRows {
+            rows: self.rows,
+            nbytes: self.tensor.nbytes,
+            together: self.head.filter(|_| self.units == self.rows).unwrap_or(1),
+        }
+    }
+
+    /// Calls `make` as [`Weights::gguf_chunks`] describes, for some rows.
+    pub(super) fn read(
         &self,
-        gguf: &'a Gguf,
+        range: Range<usize>,
+        out: &mut [&mut [u8]],
+        scratch: &mut Scratch,
+        make: impl Fn(&[u8], &mut [&mut [u8]], &mut Vec<f32>) -> Result<()>,
+    ) -> Result<()> {
+        let bytes = sized_bytes(&mut scratch.stored, range.len() * self.tensor.row_bytes());
+        self.tensor.read_rows(range.clone(), bytes)?;
+        let Some(head) = self.head else {
+            return make(bytes, out, &mut scratch.values);
+        };
+        let units = if self.units == self.rows {
+            range.len()
+        } else {
+            self.units
+        };
+        let usual = unpermute_rows(bytes, units, units / head.max(1));
+        make(&usual, out, &mut scratch.values)
+    }
+
+    /// Packs some rows with the kernels for `blocks`. Returns `false` if the rows are not whole row
+    /// blocks.
+    pub(super) fn pack(
+        &self,
+        blocks: RowBlocks,
+        range: Range<usize>,
+        out: &mut [&mut [u8]],
+        scratch: &mut Scratch,
+    ) -> Result<bool> {
+        if !range.len().is_multiple_of(exec::INTERLEAVED_ROWS) {
+            return Ok(false);
+        }
+        let row = self.tensor.row_bytes();
+        let bytes = sized_bytes(&mut scratch.stored, range.len() * row);
+        self.tensor.read_rows(range, bytes)?;
+        Ok(match self.head {
+            None => blocks.pack(bytes, row, |row| row, out),
+            Some(head) => blocks.pack(bytes, row, |row| permuted_row(row, head), out),
+        })
+    }
+}
+
+impl Weights {
+    pub(super) fn gguf_tensor(
+        &self,
+        gguf: &Arc<Gguf>,
         names: &GgufNames,
         name: &str,
         shape: &[usize],
-    ) -> Result<GgufPart<'a>> {
+    ) -> Result<GgufPart> {
         let stored = names.tensor(name).unwrap_or_else(|| name.to_owned());
         self.gguf_part(gguf, stored, name, shape)
     }
 
     /// The number of heads whose rows are in GGUF's order; `None` if the rows are in Hugging Face's
     /// order.
-    fn permuted_heads(&self, tensor: &GgufPart<'_>) -> Result<Option<usize>> {
+    pub(super) fn permuted_heads(&self, tensor: &GgufPart) -> Result<Option<usize>> {
         let permuted = matches!(&self.source, Source::Gguf(_, names) if names.permuted());
         let (queries, keys) = match self.split() {
             Some(split) => (split.heads(), split.kv_heads()),
@@ -70,51 +138,40 @@ impl Weights {
     /// scratch memory for elements.
     pub(super) fn gguf_chunks(
         &self,
-        tensor: &GgufPart<'_>,
+        tensor: &GgufPart,
         parts: &[PartLayout],
         make: impl Fn(&[u8], &mut [&mut [u8]], &mut Vec<f32>) -> Result<()> + Sync,
     ) -> Result<Parts> {
+        let rows = self.gguf_rows(tensor)?;
+        self.in_chunks(rows.stored(), parts, |range, out, scratch| {
+            rows.read(range, out, scratch, &make)
+        })
+    }
+
+    /// The rows of a tensor in Hugging Face's order.
+    pub(super) fn gguf_rows(&self, tensor: &GgufPart) -> Result<GgufRows> {
         let (rows, _) = rows_and_cols(&tensor.shape);
         let heads = self.permuted_heads(tensor)?;
         // Rows are permuted within each head. For a bias, a row is one element.
         let units = tensor.shape.first().copied().unwrap_or(rows);
-        let head = heads.map(|heads| units / heads.max(1));
-        let row = tensor.row_bytes();
-        let stored = StoredRows {
+        Ok(GgufRows {
+            tensor: tensor.clone(),
             rows,
-            nbytes: tensor.nbytes,
-            together: head.filter(|_| units == rows).unwrap_or(1),
-        };
-        self.in_chunks(stored, parts, |range, out, scratch| {
-            let bytes = sized_bytes(&mut scratch.stored, range.len() * row);
-            tensor.read_rows(range.clone(), bytes)?;
-            match head {
-                None => make(bytes, out, &mut scratch.values),
-                Some(head) => {
-                    let units = if units == rows { range.len() } else { units };
-                    let usual = unpermute_rows(bytes, units, units / head.max(1));
-                    make(&usual, out, &mut scratch.values)
-                }
-            }
+            units,
+            head: heads.map(|heads| units / heads.max(1)),
         })
     }
 
     pub(super) fn gguf_dense(
         &self,
-        tensor: &GgufPart<'_>,
+        tensor: &GgufPart,
         shape: &[usize],
         dtype: Dtype,
     ) -> Result<Array> {
         let (_, cols) = rows_and_cols(shape);
         let parts = [PartLayout::rows(cols, dtype)];
-        let float_type = match tensor.kind {
-            GgmlType::F16 => Some(Dtype::Float16),
-            GgmlType::BF16 => Some(Dtype::Bfloat16),
-            GgmlType::F32 => Some(Dtype::Float32),
-            _ => None,
-        };
         // The file is little-endian, so bytes can be copied only on a little-endian machine.
-        let as_stored = float_type == Some(dtype) && cfg!(target_endian = "little");
+        let as_stored = float_type(tensor.kind) == Some(dtype) && cfg!(target_endian = "little");
         if as_stored && self.permuted_heads(tensor)?.is_none() {
             let (rows, _) = rows_and_cols(&tensor.shape);
             let stored = StoredRows {
@@ -159,7 +216,7 @@ impl Weights {
     /// The type in memory of a tensor that is dequantized.
     pub(super) fn gguf_float_type(
         &self,
-        tensor: &GgufPart<'_>,
+        tensor: &GgufPart,
         shape: &[usize],
         for_kernels: bool,
     ) -> Dtype {
@@ -174,7 +231,7 @@ impl Weights {
 
     pub(super) fn gguf_matrix(
         &self,
-        tensor: &GgufPart<'_>,
+        tensor: &GgufPart,
         shape: &[usize],
         for_kernels: bool,
     ) -> Result<Weight> {
@@ -184,6 +241,9 @@ impl Weights {
         let layout = tensor.kind.layout();
         let Some(bits) = layout.affine_bits().map(u32::cast_signed) else {
             let dtype = self.gguf_float_type(tensor, shape, for_kernels);
+            if for_kernels && let Some(mapped) = self.gguf_mapped(tensor, shape, dtype)? {
+                return Ok(mapped);
+            }
             return self.gguf_dense(tensor, shape, dtype).map(Weight::Dense);
         };
         let Some((&cols, outer)) = shape.split_last() else {
@@ -257,6 +317,16 @@ impl Weights {
             bits,
             mode: QuantMode::Affine,
         }))
+    }
+}
+
+/// The type of unquantized elements.
+pub(super) fn float_type(kind: GgmlType) -> Option<Dtype> {
+    match kind {
+        GgmlType::F16 => Some(Dtype::Float16),
+        GgmlType::BF16 => Some(Dtype::Bfloat16),
+        GgmlType::F32 => Some(Dtype::Float32),
+        _ => None,
     }
 }
 

@@ -2,16 +2,17 @@
 //! The table of types (`inference_formats::quantization`) has the layout of each type.
 
 use inference::Result;
-use mlx_rs_core::{Dtype, QuantMode, Quantized};
+use mlx_rs_core::{Dtype, Error as CoreError, ErrorKind, QuantMode, Quantized};
 
 use super::experts::{kernel_rows, packed_weight};
+use super::from_gguf::GgufRows;
 use super::gguf_part::GgufPart;
-use super::streaming::{PartLayout, all_of, one};
+use super::streaming::{Chunks, PartLayout, Parts, Scratch, all_of, one};
 use super::{Weights, mlx_shape};
 use crate::checkpoint::files::wrong_tensor;
 use crate::checkpoint::quantization::{GROUP, Layout, PartType, pack_into};
 use crate::error::engine;
-use crate::exec;
+use crate::exec::{self, MatrixParts, RowBlocks};
 use crate::nn::Weight;
 
 impl Weights {
@@ -19,7 +20,7 @@ impl Weights {
     /// layouts; MLX has only [`Layout::Powers`]. `None` if neither can compute with the tensor.
     pub(super) fn gguf_packed(
         &self,
-        tensor: &GgufPart<'_>,
+        tensor: &GgufPart,
         shape: &[usize],
         for_kernels: bool,
     ) -> Result<Option<Weight>> {
@@ -46,13 +47,13 @@ impl Weights {
                 ..PartLayout::rows(part.elements(cols), dtype_of(part.kind))
             })
             .collect();
-        let made = self.gguf_chunks(tensor, &layouts, |bytes, out, _| {
-            pack_into(tensor.kind, bytes, out).map_err(|misfit| {
-                wrong_tensor(tensor.gguf.path(), &tensor.name, misfit.to_string())
-            })
-        })?;
+        let packed = Packed {
+            rows: self.gguf_rows(tensor)?,
+            blocks: kernel_rows.and_then(|_| RowBlocks::of(tensor.kind)),
+            tensor: tensor.clone(),
+        };
         let Some((rows, _)) = kernel_rows else {
-            let [weight, scales] = all_of(made)?;
+            let [weight, scales] = all_of(self.gguf_at_once(&packed, &layouts)?)?;
             let with_last = |n: usize| [outer, &[n]].concat();
             return Ok(Some(Weight::Quantized(Quantized {
                 weight: one(vec![weight], &with_last(cols / 8))?,
@@ -63,9 +64,78 @@ impl Weights {
                 mode: QuantMode::Mxfp4,
             })));
         };
+        // Exponents may be invalid, which loading must report. Other blocks have no faults.
+        let parts = match in_mlx {
+            true => self.gguf_at_once(&packed, &layouts)?.into(),
+            false => self.gguf_later(packed, &layouts)?,
+        };
         let rows = mlx_shape(&[rows])[0];
-        let matrix = Weight::from_layout(made, rows, layout).map_err(engine("weights"))?;
+        let matrix = Weight::from_layout(parts, rows, layout).map_err(engine("weights"))?;
         Ok(matrix.map(|rows| packed_weight(rows, shape)))
+    }
+
+    /// Packs a tensor now.
+    fn gguf_at_once(&self, packed: &Packed, layouts: &[PartLayout]) -> Result<Parts> {
+        self.in_chunks(packed.rows.stored(), layouts, |range, out, scratch| {
+            packed.rows.read(range, out, scratch, |bytes, out, _| {
+                packed.convert(bytes, out)
+            })
+        })
+    }
+
+    /// Packs a tensor after loading, or when its matrix is used.
+    fn gguf_later(&self, packed: Packed, layouts: &[PartLayout]) -> Result<MatrixParts> {
+        let chunks = self.chunks(packed.rows.stored(), layouts);
+        let arrays = chunks.arrays();
+        let fill = move |scratch: &mut Scratch, chunk: usize, out: &mut [&mut [u8]]| {
+            let done = packed.fill(&chunks, chunk, out, scratch);
+            done.map_err(|e| CoreError::new(ErrorKind::Io, "weights", e.to_string()))
+        };
+        let later = self
+            .packer
+            .parts(&arrays, exec::threads(), Scratch::default, fill);
+        later.map_err(engine("weights"))
+    }
+}
+
+/// A tensor whose blocks are packed.
+struct Packed {
+    tensor: GgufPart,
+    rows: GgufRows,
+    /// The kernels for its blocks.
+    blocks: Option<RowBlocks>,
+}
+
+impl Packed {
+    /// Writes the parts of some rows.
+    fn convert(&self, bytes: &[u8], out: &mut [&mut [u8]]) -> Result<()> {
+        pack_into(self.tensor.kind, bytes, out).map_err(|misfit| {
+            wrong_tensor(
+                self.tensor.gguf.path(),
+                &self.tensor.name,
+                misfit.to_string(),
+            )
+        })
+    }
+
+    /// Writes a chunk of interleaved parts.
+    fn fill(
+        &self,
+        chunks: &Chunks,
+        chunk: usize,
+        out: &mut [&mut [u8]],
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        if let Some(blocks) = self.blocks
+            && self.rows.pack(blocks, chunks.range(chunk), out, scratch)?
+        {
+            return Ok(());
+        }
+        chunks.fill(chunk, out, scratch, |range, out, scratch| {
+            self.rows.read(range, out, scratch, |bytes, out, _| {
+                self.convert(bytes, out)
+            })
+        })
     }
 }
 

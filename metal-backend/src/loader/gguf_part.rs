@@ -1,6 +1,7 @@
 //! Reads a tensor of a GGUF file, or the part of it that one process of a group needs.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use inference::{Error, ErrorKind, Result};
 
@@ -10,9 +11,10 @@ use super::streaming::rows_and_cols;
 use crate::checkpoint::gguf::{GgmlType, Gguf, GgufTensor};
 
 /// A tensor of a GGUF file, or this process's part of it.
-pub(super) struct GgufPart<'a> {
+#[derive(Debug, Clone)]
+pub(super) struct GgufPart {
     /// The file.
-    pub gguf: &'a Gguf,
+    pub gguf: Arc<Gguf>,
     /// The tensor's name in the file.
     pub name: String,
     /// The type of its blocks.
@@ -21,21 +23,21 @@ pub(super) struct GgufPart<'a> {
     pub shape: Vec<usize>,
     /// Bytes of the part in the file.
     pub nbytes: usize,
-    whole: &'a GgufTensor,
+    whole: GgufTensor,
     /// The part in blocks, and the bytes of a block; `None` for the whole tensor.
     cut: Option<(Part, usize)>,
 }
 
-impl<'a> GgufPart<'a> {
+impl GgufPart {
     /// A whole tensor.
-    pub(super) fn whole(gguf: &'a Gguf, name: String, whole: &'a GgufTensor) -> Self {
+    pub(super) fn whole(gguf: &Arc<Gguf>, name: String, whole: &GgufTensor) -> Self {
         Self {
-            gguf,
+            gguf: Arc::clone(gguf),
             name,
             kind: whole.kind,
             shape: whole.shape.clone(),
             nbytes: whole.nbytes,
-            whole,
+            whole: whole.clone(),
             cut: None,
         }
     }
@@ -45,9 +47,9 @@ impl<'a> GgufPart<'a> {
     /// # Errors
     /// [`ErrorKind::Unsupported`] when the part cuts a block.
     pub(super) fn cut(
-        gguf: &'a Gguf,
+        gguf: &Arc<Gguf>,
         name: String,
-        whole: &'a GgufTensor,
+        whole: &GgufTensor,
         part: &Part,
     ) -> Result<Self> {
         let fault = |message: String| {
@@ -73,10 +75,17 @@ impl<'a> GgufPart<'a> {
             shape: part.shape.clone(),
             nbytes: count * bytes,
             cut: Some((blocks, bytes)),
-            gguf,
+            gguf: Arc::clone(gguf),
             name,
-            whole,
+            whole: whole.clone(),
         })
+    }
+
+    /// The bytes of the file that the part consists of. `None` if other bytes lie between them.
+    pub(super) fn bytes(&self) -> Option<Range<usize>> {
+        let first = usize::try_from(self.gguf.position(&self.whole)).ok()?;
+        let end = first.checked_add(self.nbytes)?;
+        self.cut.is_none().then_some(first..end)
     }
 
     /// Bytes of one row of the part. All axes but the last count as rows.
@@ -87,7 +96,7 @@ impl<'a> GgufPart<'a> {
 
     /// Reads some rows of the part, in the order of the file. `out` has their size.
     pub(super) fn read_rows(&self, rows: Range<usize>, out: &mut [u8]) -> Result<()> {
-        let read = |at: usize, out: &mut [u8]| Ok(self.gguf.read_into(self.whole, at, out)?);
+        let read = |at: usize, out: &mut [u8]| Ok(self.gguf.read_into(&self.whole, at, out)?);
         match &self.cut {
             None => read(rows.start * self.row_bytes(), out),
             Some((blocks, bytes)) => blocks.read_into(read, (*bytes, rows), out, &mut Vec::new()),
@@ -98,13 +107,13 @@ impl<'a> GgufPart<'a> {
 impl Weights {
     /// The tensor with this name in transformers, or this process's part of it; `shape` is the
     /// shape of the part.
-    pub(super) fn gguf_part<'a>(
+    pub(super) fn gguf_part(
         &self,
-        gguf: &'a Gguf,
+        gguf: &Arc<Gguf>,
         stored: String,
         name: &str,
         shape: &[usize],
-    ) -> Result<GgufPart<'a>> {
+    ) -> Result<GgufPart> {
         let tensor = (gguf.tensors().get(&stored)).ok_or_else(|| self.missing(&stored, shape))?;
         let part = self.part(name, shape)?;
         let expected = part.stored_shape();
@@ -122,8 +131,6 @@ impl Weights {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use inference_formats::split::TensorSplit;
     use mlx_rs_core::{Device, Dtype, Stream, distributed};
 

@@ -6,6 +6,7 @@ mod features;
 mod fp8;
 mod from_gguf;
 mod from_safetensors;
+mod gguf_mapped;
 mod gguf_packed;
 mod gguf_part;
 mod gptq_awq;
@@ -13,12 +14,14 @@ mod part;
 mod stage;
 mod streaming;
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use inference::{AttentionSums, Error, Result};
 use inference_formats::footprint::{WeightStorage, feed_forward_layer};
+use mlx_rs_core::io::MappedFile;
 use mlx_rs_core::{Array, Dtype};
 use safetensors::Dtype as FileDtype;
 
@@ -27,7 +30,7 @@ use crate::checkpoint::gguf_config::{GgufNames, predicts_further};
 use crate::checkpoint::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
 use crate::checkpoint::{Gguf, ModelConfig};
 use crate::error::engine;
-use crate::exec::{self, PrefillInputs};
+use crate::exec::{self, Packer, PrefillInputs};
 use crate::nn::adapter::{ParamSlot, SlotKind, SlotView};
 use crate::nn::{Embedding, ExpertLinear, Linear, Weight};
 
@@ -45,7 +48,7 @@ struct Turned(bool);
 /// The files that contain the tensors.
 enum Source {
     Safetensors(SafetensorsCheckpoint, TensorNames),
-    Gguf(Gguf, GgufNames),
+    Gguf(Arc<Gguf>, GgufNames),
 }
 
 /// The weights of one checkpoint while a model is built from them.
@@ -63,6 +66,12 @@ pub struct Weights {
     sums: AttentionSums,
     /// The approximate number of stored bytes per read operation.
     chunk_bytes: usize,
+    /// Packs matrices after they were fetched.
+    packer: Packer,
+    /// The mapped GGUF file; `None` inside if it cannot be mapped.
+    mapped: OnceCell<Option<MappedFile>>,
+    /// The size of the smallest mapped matrix, in bytes.
+    least_mapped: usize,
     config: ModelConfig,
     unused: BTreeSet<String>,
     /// The number of weights by bits and group size. The model reports the most common format.
@@ -107,7 +116,13 @@ impl Weights {
         let unused = gguf.tensors().keys().filter(read).cloned().collect();
         let path = gguf.path().to_owned();
         let names = GgufNames::new(config.model_type.as_deref().unwrap_or_default());
-        Self::new(Source::Gguf(gguf, names), &path, config, dtype, unused)
+        Self::new(
+            Source::Gguf(Arc::new(gguf), names),
+            &path,
+            config,
+            dtype,
+            unused,
+        )
     }
 
     /// Opens the weights of another directory, with the settings of this one.
@@ -140,6 +155,9 @@ impl Weights {
             half: None,
             sums: AttentionSums::Native,
             chunk_bytes: streaming::CHUNK_BYTES,
+            packer: Packer::default(),
+            mapped: OnceCell::new(),
+            least_mapped: gguf_mapped::LEAST_BYTES,
             config: config.clone(),
             unused,
             quantization: BTreeMap::new(),
@@ -411,7 +429,7 @@ impl Weights {
                 self.gguf_dense(&tensor, &shape, dtype)?
             }
         };
-        self.account(name, &[&array], elements(&shape));
+        self.account(name, array.nbytes(), elements(&shape));
         if let Some(fetched) = &mut self.fetched {
             fetched.push((name.to_owned(), Weight::Dense(array.clone())));
         }
@@ -537,7 +555,7 @@ impl Weights {
         let array = self.stored_bytes(name, shape, |c, stored, info, part| {
             self.raw_bytes(c, stored, info, part)
         })?;
-        self.account(name, &[&array], 0);
+        self.account(name, array.nbytes(), 0);
         Ok(array)
     }
 
@@ -547,7 +565,7 @@ impl Weights {
             self.packed_words(c, stored, info, part)
         })?;
         let weights = elements(&shape.iter().map(|&d| dimension(d)).collect::<Vec<_>>());
-        self.account(name, &[&array], weights.saturating_mul(2));
+        self.account(name, array.nbytes(), weights.saturating_mul(2));
         Ok(array)
     }
 
@@ -570,7 +588,7 @@ impl Weights {
 
     /// A fetched weight, dequantized. Statistics count the dequantized bytes.
     pub fn plain(&mut self, weight: &Weight) -> Result<Array> {
-        let packed: u64 = weight.arrays().iter().map(|a| a.nbytes() as u64).sum();
+        let packed = weight.nbytes() as u64;
         let plain = weight.dense(self.dtype).map_err(engine("weights"))?;
         self.bytes = self.bytes.saturating_sub(packed) + plain.nbytes() as u64;
         Ok(plain)
@@ -585,15 +603,15 @@ impl Weights {
             let format = (bits.unsigned_abs(), group.unsigned_abs());
             *self.quantization.entry(format).or_default() += parameters;
         }
-        self.account(&format!("{prefix}.weight"), &weight.arrays(), parameters);
+        self.account(&format!("{prefix}.weight"), weight.nbytes(), parameters);
         if let Some(fetched) = &mut self.fetched {
             fetched.push((format!("{prefix}.weight"), weight.clone()));
         }
     }
 
-    fn account(&mut self, name: &str, arrays: &[&Array], parameters: u64) {
+    fn account(&mut self, name: &str, nbytes: usize, parameters: u64) {
         self.parameters += parameters;
-        self.bytes += arrays.iter().map(|a| a.nbytes() as u64).sum::<u64>();
+        self.bytes += nbytes as u64;
         match &self.source {
             Source::Safetensors(..) => self.unused.remove(name),
             Source::Gguf(_, names) => names.tensor(name).is_some_and(|n| self.unused.remove(&n)),

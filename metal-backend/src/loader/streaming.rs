@@ -172,6 +172,16 @@ impl Weights {
         parts: &[PartLayout],
         read: impl Fn(Range<usize>, &mut [&mut [u8]], &mut Scratch) -> Result<()> + Sync,
     ) -> Result<Parts> {
+        let chunks = self.chunks(stored, parts);
+        let fill = |scratch: &mut Scratch, chunk: usize, out: &mut [&mut [u8]]| {
+            chunks.fill(chunk, out, scratch, &read)
+        };
+        fill_arrays(&chunks.arrays(), exec::threads(), Scratch::default, fill)
+            .map_err(engine("weights"))?
+    }
+
+    /// The chunks in which a tensor is converted.
+    pub(super) fn chunks(&self, stored: StoredRows, parts: &[PartLayout]) -> Chunks {
         let StoredRows {
             rows,
             nbytes,
@@ -189,31 +199,63 @@ impl Weights {
             .next_multiple_of(step)
             .min(rows.next_multiple_of(step))
             .max(1);
-        let arrays: Vec<_> = parts.iter().map(|p| p.chunked(rows, at_once)).collect();
-        let fill = |scratch: &mut Scratch, chunk: usize, out: &mut [&mut [u8]]| {
-            let first = chunk * at_once;
-            let range = first..rows.min(first + at_once);
-            let mut waiting = std::mem::take(&mut scratch.rows);
-            waiting.resize_with(parts.len(), Vec::new);
-            let mut places: Vec<&mut [u8]> = (out.iter_mut().zip(&mut waiting).zip(parts))
-                .map(|((out, waiting), part)| {
-                    if !part.interleaved {
-                        return &mut **out;
-                    }
-                    sized_bytes(waiting, range.len() * part.row_bytes())
-                })
-                .collect();
-            let done = read(range.clone(), &mut places, scratch);
-            for ((out, waiting), part) in out.iter_mut().zip(&waiting).zip(parts) {
-                if part.interleaved {
-                    let bytes: &[u8] = bytemuck::cast_slice(waiting);
-                    part.interleave(&bytes[..range.len() * part.row_bytes()], out);
+        Chunks {
+            rows,
+            at_once,
+            parts: parts.to_vec(),
+        }
+    }
+}
+
+/// A tensor in chunks of rows, and the layouts of the arrays that it becomes.
+#[derive(Debug, Clone)]
+pub(super) struct Chunks {
+    rows: usize,
+    at_once: usize,
+    parts: Vec<PartLayout>,
+}
+
+impl Chunks {
+    /// The arrays to be filled.
+    pub(super) fn arrays(&self) -> Vec<ChunkedArray> {
+        let array = |part: &PartLayout| part.chunked(self.rows, self.at_once);
+        self.parts.iter().map(array).collect()
+    }
+
+    /// The rows of a chunk.
+    pub(super) fn range(&self, chunk: usize) -> Range<usize> {
+        let first = chunk * self.at_once;
+        first..self.rows.min(first + self.at_once)
+    }
+
+    /// Writes a chunk of each array. `read` writes its rows as bytes, which are interleaved here.
+    pub(super) fn fill(
+        &self,
+        chunk: usize,
+        out: &mut [&mut [u8]],
+        scratch: &mut Scratch,
+        read: impl Fn(Range<usize>, &mut [&mut [u8]], &mut Scratch) -> Result<()>,
+    ) -> Result<()> {
+        let (range, parts) = (self.range(chunk), &self.parts);
+        let mut waiting = std::mem::take(&mut scratch.rows);
+        waiting.resize_with(parts.len(), Vec::new);
+        let mut places: Vec<&mut [u8]> = (out.iter_mut().zip(&mut waiting).zip(parts))
+            .map(|((out, waiting), part)| {
+                if !part.interleaved {
+                    return &mut **out;
                 }
+                sized_bytes(waiting, range.len() * part.row_bytes())
+            })
+            .collect();
+        let done = read(range.clone(), &mut places, scratch);
+        for ((out, waiting), part) in out.iter_mut().zip(&waiting).zip(parts) {
+            if part.interleaved {
+                let bytes: &[u8] = bytemuck::cast_slice(waiting);
+                part.interleave(&bytes[..range.len() * part.row_bytes()], out);
             }
-            scratch.rows = waiting;
-            done
-        };
-        fill_arrays(&arrays, exec::threads(), Scratch::default, fill).map_err(engine("weights"))?
+        }
+        scratch.rows = waiting;
+        done
     }
 }
 

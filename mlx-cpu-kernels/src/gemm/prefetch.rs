@@ -96,13 +96,15 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::gemm::product::{Size, StoredMatrix};
+    use crate::gemm::product::{MatrixOwner, Size, StoredMatrix};
     use crate::isa::Isa;
     use crate::layout::packed::INTERLEAVED_ROWS;
     use crate::layout::packed::ScaleFormat;
     use crate::prefill_inputs::PrefillInputs;
     use crate::simd::portable::vmath::Gate;
     use crate::work::Input;
+
+    impl MatrixOwner for (Vec<u32>, Vec<f32>) {}
 
     /// A stored matrix `[n, 64]` of zeros, with 4-bit codes in groups of 32.
     fn part(n: usize) -> MatrixPart {

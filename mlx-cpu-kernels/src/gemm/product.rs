@@ -2,7 +2,6 @@
 //! several matrices on the same input, biases, a gate, or a residual. This file has only types;
 //! `run.rs` has the computation.
 
-use std::any::Any;
 use std::slice::Iter;
 use std::sync::Arc;
 
@@ -27,14 +26,22 @@ pub struct Size {
     pub k: usize,
 }
 
-/// The arrays of a quantized matrix that an operation stores, so that they are not among its
-/// inputs.
+/// Keeps the memory of a [`StoredMatrix`] alive.
+pub trait MatrixOwner: Send + Sync {
+    /// Whether the values that were read until now are those of the matrix. Memory of a file may
+    /// lose them. Products with such a matrix are NaN.
+    fn is_intact(&self) -> bool {
+        true
+    }
+}
+
+/// The arrays of a matrix that an operation stores, so that they are not among its inputs.
 #[derive(Clone)]
 pub struct StoredMatrix {
-    /// Words, scales and biases.
+    /// Words, scales and biases; or three times the elements of a dense matrix.
     inputs: [Input; 3],
     /// Keeps the memory of the inputs alive.
-    _owner: Arc<dyn Any + Send + Sync>,
+    owner: Arc<dyn MatrixOwner>,
 }
 
 // SAFETY: callers of `StoredMatrix::new` guarantee that the owner keeps the inputs' memory alive
@@ -45,15 +52,17 @@ unsafe impl Send for StoredMatrix {}
 unsafe impl Sync for StoredMatrix {}
 
 impl StoredMatrix {
-    /// Stores words, scales and biases in memory of `owner`.
+    /// Stores words, scales and biases in memory of `owner`, or the elements of a dense matrix.
     ///
     /// # Safety
     /// While `owner` lives, the elements must exist and nothing may write them.
-    pub unsafe fn new(inputs: [Input; 3], owner: Arc<dyn Any + Send + Sync>) -> Self {
-        Self {
-            inputs,
-            _owner: owner,
-        }
+    pub unsafe fn new(inputs: [Input; 3], owner: Arc<dyn MatrixOwner>) -> Self {
+        Self { inputs, owner }
+    }
+
+    /// See [`MatrixOwner::is_intact`].
+    pub(crate) fn is_intact(&self) -> bool {
+        self.owner.is_intact()
     }
 
     pub(crate) fn inputs(&self) -> &[Input] {
@@ -102,7 +111,11 @@ impl MatrixFormat {
         let (bits, group, scales) = match self {
             // SAFETY: the caller guarantees the type.
             MatrixFormat::Dense(number) => unsafe {
-                return MatrixData::Dense(DenseView::new(number, inputs.next()));
+                let elements = match stored {
+                    Some(stored) => stored.inputs().first(),
+                    None => inputs.next(),
+                };
+                return MatrixData::Dense(DenseView::new(number, elements));
             },
             MatrixFormat::Quantized {
                 bits,
@@ -141,7 +154,7 @@ pub struct MatrixPart {
     pub size: Size,
     /// Whether a bias follows in the inputs.
     pub bias: bool,
-    /// A quantized matrix, unless it is among the inputs.
+    /// The matrix, unless it is among the inputs.
     pub stored: Option<StoredMatrix>,
 }
 
@@ -156,7 +169,7 @@ impl MatrixPart {
 /// or a residual after it. The inputs are float32: the rows `[rows, k]`, the weight of the norm
 /// `[k]`, the arrays of each part, and the residual `[rows, n]`. A part has its matrix, then its
 /// bias `[n]`. A dense matrix is one array. A quantized matrix is three arrays as in
-/// [`ProductVjp`](super::vjp::ProductVjp), or none if the operation stores it.
+/// [`ProductVjp`](super::vjp::ProductVjp). A matrix that the operation stores is not among the inputs.
 pub struct Product {
     /// The matrices that are multiplied with the same inputs.
     pub parts: Vec<MatrixPart>,
@@ -184,6 +197,12 @@ pub struct Product {
 }
 
 impl Product {
+    /// Whether the stored matrices have their values; see [`MatrixOwner::is_intact`].
+    pub fn is_intact(&self) -> bool {
+        let stored = self.parts.iter().filter_map(|part| part.stored.as_ref());
+        stored.into_iter().all(StoredMatrix::is_intact)
+    }
+
     /// A product with one matrix, without norm, bias, gate, activation and residual.
     pub fn plain(isa: Isa, kind: MatrixFormat, size: Size, rows: usize) -> Self {
         Self {

@@ -31,6 +31,9 @@ impl Work for Product {
                 task.compute(packings, &SharedOutput::new(output));
             });
         }
+        if !self.is_intact() {
+            output.fill(f32::NAN);
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Layouts of matrices and inputs in memory. These modules compute no products.
 
 pub(crate) mod aligned;
+pub(crate) mod blocks;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod byte_panel;
 pub(crate) mod columns;

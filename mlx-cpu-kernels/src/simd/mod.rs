@@ -18,6 +18,7 @@ pub(crate) mod integer_tile;
 pub(crate) mod microkernel;
 #[cfg(any(target_arch = "aarch64", test))]
 pub(crate) mod neon;
+pub(crate) mod pack_blocks;
 pub(crate) mod portable;
 pub(crate) mod prefetch;
 pub(crate) mod qgemv;

@@ -54,13 +54,54 @@ pub fn fill_arrays<S, E: Send>(
     start: impl Fn() -> S + Sync,
     fill: impl Fn(&mut S, usize, &mut [&mut [u8]]) -> Result<(), E> + Sync,
 ) -> Result<Result<Vec<Array>, E>> {
-    let mut buffers = parts.iter().map(Buffer::new).collect::<Result<Vec<_>>>()?;
+    let mut buffers = buffers_of(parts)?;
+    let regions: Vec<Region> = buffers.iter_mut().map(Buffer::region).collect();
+    // SAFETY: the regions are those of `buffers`, which outlive the call.
+    if let Err(e) = unsafe { fill_regions(&regions, threads, start, fill) } {
+        return Ok(Err(e));
+    }
+    let arrays = buffers.into_iter().map(Buffer::into_array);
+    arrays.collect::<Result<Vec<_>>>().map(Ok)
+}
+
+/// Arrays whose values are written later, and their memory for [`fill_regions`]. No value may be
+/// read before. `None` on a device whose memory the host cannot write.
+///
+/// # Errors
+/// As [`fill_arrays`].
+pub(crate) fn unfilled_arrays(parts: &[ChunkedArray]) -> Result<Option<(Vec<Array>, Vec<Region>)>> {
+    let mut buffers = buffers_of(parts)?;
+    let in_place = |buffer: &Buffer<'_>| matches!(buffer.memory, Memory::Array(_));
+    if !buffers.iter().all(in_place) {
+        return Ok(None);
+    }
+    let regions = buffers.iter_mut().map(Buffer::region).collect();
+    let arrays: Result<Vec<Array>> = buffers.into_iter().map(Buffer::into_array).collect();
+    Ok(Some((arrays?, regions)))
+}
+
+/// The buffers of arrays that have the same number of chunks.
+fn buffers_of(parts: &[ChunkedArray]) -> Result<Vec<Buffer<'_>>> {
+    let buffers = parts.iter().map(Buffer::new).collect::<Result<Vec<_>>>()?;
     let chunks = buffers.first().map_or(0, Buffer::chunks);
     if buffers.iter().any(|buffer| buffer.chunks() != chunks) {
         let message = "the arrays have different numbers of chunks";
         return Err(Error::new(ErrorKind::Shape, OP, message));
     }
-    let regions: Vec<Region> = buffers.iter_mut().map(Buffer::region).collect();
+    Ok(buffers)
+}
+
+/// Writes the chunks of all regions, as [`fill_arrays`] describes.
+///
+/// # Safety
+/// The memory of the regions must be live, and no other code may use it during the call.
+pub(crate) unsafe fn fill_regions<S, E: Send>(
+    regions: &[Region],
+    threads: usize,
+    start: impl Fn() -> S + Sync,
+    fill: impl Fn(&mut S, usize, &mut [&mut [u8]]) -> Result<(), E> + Sync,
+) -> Result<(), E> {
+    let chunks = regions.first().map_or(0, Region::chunks);
     let next = AtomicUsize::new(0);
     let failed = AtomicBool::new(false);
     let error: Mutex<Option<(usize, E)>> = Mutex::new(None);
@@ -73,7 +114,7 @@ pub fn fill_arrays<S, E: Send>(
             }
             let mut slices: Vec<&mut [u8]> = regions
                 .iter()
-                // SAFETY: the counter returns each index only once, and the buffers outlive `work`.
+                // SAFETY: the counter returns each index only once. The caller guarantees the rest.
                 .map(|region| unsafe { region.chunk(chunk) })
                 .collect();
             let state = state.get_or_insert_with(&start);
@@ -93,11 +134,7 @@ pub fn fill_arrays<S, E: Send>(
         }
         work();
     });
-    if let Some((_, e)) = error.into_inner() {
-        return Ok(Err(e));
-    }
-    let arrays = buffers.into_iter().map(Buffer::into_array);
-    arrays.collect::<Result<Vec<_>>>().map(Ok)
+    error.into_inner().map_or(Ok(()), |(_, e)| Err(e))
 }
 
 const OP: &str = "fill_arrays";
@@ -214,7 +251,8 @@ impl<'a> Buffer<'a> {
 }
 
 /// The memory of a buffer, while threads fill it.
-struct Region {
+#[derive(Debug)]
+pub(crate) struct Region {
     first: *mut u8,
     nbytes: usize,
     chunk_bytes: usize,
@@ -226,6 +264,10 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
+    fn chunks(&self) -> usize {
+        self.nbytes.div_ceil(self.chunk_bytes)
+    }
+
     /// The bytes of chunk `i`, all zero.
     ///
     /// # Safety

@@ -15,6 +15,7 @@ mod ndarray;
 pub use convert::Nested;
 pub use data::Data;
 pub use filled::{ChunkedArray, fill_arrays};
+pub(crate) use filled::{Region, fill_regions, unfilled_arrays};
 pub use iter::{Iter, Values};
 
 use mlx_sys as sys;

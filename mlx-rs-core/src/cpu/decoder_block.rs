@@ -380,6 +380,10 @@ impl Work for BlockChain {
                 std::mem::swap(from, to);
             }
         });
+        let intact = |step: &BlockPlan| step.parts().into_iter().all(|part| part.work.is_intact());
+        if !self.0.iter().all(intact) {
+            output.fill(f32::NAN);
+        }
         // A prefill with this many tokens is rare, and its buffers are large, so they are freed.
         if self
             .0
@@ -392,6 +396,10 @@ impl Work for BlockChain {
 }
 
 impl BlockPlan {
+    fn parts(&self) -> [&Part; 4] {
+        [&self.project, &self.output, &self.feed, &self.down]
+    }
+
     /// Runs the block. Threads that wait at a barrier prefetch the first elements of the next part.
     /// After the last part, these belong to the block `after` this one.
     ///

@@ -245,7 +245,7 @@ impl ExpertMatrix {
         inputs: &mut Vec<&'a Array>,
     ) -> Result<ExpertStack> {
         let packed = match &self.matrix {
-            Matrix::Quantized(q) if holds => q.stored_matrix(),
+            Matrix::Quantized(q) if holds => q.stored_matrix()?,
             _ => None,
         };
         if packed.is_none() {

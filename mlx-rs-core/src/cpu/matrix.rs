@@ -71,7 +71,7 @@ impl Matrix {
     /// When memory runs out.
     pub(super) fn arrays(&self) -> Result<Vec<&Array>> {
         match self {
-            Matrix::Quantized(q) => Ok(q.inputs()),
+            Matrix::Quantized(q) => q.inputs(),
             Matrix::Dense(d) => d.kept_rows().map(|rows| vec![rows]),
         }
     }

@@ -13,6 +13,7 @@
 
 mod attention;
 mod decoder_block;
+mod deferred;
 mod dense;
 mod experts;
 mod feature_walk;
@@ -23,6 +24,7 @@ mod kv_buffer;
 mod layer_norm;
 mod logits;
 mod matrix;
+mod matrix_arrays;
 mod packed_formats;
 mod packing;
 mod projection;
@@ -36,6 +38,7 @@ mod vjp;
 
 pub use attention::{HeadNorm, Heads, KvView, Locality};
 pub use decoder_block::{Biased, Block, KvSlot, RowNorm};
+pub use deferred::{MatrixParts, Packer};
 pub use dense::DenseMatrix;
 pub use experts::{BiasedExperts, ExpertBlock, ExpertMatrix};
 pub use feature_walk::{FeatureMatrix, FeatureNumbers, FeatureWalk};
@@ -44,9 +47,9 @@ pub use layer_norm::layer_norm;
 pub use logits::{LogProbabilities, log_probabilities};
 pub use matrix::Matrix;
 pub use mlx_cpu_kernels::{
-    CountPenalties, DrawParams, ExpertGate, Gate, KvType, MAX_ROW_LEN, MemoryRule, OPTIMIZED, Pick,
-    PrefillInputs, RepetitionPenalty, Rotation, SampleParams, Table, TokenRange, enabled,
-    instruction_set, status, threads,
+    BlockKind, CountPenalties, DrawParams, ExpertGate, Gate, KvType, MAX_ROW_LEN, MemoryRule,
+    OPTIMIZED, PackedBlockMut, Pick, PrefillInputs, RepetitionPenalty, Rotation, SampleParams,
+    Table, TokenRange, enabled, instruction_set, pack_row_block, packs_row_blocks, status, threads,
 };
 pub use projection::{Epilogue, Projection};
 pub use quantized::QuantizedMatrix;

@@ -7,9 +7,10 @@ use mlx_cpu_kernels::{
 };
 
 use super::QuantizedMatrix;
+use super::deferred::MatrixParts;
 use super::dense::size_of;
 use super::enabled;
-use super::packing::{MatrixArrays, float_format, takes, words_of};
+use super::packing::{float_format, takes, words_of};
 use crate::array::Array;
 use crate::closure;
 use crate::dtype::Dtype;
@@ -38,10 +39,11 @@ impl QuantizedMatrix {
     /// }
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
-    pub fn from_super_scaled([words, bytes, supers]: [Array; 3], n: i32) -> Result<Option<Self>> {
+    pub fn from_super_scaled(parts: impl Into<MatrixParts>, n: i32) -> Result<Option<Self>> {
+        let parts = parts.into();
         const GROUP: i32 = 16;
         let per_super = GROUPS_PER_SUPER as i32; // a small constant
-        let groups = bytes.shape().get(1).copied().unwrap_or(0);
+        let groups = parts.width(1);
         let k = groups.checked_mul(GROUP).unwrap_or(0);
         let widths = [
             (Dtype::Uint32, words_of(k, 6)),
@@ -50,7 +52,7 @@ impl QuantizedMatrix {
         ];
         let format = PackedFormat::new(6, GROUP, ScaleFormat::Super);
         let known = groups % per_super == 0;
-        Self::of_parts(vec![words, bytes, supers], &widths, (n, k), known, format)
+        Self::of_parts(parts, &widths, (n, k), known, format)
     }
 
     /// A matrix of `n` rows with 4 or 5 `bits` in groups of 32, in the format of GGUF's Q4_K or
@@ -76,13 +78,14 @@ impl QuantizedMatrix {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     pub fn from_super_affine(
-        [words, bytes, supers]: [Array; 3],
+        parts: impl Into<MatrixParts>,
         n: i32,
         bits: i32,
     ) -> Result<Option<Self>> {
+        let parts = parts.into();
         const GROUP: i32 = 32;
         let per_super = GROUPS_PER_AFFINE_SUPER as i32; // a small constant
-        let groups = bytes.shape().get(1).copied().unwrap_or(0) / 2;
+        let groups = parts.width(1) / 2;
         let k = groups.checked_mul(GROUP).unwrap_or(0);
         let known = groups % per_super == 0;
         let widths = [
@@ -91,13 +94,13 @@ impl QuantizedMatrix {
             (Dtype::Float16, 2 * groups / per_super),
         ];
         let format = PackedFormat::new(bits, GROUP, ScaleFormat::SuperAffine);
-        Self::of_parts(vec![words, bytes, supers], &widths, (n, k), known, format)
+        Self::of_parts(parts, &widths, (n, k), known, format)
     }
 
     /// A matrix `[n, k]` of the interleaved `parts`. It requires these types and numbers of
     /// elements per row, and sizes that `known` accepts. `None` if the kernels are disabled.
     fn of_parts(
-        parts: Vec<Array>,
+        parts: MatrixParts,
         widths: &[(Dtype, i32)],
         (n, k): (i32, i32),
         known: bool,
@@ -105,13 +108,13 @@ impl QuantizedMatrix {
     ) -> Result<Option<Self>> {
         let fits = |size: &Size| {
             let blocks = size.n.div_ceil(INTERLEAVED_ROWS) as i32; // below `n`
-            let is = |(part, &(dtype, width)): (&Array, &(Dtype, i32))| {
-                part.dtype() == dtype && part.shape() == [blocks, width, INTERLEAVED_ROWS as i32]
+            let is = |((of, shape), &(dtype, width)): (&(Dtype, Vec<i32>), &(Dtype, i32))| {
+                *of == dtype && *shape == [blocks, width, INTERLEAVED_ROWS as i32]
             };
             known
                 && takes(format.scales, format.bits, format.group)
-                && parts.len() == widths.len()
-                && parts.iter().zip(widths).all(is)
+                && parts.count() == widths.len()
+                && parts.described().iter().zip(widths).all(is)
         };
         let Some(size) = size_of(&[n, k]).filter(fits) else {
             let PackedFormat {
@@ -122,16 +125,21 @@ impl QuantizedMatrix {
             let message = format!(
                 "these are no parts of a matrix of {n} rows: {bits} bits, groups of {group}, scales {scales:?}"
             );
-            let error = Error::new(ErrorKind::Shape, "cpu::QuantizedMatrix", message);
-            return Err(error.with_inputs(&parts.iter().collect::<Vec<_>>()));
+            let shapes = parts.described();
+            let message = format!("{message}: {shapes:?}");
+            return Err(Error::new(
+                ErrorKind::Shape,
+                "cpu::QuantizedMatrix",
+                message,
+            ));
         };
         if !enabled() {
             return Ok(None);
         }
-        let arrays: Vec<Array> = parts.iter().map(Array::contiguous).collect::<Result<_>>()?;
-        crate::eval(&arrays)?;
+        let (stored, awaited) = parts.stored()?;
         Ok(Some(Self {
-            stored: MatrixArrays::new(arrays)?,
+            stored,
+            awaited,
             size,
             bits: format.bits.unsigned_abs(),
             group: format.group.unsigned_abs() as usize,
@@ -178,13 +186,18 @@ impl QuantizedMatrix {
     /// }
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
-    pub fn from_symmetric([words, scales]: [Array; 2], n: i32, bits: i32) -> Result<Option<Self>> {
+    pub fn from_symmetric(
+        parts: impl Into<MatrixParts>,
+        n: i32,
+        bits: i32,
+    ) -> Result<Option<Self>> {
+        let parts = parts.into();
         const GROUP: i32 = 32;
-        let groups = scales.shape().get(1).copied().unwrap_or(0);
+        let groups = parts.width(1);
         let k = groups.checked_mul(GROUP).unwrap_or(0);
         let widths = [(Dtype::Uint32, words_of(k, bits)), (Dtype::Float16, groups)];
         let format = PackedFormat::new(bits, GROUP, ScaleFormat::Symmetric);
-        Self::of_parts(vec![words, scales], &widths, (n, k), true, format)
+        Self::of_parts(parts, &widths, (n, k), true, format)
     }
 
     /// A matrix of `n` rows in MXFP4, MXFP8 or NVFP4: codes and byte scales in MLX's packing, both
@@ -204,14 +217,15 @@ impl QuantizedMatrix {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     pub fn from_float_codes(
-        [words, bytes]: [Array; 2],
+        parts: impl Into<MatrixParts>,
         n: i32,
         mode: QuantMode,
     ) -> Result<Option<Self>> {
+        let parts = parts.into();
         let Some((bits, group)) = float_format(mode).filter(|_| enabled()) else {
             return Ok(None);
         };
-        let groups = bytes.shape().get(1).copied().unwrap_or(0);
+        let groups = parts.width(1);
         let k = groups.checked_mul(group).unwrap_or(0);
         let scales = match mode {
             QuantMode::Nvfp4 => ScaleFormat::E4m3,
@@ -219,7 +233,7 @@ impl QuantizedMatrix {
         };
         let widths = [(Dtype::Uint32, k / 8 * bits / 4), (Dtype::Uint8, groups)];
         let format = PackedFormat::new(bits, group, scales);
-        Self::of_parts(vec![words, bytes], &widths, (n, k), true, format)
+        Self::of_parts(parts, &widths, (n, k), true, format)
     }
 
     /// A matrix with 4-bit codes that index `table`, in groups of 16 or 32. The first of `parts`
@@ -242,19 +256,17 @@ impl QuantizedMatrix {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     pub fn from_table_codes(
-        parts: Vec<Array>,
+        parts: impl Into<MatrixParts>,
         n: i32,
         (table, group): (Table, i32),
     ) -> Result<Option<Self>> {
+        let parts = parts.into();
         const BITS: i32 = 4;
         let per_super = TABLE_SUPER_WEIGHTS as i32; // a small constant
-        let groups = parts
-            .get(1)
-            .and_then(|scales| scales.shape().get(1).copied())
-            .unwrap_or(0);
+        let groups = parts.width(1);
         let k = groups.checked_mul(group).unwrap_or(0);
         let codes = (Dtype::Uint32, words_of(k, BITS));
-        let (scales, unit, widths) = match parts.len() {
+        let (scales, unit, widths) = match parts.count() {
             2 => {
                 let widths = vec![codes, (Dtype::Float16, groups)];
                 (ScaleFormat::Table(table), 32, widths)

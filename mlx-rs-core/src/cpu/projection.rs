@@ -153,7 +153,7 @@ impl<'a> Projection<'a> {
         work.float_inputs = float_inputs;
         let shape = self.finish(x, work.n, &mut inputs)?;
         let meaning = match work.parts.as_slice() {
-            [part] if alone => match part.kind {
+            [part] if alone && part.stored.is_none() => match part.kind {
                 MatrixFormat::Dense(_) => OpKind::DenseProduct,
                 MatrixFormat::Quantized {
                     bits,
@@ -267,7 +267,8 @@ impl<'a> Projection<'a> {
         for (matrix, bias) in self.parts {
             let size = matrix.size();
             let packed = match matrix {
-                Matrix::Quantized(q) if operands == Operands::Stored => q.stored_matrix(),
+                Matrix::Quantized(q) if operands == Operands::Stored => q.stored_matrix()?,
+                Matrix::Dense(d) if operands != Operands::Elsewhere => d.stored_matrix()?,
                 _ => None,
             };
             if packed.is_none() && operands != Operands::Elsewhere {

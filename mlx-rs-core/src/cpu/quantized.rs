@@ -12,9 +12,11 @@ use mlx_cpu_kernels::{
     INTERLEAVED_ROWS, PrefillInputs, ScaleFormat, Size, StoredMatrix, symmetric_bias,
 };
 
+use super::deferred::Awaited;
 use super::dense::size_of;
 use super::enabled;
-use super::packing::{MatrixArrays, float_format, lost, takes};
+use super::matrix_arrays::MatrixArrays;
+use super::packing::{float_format, lost, takes};
 use crate::array::Array;
 use crate::closure;
 use crate::dtype::Dtype;
@@ -40,7 +42,10 @@ use crate::ops::{Pad, QuantMode, Quantized};
 /// ```
 #[derive(Debug, Clone)]
 pub struct QuantizedMatrix {
+    /// Read it by [`Self::ready`].
     pub(super) stored: Arc<MatrixArrays>,
+    /// Set if the arrays may lack their values.
+    pub(super) awaited: Option<Awaited>,
     pub(super) size: Size,
     pub(super) bits: u32,
     pub(super) group: usize,
@@ -232,6 +237,7 @@ impl QuantizedMatrix {
         crate::eval([&words, &scales, &biases])?;
         Ok(Self {
             stored: MatrixArrays::new(vec![words, scales, biases])?,
+            awaited: None,
             size,
             bits: bits.unsigned_abs(),
             group: group_size.unsigned_abs() as usize,
@@ -333,7 +339,8 @@ impl QuantizedMatrix {
                 .reshape(&[bands * band, width])?
                 .slice_axis(0, 0, self.outputs())
         };
-        if let ([words, scales], ScaleFormat::Symmetric) = (self.arrays(), self.scales) {
+        let arrays = self.arrays()?;
+        if let ([words, scales], ScaleFormat::Symmetric) = (arrays, self.scales) {
             let scales = rows(scales)?.astype(Dtype::Float32)?;
             let zero = Array::scalar(symmetric_bias(self.bits))?;
             return Ok(Quantized {
@@ -345,7 +352,7 @@ impl QuantizedMatrix {
                 mode: QuantMode::Affine,
             });
         }
-        if let ([words, bytes], mode) = (self.arrays(), self.mode()) {
+        if let ([words, bytes], mode) = (arrays, self.mode()) {
             return Ok(Quantized {
                 weight: rows(words)?,
                 scales: rows(bytes)?,
@@ -355,7 +362,7 @@ impl QuantizedMatrix {
                 mode,
             });
         }
-        let [words, scales, biases] = self.arrays() else {
+        let [words, scales, biases] = arrays else {
             return Err(lost());
         };
         let [scales, biases] = match self.scales {
@@ -437,38 +444,52 @@ impl QuantizedMatrix {
         [self.size.n as i32, self.size.k as i32]
     }
 
-    /// The arrays of the matrix: packed codes, scales, and biases if there are any.
+    /// The arrays of the matrix: packed codes, scales, and biases if there are any. Waits for the
+    /// values of a matrix that a [`Packer`](super::Packer) makes.
+    ///
+    /// # Errors
+    /// When packing the values failed.
+    ///
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
     /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
     /// // `None` where `MLX_CPU_KERNELS` is `off`.
     /// if let Some(matrix) = QuantizedMatrix::new(&packed)? {
-    ///     assert_eq!(matrix.arrays()[0].shape(), [2, 8, 8]); // two times eight rows of eight words
+    ///     assert_eq!(matrix.arrays()?[0].shape(), [2, 8, 8]); // two times eight rows of eight words
     /// }
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
-    #[must_use]
-    pub fn arrays(&self) -> &[Array] {
-        &self.stored.arrays
+    pub fn arrays(&self) -> Result<&[Array]> {
+        Ok(&self.ready()?.arrays)
+    }
+
+    /// The stored arrays with their values.
+    fn ready(&self) -> Result<&Arc<MatrixArrays>> {
+        if let Some(awaited) = &self.awaited {
+            awaited.wait()?;
+        }
+        Ok(&self.stored)
     }
 
     /// The three arrays that operations read. If there are no biases, the scales are passed in
     /// their place.
-    pub(super) fn inputs(&self) -> Vec<&Array> {
-        let arrays = self.arrays();
-        (0..3)
-            .filter_map(|i| arrays.get(i).or(arrays.last()))
-            .collect()
+    pub(super) fn inputs(&self) -> Result<Vec<&Array>> {
+        let arrays = self.arrays()?;
+        let part = |i| arrays.get(i).or(arrays.last());
+        Ok((0..3).filter_map(part).collect())
     }
 
     /// The matrix for an operation without gradients, which then does not have it among its inputs.
     /// MLX's evaluation handles each input, so fewer inputs cost less. `None` if the matrix must
     /// stay an input, so that a gradient with respect to it is refused.
-    pub(super) fn stored_matrix(&self) -> Option<StoredMatrix> {
-        let stored = Arc::clone(&self.stored);
+    ///
+    /// # Errors
+    /// As [`Self::arrays`].
+    pub(super) fn stored_matrix(&self) -> Result<Option<StoredMatrix>> {
+        let stored = Arc::clone(self.ready()?);
         // SAFETY: the inputs are elements of arrays that `MatrixArrays` keeps. Arrays are
-        // immutable.
-        (!self.traced).then(|| unsafe { StoredMatrix::new(self.stored.inputs, stored) })
+        // immutable, and have their values.
+        Ok((!self.traced).then(|| unsafe { StoredMatrix::new(self.stored.inputs, stored) }))
     }
 
     /// The size in memory, in bytes.
@@ -483,7 +504,7 @@ impl QuantizedMatrix {
     /// ```
     #[must_use]
     pub fn nbytes(&self) -> usize {
-        self.arrays().iter().map(Array::nbytes).sum()
+        self.stored.arrays.iter().map(Array::nbytes).sum()
     }
 
     pub(super) fn outputs(&self) -> i32 {

@@ -3,7 +3,8 @@
 use mlx_cpu_kernels::{GatherRows, INTERLEAVED_ROWS, ScaleFormat, Size, dim};
 
 use super::host_op::{self, OpKind};
-use super::packing::{MatrixArrays, lost};
+use super::matrix_arrays::MatrixArrays;
+use super::packing::lost;
 use super::quantized::QuantizedMatrix;
 use crate::array::Array;
 use crate::dtype::Dtype;
@@ -36,9 +37,10 @@ impl QuantizedMatrix {
             return Ok(None);
         }
         let cut = |a: &Array| a.slice_axis(0, from / band, (to + band - 1) / band);
-        let arrays: Vec<Array> = self.arrays().iter().map(cut).collect::<Result<_>>()?;
+        let arrays: Vec<Array> = self.arrays()?.iter().map(cut).collect::<Result<_>>()?;
         Ok(Some(Self {
             stored: MatrixArrays::new(arrays)?,
+            awaited: None,
             size: Size {
                 n: (to - from).unsigned_abs() as usize,
                 ..self.size
@@ -89,7 +91,7 @@ impl QuantizedMatrix {
         let wide = parts.iter().find(|m| m.scales == ScaleFormat::F32);
         let scales = wide.unwrap_or(first).scales;
         let all = |i: usize| -> Result<Array> {
-            let same_part = parts.iter().map(|m| match (m.arrays().get(i), scales) {
+            let same_part = parts.iter().map(|m| match (m.arrays()?.get(i), scales) {
                 (Some(a), ScaleFormat::F32) if i > 0 => a.astype(Dtype::Float32),
                 (Some(a), _) => Ok(a.clone()),
                 (None, _) => Err(lost()),
@@ -99,9 +101,10 @@ impl QuantizedMatrix {
             crate::eval([&joined])?;
             Ok(joined)
         };
-        let arrays: Vec<Array> = (0..first.arrays().len()).map(all).collect::<Result<_>>()?;
+        let arrays: Vec<Array> = (0..first.arrays()?.len()).map(all).collect::<Result<_>>()?;
         Ok(Some(Self {
             stored: MatrixArrays::new(arrays)?,
+            awaited: None,
             size: Size {
                 n: dim(rows),
                 ..first.size
@@ -152,13 +155,13 @@ impl QuantizedMatrix {
             bits: self.bits,
             groups: self.size.k / self.group,
             scales: self.scales,
-            stored: self.stored_matrix(),
+            stored: self.stored_matrix()?,
         };
         // The number was an `i32` in the matrix's shape.
         let shape = [ids.shape(), &[self.size.k as i32]].concat();
         let inputs: Vec<&Array> = match &work.stored {
             Some(_) => vec![&ids],
-            None => std::iter::once(&ids).chain(self.inputs()).collect(),
+            None => std::iter::once(&ids).chain(self.inputs()?).collect(),
         };
         host_op::add(op, OpKind::Opaque, work, &inputs, &shape)
     }

@@ -58,8 +58,26 @@ impl MappedFile {
     /// [`ErrorKind::Io`] when the file cannot be opened or mapped; [`ErrorKind::Value`] if it is
     /// not a regular file, or if 1,024 files are already mapped.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref().to_owned();
         let file = File::open(&path).map_err(|e| io_error(OP, &e))?;
+        Self::of(file, path)
+    }
+
+    /// Maps an open file. `path` is for messages.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    /// ```
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// let path = dir.path().join("text");
+    /// std::fs::write(&path, "abc").unwrap();
+    /// let file = std::fs::File::open(&path).unwrap();
+    /// std::fs::remove_file(&path).unwrap();
+    /// # #[cfg(unix)]
+    /// assert_eq!(mlx_rs_core::io::MappedFile::of(file, &path)?.bytes(), b"abc");
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn of(file: File, path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref().to_owned();
         let about = file.metadata().map_err(|e| io_error(OP, &e))?;
         if !about.is_file() {
             let message = "only a regular file can be mapped";
@@ -87,13 +105,13 @@ impl MappedFile {
 
     /// Whether a read found that bytes are missing.
     #[cfg(unix)]
-    fn lost(&self) -> bool {
+    pub(crate) fn lost(&self) -> bool {
         self.0.watch.lost()
     }
 
     /// Other systems do not allow truncating a mapped file.
     #[cfg(not(unix))]
-    fn lost(&self) -> bool {
+    pub(crate) fn lost(&self) -> bool {
         false
     }
 

@@ -12,6 +12,7 @@ pub(crate) mod integer_codes;
 pub(crate) mod integer_pairs;
 pub(crate) mod integer_tile;
 pub(crate) mod microkernel;
+pub(crate) mod pack_blocks;
 pub(crate) mod qgemv;
 pub(crate) mod qgemv_fp8;
 pub(crate) mod quantize_inputs;

@@ -142,7 +142,9 @@ fn parts_that_do_not_fit_are_errors() {
             part(1, Dtype::Float16),
         ]
     };
-    let made = |parts, n, group| QuantizedMatrix::from_table_codes(parts, n, (Table::Iq2, group));
+    let made = |parts: Vec<Array>, n, group| {
+        QuantizedMatrix::from_table_codes(parts, n, (Table::Iq2, group))
+    };
     assert!(made(fine(), 9, 16).is_ok());
     for (i, wrong) in [
         (0, part(31, Dtype::Uint32)),

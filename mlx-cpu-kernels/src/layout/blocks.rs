@@ -1,0 +1,71 @@
+//! Blocks of GGUF files that kernels convert directly to the packed layout.
+
+/// Weights that kernels convert at once in each row.
+pub(crate) const PIECE: usize = 256;
+
+/// A type of blocks in GGUF files. The blocks of a row are consecutive.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlockKind {
+    /// 32 codes of 4 bits after a float16.
+    Q4_0,
+    /// 32 signed bytes after a float16.
+    Q8_0,
+    /// 256 codes of 4 bits after two float16, and scales and minima of 6 bits.
+    Q4K,
+    /// [`Self::Q4K`], with a fifth bit of each code before the other bits.
+    Q5K,
+    /// 256 codes of 6 bits, then 16 signed scales and a float16.
+    Q6K,
+}
+
+impl BlockKind {
+    /// Weights of a block.
+    pub const fn weights(self) -> usize {
+        match self {
+            Self::Q4_0 | Self::Q8_0 => 32,
+            Self::Q4K | Self::Q5K | Self::Q6K => 256,
+        }
+    }
+
+    /// Bytes of a block.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::Q4_0 => 18,
+            Self::Q8_0 => 34,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
+        }
+    }
+
+    /// Bits of a code in the packed layout.
+    pub const fn bits(self) -> usize {
+        match self {
+            Self::Q4_0 | Self::Q4K => 4,
+            Self::Q5K => 5,
+            Self::Q6K => 6,
+            Self::Q8_0 => 8,
+        }
+    }
+
+    /// Number of float16 of a block in the third part; 0 if the layout has two parts.
+    pub const fn supers(self) -> usize {
+        match self {
+            Self::Q4_0 | Self::Q8_0 => 0,
+            Self::Q4K | Self::Q5K => 2,
+            Self::Q6K => 1,
+        }
+    }
+}
+
+/// The memory of one row block in each part of a packed matrix.
+#[derive(Debug)]
+pub struct PackedBlockMut<'a> {
+    /// Packed codes, `[words, 8]`.
+    pub words: &'a mut [u32],
+    /// Bytes of the scales: float16 or bytes `[groups, 8]`.
+    pub scales: &'a mut [u8],
+    /// float16 that the weights of a block share, `[blocks, supers, 8]`, as raw bits.
+    pub supers: &'a mut [u16],
+}
