@@ -54,9 +54,10 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
     // Chat formats in messages.
     ("inference-text", "template_defaults", &["gemma", "mistral"]),
     // Syntaxes of tool calls.
+    ("inference-text", "reply::choice", &["kimi_k2", "minimax"]),
     (
         "inference-text",
-        "reply::choice",
+        "reply::family",
         &[
             "deepseek_v3",
             "gemma4",
