@@ -22,7 +22,9 @@ const FOREIGN: &[&str] = &["target", "vendor", "node_modules"];
 const OFF: &[(&str, &str)] = &[
     ("", "async"),
     ("", "cuda"),
+    ("", "parquet"),
     ("metal-backend", "cuda"),
+    ("metal-backend", "parquet"),
     ("mlx-rs-core", "cuda"),
     ("mlx-sys", "cuda"),
 ];

@@ -60,6 +60,19 @@ impl Matrix {
     ///
     /// # Errors
     /// As [`Projection::of`].
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, Device, Stream, cpu::{DenseMatrix, Matrix}};
+    /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    ///     let weight = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+    ///     if let Some(matrix) = DenseMatrix::new(&weight)? {
+    ///         let y = Matrix::Dense(matrix).product(&Array::from_slice(&[1.0f32, 10.0], &[1, 2])?)?;
+    ///         assert_eq!(y.to_vec::<f32>()?, [21.0, 43.0]);
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     pub fn product(&self, x: &Array) -> Result<Array> {
         self.product_with(x, false)
     }
@@ -81,6 +94,19 @@ impl DenseMatrix {
     ///
     /// # Errors
     /// As [`QuantizedMatrix::product`].
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, Device, Stream, cpu::DenseMatrix};
+    /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    ///     let weight = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+    ///     if let Some(matrix) = DenseMatrix::new(&weight)? {
+    ///         let y = matrix.product(&Array::from_slice(&[1.0f32, 10.0], &[1, 2])?)?;
+    ///         assert_eq!(y.to_vec::<f32>()?, [21.0, 43.0]);
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     pub fn product(&self, x: &Array) -> Result<Array> {
         Matrix::Dense(self.clone()).product(x)
     }
@@ -92,6 +118,20 @@ impl QuantizedMatrix {
     /// # Errors
     /// [`ErrorKind::Shape`] when `x` has another type or its last axis is not the input dimension;
     /// MLX's message when the current stream is not on the CPU.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};
+    /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    ///     let weight = Array::from_slice(&[0.5f32; 2 * 32], &[2, 32])?;
+    ///     let packed = Quantized::quantize(&weight, 32, 4, QuantMode::Affine)?;
+    ///     if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+    ///         let y = matrix.product(&Array::from_slice(&[1.0f32; 32], &[1, 32])?)?;
+    ///         assert!(y.to_vec::<f32>()?.iter().all(|y| (y - 16.0).abs() < 1e-3));
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     pub fn product(&self, x: &Array) -> Result<Array> {
         Matrix::Quantized(self.clone()).product(x)
     }
