@@ -106,7 +106,7 @@ impl Core {
         Ok(())
     }
 
-    /// The next job; `None` after the model was closed. Waits if there is none.
+    /// Waits for the next job. Returns `None` after the model was closed.
     pub fn next(&self) -> Option<Job> {
         let mut queue = self.queue.lock();
         queue.running = None;

@@ -33,10 +33,11 @@ impl Logged {
 }
 
 impl Drop for Logged {
-    /// A test that fails prints what the server wrote.
+    /// A test that fails prints what the server wrote, and how it ended if it did.
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the server wrote:\n{}", self.text());
+            let ended = self.server.child.try_wait();
+            eprintln!("the server wrote:\n{}\nand ended: {ended:?}", self.text());
         }
     }
 }

@@ -52,8 +52,8 @@ pub(crate) fn packed_tile(isa: Isa) -> Option<DenseTile> {
 }
 
 /// The minimum number of input rows for which [`multiply_packed`] is faster than [`multiply`],
-/// though it packs the matrix. With 2,048 columns, both are as fast with 12 to 16 rows; with 8,192
-/// columns, with about 32 rows.
+/// though it packs the matrix. With 2,048 columns, packing is faster from 16 rows on, and slower
+/// with 12.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const MIN_PACKED_ROWS: usize = 16;
 

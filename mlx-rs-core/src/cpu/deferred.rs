@@ -192,7 +192,7 @@ impl MatrixParts {
         &self.shapes
     }
 
-    /// The second axis of part `i`, or 0 if there is none.
+    /// The length of the second axis of part `i`; 0 if the part is missing or has one axis.
     pub(super) fn width(&self, i: usize) -> i32 {
         let shape = self.shapes.get(i).map(|(_, shape)| shape);
         shape.and_then(|shape| shape.get(1)).copied().unwrap_or(0)
