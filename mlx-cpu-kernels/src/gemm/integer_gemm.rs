@@ -20,8 +20,8 @@ use crate::partition::{MIN_PARALLEL_WORK, SharedOutput, parallel_ranges};
 use crate::pool;
 use crate::simd::integer_tile::{self, PANELS};
 
-/// The number of columns per block. The columns of two panels fit the L1 cache.
-const BLOCK_K: usize = 512;
+/// The number of columns per block. The columns of [`PANELS`] panels fit the L1 cache.
+const BLOCK_K: usize = 256;
 
 /// Input rows, panel by panel; see [`InputColumns`].
 #[derive(Default)]
@@ -187,28 +187,33 @@ impl GemmTask<'_> {
                 scales: &scales[..size],
                 biases: &biases[..size],
                 rows: wide,
+                columns: k,
                 group: matrix.group_size(),
             });
         }
         let size = columns * LANES;
-        let each = parts.len() * size;
-        sums.resize(PANELS * each);
+        // A tile has whole rows, so it may write beyond the sums of a panel.
+        let apart = parts.len() * size + INTERLEAVED_ROWS * LANES;
+        sums.resize(PANELS * apart);
         let panels = (last - first).div_ceil(LANES);
-        for panel in (0..panels).step_by(PANELS) {
-            let count = PANELS.min(panels - panel);
+        let mut panel = 0;
+        while panel < panels {
+            let count = integer_tile::panels_at_once(panels - panel);
             let x: [_; PANELS] = std::array::from_fn(|p| inputs.panel(panel + p.min(count - 1), k));
             for (i, matrix) in matrices.iter().enumerate() {
                 let (groups, at_once) = (k / matrix.group, (BLOCK_K / matrix.group).max(1));
                 for from in (0..groups).step_by(at_once) {
                     let groups = from..groups.min(from + at_once);
-                    let sums = (&mut sums[i * size..], each);
+                    let sums = (&mut sums[i * size..], apart);
                     let some = (columns, groups);
                     integer_tile::multiply(isa, some, *matrix, &x[..count], sums, from > 0);
                 }
             }
-            for (i, sums) in sums.chunks_exact_mut(each).take(count).enumerate() {
+            for (i, sums) in sums.chunks_exact_mut(apart).take(count).enumerate() {
+                let sums = &mut sums[..parts.len() * size];
                 self.finish_tile(sums, (first + (panel + i) * LANES, last), block, out);
             }
+            panel += count;
         }
     }
 }

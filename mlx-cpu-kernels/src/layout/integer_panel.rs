@@ -35,14 +35,17 @@ pub(crate) struct InputColumnsMut<'a> {
 /// Rows of a quantized matrix: `w = scale * q + bias`, with a scale and bias per group.
 #[derive(Clone, Copy)]
 pub(crate) struct CodePanel<'a> {
-    /// Two codes of a row per element, `[columns / 2, rows]`; see [`paired_columns`].
+    /// Two codes of a row per element, `[row blocks, columns / 2, INTERLEAVED_ROWS]`; see
+    /// [`paired_columns`]. So a tile reads memory sequentially.
     pub pairs: &'a [i32],
     /// The scales, `[groups, rows]`.
     pub scales: &'a [f32],
     /// The biases, `[groups, rows]`.
     pub biases: &'a [f32],
-    /// The number of rows.
+    /// The number of rows, in whole row blocks.
     pub rows: usize,
+    /// The number of columns of `pairs`.
+    pub columns: usize,
     /// The group size, a multiple of [`STEP`].
     pub group: usize,
 }

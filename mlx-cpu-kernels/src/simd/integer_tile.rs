@@ -8,7 +8,17 @@ use crate::layout::integer_panel::{CodePanel, InputColumns, InputColumnsMut};
 use crate::simd::{avx2, avx512};
 
 /// The maximum number of input panels per pass over a matrix.
-pub(crate) const PANELS: usize = 2;
+pub(crate) const PANELS: usize = 3;
+
+/// The number of panels of the next pass if `left` are left. Two passes of two are faster than one
+/// of three and one of one.
+pub(crate) const fn panels_at_once(left: usize) -> usize {
+    match left {
+        4 => 2,
+        1 | 2 => left,
+        _ => PANELS,
+    }
+}
 
 /// Whether there is a kernel for this instruction set.
 pub(crate) fn supports(isa: Isa) -> bool {
@@ -29,9 +39,10 @@ pub(crate) fn quantize(isa: Isa, columns: &[f32], to: InputColumnsMut<'_>) {
     }
 }
 
-/// `sums[panel][row][lane] (+)= matrix[row] . x[panel][lane]` over some groups. Only the first
-/// `rows` rows of the matrix are used. There are one or two panels, whose sums have the given
-/// distance. Without `accumulate`, earlier sums are overwritten.
+/// `sums[panel][row][lane] (+)= matrix[row] . x[panel][lane]` over some groups, for the first `rows`
+/// rows of the matrix. The sums of up to three further rows may be overwritten. There are at most
+/// [`PANELS`] panels, whose sums have the given distance. Without `accumulate`, earlier sums are
+/// overwritten.
 ///
 /// # Panics
 /// If no kernel supports the instruction set, or the lengths do not match.

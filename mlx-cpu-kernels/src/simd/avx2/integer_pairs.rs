@@ -51,7 +51,7 @@ macro_rules! integer_pairs_for_vectors {
             assert!(to.scales.len() == groups * width && to.biases.len() == groups * width);
             let table = $table(integers(matrix.codes()));
             let (codes, pairs) = (matrix.words.as_ptr(), to.pairs.as_mut_ptr());
-            let row_words = groups * per;
+            let (row_words, row_pairs) = (groups * per, groups * size / 2);
             for vector in 0..count.saturating_sub(from) / $blocks {
                 let i = from + vector * $blocks;
                 for g in 0..groups {
@@ -89,7 +89,8 @@ macro_rules! integer_pairs_for_vectors {
                                     },
                                 };
                                 for two in four {
-                                    store(pairs.add(pair * width + i * INTERLEAVED_ROWS), two);
+                                    let place = (i * row_pairs + pair) * INTERLEAVED_ROWS;
+                                    store(pairs.add(place), two, row_pairs);
                                     pair += 1;
                                 }
                             }
@@ -137,7 +138,7 @@ unsafe fn load(words: *const u32, (at, _): (usize, usize)) -> __m256i {
 /// The processor must have avx2. The pairs must have places.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn store(to: *mut i32, pairs: __m256i) {
+unsafe fn store(to: *mut i32, pairs: __m256i, _: usize) {
     // SAFETY: the caller guarantees eight places.
     unsafe { _mm256_storeu_si256(to.cast(), pairs) }
 }

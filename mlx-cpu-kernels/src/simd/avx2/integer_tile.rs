@@ -15,13 +15,14 @@ use crate::layout::input_panel::MAX_QUANT;
 use crate::layout::integer_panel::{
     CodePanel, InputColumns, InputColumnsMut, STEP, paired_columns,
 };
+use crate::layout::packed::INTERLEAVED_ROWS;
 use crate::layout::tile::LANES;
 
 /// The number of vectors of a panel.
 const VECTORS: usize = LANES / 8;
 
-/// The number of matrix rows per tile. Their integer sums take 8 of the 16 registers. The sums of a
-/// group are in memory.
+/// The number of matrix rows per tile, half of a row block. Their integer sums take 8 of the 16
+/// registers. The sums of a group are in memory.
 const TILE_ROWS: usize = 4;
 
 /// Quantizes columns `[columns, LANES]`, with a scale per [`STEP`] columns.
@@ -123,8 +124,9 @@ unsafe fn tiles(
 ) {
     // All reads and writes below are within these bounds.
     let (columns, stride) = (groups.end * matrix.group, matrix.rows);
-    assert!(matrix.group.is_multiple_of(STEP));
-    assert!(rows <= stride && columns / 2 * stride <= matrix.pairs.len());
+    assert!(matrix.group.is_multiple_of(STEP) && columns <= matrix.columns);
+    assert!(rows <= stride && matrix.columns / 2 * stride <= matrix.pairs.len());
+    assert!(stride.is_multiple_of(INTERLEAVED_ROWS));
     assert!(groups.end * stride <= matrix.scales.len().min(matrix.biases.len()));
     assert!(columns / 2 * LANES <= x.pairs.len() && columns / STEP * LANES <= x.scales.len());
     assert!(columns / STEP * LANES <= x.sums.len() && sums.len() >= rows * LANES);
@@ -161,7 +163,10 @@ unsafe fn tile<const M: usize>(
     add: impl Add,
 ) {
     let (columns, stride) = (matrix.group, matrix.rows);
-    let (pairs, lanes) = (matrix.pairs.as_ptr(), x.pairs.as_ptr());
+    let lanes = x.pairs.as_ptr();
+    // A tile never extends beyond a row block.
+    let block = first / INTERLEAVED_ROWS * (matrix.columns / 2) * INTERLEAVED_ROWS;
+    let pairs = matrix.pairs.as_ptr().wrapping_add(block + first % INTERLEAVED_ROWS);
     let scales_of = |all: &[f32], group: usize| all.as_ptr().wrapping_add(group * stride + first);
     for g in groups {
         // SAFETY: the caller guarantees the features, and the rows and groups.
@@ -173,7 +178,7 @@ unsafe fn tile<const M: usize>(
                     let x: [_; VECTORS] = std::array::from_fn(|v| {
                         _mm256_loadu_si256(lanes.add(pair * LANES + 8 * v).cast())
                     });
-                    let row = pairs.add(pair * stride + first);
+                    let row = pairs.add(pair * INTERLEAVED_ROWS);
                     for (m, exact) in exact.iter_mut().enumerate() {
                         let two = _mm256_set1_epi32(*row.add(m));
                         for (exact, x) in exact.iter_mut().zip(x) {
@@ -234,15 +239,17 @@ mod tests {
                     .collect()
             };
             // The greatest integers of both sides, and negative ones.
-            let pairs = codes(&noise(columns / 2 * rows, 1), 510.0);
+            let wide = rows.next_multiple_of(INTERLEAVED_ROWS);
+            let pairs = codes(&noise(columns / 2 * wide, 1), 510.0);
             let inputs = codes(&noise(columns / 2 * LANES, 2), 2.0 * MAX_QUANT);
-            let [scales, biases] = [3, 4].map(|seed| noise(groups * rows, seed));
+            let [scales, biases] = [3, 4].map(|seed| noise(groups * wide, seed));
             let [x_scales, x_sums] = [5, 6].map(|seed| noise(columns / STEP * LANES, seed));
             let matrix = CodePanel {
                 pairs: &pairs,
                 scales: &scales,
                 biases: &biases,
-                rows,
+                rows: wide,
+                columns,
                 group,
             };
             let x = InputColumns {

@@ -2,8 +2,9 @@
 //! vector has two row blocks.
 
 use std::arch::x86_64::{
-    __m256i, __m512i, _mm256_loadu_si256, _mm256_storeu_ps, _mm512_castsi256_si512,
-    _mm512_inserti64x4, _mm512_setzero_si512, _mm512_storeu_si512,
+    __m256i, __m512i, _mm256_loadu_si256, _mm256_storeu_ps, _mm256_storeu_si256,
+    _mm512_castsi256_si512, _mm512_castsi512_si256, _mm512_extracti64x4_epi64, _mm512_inserti64x4,
+    _mm512_setzero_si512,
 };
 
 use crate::layout::float_codes::Codes;
@@ -62,15 +63,19 @@ unsafe fn load(words: *const u32, (at, apart): (usize, usize)) -> __m512i {
     }
 }
 
-/// Stores the pairs of two row blocks.
+/// Stores the pairs of two row blocks, whose pairs are `apart` pairs apart.
 ///
 /// # Safety
 /// The processor must have avx512f. The pairs must have places.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
-unsafe fn store(to: *mut i32, pairs: __m512i) {
-    // SAFETY: the caller guarantees sixteen places.
-    unsafe { _mm512_storeu_si512(to.cast(), pairs) }
+unsafe fn store(to: *mut i32, pairs: __m512i, apart: usize) {
+    // SAFETY: the caller guarantees eight places in each row block.
+    unsafe {
+        _mm256_storeu_si256(to.cast(), _mm512_castsi512_si256(pairs));
+        let next = to.add(apart * INTERLEAVED_ROWS);
+        _mm256_storeu_si256(next.cast(), _mm512_extracti64x4_epi64::<1>(pairs));
+    }
 }
 
 /// Copies the scales or biases of group `g` of row blocks `i` and `i + 1`.

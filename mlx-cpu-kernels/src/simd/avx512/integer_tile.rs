@@ -1,11 +1,15 @@
 //! Many-row multiplication in 16-bit integers. It quantizes sixteen input rows and multiplies them
 //! with rows of a quantized matrix. One instruction multiplies and adds two columns of sixteen
 //! rows, twice as many as with floats.
+//!
+//! The products of a step are assembly. LLVM 22 splits the intrinsic of `vpdpwssd` into `vpmaddwd`
+//! and `vpaddd` where sums form a chain.
 
+use std::arch::asm;
 use std::arch::x86_64::{
-    __m512, _mm512_abs_ps, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_cvtepi32_ps,
-    _mm512_cvtps_epi32, _mm512_div_ps, _mm512_dpwssd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps,
-    _mm512_loadu_si512, _mm512_max_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi32,
+    __m512, __m512i, _mm512_abs_ps, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_cvtepi32_ps,
+    _mm512_cvtps_epi32, _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps,
+    _mm512_max_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi32,
     _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_slli_epi32, _mm512_storeu_ps,
     _mm512_storeu_si512,
 };
@@ -15,11 +19,12 @@ use crate::layout::input_panel::MAX_QUANT;
 use crate::layout::integer_panel::{
     CodePanel, InputColumns, InputColumnsMut, STEP, paired_columns,
 };
+use crate::layout::packed::INTERLEAVED_ROWS;
 use crate::layout::tile::LANES;
 
-/// The number of matrix rows per tile. With two panels, the integer sums and the group sums take 24
-/// of the 32 registers. The others hold inputs and scales.
-const TILE_ROWS: usize = 6;
+/// The number of matrix rows per tile, half of a row block. With three panels, the integer sums and
+/// the group sums take 24 of the 32 registers. The others hold inputs and a row's codes.
+const TILE_ROWS: usize = 4;
 
 /// Quantizes columns `[columns, LANES]`, with a scale per [`STEP`] columns.
 ///
@@ -64,9 +69,7 @@ pub(crate) unsafe fn quantize(columns: &[f32], to: InputColumnsMut<'_>) {
     }
 }
 
-/// `sums[panel][row][lane] (+)= matrix[row] . x[panel][lane]` over some groups. Only the first
-/// `rows` rows of the matrix are used. There are one or two panels, whose sums have the given
-/// distance. Without `accumulate`, earlier sums are overwritten.
+/// See [`crate::simd::integer_tile::multiply`].
 ///
 /// # Safety
 /// The processor must have avx512f, avx512bw and avx512vnni.
@@ -81,17 +84,19 @@ pub(crate) unsafe fn multiply(
 ) {
     // All reads and writes below are within these bounds.
     let (columns, stride) = (groups.end * matrix.group, matrix.rows);
-    assert!(matrix.group.is_multiple_of(STEP));
-    assert!(rows <= stride && columns / 2 * stride <= matrix.pairs.len());
+    let written = rows.next_multiple_of(TILE_ROWS) * LANES;
+    assert!(matrix.group.is_multiple_of(STEP) && columns <= matrix.columns);
+    assert!(rows <= stride && stride.is_multiple_of(INTERLEAVED_ROWS));
+    assert!(matrix.columns / 2 * stride <= matrix.pairs.len());
     assert!(groups.end * stride <= matrix.scales.len().min(matrix.biases.len()));
-    assert!(apart >= rows * LANES && sums.len() >= (x.len() - 1) * apart + rows * LANES);
+    assert!(apart >= written && sums.len() >= (x.len() - 1) * apart + written);
     for x in x {
         assert!(columns / 2 * LANES <= x.pairs.len() && columns / STEP * LANES <= x.scales.len());
         assert!(columns / STEP * LANES <= x.sums.len());
     }
     if !accumulate {
         for sums in sums.chunks_mut(apart).take(x.len()) {
-            sums[..rows * LANES].fill(0.0);
+            sums[..written].fill(0.0);
         }
     }
     let task = Task {
@@ -100,22 +105,25 @@ pub(crate) unsafe fn multiply(
         stride,
     };
     for row in (0..rows).step_by(TILE_ROWS) {
-        // SAFETY: as asserted, matrix and sums have `rows` rows, and matrix and inputs have the
-        // groups.
+        // SAFETY: as asserted, matrix and sums have `rows` rows rounded up to whole tiles, and
+        // matrix and inputs have the groups.
         unsafe {
             let factors = [matrix.scales, matrix.biases].map(|all| all.as_ptr().add(row));
-            let matrix = (matrix.pairs.as_ptr().add(row), factors);
+            let block = row / INTERLEAVED_ROWS * (matrix.columns / 2) * INTERLEAVED_ROWS;
+            let pairs = matrix.pairs.as_ptr().add(block + row % INTERLEAVED_ROWS);
             let to = sums.as_mut_ptr().add(row * LANES);
+            let matrix = (pairs, factors);
             match *x {
-                [one] => {
-                    let x = [PanelPtrs::new(one)];
-                    tile_of(rows - row, &task, matrix, x, [to]);
+                [a] => tile(&task, matrix, [a].map(PanelPtrs::new), [to]),
+                [a, b] => {
+                    let x = [a, b].map(PanelPtrs::new);
+                    tile(&task, matrix, x, [to, to.add(apart)]);
                 }
-                [one, other] => {
-                    let x = [PanelPtrs::new(one), PanelPtrs::new(other)];
-                    tile_of(rows - row, &task, matrix, x, [to, to.add(apart)]);
+                [a, b, c] => {
+                    let x = [a, b, c].map(PanelPtrs::new);
+                    tile(&task, matrix, x, [to, to.add(apart), to.add(2 * apart)]);
                 }
-                _ => unreachable!("one or two panels"),
+                _ => unreachable!("one to three panels"),
             }
         }
     }
@@ -151,32 +159,10 @@ impl PanelPtrs {
     }
 }
 
-/// Calls [`tile`] for the rows that exist, at most [`TILE_ROWS`].
-///
-/// # Safety
-/// The obligations of [`tile`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn tile_of<const P: usize>(
-    rows: usize,
-    task: &Task,
-    matrix: CodePtrs,
-    x: [PanelPtrs; P],
-    sums: [*mut f32; P],
-) {
-    // SAFETY: the caller guarantees the obligations of `tile` for these rows.
-    unsafe {
-        match rows {
-            1 => tile::<1, P>(task, matrix, x, sums),
-            2 => tile::<2, P>(task, matrix, x, sums),
-            3 => tile::<3, P>(task, matrix, x, sums),
-            4 => tile::<4, P>(task, matrix, x, sums),
-            5 => tile::<5, P>(task, matrix, x, sums),
-            _ => tile::<TILE_ROWS, P>(task, matrix, x, sums),
-        }
-    }
-}
+/// The integer sums of the rows of a tile with `P` panels.
+type Exact<const P: usize> = [[__m512i; P]; TILE_ROWS];
 
-/// Multiplies `M` matrix rows with `P` panels, and adds to the sums. A lane sums sixteen
+/// Multiplies [`TILE_ROWS`] matrix rows with `P` panels, and adds to the sums. A lane sums sixteen
 /// products below 2^8 * 2^15 exactly.
 ///
 /// # Safety
@@ -184,31 +170,25 @@ unsafe fn tile_of<const P: usize>(
 /// groups of the task.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn tile<const M: usize, const P: usize>(
+unsafe fn tile<const P: usize>(
     task: &Task,
     (pairs, [scales, biases]): CodePtrs,
     x: [PanelPtrs; P],
     sums: [*mut f32; P],
-) {
+) where
+    [*const i32; P]: Step<P>,
+{
     let Task {
         columns, stride, ..
     } = *task;
     // SAFETY: the caller guarantees the features, and the rows and groups of the task.
     unsafe {
         for g in task.groups.clone() {
-            let mut group = [[_mm512_setzero_ps(); P]; M];
+            let mut group = [[_mm512_setzero_ps(); P]; TILE_ROWS];
             for step in g * columns / STEP..(g + 1) * columns / STEP {
-                let mut exact = [[_mm512_setzero_si512(); P]; M];
-                for pair in step * (STEP / 2)..(step + 1) * (STEP / 2) {
-                    let lanes = x.map(|x| _mm512_loadu_si512(x.pairs.add(pair * LANES).cast()));
-                    let row = pairs.add(pair * stride);
-                    for (m, exact) in exact.iter_mut().enumerate() {
-                        let two = _mm512_set1_epi32(*row.add(m));
-                        for (exact, lanes) in exact.iter_mut().zip(lanes) {
-                            *exact = _mm512_dpwssd_epi32(*exact, lanes, two);
-                        }
-                    }
-                }
+                let place = step * (STEP / 2);
+                let from = x.map(|x| x.pairs.add(place * LANES));
+                let exact = from.products(pairs.add(place * INTERLEAVED_ROWS));
                 let scale = x.map(|x| _mm512_loadu_ps(x.scales.add(step * LANES)));
                 for (group, exact) in group.iter_mut().zip(exact) {
                     for ((group, exact), scale) in group.iter_mut().zip(exact).zip(scale) {
@@ -232,5 +212,193 @@ unsafe fn tile<const M: usize, const P: usize>(
                 }
             }
         }
+    }
+}
+
+/// The inputs of a step: [`STEP`] columns of `P` panels.
+trait Step<const P: usize> {
+    /// Multiplies the step with [`TILE_ROWS`] matrix rows, whose codes begin at `codes`.
+    ///
+    /// # Safety
+    /// The processor must have avx512f and avx512vnni. The columns of the panels and of the codes
+    /// must exist.
+    unsafe fn products(self, codes: *const i32) -> Exact<P>;
+}
+
+/// The instructions for pair `$i` of one panel.
+macro_rules! pair_of_1 {
+    ($i:literal) => {
+        concat!(
+            "vmovdqu64 {l0}, [{x0} + 64*", $i, "]\n",
+            "vpdpwssd {a0}, {l0}, dword ptr [{codes} + 32*", $i, " + 0]{{1to16}}\n",
+            "vpdpwssd {b0}, {l0}, dword ptr [{codes} + 32*", $i, " + 4]{{1to16}}\n",
+            "vpdpwssd {c0}, {l0}, dword ptr [{codes} + 32*", $i, " + 8]{{1to16}}\n",
+            "vpdpwssd {d0}, {l0}, dword ptr [{codes} + 32*", $i, " + 12]{{1to16}}\n",
+        )
+    };
+}
+
+impl Step<1> for [*const i32; 1] {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+    unsafe fn products(self, codes: *const i32) -> Exact<1> {
+        let mut exact = [[_mm512_setzero_si512(); 1]; TILE_ROWS];
+        let [[a0], [b0], [c0], [d0]] = &mut exact;
+        // SAFETY: the caller guarantees the instructions and the columns. The assembly only reads
+        // memory.
+        unsafe {
+            asm!(
+                pair_of_1!(0),
+                pair_of_1!(1),
+                pair_of_1!(2),
+                pair_of_1!(3),
+                pair_of_1!(4),
+                pair_of_1!(5),
+                pair_of_1!(6),
+                pair_of_1!(7),
+                x0 = in(reg) self[0],
+                codes = in(reg) codes,
+                l0 = out(zmm_reg) _,
+                a0 = inout(zmm_reg) *a0,
+                b0 = inout(zmm_reg) *b0,
+                c0 = inout(zmm_reg) *c0,
+                d0 = inout(zmm_reg) *d0,
+                options(pure, readonly, nostack, preserves_flags),
+            );
+        }
+        exact
+    }
+}
+
+/// The instructions for pair `$i` of two panels.
+macro_rules! pair_of_2 {
+    ($i:literal) => {
+        concat!(
+            "vmovdqu64 {l0}, [{x0} + 64*", $i, "]\n",
+            "vmovdqu64 {l1}, [{x1} + 64*", $i, "]\n",
+            "vpbroadcastd {w}, dword ptr [{codes} + 32*", $i, " + 0]\n",
+            "vpdpwssd {a0}, {l0}, {w}\n",
+            "vpdpwssd {a1}, {l1}, {w}\n",
+            "vpbroadcastd {w}, dword ptr [{codes} + 32*", $i, " + 4]\n",
+            "vpdpwssd {b0}, {l0}, {w}\n",
+            "vpdpwssd {b1}, {l1}, {w}\n",
+            "vpbroadcastd {w}, dword ptr [{codes} + 32*", $i, " + 8]\n",
+            "vpdpwssd {c0}, {l0}, {w}\n",
+            "vpdpwssd {c1}, {l1}, {w}\n",
+            "vpbroadcastd {w}, dword ptr [{codes} + 32*", $i, " + 12]\n",
+            "vpdpwssd {d0}, {l0}, {w}\n",
+            "vpdpwssd {d1}, {l1}, {w}\n",
+        )
+    };
+}
+
+impl Step<2> for [*const i32; 2] {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+    unsafe fn products(self, codes: *const i32) -> Exact<2> {
+        let mut exact = [[_mm512_setzero_si512(); 2]; TILE_ROWS];
+        let [[a0, a1], [b0, b1], [c0, c1], [d0, d1]] = &mut exact;
+        // SAFETY: the caller guarantees the instructions and the columns. The assembly only reads
+        // memory.
+        unsafe {
+            asm!(
+                pair_of_2!(0),
+                pair_of_2!(1),
+                pair_of_2!(2),
+                pair_of_2!(3),
+                pair_of_2!(4),
+                pair_of_2!(5),
+                pair_of_2!(6),
+                pair_of_2!(7),
+                x0 = in(reg) self[0],
+                x1 = in(reg) self[1],
+                codes = in(reg) codes,
+                l0 = out(zmm_reg) _,
+                l1 = out(zmm_reg) _,
+                w = out(zmm_reg) _,
+                a0 = inout(zmm_reg) *a0,
+                a1 = inout(zmm_reg) *a1,
+                b0 = inout(zmm_reg) *b0,
+                b1 = inout(zmm_reg) *b1,
+                c0 = inout(zmm_reg) *c0,
+                c1 = inout(zmm_reg) *c1,
+                d0 = inout(zmm_reg) *d0,
+                d1 = inout(zmm_reg) *d1,
+                options(pure, readonly, nostack, preserves_flags),
+            );
+        }
+        exact
+    }
+}
+
+/// The instructions for pair `$i` of three panels.
+macro_rules! pair_of_3 {
+    ($i:literal) => {
+        concat!(
+            "vmovdqu64 {l0}, [{x0} + 64*", $i, "]\n",
+            "vmovdqu64 {l1}, [{x1} + 64*", $i, "]\n",
+            "vmovdqu64 {l2}, [{x2} + 64*", $i, "]\n",
+            "vpbroadcastd {w}, dword ptr [{codes} + 32*", $i, " + 0]\n",
+            "vpdpwssd {a0}, {l0}, {w}\n",
+            "vpdpwssd {a1}, {l1}, {w}\n",
+            "vpdpwssd {a2}, {l2}, {w}\n",
+            "vpbroadcastd {w}, dword ptr [{codes} + 32*", $i, " + 4]\n",
+            "vpdpwssd {b0}, {l0}, {w}\n",
+            "vpdpwssd {b1}, {l1}, {w}\n",
+            "vpdpwssd {b2}, {l2}, {w}\n",
+            "vpbroadcastd {w}, dword ptr [{codes} + 32*", $i, " + 8]\n",
+            "vpdpwssd {c0}, {l0}, {w}\n",
+            "vpdpwssd {c1}, {l1}, {w}\n",
+            "vpdpwssd {c2}, {l2}, {w}\n",
+            "vpbroadcastd {w}, dword ptr [{codes} + 32*", $i, " + 12]\n",
+            "vpdpwssd {d0}, {l0}, {w}\n",
+            "vpdpwssd {d1}, {l1}, {w}\n",
+            "vpdpwssd {d2}, {l2}, {w}\n",
+        )
+    };
+}
+
+impl Step<3> for [*const i32; 3] {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+    unsafe fn products(self, codes: *const i32) -> Exact<3> {
+        let mut exact = [[_mm512_setzero_si512(); 3]; TILE_ROWS];
+        let [[a0, a1, a2], [b0, b1, b2], [c0, c1, c2], [d0, d1, d2]] = &mut exact;
+        // SAFETY: the caller guarantees the instructions and the columns. The assembly only reads
+        // memory.
+        unsafe {
+            asm!(
+                pair_of_3!(0),
+                pair_of_3!(1),
+                pair_of_3!(2),
+                pair_of_3!(3),
+                pair_of_3!(4),
+                pair_of_3!(5),
+                pair_of_3!(6),
+                pair_of_3!(7),
+                x0 = in(reg) self[0],
+                x1 = in(reg) self[1],
+                x2 = in(reg) self[2],
+                codes = in(reg) codes,
+                l0 = out(zmm_reg) _,
+                l1 = out(zmm_reg) _,
+                l2 = out(zmm_reg) _,
+                w = out(zmm_reg) _,
+                a0 = inout(zmm_reg) *a0,
+                a1 = inout(zmm_reg) *a1,
+                a2 = inout(zmm_reg) *a2,
+                b0 = inout(zmm_reg) *b0,
+                b1 = inout(zmm_reg) *b1,
+                b2 = inout(zmm_reg) *b2,
+                c0 = inout(zmm_reg) *c0,
+                c1 = inout(zmm_reg) *c1,
+                c2 = inout(zmm_reg) *c2,
+                d0 = inout(zmm_reg) *d0,
+                d1 = inout(zmm_reg) *d1,
+                d2 = inout(zmm_reg) *d2,
+                options(pure, readonly, nostack, preserves_flags),
+            );
+        }
+        exact
     }
 }
