@@ -40,6 +40,7 @@ mod work;
 
 pub use attention::attend::{Around, Attention, AttentionMask, Query};
 pub use attention::kv_copy::KvPlane;
+pub use attention::kv_packing::KvPacking;
 pub use attention::kv_type::KvType;
 pub use attention::kv_write::{KvWrite, NewKv, ProjectKeys, TokenPositions, TokenRange};
 pub use attention::rope::Rotation;

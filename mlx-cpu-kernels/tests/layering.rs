@@ -128,6 +128,7 @@ const ORDER: &[&str] = &[
     "gemm::experts",
     "gemm::expert_block",
     "attention",
+    "attention::kv_packing",
     "attention::kv_type",
     "attention::rope",
     "attention::kv_write",

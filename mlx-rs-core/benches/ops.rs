@@ -190,6 +190,7 @@ mod attention {
                 offset: 512 - queries,
                 keys: noise(&[1, 3, 512, 64], 2),
                 values: noise(&[1, 3, 512, 64], 3),
+                packing: None,
                 filled: 512,
                 order: Some((0, 0)),
                 window: None,

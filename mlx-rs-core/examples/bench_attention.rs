@@ -143,6 +143,7 @@ impl Inputs {
             offset: 0,
             keys: self.k.clone(),
             values: self.v.clone(),
+            packing: None,
             filled: length,
             order: Some((0, 0)),
             window: None,

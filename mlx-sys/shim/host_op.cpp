@@ -313,8 +313,11 @@ mx::Dtype dtype_of(mlx_dtype dtype) {
       return mx::float16;
     case MLX_BFLOAT16:
       return mx::bfloat16;
+    // Words of packed KV caches.
+    case MLX_UINT32:
+      return mx::uint32;
     default:
-      throw std::runtime_error("[HostOp] the output must be of a float type");
+      throw std::runtime_error("[HostOp] the output must be of a float type, or uint32");
   }
 }
 
@@ -325,8 +328,6 @@ mx::Dtype number_type_of(mlx_dtype dtype) {
       return mx::uint8;
     case MLX_UINT16:
       return mx::uint16;
-    case MLX_UINT32:
-      return mx::uint32;
     case MLX_INT8:
       return mx::int8;
     case MLX_INT16:

@@ -1,5 +1,5 @@
-//! Tests of KV caches in 16 bits (`--kv-bits 16`), on the CPU. For each cache type, `same_bits.rs`
-//! tests that a reply does not depend on the other rows of its batch.
+//! Tests of KV caches in 16 bits and of packed ones (`--kv-bits`), on the CPU. For each cache type,
+//! `same_bits.rs` tests that a reply does not depend on the other rows of its batch.
 
 use std::path::Path;
 
@@ -155,4 +155,43 @@ fn the_reported_size_of_a_token_is_that_in_prompt_cache_files() {
     // The layers of Mamba have states of fixed size.
     let model = load("mamba", LoadOptions::new());
     assert_eq!(model.info().cache_bytes_per_token, Some(0));
+}
+
+#[test]
+fn logits_with_packed_caches_are_near_those_with_32_bits() {
+    let wide = logits(load("qwen3-q8", LoadOptions::new()).as_ref());
+    let largest = wide.iter().fold(0.0f32, |most, v| most.max(v.abs()));
+    let mut before = 0.0;
+    for (bits, most) in [(8, 0.01), (6, 0.04), (5, 0.08), (4, 0.2), (3, 0.5)] {
+        let packed = |start| {
+            let options = LoadOptions::new().with_kv_bits(bits).with_kv_group_size(32);
+            let model = load("qwen3-q8", options.with_quantized_kv_start(start));
+            logits(model.as_ref())
+        };
+        let off = max_difference(&packed(0), &wide);
+        assert!(off < most * largest, "{bits} bits: {off} of {largest}");
+        assert!(
+            off > before,
+            "fewer bits cause a greater error: {off}, {before}"
+        );
+        before = off;
+        // No position is packed before the start.
+        assert_eq!(packed(1000), wide);
+    }
+}
+
+/// Rows of a batch begin to pack their positions at different times.
+#[test]
+fn a_batch_of_packed_and_unpacked_rows_equals_single_requests() {
+    let options = LoadOptions::new().with_kv_bits(8).with_kv_group_size(32);
+    let model = load("qwen3-q8", options.with_quantized_kv_start(24));
+    let prompts = [40, 10, 22].map(prompt);
+    let options = greedy(12).with_cache_prompt(false);
+    let together = model.batch_generate(&prompts, &options).unwrap();
+    for (prompt, result) in prompts.iter().zip(together) {
+        let alone = model.generate(prompt, &options).unwrap();
+        let alone = alone.collect_output().unwrap().tokens;
+        let ids: Vec<u32> = result.tokens.iter().map(|token| token.id).collect();
+        assert_eq!(ids, alone);
+    }
 }

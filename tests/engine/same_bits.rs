@@ -57,14 +57,20 @@ fn names(except: &[&[&str]]) -> Vec<String> {
         .collect()
 }
 
-/// The types of KV caches: the default, and float16.
-const CACHES: [Option<u32>; 2] = [None, Some(16)];
+/// The types of KV caches: the default, float16, and packed in 8 and 4 bits.
+const CACHES: [Option<u32>; 4] = [None, Some(16), Some(8), Some(4)];
+
+/// Models whose heads can be packed.
+const PACKED: &[&str] = &["qwen3-q4", "qwen3-q8"];
 
 /// The names of models, each with each type of caches.
 fn cases(except: &[&[&str]]) -> Vec<(String, Option<u32>)> {
     let names = names(except).into_iter();
     names
         .flat_map(|name| CACHES.map(|kv_bits| (name.clone(), kv_bits)))
+        .filter(|(name, kv_bits)| {
+            kv_bits.is_none_or(|bits| bits >= 16) || PACKED.contains(&name.as_str())
+        })
         .collect()
 }
 
@@ -72,7 +78,8 @@ fn cases(except: &[&[&str]]) -> Vec<(String, Option<u32>)> {
 fn load((name, kv_bits): &(String, Option<u32>)) -> Box<dyn TextModel> {
     let options = LoadOptions::new()
         .with_backend("cpu")
-        .with_kv_bits(*kv_bits);
+        .with_kv_bits(*kv_bits)
+        .with_kv_group_size(32);
     inference::load_model(fixture("tiny").join(name), &options).unwrap()
 }
 

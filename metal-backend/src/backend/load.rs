@@ -147,7 +147,7 @@ pub(crate) fn load(
 ) -> Result<Parts> {
     let (config, mut weights, before) = prepare(path, options, place, group)?;
     let prefill_inputs = hold(&mut weights, options, place)?;
-    warn_of_slow_paths(options, place, &weights, before.compute);
+    warn_of_slow_paths(place, &weights, before.compute);
     if let Some(features) = &before.features {
         features.leave_out(&mut weights);
     }
@@ -216,18 +216,8 @@ pub(crate) fn load(
     })
 }
 
-/// Logs what the options move out of the CPU's kernels.
-fn warn_of_slow_paths(
-    options: &LoadOptions,
-    place: Place,
-    weights: &Weights,
-    compute: ComputeType,
-) {
-    if place == Place::Cpu && options.kv_bits.is_some_and(|bits| bits < 16) {
-        tracing::warn!(
-            "kv_bits: attention over a packed cache runs outside the CPU kernels, on one core"
-        );
-    }
+/// Logs what the weights move out of the CPU's kernels.
+fn warn_of_slow_paths(place: Place, weights: &Weights, compute: ComputeType) {
     if place == Place::Cpu && weights.dtype() != Dtype::Float32 {
         tracing::warn!(
             "{compute} runs outside the CPU kernels, hundreds of times slower than float32"

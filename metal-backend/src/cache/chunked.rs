@@ -5,7 +5,7 @@
 use mlx_rs_core::{Array, Dtype, Result, concatenate, zeros};
 
 use super::{KvCache, KvView, LayerState, Order, Portable, Snapshot, Stored, cast};
-use crate::exec::{Heads, KvType, TokenRange};
+use crate::exec::{Heads, KvPacking, KvType, TokenRange};
 
 /// The number of positions by which the capacity grows.
 pub(super) const CHUNK: i32 = 256;
@@ -18,12 +18,25 @@ pub struct ChunkedCache {
     pub(super) offset: i32,
     /// Whether elements are stored as float16, whatever the type of new keys and values.
     half: bool,
+    /// How keys and values are packed. The buffers are then words, as kernels store them: `[B, Hkv,
+    /// capacity, words]`. Only kernels append to them.
+    pub(super) packing: Option<KvPacking>,
 }
 
 impl ChunkedCache {
     /// An empty cache.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// A cache with packed words of `offset` positions.
+    pub(super) fn packed(buffers: (Array, Array), offset: i32, packing: KvPacking) -> Self {
+        Self {
+            buffers: Some(buffers),
+            offset,
+            half: false,
+            packing: Some(packing),
+        }
     }
 
     /// The cache with elements in float16 if `half`.
@@ -34,9 +47,10 @@ impl ChunkedCache {
 
     /// The type in which our kernels store elements.
     pub(super) fn kv_type(&self) -> KvType {
-        match self.half {
-            true => KvType::Float16,
-            false => KvType::Float32,
+        match (self.packing, self.half) {
+            (Some(packing), _) => KvType::Packed(packing),
+            (None, true) => KvType::Float16,
+            (None, false) => KvType::Float32,
         }
     }
 
@@ -129,11 +143,18 @@ impl ChunkedCache {
             .is_none_or(|(k, v)| plain(k) && plain(v))
     }
 
+    /// The number of items that are stored for a head of `width` elements.
+    fn stored(&self, width: i32) -> i32 {
+        let row = self.kv_type().row(usize::try_from(width).unwrap_or(0));
+        i32::try_from(row).unwrap_or(i32::MAX)
+    }
+
     /// [`Self::kv_type`] as an array's type.
     fn dtype(&self) -> Dtype {
         match self.kv_type() {
             KvType::Float32 => Dtype::Float32,
             KvType::Float16 => Dtype::Float16,
+            KvType::Packed(_) => Dtype::Uint32,
         }
     }
 
@@ -146,15 +167,15 @@ impl ChunkedCache {
         (first, length): (i32, i32),
     ) -> Result<(Array, Array)> {
         let end = self.offset.saturating_add(length);
-        let shape = [1, heads.n_kv_heads, length, heads.head_dim];
+        let shape = [1, heads.n_kv_heads, length, self.stored(heads.head_dim)];
         let (k, v) = self.buffers_for(end, i32::MAX, (&shape, &shape, self.dtype()))?;
         let tokens = TokenRange {
             first,
             length,
             offset: self.offset,
         };
-        let k = heads.store_keys(&k, packed, tokens)?;
-        let v = heads.store_values(&v, packed, tokens)?;
+        let k = heads.store_keys((&k, self.packing), packed, tokens)?;
+        let v = heads.store_values((&v, self.packing), packed, tokens)?;
         self.buffers = Some((k.clone(), v.clone()));
         self.offset = end;
         Ok((k, v))
@@ -256,7 +277,11 @@ impl LayerState for ChunkedCache {
     }
 
     fn reset(&mut self) {
-        *self = Self::new().with_half(self.half);
+        *self = Self {
+            half: self.half,
+            packing: self.packing,
+            ..Self::new()
+        };
     }
 
     fn trim(&mut self, n: i32) -> bool {

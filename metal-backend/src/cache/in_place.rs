@@ -2,12 +2,15 @@
 //! runs as one operation (`nn/fused.rs`), the storage is memory that our kernels write in place.
 //! The contents are converted on demand. A conversion is rare, because a request is one prompt
 //! followed by single tokens.
+//!
+//! The kernels can also pack keys and values. MLX's operations then use a [`QuantizedCache`] with
+//! the same contents.
 
 use mlx_rs_core::{Array, Result};
 
 use super::chunked::{CHUNK, ChunkedCache, capacity};
-use super::{KvCache, KvView, LayerState, Portable, Snapshot};
-use crate::exec::{Heads, KvBuffer, KvType};
+use super::{KvCache, KvView, LayerState, Packing, Portable, QuantizedCache, Snapshot};
+use crate::exec::{Heads, KvBuffer, KvPacking, KvType, pack_kv};
 
 /// Keys and values of all positions so far.
 #[derive(Debug, Default)]
@@ -17,6 +20,17 @@ pub struct InPlaceCache {
     memory: Option<KvBuffer>,
     /// The expected final number of positions.
     expected: i32,
+    packed: Option<Packed>,
+}
+
+/// How the positions of a cache are packed.
+#[derive(Debug, Clone)]
+struct Packed {
+    packing: Packing,
+    /// The same for the kernels.
+    kv: KvPacking,
+    /// All keys and values, while MLX's operations use them. `chunks` and `memory` are then empty.
+    arrays: Option<QuantizedCache>,
 }
 
 /// Allocates memory for all layers of a row at once.
@@ -69,6 +83,91 @@ impl InPlaceCache {
         self
     }
 
+    /// An empty cache whose positions are packed; `None` if the kernels do not have this packing.
+    pub fn with_packing(packing: Packing) -> Option<Self> {
+        let (bits, group) = (packing.bits, packing.group_size);
+        let kv = KvPacking::new(u32::try_from(bits).ok()?, u32::try_from(group).ok()?)?;
+        let mut cache = Self {
+            packed: Some(Packed {
+                packing,
+                kv,
+                arrays: None,
+            }),
+            ..Self::default()
+        };
+        cache.reset();
+        Some(cache)
+    }
+
+    /// How the stored positions are packed now.
+    pub fn packing(&self) -> Option<KvPacking> {
+        self.chunks.packing
+    }
+
+    /// Prepares for kernels that append until there are `end` positions. If these are more than the
+    /// unpacked ones, all positions are packed.
+    fn prepare(&mut self, end: i32) -> Result<()> {
+        let Some(packed) = &mut self.packed else {
+            return Ok(());
+        };
+        if let Some(arrays) = packed.arrays.take() {
+            self.chunks = arrays.to_rows(packed.kv)?;
+        }
+        if self.chunks.packing.is_some() || end <= packed.packing.start {
+            return Ok(());
+        }
+        let kv = packed.kv;
+        let plain = self.as_chunks()?;
+        self.chunks = match plain.valid()?.filter(|_| plain.offset > 0) {
+            Some((keys, values)) => {
+                let rows = (pack_kv(&keys, kv)?, pack_kv(&values, kv)?);
+                ChunkedCache::packed(rows, plain.offset, kv)
+            }
+            None => plain,
+        };
+        self.chunks.packing = Some(kv);
+        self.memory = None;
+        Ok(())
+    }
+
+    /// The contents as MLX's operations use them, if positions are packed.
+    fn as_quantized(&self) -> Result<Option<QuantizedCache>> {
+        match &self.packed {
+            None => Ok(None),
+            Some(Packed {
+                arrays: Some(arrays),
+                ..
+            }) => Ok(Some(arrays.clone())),
+            Some(packed) => QuantizedCache::from_rows(packed.packing, &self.as_chunks()?).map(Some),
+        }
+    }
+
+    /// Changes to a cache of MLX's operations, if positions are packed, and returns it.
+    fn quantized(&mut self) -> Result<Option<&mut QuantizedCache>> {
+        let arrays = self.as_quantized()?;
+        let Some(packed) = &mut self.packed else {
+            return Ok(None);
+        };
+        packed.arrays = arrays;
+        self.chunks = ChunkedCache::new();
+        self.memory = None;
+        Ok(packed.arrays.as_mut())
+    }
+
+    /// Replaces the contents by those of an empty quantized cache after `fill`.
+    fn refill(
+        &mut self,
+        fill: impl FnOnce(&mut QuantizedCache) -> std::result::Result<(), String>,
+    ) -> Option<std::result::Result<(), String>> {
+        let packed = self.packed.as_mut()?;
+        let mut arrays = QuantizedCache::new(packed.packing);
+        Some(fill(&mut arrays).map(|()| {
+            packed.arrays = Some(arrays);
+            self.chunks = ChunkedCache::new();
+            self.memory = None;
+        }))
+    }
+
     /// All keys and values as arrays.
     fn as_chunks(&self) -> Result<ChunkedCache> {
         let mut chunks = self.chunks.clone();
@@ -117,10 +216,15 @@ impl InPlaceCache {
             None => self.as_chunks()?,
         };
         chunks.offset = chunks.offset.min(n);
+        let mut packed = self.packed.clone();
+        if let Some(arrays) = packed.as_mut().and_then(|packed| packed.arrays.as_mut()) {
+            arrays.trim(arrays.offset() - n);
+        }
         Ok(Self {
             chunks,
             memory,
             expected: self.expected,
+            packed,
         })
     }
 
@@ -142,6 +246,7 @@ impl InPlaceCache {
         packed: &Array,
         tokens: (i32, i32),
     ) -> Result<(Array, Array)> {
+        self.prepare(self.offset().saturating_add(tokens.1))?;
         self.chunks()?.store(heads, packed, tokens)
     }
 
@@ -157,6 +262,7 @@ impl InPlaceCache {
         length: i32,
         allocator: &mut KvAllocator,
     ) -> Result<&mut KvBuffer> {
+        self.prepare(self.offset().saturating_add(length))?;
         let filled = self.chunks.offset;
         let end = filled.saturating_add(length);
         let (expected, chunk) = self.capacities(end);
@@ -177,7 +283,10 @@ impl InPlaceCache {
                 }
                 memory
             }
-            (None, Some((keys, values))) => KvBuffer::holding(keys, values, filled, capacity)?,
+            (None, Some((keys, values))) => {
+                let size = (filled, capacity);
+                KvBuffer::holding_packed(keys, values, self.chunks.packing, size)?
+            }
             (None, None) => {
                 let size = (heads.n_kv_heads, heads.head_dim);
                 allocator.take(self.chunks.kv_type(), size, capacity)?
@@ -195,14 +304,24 @@ impl InPlaceCache {
 
 impl KvCache for InPlaceCache {
     fn update(&mut self, keys: &Array, values: &Array) -> Result<KvView> {
+        if let Some(arrays) = self.quantized()? {
+            return arrays.update(keys, values);
+        }
         self.chunks()?.update(keys, values)
     }
 
     fn portable(&self) -> Result<Option<Portable>> {
-        self.as_chunks()?.portable()
+        match self.as_quantized()? {
+            Some(arrays) => arrays.portable(),
+            None => self.as_chunks()?.portable(),
+        }
     }
 
     fn adopt(&mut self, portable: Portable) -> std::result::Result<(), String> {
+        if self.packed.is_some() {
+            let filled = self.refill(|arrays| arrays.adopt(portable));
+            return filled.unwrap_or(Ok(()));
+        }
         self.memory = None;
         self.chunks.adopt(portable)
     }
@@ -216,16 +335,26 @@ impl KvCache for InPlaceCache {
     }
 }
 
+/// The arrays of MLX's operations, if they store the contents now.
+impl InPlaceCache {
+    fn arrays_of_mlx(&self) -> Option<&QuantizedCache> {
+        self.packed.as_ref()?.arrays.as_ref()
+    }
+}
+
 impl LayerState for InPlaceCache {
     fn expect(&mut self, positions: i32) {
         self.expected = positions;
     }
 
     fn offset(&self) -> i32 {
-        self.chunks.offset
+        (self.arrays_of_mlx()).map_or(self.chunks.offset, LayerState::offset)
     }
 
     fn arrays(&self) -> Vec<&Array> {
+        if let Some(arrays) = self.arrays_of_mlx() {
+            return arrays.arrays();
+        }
         match &self.memory {
             Some(memory) => memory.written().into_iter().collect(),
             None => self.chunks.arrays(),
@@ -233,6 +362,9 @@ impl LayerState for InPlaceCache {
     }
 
     fn nbytes(&self) -> usize {
+        if let Some(arrays) = self.arrays_of_mlx() {
+            return arrays.nbytes();
+        }
         let Some(memory) = &self.memory else {
             return self.chunks.nbytes();
         };
@@ -252,10 +384,26 @@ impl LayerState for InPlaceCache {
     fn reset(&mut self) {
         self.memory = None;
         self.chunks.reset();
+        if let Some(packed) = &mut self.packed {
+            packed.arrays = None;
+            // The first positions may stay unpacked.
+            self.chunks.packing = (packed.packing.start <= 0).then_some(packed.kv);
+        }
     }
 
     fn trim(&mut self, n: i32) -> bool {
-        self.chunks.trim(n)
+        let arrays = self
+            .packed
+            .as_mut()
+            .and_then(|packed| packed.arrays.as_mut());
+        match arrays {
+            Some(arrays) => arrays.trim(n),
+            None => self.chunks.trim(n),
+        };
+        if self.packed.is_some() && self.is_empty() {
+            self.reset();
+        }
+        true
     }
 
     fn copy(&self) -> Result<Box<dyn LayerState>> {
@@ -270,14 +418,24 @@ impl LayerState for InPlaceCache {
     }
 
     fn kind(&self) -> String {
-        self.chunks.kind()
+        match &self.packed {
+            Some(packed) => QuantizedCache::new(packed.packing).kind(),
+            None => self.chunks.kind(),
+        }
     }
 
     fn snapshot(&self) -> Result<Snapshot> {
-        self.as_chunks()?.snapshot()
+        match self.as_quantized()? {
+            Some(arrays) => arrays.snapshot(),
+            None => self.as_chunks()?.snapshot(),
+        }
     }
 
     fn restore(&mut self, snapshot: Snapshot) -> Result<(), String> {
+        if self.packed.is_some() {
+            let filled = self.refill(|arrays| arrays.restore(snapshot));
+            return filled.unwrap_or(Ok(()));
+        }
         self.memory = None;
         self.chunks.restore(snapshot)
     }
@@ -292,247 +450,5 @@ impl LayerState for InPlaceCache {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use mlx_rs_core::cpu::{Block, DenseMatrix, Gate, KvSlot, Matrix};
-    use mlx_rs_core::{Device, Dtype, Stream, zeros};
-
-    /// A matrix of zeros, if the kernels are enabled.
-    fn none() -> Option<Matrix> {
-        let zeros = zeros(&[2, 2], Dtype::Float32).unwrap();
-        DenseMatrix::new(&zeros).unwrap().map(Matrix::Dense)
-    }
-
-    fn heads() -> Heads {
-        Heads {
-            n_heads: 1,
-            n_kv_heads: 1,
-            head_dim: 2,
-            scale: 1.0,
-            softcap: None,
-            q_norm: None,
-            k_norm: None,
-            rotation: None,
-            sinks: None,
-        }
-    }
-
-    fn block<'a>(heads: &'a Heads, none: &'a Matrix) -> Block<'a> {
-        Block {
-            heads,
-            attention_norm: None,
-            projections: [(none, None); 3],
-            output: (none, None),
-            feed_norm: None,
-            gate: Gate::Silu,
-            gate_up: [(none, None); 2],
-            down: (none, None),
-        }
-    }
-
-    /// The capacity after `prompt` tokens if `expected` positions are announced. The second value
-    /// is the capacity after the token that exceeds the first capacity.
-    fn capacities(expected: Option<i32>, prompt: i32) -> (i32, i32) {
-        let heads = heads();
-        let mut capacities = (0, 0);
-        Stream::default_of(Device::cpu()).unwrap().scope(|| {
-            let none = none().unwrap();
-            let mut cache = InPlaceCache::new();
-            if let Some(expected) = expected {
-                cache.expect(expected);
-            }
-            let memory = cache
-                .memory(&heads, prompt, &mut KvAllocator::new(1))
-                .unwrap();
-            capacities.0 = memory.capacity();
-            let slot = KvSlot {
-                length: capacities.0,
-                offset: 0,
-                memory,
-                window: None,
-            };
-            let x = zeros(&[1, capacities.0, 2], Dtype::Float32).unwrap();
-            block(&heads, &none).step(&x, &mut [slot]).unwrap();
-            cache.advance(capacities.0);
-            capacities.1 = cache
-                .memory(&heads, 1, &mut KvAllocator::new(1))
-                .unwrap()
-                .capacity();
-        });
-        capacities
-    }
-
-    /// Appends tokens whose keys and values are zeros.
-    fn write(cache: &mut InPlaceCache, tokens: i32) {
-        let (heads, none, offset) = (heads(), none().unwrap(), cache.offset());
-        let slot = KvSlot {
-            length: tokens,
-            offset,
-            memory: cache
-                .memory(&heads, tokens, &mut KvAllocator::new(1))
-                .unwrap(),
-            window: None,
-        };
-        let x = zeros(&[1, tokens, 2], Dtype::Float32).unwrap();
-        block(&heads, &none).step(&x, &mut [slot]).unwrap();
-        cache.advance(tokens);
-    }
-
-    /// A copy must have its own memory, with capacity for the expected positions. Both caches must
-    /// continue without changing each other.
-    #[test]
-    fn a_copy_stays_in_place_and_goes_on_by_itself() {
-        if none().is_none() {
-            return; // the kernels are disabled
-        }
-        Stream::default_of(Device::cpu()).unwrap().scope(|| {
-            let mut cache = InPlaceCache::new();
-            cache.expect(20);
-            write(&mut cache, 5);
-            let mut copy = cache.copy().unwrap();
-            assert_eq!(copy.arrays().len(), 1, "one array says that all is there");
-            copy.trim(2);
-            write(&mut cache, 1);
-            let kernels = copy.as_kv_mut().unwrap().in_place_mut().unwrap();
-            let memory = kernels
-                .memory(&heads(), 1, &mut KvAllocator::new(1))
-                .unwrap();
-            assert_eq!(memory.capacity(), 32);
-            assert!(memory.copy(5).is_ok() && memory.copy(6).is_err());
-            assert_eq!((cache.offset(), copy.offset()), (6, 3));
-            // Keys and values of 32 positions, each with two float32 elements.
-            assert_eq!(copy.nbytes(), 32 * 2 * 2 * 4);
-            copy.reset();
-            assert!(copy.is_empty() && copy.nbytes() == 0 && cache.len() == 6);
-            // An empty cache has nothing to copy.
-            assert_eq!(InPlaceCache::new().copy().unwrap().offset(), 0);
-        });
-    }
-
-    /// A copy of few positions must allocate memory only for these positions, with equal contents.
-    #[test]
-    fn a_part_is_copied_without_the_memory_of_the_rest() {
-        if none().is_none() {
-            return; // the kernels are disabled
-        }
-        Stream::default_of(Device::cpu()).unwrap().scope(|| {
-            let mut cache = InPlaceCache::new();
-            write(&mut cache, 700);
-            let mut part = InPlaceCache::copy_all(&[&cache], 5).unwrap().remove(0);
-            assert_eq!((cache.offset(), part.offset()), (700, 5));
-            assert!(part.nbytes() * 2 < cache.nbytes());
-            write(&mut part, 3);
-            assert_eq!((cache.offset(), part.offset()), (700, 8));
-            // Arrays must be truncated, too.
-            cache.chunks().unwrap();
-            let part = InPlaceCache::copy_all(&[&cache], 5).unwrap().remove(0);
-            let (keys, _) = part.as_chunks().unwrap().valid().unwrap().unwrap();
-            assert_eq!(keys.shape(), [1, 1, 5, 2]);
-        });
-    }
-
-    /// Copying several layers together must equal separate copies. The layers differ: with memory,
-    /// with arrays, with other capacities, and empty.
-    #[test]
-    fn layers_are_copied_together() {
-        if none().is_none() {
-            return; // the kernels are disabled
-        }
-        Stream::default_of(Device::cpu()).unwrap().scope(|| {
-            let mut allocator = KvAllocator::new(2);
-            let mut layers: Vec<InPlaceCache> = (0..5).map(|_| InPlaceCache::new()).collect();
-            for layer in &mut layers[..4] {
-                let capacity = layer
-                    .memory(&heads(), 5, &mut allocator)
-                    .unwrap()
-                    .capacity();
-                assert_eq!(capacity, 8);
-                write(layer, 5);
-            }
-            layers[1].chunks().unwrap();
-            for expected in [8, 40] {
-                layers[3].expect(expected);
-                let all: Vec<&InPlaceCache> = layers.iter().collect();
-                let mut copies = InPlaceCache::copy_all(&all, i32::MAX).unwrap();
-                let kinds: Vec<bool> = copies.iter().map(|copy| copy.memory.is_some()).collect();
-                assert_eq!(kinds, [true, false, true, true, false]);
-                let offsets: Vec<i32> = copies.iter().map(LayerState::offset).collect();
-                assert_eq!(offsets, [5, 5, 5, 5, 0]);
-                let capacity = |copy: &mut InPlaceCache| {
-                    let memory = copy.memory(&heads(), 1, &mut KvAllocator::new(1)).unwrap();
-                    assert!(memory.copy(5).is_ok());
-                    memory.capacity()
-                };
-                assert_eq!(capacity(&mut copies[0]), 8);
-                assert_eq!(capacity(&mut copies[3]), if expected == 8 { 8 } else { 64 });
-            }
-        });
-    }
-
-    #[test]
-    fn capacity_is_made_for_what_is_expected_and_then_by_chunks() {
-        if none().is_none() {
-            return; // the kernels are disabled
-        }
-        assert_eq!(capacities(None, 5), (8, 256));
-        // The capacity includes the first token after the prompt.
-        assert_eq!(capacities(None, 8), (16, 256));
-        assert_eq!(capacities(Some(80), 16), (128, 256));
-        assert_eq!(capacities(Some(3), 16), (32, 256));
-        assert_eq!(capacities(Some(100_000), 16), (256, 512));
-        assert_eq!(capacities(Some(600), 300), (512, 768));
-        assert_eq!(capacities(None, 300), (512, 768));
-    }
-
-    /// A float16 cache in memory, in arrays, in a file and in a copy.
-    #[test]
-    fn float16_caches_keep_their_type() {
-        if none().is_none() {
-            return; // the kernels are disabled
-        }
-        Stream::default_of(Device::cpu()).unwrap().scope(|| {
-            let empty = || InPlaceCache::new().with_half(true);
-            let mut cache = empty();
-            write(&mut cache, 5);
-            assert_eq!(cache.nbytes(), 8 * 2 * 2 * 2);
-            let mut copy = InPlaceCache::copy_all(&[&cache], 3).unwrap().remove(0);
-            write(&mut copy, 10);
-            assert_eq!((cache.offset(), copy.offset()), (5, 13));
-            // MLX's operations append float32.
-            let part = Array::from_slice(&[0.1f32, 7e4, -1e9, 2.0], &[1, 1, 2, 2]).unwrap();
-            let view = copy.update(&part, &part).unwrap();
-            let crate::cache::Stored::Plain(keys) = view.keys else {
-                panic!("not plain");
-            };
-            assert_eq!(keys.dtype(), Dtype::Float16);
-            let keys = keys.astype(Dtype::Float32).unwrap();
-            let last = keys.slice_axis(2, 13, 15).unwrap().to_vec::<f32>().unwrap();
-            assert_eq!(last, [0.099_975_586, 65_504.0, -65_504.0, 2.0]);
-            // The kernels go on from there, and a reset keeps the type.
-            write(&mut copy, 1);
-            let snapshot = copy.snapshot().unwrap();
-            assert_eq!(snapshot.arrays["keys"].dtype(), Dtype::Float16);
-            copy.reset();
-            write(&mut copy, 1);
-            assert_eq!(copy.nbytes(), 2 * 2 * 2 * 2);
-            // A file of either type is read into either cache.
-            let wide = {
-                let mut wide = InPlaceCache::new();
-                wide.restore(snapshot.clone()).unwrap();
-                wide.snapshot().unwrap()
-            };
-            assert_eq!(wide.arrays["keys"].dtype(), Dtype::Float32);
-            for snapshot in [snapshot.clone(), wide] {
-                let mut other = empty();
-                other.restore(snapshot).unwrap();
-                let again = other.snapshot().unwrap();
-                assert_eq!(other.offset(), 16);
-                let keys = again.arrays["keys"].astype(Dtype::Float32).unwrap();
-                let keys = keys.slice_axis(2, 13, 15).unwrap();
-                assert_eq!(keys.to_vec::<f32>().unwrap(), last);
-                assert_eq!(again.kind, "chunked:float16");
-                write(&mut other, 1);
-            }
-        });
-    }
-}
+#[path = "in_place_tests.rs"]
+mod tests;

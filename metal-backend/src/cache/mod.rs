@@ -5,8 +5,8 @@
 //! [`PassingCache`] keeps nothing, for training. Four kinds keep keys and values: [`InPlaceCache`]
 //! grows without limit, as [`ChunkedCache`]s until our kernels write it in place. [`RotatingCache`]
 //! holds the last positions (and a few of the first). [`WindowedCache`] holds the same and can be
-//! truncated. [`QuantizedCache`] grows and is packed. [`CacheOptions`] determines the kind for a
-//! layer. [`RecurrentState`] holds arrays of fixed shape instead, and [`PairState`] both.
+//! truncated. [`QuantizedCache`] grows and is packed; our kernels have [`InPlaceCache`] for this,
+//! too. [`CacheOptions`] determines the kind for a layer. [`RecurrentState`] holds arrays of fixed shape instead, and [`PairState`] both.
 //! `checkpoint.rs` keeps copies of states that cannot be trimmed. `file.rs` keeps caches on disk,
 //! `mlx_lm.rs` in the format of Python's mlx-lm. `tier/` manages a directory of such files.
 
@@ -43,6 +43,8 @@ pub use state::{KvCache, LayerState, Snapshot};
 pub use windowed::WindowedCache;
 
 use mlx_rs_core::{Array, Dtype, Quantized, Result, eval};
+
+use crate::exec;
 
 /// Keys or values in the form that attention reads, `[B, Hkv, n, D]`.
 #[derive(Debug, Clone)]
@@ -353,7 +355,7 @@ impl CacheOptions {
             (None, Some(bound)) => (bound, 0),
             (None, None) => {
                 return match self.packing {
-                    Some(packing) => Box::new(QuantizedCache::new(packing)),
+                    Some(packing) => packed_cache(packing),
                     None => Box::new(InPlaceCache::new().with_half(self.half)),
                 };
             }
@@ -375,6 +377,15 @@ impl CacheOptions {
         let size = self.bound.map_or(chunk, |bound| bound.min(chunk));
         let spare = self.trimmable.unwrap_or(0);
         Box::new(WindowedCache::new(size, 0, spare).with_half(self.half))
+    }
+}
+
+/// An empty cache for packed positions, of our kernels if they run.
+fn packed_cache(packing: Packing) -> Box<dyn KvCache> {
+    let kernels = exec::on_kernels().unwrap_or(false);
+    match InPlaceCache::with_packing(packing).filter(|_| kernels) {
+        Some(cache) => Box::new(cache),
+        None => Box::new(QuantizedCache::new(packing)),
     }
 }
 

@@ -1,6 +1,9 @@
 //! The quantized KV cache. Keys and values are quantized in groups of a head's elements, and stored
 //! in chunks. The first positions may stay unquantized; all positions beyond a set length are
-//! quantized.
+//! quantized. MLX's operations write and read it. For our kernels, [`InPlaceCache`] stores the same
+//! numbers in another layout.
+//!
+//! [`InPlaceCache`]: super::InPlaceCache
 
 use std::collections::BTreeMap;
 
@@ -9,6 +12,7 @@ use mlx_rs_core::{Array, Error, ErrorKind, QuantMode, Quantized, Result};
 use super::chunked::{ChunkedCache, grow};
 use super::portable::packed_range;
 use super::{KvCache, KvView, LayerState, Order, Packing, Portable, Snapshot, Stored, map};
+use crate::exec::{KvPacking, join_kv, unpack_kv};
 
 /// Quantized keys and values of all positions.
 #[derive(Debug, Clone)]
@@ -33,6 +37,40 @@ impl QuantizedCache {
         Self {
             packing,
             store: Store::Plain(ChunkedCache::new()),
+        }
+    }
+
+    /// The contents of a cache of our kernels.
+    pub(super) fn from_rows(packing: Packing, rows: &ChunkedCache) -> Result<Self> {
+        let store = match (rows.packing, rows.valid()?) {
+            (Some(kv), Some((keys, values))) if rows.offset > 0 => Store::Packed {
+                keys: unpack_kv(&keys, kv)?,
+                values: unpack_kv(&values, kv)?,
+                offset: rows.offset,
+            },
+            (Some(_), _) => Store::Plain(ChunkedCache::new()),
+            (None, _) => Store::Plain(rows.clone()),
+        };
+        Ok(Self { packing, store })
+    }
+
+    /// The contents in the layout of our kernels, which `kv` describes. Unquantized positions stay
+    /// so.
+    pub(super) fn to_rows(&self, kv: KvPacking) -> Result<ChunkedCache> {
+        match &self.store {
+            Store::Plain(plain) => Ok(plain.clone()),
+            Store::Packed {
+                keys,
+                values,
+                offset,
+            } => {
+                let rows = |q: &Quantized| join_kv(&packed_range(q, *offset)?);
+                Ok(ChunkedCache::packed(
+                    (rows(keys)?, rows(values)?),
+                    *offset,
+                    kv,
+                ))
+            }
         }
     }
 

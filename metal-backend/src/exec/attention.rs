@@ -10,7 +10,8 @@ use super::matrix::NormSpec;
 /// The kernels' types for an attention layer, for views of caches and for buffers. Other modules
 /// import these types from here.
 pub use mlx_rs_core::cpu::{
-    Heads, KvBuffer, KvType, KvView as PlainView, Locality, Rotation, TokenRange,
+    Heads, KvBuffer, KvPacking, KvType, KvView as PlainView, Locality, Rotation, TokenRange,
+    join_kv, pack_kv, unpack_kv,
 };
 
 /// The properties of an attention layer.

@@ -38,7 +38,8 @@ mod weight;
 
 pub use activation::Activation;
 pub use attention::{
-    AttentionSpec, Heads, KvBuffer, KvType, Locality, PlainView, RotarySpec, TokenRange,
+    AttentionSpec, Heads, KvBuffer, KvPacking, KvType, Locality, PlainView, RotarySpec, TokenRange,
+    join_kv, pack_kv, unpack_kv,
 };
 pub use block::{Block, BlockSpec, KvSlot};
 pub use experts::{ExpertGate, ExpertMatrix, ExpertPart, expert_block};
@@ -53,6 +54,16 @@ pub use weight::{
     INTERLEAVED_ROWS, Weight, factors, interleaved, keeps_gguf_bits, keeps_half, keeps_packed,
     mapped, storage,
 };
+
+/// Whether the kernels are enabled, and the current stream is on the CPU.
+///
+/// # Errors
+/// If MLX has no current stream.
+pub fn on_kernels() -> mlx_rs_core::Result<bool> {
+    use mlx_rs_core::{DeviceKind, Stream};
+    let on_cpu = || Stream::current().map(|stream| stream.device().kind() == DeviceKind::Cpu);
+    Ok(enabled() && on_cpu()?)
+}
 
 pub use mlx_rs_core::cpu::{
     MatrixParts, OPTIMIZED, Packer, PrefillInputs, enabled, status, threads,

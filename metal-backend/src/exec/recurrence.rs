@@ -3,7 +3,7 @@
 
 use std::ffi::OsStr;
 
-use mlx_rs_core::{Array, DeviceKind, Error, ErrorKind, Result, Stream, cpu};
+use mlx_rs_core::{Array, DeviceKind, Error, ErrorKind, Result, Stream};
 
 /// The kernels' types of a matrix memory. Other modules import these types from here.
 pub use mlx_rs_core::cpu::{Memory, MemoryInputs, MemoryRule};
@@ -17,15 +17,10 @@ pub fn scan(
     state: &[Array],
     differentiated: bool,
 ) -> Result<Option<(Array, Vec<Array>)>> {
-    if differentiated || !available()? {
+    if differentiated || !super::on_kernels()? {
         return Ok(None);
     }
     memory.scan(positions, state).map(Some)
-}
-
-/// Whether the kernels are enabled, and the current stream is on the CPU.
-fn available() -> Result<bool> {
-    Ok(cpu::enabled() && Stream::current()?.device().kind() == DeviceKind::Cpu)
 }
 
 /// Whether GPU kernels compute the mLSTM recurrence. They do if the current stream is on a GPU and

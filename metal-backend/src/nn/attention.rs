@@ -221,6 +221,7 @@ impl Attention {
                         offset,
                         keys: keys.clone(),
                         values: values.clone(),
+                        packing: None,
                         filled: keys.dim(2).unwrap_or(0),
                         order: match view.order {
                             Order::Run { keep, start } => Some((keep, start)),
@@ -235,7 +236,7 @@ impl Attention {
         if let Some(kernel_views) = kernel_views {
             return heads.attend(packed, &kernel_views, last);
         }
-        // Our kernels cannot read packed caches, so MLX's operations compute the rest.
+        // Our kernels do not read the caches that MLX packs. Its operations compute the rest.
         let lengths = lengths(rows);
         let queries = positions
             .of(packed, &lengths)?
@@ -269,11 +270,13 @@ impl Attention {
                 return Ok(None);
             };
             let (keys, values) = cache.store(heads, packed, (first, length))?;
+            let packing = cache.packing();
             kernel_views.push(PlainView {
                 length,
                 offset,
                 keys,
                 values,
+                packing,
                 filled: offset + length,
                 order: Some((0, 0)),
                 window: self.window,

@@ -28,6 +28,8 @@ pub struct Query {
 pub struct AttentionMask {
     /// The number of keys.
     pub len: usize,
+    /// The type of keys and values.
+    pub kv_type: KvType,
     /// The number of kept keys, which come first, and the position of the first other key. With
     /// `None` a query attends to all keys, and is the last of its sequence. With a `window`, the
     /// keys after the kept ones are then in a ring buffer of this size: position `p` is in slot `(p
@@ -99,8 +101,8 @@ impl AttentionMask {
 
 /// Attention of packed queries over KV caches. The inputs are float32: packed rows `[rows, width]`,
 /// the weight of the query norm `[d]`, and the sinks `[heads]`. Then keys and values `[1, Hkv, n,
-/// d]` of type `kv_type` follow: a pair of arrays for each sequence, or one pair shared by all
-/// sequences.
+/// d]` follow: a pair of arrays for each sequence, or one pair shared by all sequences. Packed ones
+/// have the words of a head in place of `d`.
 pub struct Attention {
     /// The number of query heads.
     pub heads: usize,
@@ -127,8 +129,6 @@ pub struct Attention {
     pub queries: Vec<Query>,
     /// The mask of each sequence.
     pub plans: Vec<AttentionMask>,
-    /// The type of keys and values.
-    pub kv_type: KvType,
     /// The instruction set.
     pub isa: Isa,
 }
@@ -194,6 +194,10 @@ impl<'a> KvRows<'a> {
                     let span = input.span::<u16>();
                     (span.cast(), span.len())
                 }
+                KvType::Packed(_) => {
+                    let span = input.span::<u32>();
+                    (span.cast(), span.len())
+                }
             }
         };
         Self {
@@ -224,9 +228,9 @@ impl<'a> KvRows<'a> {
         (from, to): (usize, usize),
         d: usize,
     ) -> &'a [T] {
-        assert!(T::TYPE == self.kv_type);
+        assert!(T::stores(self.kv_type));
         let start = h * self.head + from * self.position;
-        let n = (to - from - 1) * self.position + d;
+        let n = (to - from - 1) * self.position + self.kv_type.row(d);
         assert!(start <= self.len && n <= self.len - start);
         // SAFETY: `T` is the type of the elements. The range is within them, and nothing writes
         // them afterwards.
@@ -251,6 +255,13 @@ impl<'a> KvRows<'a> {
                 let span = self.span::<u16>(h, (from, to), d);
                 (
                     widen(isa, (span, self.position), (to - from, d), scratch),
+                    d,
+                )
+            }
+            KvType::Packed(packing) => {
+                let span = self.span::<u32>(h, (from, to), d);
+                (
+                    packing.unpack_rows(isa, (span, self.position), (to - from, d), scratch),
                     d,
                 )
             }

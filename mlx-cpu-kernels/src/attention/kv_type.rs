@@ -1,8 +1,9 @@
 //! The types in which KV caches store elements, and the conversions from and to float32. Sums are
-//! always float32.
+//! always float32. `kv_packing.rs` has the packed types.
 
 use half::f16;
 
+use crate::attention::kv_packing::KvPacking;
 use crate::isa::Isa;
 use crate::simd::vmath;
 
@@ -14,57 +15,99 @@ pub enum KvType {
     Float32,
     /// float16. Values beyond its range become its greatest value, 65,504, with their sign.
     Float16,
+    /// Codes of a few bits, with a scale and a bias for each group of a head's elements.
+    Packed(KvPacking),
 }
 
 impl KvType {
-    /// The number of bytes of an element.
+    /// The number of bytes of a stored item: an element, or a 32-bit word of a packed head.
     /// ```
     /// assert_eq!(mlx_cpu_kernels::KvType::Float16.size(), 2);
     /// ```
     pub const fn size(self) -> usize {
         match self {
-            Self::Float32 => 4,
+            Self::Float32 | Self::Packed(_) => 4,
             Self::Float16 => 2,
+        }
+    }
+
+    /// The number of stored items of a head with `d` elements: `d`, or the words of a packed head.
+    /// ```
+    /// use mlx_cpu_kernels::{KvPacking, KvType};
+    /// assert_eq!(KvType::Float16.row(64), 64);
+    /// // 64 bytes, a scale and a bias.
+    /// let packing = KvPacking::new(8, 64).ok_or("no such packing")?;
+    /// assert_eq!(KvType::Packed(packing).row(64), 18);
+    /// # Ok::<(), &str>(())
+    /// ```
+    pub const fn row(self, d: usize) -> usize {
+        match self {
+            Self::Float32 | Self::Float16 => d,
+            Self::Packed(packing) => packing.words(d),
         }
     }
 }
 
-/// An element of a cache.
+/// A stored item of a cache.
 pub(crate) trait KvElement: Copy + Send + Sync + 'static {
-    const TYPE: KvType;
+    /// Whether a cache of this type stores such items.
+    fn stores(kv_type: KvType) -> bool;
 
-    /// Fills `to`. `compute` writes a head as float32.
-    fn fill(to: &mut [Self], compute: impl FnOnce(&mut [f32]));
+    /// Fills `to`, a head with `d` elements. `compute` writes it as float32.
+    fn fill(kv_type: KvType, to: &mut [Self], d: usize, compute: impl FnOnce(&mut [f32]));
 }
 
 impl KvElement for f32 {
-    const TYPE: KvType = KvType::Float32;
+    fn stores(kv_type: KvType) -> bool {
+        kv_type == KvType::Float32
+    }
 
-    fn fill(to: &mut [Self], compute: impl FnOnce(&mut [f32])) {
+    fn fill(_: KvType, to: &mut [Self], _: usize, compute: impl FnOnce(&mut [f32])) {
         compute(to);
+    }
+}
+
+/// Words of a packed head.
+impl KvElement for u32 {
+    fn stores(kv_type: KvType) -> bool {
+        matches!(kv_type, KvType::Packed(_))
+    }
+
+    fn fill(kv_type: KvType, to: &mut [Self], d: usize, compute: impl FnOnce(&mut [f32])) {
+        let KvType::Packed(packing) = kv_type else {
+            unreachable!("only packed caches have words");
+        };
+        with_head(d, |head| {
+            compute(head);
+            packing.pack(head, to);
+        });
+    }
+}
+
+/// Calls `run` with scratch memory for a head of `d` elements.
+fn with_head(d: usize, run: impl FnOnce(&mut [f32])) {
+    /// The number of elements of usual heads. They need no heap memory.
+    const USUAL: usize = 256;
+    let mut stack = [0.0; USUAL];
+    match stack.get_mut(..d) {
+        Some(head) => run(head),
+        None => run(&mut vec![0.0; d]),
     }
 }
 
 /// The bits of float16.
 impl KvElement for u16 {
-    const TYPE: KvType = KvType::Float16;
+    fn stores(kv_type: KvType) -> bool {
+        kv_type == KvType::Float16
+    }
 
-    fn fill(to: &mut [Self], compute: impl FnOnce(&mut [f32])) {
-        /// The number of elements of usual heads. They need no heap memory.
-        const USUAL: usize = 256;
-        let mut stack = [0.0; USUAL];
-        let mut heap = Vec::new();
-        let head = match stack.get_mut(..to.len()) {
-            Some(head) => head,
-            None => {
-                heap.resize(to.len(), 0.0);
-                &mut heap[..]
+    fn fill(_: KvType, to: &mut [Self], d: usize, compute: impl FnOnce(&mut [f32])) {
+        with_head(d, |head| {
+            compute(head);
+            for (to, from) in to.iter_mut().zip(&*head) {
+                *to = rounded(*from);
             }
-        };
-        compute(head);
-        for (to, from) in to.iter_mut().zip(&*head) {
-            *to = rounded(*from);
-        }
+        });
     }
 }
 
@@ -118,7 +161,7 @@ mod tests {
             let values: Vec<f32> = (0..3 * d).map(|i| i as f32 * 0.37 - 40.0).collect();
             let mut bits = vec![0u16; 3 * d];
             for (to, from) in bits.chunks_exact_mut(d).zip(values.chunks_exact(d)) {
-                u16::fill(to, |head| head.copy_from_slice(from));
+                u16::fill(KvType::Float16, to, d, |head| head.copy_from_slice(from));
             }
             let wanted: Vec<f32> = (values.iter())
                 .map(|v| f16::from_f32(*v).to_f32())

@@ -56,7 +56,8 @@ impl TokenPositions {
 
 /// Copies heads of packed rows to a cache `[n, capacity, d]`, from position `slot` on. The inputs:
 /// the cache, which is also the output and is not read; the packed rows, float32; and the weight of
-/// the norm `[d]`, float32. The cache is float32, or float16 as `u16`.
+/// the norm `[d]`, float32. The cache is float32, float16 as `u16`, or packed words, `[n, capacity,
+/// words]`.
 pub struct KvWrite {
     /// The number of heads.
     pub heads: usize,
@@ -78,6 +79,8 @@ pub struct KvWrite {
     pub eps: Option<f32>,
     /// The rotary embedding.
     pub rotation: Option<Rotation>,
+    /// The type of the cache.
+    pub kv_type: KvType,
     /// The instruction set.
     pub isa: Isa,
 }
@@ -89,6 +92,7 @@ impl KvWrite {
         norm: Option<&[f32]>,
         output: &mut [T],
     ) {
+        assert!(T::stores(self.kv_type));
         let out = SharedOutput::new(output);
         let total = self.positions.count();
         let rope_table = self
@@ -107,9 +111,9 @@ impl KvWrite {
                 for t in from..to {
                     for h in 0..self.heads {
                         // SAFETY: each token and head has a separate place in the output.
-                        let head = unsafe { out.slice_mut(self.place(t, h), self.head_dim) };
+                        let head = unsafe { out.slice_mut(self.place(t, h), self.row()) };
                         let rope_table = &rope_table[t * each..(t + 1) * each];
-                        T::fill(head, |head| {
+                        T::fill(self.kv_type, head, self.head_dim, |head| {
                             self.write_head(packed, norm, rope_table, (t, h), head);
                         });
                     }
@@ -120,7 +124,12 @@ impl KvWrite {
 
     /// The index in the cache at which head `h` of token `t` begins.
     fn place(&self, t: usize, h: usize) -> usize {
-        (h * self.capacity + self.slot + t) * self.head_dim
+        (h * self.capacity + self.slot + t) * self.row()
+    }
+
+    /// The number of stored items of a head.
+    fn row(&self) -> usize {
+        self.kv_type.row(self.head_dim)
     }
 
     /// Writes head `h` of token `t`, after norm and rotation by the token's position.
@@ -151,8 +160,6 @@ pub struct NewKv<'a> {
     pub norm: Option<&'a [f32]>,
     /// The caches of keys and of values, alternating, row by row.
     pub caches: &'a [Input],
-    /// The type of the caches' elements.
-    pub kv_type: KvType,
 }
 
 // SAFETY: threads read only the addresses of the caches, and access only elements that no other
@@ -168,7 +175,7 @@ impl NewKv<'_> {
     /// Writes all tokens. `rope_table` has the rotation of each position.
     ///
     /// # Safety
-    /// The caches must have the type `kv_type`, and nothing else may use them.
+    /// The caches must have the types of their writes, and nothing else may use them.
     pub(crate) unsafe fn write_all(&self, packed: &[f32], rope_table: &[f32]) {
         let Some((last, _)) = self.writes.last() else {
             return;
@@ -200,8 +207,8 @@ impl NewKv<'_> {
     /// position.
     ///
     /// # Safety
-    /// The caches must have the type `kv_type`, and no other thread may use the place of this head
-    /// and token.
+    /// The caches must have the types of their writes, and no other thread may use the place of
+    /// this head and token.
     pub(crate) unsafe fn write_kv_head(
         &self,
         packed: &[f32],
@@ -211,14 +218,16 @@ impl NewKv<'_> {
         let (keys, values) = &self.writes[row];
         for (store, i, norm) in [(keys, 0, self.norm), (values, 1, None)] {
             let cache = self.caches[2 * row + i];
-            let (place, n) = (store.place(t, h), store.head_dim);
+            let (place, n) = (store.place(t, h), store.row());
+            let (kv_type, d) = (store.kv_type, store.head_dim);
             let write = |head: &mut [f32]| store.write_head(packed, norm, rope_table, (t, h), head);
             // SAFETY: the caller guarantees the type of the caches, and that no other thread uses
             // this place.
             unsafe {
-                match self.kv_type {
-                    KvType::Float32 => f32::fill(cache.slice_mut(place, n), write),
-                    KvType::Float16 => u16::fill(cache.slice_mut(place, n), write),
+                match kv_type {
+                    KvType::Float32 => f32::fill(kv_type, cache.slice_mut(place, n), d, write),
+                    KvType::Float16 => u16::fill(kv_type, cache.slice_mut(place, n), d, write),
+                    KvType::Packed(_) => u32::fill(kv_type, cache.slice_mut(place, n), d, write),
                 }
             }
         }
@@ -226,9 +235,9 @@ impl NewKv<'_> {
 }
 
 impl KvWrite {
-    /// The number of elements of the cache.
+    /// The number of stored items of the cache.
     fn elements(&self) -> usize {
-        self.heads * self.capacity * self.head_dim
+        self.heads * self.capacity * self.row()
     }
 
     /// Writes into the cache `output`. The first input is its initial content.
@@ -260,6 +269,18 @@ impl Work<u16> for KvWrite {
     }
 
     unsafe fn run(&self, inputs: &[Input], output: &mut [u16]) {
+        // SAFETY: the caller passes the documented inputs.
+        unsafe { self.write_from(inputs, output) };
+    }
+}
+
+/// Writes into a packed cache.
+impl Work<u32> for KvWrite {
+    fn outputs(&self) -> usize {
+        self.elements()
+    }
+
+    unsafe fn run(&self, inputs: &[Input], output: &mut [u32]) {
         // SAFETY: the caller passes the documented inputs.
         unsafe { self.write_from(inputs, output) };
     }

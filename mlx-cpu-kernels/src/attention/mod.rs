@@ -6,6 +6,7 @@ pub(crate) mod decode_schedule;
 pub(crate) mod flash_attention;
 pub(crate) mod key_blocks;
 pub(crate) mod kv_copy;
+pub(crate) mod kv_packing;
 pub(crate) mod kv_type;
 pub(crate) mod kv_write;
 #[cfg(test)]

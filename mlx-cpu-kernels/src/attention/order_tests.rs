@@ -3,6 +3,7 @@
 use half::f16;
 
 use crate::attention::attend::{Around, Attention, AttentionMask, Query};
+use crate::attention::kv_packing::KvPacking;
 use crate::attention::kv_type::KvType;
 use crate::isa::Isa;
 use crate::testing::{noise, with_each};
@@ -19,7 +20,13 @@ struct Case {
     softcap: Option<f32>,
     sinks: bool,
     slopes: bool,
-    kv_type: KvType,
+}
+
+impl Case {
+    fn with(mut self, kv_type: KvType) -> Self {
+        self.mask.kv_type = kv_type;
+        self
+    }
 }
 
 /// An array `[1, KV_HEADS, n, d]`.
@@ -27,8 +34,11 @@ struct Cache {
     data: Vec<f32>,
     /// The bits of the elements as float16.
     half: Vec<u16>,
+    /// The words of packed heads, `[1, KV_HEADS, n, words]`, if the cache was packed.
+    words: Vec<u32>,
     shape: [i32; 4],
     strides: [i64; 4],
+    word_strides: [i64; 4],
 }
 
 impl Cache {
@@ -40,9 +50,32 @@ impl Cache {
         Self {
             data: half.iter().map(|v| v.to_f32()).collect(),
             half: half.iter().map(|v| v.to_bits()).collect(),
+            words: Vec::new(),
             shape: [1, KV_HEADS, n, d].map(|n| i32::try_from(n).unwrap()),
             strides: strides.map(|n| i64::try_from(n).unwrap()),
+            word_strides: [0; 4],
         }
+    }
+
+    /// Packs the heads. The float32 elements become those of the packed heads.
+    fn packed(mut self, packing: KvPacking) -> Self {
+        let [_, _, n, d] = self.shape.map(|n| usize::try_from(n).unwrap());
+        let each = packing.words(d);
+        self.words = vec![0; KV_HEADS * n * each];
+        for (head, words) in self
+            .data
+            .chunks_exact(d)
+            .zip(self.words.chunks_exact_mut(each))
+        {
+            packing.pack(head, words);
+        }
+        let rows = (self.words.as_slice(), each);
+        let mut wide = Vec::new();
+        packing.unpack_rows(Isa::Portable, rows, (KV_HEADS * n, d), &mut wide);
+        self.data = wide;
+        let strides = [KV_HEADS * n * each, n * each, each, 1];
+        self.word_strides = strides.map(|n| i64::try_from(n).unwrap());
+        self
     }
 
     fn input(&self, kv_type: KvType) -> Input {
@@ -52,6 +85,10 @@ impl Cache {
             match kv_type {
                 KvType::Float32 => Input::strided(self.data.as_ptr(), n, shape, strides),
                 KvType::Float16 => Input::strided(self.half.as_ptr(), n, shape, strides),
+                KvType::Packed(_) => {
+                    let words = &self.words;
+                    Input::strided(words.as_ptr(), words.len(), shape, &self.word_strides)
+                }
             }
         }
     }
@@ -89,13 +126,12 @@ fn run(isa: Isa, case: Case, packed: &[f32], positions: &[i32], caches: [&Cache;
             })
             .collect(),
         plans: vec![case.mask],
-        kv_type: case.kv_type,
         isa,
     };
     let sinks = noise(HEADS, 9);
     let mut inputs = vec![Input::from_slice(packed)];
     inputs.extend(case.sinks.then(|| Input::from_slice(&sinks)));
-    inputs.extend(caches.map(|cache| cache.input(case.kv_type)));
+    inputs.extend(caches.map(|cache| cache.input(case.mask.kv_type)));
     let mut out = vec![f32::NAN; work.outputs()];
     // SAFETY: these are the documented inputs of the work.
     unsafe { work.run(&inputs, &mut out) };
@@ -107,6 +143,7 @@ fn a_query_has_the_same_result_alone_and_among_others() {
     const KEYS: usize = 333;
     let causal = AttentionMask {
         len: KEYS,
+        kv_type: KvType::Float32,
         order: Some((0, 0)),
         window: None,
         around: None,
@@ -129,7 +166,6 @@ fn a_query_has_the_same_result_alone_and_among_others() {
         softcap,
         sinks,
         slopes: false,
-        kv_type: KvType::Float32,
     };
     for case in [
         of(64, causal, None, false),
@@ -171,10 +207,7 @@ fn a_query_has_the_same_result_alone_and_among_others() {
                         i * count
                     );
                     // The elements are exact in float16, so the sums are the same.
-                    let half = Case {
-                        kv_type: KvType::Float16,
-                        ..case
-                    };
+                    let half = case.with(KvType::Float16);
                     let alone = run(isa, half, rows, some, caches);
                     assert!(
                         alone == wanted,
@@ -192,6 +225,7 @@ fn a_query_has_the_same_result_alone_and_among_others() {
 fn a_query_has_the_same_result_with_every_instruction_set() {
     let mask = AttentionMask {
         len: 200,
+        kv_type: KvType::Float32,
         order: Some((0, 0)),
         window: None,
         around: None,
@@ -202,7 +236,6 @@ fn a_query_has_the_same_result_with_every_instruction_set() {
         softcap: None,
         sinks: false,
         slopes: false,
-        kv_type: KvType::Float32,
     };
     let caches = [Cache::new(200, case.d, 1), Cache::new(200, case.d, 2)];
     let positions: Vec<i32> = (150..189).collect();
@@ -222,26 +255,67 @@ fn float16_caches_equal_float32_caches_with_the_same_elements() {
     for d in [16, 64, 72, 80, 100] {
         let mask = AttentionMask {
             len: 150,
+            kv_type: KvType::Float32,
             order: Some((0, 0)),
             window: Some(140),
             around: None,
         };
-        let of = |kv_type| Case {
+        let case = Case {
             d,
             mask,
             softcap: None,
             sinks: true,
             slopes: false,
-            kv_type,
         };
         let caches = [Cache::new(150, d, 1), Cache::new(150, d, 2)];
         let caches = [&caches[0], &caches[1]];
         for positions in [vec![149], (120..150).collect::<Vec<i32>>()] {
             let packed = noise(positions.len() * HEADS * d, 3);
             with_each(|isa| {
-                let wide = run(isa, of(KvType::Float32), &packed, &positions, caches);
-                let half = run(isa, of(KvType::Float16), &packed, &positions, caches);
+                let wide = run(isa, case, &packed, &positions, caches);
+                let half = run(isa, case.with(KvType::Float16), &packed, &positions, caches);
                 assert!(wide == half, "{d}, {isa:?}");
+            });
+        }
+    }
+}
+
+/// Packed caches give the bits of a float32 cache with the elements that they represent, for any
+/// number of queries.
+#[test]
+fn packed_caches_equal_float32_caches_with_the_same_elements() {
+    for (bits, group, d) in [
+        (8, 64, 64),
+        (4, 32, 96),
+        (3, 64, 128),
+        (6, 32, 32),
+        (5, 32, 64),
+        (2, 128, 256),
+    ] {
+        let mask = AttentionMask {
+            len: 150,
+            kv_type: KvType::Float32,
+            order: Some((0, 0)),
+            window: None,
+            around: None,
+        };
+        let case = Case {
+            d,
+            mask,
+            softcap: None,
+            sinks: false,
+            slopes: false,
+        };
+        let packing = KvPacking::new(bits, group).unwrap();
+        let caches = [1, 2].map(|seed| Cache::new(150, d, seed).packed(packing));
+        let caches = [&caches[0], &caches[1]];
+        for positions in [vec![149], (110..150).collect::<Vec<i32>>()] {
+            let rows = noise(positions.len() * HEADS * d, 3);
+            with_each(|isa| {
+                let wide = run(isa, case, &rows, &positions, caches);
+                let packed = case.with(KvType::Packed(packing));
+                let packed = run(isa, packed, &rows, &positions, caches);
+                assert!(wide == packed, "{bits} bits, {d}, {isa:?}");
             });
         }
     }

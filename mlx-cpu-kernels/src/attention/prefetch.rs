@@ -16,12 +16,12 @@ impl Attention {
     /// compute whole heads.
     ///
     /// # Safety
-    /// The caches, which are the keys and values of each sequence, must have the type `kv_type`.
+    /// The caches, which are the keys and values of each sequence, must have the types of `plans`.
     pub unsafe fn prefetch<'a>(&'a self, caches: &'a [Input]) -> impl Fn(usize) + Sync + 'a {
         let keys: Vec<KvRows<'a>> = if (2..=FEW).contains(&self.queries.len()) {
-            let keys = caches.iter().step_by(2);
+            let keys = caches.iter().step_by(2).zip(&self.plans);
             // SAFETY: the caller guarantees the type. The elements are not read.
-            keys.map(|keys| unsafe { KvRows::from_input(keys, self.kv_type) })
+            keys.map(|(keys, plan)| unsafe { KvRows::from_input(keys, plan.kv_type) })
                 .collect()
         } else {
             Vec::new()

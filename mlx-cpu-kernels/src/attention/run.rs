@@ -78,8 +78,10 @@ impl Attention {
         }
         // SAFETY: `Heads::attend` passes arrays of this type. The new keys and values are already
         // stored, or the thread that stores them also reads them.
-        let of = |input| unsafe { KvRows::from_input(input, self.kv_type) };
-        let rest: Vec<KvRows<'_>> = inputs.map(of).collect();
+        let of = |(input, kv_type)| unsafe { KvRows::from_input(input, kv_type) };
+        // Keys and values of each sequence.
+        let types = self.plans.iter().flat_map(|plan| [plan.kv_type; 2]);
+        let rest: Vec<KvRows<'_>> = inputs.zip(types).map(of).collect();
         let task = AttentionTask {
             attend: self,
             packed,

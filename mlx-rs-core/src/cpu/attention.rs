@@ -2,8 +2,8 @@
 //! and values. This module checks and plans the operations; the kernels compute them.
 
 use mlx_cpu_kernels::{
-    Around, Attention, AttentionMask, Isa, KvType, KvWrite, ProjectKeys, Query, Rotation,
-    TokenPositions, TokenRange, dim,
+    Around, Attention, AttentionMask, Isa, KvPacking, KvType, KvWrite, ProjectKeys, Query,
+    Rotation, TokenPositions, TokenRange, dim,
 };
 
 use super::host_op::{self, OpKind};
@@ -44,8 +44,9 @@ pub struct HeadNorm {
 ///     let sequence = KvView {
 ///         length: 1,
 ///         offset: 0,
-///         keys: heads.store_keys(&empty, &packed, tokens)?,
-///         values: heads.store_values(&empty, &packed, tokens)?,
+///         keys: heads.store_keys((&empty, None), &packed, tokens)?,
+///         values: heads.store_values((&empty, None), &packed, tokens)?,
+///         packing: None,
 ///         filled: 1,
 ///         order: Some((0, 0)),
 ///         window: None,
@@ -86,10 +87,13 @@ pub struct KvView {
     pub length: i32,
     /// The number of the row's tokens before this pass.
     pub offset: i32,
-    /// The keys, float32 or float16, `[1, Hkv, n, D]`. All rows of a batch have one type.
+    /// The keys, float32 or float16, `[1, Hkv, n, D]`; packed ones as [`super::pack_kv`] returns
+    /// them.
     pub keys: Array,
-    /// The values, `[1, Hkv, n, D]`, of the type of the keys.
+    /// The values, in the form and of the type of the keys.
     pub values: Array,
+    /// How keys and values are packed; `None` if they are floats.
+    pub packing: Option<KvPacking>,
     /// The number of valid positions, from the first on. The others of the `n` positions are
     /// ignored.
     pub filled: i32,
@@ -126,11 +130,12 @@ pub(super) struct KvViewShape {
     pub window: Option<i32>,
 }
 
-/// The type of a cache's elements; `None` if the kernels do not support it.
-pub(super) fn kv_type(cache: &Array) -> Option<KvType> {
-    match cache.dtype() {
-        Dtype::Float32 => Some(KvType::Float32),
-        Dtype::Float16 => Some(KvType::Float16),
+/// The type of a cache that has this packing; `None` if the kernels do not support it.
+pub(super) fn kv_type(cache: &Array, packing: Option<KvPacking>) -> Option<KvType> {
+    match (cache.dtype(), packing) {
+        (Dtype::Float32, None) => Some(KvType::Float32),
+        (Dtype::Float16, None) => Some(KvType::Float16),
+        (Dtype::Uint32, Some(packing)) => Some(KvType::Packed(packing)),
         _ => None,
     }
 }
@@ -221,6 +226,7 @@ impl Heads {
             positions: TokenPositions::Any(positions(rows)),
             eps: self.k_norm.as_ref().map(|norm| norm.eps),
             rotation: self.rotation.clone(),
+            kv_type: KvType::Float32,
             isa: Isa::detect(),
         });
         let shape = [1, self.n_kv_heads, total, self.head_dim];
@@ -230,23 +236,30 @@ impl Heads {
     /// Writes the keys of some tokens of a packed projection into `cache`, `[1, Hkv, n, D]`, at the
     /// tokens' positions, after norm and rotation. Returns the updated cache. The memory of `cache`
     /// is reused if nothing else refers to it. A cache of float16 gets the nearest values; beyond
-    /// its range, the greatest one.
+    /// its range, the greatest one. A cache with a packing is as [`super::pack_kv`]
+    /// returns it.
     ///
     /// # Errors
     /// Those of [`Self::keys`]; also if tokens or positions do not exist.
-    pub fn store_keys(&self, cache: &Array, packed: &Array, tokens: TokenRange) -> Result<Array> {
+    pub fn store_keys(
+        &self,
+        (cache, packing): (&Array, Option<KvPacking>),
+        packed: &Array,
+        tokens: TokenRange,
+    ) -> Result<Array> {
         let mut inputs = vec![cache, packed];
         inputs.extend(self.k_norm.iter().map(|norm| &norm.weight));
         let total = packed.dim(1)?;
         self.check(packed, total)?;
-        let work = self.plan_keys(cache.shape(), total, tokens)?;
+        let kv_type = required_type(cache, packing)?;
+        let work = self.plan_keys((cache.shape(), kv_type), total, tokens)?;
         write("cpu::store_keys", work, &inputs, cache)
     }
 
     /// The work that stores the keys of some of `total` packed rows in a cache of this shape.
     pub(super) fn plan_keys(
         &self,
-        cache: &[i32],
+        cache: (&[i32], KvType),
         total: i32,
         tokens: TokenRange,
     ) -> Result<KvWrite> {
@@ -260,7 +273,7 @@ impl Heads {
     /// The work that stores the values of some of `total` packed rows in a cache of this shape.
     pub(super) fn plan_values(
         &self,
-        cache: &[i32],
+        cache: (&[i32], KvType),
         total: i32,
         tokens: TokenRange,
     ) -> Result<KvWrite> {
@@ -272,27 +285,35 @@ impl Heads {
     ///
     /// # Errors
     /// Those of [`Self::store_keys`].
-    pub fn store_values(&self, cache: &Array, packed: &Array, tokens: TokenRange) -> Result<Array> {
+    pub fn store_values(
+        &self,
+        (cache, packing): (&Array, Option<KvPacking>),
+        packed: &Array,
+        tokens: TokenRange,
+    ) -> Result<Array> {
         let total = packed.dim(1)?;
         self.check(packed, total)?;
-        let work = self.plan_values(cache.shape(), total, tokens)?;
+        let kv_type = required_type(cache, packing)?;
+        let work = self.plan_values((cache.shape(), kv_type), total, tokens)?;
         write("cpu::store_values", work, &[cache, packed], cache)
     }
 
     /// The work that stores a part of each packed row. The part begins after this number of heads.
     fn plan_store(
         &self,
-        cache: &[i32],
+        (cache, kv_type): (&[i32], KvType),
         total: i32,
         tokens: TokenRange,
         heads: usize,
     ) -> Result<KvWrite> {
         let width = self.check_parts()?;
         let (n, d) = (self.n_kv_heads, self.head_dim);
+        let stored = self.stored(kv_type)?;
         let capacity = match *cache {
-            [1, heads, capacity, width] if (heads, width) == (n, d) => capacity,
+            [1, heads, capacity, width] if (heads, width) == (n, stored) => capacity,
             _ => {
-                let message = format!("a cache needs the shape [1, {n}, n, {d}], not {cache:?}");
+                let message =
+                    format!("a cache needs the shape [1, {n}, n, {stored}], not {cache:?}");
                 return Err(fault(message));
             }
         };
@@ -316,8 +337,18 @@ impl Heads {
             positions: TokenPositions::From(offset, dim(length)),
             eps: None,
             rotation: None,
+            kv_type,
             isa: Isa::detect(),
         })
+    }
+
+    /// The length of the last axis of a cache.
+    fn stored(&self, kv_type: KvType) -> Result<i32> {
+        if let KvType::Packed(packing) = kv_type {
+            check_packing(self.head_dim, packing)?;
+        }
+        let stored = i32::try_from(kv_type.row(dim(self.head_dim)));
+        stored.map_err(|_| fault("the heads are too large"))
     }
 
     /// The attention output of the queries of a packed projection: `[1, T, H * D]`, or with `last`
@@ -350,14 +381,14 @@ impl Heads {
 
     fn view(&self, sequence: &KvView) -> Result<KvViewShape> {
         let capacity = sequence.keys.dim(2)?;
-        let shape = [1, self.n_kv_heads, capacity, self.head_dim];
         let (keys, values) = (&sequence.keys, &sequence.values);
-        let kv_type = kv_type(keys).filter(|_| keys.dtype() == values.dtype());
-        let fits = keys.shape() == shape && values.shape() == shape;
-        let Some(kv_type) = kv_type.filter(|_| fits) else {
-            let message = format!("a row needs {shape:?}, in float32 or float16");
+        let kv_type = required_type(keys, sequence.packing)?;
+        let shape = [1, self.n_kv_heads, capacity, self.stored(kv_type)?];
+        let fits = |a: &Array| a.shape() == shape && a.dtype() == keys.dtype();
+        if !(fits(keys) && fits(values)) {
+            let message = format!("a row needs {shape:?}, keys and values of one type");
             return Err(fault(message).with_inputs(&[keys, values]));
-        };
+        }
         Ok(KvViewShape {
             length: sequence.length,
             offset: sequence.offset,
@@ -377,10 +408,6 @@ impl Heads {
         last: bool,
     ) -> Result<Attention> {
         let width = self.check_parts()?;
-        let kv_type = sequences.first().map_or(KvType::Float32, |s| s.kv_type);
-        if sequences.iter().any(|sequence| sequence.kv_type != kv_type) {
-            return Err(fault("the caches of a batch need one type"));
-        }
         let mut queries = Vec::new();
         let mut at = 0;
         let mut plans = Vec::with_capacity(sequences.len());
@@ -408,15 +435,13 @@ impl Heads {
             at += sequence.length;
             plans.push(AttentionMask {
                 len: dim(filled),
+                kv_type: sequence.kv_type,
                 order: sequence.order.map(|(fixed, start)| (dim(fixed), start)),
                 window: sequence.window,
                 around: None,
             });
         }
-        Ok(Attention {
-            kv_type,
-            ..self.attention(width, queries, plans)
-        })
+        Ok(self.attention(width, queries, plans))
     }
 
     fn attention(&self, width: usize, queries: Vec<Query>, plans: Vec<AttentionMask>) -> Attention {
@@ -433,7 +458,6 @@ impl Heads {
             rotation: self.rotation.clone(),
             queries,
             plans,
-            kv_type: KvType::Float32,
             isa: Isa::detect(),
         }
     }
@@ -518,6 +542,7 @@ impl Heads {
             }));
             plans.push(AttentionMask {
                 len: dim(length),
+                kv_type: KvType::Float32,
                 order: None,
                 window: None,
                 around: Some(Around { first, reach }),
@@ -534,11 +559,33 @@ impl Heads {
 
 /// Adds an operation that writes into `cache`, the first of `inputs`.
 fn write(op: &'static str, work: KvWrite, inputs: &[&Array], cache: &Array) -> Result<Array> {
-    match kv_type(cache) {
-        Some(KvType::Float32) => host_op::add_in_place::<f32, _>(op, work, inputs, cache.shape()),
-        Some(KvType::Float16) => host_op::add_in_place::<u16, _>(op, work, inputs, cache.shape()),
-        None => Err(fault("a cache needs float32 or float16").with_inputs(&[cache])),
+    match work.kv_type {
+        KvType::Float32 => host_op::add_in_place::<f32, _>(op, work, inputs, cache.shape()),
+        KvType::Float16 => host_op::add_in_place::<u16, _>(op, work, inputs, cache.shape()),
+        KvType::Packed(_) => host_op::add_in_place::<u32, _>(op, work, inputs, cache.shape()),
     }
+}
+
+/// The type of a cache that has this packing, or an error if the kernels do not support it.
+fn required_type(cache: &Array, packing: Option<KvPacking>) -> Result<KvType> {
+    kv_type(cache, packing).ok_or_else(|| {
+        let wanted = match packing {
+            None => "float32 or float16",
+            Some(_) => "words (uint32)",
+        };
+        fault(format!("a cache needs {wanted}")).with_inputs(&[cache])
+    })
+}
+
+/// Refuses heads that a packing does not divide into groups.
+pub(super) fn check_packing(head_dim: i32, packing: KvPacking) -> Result<()> {
+    if head_dim > 0 && dim(head_dim).is_multiple_of(packing.group()) {
+        return Ok(());
+    }
+    Err(fault(format!(
+        "a head of {head_dim} elements cannot be packed in groups of {}",
+        packing.group()
+    )))
 }
 
 /// The position of each token.

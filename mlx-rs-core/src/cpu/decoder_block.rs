@@ -262,7 +262,7 @@ impl Block<'_> {
             };
             first += slot.length;
             slot.memory.check(slot.offset)?;
-            let shape = slot.memory.shape();
+            let shape = (slot.memory.shape(), slot.memory.kv_type());
             stores.push((
                 self.heads.plan_keys(shape, total, tokens)?,
                 self.heads.plan_values(shape, total, tokens)?,
@@ -435,7 +435,6 @@ impl BlockPlan {
             // SAFETY: `Heads::check_parts` checked that the weight is float32.
             norm: norm.map(|norm| unsafe { norm.as_slice::<f32>() }),
             caches: &caches,
-            kv_type: self.attend.kv_type,
         };
         with_barrier_hook(&|me| self.output.fetch(me), || {
             // SAFETY: the caches have the planned type. They belong to a `KvBuffer`, which passes

@@ -78,6 +78,12 @@ impl OutputElement for u16 {
     const NAN: Self = 0x7e00;
 }
 
+/// Words of packed caches. Scales among them are NaN then.
+impl OutputElement for u32 {
+    const DTYPE: Dtype = Dtype::Uint32;
+    const NAN: Self = f32::NAN.to_bits();
+}
+
 /// A view of all elements of an evaluated, row-contiguous array.
 ///
 /// # Errors

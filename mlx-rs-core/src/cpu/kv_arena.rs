@@ -32,6 +32,7 @@ pub(super) fn dtype(kv_type: KvType) -> Dtype {
     match kv_type {
         KvType::Float32 => Dtype::Float32,
         KvType::Float16 => Dtype::Float16,
+        KvType::Packed(_) => Dtype::Uint32,
     }
 }
 
@@ -119,7 +120,8 @@ impl KvLayer {
         Ok((0..layers).map(of).collect())
     }
 
-    /// The shape of the keys, and of the values: `[1, Hkv, capacity, D]`.
+    /// The shape of the keys, and of the values: `[1, Hkv, capacity, D]`, or with the words of a
+    /// packed head in place of `D`.
     pub(super) fn shape(&self) -> &[i32; 4] {
         &self.shape
     }
@@ -157,6 +159,7 @@ impl KvLayer {
         match self.kv_type() {
             KvType::Float32 => host_op::add_once_as::<f32, _>(OP, work, inputs, 0, &shape),
             KvType::Float16 => host_op::add_once_as::<u16, _>(OP, work, inputs, 0, &shape),
+            KvType::Packed(_) => host_op::add_once_as::<u32, _>(OP, work, inputs, 0, &shape),
         }
     }
 }
@@ -249,6 +252,7 @@ impl Work for Fill {
             match self.to.kv_type() {
                 KvType::Float32 => self.fill::<f32>(&from),
                 KvType::Float16 => self.fill::<u16>(&from),
+                KvType::Packed(_) => self.fill::<u32>(&from),
             }
         }
         output.fill(0.0);

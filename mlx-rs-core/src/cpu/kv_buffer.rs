@@ -7,9 +7,9 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use mlx_cpu_kernels::KvType;
+use mlx_cpu_kernels::{KvPacking, KvType, dim};
 
-use super::attention::kv_type;
+use super::attention::{check_packing, kv_type};
 use super::kv_arena::{self, From, KvLayer, layers_per_arena};
 use crate::array::Array;
 use crate::error::{Error, ErrorKind, Result};
@@ -63,6 +63,14 @@ fn check_shape(shape: [i32; 4], filled: i32) -> Result<()> {
     Err(fault(format!(
         "{filled} positions do not fit into {shape:?}"
     )))
+}
+
+/// The length of the last axis of a buffer for heads with `width` elements.
+fn stored_width(kv_type: KvType, width: i32) -> Result<i32> {
+    if let KvType::Packed(packing) = kv_type {
+        check_packing(width, packing)?;
+    }
+    i32::try_from(kv_type.row(dim(width))).map_err(|_| fault("the heads are too large".into()))
 }
 
 /// Refuses layers that exceed the budget together, before the first one is allocated.
@@ -141,8 +149,8 @@ impl KvBuffer {
         (heads, width): (i32, i32),
         capacity: i32,
     ) -> Result<Vec<Self>> {
-        let shape = [1, heads, capacity, width];
-        check_shape(shape, 0)?;
+        check_shape([1, heads, capacity, width], 0)?;
+        let shape = [1, heads, capacity, stored_width(kv_type, width)?];
         check_budget(layers, shape, kv_type)?;
         let mut all = Vec::with_capacity(layers);
         while all.len() < layers {
@@ -158,6 +166,31 @@ impl KvBuffer {
     /// # Errors
     /// As [`Self::empty`]; also when `filled` exceeds `n` or the capacity.
     pub fn holding(keys: &Array, values: &Array, filled: i32, capacity: i32) -> Result<Self> {
+        Self::holding_packed(keys, values, None, (filled, capacity))
+    }
+
+    /// Like [`Self::holding`], with keys and values that [`super::pack_kv`] packed; float32 or
+    /// float16 without a packing.
+    ///
+    /// # Errors
+    /// As [`Self::holding`].
+    /// ```
+    /// # use mlx_rs_core::{Array, Device, Stream, cpu::{KvBuffer, KvPacking, KvType, pack_kv}};
+    /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    /// let packing = KvPacking::new(8, 32).ok_or("no such packing").unwrap();
+    /// let keys = pack_kv(&Array::from_slice(&[0.5f32; 64], &[1, 1, 2, 32])?, packing)?;
+    /// let memory = KvBuffer::holding_packed(&keys, &keys, Some(packing), (2, 4))?;
+    /// assert_eq!(memory.kv_type(), KvType::Packed(packing));
+    /// # Ok(())
+    /// # })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn holding_packed(
+        keys: &Array,
+        values: &Array,
+        packing: Option<KvPacking>,
+        (filled, capacity): (i32, i32),
+    ) -> Result<Self> {
         if keys.shape() != values.shape() {
             return Err(fault("keys and values must be of one shape".into()));
         }
@@ -168,9 +201,9 @@ impl KvBuffer {
                 "the keys have {there} positions, fewer than the {filled} filled ones"
             )));
         }
-        let kv_type = kv_type(keys).filter(|_| keys.dtype() == values.dtype());
+        let kv_type = kv_type(keys, packing).filter(|_| keys.dtype() == values.dtype());
         let Some(kv_type) = kv_type else {
-            let message = "keys and values need one type, float32 or float16";
+            let message = "keys and values need one type: float32, float16, or packed words";
             return Err(fault(message.into()).with_inputs(&[keys, values]));
         };
         let shape = (shape, kv_type);
@@ -232,7 +265,8 @@ impl KvBuffer {
         [one, heads, capacity, width]
     }
 
-    /// Copies of the first `n` positions as arrays, `[1, Hkv, n, D]`.
+    /// Copies of the first `n` positions as arrays, `[1, Hkv, n, D]`; of a packed buffer as
+    /// [`super::pack_kv`] returns them.
     ///
     /// # Errors
     /// As [`Self::holding`]; also when fewer positions were written.
@@ -356,7 +390,8 @@ impl KvBuffer {
         self.layer.kv_type()
     }
 
-    /// The shape of the keys, and of the values: `[1, Hkv, capacity, D]`.
+    /// The shape of the keys, and of the values: `[1, Hkv, capacity, D]`, or with the words of a
+    /// packed head in place of `D`.
     /// ```
     /// # use mlx_rs_core::{Device, Stream, cpu::KvBuffer};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {

@@ -21,6 +21,7 @@ mod greatest;
 mod host_op;
 mod kv_arena;
 mod kv_buffer;
+mod kv_packing;
 mod layer_norm;
 mod logits;
 mod matrix;
@@ -43,13 +44,15 @@ pub use dense::DenseMatrix;
 pub use experts::{BiasedExperts, ExpertBlock, ExpertMatrix};
 pub use feature_walk::{FeatureMatrix, FeatureNumbers, FeatureWalk};
 pub use kv_buffer::KvBuffer;
+pub use kv_packing::{join_kv, pack_kv, unpack_kv};
 pub use layer_norm::layer_norm;
 pub use logits::{LogProbabilities, log_probabilities};
 pub use matrix::Matrix;
 pub use mlx_cpu_kernels::{
-    BlockKind, CountPenalties, DrawParams, ExpertGate, Gate, KvType, MAX_ROW_LEN, MemoryRule,
-    OPTIMIZED, PackedBlockMut, Pick, PrefillInputs, RepetitionPenalty, Rotation, SampleParams,
-    Table, TokenRange, enabled, instruction_set, pack_row_block, packs_row_blocks, status, threads,
+    BlockKind, CountPenalties, DrawParams, ExpertGate, Gate, KvPacking, KvType, MAX_ROW_LEN,
+    MemoryRule, OPTIMIZED, PackedBlockMut, Pick, PrefillInputs, RepetitionPenalty, Rotation,
+    SampleParams, Table, TokenRange, enabled, instruction_set, pack_row_block, packs_row_blocks,
+    status, threads,
 };
 pub use projection::{Epilogue, Projection};
 pub use quantized::QuantizedMatrix;

@@ -166,7 +166,10 @@ unsafe fn tile<const M: usize>(
     let lanes = x.pairs.as_ptr();
     // A tile never extends beyond a row block.
     let block = first / INTERLEAVED_ROWS * (matrix.columns / 2) * INTERLEAVED_ROWS;
-    let pairs = matrix.pairs.as_ptr().wrapping_add(block + first % INTERLEAVED_ROWS);
+    let pairs = matrix
+        .pairs
+        .as_ptr()
+        .wrapping_add(block + first % INTERLEAVED_ROWS);
     let scales_of = |all: &[f32], group: usize| all.as_ptr().wrapping_add(group * stride + first);
     for g in groups {
         // SAFETY: the caller guarantees the features, and the rows and groups.
@@ -231,7 +234,7 @@ mod tests {
             println!("ignored: the processor lacks one of {wanted:?}");
             return;
         }
-        for (rows, group, groups) in [(1, 16, 3), (6, 32, 2), (11, 64, 4)] {
+        for (rows, group, groups) in [(1usize, 16, 3), (6, 32, 2), (11, 64, 4)] {
             let columns = group * groups;
             let codes = |from: &[f32], to: f32| -> Vec<i32> {
                 (from.iter())

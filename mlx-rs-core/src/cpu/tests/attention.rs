@@ -113,6 +113,7 @@ fn many_queries_find_what_the_definition_says() {
                 offset: before as i32,
                 keys: array(&keys, &kv_shape),
                 values: array(&values, &kv_shape),
+                packing: None,
                 filled: n as i32,
                 order,
                 window,
@@ -180,6 +181,7 @@ fn long_sequences_stay_within_a_millionth_of_float64() {
                 offset: (n - length) as i32,
                 keys: array(&keys, &kv_shape),
                 values: array(&values, &kv_shape),
+                packing: None,
                 filled: n as i32,
                 order: Some((0, 0)),
                 window: None,
@@ -240,6 +242,7 @@ fn rows_of_a_batch_do_not_see_each_other() {
                     offset: 2,
                     keys: values(10 + i as u32),
                     values: values(20 + i as u32),
+                    packing: None,
                     filled: length as i32 + 2,
                     order: Some((0, 0)),
                     window: None,
@@ -304,6 +307,7 @@ fn single_queries_find_the_same_alone_and_among_others() {
                     offset: (filled - length) as i32,
                     keys: cache(10 + seed),
                     values: cache(30 + seed),
+                    packing: None,
                     filled: filled as i32,
                     order: Some((0, 0)),
                     window: None,
@@ -341,6 +345,7 @@ fn heads_that_cannot_be_are_errors() {
         offset,
         keys: array(&vec![0.0; d], &[1, 1, 1, d as i32]),
         values: array(&vec![0.0; d], &[1, 1, 1, d as i32]),
+        packing: None,
         filled: 1,
         order: Some((0, 0)),
         window: None,
@@ -359,8 +364,8 @@ fn heads_that_cannot_be_are_errors() {
         let cache = &sequences[0].keys;
         assert!(large.attend(&packed, &sequences, false).is_err());
         assert!(large.keys(&packed, &[(1, 0)]).is_err());
-        assert!(large.store_keys(cache, &packed, token).is_err());
-        assert!(large.store_values(cache, &packed, token).is_err());
+        assert!(large.store_keys((cache, None), &packed, token).is_err());
+        assert!(large.store_values((cache, None), &packed, token).is_err());
         let packed = array(&[0.0; 6], &[1, 1, 6]);
         for (a, b, d) in [
             (0, 1, 2),
@@ -372,7 +377,7 @@ fn heads_that_cannot_be_are_errors() {
             let odd = heads(a, b, d);
             assert!(odd.attend(&packed, &[sequence(1, 0, 2)], false).is_err());
             assert!(
-                odd.store_values(&sequence(1, 0, 2).keys, &packed, token)
+                odd.store_values((&sequence(1, 0, 2).keys, None), &packed, token)
                     .is_err()
             );
         }
@@ -530,8 +535,12 @@ fn float16_caches_are_read_and_written() {
         };
         let half = Dtype::Float16;
         let store = |dtype| {
-            let keys = heads.store_keys(&empty(dtype), &packed, tokens).unwrap();
-            let values = heads.store_values(&empty(dtype), &packed, tokens).unwrap();
+            let keys = heads
+                .store_keys((&empty(dtype), None), &packed, tokens)
+                .unwrap();
+            let values = heads
+                .store_values((&empty(dtype), None), &packed, tokens)
+                .unwrap();
             (keys, values)
         };
         let (keys, values) = store(half);
@@ -545,6 +554,7 @@ fn float16_caches_are_read_and_written() {
             offset: n - length,
             keys: keys.clone(),
             values: values.clone(),
+            packing: None,
             filled: n,
             order: Some((0, 0)),
             window: None,

@@ -272,6 +272,7 @@ fn inputs_of_any_layout() {
             offset: 0,
             keys: keys.clone(),
             values: keys.clone(),
+            packing: None,
             filled: 6,
             order: Some((0, 0)),
             window: None,

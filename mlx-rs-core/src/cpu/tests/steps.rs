@@ -35,11 +35,11 @@ fn stored_keys_and_values_stand_where_they_belong() {
             offset: 6,
         };
         let keys = host(&heads.keys(&packed, &[(1, 5), (3, 6), (1, 0)]).unwrap());
-        let shared = heads.store_keys(&cache, &packed, tokens).unwrap();
-        let values = heads.store_values(&cache, &packed, tokens).unwrap();
+        let shared = heads.store_keys((&cache, None), &packed, tokens).unwrap();
+        let values = heads.store_values((&cache, None), &packed, tokens).unwrap();
         // Nothing else uses this array.
         let fresh = heads
-            .store_keys(&cache.add(&cache).unwrap(), &packed, tokens)
+            .store_keys((&cache.add(&cache).unwrap(), None), &packed, tokens)
             .unwrap();
         let (shared, values, fresh, row) =
             (host(&shared), host(&values), host(&fresh), host(&packed));
@@ -77,8 +77,8 @@ fn stored_keys_and_values_stand_where_they_belong() {
                 length,
                 offset,
             };
-            assert!(heads.store_keys(&cache, &packed, tokens).is_err());
-            assert!(heads.store_values(&cache, &packed, tokens).is_err());
+            assert!(heads.store_keys((&cache, None), &packed, tokens).is_err());
+            assert!(heads.store_values((&cache, None), &packed, tokens).is_err());
         }
     });
 }
@@ -186,14 +186,15 @@ fn a_block_is_its_parts() {
                         length: lengths[row],
                         offset: offsets[row],
                     };
-                    *keys = heads.store_keys(keys, &packed, tokens).unwrap();
-                    *values = heads.store_values(values, &packed, tokens).unwrap();
+                    *keys = heads.store_keys((keys, None), &packed, tokens).unwrap();
+                    *values = heads.store_values((values, None), &packed, tokens).unwrap();
                     first += lengths[row];
                     sequences.push(KvView {
                         length: lengths[row],
                         offset: offsets[row],
                         keys: keys.clone(),
                         values: values.clone(),
+                        packing: None,
                         filled: offsets[row] + lengths[row],
                         order: Some((0, 0)),
                         window: (row == 1).then_some(4),
