@@ -66,6 +66,29 @@ pub(crate) fn exp(x: __m256) -> __m256 {
     _mm256_andnot_ps(below, power)
 }
 
+/// [`exp`] of eight elements of which none is positive. It needs no bounds: below the minimum the
+/// result is zero, whatever the steps before give.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(crate) fn exp_of_negative(x: __m256) -> __m256 {
+    let all = _mm256_set1_ps;
+    let shifted = _mm256_fmadd_ps(x, all(std::f32::consts::LOG2_E), all(ROUND_BIAS));
+    let n = _mm256_sub_ps(shifted, all(ROUND_BIAS));
+    let r = _mm256_fnmadd_ps(n, all(LN_2[0]), x);
+    let r = _mm256_fnmadd_ps(n, all(LN_2[1]), r);
+    let mut p = all(EXP_POLY[0]);
+    for factor in &EXP_POLY[1..] {
+        p = _mm256_fmadd_ps(p, r, all(*factor));
+    }
+    let value = _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), all(1.0));
+    let power = _mm256_slli_epi32::<23>(_mm256_castps_si256(shifted));
+    let power = _mm256_add_epi32(power, _mm256_castps_si256(all(1.0)));
+    let power = _mm256_mul_ps(value, _mm256_castsi256_ps(power));
+    // A comparison with NaN is false, so NaN is kept.
+    let below = _mm256_cmp_ps::<_CMP_LT_OQ>(x, all(EXP_MIN));
+    _mm256_andnot_ps(below, power)
+}
+
 /// `gates = gate(gates) * ups`, of equal lengths; see [`Gate::apply`]. The result of an element
 /// does not depend on its position.
 #[target_feature(enable = "avx2,fma")]

@@ -1,11 +1,12 @@
 //! Element-wise functions with AVX-512. The steps are those of `avx2/vmath.rs`.
 
 use std::arch::x86_64::{
-    __m512, __mmask16, _CMP_LT_OQ, _mm512_abs_ps, _mm512_add_epi32, _mm512_add_ps,
+    __m512, __mmask16, _CMP_LT_OQ, _CMP_NLT_UQ, _mm512_abs_ps, _mm512_add_epi32, _mm512_add_ps,
     _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_fmadd_ps,
     _mm512_fnmadd_ps, _mm512_mask_mov_ps, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps,
-    _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_rcp14_ps, _mm512_reduce_add_ps,
-    _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_sub_ps, _mm512_xor_si512,
+    _mm512_maskz_mul_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_rcp14_ps,
+    _mm512_reduce_add_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_sub_ps,
+    _mm512_xor_si512,
 };
 
 use crate::simd::portable::vmath::{
@@ -36,6 +37,28 @@ pub(crate) fn exp(x: __m512) -> __m512 {
     // Below the minimum, the result is zero.
     let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, least);
     _mm512_mask_mov_ps(power, below, _mm512_setzero_ps())
+}
+
+/// [`exp`] of sixteen elements of which none is positive. It needs no bounds: below the minimum the
+/// result is zero, whatever the steps before give.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(crate) fn exp_of_negative(x: __m512) -> __m512 {
+    let all = _mm512_set1_ps;
+    let shifted = _mm512_fmadd_ps(x, all(std::f32::consts::LOG2_E), all(ROUND_BIAS));
+    let n = _mm512_sub_ps(shifted, all(ROUND_BIAS));
+    let r = _mm512_fnmadd_ps(n, all(LN_2[0]), x);
+    let r = _mm512_fnmadd_ps(n, all(LN_2[1]), r);
+    let mut p = all(EXP_POLY[0]);
+    for factor in &EXP_POLY[1..] {
+        p = _mm512_fmadd_ps(p, r, all(*factor));
+    }
+    let value = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), all(1.0));
+    let power = _mm512_slli_epi32::<23>(_mm512_castps_si512(shifted));
+    let power = _mm512_add_epi32(power, _mm512_castps_si512(all(1.0)));
+    // A comparison with NaN is true here, so NaN is kept.
+    let kept = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, all(EXP_MIN));
+    _mm512_maskz_mul_ps(kept, value, _mm512_castsi512_ps(power))
 }
 
 /// `x / y` with an error of about a unit in the last place, for `y >= 1`. It estimates the inverse,
