@@ -3,12 +3,15 @@
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use crate::attention::key_blocks::VisibleKeys;
 use crate::attention::kv_type::{KvElement, KvType, widen};
 use crate::attention::kv_write::normalize;
 use crate::attention::rope::{Rotation, apply_rope};
 use crate::isa::Isa;
+use crate::layout::aligned::AlignedVec;
+use crate::layout::tile::{LANES, ScaledRow};
 use crate::partition::SharedOutput;
 use crate::work::{Input, dim};
 
@@ -210,6 +213,58 @@ impl<'a> KvRows<'a> {
         }
     }
 
+    /// Positions `from..to` of a head. In the result, the head has the index 0 and the first
+    /// position as well.
+    pub(crate) fn of_head(&self, h: usize, (from, to): (usize, usize), d: usize) -> Self {
+        let (data, len) = match self.kv_type {
+            _ if from >= to => (self.data, 0),
+            KvType::Float32 => {
+                let span = self.span::<f32>(h, (from, to), d);
+                (span.as_ptr().cast(), span.len())
+            }
+            KvType::Float16 => {
+                let span = self.span::<u16>(h, (from, to), d);
+                (span.as_ptr().cast(), span.len())
+            }
+        };
+        Self {
+            data,
+            len,
+            head: 0,
+            ..*self
+        }
+    }
+
+    /// As [`Self::of_head`], in rows without gaps of float32. `packed` has the copy, if one is
+    /// necessary, and `scratch` holds converted elements.
+    pub(crate) fn packed_head<'p>(
+        &self,
+        isa: Isa,
+        (h, from, to): (usize, usize, usize),
+        d: usize,
+        (packed, scratch): (&'p mut AlignedVec, &mut Vec<f32>),
+    ) -> KvRows<'p>
+    where
+        'a: 'p,
+    {
+        if from >= to || self.kv_type == KvType::Float32 && self.position == d {
+            return self.of_head(h, (from, to), d);
+        }
+        packed.resize((to - from) * d);
+        let (rows, step) = self.widened(isa, h, (from, to), (d, scratch));
+        for (packed, row) in packed.chunks_exact_mut(d).zip(rows.chunks(step)) {
+            packed.copy_from_slice(&row[..d]);
+        }
+        KvRows {
+            data: packed.as_ptr().cast(),
+            len: packed.len(),
+            kv_type: KvType::Float32,
+            head: 0,
+            position: d,
+            memory: PhantomData,
+        }
+    }
+
     /// The address of a position, or null if it does not exist.
     pub(crate) fn ptr(&self, h: usize, at: usize) -> *const u8 {
         let first = self.data.cast::<u8>();
@@ -300,6 +355,26 @@ impl AttentionTask<'_> {
             apply_rope(isa, rotation, self.rope_table(q), query);
         }
         query.iter_mut().for_each(|v| *v *= scale);
+    }
+
+    /// Head `h` of at most `LANES` queries, each with the factor on scores; `None` if queries need a
+    /// norm or a rotation.
+    pub(crate) fn plain_queries(
+        &self,
+        queries: &Range<usize>,
+        h: usize,
+    ) -> Option<[ScaledRow<'_>; LANES]> {
+        if self.norm.is_some() || self.rotation.is_some() {
+            return None;
+        }
+        let Attention {
+            head_dim: d, scale, ..
+        } = *self.attend;
+        let mut rows: [ScaledRow<'_>; LANES] = [(&[], scale); LANES];
+        for (row, q) in rows.iter_mut().zip(queries.clone()) {
+            row.0 = &self.packed_row(q)[h * d..(h + 1) * d];
+        }
+        Some(rows)
     }
 
     /// Keys and values of a sequence.

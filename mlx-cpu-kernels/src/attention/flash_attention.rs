@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use crate::attention::attend::{Attention, KvRows};
-use crate::attention::key_blocks::{self, BLOCK_KEYS, Running, VisibleKeys};
+use crate::attention::key_blocks::{self, BLOCK_KEYS, PanelRunning, VisibleKeys};
 use crate::layout::aligned::AlignedVec;
 use crate::layout::tile::{LANES, ScaledRow, TileA, TileB, TileC};
 use crate::simd::{flash_attention, transpose};
@@ -44,6 +44,8 @@ pub(crate) struct FlashPanel<'a> {
     pub sink: Option<f32>,
     /// The slope of the query head, and the position of each query; `None` without slopes.
     pub distances: Option<(f32, [f32; LANES])>,
+    /// The queries and the factor on them, if they need no norm and no rotation.
+    pub queries: Option<[ScaledRow<'a>; LANES]>,
     /// The visible keys of each query, at most `LANES`.
     pub visible_keys: &'a [VisibleKeys],
 }
@@ -54,12 +56,12 @@ pub(crate) fn fits(d: usize) -> bool {
 }
 
 impl FlashPanel<'_> {
-    /// Computes the panel. `query(i, place)` writes the scaled query `i` to `place`. `found(i,
-    /// values)` receives the output of query `i`.
-    pub(crate) fn run(
+    /// Computes the panel. Unless there are `queries`, `query(i, place)` writes the scaled query `i`
+    /// to `place`. `output(i)` returns the place for the output of query `i`.
+    pub(crate) fn run<'o>(
         &self,
         mut query: impl FnMut(usize, &mut [f32]),
-        mut store_row: impl FnMut(usize, &[f32]),
+        mut output: impl FnMut(usize) -> &'o mut [f32],
     ) {
         let d = self.attend.head_dim;
         SCRATCH.with_borrow_mut(|scratch| {
@@ -73,20 +75,24 @@ impl FlashPanel<'_> {
             let n = self.visible_keys.len();
             queries.resize(d * LANES);
             scores.resize(BLOCK_KEYS * LANES);
-            // First, the queries are written as rows; then they are transposed.
             sums.resize(LANES * d);
             of_block.resize(LANES * d);
-            for (i, place) in sums.chunks_exact_mut(d).take(n).enumerate() {
-                query(i, place);
-            }
             let mut rows: [ScaledRow<'_>; LANES] = [(&[], 1.0); LANES];
-            for (row, sum) in rows.iter_mut().zip(sums.chunks_exact(d)) {
-                row.0 = sum;
+            match &self.queries {
+                Some(all) => rows = *all,
+                None => {
+                    // The queries are first written as rows.
+                    for (i, place) in sums.chunks_exact_mut(d).take(n).enumerate() {
+                        query(i, place);
+                    }
+                    for (row, sum) in rows.iter_mut().zip(sums.chunks_exact(d)) {
+                        row.0 = sum;
+                    }
+                }
             }
             transpose::pack_rows(self.attend.isa, &rows[..n], None, queries);
             sums.fill(0.0);
-            let mut states = [Running::new(self.sink); LANES];
-            let states = &mut states[..n];
+            let mut states = PanelRunning::new(self.sink);
             // First the kept keys, then the other keys that any query of the panel attends to. The
             // queries have one cache, so the distance of a key's position and its place in memory
             // is the same for all.
@@ -105,13 +111,12 @@ impl FlashPanel<'_> {
                     let next = to.min(at + BLOCK_KEYS - position % BLOCK_KEYS);
                     let keys = (at..next, position, is_kept);
                     let scratch = (&mut **scores, &mut **of_block, &mut *wide);
-                    self.block(keys, queries, scratch, sums, states);
+                    self.block(keys, queries, scratch, sums, &mut states);
                     at = next;
                 }
             }
-            for (i, place) in sums.chunks_exact_mut(d).take(n).enumerate() {
-                place.iter_mut().for_each(|v| *v /= states[i].total);
-                store_row(i, place);
+            for (i, row) in sums.chunks_exact(d).take(n).enumerate() {
+                flash_attention::divide(self.attend.isa, row, states.total[i], output(i));
             }
         });
     }
@@ -123,7 +128,7 @@ impl FlashPanel<'_> {
         queries: &[f32],
         (scores, of_block, wide): (&mut [f32], &mut [f32], &mut Vec<f32>),
         sums: &mut [f32],
-        states: &mut [Running],
+        states: &mut PanelRunning,
     ) {
         let (isa, d, n) = (self.attend.isa, self.attend.head_dim, keys.len());
         let Range {
@@ -132,24 +137,13 @@ impl FlashPanel<'_> {
         } = keys;
         let (keys, position_stride) = (self.keys).widened(isa, self.group, (from, to), (d, wide));
         let scores = &mut scores[..n * LANES];
-        let left = TileA {
-            data: keys.as_ptr(),
-            row_stride: position_stride,
-            stride: 1,
-        };
-        let right = TileB {
-            data: queries.as_ptr(),
-            stride: LANES,
-        };
-        let product = TileC {
-            data: scores.as_mut_ptr(),
-            row_stride: LANES,
-            accumulate: false,
-        };
         assert!(queries.len() >= d * LANES);
+        let keys = (keys.as_ptr(), position_stride);
         // SAFETY: `keys` spans `n` rows of `d` elements. The queries have `d` times `LANES`
         // elements and the scores `n` times `LANES`. The assertion and the slice guarantee it.
-        unsafe { flash_attention::scores(isa, (n, d), left, right, product) };
+        unsafe {
+            flash_attention::scores(isa, (n, d), keys, queries.as_ptr(), scores.as_mut_ptr());
+        }
         let lanes = scores.as_chunks_mut::<LANES>().0;
         for (i, visible) in self.visible_keys.iter().enumerate() {
             let sees = if is_kept {
@@ -176,7 +170,8 @@ impl FlashPanel<'_> {
                 }
             }
         }
-        let (greatest, total) = flash_attention::softmax(isa, lanes, position);
+        let block = flash_attention::softmax(isa, lanes, position);
+        let factors = states.add(isa, &block);
         let (values, position_stride) =
             (self.values).widened(isa, self.group, (from, to), (d, wide));
         let left = TileA {
@@ -189,16 +184,15 @@ impl FlashPanel<'_> {
             stride: position_stride,
         };
         let product = TileC {
-            data: of_block.as_mut_ptr(),
+            data: sums.as_mut_ptr(),
             row_stride: d,
-            accumulate: false,
+            accumulate: true,
         };
+        let (product, operands) = ((product, &factors), (left, right));
         let count = self.visible_keys.len();
-        assert!(of_block.len() >= count * d && count <= LANES && d.is_multiple_of(LANES));
+        assert!(sums.len() >= count * d && count <= LANES && d.is_multiple_of(LANES));
         // SAFETY: the scores have `n` times `LANES` elements. `values` spans `n` rows of `d`
         // elements. The sums have a row of `d` elements for each query, as asserted.
-        unsafe { flash_attention::weighted_values(isa, (count, n, d), left, right, product) };
-        let (sums, of_block) = (&mut sums[..count * d], &of_block[..count * d]);
-        key_blocks::add_panel_block(isa, states, (&greatest, &total), sums, of_block);
+        unsafe { flash_attention::add_values(isa, (count, n, d), operands, product, of_block) };
     }
 }

@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use crate::isa::Isa;
-use crate::layout::tile::LANES;
+use crate::layout::tile::{BlockSoftmax, LANES};
 use crate::simd::portable::softmax::softmax_base;
 use crate::simd::portable::vmath;
 
@@ -142,6 +142,60 @@ pub(crate) fn distance_bias(slope: f32, query: f32, key: usize) -> f32 {
     slope * (query - key as f32).abs()
 }
 
+/// [`Running`] of the queries of a panel, each in its lane.
+#[derive(Debug, Clone)]
+pub(crate) struct PanelRunning {
+    pub greatest: [f32; LANES],
+    pub total: [f32; LANES],
+}
+
+impl PanelRunning {
+    /// The states before the first block, with the sink of [`Running::new`].
+    pub(crate) fn new(sink: Option<f32>) -> Self {
+        let Running { greatest, total } = Running::new(sink);
+        Self {
+            greatest: [greatest; LANES],
+            total: [total; LANES],
+        }
+    }
+
+    /// As [`Running::add`] of each query.
+    pub(crate) fn add(&mut self, isa: Isa, block: &BlockSoftmax) -> [[f32; LANES]; 2] {
+        #[cfg(target_arch = "x86_64")]
+        if isa.has_avx2() {
+            // SAFETY: `has_avx2` is true only on processors with avx2.
+            return unsafe { self.add_avx2(block) };
+        }
+        let _ = isa;
+        self.add_with(block)
+    }
+
+    /// [`Self::add_with`] for AVX2. It lacks fma, so each sum and product is rounded as in
+    /// [`Running::add`].
+    ///
+    /// # Safety
+    /// The processor must have avx2.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    unsafe fn add_avx2(&mut self, block: &BlockSoftmax) -> [[f32; LANES]; 2] {
+        self.add_with(block)
+    }
+
+    #[inline(always)]
+    fn add_with(&mut self, (greatest, total): &BlockSoftmax) -> [[f32; LANES]; 2] {
+        let mut factors = [[0.0; LANES]; 2];
+        for i in 0..LANES {
+            let mut state = Running {
+                greatest: self.greatest[i],
+                total: self.total[i],
+            };
+            [factors[0][i], factors[1][i]] = state.add((greatest[i], total[i]));
+            (self.greatest[i], self.total[i]) = (state.greatest, state.total);
+        }
+        factors
+    }
+}
+
 /// Adds a block to the weighted sums of a query.
 pub(crate) fn add_block(
     isa: Isa,
@@ -151,58 +205,34 @@ pub(crate) fn add_block(
     of_block: &[f32],
 ) {
     let factors = state.add(block);
-    add_rows(isa, sums, of_block, &[factors]);
+    add_row(isa, sums, of_block, factors);
 }
 
-/// Adds a block to the weighted sums of some queries `[queries, D]`. `block` has the block's
-/// maximum and sum for each of them.
-pub(crate) fn add_panel_block(
-    isa: Isa,
-    states: &mut [Running],
-    (greatest, total): (&[f32; LANES], &[f32; LANES]),
-    sums: &mut [f32],
-    of_block: &[f32],
-) {
-    let mut factors = [[0.0; 2]; LANES];
-    let block = greatest.iter().zip(total);
-    for ((factors, state), (greatest, total)) in factors.iter_mut().zip(&mut *states).zip(block) {
-        *factors = state.add((*greatest, *total));
-    }
-    add_rows(isa, sums, of_block, &factors[..states.len()]);
-}
-
-/// `sums = sums * factors[0] + of_block * factors[1]` for each row.
-fn add_rows(isa: Isa, sums: &mut [f32], of_block: &[f32], factors: &[[f32; 2]]) {
+/// `sums = sums * factors[0] + of_block * factors[1]`.
+fn add_row(isa: Isa, sums: &mut [f32], of_block: &[f32], factors: [f32; 2]) {
     #[cfg(target_arch = "x86_64")]
     if isa.has_avx2() {
         // SAFETY: `has_avx2` is true only on processors with avx2.
-        return unsafe { add_rows_avx2(sums, of_block, factors) };
+        return unsafe { add_row_avx2(sums, of_block, factors) };
     }
     let _ = isa;
-    add_rows_with(sums, of_block, factors);
+    add_row_with(sums, of_block, factors);
 }
 
-/// [`add_rows_with`] for AVX2.
+/// [`add_row_with`] for AVX2.
 ///
 /// # Safety
 /// The processor must have avx2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn add_rows_avx2(sums: &mut [f32], of_block: &[f32], factors: &[[f32; 2]]) {
-    add_rows_with(sums, of_block, factors);
+unsafe fn add_row_avx2(sums: &mut [f32], of_block: &[f32], factors: [f32; 2]) {
+    add_row_with(sums, of_block, factors);
 }
 
 #[inline(always)]
-fn add_rows_with(sums: &mut [f32], of_block: &[f32], factors: &[[f32; 2]]) {
-    let d = sums.len() / factors.len().max(1);
-    if d == 0 {
-        return;
-    }
-    let rows = sums.chunks_exact_mut(d).zip(of_block.chunks_exact(d));
-    for ((sums, of_block), [before, block]) in rows.zip(factors) {
-        for (sum, value) in sums.iter_mut().zip(of_block) {
-            *sum = *sum * before + value * block;
-        }
+fn add_row_with(sums: &mut [f32], of_block: &[f32], [before, block]: [f32; 2]) {
+    for (sum, value) in sums.iter_mut().zip(of_block) {
+        *sum = *sum * before + value * block;
     }
 }
 

@@ -320,3 +320,91 @@ fn packed_caches_equal_float32_caches_with_the_same_elements() {
         }
     }
 }
+
+/// Texts of a packed projection, whose keys are rows far apart. A text is computed alone, among
+/// others, and as some of its queries, so its keys are copied or read where they are.
+#[test]
+fn a_text_has_the_same_result_alone_and_among_others() {
+    const LENGTHS: [usize; 6] = [70, 3, 16, 150, 1, 33];
+    for (d, reach, slopes) in [
+        (32, None, false),
+        (64, None, false),
+        (64, Some(20), true),
+        (48, Some(20), false),
+        (128, None, true),
+    ] {
+        let width = (HEADS + 2 * KV_HEADS) * d;
+        let total: usize = LENGTHS.iter().sum();
+        let packed: Vec<f32> = noise(total * width, 3).iter().map(|v| 3.0 * v).collect();
+        // The attention of the queries `skip..` of texts of these lengths, which begin at row
+        // `start`.
+        let run = |isa: Isa, start: usize, lengths: &[usize], skip: usize| {
+            let rows: usize = lengths.iter().sum();
+            let packed = &packed[start * width..(start + rows) * width];
+            let (mut queries, mut plans, mut first) = (Vec::new(), Vec::new(), 0);
+            for (sequence, &len) in lengths.iter().enumerate() {
+                queries.extend((skip..len).map(|position| Query {
+                    sequence,
+                    row: first + position,
+                    position: i32::try_from(position).unwrap(),
+                }));
+                plans.push(AttentionMask {
+                    len,
+                    kv_type: KvType::Float32,
+                    order: None,
+                    window: None,
+                    around: Some(Around { first, reach }),
+                });
+                first += len;
+            }
+            let work = Attention {
+                heads: HEADS,
+                queries_per_kv: HEADS / KV_HEADS,
+                head_dim: d,
+                width,
+                scale: 1.0 / (d as f32).sqrt(),
+                softcap: None,
+                eps: None,
+                sinks: false,
+                slopes: match slopes {
+                    true => noise(HEADS, 5),
+                    false => Vec::new(),
+                },
+                rotation: None,
+                queries,
+                plans,
+                isa,
+            };
+            let shape = [1, KV_HEADS, rows, d].map(|n| i32::try_from(n).unwrap());
+            let strides = [rows * width, d, width, 1].map(|n| i64::try_from(n).unwrap());
+            let kv = |part: usize| {
+                let part = &packed[(HEADS + part * KV_HEADS) * d..];
+                // SAFETY: shape and strides describe elements of `packed`.
+                unsafe { Input::strided(part.as_ptr(), part.len(), &shape, &strides) }
+            };
+            let inputs = [Input::from_slice(packed), kv(0), kv(1)];
+            let mut out = vec![f32::NAN; work.outputs()];
+            // SAFETY: these are the documented inputs of the work.
+            unsafe { work.run(&inputs, &mut out) };
+            out
+        };
+        with_each(|isa| {
+            let all = run(isa, 0, &LENGTHS, 0);
+            assert!(all.iter().all(|v| v.is_finite()), "{isa:?}");
+            let (row, mut start) = (HEADS * d, 0);
+            for len in LENGTHS {
+                let wanted = &all[start * row..(start + len) * row];
+                let alone = run(isa, start, &[len], 0);
+                assert!(alone == wanted, "{isa:?}, {d}, {reach:?}: {len} alone");
+                if has_one_order(isa) {
+                    // At most one panel, which reads the keys where they are.
+                    let skip = len.saturating_sub(11);
+                    let last = run(isa, start, &[len], skip);
+                    let wanted = &wanted[skip * row..];
+                    assert!(last == wanted, "{isa:?}, {d}, {reach:?}: the last of {len}");
+                }
+                start += len;
+            }
+        });
+    }
+}

@@ -2,12 +2,15 @@
 //! computes norm and rotation of queries, scores, softmax and the weighted sum. For each panel of
 //! queries it chooses flash or decode attention.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use crate::attention::attend::{Attention, AttentionTask, KvRows};
 use crate::attention::flash_attention::{self, FlashPanel};
+use crate::attention::key_blocks::VisibleKeys;
 use crate::attention::kv_write::NewKv;
 use crate::attention::rope::rope_table;
+use crate::layout::aligned::AlignedVec;
 use crate::layout::tile::LANES;
 use crate::partition::{SharedOutput, parallel_parts};
 use crate::pool;
@@ -16,6 +19,29 @@ use crate::work::{Input, Work};
 /// Parts of flash panels per thread. With several parts, other threads can run some parts of a slow
 /// thread.
 const PARTS: usize = 16;
+
+/// Runs of panels per thread, of all heads together.
+const RUNS: usize = 4;
+
+thread_local! {
+    static PACKED: RefCell<PackedScratch> = RefCell::default();
+}
+
+/// Memory for keys and values of a head.
+#[derive(Default)]
+struct PackedScratch {
+    packed: [AlignedVec; 2],
+    wide: Vec<f32>,
+}
+
+/// Adjacent panels of a sequence.
+struct PanelRun {
+    sequence: usize,
+    /// The panels, with the visible keys of each query. They count keys from the first of `keys`.
+    panels: Vec<(Range<usize>, Vec<VisibleKeys>)>,
+    /// The keys that any query attends to.
+    keys: Range<usize>,
+}
 
 impl Work for Attention {
     fn outputs(&self) -> usize {
@@ -120,6 +146,12 @@ impl Attention {
 impl AttentionTask<'_> {
     /// Computes panels of queries with flash attention.
     fn flash_panels(&self, panels: &[Range<usize>]) {
+        if panels.is_empty() {
+            return;
+        }
+        if self.attend.plans.iter().all(|plan| plan.around.is_some()) {
+            return self.flash_runs(panels);
+        }
         let heads = self.attend.heads;
         let work = self.multiplications(panels.iter().cloned().flatten());
         let units = panels.len() * heads;
@@ -129,26 +161,103 @@ impl AttentionTask<'_> {
             for part in indices {
                 let first = last_first(part, parts) * size;
                 for unit in first..units.min(first + size) {
-                    self.flash_panel(panels[unit / heads].clone(), unit % heads);
+                    let (panel, h) = (panels[unit / heads].clone(), unit % heads);
+                    let plan = &self.attend.plans[self.attend.queries[panel.start].sequence];
+                    let positions = self.attend.queries[panel.clone()]
+                        .iter()
+                        .map(|q| q.position);
+                    let visible: Vec<_> = positions.map(|p| plan.visible_keys(p)).collect();
+                    let [keys, values] = self.kv(self.attend.queries[panel.start].sequence);
+                    let group = h / self.attend.queries_per_kv;
+                    self.flash_panel((panel, h), [keys, values], group, &visible);
                 }
             }
         });
     }
 
-    fn flash_panel(&self, panel: Range<usize>, h: usize) {
+    /// As [`Self::flash_panels`], for queries that attend to both sides. All panels of a run read
+    /// the same keys. So each part copies the keys and values of a head into rows without gaps:
+    /// rows of a projection are so far apart that they would share few cache sets.
+    fn flash_runs(&self, panels: &[Range<usize>]) {
+        let (heads, d, isa) = (self.attend.heads, self.attend.head_dim, self.attend.isa);
+        let work = self.multiplications(panels.iter().cloned().flatten());
+        let runs = self.panel_runs(panels);
+        parallel_parts(runs.len() * heads, work, &|indices| {
+            PACKED.with_borrow_mut(|scratch| {
+                for unit in indices {
+                    let (run, h) = (&runs[unit / heads], unit % heads);
+                    let group = h / self.attend.queries_per_kv;
+                    let [keys, values] = self.kv(run.sequence);
+                    let (from, to) = (run.keys.start, run.keys.end);
+                    let [packed_keys, packed_values] = &mut scratch.packed;
+                    let wide = &mut scratch.wide;
+                    let [keys, values] = match run.panels.len() {
+                        // A single panel reads them once.
+                        1 => [keys, values].map(|rows| rows.of_head(group, (from, to), d)),
+                        _ => [
+                            keys.packed_head(isa, (group, from, to), d, (packed_keys, wide)),
+                            values.packed_head(isa, (group, from, to), d, (packed_values, wide)),
+                        ],
+                    };
+                    for (panel, visible) in &run.panels {
+                        self.flash_panel((panel.clone(), h), [keys, values], 0, visible);
+                    }
+                }
+            });
+        });
+    }
+
+    /// Divides the panels into runs, each of one sequence. There are several runs for each thread,
+    /// if there are enough panels.
+    fn panel_runs(&self, panels: &[Range<usize>]) -> Vec<PanelRun> {
+        let queries = &self.attend.queries;
+        let sequence = |panel: &Range<usize>| queries[panel.start].sequence;
+        let sequences: Vec<_> = panels.chunk_by(|a, b| sequence(a) == sequence(b)).collect();
+        let wanted = RUNS * pool::pool().threads();
+        let parts = wanted.div_ceil(sequences.len().max(1) * self.attend.heads);
+        let mut runs = Vec::new();
+        for panels in sequences {
+            for panels in panels.chunks(panels.len().div_ceil(parts.max(1))) {
+                let sequence = sequence(&panels[0]);
+                let plan = &self.attend.plans[sequence];
+                let visible = |panel: &Range<usize>| {
+                    let positions = queries[panel.clone()].iter().map(|q| q.position);
+                    positions.map(|p| plan.visible_keys(p)).collect()
+                };
+                let mut panels: Vec<(_, Vec<VisibleKeys>)> = (panels.iter())
+                    .map(|panel| (panel.clone(), visible(panel)))
+                    .collect();
+                let all = || panels.iter().flat_map(|(_, visible)| visible);
+                let start = all().map(|v| v.ranges[0].start).min().unwrap_or(0);
+                let end = all().map(|v| v.ranges[0].end).max().unwrap_or(0);
+                for visible in panels.iter_mut().flat_map(|(_, visible)| visible) {
+                    let range = &mut visible.ranges[0];
+                    *range = range.start - start..range.end - start;
+                }
+                runs.push(PanelRun {
+                    sequence,
+                    panels,
+                    keys: start..end,
+                });
+            }
+        }
+        runs
+    }
+
+    /// Computes a panel of queries of head `h`, over keys and values of head `group` of `kv`.
+    fn flash_panel(
+        &self,
+        (panel, h): (Range<usize>, usize),
+        [keys, values]: [KvRows<'_>; 2],
+        group: usize,
+        visible_keys: &[VisibleKeys],
+    ) {
         let queries = &self.attend.queries[panel.clone()];
-        let sequence = queries[0].sequence;
-        let plan = &self.attend.plans[sequence];
-        let visible_keys: Vec<_> = queries
-            .iter()
-            .map(|q| plan.visible_keys(q.position))
-            .collect();
-        let [keys, values] = self.kv(sequence);
         let flash_panel = FlashPanel {
             attend: self.attend,
             keys,
             values,
-            group: h / self.attend.queries_per_kv,
+            group,
             sink: self.sinks.map(|s| s[h]),
             distances: self.attend.slopes.get(h).map(|&slope| {
                 let mut positions = [0.0; LANES];
@@ -157,13 +266,14 @@ impl AttentionTask<'_> {
                 }
                 (slope, positions)
             }),
-            visible_keys: &visible_keys,
+            queries: self.plain_queries(&panel, h),
+            visible_keys,
         };
         flash_panel.run(
             |i, query| self.query(panel.start + i, h, query),
-            |i, row| {
+            |i| {
                 // SAFETY: only this unit writes this head of this query.
-                unsafe { self.output(panel.start + i, h) }.copy_from_slice(row);
+                unsafe { self.output(panel.start + i, h) }
             },
         );
     }

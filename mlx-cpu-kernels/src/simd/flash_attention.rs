@@ -9,22 +9,22 @@
 use crate::isa::Isa;
 use crate::layout::tile::{BlockSoftmax, LANES, TileA, TileB, TileC};
 use crate::simd::microkernel;
-use crate::simd::portable::softmax::softmax_base;
+use crate::simd::portable::softmax::{divide_row, softmax_base};
 use crate::simd::portable::vmath;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2, avx512};
 
 /// Computes the scores `[n, LANES]` of `n` keys with a panel of queries `[d, LANES]`; `d` is a
-/// multiple of 8.
+/// multiple of 8. Keys are rows with this stride.
 ///
 /// # Safety
 /// The operands must have these elements. No other thread may use the scores.
 pub(crate) unsafe fn scores(
     isa: Isa,
     (n, d): (usize, usize),
-    keys: TileA,
-    queries: TileB,
-    to: TileC,
+    (keys, row_stride): (*const f32, usize),
+    queries: *const f32,
+    to: *mut f32,
 ) {
     assert!(d.is_multiple_of(8));
     // SAFETY: only `detect` makes these instruction sets, on processors that have their features.
@@ -32,10 +32,28 @@ pub(crate) unsafe fn scores(
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => avx2::flash_attention::scores((n, d), keys, queries, to),
+            Isa::Avx2 => avx2::flash_attention::scores((n, d), (keys, row_stride), queries, to),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Amx => avx512::flash_attention::scores((n, d), keys, queries, to),
-            _ => microkernel::gemm_tiles(isa, n, d, keys, queries, to),
+            Isa::Avx512 | Isa::Amx => {
+                avx512::flash_attention::scores((n, d), (keys, row_stride), queries, to);
+            }
+            _ => {
+                let keys = TileA {
+                    data: keys,
+                    row_stride,
+                    stride: 1,
+                };
+                let queries = TileB {
+                    data: queries,
+                    stride: LANES,
+                };
+                let to = TileC {
+                    data: to,
+                    row_stride: LANES,
+                    accumulate: false,
+                };
+                microkernel::gemm_tiles(isa, n, d, keys, queries, to);
+            }
         }
     }
 }
@@ -88,48 +106,73 @@ fn softmax_with(scores: &mut [[f32; LANES]]) -> BlockSoftmax {
     (greatest, sums)
 }
 
-/// Computes the weighted sums `[queries, d]` of `n` values; `d` is a multiple of `LANES`. `weights`
-/// has a row for each query, and `values` a row for each key.
+/// Multiplies the sums `[queries, d]` by the first factor of their query, and adds the weighted sums
+/// of `n` values, times the second factor. `d` is a multiple of `LANES`. `weights` has a row for
+/// each query, and `values` a row for each key. `of_block` has `queries * d` elements, whose values
+/// are arbitrary.
 ///
 /// # Safety
 /// The operands must have these elements. No other thread may use the sums.
-pub(crate) unsafe fn weighted_values(
+pub(crate) unsafe fn add_values(
     isa: Isa,
     (queries, n, d): (usize, usize, usize),
-    weights: TileA,
-    values: TileB,
-    to: TileC,
+    (weights, values): (TileA, TileB),
+    (sums, factors): (TileC, &[[f32; LANES]; 2]),
+    of_block: &mut [f32],
 ) {
-    let at = |lane: usize| {
-        let values = TileB {
-            data: values.data.wrapping_add(lane),
-            ..values
-        };
-        let to = TileC {
-            data: to.data.wrapping_add(lane),
-            ..to
-        };
-        (values, to)
-    };
+    assert!(queries <= LANES && of_block.len() >= queries * d);
     // SAFETY: the caller guarantees the operands. Only `detect` makes the instruction sets, on
     // processors that have their features.
     unsafe {
-        #[cfg(target_arch = "x86_64")]
-        if matches!(isa, Isa::Avx512 | Isa::Amx) {
-            let wide = d / (2 * LANES) * 2 * LANES;
-            for lane in (0..wide).step_by(2 * LANES) {
-                let (values, to) = at(lane);
-                avx512::flash_attention::weighted_values::<2>((queries, n), weights, values, to);
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => {
+                avx2::flash_attention::add_values(
+                    (queries, n, d),
+                    (weights, values),
+                    (sums, factors),
+                );
             }
-            for lane in (wide..d).step_by(LANES) {
-                let (values, to) = at(lane);
-                avx512::flash_attention::weighted_values::<1>((queries, n), weights, values, to);
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 | Isa::Amx => {
+                avx512::flash_attention::add_values(
+                    (queries, n, d),
+                    (weights, values),
+                    (sums, factors),
+                );
             }
-            return;
-        }
-        for lane in (0..d).step_by(LANES) {
-            let (values, to) = at(lane);
-            microkernel::gemm_tiles(isa, queries, n, weights, values, to);
+            _ => {
+                for lane in (0..d).step_by(LANES) {
+                    let values = TileB {
+                        data: values.data.wrapping_add(lane),
+                        ..values
+                    };
+                    let to = TileC {
+                        data: of_block.as_mut_ptr().wrapping_add(lane),
+                        row_stride: d,
+                        accumulate: false,
+                    };
+                    microkernel::gemm_tiles(isa, queries, n, weights, values, to);
+                }
+                for (i, of_block) in of_block.chunks_exact(d.max(1)).take(queries).enumerate() {
+                    let row = sums.data.wrapping_add(i * sums.row_stride);
+                    let row = std::slice::from_raw_parts_mut(row, d);
+                    for (sum, value) in row.iter_mut().zip(of_block) {
+                        *sum = *sum * factors[0][i] + value * factors[1][i];
+                    }
+                }
+            }
         }
     }
+}
+
+/// `to = row / total`. Stops at the end of the shorter slice.
+pub(crate) fn divide(isa: Isa, row: &[f32], total: f32, to: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if isa.has_avx2() {
+        // SAFETY: `has_avx2` is true only on processors with avx2.
+        return unsafe { avx2::flash_attention::divide(row, total, to) };
+    }
+    let _ = isa;
+    divide_row(row, total, to);
 }

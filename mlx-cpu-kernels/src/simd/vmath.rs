@@ -83,11 +83,21 @@ pub(crate) fn gate_mul(isa: Isa, gate: Gate, gates: &mut [f32], ups: &[f32]) {
     }
 }
 
-/// `values = gate(values)`.
+/// `values = gate(values)`, as [`gate_mul`] with ones.
 pub(crate) fn gate_apply(isa: Isa, gate: Gate, values: &mut [f32]) {
-    const ONES: [f32; 64] = [1.0; 64];
-    for some in values.chunks_mut(ONES.len()) {
-        gate_mul(isa, gate, some, &ONES[..some.len()]);
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2 and fma.
+        Isa::Avx2 => unsafe { avx2::vmath::gate_apply(gate, values) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: only `detect` makes these, on processors with avx512f.
+        Isa::Avx512 | Isa::Amx => unsafe { avx512::vmath::gate_apply(gate, values) },
+        _ => {
+            const ONES: [f32; 64] = [1.0; 64];
+            for some in values.chunks_mut(ONES.len()) {
+                portable::vmath::gate_mul(gate, some, &ONES[..some.len()]);
+            }
+        }
     }
 }
 
@@ -115,6 +125,12 @@ mod tests {
                         gate_mul(isa, gate, &mut some, &ups[from..to]);
                         assert_eq!(some, all[from..to], "{gate:?} {from} {to}");
                     }
+                }
+                for len in [0, 1, 8, 19, 43] {
+                    let (mut alone, mut times_one) = (gates[..len].to_vec(), gates[..len].to_vec());
+                    gate_apply(isa, gate, &mut alone);
+                    gate_mul(isa, gate, &mut times_one, &vec![1.0; len]);
+                    assert_eq!(alone, times_one, "{gate:?} {len}");
                 }
                 let mut ends = [f32::INFINITY, f32::NAN, 3e38, 0.0, -1000.0];
                 gate_mul(isa, gate, &mut ends, &[1.0; 5]);

@@ -58,6 +58,9 @@ macro_rules! columns_for {
             /// Columns of the panel that are prefetched ahead.
             const AHEAD: usize = 16;
             const LINE: usize = 16;
+            /// Few tiles share the next panel, so a tile may prefetch several lines per column.
+            const PARTS: usize = WIDTH / LINE;
+            let spacing = ahead.step.div_ceil(PARTS);
             // SAFETY: the caller guarantees `M` rows of `k` elements, `k` columns of the panel, and
             // space for the outputs. Prefetched addresses need not be valid.
             unsafe {
@@ -70,8 +73,10 @@ macro_rules! columns_for {
                         let next = column.wrapping_add(AHEAD * WIDTH + line * LINE);
                         _mm_prefetch::<_MM_HINT_T0>(next.cast());
                     }
-                    let next = ahead.data.wrapping_add(i * ahead.step);
-                    _mm_prefetch::<_MM_HINT_T1>(next.cast());
+                    for part in 0..PARTS {
+                        let next = ahead.data.wrapping_add(i * ahead.step + part * spacing);
+                        _mm_prefetch::<_MM_HINT_T1>(next.cast());
+                    }
                     let lanes: [$vector; $count] =
                         std::array::from_fn(|v| $load(column.add(v * $lanes)));
                     for (row, sums) in rows.iter().zip(&mut sums) {

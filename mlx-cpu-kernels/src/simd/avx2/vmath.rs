@@ -66,6 +66,29 @@ pub(crate) fn exp(x: __m256) -> __m256 {
     _mm256_andnot_ps(below, power)
 }
 
+/// [`exp`] of eight elements of which none is positive. It needs no bounds: below the minimum the
+/// result is zero, whatever the steps before give.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(crate) fn exp_of_negative(x: __m256) -> __m256 {
+    let all = _mm256_set1_ps;
+    let shifted = _mm256_fmadd_ps(x, all(std::f32::consts::LOG2_E), all(ROUND_BIAS));
+    let n = _mm256_sub_ps(shifted, all(ROUND_BIAS));
+    let r = _mm256_fnmadd_ps(n, all(LN_2[0]), x);
+    let r = _mm256_fnmadd_ps(n, all(LN_2[1]), r);
+    let mut p = all(EXP_POLY[0]);
+    for factor in &EXP_POLY[1..] {
+        p = _mm256_fmadd_ps(p, r, all(*factor));
+    }
+    let value = _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), all(1.0));
+    let power = _mm256_slli_epi32::<23>(_mm256_castps_si256(shifted));
+    let power = _mm256_add_epi32(power, _mm256_castps_si256(all(1.0)));
+    let power = _mm256_mul_ps(value, _mm256_castsi256_ps(power));
+    // A comparison with NaN is false, so NaN is kept.
+    let below = _mm256_cmp_ps::<_CMP_LT_OQ>(x, all(EXP_MIN));
+    _mm256_andnot_ps(below, power)
+}
+
 /// `gates = gate(gates) * ups`, of equal lengths; see [`Gate::apply`]. The result of an element
 /// does not depend on its position.
 #[target_feature(enable = "avx2,fma")]
@@ -91,6 +114,26 @@ pub(crate) fn gate_mul(gate: Gate, gates: &mut [f32], ups: &[f32]) {
     }
 }
 
+/// `values = gate(values)`. The result of an element does not depend on its position.
+#[target_feature(enable = "avx2,fma")]
+pub(crate) fn gate_apply(gate: Gate, values: &mut [f32]) {
+    let eight = |values: &mut [f32; 8]| {
+        // SAFETY: the slice has eight elements.
+        unsafe {
+            let x = apply_gate(gate, _mm256_loadu_ps(values.as_ptr()));
+            _mm256_storeu_ps(values.as_mut_ptr(), x);
+        }
+    };
+    let (values, last) = values.as_chunks_mut::<8>();
+    values.iter_mut().for_each(eight);
+    if !last.is_empty() {
+        let mut eight_last = [0.0; 8];
+        eight_last[..last.len()].copy_from_slice(last);
+        eight(&mut eight_last);
+        last.copy_from_slice(&eight_last[..last.len()]);
+    }
+}
+
 /// [`Gate::apply`].
 #[inline]
 #[target_feature(enable = "avx2,fma")]
@@ -108,7 +151,7 @@ fn apply_gate(gate: Gate, x: __m256) -> __m256 {
             for factor in &NORMAL_POLY[1..] {
                 p = _mm256_fmadd_ps(p, t, all(*factor));
             }
-            let power = exp(_mm256_mul_ps(_mm256_mul_ps(all(-0.5), a), a));
+            let power = exp_of_negative(_mm256_mul_ps(_mm256_mul_ps(all(-0.5), a), a));
             let tail = _mm256_mul_ps(_mm256_mul_ps(p, t), power);
             let below = _mm256_cmp_ps::<_CMP_LT_OQ>(x, all(0.0));
             let share = _mm256_blendv_ps(_mm256_sub_ps(all(1.0), tail), tail, below);
@@ -170,4 +213,84 @@ pub(crate) fn add_scaled<const N: usize>(y: &mut [f32], rows: [&[f32]; N], weigh
 pub(crate) unsafe fn dot(a: &[f32], b: &[f32]) -> f32 {
     // SAFETY: the length is that of the shorter slice. The caller guarantees the features.
     unsafe { dot_ptr(a.as_ptr(), b.as_ptr(), a.len().min(b.len())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Inputs without a positive one: usual values, the borders, infinity and NaN.
+    fn inputs() -> Vec<[f32; 8]> {
+        let mut all: Vec<[f32; 8]> = (0..4000)
+            .map(|i| std::array::from_fn(|j| -0.003 * (8 * i + j) as f32))
+            .collect();
+        let payload = f32::from_bits(0x7fc0_0001);
+        all.push([
+            -0.0,
+            0.0,
+            EXP_MIN,
+            EXP_MIN.next_down(),
+            EXP_MIN.next_up(),
+            -1e30,
+            -3e38,
+            -1e-40,
+        ]);
+        all.push([
+            f32::NEG_INFINITY,
+            f32::NAN,
+            payload,
+            -f32::NAN,
+            -88.0,
+            -87.0,
+            -1.0,
+            -104.0,
+        ]);
+        all
+    }
+
+    #[test]
+    fn exponentials_without_bounds_have_the_bits_of_those_with_bounds() {
+        if !is_x86_feature_detected!("avx2") || !is_x86_feature_detected!("fma") {
+            return;
+        }
+        for x in inputs() {
+            let (mut with, mut without) = ([0.0f32; 8], [0.0f32; 8]);
+            // SAFETY: the processor has avx2 and fma, and the arrays have eight elements.
+            unsafe {
+                let x = _mm256_loadu_ps(x.as_ptr());
+                _mm256_storeu_ps(with.as_mut_ptr(), exp(x));
+                _mm256_storeu_ps(without.as_mut_ptr(), exp_of_negative(x));
+            }
+            for i in 0..8 {
+                let equal = with[i].to_bits() == without[i].to_bits();
+                let no_number = with[i].is_nan() && without[i].is_nan();
+                assert!(equal || no_number, "{}: {} {}", x[i], with[i], without[i]);
+            }
+        }
+    }
+
+    #[test]
+    fn exponentials_of_both_widths_have_the_same_bits() {
+        use crate::simd::avx512::vmath as wide;
+        use std::arch::x86_64::{_mm512_loadu_ps, _mm512_storeu_ps};
+        if !is_x86_feature_detected!("avx512f") || !is_x86_feature_detected!("fma") {
+            return;
+        }
+        for pair in inputs().chunks_exact(2) {
+            let (mut narrow, mut both) = ([0.0f32; 16], [0.0f32; 16]);
+            // SAFETY: the processor has the features, and the arrays have sixteen elements.
+            unsafe {
+                for (i, x) in pair.iter().enumerate() {
+                    let power = exp_of_negative(_mm256_loadu_ps(x.as_ptr()));
+                    _mm256_storeu_ps(narrow[8 * i..].as_mut_ptr(), power);
+                }
+                let x = _mm512_loadu_ps(pair.as_flattened().as_ptr());
+                _mm512_storeu_ps(both.as_mut_ptr(), wide::exp_of_negative(x));
+            }
+            for (narrow, both) in narrow.iter().zip(&both) {
+                let equal = narrow.to_bits() == both.to_bits();
+                assert!(equal || narrow.is_nan() && both.is_nan(), "{narrow} {both}");
+            }
+        }
+    }
 }

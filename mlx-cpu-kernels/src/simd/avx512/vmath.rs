@@ -1,11 +1,12 @@
 //! Element-wise functions with AVX-512. The steps are those of `avx2/vmath.rs`.
 
 use std::arch::x86_64::{
-    __m512, __mmask16, _CMP_LT_OQ, _mm512_abs_ps, _mm512_add_epi32, _mm512_add_ps,
+    __m512, __mmask16, _CMP_LT_OQ, _CMP_NLT_UQ, _mm512_abs_ps, _mm512_add_epi32, _mm512_add_ps,
     _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_fmadd_ps,
     _mm512_fnmadd_ps, _mm512_mask_mov_ps, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps,
-    _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_rcp14_ps, _mm512_reduce_add_ps,
-    _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_sub_ps, _mm512_xor_si512,
+    _mm512_maskz_mul_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_rcp14_ps,
+    _mm512_reduce_add_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_sub_ps,
+    _mm512_xor_si512,
 };
 
 use crate::simd::portable::vmath::{
@@ -38,6 +39,28 @@ pub(crate) fn exp(x: __m512) -> __m512 {
     _mm512_mask_mov_ps(power, below, _mm512_setzero_ps())
 }
 
+/// [`exp`] of sixteen elements of which none is positive. It needs no bounds: below the minimum the
+/// result is zero, whatever the steps before give.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(crate) fn exp_of_negative(x: __m512) -> __m512 {
+    let all = _mm512_set1_ps;
+    let shifted = _mm512_fmadd_ps(x, all(std::f32::consts::LOG2_E), all(ROUND_BIAS));
+    let n = _mm512_sub_ps(shifted, all(ROUND_BIAS));
+    let r = _mm512_fnmadd_ps(n, all(LN_2[0]), x);
+    let r = _mm512_fnmadd_ps(n, all(LN_2[1]), r);
+    let mut p = all(EXP_POLY[0]);
+    for factor in &EXP_POLY[1..] {
+        p = _mm512_fmadd_ps(p, r, all(*factor));
+    }
+    let value = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), all(1.0));
+    let power = _mm512_slli_epi32::<23>(_mm512_castps_si512(shifted));
+    let power = _mm512_add_epi32(power, _mm512_castps_si512(all(1.0)));
+    // A comparison with NaN is true here, so NaN is kept.
+    let kept = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, all(EXP_MIN));
+    _mm512_maskz_mul_ps(kept, value, _mm512_castsi512_ps(power))
+}
+
 /// `x / y` with an error of about a unit in the last place, for `y >= 1`. It estimates the inverse,
 /// and a Newton step doubles the number of correct bits. This is faster than a division.
 #[inline]
@@ -52,12 +75,19 @@ fn quotient(x: __m512, y: __m512) -> __m512 {
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(crate) fn apply_gate(gate: Gate, x: __m512, up: __m512) -> __m512 {
+    _mm512_mul_ps(activate(gate, x), up)
+}
+
+/// [`Gate::apply`] of sixteen elements.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn activate(gate: Gate, x: __m512) -> __m512 {
     let all = _mm512_set1_ps;
     let negative = |x: __m512| {
         let (x, sign) = (_mm512_castps_si512(x), _mm512_castps_si512(all(-0.0)));
         _mm512_castsi512_ps(_mm512_xor_si512(x, sign))
     };
-    let activated = match gate {
+    match gate {
         Gate::Silu => quotient(x, _mm512_add_ps(all(1.0), exp(negative(x)))),
         Gate::Gelu => {
             // The instruction returns the second operand if either is NaN, so NaN is kept.
@@ -67,7 +97,7 @@ pub(crate) fn apply_gate(gate: Gate, x: __m512, up: __m512) -> __m512 {
             for factor in &NORMAL_POLY[1..] {
                 p = _mm512_fmadd_ps(p, t, all(*factor));
             }
-            let power = exp(_mm512_mul_ps(_mm512_mul_ps(all(-0.5), a), a));
+            let power = exp_of_negative(_mm512_mul_ps(_mm512_mul_ps(all(-0.5), a), a));
             let tail = _mm512_mul_ps(_mm512_mul_ps(p, t), power);
             let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, all(0.0));
             let share = _mm512_mask_mov_ps(_mm512_sub_ps(all(1.0), tail), below, tail);
@@ -85,8 +115,7 @@ pub(crate) fn apply_gate(gate: Gate, x: __m512, up: __m512) -> __m512 {
             let less = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, all(0.0));
             _mm512_mask_mov_ps(x, less, _mm512_setzero_ps())
         }
-    };
-    _mm512_mul_ps(activated, up)
+    }
 }
 
 /// The mask of the first `lanes` lanes, at most sixteen.
@@ -105,6 +134,19 @@ pub(crate) fn gate_mul(gate: Gate, gates: &mut [f32], ups: &[f32]) {
             let values = _mm512_maskz_loadu_ps(lanes, gates.as_ptr());
             let values = apply_gate(gate, values, _mm512_maskz_loadu_ps(lanes, ups.as_ptr()));
             _mm512_mask_storeu_ps(gates.as_mut_ptr(), lanes, values);
+        }
+    }
+}
+
+/// `values = gate(values)`.
+#[target_feature(enable = "avx512f")]
+pub(crate) fn gate_apply(gate: Gate, values: &mut [f32]) {
+    for values in values.chunks_mut(16) {
+        let lanes = lane_mask(values.len());
+        // SAFETY: the slice has an element for each lane of the mask.
+        unsafe {
+            let x = _mm512_maskz_loadu_ps(lanes, values.as_ptr());
+            _mm512_mask_storeu_ps(values.as_mut_ptr(), lanes, activate(gate, x));
         }
     }
 }

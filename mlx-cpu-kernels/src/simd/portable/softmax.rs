@@ -1,4 +1,4 @@
-//! The softmax of one row of scores.
+//! The softmax of one row of scores, and the division by its total.
 
 use crate::simd::portable::vmath;
 
@@ -46,5 +46,13 @@ pub(crate) fn softmax_base(max_score: f32) -> f32 {
         0.0
     } else {
         max_score
+    }
+}
+
+/// `to = row / total`. Stops at the end of the shorter slice.
+#[inline(always)]
+pub(crate) fn divide_row(row: &[f32], total: f32, to: &mut [f32]) {
+    for (to, v) in to.iter_mut().zip(row) {
+        *to = v / total;
     }
 }
