@@ -99,10 +99,11 @@ fn dora_learns_as_in_mlx_lm() {
 
 #[test]
 fn gemma3_learns_as_in_mlx_lm() {
-    crate::alone::alone("training::gemma3_learns_as_in_mlx_lm", || {
-        against_mlx_lm("gemma3-1");
-        against_mlx_lm("gemma3-4");
-    });
+    if crate::alone::ran_elsewhere("training::gemma3_learns_as_in_mlx_lm") {
+        return;
+    }
+    against_mlx_lm("gemma3-1");
+    against_mlx_lm("gemma3-4");
 }
 
 #[test]
@@ -113,15 +114,13 @@ fn experts_learn_as_in_mlx_lm() {
 
 #[test]
 fn adapters_on_quantized_weights_learn_as_in_mlx_lm() {
-    crate::alone::alone(
-        "training::adapters_on_quantized_weights_learn_as_in_mlx_lm",
-        || {
-            against_mlx_lm("qwen3-q4");
-            against_mlx_lm("llama-q4-1");
-            against_mlx_lm("gemma3-q4-4");
-            against_mlx_lm("mixtral-q4-4");
-        },
-    );
+    if crate::alone::ran_elsewhere("training::adapters_on_quantized_weights_learn_as_in_mlx_lm") {
+        return;
+    }
+    against_mlx_lm("qwen3-q4");
+    against_mlx_lm("llama-q4-1");
+    against_mlx_lm("gemma3-q4-4");
+    against_mlx_lm("mixtral-q4-4");
 }
 
 #[test]
@@ -134,35 +133,35 @@ fn tables_and_whole_weights_learn_as_in_mlx_lm() {
 /// optimizer must account for that.
 #[test]
 fn muon_trains_adapters_as_mlx_does() {
-    crate::alone::alone("training::muon_trains_adapters_as_mlx_does", || {
-        let all = read(&fixtures().join("training/muon.json"));
-        let rate = all["rate"].as_f64().unwrap() as f32;
-        for (name, expected) in all["losses"].as_object().unwrap() {
-            let dir = fixtures().join("training").join(name);
-            let golden = read(&dir.join("golden.json"));
-            let checkpoint = tiny(golden["checkpoint"].as_str().unwrap());
-            for compile in [Compile::Off, Compile::On] {
-                let tuning = Tuning {
-                    optimizer: OptimizerConfig::from_name("muon").unwrap(),
-                    compile,
-                    ..at_rate(rate)
-                };
-                let options = cpu().with_adapter_path(&dir);
-                let unused = LoraConfig::new();
-                let mut trainer =
-                    Trainer::load(&checkpoint, &options, &unused, AdapterKind::Lora, tuning)
-                        .unwrap();
-                let batches = golden["batches"].as_array().unwrap().iter();
-                for (i, (batch, expected)) in batches.zip(floats(expected)).enumerate() {
-                    let loss = trainer.step(&sequences(batch)).unwrap().loss;
-                    assert!(
-                        (loss - expected).abs() < 1e-3,
-                        "{name}, step {i}: {loss} {expected}"
-                    );
-                }
+    if crate::alone::ran_elsewhere("training::muon_trains_adapters_as_mlx_does") {
+        return;
+    }
+    let all = read(&fixtures().join("training/muon.json"));
+    let rate = all["rate"].as_f64().unwrap() as f32;
+    for (name, expected) in all["losses"].as_object().unwrap() {
+        let dir = fixtures().join("training").join(name);
+        let golden = read(&dir.join("golden.json"));
+        let checkpoint = tiny(golden["checkpoint"].as_str().unwrap());
+        for compile in [Compile::Off, Compile::On] {
+            let tuning = Tuning {
+                optimizer: OptimizerConfig::from_name("muon").unwrap(),
+                compile,
+                ..at_rate(rate)
+            };
+            let options = cpu().with_adapter_path(&dir);
+            let unused = LoraConfig::new();
+            let mut trainer =
+                Trainer::load(&checkpoint, &options, &unused, AdapterKind::Lora, tuning).unwrap();
+            let batches = golden["batches"].as_array().unwrap().iter();
+            for (i, (batch, expected)) in batches.zip(floats(expected)).enumerate() {
+                let loss = trainer.step(&sequences(batch)).unwrap().loss;
+                assert!(
+                    (loss - expected).abs() < 1e-3,
+                    "{name}, step {i}: {loss} {expected}"
+                );
             }
         }
-    });
+    }
 }
 
 #[test]
@@ -286,40 +285,38 @@ fn optimizers_are_those_of_mlx() {
 
 #[test]
 fn gradients_are_those_of_finite_differences() {
-    crate::alone::alone(
-        "training::gradients_are_those_of_finite_differences",
-        || {
-            let config = LoraConfig::new().with_rank(2).with_targets([
-                "q_proj",
-                "k_proj",
-                "v_proj",
-                "o_proj",
-                "down_proj",
-                "lm_head",
-            ]);
-            for name in [
-                "llama",
-                "gemma2",
-                "phi3",
-                "gpt2",
-                "qwen3-moe",
-                "gpt-oss",
-                "cohere2",
-            ] {
-                let mut config = config.clone();
-                match name {
-                    "phi3" => config.targets = vec!["qkv_proj".into(), "gate_up_proj".into()],
-                    "gpt2" => config.targets = vec!["c_attn".into(), "c_fc".into()],
-                    "gemma2" | "cohere2" => config.targets.truncate(5),
-                    "gpt-oss" => config.targets.truncate(4),
-                    _ => {}
-                }
-                let mut trainer = fresh(name, &config, at_rate(1e-3));
-                disturb(&mut trainer);
-                check_slopes(&mut trainer, name, |_| true);
-            }
-        },
-    );
+    if crate::alone::ran_elsewhere("training::gradients_are_those_of_finite_differences") {
+        return;
+    }
+    let config = LoraConfig::new().with_rank(2).with_targets([
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "down_proj",
+        "lm_head",
+    ]);
+    for name in [
+        "llama",
+        "gemma2",
+        "phi3",
+        "gpt2",
+        "qwen3-moe",
+        "gpt-oss",
+        "cohere2",
+    ] {
+        let mut config = config.clone();
+        match name {
+            "phi3" => config.targets = vec!["qkv_proj".into(), "gate_up_proj".into()],
+            "gpt2" => config.targets = vec!["c_attn".into(), "c_fc".into()],
+            "gemma2" | "cohere2" => config.targets.truncate(5),
+            "gpt-oss" => config.targets.truncate(4),
+            _ => {}
+        }
+        let mut trainer = fresh(name, &config, at_rate(1e-3));
+        disturb(&mut trainer);
+        check_slopes(&mut trainer, name, |_| true);
+    }
 }
 
 #[test]

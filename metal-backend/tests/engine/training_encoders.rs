@@ -175,132 +175,129 @@ fn encoders_learn_as_with_sentence_transformers() {
 /// drops a part of the gradients of A and B on purpose, so only its magnitudes are compared.
 #[test]
 fn gradients_of_encoders_are_slopes() {
-    crate::alone::alone(
-        "training_encoders::gradients_of_encoders_are_slopes",
-        || {
-            for (name, targets) in ENCODERS {
-                let lora = LoraConfig::new()
-                    .with_rank(2)
-                    .with_targets(targets.iter().copied());
-                for kind in [AdapterKind::Lora, AdapterKind::Dora] {
-                    let mut trainer = load(name, &lora, kind, at_rate(1e-2));
-                    disturb(&mut trainer);
-                    let batch = pairs(trainer.model());
-                    let (_, gradients) = trainer.similarity_gradients(&batch, 5.0).unwrap();
-                    let params = trainer.params();
-                    assert_eq!(gradients.len(), params.len());
-                    let compared = |part: &str| kind == AdapterKind::Lora || part.ends_with(".m");
-                    for (part, gradient) in gradients.iter().filter(|(part, _)| compared(part)) {
-                        let long = length(gradient);
-                        assert!(long.is_finite() && long > 0.0, "{name} {part}: {long}");
-                        let along = gradient
-                            .multiply(&Array::scalar(1.0 / long).unwrap())
-                            .unwrap();
-                        let mut loss = |step: f32| {
-                            let step = along.multiply(&Array::scalar(step).unwrap()).unwrap();
-                            let mut all = params.clone();
-                            all.insert(part.clone(), params[part].add(&step).unwrap());
-                            trainer.restore(&all, Params::new(), 0, 0).unwrap();
-                            let evaluation = trainer.evaluate_similarity(&batch, 5.0).unwrap();
-                            evaluation.loss / evaluation.items as f64
-                        };
-                        // Short steps of a flat loss drown in rounding, and long steps of a steep one in
-                        // its curvature.
-                        let mut slope =
-                            |step: f32| (loss(step) - loss(-step)) / (2.0 * f64::from(step));
-                        let mut tried: Vec<f64> = Vec::new();
-                        let agrees = [1e-2f32, 3e-3, 3e-2, 1e-3].into_iter().any(|step| {
-                            let slope = slope(step);
-                            tried.push(slope);
-                            let off = (slope - f64::from(long)).abs();
-                            off < 2e-2 * f64::from(long) + 1e-4
-                        });
-                        assert!(agrees, "{name} {part}: {long} {tried:?}");
-                    }
-                    trainer.restore(&params, Params::new(), 0, 0).unwrap();
-                    let again = Tuning {
-                        checkpoint: true,
-                        ..at_rate(1e-2)
-                    };
-                    let mut other = load(name, &lora, kind, again);
-                    other.restore(&params, Params::new(), 0, 0).unwrap();
-                    let (_, again) = other.similarity_gradients(&batch, 5.0).unwrap();
-                    for (part, gradient) in again {
-                        assert!(
-                            gradient.all_close(&gradients[&part], 1e-4, 1e-6).unwrap(),
-                            "{name}: {part} is another with checkpoints"
-                        );
-                    }
-                }
+    if crate::alone::ran_elsewhere("training_encoders::gradients_of_encoders_are_slopes") {
+        return;
+    }
+    for (name, targets) in ENCODERS {
+        let lora = LoraConfig::new()
+            .with_rank(2)
+            .with_targets(targets.iter().copied());
+        for kind in [AdapterKind::Lora, AdapterKind::Dora] {
+            let mut trainer = load(name, &lora, kind, at_rate(1e-2));
+            disturb(&mut trainer);
+            let batch = pairs(trainer.model());
+            let (_, gradients) = trainer.similarity_gradients(&batch, 5.0).unwrap();
+            let params = trainer.params();
+            assert_eq!(gradients.len(), params.len());
+            let compared = |part: &str| kind == AdapterKind::Lora || part.ends_with(".m");
+            for (part, gradient) in gradients.iter().filter(|(part, _)| compared(part)) {
+                let long = length(gradient);
+                assert!(long.is_finite() && long > 0.0, "{name} {part}: {long}");
+                let along = gradient
+                    .multiply(&Array::scalar(1.0 / long).unwrap())
+                    .unwrap();
+                let mut loss = |step: f32| {
+                    let step = along.multiply(&Array::scalar(step).unwrap()).unwrap();
+                    let mut all = params.clone();
+                    all.insert(part.clone(), params[part].add(&step).unwrap());
+                    trainer.restore(&all, Params::new(), 0, 0).unwrap();
+                    let evaluation = trainer.evaluate_similarity(&batch, 5.0).unwrap();
+                    evaluation.loss / evaluation.items as f64
+                };
+                // Short steps of a flat loss drown in rounding, and long steps of a steep one in
+                // its curvature.
+                let mut slope = |step: f32| (loss(step) - loss(-step)) / (2.0 * f64::from(step));
+                let mut tried: Vec<f64> = Vec::new();
+                let agrees = [1e-2f32, 3e-3, 3e-2, 1e-3].into_iter().any(|step| {
+                    let slope = slope(step);
+                    tried.push(slope);
+                    let off = (slope - f64::from(long)).abs();
+                    off < 2e-2 * f64::from(long) + 1e-4
+                });
+                assert!(agrees, "{name} {part}: {long} {tried:?}");
             }
-        },
-    );
+            trainer.restore(&params, Params::new(), 0, 0).unwrap();
+            let again = Tuning {
+                checkpoint: true,
+                ..at_rate(1e-2)
+            };
+            let mut other = load(name, &lora, kind, again);
+            other.restore(&params, Params::new(), 0, 0).unwrap();
+            let (_, again) = other.similarity_gradients(&batch, 5.0).unwrap();
+            for (part, gradient) in again {
+                assert!(
+                    gradient.all_close(&gradients[&part], 1e-4, 1e-6).unwrap(),
+                    "{name}: {part} is another with checkpoints"
+                );
+            }
+        }
+    }
 }
 
 /// A trained adapter gives the same vectors after saving, loading and fusing, and ranks the answers
 /// of the training data first.
 #[test]
 fn retrieval_improves_and_adapters_survive_their_files() {
-    crate::alone::alone(
+    if crate::alone::ran_elsewhere(
         "training_encoders::retrieval_improves_and_adapters_survive_their_files",
-        || {
-            let questions = PAIRS.map(|(question, _)| question);
-            let answers = PAIRS.map(|(_, answer)| answer);
-            let right = |model: &dyn TextModel| {
-                let (questions, answers) = (vectors(model, &questions), vectors(model, &answers));
-                let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
-                let best = |question: &Vec<f32>| {
-                    let scores = answers.iter().map(|answer| dot(question, answer));
-                    let best = scores.enumerate().max_by(|a, b| a.1.total_cmp(&b.1));
-                    best.unwrap().0
-                };
-                let found = questions.iter().map(best);
-                found.enumerate().filter(|(i, best)| i == best).count()
-            };
-            for (name, targets) in ENCODERS {
-                let lora = LoraConfig::new()
-                    .with_rank(4)
-                    .with_targets(targets.iter().copied());
-                let mut trainer = load(name, &lora, AdapterKind::Lora, at_rate(1e-2));
-                let before = right(trainer.model());
-                assert!(before < PAIRS.len(), "{name} knows all already");
-                let untrained = vectors(trainer.model(), &answers);
-                let batch = pairs(trainer.model());
-                let losses: Vec<f32> = (0..60)
-                    .map(|_| trainer.step_by_similarity(&batch, 20.0).unwrap().loss)
-                    .collect();
-                assert!(losses[59] < 0.5 * losses[0], "{name}: {losses:?}");
-                assert_eq!(right(trainer.model()), PAIRS.len(), "{name}: {losses:?}");
-                let evaluation = trainer.evaluate_similarity(&batch, 20.0).unwrap();
-                assert_eq!((evaluation.items, evaluation.correct), (4, 4));
+    ) {
+        return;
+    }
+    let questions = PAIRS.map(|(question, _)| question);
+    let answers = PAIRS.map(|(_, answer)| answer);
+    let right = |model: &dyn TextModel| {
+        let (questions, answers) = (vectors(model, &questions), vectors(model, &answers));
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+        let best = |question: &Vec<f32>| {
+            let scores = answers.iter().map(|answer| dot(question, answer));
+            let best = scores.enumerate().max_by(|a, b| a.1.total_cmp(&b.1));
+            best.unwrap().0
+        };
+        let found = questions.iter().map(best);
+        found.enumerate().filter(|(i, best)| i == best).count()
+    };
+    for (name, targets) in ENCODERS {
+        let lora = LoraConfig::new()
+            .with_rank(4)
+            .with_targets(targets.iter().copied());
+        let mut trainer = load(name, &lora, AdapterKind::Lora, at_rate(1e-2));
+        let before = right(trainer.model());
+        assert!(before < PAIRS.len(), "{name} knows all already");
+        let untrained = vectors(trainer.model(), &answers);
+        let batch = pairs(trainer.model());
+        let losses: Vec<f32> = (0..60)
+            .map(|_| trainer.step_by_similarity(&batch, 20.0).unwrap().loss)
+            .collect();
+        assert!(losses[59] < 0.5 * losses[0], "{name}: {losses:?}");
+        assert_eq!(right(trainer.model()), PAIRS.len(), "{name}: {losses:?}");
+        let evaluation = trainer.evaluate_similarity(&batch, 20.0).unwrap();
+        assert_eq!((evaluation.items, evaluation.correct), (4, 4));
 
-                let trained = vectors(trainer.model(), &answers).concat();
-                assert!(distance(&trained, &untrained.concat()) > 1e-2);
-                let dirs = tempfile::tempdir().unwrap();
-                trainer.save(dirs.path()).unwrap();
-                let options = cpu().with_adapter_path(dirs.path());
-                let loaded = inference::load_model(encoder(name), &options).unwrap();
-                let error = distance(&vectors(loaded.as_ref(), &answers).concat(), &trained);
-                assert!(error < 1e-4, "{name}, loaded: {error}");
-                let fused = dirs.path().join("fused");
-                assert!(train::fuse(&encoder(name), dirs.path(), &fused).unwrap() > 0);
-                let fused = inference::load_model(fused, &cpu()).unwrap();
-                let error = distance(&vectors(fused.as_ref(), &answers).concat(), &trained);
-                assert!(error < 1e-3, "{name}, fused: {error}");
+        let trained = vectors(trainer.model(), &answers).concat();
+        assert!(distance(&trained, &untrained.concat()) > 1e-2);
+        let dirs = tempfile::tempdir().unwrap();
+        trainer.save(dirs.path()).unwrap();
+        let options = cpu().with_adapter_path(dirs.path());
+        let loaded = inference::load_model(encoder(name), &options).unwrap();
+        let error = distance(&vectors(loaded.as_ref(), &answers).concat(), &trained);
+        assert!(error < 1e-4, "{name}, loaded: {error}");
+        let fused = dirs.path().join("fused");
+        assert!(train::fuse(&encoder(name), dirs.path(), &fused).unwrap() > 0);
+        let fused = inference::load_model(fused, &cpu()).unwrap();
+        let error = distance(&vectors(fused.as_ref(), &answers).concat(), &trained);
+        assert!(error < 1e-3, "{name}, fused: {error}");
 
-                // The public trait loads and removes the adapter of a running model.
-                let model = inference::load_model(encoder(name), &cpu()).unwrap();
-                let trainable = model.as_trainable().unwrap();
-                trainable.load_adapter(dirs.path()).unwrap();
-                let error = distance(&vectors(model.as_ref(), &answers).concat(), &trained);
-                assert!(error < 1e-4, "{name}, exchanged: {error}");
-                trainable.remove_adapter().unwrap();
-                let removed = vectors(model.as_ref(), &answers).concat();
-                let error = distance(&removed, &untrained.concat());
-                assert!(error < 1e-5, "{name}, removed: {error}");
-            }
-        },
-    );
+        // The public trait loads and removes the adapter of a running model.
+        let model = inference::load_model(encoder(name), &cpu()).unwrap();
+        let trainable = model.as_trainable().unwrap();
+        trainable.load_adapter(dirs.path()).unwrap();
+        let error = distance(&vectors(model.as_ref(), &answers).concat(), &trained);
+        assert!(error < 1e-4, "{name}, exchanged: {error}");
+        trainable.remove_adapter().unwrap();
+        let removed = vectors(model.as_ref(), &answers).concat();
+        let error = distance(&removed, &untrained.concat());
+        assert!(error < 1e-5, "{name}, removed: {error}");
+    }
 }
 
 /// A positive of another example that is the same text is no negative.

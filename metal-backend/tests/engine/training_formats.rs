@@ -11,7 +11,7 @@ use metal_backend::train::{
 };
 use mlx_rs_core::Array;
 
-use crate::alone::alone;
+use crate::alone::ran_elsewhere;
 use crate::gguf_blocks::{MXFP4, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, TQ2_0, VOCAB, twins};
 use crate::training_common::{at_rate, cpu, distance};
 
@@ -179,18 +179,20 @@ fn every_method_trains_every_format_as_dense_weights(kind: AdapterKind) {
 
 #[test]
 fn every_method_trains_lora_of_every_format_as_of_dense_weights() {
-    alone(
+    if !ran_elsewhere(
         "training_formats::every_method_trains_lora_of_every_format_as_of_dense_weights",
-        || every_method_trains_every_format_as_dense_weights(AdapterKind::Lora),
-    );
+    ) {
+        every_method_trains_every_format_as_dense_weights(AdapterKind::Lora);
+    }
 }
 
 #[test]
 fn every_method_trains_dora_of_every_format_as_of_dense_weights() {
-    alone(
+    if !ran_elsewhere(
         "training_formats::every_method_trains_dora_of_every_format_as_of_dense_weights",
-        || every_method_trains_every_format_as_dense_weights(AdapterKind::Dora),
-    );
+    ) {
+        every_method_trains_every_format_as_dense_weights(AdapterKind::Dora);
+    }
 }
 
 #[test]

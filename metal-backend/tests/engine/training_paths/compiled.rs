@@ -78,52 +78,50 @@ fn check(
 
 #[test]
 fn ten_compiled_steps_are_ten_steps() {
-    crate::alone::alone(
-        "training_paths::compiled::ten_compiled_steps_are_ten_steps",
-        || {
-            let plain = Tuning {
-                schedule: Schedule::constant(1e-2).with_warmup(5, 0.0),
-                ..Tuning::default()
-            };
-            let again = Tuning {
-                checkpoint: true,
-                ..plain.clone()
-            };
-            let gathering = Tuning {
-                accumulation: 3,
-                clip: Some(0.1),
-                ..plain.clone()
-            };
-            let all = Tuning {
-                checkpoint: true,
-                ..gathering.clone()
-            };
-            let lora = LoraConfig::new().with_rank(4);
-            let dropping = lora.clone().with_dropout(0.3);
-            let (ten, kind) = ((10, 2), AdapterKind::Lora);
-            // The models cover dense weights (MLX's matrix products) and quantized weights (our kernels).
-            for name in ["llama", "llama-q4"] {
-                for (what, config, tuning) in [
-                    ("plain", &lora, &plain),
-                    ("checkpoints", &lora, &again),
-                    ("accumulation and clipping", &lora, &gathering),
-                    ("dropout", &dropping, &plain),
-                    ("all of it", &dropping, &all),
-                ] {
-                    check((name, what), config, kind, tuning, ten);
-                }
-            }
-            // The models cover windows, and keys that pass between gradient checkpoints.
-            for name in ["gemma3-text", "gemma4-small"] {
-                check((name, "all of it"), &dropping, kind, &all, (6, 1));
-            }
-            let dora = AdapterKind::Dora;
-            check(("llama", "dora"), &dropping, dora, &all, ten);
-            let last = LoraConfig::new().with_num_layers(1);
-            let full = AdapterKind::Full;
-            check(("llama", "full"), &last, full, &gathering, ten);
-        },
-    );
+    if crate::alone::ran_elsewhere("training_paths::compiled::ten_compiled_steps_are_ten_steps") {
+        return;
+    }
+    let plain = Tuning {
+        schedule: Schedule::constant(1e-2).with_warmup(5, 0.0),
+        ..Tuning::default()
+    };
+    let again = Tuning {
+        checkpoint: true,
+        ..plain.clone()
+    };
+    let gathering = Tuning {
+        accumulation: 3,
+        clip: Some(0.1),
+        ..plain.clone()
+    };
+    let all = Tuning {
+        checkpoint: true,
+        ..gathering.clone()
+    };
+    let lora = LoraConfig::new().with_rank(4);
+    let dropping = lora.clone().with_dropout(0.3);
+    let (ten, kind) = ((10, 2), AdapterKind::Lora);
+    // The models cover dense weights (MLX's matrix products) and quantized weights (our kernels).
+    for name in ["llama", "llama-q4"] {
+        for (what, config, tuning) in [
+            ("plain", &lora, &plain),
+            ("checkpoints", &lora, &again),
+            ("accumulation and clipping", &lora, &gathering),
+            ("dropout", &dropping, &plain),
+            ("all of it", &dropping, &all),
+        ] {
+            check((name, what), config, kind, tuning, ten);
+        }
+    }
+    // The models cover windows, and keys that pass between gradient checkpoints.
+    for name in ["gemma3-text", "gemma4-small"] {
+        check((name, "all of it"), &dropping, kind, &all, (6, 1));
+    }
+    let dora = AdapterKind::Dora;
+    check(("llama", "dora"), &dropping, dora, &all, ten);
+    let last = LoraConfig::new().with_num_layers(1);
+    let full = AdapterKind::Full;
+    check(("llama", "full"), &last, full, &gathering, ten);
 }
 
 #[test]
@@ -157,16 +155,14 @@ fn every_optimizer_compiles() {
 
 #[test]
 fn every_architecture_compiles() {
-    crate::alone::alone(
-        "training_paths::compiled::every_architecture_compiles",
-        || {
-            for (name, targets) in models() {
-                let config = rank(2).with_targets(targets);
-                let (kind, tuning) = (AdapterKind::Lora, at_rate(1e-2));
-                check((&name, "plain"), &config, kind, &tuning, (2, 1));
-            }
-        },
-    );
+    if crate::alone::ran_elsewhere("training_paths::compiled::every_architecture_compiles") {
+        return;
+    }
+    for (name, targets) in models() {
+        let config = rank(2).with_targets(targets);
+        let (kind, tuning) = (AdapterKind::Lora, at_rate(1e-2));
+        check((&name, "plain"), &config, kind, &tuning, (2, 1));
+    }
 }
 
 #[test]
