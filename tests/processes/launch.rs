@@ -82,9 +82,9 @@ fn same_with(flags: &[&str], path: &str, counts: &[usize], kernels: &str, bound:
         let off = parts.iter().zip(&expected).map(|(a, b)| (a - b).abs());
         let most = off.fold(0.0, f64::max);
         assert!(most < bound, "{name} in {n} processes is off by {most}");
-        // Processes wait for each other by polling. With more processes than cores, a token takes
-        // fourteen times as long as with two. The number of processes changes heads and matrices,
-        // which prefill and three steps of decode cover. Two processes compute the longer reply.
+        // Processes wait for each other by polling. On two cores, four processes use fourteen times
+        // the processor time of two. The number of processes changes heads and matrices, which
+        // prefill and three steps of decode cover. Two processes compute the longer reply.
         let tokens = if n > 2 && counts.contains(&2) {
             "4"
         } else {
