@@ -26,6 +26,8 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,6 +41,10 @@ TARGETS = {
     "macos": ("aarch64-macos", "mlx-metal", "aarch64-macos.14.0", "libmlx.dylib"),
     "linux": ("aarch64-linux", "mlx-cpu", "aarch64-linux-gnu.2.35", "libmlx.so"),
 }
+
+
+# Two versions of mlx-c may need the same wheel.
+WHEELS = threading.Lock()
 
 
 def run(*command, **options):
@@ -203,7 +209,8 @@ def check(name, source):
     version = version_of(source)
     pairs = json.loads((ROOT / "vendor/pins.json").read_text())["mlx_for_mlx_c"]
     mlx_version = pairs[".".join(version.split(".")[:2])]
-    mlx = wheel(package, mlx_version, target)
+    with WHEELS:
+        mlx = wheel(package, mlx_version, target)
     out = WORK / f"{name}-{version}"
     out.mkdir(parents=True, exist_ok=True)
     library = lief.parse(str(compile_and_link(name, source, mlx, out)))
@@ -234,10 +241,10 @@ def main():
         own_python()
     pinned = json.loads((ROOT / "vendor/pins.json").read_text())["mlx_c"]
     sources = [args.mlx_c] if args.mlx_c else [mlx_c(minor) for minor in pinned]
-    problems = []
-    for source in sources:
-        for name in [args.target] if args.target else TARGETS:
-            problems += check(name, source.resolve())
+    pairs = [(name, s.resolve()) for s in sources for name in ([args.target] if args.target else TARGETS)]
+    # A compilation uses one core, and a gigabyte of memory.
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        problems = [p for found in pool.map(lambda pair: check(*pair), pairs) for p in found]
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     sys.exit(1 if problems else 0)

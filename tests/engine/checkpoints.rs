@@ -62,6 +62,9 @@ fn new_tokens(last: &[u32], next: &[u32]) -> usize {
 
 #[test]
 fn a_second_turn_computes_its_new_tokens() {
+    if crate::alone::ran_elsewhere("checkpoints::a_second_turn_computes_its_new_tokens") {
+        return;
+    }
     for name in NAMES {
         for slots in [1, 4] {
             let model = load(name, slots);
@@ -107,6 +110,9 @@ fn a_second_turn_computes_its_new_tokens() {
 /// A prompt without messages: the next one repeats a part of it, or all of it with the reply.
 #[test]
 fn a_text_is_continued_where_it_ends_and_inside() {
+    if crate::alone::ran_elsewhere("checkpoints::a_text_is_continued_where_it_ends_and_inside") {
+        return;
+    }
     let prompt: Vec<u32> = (0..2000)
         .map(|i| (i * 37 + i * i % 71) % 260 + 16)
         .collect();
@@ -156,6 +162,10 @@ fn batch(
 
 #[test]
 fn conversations_of_a_batch_compute_their_new_tokens() {
+    if crate::alone::ran_elsewhere("checkpoints::conversations_of_a_batch_compute_their_new_tokens")
+    {
+        return;
+    }
     for name in NAMES {
         let model = load(name, 4);
         let model = model.as_ref();

@@ -95,6 +95,10 @@ fn logits_are_those_of_numpy() {
 
 #[test]
 fn all_features_are_the_dense_pass_and_few_are_not() {
+    if crate::alone::ran_elsewhere("feed_forward::all_features_are_the_dense_pass_and_few_are_not")
+    {
+        return;
+    }
     let tokens: Vec<u32> = (3..23).collect();
     let (mut compared, mut without) = (0, 0);
     for name in tiny_names() {
@@ -128,6 +132,9 @@ fn all_features_are_the_dense_pass_and_few_are_not() {
 
 #[test]
 fn what_is_left_out_adds_nothing_and_gains_scale() {
+    if crate::alone::ran_elsewhere("feed_forward::what_is_left_out_adds_nothing_and_gains_scale") {
+        return;
+    }
     let tokens: Vec<u32> = (3..15).collect();
     let (mut left_out, mut scaled) = (0, 0);
     for name in tiny_names() {

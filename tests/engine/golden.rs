@@ -11,6 +11,9 @@ use inference::{ChatPrompt, Interrupt, Message, Prompt};
 /// of the kernels alone.
 #[test]
 fn logits_agree_with_the_reference_to_a_thousandth() {
+    if crate::alone::ran_elsewhere("golden::logits_agree_with_the_reference_to_a_thousandth") {
+        return;
+    }
     let kernels = std::env::var("MLX_CPU_KERNELS").map_or(true, |v| v != "off");
     for name in tiny_names() {
         let model = tiny(&name);
@@ -56,6 +59,9 @@ fn without_kernels_all_agree_to_a_thousandth() {
 
 #[test]
 fn greedy_tokens_equal_those_of_the_reference() {
+    if crate::alone::ran_elsewhere("golden::greedy_tokens_equal_those_of_the_reference") {
+        return;
+    }
     let mut checked = 0;
     for name in tiny_names() {
         let model = tiny(&name);
@@ -79,6 +85,9 @@ fn greedy_tokens_equal_those_of_the_reference() {
 
 #[test]
 fn text_and_conversations_become_the_reference_s_ids() {
+    if crate::alone::ran_elsewhere("golden::text_and_conversations_become_the_reference_s_ids") {
+        return;
+    }
     for name in tiny_names() {
         let golden = golden(&crate::common::fixture("tiny").join(&name));
         let model = tiny(&name);

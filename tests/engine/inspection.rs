@@ -396,6 +396,9 @@ fn a_closed_model_shows_nothing() {
 /// Calls without generation options must end at their deadline, between two steps of a long prompt.
 #[test]
 fn calls_end_between_the_steps_of_a_prompt() {
+    if crate::alone::ran_elsewhere("inspection::calls_end_between_the_steps_of_a_prompt") {
+        return;
+    }
     let model = tiny("llama");
     let prompt = Prompt::Tokens((0..2300u32).map(|i| 5 + i * i % 290).collect());
     let dir = tempfile::tempdir().unwrap();

@@ -70,6 +70,9 @@ fn steps_of_the_prompt_change_nothing() {
 
 #[test]
 fn earlier_requests_change_nothing() {
+    if crate::alone::ran_elsewhere("longrope::earlier_requests_change_nothing") {
+        return;
+    }
     for case in cases() {
         for step in STEPS {
             let options = greedy(case.reply.len()).with_prefill_step_size(step);
@@ -155,6 +158,9 @@ fn rows_of_a_batch_change_nothing_for_each_other() {
 
 #[test]
 fn guesses_change_nothing() {
+    if crate::alone::ran_elsewhere("longrope::guesses_change_nothing") {
+        return;
+    }
     let drafted = LoadOptions::new().with_draft_model(fixture("tiny/phi3"));
     let ways = [
         (&drafted, greedy(16).with_num_draft_tokens(5)),
@@ -318,6 +324,9 @@ fn golden_config(dir: &std::path::Path) -> serde_json::Value {
 /// cache knows the length of the whole prompt.
 #[test]
 fn only_phi3_depends_on_the_length() {
+    if crate::alone::ran_elsewhere("longrope::only_phi3_depends_on_the_length") {
+        return;
+    }
     for name in crate::common::tiny_names() {
         let dir = fixture("tiny").join(&name);
         // GGUF files have no config.json.

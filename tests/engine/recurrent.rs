@@ -25,6 +25,9 @@ fn fresh(n: usize) -> GenerateOptions {
 
 #[test]
 fn a_prompt_in_pieces_equals_one_pass() {
+    if crate::alone::ran_elsewhere("recurrent::a_prompt_in_pieces_equals_one_pass") {
+        return;
+    }
     for name in [
         "xlstm",
         "xlstm-q4",
@@ -337,6 +340,9 @@ fn a_hybrid_has_keys_in_its_layers_of_attention() {
 /// Weights have 16 bits, but the state is float32, so that long sums do not lose small values.
 #[test]
 fn bfloat16_stays_finite_over_two_thousand_tokens() {
+    if crate::alone::ran_elsewhere("recurrent::bfloat16_stays_finite_over_two_thousand_tokens") {
+        return;
+    }
     let options = LoadOptions::new()
         .with_backend("cpu")
         .with_dtype(Some(ComputeType::BFloat16));

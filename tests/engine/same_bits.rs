@@ -94,6 +94,11 @@ fn logits(model: &dyn TextModel, count: usize, all: bool) -> Vec<u32> {
 
 #[test]
 fn logits_of_a_prefix_are_those_of_the_whole_prompt_to_the_bit() {
+    if crate::alone::ran_elsewhere(
+        "same_bits::logits_of_a_prefix_are_those_of_the_whole_prompt_to_the_bit",
+    ) {
+        return;
+    }
     if !has_one_order() {
         return;
     }
@@ -128,8 +133,8 @@ fn bits(tokens: &[Token]) -> Vec<(u32, u32)> {
     tokens.iter().map(of).collect()
 }
 
-#[test]
-fn replies_are_the_same_in_steps_and_in_batches_to_the_bit() {
+/// Expects equal replies in steps and in batches, for all models with caches of this type.
+fn replies_are_the_same_in_steps_and_in_batches(kv_bits: Option<u32>) {
     if !has_one_order() {
         return;
     }
@@ -140,7 +145,8 @@ fn replies_are_the_same_in_steps_and_in_batches_to_the_bit() {
         WITHOUT_KERNELS,
         WINDOWS_WITHOUT_KERNELS,
     ];
-    for case in cases(&except) {
+    for name in names(&except) {
+        let case = (name, kv_bits);
         let model = load(&case);
         let prompts: Vec<Prompt> = [40u32, 3, 21, 80]
             .iter()
@@ -170,4 +176,22 @@ fn replies_are_the_same_in_steps_and_in_batches_to_the_bit() {
         }
     }
     assert_eq!(different, Vec::<String>::new());
+}
+
+#[test]
+fn replies_are_the_same_in_steps_and_in_batches_to_the_bit() {
+    if !crate::alone::ran_elsewhere(
+        "same_bits::replies_are_the_same_in_steps_and_in_batches_to_the_bit",
+    ) {
+        replies_are_the_same_in_steps_and_in_batches(CACHES[0]);
+    }
+}
+
+#[test]
+fn replies_with_float16_caches_are_the_same_in_steps_and_in_batches_to_the_bit() {
+    if !crate::alone::ran_elsewhere(
+        "same_bits::replies_with_float16_caches_are_the_same_in_steps_and_in_batches_to_the_bit",
+    ) {
+        replies_are_the_same_in_steps_and_in_batches(CACHES[1]);
+    }
 }

@@ -119,6 +119,9 @@ fn attention_weights_are_those_of_transformers() {
 /// The test covers every family, with quantized and recurrent models, at every position.
 #[test]
 fn parts_add_up_to_the_residual_stream() {
+    if crate::alone::ran_elsewhere("trace::parts_add_up_to_the_residual_stream") {
+        return;
+    }
     for name in crate::common::tiny_names() {
         let model = tiny(&name);
         let inspector = model.as_attention_inspector().unwrap();

@@ -35,6 +35,11 @@ fn logits(model: &dyn TextModel) -> Vec<f32> {
 
 #[test]
 fn it_gives_the_logits_of_the_model_for_all_families_that_walk() {
+    if crate::alone::ran_elsewhere(
+        "vindex_alone::it_gives_the_logits_of_the_model_for_all_families_that_walk",
+    ) {
+        return;
+    }
     let dir = tempfile::tempdir().unwrap();
     let mut compared = Vec::new();
     let mut refused = Vec::new();

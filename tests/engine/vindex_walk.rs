@@ -80,6 +80,11 @@ fn walks_are_those_of_numpy() {
 /// The test covers all families and kinds of weights.
 #[test]
 fn all_features_are_the_dense_pass_and_few_are_sparse() {
+    if crate::alone::ran_elsewhere(
+        "vindex_walk::all_features_are_the_dense_pass_and_few_are_sparse",
+    ) {
+        return;
+    }
     let tokens: Vec<u32> = (3..23).collect();
     let dir = tempfile::tempdir().unwrap();
     let (mut compared, mut without) = (0, 0);

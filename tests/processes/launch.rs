@@ -64,22 +64,34 @@ fn same_with(flags: &[&str], path: &str, counts: &[usize], kernels: &str, bound:
     };
     let tokens = "5,17,42,7,100,3";
     let asked = ["logits", "--model", path, "--tokens", tokens, "--all"];
-    let greedy = [
-        &["generate", "--model", path, "--tokens", "5,17,42"][..],
-        &["--max-tokens", "12", "--ignore-eos", "--json"],
-    ]
-    .concat();
+    let greedy = |max_tokens| {
+        [
+            &["generate", "--model", path, "--tokens", "5,17,42"][..],
+            &["--max-tokens", max_tokens, "--ignore-eos", "--json"],
+        ]
+        .concat()
+    };
     let reply = |output: &Output| {
         let value: Value = serde_json::from_str(&stdout(output)).unwrap();
         (value["text"].clone(), value["tokens"].clone())
     };
-    let (expected, alone) = (logits(&command(&asked)), reply(&command(&greedy)));
+    let expected = logits(&command(&asked));
     for &n in counts {
         let parts = logits(&parts_of(n, &asked));
         assert_eq!(parts.len(), expected.len(), "{name}, {n}");
         let off = parts.iter().zip(&expected).map(|(a, b)| (a - b).abs());
         let most = off.fold(0.0, f64::max);
         assert!(most < bound, "{name} in {n} processes is off by {most}");
+        // Processes wait for each other by polling. On two cores, four processes use fourteen times
+        // the processor time of two. The number of processes changes heads and matrices, which
+        // prefill and three steps of decode cover. Two processes compute the longer reply.
+        let tokens = if n > 2 && counts.contains(&2) {
+            "4"
+        } else {
+            "12"
+        };
+        let greedy = greedy(tokens);
+        let alone = reply(&command(&greedy));
         assert_eq!(reply(&parts_of(n, &greedy)), alone, "{name}, {n}");
     }
 }

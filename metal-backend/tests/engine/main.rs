@@ -1,6 +1,8 @@
 //! Tests the engine's own parts: adapters, GGUF matrices, sampling, training, and module order.
 
 mod adapter_epochs;
+#[path = "../../../tests/common/alone.rs"]
+mod alone;
 mod gguf_blocks;
 mod layers;
 mod samplers;

@@ -99,6 +99,9 @@ fn dora_learns_as_in_mlx_lm() {
 
 #[test]
 fn gemma3_learns_as_in_mlx_lm() {
+    if crate::alone::ran_elsewhere("training::gemma3_learns_as_in_mlx_lm") {
+        return;
+    }
     against_mlx_lm("gemma3-1");
     against_mlx_lm("gemma3-4");
 }
@@ -111,6 +114,9 @@ fn experts_learn_as_in_mlx_lm() {
 
 #[test]
 fn adapters_on_quantized_weights_learn_as_in_mlx_lm() {
+    if crate::alone::ran_elsewhere("training::adapters_on_quantized_weights_learn_as_in_mlx_lm") {
+        return;
+    }
     against_mlx_lm("qwen3-q4");
     against_mlx_lm("llama-q4-1");
     against_mlx_lm("gemma3-q4-4");
@@ -127,6 +133,9 @@ fn tables_and_whole_weights_learn_as_in_mlx_lm() {
 /// optimizer must account for that.
 #[test]
 fn muon_trains_adapters_as_mlx_does() {
+    if crate::alone::ran_elsewhere("training::muon_trains_adapters_as_mlx_does") {
+        return;
+    }
     let all = read(&fixtures().join("training/muon.json"));
     let rate = all["rate"].as_f64().unwrap() as f32;
     for (name, expected) in all["losses"].as_object().unwrap() {
@@ -276,6 +285,9 @@ fn optimizers_are_those_of_mlx() {
 
 #[test]
 fn gradients_are_those_of_finite_differences() {
+    if crate::alone::ran_elsewhere("training::gradients_are_those_of_finite_differences") {
+        return;
+    }
     let config = LoraConfig::new().with_rank(2).with_targets([
         "q_proj",
         "k_proj",

@@ -175,6 +175,9 @@ fn encoders_learn_as_with_sentence_transformers() {
 /// drops a part of the gradients of A and B on purpose, so only its magnitudes are compared.
 #[test]
 fn gradients_of_encoders_are_slopes() {
+    if crate::alone::ran_elsewhere("training_encoders::gradients_of_encoders_are_slopes") {
+        return;
+    }
     for (name, targets) in ENCODERS {
         let lora = LoraConfig::new()
             .with_rank(2)
@@ -235,6 +238,11 @@ fn gradients_of_encoders_are_slopes() {
 /// of the training data first.
 #[test]
 fn retrieval_improves_and_adapters_survive_their_files() {
+    if crate::alone::ran_elsewhere(
+        "training_encoders::retrieval_improves_and_adapters_survive_their_files",
+    ) {
+        return;
+    }
     let questions = PAIRS.map(|(question, _)| question);
     let answers = PAIRS.map(|(_, answer)| answer);
     let right = |model: &dyn TextModel| {

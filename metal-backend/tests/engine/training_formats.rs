@@ -11,6 +11,7 @@ use metal_backend::train::{
 };
 use mlx_rs_core::Array;
 
+use crate::alone::ran_elsewhere;
 use crate::gguf_blocks::{MXFP4, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, TQ2_0, VOCAB, twins};
 use crate::training_common::{at_rate, cpu, distance};
 
@@ -149,33 +150,48 @@ fn trainer(model: &Path, kind: AdapterKind) -> inference::Result<Trainer> {
     Trainer::load(model, &cpu(), &lora, kind, tuning())
 }
 
-#[test]
-fn every_method_trains_every_format_as_dense_weights() {
+/// Trains every format by every method, beside the model with the dequantized weights.
+fn every_method_trains_every_format_as_dense_weights(kind: AdapterKind) {
     for twins in all() {
-        for kind in [AdapterKind::Lora, AdapterKind::Dora] {
-            for (method, step) in METHODS {
-                let what = format!("{}, {kind:?}, {method}", twins.name);
-                let [packed, plain] = [&twins.packed, &twins.plain].map(|model| {
-                    let mut trainer =
-                        trainer(model, kind).unwrap_or_else(|e| panic!("{what}: {e}"));
-                    let start = trainer.params();
-                    let mut next = || step(&mut trainer).unwrap_or_else(|e| panic!("{what}: {e}"));
-                    let losses = [next(), next(), next(), next()];
-                    let moved = trainer.params().into_iter().any(|(name, param)| {
-                        distance(&numbers(&param), &numbers(&start[&name])) > 1e-5
-                    });
-                    assert!(moved, "{what}");
-                    losses
+        for (method, step) in METHODS {
+            let what = format!("{}, {kind:?}, {method}", twins.name);
+            let [packed, plain] = [&twins.packed, &twins.plain].map(|model| {
+                let mut trainer = trainer(model, kind).unwrap_or_else(|e| panic!("{what}: {e}"));
+                let start = trainer.params();
+                let mut next = || step(&mut trainer).unwrap_or_else(|e| panic!("{what}: {e}"));
+                let losses = [next(), next(), next(), next()];
+                let moved = trainer.params().into_iter().any(|(name, param)| {
+                    distance(&numbers(&param), &numbers(&start[&name])) > 1e-5
                 });
-                for (a, b) in packed.iter().zip(&plain) {
-                    let bound = 2e-3 * b.abs().max(1.0);
-                    assert!((a - b).abs() < bound, "{what}: {packed:?} and {plain:?}");
-                }
-                // The loss of a policy is that of ratios of 1, whatever was learned.
-                let fell = packed[3] < packed[0];
-                assert!(fell || method == "grpo", "{what}: {packed:?}");
+                assert!(moved, "{what}");
+                losses
+            });
+            for (a, b) in packed.iter().zip(&plain) {
+                let bound = 2e-3 * b.abs().max(1.0);
+                assert!((a - b).abs() < bound, "{what}: {packed:?} and {plain:?}");
             }
+            // The loss of a policy is that of ratios of 1, whatever was learned.
+            let fell = packed[3] < packed[0];
+            assert!(fell || method == "grpo", "{what}: {packed:?}");
         }
+    }
+}
+
+#[test]
+fn every_method_trains_lora_of_every_format_as_of_dense_weights() {
+    if !ran_elsewhere(
+        "training_formats::every_method_trains_lora_of_every_format_as_of_dense_weights",
+    ) {
+        every_method_trains_every_format_as_dense_weights(AdapterKind::Lora);
+    }
+}
+
+#[test]
+fn every_method_trains_dora_of_every_format_as_of_dense_weights() {
+    if !ran_elsewhere(
+        "training_formats::every_method_trains_dora_of_every_format_as_of_dense_weights",
+    ) {
+        every_method_trains_every_format_as_dense_weights(AdapterKind::Dora);
     }
 }
 

@@ -89,6 +89,11 @@ fn rank(rank: usize) -> LoraConfig {
 
 #[test]
 fn every_architecture_learns_with_and_without_checkpoints() {
+    if crate::alone::ran_elsewhere(
+        "training_paths::every_architecture_learns_with_and_without_checkpoints",
+    ) {
+        return;
+    }
     let models = models();
     assert!(models.len() >= 40, "{}", models.len());
     for (name, targets) in models {

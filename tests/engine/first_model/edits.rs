@@ -59,6 +59,11 @@ const TEXT: &str = "The library opens at nine. Visitors return their books at th
 /// perplexity of a neutral text measures the damage.
 #[test]
 fn a_direction_changes_the_tone_and_perplexity_says_the_cost() {
+    if crate::alone::ran_elsewhere(
+        "first_model::edits::a_direction_changes_the_tone_and_perplexity_says_the_cost",
+    ) {
+        return;
+    }
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str| dir.path().join(name).display().to_string();
     std::fs::write(file("glad.txt"), GLAD).unwrap();

@@ -46,6 +46,11 @@ fn sequences(batch: &Value) -> Vec<Sequence> {
 
 #[test]
 fn ten_steps_have_the_gradients_and_losses_of_mlx_lm() {
+    if crate::alone::ran_elsewhere(
+        "first_model::training::ten_steps_have_the_gradients_and_losses_of_mlx_lm",
+    ) {
+        return;
+    }
     let dir = directory();
     let golden = golden(&dir);
     let rate = golden["rate"].as_f64().unwrap();

@@ -5,6 +5,11 @@ use super::*;
 
 #[test]
 fn a_batch_gives_what_each_gets_alone_in_every_checkpoint() {
+    if crate::alone::ran_elsewhere(
+        "generation::batches::a_batch_gives_what_each_gets_alone_in_every_checkpoint",
+    ) {
+        return;
+    }
     let prompts: Vec<Prompt> = [3, 40, 1, 17, 9].iter().map(|&n| ids(n, n)).collect();
     for name in tiny_names() {
         let model = tiny(&name);
@@ -27,6 +32,11 @@ fn a_batch_gives_what_each_gets_alone_in_every_checkpoint() {
 
 #[test]
 fn sixty_four_schedules_of_coming_and_going_equal_solo_runs() {
+    if crate::alone::ran_elsewhere(
+        "generation::batches::sixty_four_schedules_of_coming_and_going_equal_solo_runs",
+    ) {
+        return;
+    }
     let mut state = 12345u64;
     let mut random = |n: u64| {
         state = state

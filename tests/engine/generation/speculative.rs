@@ -179,6 +179,11 @@ fn together(
 
 #[test]
 fn rows_of_a_batch_speculate_and_reply_as_alone() {
+    if crate::alone::ran_elsewhere(
+        "generation::speculative::rows_of_a_batch_speculate_and_reply_as_alone",
+    ) {
+        return;
+    }
     for name in ["llama", "gemma3", "mixtral-q4"] {
         let options = LoadOptions::new().with_parallel_slots(4);
         let plain = tiny_with(name, &options);

@@ -78,6 +78,9 @@ fn check(
 
 #[test]
 fn ten_compiled_steps_are_ten_steps() {
+    if crate::alone::ran_elsewhere("training_paths::compiled::ten_compiled_steps_are_ten_steps") {
+        return;
+    }
     let plain = Tuning {
         schedule: Schedule::constant(1e-2).with_warmup(5, 0.0),
         ..Tuning::default()
@@ -152,6 +155,9 @@ fn every_optimizer_compiles() {
 
 #[test]
 fn every_architecture_compiles() {
+    if crate::alone::ran_elsewhere("training_paths::compiled::every_architecture_compiles") {
+        return;
+    }
     for (name, targets) in models() {
         let config = rank(2).with_targets(targets);
         let (kind, tuning) = (AdapterKind::Lora, at_rate(1e-2));
