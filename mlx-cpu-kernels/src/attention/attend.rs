@@ -226,6 +226,10 @@ impl<'a> KvRows<'a> {
                 let span = self.span::<u16>(h, (from, to), d);
                 (span.as_ptr().cast(), span.len())
             }
+            KvType::Packed(_) => {
+                let span = self.span::<u32>(h, (from, to), d);
+                (span.as_ptr().cast(), span.len())
+            }
         };
         Self {
             data,
@@ -237,7 +241,7 @@ impl<'a> KvRows<'a> {
 
     /// As [`Self::of_head`], in rows without gaps of float32. `packed` has the copy, if one is
     /// necessary, and `scratch` holds converted elements.
-    pub(crate) fn packed_head<'p>(
+    pub(crate) fn contiguous_head<'p>(
         &self,
         isa: Isa,
         (h, from, to): (usize, usize, usize),

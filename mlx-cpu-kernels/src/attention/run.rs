@@ -195,8 +195,13 @@ impl AttentionTask<'_> {
                         // A single panel reads them once.
                         1 => [keys, values].map(|rows| rows.of_head(group, (from, to), d)),
                         _ => [
-                            keys.packed_head(isa, (group, from, to), d, (packed_keys, wide)),
-                            values.packed_head(isa, (group, from, to), d, (packed_values, wide)),
+                            keys.contiguous_head(isa, (group, from, to), d, (packed_keys, wide)),
+                            values.contiguous_head(
+                                isa,
+                                (group, from, to),
+                                d,
+                                (packed_values, wide),
+                            ),
                         ],
                     };
                     for (panel, visible) in &run.panels {
