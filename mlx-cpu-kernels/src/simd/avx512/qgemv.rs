@@ -6,12 +6,13 @@ use std::arch::asm;
 use std::arch::x86_64::{
     __m256, __m512, __m512i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch,
     _mm_unpacklo_epi64, _mm256_castps_pd, _mm256_castsi128_si256, _mm256_inserti128_si256,
-    _mm256_loadu_pd, _mm256_loadu_si256, _mm256_storeu_ps, _mm512_and_si512, _mm512_castpd_ps,
-    _mm512_castpd256_pd512, _mm512_castps512_ps256, _mm512_castsi256_si512, _mm512_cvtepi8_epi32,
-    _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_insertf64x4, _mm512_inserti64x4,
-    _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32,
-    _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_sll_epi32,
-    _mm512_slli_epi16, _mm512_srai_epi16, _mm512_srl_epi32, _mm512_srli_epi16, _mm512_storeu_ps,
+    _mm256_loadu_pd, _mm256_loadu_si256, _mm256_storeu_ps, _mm512_add_epi32, _mm512_and_si512,
+    _mm512_castpd_ps, _mm512_castpd256_pd512, _mm512_castps512_ps256, _mm512_castsi256_si512,
+    _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_insertf64x4,
+    _mm512_inserti64x4, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi16,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
+    _mm512_shuffle_epi8, _mm512_sll_epi32, _mm512_slli_epi16, _mm512_srai_epi16, _mm512_srl_epi32,
+    _mm512_srli_epi16, _mm512_storeu_ps,
 };
 
 use crate::layout::float_codes::{Codes, FP4_BIAS, FP4_SCALE};
@@ -23,6 +24,9 @@ use crate::partition::OutputBlock;
 use crate::simd::avx2::float_codes::{e4m3, e8m0, integers, super_affine};
 use crate::simd::avx2::integer_codes::integer_codes;
 use crate::simd::avx2::qgemv::{InputPtrs, PREFETCH_BYTES, RowBlock, qgemv_for_constants};
+
+/// The number of bytes of a cache line.
+const LINE: usize = 64;
 
 qgemv_for_constants!("avx2,fma,f16c,avx512f,avx512bw,avx512vnni", $, 1 2 3 4 5 6 7 8 12 16);
 
@@ -90,21 +94,33 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
     let table = integers(two[0].codes);
     let table = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(table), table);
     let unit = _mm512_set1_ps(two[0].unit);
+    let (group_words, group_scales) = group_bytes::<SCALES>(two[0]);
     for g in 0..groups {
         let mut sums = [_mm512_setzero_ps(); M];
+        let ahead = ahead_of(g * group_words, groups * group_words, PREFETCH_BYTES);
+        let scales_at = g * group_scales;
+        let scales_ahead = ahead_of(scales_at, groups * group_scales, PREFETCH_BYTES / 8);
         // SAFETY: offsets are below the words and groups that the caller guarantees. Prefetched
         // addresses need not be valid.
         unsafe {
+            if scales_at.is_multiple_of(LINE) {
+                for block in two {
+                    let at = block.scales.wrapping_add(scales_at + scales_ahead);
+                    _mm_prefetch::<_MM_HINT_T0>(at.cast());
+                }
+            }
             if BITS == 8 {
                 for w in (g * per..(g + 1) * per).step_by(4) {
-                    let q = std::array::from_fn(|i| words_of(two, w + i, i % 2 == 0));
+                    let q = std::array::from_fn(|i| {
+                        words_of(two, w + i, (i % 2 == 0).then_some(ahead))
+                    });
                     let [a, b, c, d]: [__m512i; 4] = q;
                     let n = [pairs_of_8bit([a, b]), pairs_of_8bit([c, d])];
                     add_pairs(&mut sums, n, x, w / 4);
                 }
             } else if BITS == 4 {
                 for w in (g * per..(g + 1) * per).step_by(2) {
-                    let q = [words_of(two, w, true), words_of(two, w + 1, false)];
+                    let q = [words_of(two, w, Some(ahead)), words_of(two, w + 1, None)];
                     let n = match ScaleFormat::nibbles(SCALES) {
                         Codes::E2M1_ID => {
                             q.map(|q| looked_up_pairs::<{ Codes::E2M1_ID }>(q, table))
@@ -121,7 +137,7 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                 for w in (g * per..(g + 1) * per).step_by(words) {
                     let mut q = [_mm512_setzero_si512(); 5];
                     for (i, q) in q.iter_mut().enumerate().take(words) {
-                        *q = words_of(two, w + i, i % 2 == 0);
+                        *q = words_of(two, w + i, (i % 2 == 0).then_some(ahead));
                     }
                     // The number of scales of inputs before this chunk.
                     let place = w * 2 / BITS as usize;
@@ -171,20 +187,46 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
     totals
 }
 
-/// Word `w` of each row of two row blocks. If `prefetch` is set, later words are prefetched.
+/// The numbers of bytes of the words, and of the scales, of a group of a row block.
+#[inline]
+fn group_bytes<const SCALES: u32>(block: RowBlock) -> (usize, usize) {
+    let scale = match SCALES {
+        ScaleFormat::F32_ID => 4,
+        ScaleFormat::F16_ID
+        | ScaleFormat::TABLE_ID
+        | ScaleFormat::SYMMETRIC_ID
+        | ScaleFormat::SUPER_AFFINE_ID => 2,
+        _ => 1,
+    };
+    (4 * block.per * INTERLEAVED_ROWS, scale * INTERLEAVED_ROWS)
+}
+
+/// The distance to what is read after `distance` bytes, from byte `at` of a row block with `size`
+/// bytes on. Two row blocks are read side by side, so after the end of one of them the second next
+/// follows.
+#[inline]
+pub(super) fn ahead_of(at: usize, size: usize, distance: usize) -> usize {
+    let distance = distance.min(size);
+    match at + distance < size {
+        true => distance,
+        false => distance + size,
+    }
+}
+
+/// Word `w` of each row of two row blocks. Words this number of bytes later are prefetched.
 ///
 /// # Safety
 /// The processor must have avx512f. Both row blocks must have this word.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
-unsafe fn words_of(two: [RowBlock; 2], w: usize, prefetch: bool) -> __m512i {
+unsafe fn words_of(two: [RowBlock; 2], w: usize, prefetch: Option<usize>) -> __m512i {
     let at = two.map(|block| block.words.wrapping_add(w * INTERLEAVED_ROWS));
     // SAFETY: the caller guarantees that both row blocks have this word. Prefetched addresses need
     // not be valid.
     unsafe {
-        if prefetch {
+        if let Some(ahead) = prefetch {
             for at in at {
-                _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(PREFETCH_BYTES));
+                _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(ahead));
             }
         }
         let [low, high] = at.map(|at| _mm256_loadu_si256(at.cast()));
@@ -205,7 +247,6 @@ unsafe fn factors<const SCALES: u32>(two: [*const u8; 2], group: usize) -> __m51
         if SCALES == ScaleFormat::F16_ID {
             let [low, high] = two.map(|block| {
                 let at = block.add(group * 2 * INTERLEAVED_ROWS);
-                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES / 8).cast());
                 _mm_loadu_si128(at.cast())
             });
             let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high);
@@ -274,9 +315,6 @@ unsafe fn super_affine_of_one(block: RowBlock, group: usize) -> [__m256; 2] {
     // super-group. Prefetched addresses need not be valid.
     unsafe {
         let codes = block.scales.add(group * 2 * INTERLEAVED_ROWS);
-        if group.is_multiple_of(4) {
-            _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(PREFETCH_BYTES / 8).cast());
-        }
         let supers = block
             .biases
             .add((group >> block.super_shift) * 4 * INTERLEAVED_ROWS);
@@ -330,36 +368,46 @@ unsafe fn add_pairs<const M: usize>(
 /// row's integers is at `at`; there are `M` rows.
 ///
 /// LLVM would split each `_mm512_dpwssd_epi32` of such a chain into `vpmaddwd` and `vpaddd`, and
-/// load the inputs with a third instruction. Assembly needs one instruction.
+/// load the inputs with a third instruction. Assembly needs one instruction. With one or two rows,
+/// few sums are independent, so the latency of a chain would limit the speed. Then each run has a
+/// sum.
 ///
 /// # Safety
 /// The processor must have the features of [`qgemv`]. Both runs of the row must exist.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
 unsafe fn dot<const M: usize>(n: [[__m512i; 4]; 2], at: *const i16) -> __m512i {
-    let mut sum = _mm512_setzero_si512();
-    // SAFETY: the caller guarantees the features and both runs. The instructions only read memory.
+    let next = at.wrapping_add(M * RUN);
+    let zero = _mm512_setzero_si512();
+    // SAFETY: the caller guarantees the features and both runs.
+    unsafe {
+        match M {
+            ..=2 => _mm512_add_epi32(dot_of_run(zero, n[0], at), dot_of_run(zero, n[1], next)),
+            _ => dot_of_run(dot_of_run(zero, n[0], at), n[1], next),
+        }
+    }
+}
+
+/// Adds the products of a run of codes with the row's integers at `at`.
+///
+/// # Safety
+/// The processor must have the features of [`qgemv`]. The run of the row must exist.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
+unsafe fn dot_of_run(mut sum: __m512i, n: [__m512i; 4], at: *const i16) -> __m512i {
+    // SAFETY: the caller guarantees the features and the run. The instructions only read memory.
     unsafe {
         asm!(
             "vpdpwssd {sum}, {a}, dword ptr [{x}]{{1to16}}",
             "vpdpwssd {sum}, {b}, dword ptr [{x} + 4]{{1to16}}",
             "vpdpwssd {sum}, {c}, dword ptr [{x} + 8]{{1to16}}",
             "vpdpwssd {sum}, {d}, dword ptr [{x} + 12]{{1to16}}",
-            "vpdpwssd {sum}, {e}, dword ptr [{x} + {next}]{{1to16}}",
-            "vpdpwssd {sum}, {f}, dword ptr [{x} + {next} + 4]{{1to16}}",
-            "vpdpwssd {sum}, {g}, dword ptr [{x} + {next} + 8]{{1to16}}",
-            "vpdpwssd {sum}, {h}, dword ptr [{x} + {next} + 12]{{1to16}}",
             x = in(reg) at,
-            next = const M * RUN * size_of::<i16>(),
             sum = inout(zmm_reg) sum,
-            a = in(zmm_reg) n[0][0],
-            b = in(zmm_reg) n[0][1],
-            c = in(zmm_reg) n[0][2],
-            d = in(zmm_reg) n[0][3],
-            e = in(zmm_reg) n[1][0],
-            f = in(zmm_reg) n[1][1],
-            g = in(zmm_reg) n[1][2],
-            h = in(zmm_reg) n[1][3],
+            a = in(zmm_reg) n[0],
+            b = in(zmm_reg) n[1],
+            c = in(zmm_reg) n[2],
+            d = in(zmm_reg) n[3],
             options(pure, readonly, nostack, preserves_flags),
         );
     }

@@ -18,6 +18,7 @@ use crate::partition::OutputBlock;
 use crate::simd::avx2::float_codes::e8m0;
 use crate::simd::avx2::qgemv::{PREFETCH_BYTES, RowBlock};
 use crate::simd::avx2::qgemv_fp8::qgemv_fp8_for_rows;
+use crate::simd::avx512::qgemv::ahead_of;
 
 qgemv_fp8_for_rows!("avx2,fma,f16c,avx512f,avx512bw");
 
@@ -69,6 +70,8 @@ unsafe fn tile<const M: usize>(two: [RowBlock; 2], x: *const f32) -> [__m512; M]
         // Each row has two lanes. The first vector has the first row block, and the second vector
         // the second one.
         let mut sums = [[_mm512_setzero_ps(); 2]; M];
+        let group = 4 * per * INTERLEAVED_ROWS;
+        let ahead = ahead_of(g * group, groups * group, PREFETCH_BYTES);
         // SAFETY: offsets are below the words, groups and inputs that the caller guarantees;
         // prefetched addresses need not be valid.
         unsafe {
@@ -76,7 +79,7 @@ unsafe fn tile<const M: usize>(two: [RowBlock; 2], x: *const f32) -> [__m512; M]
                 let q = [0, 1].map(|i: usize| {
                     let at = two[i].words.add(w * INTERLEAVED_ROWS);
                     if w % 2 == 0 {
-                        _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(PREFETCH_BYTES));
+                        _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(ahead));
                     }
                     _mm256_loadu_si256(at.cast())
                 });
