@@ -277,6 +277,14 @@ pub fn leave() {
     }
 }
 
+/// Tells the threads that watch other members that this process has reported an error and ends. They
+/// do not report members that end because of the same error.
+pub fn fail() {
+    if let Some(links) = LINKS.get() {
+        links.fail();
+    }
+}
+
 /// Makes this process end when the launcher ends.
 pub fn follow_launcher() {
     if std::env::var_os(LAUNCHED).is_none() {

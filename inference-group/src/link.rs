@@ -15,6 +15,10 @@ use parking_lot::Mutex;
 
 /// Interval at which a member reports that it is alive.
 const BEAT: Duration = Duration::from_secs(2);
+
+/// How long a process may take to report an error of its own after it heard that a neighbor was
+/// lost. Members often meet the same error, and the first one to end is then lost to the others.
+const OWN_ERROR: Duration = Duration::from_millis(500);
 /// After this time without a message, a neighbor counts as lost.
 pub const SILENCE: Duration = Duration::from_secs(20);
 /// Maximum size of an order in bytes. A prompt of a million tokens is smaller.
@@ -143,7 +147,10 @@ impl Neighbors {
                     && !leaving.load(Ordering::Acquire)
                 {
                     say(&writers, Word::Lost(lost));
-                    crate::end::end(&format!("rank {rank}: {why}"));
+                    thread::sleep(OWN_ERROR);
+                    if !leaving.load(Ordering::Acquire) {
+                        crate::end::end(&format!("rank {rank}: {why}"));
+                    }
                 }
             });
         }
@@ -205,6 +212,13 @@ fn pass_on(writers: &Mutex<[TcpStream; 2]>, order: &[u8]) -> io::Result<()> {
 }
 
 impl Links {
+    /// Prepares for the end of this process after an error that it reported. If neighbors end, too,
+    /// because of the same error, they are not reported as lost. To them, the end of this process
+    /// is a loss, unless they report an error of their own.
+    pub fn fail(&self) {
+        self.leaving.store(true, Ordering::Release);
+    }
+
     /// Tells the neighbors that this process leaves, so that its end does not count as a loss.
     pub fn leave(&self) {
         self.leaving.store(true, Ordering::Release);
@@ -363,6 +377,22 @@ mod tests {
         (lefts.into_iter().zip(rights))
             .map(|(left, right)| Neighbors { left, right })
             .collect()
+    }
+
+    /// Otherwise the watching threads would end the process of this test.
+    #[test]
+    fn after_an_error_of_its_own_a_process_reports_no_lost_neighbor() {
+        let [first, second] = ring(2).try_into().ok().unwrap();
+        let links = first.watch(0, &[String::from("here"), String::from("there")]);
+        let links = links.unwrap();
+        links.fail();
+        drop(second);
+        // Each thread has a reference until it ends.
+        let begin = std::time::Instant::now();
+        while Arc::strong_count(&links.leaving) > 1 {
+            assert!(begin.elapsed().as_secs() < 60, "a thread does not end");
+            thread::sleep(BEAT / 10);
+        }
     }
 
     #[test]

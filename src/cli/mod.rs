@@ -338,8 +338,9 @@ pub fn main() -> ExitCode {
     };
     let code = finish(done, cli.verbose > 0, &mut err);
     #[cfg(all(unix, feature = "mlx-backend"))]
-    if code == 0 {
-        inference_group::leave();
+    match code {
+        0 => inference_group::leave(),
+        _ => inference_group::fail(),
     }
     ExitCode::from(code)
 }
