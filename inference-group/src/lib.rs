@@ -277,8 +277,8 @@ pub fn leave() {
     }
 }
 
-/// Tells the threads that watch other members that this process has reported an error and ends. They
-/// do not report members that end because of the same error.
+/// Announces the end of this process after an error that it reported. The threads that watch other
+/// members then do not report members that end because of the same error.
 pub fn fail() {
     if let Some(links) = LINKS.get() {
         links.fail();

@@ -15,9 +15,8 @@ use parking_lot::Mutex;
 
 /// Interval at which a member reports that it is alive.
 const BEAT: Duration = Duration::from_secs(2);
-
-/// How long a process may take to report an error of its own after it heard that a neighbor was
-/// lost. Members often meet the same error, and the first one to end is then lost to the others.
+/// How long a process waits for an error of its own before it reports a lost neighbor. Members often
+/// fail with the same error, and the first one to end is then lost to the others.
 const OWN_ERROR: Duration = Duration::from_millis(500);
 /// After this time without a message, a neighbor counts as lost.
 pub const SILENCE: Duration = Duration::from_secs(20);

@@ -11,7 +11,8 @@ pub fn alone(test: &str, body: impl FnOnce()) {
 
 /// Runs the calling test in a separate process, and returns true: the test is done. In that process
 /// it returns false, and the test goes on. It is for tests that compute for seconds. In one process
-/// they would wait for each other at MLX's lock, and two would take longer than one after the other.
+/// they would wait for each other at MLX's lock: two at a time would take longer than one after the
+/// other.
 ///
 /// # Panics
 /// If the test fails.

@@ -277,11 +277,7 @@ impl LayerState for ChunkedCache {
     }
 
     fn reset(&mut self) {
-        *self = Self {
-            half: self.half,
-            packing: self.packing,
-            ..Self::new()
-        };
+        *self = Self::new().with_half(self.half);
     }
 
     fn trim(&mut self, n: i32) -> bool {

@@ -110,8 +110,9 @@ impl InPlaceCache {
         let Some(packed) = &mut self.packed else {
             return Ok(());
         };
-        if let Some(arrays) = packed.arrays.take() {
+        if let Some(arrays) = &packed.arrays {
             self.chunks = arrays.to_rows(packed.kv)?;
+            packed.arrays = None;
         }
         if self.chunks.packing.is_some() || end <= packed.packing.start {
             return Ok(());
@@ -144,28 +145,29 @@ impl InPlaceCache {
 
     /// Changes to a cache of MLX's operations, if positions are packed, and returns it.
     fn quantized(&mut self) -> Result<Option<&mut QuantizedCache>> {
-        let arrays = self.as_quantized()?;
-        let Some(packed) = &mut self.packed else {
-            return Ok(None);
-        };
-        packed.arrays = arrays;
-        self.chunks = ChunkedCache::new();
-        self.memory = None;
-        Ok(packed.arrays.as_mut())
+        if self.arrays_of_mlx().is_none()
+            && let Some(arrays) = self.as_quantized()?
+        {
+            self.set_arrays(arrays);
+        }
+        Ok(self
+            .packed
+            .as_mut()
+            .and_then(|packed| packed.arrays.as_mut()))
     }
 
-    /// Replaces the contents by those of an empty quantized cache after `fill`.
-    fn refill(
-        &mut self,
-        fill: impl FnOnce(&mut QuantizedCache) -> std::result::Result<(), String>,
-    ) -> Option<std::result::Result<(), String>> {
-        let packed = self.packed.as_mut()?;
-        let mut arrays = QuantizedCache::new(packed.packing);
-        Some(fill(&mut arrays).map(|()| {
+    /// Replaces the contents of a cache whose positions are packed.
+    fn set_arrays(&mut self, arrays: QuantizedCache) {
+        if let Some(packed) = &mut self.packed {
             packed.arrays = Some(arrays);
             self.chunks = ChunkedCache::new();
             self.memory = None;
-        }))
+        }
+    }
+
+    /// The arrays of MLX's operations, if they store the contents now.
+    fn arrays_of_mlx(&self) -> Option<&QuantizedCache> {
+        self.packed.as_ref()?.arrays.as_ref()
     }
 
     /// All keys and values as arrays.
@@ -318,9 +320,11 @@ impl KvCache for InPlaceCache {
     }
 
     fn adopt(&mut self, portable: Portable) -> std::result::Result<(), String> {
-        if self.packed.is_some() {
-            let filled = self.refill(|arrays| arrays.adopt(portable));
-            return filled.unwrap_or(Ok(()));
+        if let Some(packed) = &self.packed {
+            let mut arrays = QuantizedCache::new(packed.packing);
+            arrays.adopt(portable)?;
+            self.set_arrays(arrays);
+            return Ok(());
         }
         self.memory = None;
         self.chunks.adopt(portable)
@@ -332,13 +336,6 @@ impl KvCache for InPlaceCache {
 
     fn in_place_mut(&mut self) -> Option<&mut InPlaceCache> {
         self.chunks.stores().then_some(self)
-    }
-}
-
-/// The arrays of MLX's operations, if they store the contents now.
-impl InPlaceCache {
-    fn arrays_of_mlx(&self) -> Option<&QuantizedCache> {
-        self.packed.as_ref()?.arrays.as_ref()
     }
 }
 
@@ -432,9 +429,11 @@ impl LayerState for InPlaceCache {
     }
 
     fn restore(&mut self, snapshot: Snapshot) -> Result<(), String> {
-        if self.packed.is_some() {
-            let filled = self.refill(|arrays| arrays.restore(snapshot));
-            return filled.unwrap_or(Ok(()));
+        if let Some(packed) = &self.packed {
+            let mut arrays = QuantizedCache::new(packed.packing);
+            arrays.restore(snapshot)?;
+            self.set_arrays(arrays);
+            return Ok(());
         }
         self.memory = None;
         self.chunks.restore(snapshot)

@@ -6,9 +6,10 @@
 //! grows without limit, as [`ChunkedCache`]s until our kernels write it in place. [`RotatingCache`]
 //! holds the last positions (and a few of the first). [`WindowedCache`] holds the same and can be
 //! truncated. [`QuantizedCache`] grows and is packed; our kernels have [`InPlaceCache`] for this,
-//! too. [`CacheOptions`] determines the kind for a layer. [`RecurrentState`] holds arrays of fixed shape instead, and [`PairState`] both.
-//! `checkpoint.rs` keeps copies of states that cannot be trimmed. `file.rs` keeps caches on disk,
-//! `mlx_lm.rs` in the format of Python's mlx-lm. `tier/` manages a directory of such files.
+//! too. [`CacheOptions`] determines the kind for a layer. [`RecurrentState`] holds arrays of fixed
+//! shape instead, and [`PairState`] both. `checkpoint.rs` keeps copies of states that cannot be
+//! trimmed. `file.rs` keeps caches on disk, `mlx_lm.rs` in the format of Python's mlx-lm. `tier/`
+//! manages a directory of such files.
 
 pub(crate) mod checkpoint;
 mod chunked;

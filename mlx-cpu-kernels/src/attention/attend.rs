@@ -361,8 +361,8 @@ impl AttentionTask<'_> {
         query.iter_mut().for_each(|v| *v *= scale);
     }
 
-    /// Head `h` of at most `LANES` queries, each with the factor on scores; `None` if queries need a
-    /// norm or a rotation.
+    /// Head `h` of at most `LANES` queries, each with the factor on scores; `None` if queries need
+    /// a norm or a rotation.
     pub(crate) fn plain_queries(
         &self,
         queries: &Range<usize>,

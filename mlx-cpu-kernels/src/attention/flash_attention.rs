@@ -56,8 +56,8 @@ pub(crate) fn fits(d: usize) -> bool {
 }
 
 impl FlashPanel<'_> {
-    /// Computes the panel. Unless there are `queries`, `query(i, place)` writes the scaled query `i`
-    /// to `place`. `output(i)` returns the place for the output of query `i`.
+    /// Computes the panel. Unless there are `queries`, `query(i, place)` writes the scaled query
+    /// `i` to `place`. `output(i)` returns the place for the output of query `i`.
     pub(crate) fn run<'o>(
         &self,
         mut query: impl FnMut(usize, &mut [f32]),

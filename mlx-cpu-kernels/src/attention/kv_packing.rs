@@ -6,6 +6,7 @@
 
 use crate::isa::Isa;
 use crate::layout::packed::{code, code_position};
+use crate::memory::resize;
 
 /// The number of bits of a code, and the number of elements that share a scale and a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,10 +101,7 @@ impl KvPacking {
         (n, d): (usize, usize),
         to: &'s mut Vec<f32>,
     ) -> &'s [f32] {
-        if to.len() < n * d {
-            to.resize(n * d, 0.0);
-        }
-        let to = &mut to[..n * d];
+        let to = scratch(to, n * d);
         let words = self.words(d);
         for (i, row) in to.chunks_exact_mut(d).enumerate() {
             let from = &from[i * step..][..words];
@@ -149,6 +147,14 @@ impl KvPacking {
             }
         }
     }
+}
+
+/// The first `n` elements of a buffer, which grows if necessary. Their values are arbitrary.
+pub(crate) fn scratch(buffer: &mut Vec<f32>, n: usize) -> &mut [f32] {
+    if buffer.len() < n {
+        resize(buffer, n, 0.0);
+    }
+    &mut buffer[..n]
 }
 
 /// Unpacks words of `PER` codes of `BITS` bits each.

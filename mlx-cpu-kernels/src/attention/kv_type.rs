@@ -3,7 +3,7 @@
 
 use half::f16;
 
-use crate::attention::kv_packing::KvPacking;
+use crate::attention::kv_packing::{KvPacking, scratch};
 use crate::isa::Isa;
 use crate::simd::vmath;
 
@@ -91,7 +91,7 @@ fn with_head(d: usize, run: impl FnOnce(&mut [f32])) {
     let mut stack = [0.0; USUAL];
     match stack.get_mut(..d) {
         Some(head) => run(head),
-        None => run(&mut vec![0.0; d]),
+        None => run(scratch(&mut Vec::new(), d)),
     }
 }
 
@@ -124,10 +124,7 @@ pub(crate) fn widen<'s>(
     (n, d): (usize, usize),
     to: &'s mut Vec<f32>,
 ) -> &'s [f32] {
-    if to.len() < n * d {
-        to.resize(n * d, 0.0);
-    }
-    let to = &mut to[..n * d];
+    let to = scratch(to, n * d);
     if step == d {
         vmath::f16_to_f32(isa, &from[..n * d], to);
     } else {

@@ -106,8 +106,8 @@ fn softmax_with(scores: &mut [[f32; LANES]]) -> BlockSoftmax {
     (greatest, sums)
 }
 
-/// Multiplies the sums `[queries, d]` by the first factor of their query, and adds the weighted sums
-/// of `n` values, times the second factor. `d` is a multiple of `LANES`. `weights` has a row for
+/// Multiplies the sums `[queries, d]` by the first factor of their query, and adds the weighted
+/// sums of `n` values, times the second factor. `d` is a multiple of `LANES`. `weights` has a row for
 /// each query, and `values` a row for each key. `of_block` has `queries * d` elements, whose values
 /// are arbitrary.
 ///

@@ -39,8 +39,8 @@ pub(crate) fn quantize(isa: Isa, columns: &[f32], to: InputColumnsMut<'_>) {
     }
 }
 
-/// `sums[panel][row][lane] (+)= matrix[row] . x[panel][lane]` over some groups, for the first `rows`
-/// rows of the matrix. The sums of up to three further rows may be overwritten. There are at most
+/// `sums[panel][row][lane] (+)= matrix[row] . x[panel][lane]` over some groups, for the first
+/// `rows` rows of the matrix. The sums of up to three further rows may be overwritten. There are at most
 /// [`PANELS`] panels, whose sums have the given distance. Without `accumulate`, earlier sums are
 /// overwritten.
 ///

@@ -7,8 +7,8 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::{QuantMode, Quantized, concatenate};
 
-/// Packs keys or values `[1, Hkv, n, D]` as the kernels store them: uint32 `[1, Hkv, n, words]`. The
-/// words of a head are its codes, its scales and its biases ([`KvPacking`]).
+/// Packs keys or values `[1, Hkv, n, D]` as the kernels store them: uint32 `[1, Hkv, n, words]`.
+/// The words of a head are its codes, its scales and its biases ([`KvPacking`]).
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] if groups do not divide the heads; MLX's message for other types than

@@ -225,216 +225,72 @@ trait Step<const P: usize> {
     unsafe fn products(self, codes: *const i32) -> Exact<P>;
 }
 
-/// The instructions for pair `$i` of one panel.
-macro_rules! pair_of_1 {
-    ($i:literal) => {
+/// The instructions for pair `$i`: the inputs of each panel, then for each row its codes and the
+/// products with each panel.
+macro_rules! products_of_pair {
+    ($i:literal; $([$x:ident, $lanes:ident: $a:ident $b:ident $c:ident $d:ident]),*) => {
         concat!(
-            "vmovdqu64 {l0}, [{x0} + 64*",
-            $i,
-            "]\n",
-            "vpdpwssd {a0}, {l0}, dword ptr [{codes} + 32*",
-            $i,
-            " + 0]{{1to16}}\n",
-            "vpdpwssd {b0}, {l0}, dword ptr [{codes} + 32*",
-            $i,
-            " + 4]{{1to16}}\n",
-            "vpdpwssd {c0}, {l0}, dword ptr [{codes} + 32*",
-            $i,
-            " + 8]{{1to16}}\n",
-            "vpdpwssd {d0}, {l0}, dword ptr [{codes} + 32*",
-            $i,
-            " + 12]{{1to16}}\n",
+            $("vmovdqu64 {", stringify!($lanes), "}, [{", stringify!($x), "} + 64*", $i, "]\n",)*
+            "vpbroadcastd {row}, dword ptr [{codes} + 32*", $i, "]\n",
+            $("vpdpwssd {", stringify!($a), "}, {", stringify!($lanes), "}, {row}\n",)*
+            "vpbroadcastd {row}, dword ptr [{codes} + 32*", $i, " + 4]\n",
+            $("vpdpwssd {", stringify!($b), "}, {", stringify!($lanes), "}, {row}\n",)*
+            "vpbroadcastd {row}, dword ptr [{codes} + 32*", $i, " + 8]\n",
+            $("vpdpwssd {", stringify!($c), "}, {", stringify!($lanes), "}, {row}\n",)*
+            "vpbroadcastd {row}, dword ptr [{codes} + 32*", $i, " + 12]\n",
+            $("vpdpwssd {", stringify!($d), "}, {", stringify!($lanes), "}, {row}\n",)*
         )
     };
 }
 
-impl Step<1> for [*const i32; 1] {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-    unsafe fn products(self, codes: *const i32) -> Exact<1> {
-        let mut exact = [[_mm512_setzero_si512(); 1]; TILE_ROWS];
-        let [[a0], [b0], [c0], [d0]] = &mut exact;
-        // SAFETY: the caller guarantees the instructions and the columns. The assembly only reads
-        // memory.
-        unsafe {
-            asm!(
-                pair_of_1!(0),
-                pair_of_1!(1),
-                pair_of_1!(2),
-                pair_of_1!(3),
-                pair_of_1!(4),
-                pair_of_1!(5),
-                pair_of_1!(6),
-                pair_of_1!(7),
-                x0 = in(reg) self[0],
-                codes = in(reg) codes,
-                l0 = out(zmm_reg) _,
-                a0 = inout(zmm_reg) *a0,
-                b0 = inout(zmm_reg) *b0,
-                c0 = inout(zmm_reg) *c0,
-                d0 = inout(zmm_reg) *d0,
-                options(pure, readonly, nostack, preserves_flags),
-            );
+/// Implements [`Step`] for some panels. Each has its index, and names for its address, its inputs,
+/// and its sums with the four rows.
+macro_rules! step_of {
+    ($count:literal; $($p:literal: $panel:tt),*) => {
+        step_of!(@impl $count; [$($p),*]; $($panel),*);
+    };
+    (@impl $count:literal; [$($p:literal),*];
+        $([$x:ident, $lanes:ident: $a:ident $b:ident $c:ident $d:ident]),*) => {
+        impl Step<$count> for [*const i32; $count] {
+            #[inline]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+            unsafe fn products(self, codes: *const i32) -> Exact<$count> {
+                let mut exact = [[_mm512_setzero_si512(); $count]; TILE_ROWS];
+                let [[$($a),*], [$($b),*], [$($c),*], [$($d),*]] = &mut exact;
+                // SAFETY: the caller guarantees the instructions and the columns. The assembly only
+                // reads memory.
+                unsafe {
+                    asm!(
+                        products_of_pair!(0; $([$x, $lanes: $a $b $c $d]),*),
+                        products_of_pair!(1; $([$x, $lanes: $a $b $c $d]),*),
+                        products_of_pair!(2; $([$x, $lanes: $a $b $c $d]),*),
+                        products_of_pair!(3; $([$x, $lanes: $a $b $c $d]),*),
+                        products_of_pair!(4; $([$x, $lanes: $a $b $c $d]),*),
+                        products_of_pair!(5; $([$x, $lanes: $a $b $c $d]),*),
+                        products_of_pair!(6; $([$x, $lanes: $a $b $c $d]),*),
+                        products_of_pair!(7; $([$x, $lanes: $a $b $c $d]),*),
+                        codes = in(reg) codes,
+                        row = out(zmm_reg) _,
+                        $($x = in(reg) self[$p],)*
+                        $($lanes = out(zmm_reg) _,)*
+                        $($a = inout(zmm_reg) *$a,)*
+                        $($b = inout(zmm_reg) *$b,)*
+                        $($c = inout(zmm_reg) *$c,)*
+                        $($d = inout(zmm_reg) *$d,)*
+                        options(pure, readonly, nostack, preserves_flags),
+                    );
+                }
+                exact
+            }
         }
-        exact
-    }
-}
-
-/// The instructions for pair `$i` of two panels.
-macro_rules! pair_of_2 {
-    ($i:literal) => {
-        concat!(
-            "vmovdqu64 {l0}, [{x0} + 64*",
-            $i,
-            "]\n",
-            "vmovdqu64 {l1}, [{x1} + 64*",
-            $i,
-            "]\n",
-            "vpbroadcastd {w}, dword ptr [{codes} + 32*",
-            $i,
-            " + 0]\n",
-            "vpdpwssd {a0}, {l0}, {w}\n",
-            "vpdpwssd {a1}, {l1}, {w}\n",
-            "vpbroadcastd {w}, dword ptr [{codes} + 32*",
-            $i,
-            " + 4]\n",
-            "vpdpwssd {b0}, {l0}, {w}\n",
-            "vpdpwssd {b1}, {l1}, {w}\n",
-            "vpbroadcastd {w}, dword ptr [{codes} + 32*",
-            $i,
-            " + 8]\n",
-            "vpdpwssd {c0}, {l0}, {w}\n",
-            "vpdpwssd {c1}, {l1}, {w}\n",
-            "vpbroadcastd {w}, dword ptr [{codes} + 32*",
-            $i,
-            " + 12]\n",
-            "vpdpwssd {d0}, {l0}, {w}\n",
-            "vpdpwssd {d1}, {l1}, {w}\n",
-        )
     };
 }
 
-impl Step<2> for [*const i32; 2] {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-    unsafe fn products(self, codes: *const i32) -> Exact<2> {
-        let mut exact = [[_mm512_setzero_si512(); 2]; TILE_ROWS];
-        let [[a0, a1], [b0, b1], [c0, c1], [d0, d1]] = &mut exact;
-        // SAFETY: the caller guarantees the instructions and the columns. The assembly only reads
-        // memory.
-        unsafe {
-            asm!(
-                pair_of_2!(0),
-                pair_of_2!(1),
-                pair_of_2!(2),
-                pair_of_2!(3),
-                pair_of_2!(4),
-                pair_of_2!(5),
-                pair_of_2!(6),
-                pair_of_2!(7),
-                x0 = in(reg) self[0],
-                x1 = in(reg) self[1],
-                codes = in(reg) codes,
-                l0 = out(zmm_reg) _,
-                l1 = out(zmm_reg) _,
-                w = out(zmm_reg) _,
-                a0 = inout(zmm_reg) *a0,
-                a1 = inout(zmm_reg) *a1,
-                b0 = inout(zmm_reg) *b0,
-                b1 = inout(zmm_reg) *b1,
-                c0 = inout(zmm_reg) *c0,
-                c1 = inout(zmm_reg) *c1,
-                d0 = inout(zmm_reg) *d0,
-                d1 = inout(zmm_reg) *d1,
-                options(pure, readonly, nostack, preserves_flags),
-            );
-        }
-        exact
-    }
-}
-
-/// The instructions for pair `$i` of three panels.
-macro_rules! pair_of_3 {
-    ($i:literal) => {
-        concat!(
-            "vmovdqu64 {l0}, [{x0} + 64*",
-            $i,
-            "]\n",
-            "vmovdqu64 {l1}, [{x1} + 64*",
-            $i,
-            "]\n",
-            "vmovdqu64 {l2}, [{x2} + 64*",
-            $i,
-            "]\n",
-            "vpbroadcastd {w}, dword ptr [{codes} + 32*",
-            $i,
-            " + 0]\n",
-            "vpdpwssd {a0}, {l0}, {w}\n",
-            "vpdpwssd {a1}, {l1}, {w}\n",
-            "vpdpwssd {a2}, {l2}, {w}\n",
-            "vpbroadcastd {w}, dword ptr [{codes} + 32*",
-            $i,
-            " + 4]\n",
-            "vpdpwssd {b0}, {l0}, {w}\n",
-            "vpdpwssd {b1}, {l1}, {w}\n",
-            "vpdpwssd {b2}, {l2}, {w}\n",
-            "vpbroadcastd {w}, dword ptr [{codes} + 32*",
-            $i,
-            " + 8]\n",
-            "vpdpwssd {c0}, {l0}, {w}\n",
-            "vpdpwssd {c1}, {l1}, {w}\n",
-            "vpdpwssd {c2}, {l2}, {w}\n",
-            "vpbroadcastd {w}, dword ptr [{codes} + 32*",
-            $i,
-            " + 12]\n",
-            "vpdpwssd {d0}, {l0}, {w}\n",
-            "vpdpwssd {d1}, {l1}, {w}\n",
-            "vpdpwssd {d2}, {l2}, {w}\n",
-        )
-    };
-}
-
-impl Step<3> for [*const i32; 3] {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-    unsafe fn products(self, codes: *const i32) -> Exact<3> {
-        let mut exact = [[_mm512_setzero_si512(); 3]; TILE_ROWS];
-        let [[a0, a1, a2], [b0, b1, b2], [c0, c1, c2], [d0, d1, d2]] = &mut exact;
-        // SAFETY: the caller guarantees the instructions and the columns. The assembly only reads
-        // memory.
-        unsafe {
-            asm!(
-                pair_of_3!(0),
-                pair_of_3!(1),
-                pair_of_3!(2),
-                pair_of_3!(3),
-                pair_of_3!(4),
-                pair_of_3!(5),
-                pair_of_3!(6),
-                pair_of_3!(7),
-                x0 = in(reg) self[0],
-                x1 = in(reg) self[1],
-                x2 = in(reg) self[2],
-                codes = in(reg) codes,
-                l0 = out(zmm_reg) _,
-                l1 = out(zmm_reg) _,
-                l2 = out(zmm_reg) _,
-                w = out(zmm_reg) _,
-                a0 = inout(zmm_reg) *a0,
-                a1 = inout(zmm_reg) *a1,
-                a2 = inout(zmm_reg) *a2,
-                b0 = inout(zmm_reg) *b0,
-                b1 = inout(zmm_reg) *b1,
-                b2 = inout(zmm_reg) *b2,
-                c0 = inout(zmm_reg) *c0,
-                c1 = inout(zmm_reg) *c1,
-                c2 = inout(zmm_reg) *c2,
-                d0 = inout(zmm_reg) *d0,
-                d1 = inout(zmm_reg) *d1,
-                d2 = inout(zmm_reg) *d2,
-                options(pure, readonly, nostack, preserves_flags),
-            );
-        }
-        exact
-    }
-}
+step_of!(1; 0: [x0, lanes0: a0 b0 c0 d0]);
+step_of!(2; 0: [x0, lanes0: a0 b0 c0 d0], 1: [x1, lanes1: a1 b1 c1 d1]);
+step_of!(
+    3;
+    0: [x0, lanes0: a0 b0 c0 d0],
+    1: [x1, lanes1: a1 b1 c1 d1],
+    2: [x2, lanes2: a2 b2 c2 d2]
+);

@@ -201,9 +201,10 @@ fn group_bytes<const SCALES: u32>(block: RowBlock) -> (usize, usize) {
     (4 * block.per * INTERLEAVED_ROWS, scale * INTERLEAVED_ROWS)
 }
 
-/// The distance to what is read after `distance` bytes, from byte `at` of a row block with `size`
-/// bytes on. Two row blocks are read side by side, so after the end of one of them the second next
-/// follows.
+/// The prefetch distance in bytes, at byte `at` of a row block with `size` bytes. The prefetched
+/// bytes are read when `distance` more bytes of this row block, or of its successor, were read. Two
+/// adjacent row blocks are read side by side, so the successor is the second row block after this
+/// one.
 #[inline]
 pub(super) fn ahead_of(at: usize, size: usize, distance: usize) -> usize {
     let distance = distance.min(size);
