@@ -246,6 +246,9 @@ fn status(name: &str) -> u64 {
 /// The variable that makes a child process of this test load a model and report its memory.
 const CHILD: &str = "LOAD_MEMORY_OF";
 
+/// The full name of the test, with which the child process runs no other test.
+const TEST: &str = "load_memory::loading_takes_at_most_a_quarter_more_than_the_model";
+
 fn measure(path: &Path) {
     // The first load also allocates memory once per process (MLX, threads, tables). It must not
     // count as memory of the measured model.
@@ -286,7 +289,7 @@ fn loading_takes_at_most_a_quarter_more_than_the_model() {
     let mut misses = Vec::new();
     for (what, dir) in models {
         let run = Command::new(std::env::current_exe().unwrap())
-            .args(["--nocapture", "--test-threads=1"])
+            .args(["--exact", TEST, "--nocapture"])
             .env(CHILD, dir.path())
             .output()
             .unwrap();

@@ -30,9 +30,18 @@ fn five_thousand_steps_in_a_circle_leave_memory_handles_and_graph_flat_alone() {
     let mut stream = model
         .generate(&Prompt::Tokens((40..140).collect()), &greedy(5000))
         .unwrap();
+    // The next step may already be computed in the background, and its temporary arrays count as
+    // used. The smallest of several readings has none of them.
     let mut at = |n: usize| {
-        stream.by_ref().take(n).for_each(|t| drop(t.unwrap()));
-        (memory::live_arrays(), memory::active().unwrap(), resident())
+        let mut least = (i64::MAX, usize::MAX);
+        for step in 0..n {
+            drop(stream.next().unwrap().unwrap());
+            if step + 50 >= n {
+                least.0 = least.0.min(memory::live_arrays());
+                least.1 = least.1.min(memory::active().unwrap());
+            }
+        }
+        (least.0, least.1, resident())
     };
     let (handles, bytes, process) = at(1000);
     for step in 1..5 {
