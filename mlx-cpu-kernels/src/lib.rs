@@ -60,8 +60,8 @@ pub use gemm::vjp::ProductVjp;
 pub use isa::Isa;
 pub use layout::blocks::{BlockKind, PackedBlockMut};
 pub use layout::packed::{
-    GROUPS_PER_AFFINE_SUPER, GROUPS_PER_SUPER, INTERLEAVED_ROWS, ScaleFormat, TABLE_SUPER_WEIGHTS,
-    symmetric_bias,
+    GROUPS_PER_AFFINE_SUPER, GROUPS_PER_SUPER, INTERLEAVED_ROWS, MAX_SCALED_CODE, ScaleFormat,
+    TABLE_SUPER_WEIGHTS, symmetric_bias,
 };
 pub use layout::table::Table;
 pub use layout::tile::LANES;

@@ -435,6 +435,13 @@ proptest! {
                 prop_assert_eq!(unpack(&packed), expected.clone());
             }
             if let Ok(packed) = Parts::read(kind, &data) {
+                if let Layout::TableSuper { codes, .. } = kind.layout() {
+                    // The kernels sum these products in 32 bits (`MAX_SCALED_CODE`).
+                    let greatest = |all: &[i8]| all.iter().map(|v| v.unsigned_abs()).max();
+                    let bytes = greatest(packed.part::<i8>(1, PartType::I8)).unwrap();
+                    let integers = greatest(&codes.integers().0).unwrap();
+                    prop_assert!(u32::from(bytes) * u32::from(integers) <= 4096, "{}", row.name);
+                }
                 prop_assert_eq!(packed.unpack(kind.layout()), expected);
             }
         }

@@ -8,7 +8,7 @@ use crate::gemm::dense::DenseType;
 use crate::gemm::expert_block::{ExpertBlock, ExpertGate};
 use crate::layout::packed::PackedMatrix;
 use crate::layout::packed::{
-    GROUPS_PER_AFFINE_SUPER, GROUPS_PER_SUPER, ScaleFormat, TABLE_SUPER_WEIGHTS,
+    GROUPS_PER_AFFINE_SUPER, GROUPS_PER_SUPER, MAX_SCALED_CODE, ScaleFormat, TABLE_SUPER_WEIGHTS,
 };
 use crate::layout::table::Table;
 use crate::simd::portable::vmath::Gate;
@@ -107,8 +107,15 @@ impl Stack {
                         let halves: Vec<_> = one.iter().map(|v| f16::from_f32(v / 64.0)).collect();
                         (words_of(&halves), vec![0])
                     }
-                    ScaleFormat::TableSuper(_) => {
-                        let bytes: Vec<i8> = one.iter().map(|v| (v * 1024.0) as i8).collect();
+                    ScaleFormat::TableSuper(table) => {
+                        let integers = table.integers().iter().map(|v| v.unsigned_abs());
+                        let most = (MAX_SCALED_CODE as f32 / f32::from(integers.max().unwrap()))
+                            .floor()
+                            .min(127.0);
+                        let bytes: Vec<i8> = one
+                            .iter()
+                            .map(|v| (v * 1024.0).clamp(-most, most) as i8)
+                            .collect();
                         let supers: Vec<f16> = other[..rows * size.k / TABLE_SUPER_WEIGHTS]
                             .iter()
                             .map(|v| f16::from_f32(v / 65536.0))

@@ -196,3 +196,37 @@ fn a_row_has_the_same_result_alone_and_among_others() {
         });
     }
 }
+
+/// A row with NaN or infinity has only such results, and the other rows have none, although no
+/// integer represents NaN.
+#[test]
+fn rows_that_are_no_numbers_stay_so() {
+    const SIZE: Size = Size { n: 20, k: 512 };
+    for kind in formats() {
+        let made = Stack::new(kind, SIZE, 3);
+        for (rows, bad) in [1, 2, 5, 8, 16, 33].into_iter().flat_map(|rows| {
+            let bad = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+            bad.map(|bad| (rows, bad))
+        }) {
+            let mut x = noise(rows * SIZE.k, 5);
+            let row = rows / 2;
+            x[row * SIZE.k + 299] = bad;
+            let mut inputs = vec![Input::from_slice(&x)];
+            inputs.extend(made.arrays(1));
+            with_each(|isa| {
+                let mut work = Product::plain(isa, kind, SIZE, rows);
+                work.prefill_inputs = PrefillInputs::Int16;
+                let mut out = vec![0.0; work.outputs()];
+                // SAFETY: these are the documented inputs of the work.
+                unsafe { work.run(&inputs, &mut out) };
+                for (i, out) in out.chunks_exact(SIZE.n).enumerate() {
+                    let is_right = |v: &f32| v.is_finite() == (i != row);
+                    assert!(
+                        out.iter().all(is_right),
+                        "{kind:?}, {isa:?}, {bad}, row {i} of {rows}: {out:?}"
+                    );
+                }
+            });
+        }
+    }
+}

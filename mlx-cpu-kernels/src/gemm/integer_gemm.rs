@@ -175,20 +175,23 @@ impl GemmTask<'_> {
                 unreachable!("`fits_integers` has seen the matrices");
             };
             let matrix = matrix.block_range(row_blocks.clone());
-            let size = matrix.groups * wide;
+            let (group, biases_per_scale) = matrix.panel_groups();
+            let size = k / group * wide;
+            let (scales, biases) = (&mut scales[..size], &mut biases[..biases_per_scale * size]);
             let to = CodePanelMut {
                 pairs: bytemuck::cast_slice_mut(pairs),
-                scales: &mut scales[..size],
-                biases: &mut biases[..size],
+                scales,
+                biases,
             };
             matrix.integer_pairs(isa, to);
             matrices.push(CodePanel {
                 pairs: bytemuck::cast_slice(pairs),
-                scales: &scales[..size],
-                biases: &biases[..size],
+                scales,
+                biases,
                 rows: wide,
                 columns: k,
-                group: matrix.group_size(),
+                group,
+                biases_per_scale,
             });
         }
         let size = columns * LANES;

@@ -32,22 +32,27 @@ pub(crate) struct InputColumnsMut<'a> {
     pub sums: &'a mut [f32],
 }
 
-/// Rows of a quantized matrix: `w = scale * q + bias`, with a scale and bias per group.
+/// Rows of a quantized matrix: `w = scale * q + bias`, with a scale and a bias per group. If scales
+/// are bytes times a float, the integers are codes times bytes, and a float is the scale of the
+/// groups that share it.
 #[derive(Clone, Copy)]
 pub(crate) struct CodePanel<'a> {
-    /// Two codes of a row per element, `[row blocks, columns / 2, INTERLEAVED_ROWS]`; see
+    /// Two integers of a row per element, `[row blocks, columns / 2, INTERLEAVED_ROWS]`; see
     /// [`paired_columns`]. So a tile reads memory sequentially.
     pub pairs: &'a [i32],
-    /// The scales, `[groups, rows]`.
+    /// The scales, `[columns / group, rows]`.
     pub scales: &'a [f32],
-    /// The biases, `[groups, rows]`.
+    /// The biases, `[columns / group * biases_per_scale, rows]`.
     pub biases: &'a [f32],
     /// The number of rows, in whole row blocks.
     pub rows: usize,
     /// The number of columns of `pairs`.
     pub columns: usize,
-    /// The group size, a multiple of [`STEP`].
+    /// The number of columns per scale, a multiple of [`STEP`].
     pub group: usize,
+    /// The number of biases per scale. They apply to equal parts of the group; 0 if there are none.
+    /// One bias is added after the product of scale and integers, several are added before it.
+    pub biases_per_scale: usize,
 }
 
 /// [`CodePanel`] during preparation.

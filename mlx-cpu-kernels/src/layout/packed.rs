@@ -89,7 +89,8 @@ pub enum ScaleFormat {
     /// groups of 32 this is GGUF's IQ4_NL.
     Table(Table),
     /// A signed byte per group, times a float16 shared by [`TABLE_SUPER_WEIGHTS`] codes. Codes are
-    /// as in [`Self::Table`]. With groups of 32 or 16 this covers GGUF's IQ types and Q3_K.
+    /// as in [`Self::Table`]. With groups of 32 or 16 this covers GGUF's IQ types and Q3_K. The
+    /// magnitude of a byte times an integer of the table must be at most [`MAX_SCALED_CODE`].
     TableSuper(Table),
 }
 
@@ -133,6 +134,35 @@ impl ScaleFormat {
         }
     }
 
+    /// Whether scales are bytes times a float that several groups share. Kernels with integer inputs
+    /// then multiply sums, or codes, by the bytes in integers. Floats follow once per
+    /// [`PackedMatrix::groups_per_super`] groups.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) const fn has_byte_scales(format: u32) -> bool {
+        matches!(
+            format,
+            Self::SUPER_ID | Self::TABLE_SUPER_ID | Self::SUPER_AFFINE_ID
+        )
+    }
+
+    /// Whether groups have biases that are not zero.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) const fn has_biases(format: u32) -> bool {
+        !matches!(
+            format,
+            Self::SUPER_ID | Self::TABLE_SUPER_ID | Self::TABLE_ID
+        )
+    }
+
+    /// The code that represents zero in a format with byte scales and no biases.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) const fn zero_code(format: u32) -> i16 {
+        match format {
+            Self::SUPER_ID => -SUPER_BIAS as i16,
+            _ => 0,
+        }
+    }
+
     /// The kind of the 4-bit codes in a format.
     #[cfg(target_arch = "x86_64")]
     pub(crate) const fn nibbles(format: u32) -> u32 {
@@ -149,6 +179,10 @@ const LOOKUP_INPUTS: u32 = 5;
 
 /// The width that means float inputs.
 pub(crate) const FLOAT_INPUTS: u32 = 32;
+
+/// The maximum magnitude of a code's integer times the byte scale of its group. Sixteen products of
+/// such integers with 16-bit inputs fit 32 bits.
+pub const MAX_SCALED_CODE: i32 = 4096;
 
 /// The number of groups that share a float16 in [`ScaleFormat::Super`].
 pub const GROUPS_PER_SUPER: usize = 16;
@@ -545,6 +579,26 @@ impl<'a> PackedMatrix<'a> {
     /// The number of codes per group of a row.
     pub(crate) fn group_size(self) -> usize {
         self.words_per_group() * 32 / self.bits as usize
+    }
+
+    /// The number of groups that share a float, if scales are bytes times a float; else 1.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn groups_per_super(self) -> usize {
+        match self.scales {
+            GroupParams::Super { per, .. } => per,
+            GroupParams::SuperAffine { .. } => GROUPS_PER_AFFINE_SUPER,
+            _ => 1,
+        }
+    }
+
+    /// The columns per scale, and the biases per scale, of the matrix as a
+    /// [`CodePanel`](crate::layout::integer_panel::CodePanel).
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn panel_groups(self) -> (usize, usize) {
+        let groups = self.groups_per_super();
+        let has_biases = ScaleFormat::has_biases(self.scales.format_id());
+        let biases = if has_biases { groups } else { 0 };
+        (groups * self.group_size(), biases)
     }
 
     /// A range of row blocks.

@@ -239,7 +239,9 @@ impl QuantizedMatrix {
     /// A matrix with 4-bit codes that index `table`, in groups of 16 or 32. The first of `parts`
     /// are packed codes `[n, k / 8]` in MLX's 4-bit packing. The scales follow: float16 `[n, k /
     /// group]`, or the product of signed bytes `[n, k / group]` and float16 `[n, k / 256]`. All are
-    /// [interleaved](Self::interleaved). `None` if the kernels are disabled.
+    /// [interleaved](Self::interleaved). A byte times an integer of the table must be within ±4,096
+    /// ([`mlx_cpu_kernels::MAX_SCALED_CODE`]), else products are wrong. `None` if the kernels are
+    /// disabled.
     ///
     /// MLX has no such format; see [`Self::from_super_scaled`].
     ///

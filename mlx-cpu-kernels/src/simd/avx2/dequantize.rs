@@ -201,3 +201,54 @@ pub(crate) unsafe fn group_params(factors: GroupParams<'_>, group: usize) -> __m
         }
     }
 }
+
+/// The byte scales of a group of a row block, one per lane.
+///
+/// # Safety
+/// The processor must have avx2. The group must exist.
+///
+/// # Panics
+/// If the scales are no bytes times floats.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn byte_scales(scales: GroupParams<'_>, group: usize) -> __m256i {
+    let (codes, place) = match scales {
+        GroupParams::Super { codes, .. } => (codes, group * INTERLEAVED_ROWS),
+        GroupParams::SuperAffine { codes, .. } => (codes, group * 2 * INTERLEAVED_ROWS),
+        _ => unreachable!("`has_byte_scales` has seen the format"),
+    };
+    // SAFETY: the caller guarantees the eight bytes of the group.
+    unsafe { _mm256_cvtepi8_epi32(_mm_loadl_epi64(codes.as_ptr().add(place).cast())) }
+}
+
+/// The floats by which the byte scales of a group of a row block are multiplied.
+///
+/// # Safety
+/// The processor must have avx2 and f16c.
+///
+/// # Panics
+/// If the scales are no bytes times floats, or the group does not exist.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn shared_scales(scales: GroupParams<'_>, group: usize) -> __m256 {
+    let (supers, factor) = match scales {
+        GroupParams::Super {
+            supers,
+            per,
+            first,
+            factor,
+            ..
+        } => (
+            &supers[(first + group) / per * INTERLEAVED_ROWS..][..INTERLEAVED_ROWS],
+            factor,
+        ),
+        GroupParams::SuperAffine { supers, first, .. } => {
+            let place = (first + group) / GROUPS_PER_AFFINE_SUPER * 2 * INTERLEAVED_ROWS;
+            (&supers[place..][..INTERLEAVED_ROWS], 1.0)
+        }
+        _ => unreachable!("`has_byte_scales` has seen the format"),
+    };
+    // SAFETY: there are eight float16.
+    let supers = unsafe { _mm256_cvtph_ps(_mm_loadu_si128(supers.as_ptr().cast())) };
+    _mm256_mul_ps(supers, _mm256_set1_ps(factor))
+}

@@ -19,7 +19,43 @@ macro_rules! integer_codes {
         signed_right_16: $signed_right_16:ident,
         left_32: $left_32:ident,
         right_32: $right_32:ident,
+        sub_16: $sub_16:ident,
+        mul_16: $mul_16:ident,
     ) => {
+        /// Pairs after a constant was subtracted from each integer.
+        #[inline]
+        #[target_feature(enable = $features)]
+        pub(super) fn less<const N: i16>(n: [$int; 4]) -> [$int; 4] {
+            let all = $set_16(N);
+            [
+                $sub_16(n[0], all),
+                $sub_16(n[1], all),
+                $sub_16(n[2], all),
+                $sub_16(n[3], all),
+            ]
+        }
+
+        /// Pairs after each lane was multiplied by a factor, which both halves of the lane in
+        /// `factors` hold. The products must fit 16 bits.
+        #[inline]
+        #[target_feature(enable = $features)]
+        pub(super) fn times(n: [$int; 4], factors: $int) -> [$int; 4] {
+            [
+                $mul_16(n[0], factors),
+                $mul_16(n[1], factors),
+                $mul_16(n[2], factors),
+                $mul_16(n[3], factors),
+            ]
+        }
+
+        /// The low halves of lanes, in both halves of each lane.
+        #[inline]
+        #[target_feature(enable = $features)]
+        pub(super) fn in_both_halves(n: $int) -> $int {
+            let half = std::arch::x86_64::_mm_cvtsi32_si128(16);
+            $or($and(n, $set_32(0xffff)), $left_32(n, half))
+        }
+
         /// The pairs of a word of eight 4-bit codes.
         #[inline]
         #[target_feature(enable = $features)]

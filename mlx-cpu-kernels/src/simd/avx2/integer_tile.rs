@@ -62,6 +62,8 @@ pub(crate) unsafe fn quantize(columns: &[f32], to: InputColumnsMut<'_>) {
                 sum = _mm256_add_epi32(sum, _mm256_add_epi32(two[0], two[1]));
             }
             let sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, no_number);
+            // No integer represents NaN, so the scale does.
+            let scale = _mm256_add_ps(scale, no_number);
             _mm256_storeu_ps(to.scales.as_mut_ptr().add(step * LANES + lane), scale);
             _mm256_storeu_ps(to.sums.as_mut_ptr().add(step * LANES + lane), sum);
         }
@@ -127,7 +129,13 @@ unsafe fn tiles(
     assert!(matrix.group.is_multiple_of(STEP) && columns <= matrix.columns);
     assert!(rows <= stride && matrix.columns / 2 * stride <= matrix.pairs.len());
     assert!(stride.is_multiple_of(INTERLEAVED_ROWS));
-    assert!(groups.end * stride <= matrix.scales.len().min(matrix.biases.len()));
+    assert!(groups.end * stride <= matrix.scales.len());
+    assert!(groups.end * stride * matrix.biases_per_scale <= matrix.biases.len());
+    assert!(
+        matrix
+            .group
+            .is_multiple_of(STEP * matrix.biases_per_scale.max(1))
+    );
     assert!(columns / 2 * LANES <= x.pairs.len() && columns / STEP * LANES <= x.scales.len());
     assert!(columns / STEP * LANES <= x.sums.len() && sums.len() >= rows * LANES);
     if !accumulate {
@@ -149,7 +157,8 @@ unsafe fn tiles(
 }
 
 /// Multiplies `M` matrix rows from `first` on with a panel, and adds to the sums. A lane sums
-/// sixteen products below 2^8 * 2^15 exactly.
+/// sixteen products exactly. A product is at most 2^12 * (2^15 - 1); see
+/// [`crate::layout::packed::MAX_SCALED_CODE`].
 ///
 /// # Safety
 /// The processor must have avx2 and fma, and the features of `add`. Matrix and sums must have these
@@ -162,7 +171,7 @@ unsafe fn tile<const M: usize>(
     sums: *mut f32,
     add: impl Add,
 ) {
-    let (columns, stride) = (matrix.group, matrix.rows);
+    let (columns, stride, biases_per_group) = (matrix.group, matrix.rows, matrix.biases_per_scale);
     let lanes = x.pairs.as_ptr();
     // A tile never extends beyond a row block.
     let block = first / INTERLEAVED_ROWS * (matrix.columns / 2) * INTERLEAVED_ROWS;
@@ -197,21 +206,56 @@ unsafe fn tile<const M: usize>(
                     }
                 }
             }
-            let mut all = [_mm256_setzero_ps(); VECTORS];
-            for step in g * columns / STEP..(g + 1) * columns / STEP {
-                let sums = x.sums.as_ptr().add(step * LANES);
-                for (v, all) in all.iter_mut().enumerate() {
-                    *all = _mm256_add_ps(*all, _mm256_loadu_ps(sums.add(8 * v)));
+            let sum_of = |part: usize| {
+                let steps = columns / STEP / biases_per_group;
+                let mut all = [_mm256_setzero_ps(); VECTORS];
+                for step in part * steps..(part + 1) * steps {
+                    let sums = x.sums.as_ptr().add(step * LANES);
+                    for (v, all) in all.iter_mut().enumerate() {
+                        *all = _mm256_add_ps(*all, _mm256_loadu_ps(sums.add(8 * v)));
+                    }
+                }
+                all
+            };
+            // The last bias is added together with the products, which saves a store and a load.
+            let parts = g * biases_per_group..(g + 1) * biases_per_group;
+            for part in parts.start..parts.end.saturating_sub(1) {
+                let (all, biases) = (sum_of(part), scales_of(matrix.biases, part));
+                for m in 0..M {
+                    let bias = _mm256_broadcast_ss(&*biases.add(m));
+                    for (v, all) in all.into_iter().enumerate() {
+                        let to = sums.add(m * LANES + 8 * v);
+                        _mm256_storeu_ps(to, _mm256_fmadd_ps(bias, all, _mm256_loadu_ps(to)));
+                    }
                 }
             }
-            let (scales, biases) = (scales_of(matrix.scales, g), scales_of(matrix.biases, g));
-            for (m, group) in group.into_iter().enumerate() {
-                let scale = _mm256_broadcast_ss(&*scales.add(m));
-                let bias = _mm256_broadcast_ss(&*biases.add(m));
-                for (v, (group, all)) in group.into_iter().zip(all).enumerate() {
-                    let to = sums.add(m * LANES + 8 * v);
-                    let total = _mm256_fmadd_ps(group, scale, _mm256_loadu_ps(to));
-                    _mm256_storeu_ps(to, _mm256_fmadd_ps(bias, all, total));
+            let scales = scales_of(matrix.scales, g);
+            if parts.is_empty() {
+                for (m, group) in group.into_iter().enumerate() {
+                    let scale = _mm256_broadcast_ss(&*scales.add(m));
+                    for (v, group) in group.into_iter().enumerate() {
+                        let to = sums.add(m * LANES + 8 * v);
+                        _mm256_storeu_ps(to, _mm256_fmadd_ps(group, scale, _mm256_loadu_ps(to)));
+                    }
+                }
+            } else {
+                let part = parts.end - 1;
+                let (all, biases) = (sum_of(part), scales_of(matrix.biases, part));
+                for (m, group) in group.into_iter().enumerate() {
+                    let scale = _mm256_broadcast_ss(&*scales.add(m));
+                    let bias = _mm256_broadcast_ss(&*biases.add(m));
+                    for (v, (group, all)) in group.into_iter().zip(all).enumerate() {
+                        let to = sums.add(m * LANES + 8 * v);
+                        let mut total = _mm256_loadu_ps(to);
+                        if biases_per_group == 1 {
+                            total = _mm256_fmadd_ps(group, scale, total);
+                            total = _mm256_fmadd_ps(bias, all, total);
+                        } else {
+                            total = _mm256_fmadd_ps(bias, all, total);
+                            total = _mm256_fmadd_ps(group, scale, total);
+                        }
+                        _mm256_storeu_ps(to, total);
+                    }
                 }
             }
         }
@@ -254,6 +298,7 @@ mod tests {
                 rows: wide,
                 columns,
                 group,
+                biases_per_scale: 1,
             };
             let x = InputColumns {
                 pairs: &inputs,

@@ -7,24 +7,32 @@ use std::arch::x86_64::{
     __m256, __m256i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch, _mm256_add_epi32,
     _mm256_and_si256, _mm256_broadcast_ss, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps,
     _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16,
-    _mm256_mul_ps, _mm256_or_si256, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32,
-    _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_sll_epi32,
-    _mm256_slli_epi16, _mm256_srai_epi16, _mm256_srl_epi32, _mm256_srli_epi16, _mm256_storeu_ps,
+    _mm256_mul_ps, _mm256_mullo_epi16, _mm256_mullo_epi32, _mm256_or_si256, _mm256_set1_epi8,
+    _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256,
+    _mm256_shuffle_epi8, _mm256_sll_epi32, _mm256_slli_epi16, _mm256_srai_epi16, _mm256_srl_epi32,
+    _mm256_srli_epi16, _mm256_storeu_ps, _mm256_sub_epi16, _mm256_xor_ps,
 };
 
 use crate::layout::float_codes::{ByteScales, Codes, FP4_BIAS, FP4_SCALE};
 use crate::layout::input_panel::{INPUTS_PER_SCALE, InputPanel, RUN};
 use crate::layout::packed::{
     GROUPS_PER_AFFINE_SUPER, GROUPS_PER_SUPER, GroupParams, INTERLEAVED_ROWS, PackedMatrix,
-    SUPER_BIAS, ScaleFormat, codes_per_chunk, symmetric_bias,
+    ScaleFormat, codes_per_chunk, symmetric_bias,
 };
 use crate::partition::OutputBlock;
-use crate::simd::avx2::float_codes::{e4m3, e8m0, integers, super_affine};
+use crate::simd::avx2::float_codes::{e4m3, e8m0, integers};
 use crate::simd::avx2::integer_codes::integer_codes;
 
 /// The prefetch distance of words, in bytes. Explicit prefetches are needed because the hardware
 /// prefetcher stops at page boundaries and where another thread's part begins.
 pub(crate) const PREFETCH_BYTES: usize = 4096;
+
+/// The maximum number of input rows with which sums are multiplied by byte scales; with more rows,
+/// codes are.
+pub(crate) const SCALED_SUMS: usize = 4;
+
+/// The code that represents zero where scales are bytes and there are no biases.
+pub(crate) const ZERO_CODE: i16 = ScaleFormat::zero_code(ScaleFormat::SUPER_ID);
 
 /// Addresses of input rows.
 #[derive(Clone, Copy)]
@@ -176,6 +184,18 @@ impl RowBlock {
         (first, format)
     }
 
+    /// Whether group `g` is the first, and whether it is the last, of the groups that share a
+    /// float.
+    #[inline]
+    pub(crate) fn place_in_super<const SCALES: u32>(self, g: usize) -> (bool, bool) {
+        if ScaleFormat::has_byte_scales(SCALES) {
+            let last = (1usize << self.super_shift) - 1;
+            (g & last == 0, g & last == last)
+        } else {
+            (true, true)
+        }
+    }
+
     /// The row block `i` places later.
     ///
     /// # Safety
@@ -282,6 +302,8 @@ integer_codes!(
     signed_right_16: _mm256_srai_epi16,
     left_32: _mm256_sll_epi32,
     right_32: _mm256_srl_epi32,
+    sub_16: _mm256_sub_epi16,
+    mul_16: _mm256_mullo_epi16,
 );
 
 /// Multiplies all row blocks with `M` rows.
@@ -323,18 +345,32 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
     x: InputPtrs,
 ) -> [__m256; M] {
     let mut totals = [_mm256_setzero_ps(); M];
+    let mut sums = [_mm256_setzero_ps(); M];
+    let mut shared_biases = _mm256_setzero_ps();
     let table = integers(block.codes);
     for g in 0..block.groups {
-        let mut sums = [_mm256_setzero_ps(); M];
+        let (first, last) = block.place_in_super::<SCALES>(g);
+        if first {
+            sums = [_mm256_setzero_ps(); M];
+        }
         // SAFETY: offsets are below the words and groups that the caller guarantees. Prefetched
         // addresses need not be valid.
         unsafe {
+            if SCALES == ScaleFormat::SUPER_AFFINE_ID && first {
+                let place = (2 * (g >> block.super_shift) + 1) * 2 * INTERLEAVED_ROWS;
+                let biases = _mm256_cvtph_ps(_mm_loadu_si128(block.biases.add(place).cast()));
+                shared_biases = _mm256_xor_ps(biases, _mm256_set1_ps(-0.0));
+            }
+            let (bytes, byte_biases) = match ScaleFormat::has_byte_scales(SCALES) {
+                true => byte_scales::<SCALES>(block, g, shared_biases),
+                false => (_mm256_setzero_si256(), _mm256_setzero_ps()),
+            };
             if BITS == 8 {
                 for w in (g * block.per..(g + 1) * block.per).step_by(4) {
                     let q = std::array::from_fn(|i| word_of(block, w + i, i % 2 == 0));
                     let [a, b, c, d]: [__m256i; 4] = q;
                     let n = [pairs_of_8bit([a, b]), pairs_of_8bit([c, d])];
-                    add_pairs(&mut sums, n, x, w / 4);
+                    add_pairs::<M, SCALES>(&mut sums, n, x, w / 4, bytes);
                 }
             } else if BITS == 4 {
                 for w in (g * block.per..(g + 1) * block.per).step_by(2) {
@@ -348,7 +384,7 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                         }
                         _ => q.map(|q| pairs_of_4bit(q)),
                     };
-                    add_pairs(&mut sums, n, x, w / 2);
+                    add_pairs::<M, SCALES>(&mut sums, n, x, w / 2, bytes);
                 }
             } else {
                 let words = codes_per_chunk(BITS) * BITS as usize / 32;
@@ -360,12 +396,27 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                     // The number of scales of inputs before this chunk.
                     let place = w * 2 / BITS as usize;
                     let n = [pairs_of_run::<BITS, 0>(&q), pairs_of_run::<BITS, 1>(&q)];
-                    add_pairs(&mut sums, n, x, place);
+                    add_pairs::<M, SCALES>(&mut sums, n, x, place, bytes);
                     if codes_per_chunk(BITS) == 32 {
                         let n = [pairs_of_run::<BITS, 2>(&q), pairs_of_run::<BITS, 3>(&q)];
-                        add_pairs(&mut sums, n, x, place + 1);
+                        add_pairs::<M, SCALES>(&mut sums, n, x, place + 1, bytes);
                     }
                 }
+            }
+            if ScaleFormat::has_byte_scales(SCALES) {
+                if ScaleFormat::has_biases(SCALES) {
+                    for (m, total) in totals.iter_mut().enumerate() {
+                        let group = _mm256_broadcast_ss(&*x.sums.add(m * block.groups + g));
+                        *total = _mm256_fmadd_ps(byte_biases, group, *total);
+                    }
+                }
+                if last {
+                    let scale = shared_scales::<SCALES>(block, g);
+                    for (total, sum) in totals.iter_mut().zip(sums) {
+                        *total = _mm256_fmadd_ps(scale, sum, *total);
+                    }
+                }
+                continue;
             }
             let (scale, bias) = match SCALES {
                 ScaleFormat::F16_ID => {
@@ -399,19 +450,6 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                         _mm256_mul_ps(scale, _mm256_set1_ps(FP4_BIAS)),
                     )
                 }
-                ScaleFormat::SUPER_AFFINE_ID => {
-                    let codes = block.scales.add(g * 2 * INTERLEAVED_ROWS);
-                    if g.is_multiple_of(4) {
-                        _mm_prefetch::<_MM_HINT_T0>(
-                            codes.cast::<i8>().wrapping_add(PREFETCH_BYTES / 8),
-                        );
-                    }
-                    let supers = block
-                        .biases
-                        .add((g >> block.super_shift) * 4 * INTERLEAVED_ROWS);
-                    let [scale, bias] = super_affine(codes.cast(), supers.cast());
-                    (scale, bias)
-                }
                 ScaleFormat::TABLE_ID => {
                     let ahead = PREFETCH_BYTES / 8;
                     _mm_prefetch::<_MM_HINT_T0>(block.scales.wrapping_add(g * 16 + ahead).cast());
@@ -420,30 +458,75 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                     let scale = _mm256_mul_ps(_mm256_cvtph_ps(halves), unit);
                     (scale, _mm256_setzero_ps())
                 }
-                _ => {
-                    let codes = _mm_loadl_epi64(block.scales.add(g * 8).cast());
-                    let supers = block.biases.add((g >> block.super_shift) * 16);
-                    let scale = _mm256_mul_ps(
-                        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)),
-                        _mm256_cvtph_ps(_mm_loadu_si128(supers.cast())),
-                    );
-                    if SCALES == ScaleFormat::TABLE_SUPER_ID {
-                        let unit = _mm256_set1_ps(block.unit);
-                        (_mm256_mul_ps(scale, unit), _mm256_setzero_ps())
-                    } else {
-                        (scale, _mm256_mul_ps(scale, _mm256_set1_ps(SUPER_BIAS)))
-                    }
-                }
+                _ => unreachable!("byte scales, above"),
             };
             for (m, (total, sum)) in totals.iter_mut().zip(sums).enumerate() {
                 *total = _mm256_fmadd_ps(scale, sum, *total);
-                // A bias of zero keeps a NaN of the inputs, which no integer represents.
-                let group = _mm256_broadcast_ss(&*x.sums.add(m * block.groups + g));
-                *total = _mm256_fmadd_ps(bias, group, *total);
+                if ScaleFormat::has_biases(SCALES) {
+                    let group = _mm256_broadcast_ss(&*x.sums.add(m * block.groups + g));
+                    *total = _mm256_fmadd_ps(bias, group, *total);
+                }
             }
         }
     }
     totals
+}
+
+/// The byte scales of a group of a row block, and its biases: bytes times `shared_biases`. The biases
+/// are zero if the format has none.
+///
+/// # Safety
+/// The processor must have avx2 and f16c. The row block must have this group, with byte scales.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn byte_scales<const SCALES: u32>(
+    block: RowBlock,
+    group: usize,
+    shared_biases: __m256,
+) -> (__m256i, __m256) {
+    // SAFETY: the caller guarantees eight or sixteen bytes of the group. Prefetched addresses need
+    // not be valid.
+    unsafe {
+        if SCALES == ScaleFormat::SUPER_AFFINE_ID {
+            let at = block.scales.add(group * 2 * INTERLEAVED_ROWS);
+            if group.is_multiple_of(4) {
+                _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(PREFETCH_BYTES / 8));
+            }
+            let [scales, biases] = [0, INTERLEAVED_ROWS]
+                .map(|from| _mm256_cvtepi8_epi32(_mm_loadl_epi64(at.add(from).cast())));
+            (
+                scales,
+                _mm256_mul_ps(_mm256_cvtepi32_ps(biases), shared_biases),
+            )
+        } else {
+            let at = block.scales.add(group * INTERLEAVED_ROWS);
+            (
+                _mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast())),
+                _mm256_setzero_ps(),
+            )
+        }
+    }
+}
+
+/// The floats by which the byte scales of a group of a row block are multiplied.
+///
+/// # Safety
+/// The processor must have avx2 and f16c. The row block must have this group, with byte scales.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn shared_scales<const SCALES: u32>(block: RowBlock, group: usize) -> __m256 {
+    let place = group >> block.super_shift;
+    let place = match SCALES {
+        // The float16 of the biases follow.
+        ScaleFormat::SUPER_AFFINE_ID => 2 * place,
+        _ => place,
+    };
+    // SAFETY: the caller guarantees the float16 of the group's super-group.
+    let supers = unsafe {
+        let at = block.biases.add(place * 2 * INTERLEAVED_ROWS);
+        _mm256_cvtph_ps(_mm_loadu_si128(at.cast()))
+    };
+    _mm256_mul_ps(supers, _mm256_set1_ps(block.unit))
 }
 
 /// Word `w` of each row of a row block. If `prefetch` is set, later words are prefetched.
@@ -464,19 +547,31 @@ unsafe fn word_of(block: RowBlock, w: usize, prefetch: bool) -> __m256i {
     }
 }
 
-/// Adds the products of two runs of codes with the inputs that share scale `place`. A lane sums
-/// sixteen products below 2^8 * 2^15.
+/// Adds the products of two runs of codes with the inputs that share scale `place`. If scales are
+/// bytes, `bytes` has that of each lane. A lane sums sixteen products exactly. A product is at most
+/// 2^12 * (2^15 - 1); see [`crate::layout::packed::MAX_SCALED_CODE`].
 ///
 /// # Safety
 /// The processor must have avx2 and fma. The place must be within the inputs.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_pairs<const M: usize>(
+unsafe fn add_pairs<const M: usize, const SCALES: u32>(
     sums: &mut [__m256; M],
-    n: [[__m256i; 4]; 2],
+    mut n: [[__m256i; 4]; 2],
     x: InputPtrs,
     place: usize,
+    bytes: __m256i,
 ) {
+    if SCALES == ScaleFormat::SUPER_ID {
+        n = [less::<ZERO_CODE>(n[0]), less::<ZERO_CODE>(n[1])];
+    }
+    // With few rows, there are fewer sums than codes.
+    let scaled_codes = const { ScaleFormat::has_byte_scales(SCALES) && M > SCALED_SUMS };
+    let scaled_sums = const { ScaleFormat::has_byte_scales(SCALES) && M <= SCALED_SUMS };
+    if scaled_codes {
+        let bytes = in_both_halves(bytes);
+        n = [times(n[0], bytes), times(n[1], bytes)];
+    }
     for (m, sum) in sums.iter_mut().enumerate() {
         // SAFETY: the caller guarantees that the place is within the inputs.
         unsafe {
@@ -488,7 +583,10 @@ unsafe fn add_pairs<const M: usize>(
                     _mm256_add_epi32(part(2), part(3)),
                 )
             };
-            let exact = _mm256_add_epi32(exact(0), exact(1));
+            let mut exact = _mm256_add_epi32(exact(0), exact(1));
+            if scaled_sums {
+                exact = _mm256_mullo_epi32(exact, bytes);
+            }
             let scale = _mm256_broadcast_ss(&*x.scales.add(place * M + m));
             *sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(exact), scale, *sum);
         }

@@ -64,7 +64,10 @@ pub(crate) unsafe fn prepare_inputs(
                     all += sum as f32 * scale;
                 }
             }
-            to.sums[row * groups + g] = all + horizontal_sum(no_number);
+            let no_number = horizontal_sum(no_number);
+            to.sums[row * groups + g] = all + no_number;
+            // No integer represents NaN, so a scale does.
+            to.scales[first * rows + row] += no_number;
         }
     }
 }

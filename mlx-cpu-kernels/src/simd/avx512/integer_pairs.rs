@@ -10,13 +10,15 @@ use std::arch::x86_64::{
 use crate::layout::float_codes::Codes;
 use crate::layout::formats::with_codes;
 use crate::layout::integer_panel::CodePanelMut;
-use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS, PackedMatrix};
+use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS, PackedMatrix, ScaleFormat};
 use crate::simd::avx2;
-use crate::simd::avx2::dequantize::group_params;
+use crate::simd::avx2::dequantize::byte_scales;
 use crate::simd::avx2::float_codes::integers;
-use crate::simd::avx2::integer_pairs::{integer_pairs_for_vectors, words_at_once};
+use crate::simd::avx2::integer_pairs::{integer_pairs_for_vectors, params, words_at_once};
+use crate::simd::avx2::qgemv::ZERO_CODE;
 use crate::simd::avx512::qgemv::{
-    distant_pairs_of_8bit, looked_up_pairs, pairs_of_4bit, pairs_of_run,
+    distant_pairs_of_8bit, in_both_halves, less, looked_up_pairs, pairs_of_4bit, pairs_of_run,
+    times,
 };
 
 integer_pairs_for_vectors!(
@@ -78,17 +80,37 @@ unsafe fn store(to: *mut i32, pairs: __m512i, apart: usize) {
     }
 }
 
-/// Copies the scales or biases of group `g` of row blocks `i` and `i + 1`.
+/// Copies the scales or biases of group `g` of row blocks `i` and `i + 1`. With `SHARED`, it copies
+/// the floats that this group shares with others.
 ///
 /// # Safety
 /// The processor must have avx2 and f16c. The groups and their places must exist.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
-unsafe fn factors(all: GroupParams<'_>, (i, groups, g): (usize, usize, usize), to: *mut f32) {
+unsafe fn factors<const SHARED: bool>(
+    all: GroupParams<'_>,
+    (i, groups, g): (usize, usize, usize),
+    to: *mut f32,
+) {
     // SAFETY: the caller guarantees the groups and their sixteen places.
     unsafe {
-        _mm256_storeu_ps(to, group_params(all, i * groups + g));
-        let next = group_params(all, (i + 1) * groups + g);
+        _mm256_storeu_ps(to, params::<SHARED>(all, i * groups + g));
+        let next = params::<SHARED>(all, (i + 1) * groups + g);
         _mm256_storeu_ps(to.add(INTERLEAVED_ROWS), next);
+    }
+}
+
+/// The byte scales of group `g` of row blocks `i` and `i + 1`, one per lane.
+///
+/// # Safety
+/// The processor must have avx2 and avx512f. The groups must exist, and have byte scales.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
+unsafe fn scale_bytes(scales: GroupParams<'_>, (i, groups, g): (usize, usize, usize)) -> __m512i {
+    // SAFETY: the caller guarantees the groups.
+    unsafe {
+        let low = byte_scales(scales, i * groups + g);
+        let high = byte_scales(scales, (i + 1) * groups + g);
+        _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
     }
 }

@@ -63,6 +63,8 @@ pub(crate) unsafe fn quantize(columns: &[f32], to: InputColumnsMut<'_>) {
                 sum = _mm512_add_epi32(sum, _mm512_add_epi32(two[0], two[1]));
             }
             let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, no_number);
+            // No integer represents NaN, so the scale does.
+            let scale = _mm512_add_ps(scale, no_number);
             _mm512_storeu_ps(to.scales.as_mut_ptr().add(step * LANES), scale);
             _mm512_storeu_ps(to.sums.as_mut_ptr().add(step * LANES), sum);
         }
@@ -88,7 +90,13 @@ pub(crate) unsafe fn multiply(
     assert!(matrix.group.is_multiple_of(STEP) && columns <= matrix.columns);
     assert!(rows <= stride && stride.is_multiple_of(INTERLEAVED_ROWS));
     assert!(matrix.columns / 2 * stride <= matrix.pairs.len());
-    assert!(groups.end * stride <= matrix.scales.len().min(matrix.biases.len()));
+    assert!(groups.end * stride <= matrix.scales.len());
+    assert!(groups.end * stride * matrix.biases_per_scale <= matrix.biases.len());
+    assert!(
+        matrix
+            .group
+            .is_multiple_of(STEP * matrix.biases_per_scale.max(1))
+    );
     assert!(apart >= written && sums.len() >= (x.len() - 1) * apart + written);
     for x in x {
         assert!(columns / 2 * LANES <= x.pairs.len() && columns / STEP * LANES <= x.scales.len());
@@ -102,13 +110,15 @@ pub(crate) unsafe fn multiply(
     let task = Task {
         groups,
         columns: matrix.group,
+        biases: matrix.biases_per_scale,
         stride,
     };
     for row in (0..rows).step_by(TILE_ROWS) {
         // SAFETY: as asserted, matrix and sums have `rows` rows rounded up to whole tiles, and
         // matrix and inputs have the groups.
         unsafe {
-            let factors = [matrix.scales, matrix.biases].map(|all| all.as_ptr().add(row));
+            // There may be no biases.
+            let factors = [matrix.scales, matrix.biases].map(|all| all.as_ptr().wrapping_add(row));
             let block = row / INTERLEAVED_ROWS * (matrix.columns / 2) * INTERLEAVED_ROWS;
             let pairs = matrix.pairs.as_ptr().add(block + row % INTERLEAVED_ROWS);
             let to = sums.as_mut_ptr().add(row * LANES);
@@ -134,6 +144,8 @@ struct Task {
     groups: Range<usize>,
     /// The number of columns per group.
     columns: usize,
+    /// The number of biases per group.
+    biases: usize,
     /// The number of rows in the matrix's panel.
     stride: usize,
 }
@@ -163,7 +175,8 @@ impl PanelPtrs {
 type Exact<const P: usize> = [[__m512i; P]; TILE_ROWS];
 
 /// Multiplies [`TILE_ROWS`] matrix rows with `P` panels, and adds to the sums. A lane sums sixteen
-/// products below 2^8 * 2^15 exactly.
+/// products exactly. A product is at most 2^12 * (2^15 - 1); see
+/// [`crate::layout::packed::MAX_SCALED_CODE`].
 ///
 /// # Safety
 /// The processor must have avx512f, avx512bw and avx512vnni. All addresses must have the rows and
@@ -179,7 +192,10 @@ unsafe fn tile<const P: usize>(
     [*const i32; P]: Step<P>,
 {
     let Task {
-        columns, stride, ..
+        columns,
+        biases: biases_per_group,
+        stride,
+        ..
     } = *task;
     // SAFETY: the caller guarantees the features, and the rows and groups of the task.
     unsafe {
@@ -196,19 +212,44 @@ unsafe fn tile<const P: usize>(
                     }
                 }
             }
-            let mut all = [_mm512_setzero_ps(); P];
-            for step in g * columns / STEP..(g + 1) * columns / STEP {
-                for (all, x) in all.iter_mut().zip(x) {
-                    *all = _mm512_add_ps(*all, _mm512_loadu_ps(x.sums.add(step * LANES)));
+            let steps = columns / STEP / biases_per_group.max(1);
+            let sum_of = |part: usize| {
+                let mut all = [_mm512_setzero_ps(); P];
+                for step in part * steps..(part + 1) * steps {
+                    for (all, x) in all.iter_mut().zip(x) {
+                        *all = _mm512_add_ps(*all, _mm512_loadu_ps(x.sums.add(step * LANES)));
+                    }
+                }
+                all
+            };
+            if biases_per_group == 1 {
+                let all = sum_of(g);
+                for (m, group) in group.into_iter().enumerate() {
+                    let scale = _mm512_set1_ps(*scales.add(g * stride + m));
+                    let bias = _mm512_set1_ps(*biases.add(g * stride + m));
+                    for ((group, all), to) in group.into_iter().zip(all).zip(sums) {
+                        let to = to.add(m * LANES);
+                        let total = _mm512_fmadd_ps(group, scale, _mm512_loadu_ps(to));
+                        _mm512_storeu_ps(to, _mm512_fmadd_ps(bias, all, total));
+                    }
+                }
+                continue;
+            }
+            let mut totals: [[__m512; P]; TILE_ROWS] =
+                std::array::from_fn(|m| sums.map(|sums| _mm512_loadu_ps(sums.add(m * LANES))));
+            for part in g * biases_per_group..(g + 1) * biases_per_group {
+                let all = sum_of(part);
+                for (m, totals) in totals.iter_mut().enumerate() {
+                    let bias = _mm512_set1_ps(*biases.add(part * stride + m));
+                    for (total, all) in totals.iter_mut().zip(all) {
+                        *total = _mm512_fmadd_ps(bias, all, *total);
+                    }
                 }
             }
-            for (m, group) in group.into_iter().enumerate() {
+            for (m, (totals, group)) in totals.into_iter().zip(group).enumerate() {
                 let scale = _mm512_set1_ps(*scales.add(g * stride + m));
-                let bias = _mm512_set1_ps(*biases.add(g * stride + m));
-                for ((group, all), to) in group.into_iter().zip(all).zip(sums) {
-                    let to = to.add(m * LANES);
-                    let total = _mm512_fmadd_ps(group, scale, _mm512_loadu_ps(to));
-                    _mm512_storeu_ps(to, _mm512_fmadd_ps(bias, all, total));
+                for ((total, group), to) in totals.into_iter().zip(group).zip(sums) {
+                    _mm512_storeu_ps(to.add(m * LANES), _mm512_fmadd_ps(group, scale, total));
                 }
             }
         }

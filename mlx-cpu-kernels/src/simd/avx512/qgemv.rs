@@ -4,26 +4,29 @@
 
 use std::arch::asm;
 use std::arch::x86_64::{
-    __m256, __m512, __m512i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch,
-    _mm_unpacklo_epi64, _mm256_castps_pd, _mm256_castsi128_si256, _mm256_inserti128_si256,
-    _mm256_loadu_pd, _mm256_loadu_si256, _mm256_storeu_ps, _mm512_add_epi32, _mm512_and_si512,
-    _mm512_castpd_ps, _mm512_castpd256_pd512, _mm512_castps512_ps256, _mm512_castsi256_si512,
-    _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_insertf64x4,
-    _mm512_inserti64x4, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi16,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
+    __m512, __m512i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch,
+    _mm_unpackhi_epi64, _mm_unpacklo_epi64, _mm256_castps_pd, _mm256_castsi128_si256,
+    _mm256_inserti128_si256, _mm256_loadu_pd, _mm256_loadu_si256, _mm256_storeu_ps,
+    _mm512_add_epi32, _mm512_and_si512, _mm512_castpd_ps, _mm512_castpd256_pd512,
+    _mm512_castps512_ps256, _mm512_castsi256_si512, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
+    _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_fnmsub_ps, _mm512_insertf64x4, _mm512_inserti64x4,
+    _mm512_mul_ps, _mm512_mullo_epi16, _mm512_mullo_epi32, _mm512_or_si512, _mm512_set1_epi8,
+    _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
     _mm512_shuffle_epi8, _mm512_sll_epi32, _mm512_slli_epi16, _mm512_srai_epi16, _mm512_srl_epi32,
-    _mm512_srli_epi16, _mm512_storeu_ps,
+    _mm512_srli_epi16, _mm512_storeu_ps, _mm512_sub_epi16,
 };
 
 use crate::layout::float_codes::{Codes, FP4_BIAS, FP4_SCALE};
 use crate::layout::input_panel::{InputPanel, RUN};
 use crate::layout::packed::{
-    INTERLEAVED_ROWS, PackedMatrix, SUPER_BIAS, ScaleFormat, codes_per_chunk, symmetric_bias,
+    INTERLEAVED_ROWS, PackedMatrix, ScaleFormat, codes_per_chunk, symmetric_bias,
 };
 use crate::partition::OutputBlock;
-use crate::simd::avx2::float_codes::{e4m3, e8m0, integers, super_affine};
+use crate::simd::avx2::float_codes::{e4m3, e8m0, integers};
 use crate::simd::avx2::integer_codes::integer_codes;
-use crate::simd::avx2::qgemv::{InputPtrs, PREFETCH_BYTES, RowBlock, qgemv_for_constants};
+use crate::simd::avx2::qgemv::{
+    InputPtrs, PREFETCH_BYTES, RowBlock, SCALED_SUMS, ZERO_CODE, qgemv_for_constants,
+};
 
 /// The number of bytes of a cache line.
 const LINE: usize = 64;
@@ -43,6 +46,8 @@ integer_codes!(
     signed_right_16: _mm512_srai_epi16,
     left_32: _mm512_sll_epi32,
     right_32: _mm512_srl_epi32,
+    sub_16: _mm512_sub_epi16,
+    mul_16: _mm512_mullo_epi16,
 );
 
 /// Multiplies all row blocks with `M` rows.
@@ -91,12 +96,17 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
 ) -> [__m512; M] {
     let RowBlock { groups, per, .. } = two[0];
     let mut totals = [_mm512_setzero_ps(); M];
+    let mut sums = [_mm512_setzero_ps(); M];
+    let mut shared_biases = _mm512_setzero_ps();
     let table = integers(two[0].codes);
     let table = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(table), table);
     let unit = _mm512_set1_ps(two[0].unit);
     let (group_words, group_scales) = group_bytes::<SCALES>(two[0]);
     for g in 0..groups {
-        let mut sums = [_mm512_setzero_ps(); M];
+        let (first, last) = two[0].place_in_super::<SCALES>(g);
+        if first {
+            sums = [_mm512_setzero_ps(); M];
+        }
         let ahead = ahead_of(g * group_words, groups * group_words, PREFETCH_BYTES);
         let scales_at = g * group_scales;
         let scales_ahead = ahead_of(scales_at, groups * group_scales, PREFETCH_BYTES / 8);
@@ -109,6 +119,13 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                     _mm_prefetch::<_MM_HINT_T0>(at.cast());
                 }
             }
+            if SCALES == ScaleFormat::SUPER_AFFINE_ID && first {
+                shared_biases = halves(two, 2 * (g >> two[0].super_shift) + 1);
+            }
+            let (bytes, byte_biases) = match ScaleFormat::has_byte_scales(SCALES) {
+                true => byte_scales::<SCALES>(two, g, shared_biases),
+                false => (_mm512_setzero_si512(), _mm512_setzero_ps()),
+            };
             if BITS == 8 {
                 for w in (g * per..(g + 1) * per).step_by(4) {
                     let q = std::array::from_fn(|i| {
@@ -116,7 +133,7 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                     });
                     let [a, b, c, d]: [__m512i; 4] = q;
                     let n = [pairs_of_8bit([a, b]), pairs_of_8bit([c, d])];
-                    add_pairs(&mut sums, n, x, w / 4);
+                    add_pairs::<M, SCALES>(&mut sums, n, x, w / 4, bytes);
                 }
             } else if BITS == 4 {
                 for w in (g * per..(g + 1) * per).step_by(2) {
@@ -130,7 +147,7 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                         }
                         _ => q.map(|q| pairs_of_4bit(q)),
                     };
-                    add_pairs(&mut sums, n, x, w / 2);
+                    add_pairs::<M, SCALES>(&mut sums, n, x, w / 2, bytes);
                 }
             } else {
                 let words = codes_per_chunk(BITS) * BITS as usize / 32;
@@ -142,28 +159,35 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                     // The number of scales of inputs before this chunk.
                     let place = w * 2 / BITS as usize;
                     let n = [pairs_of_run::<BITS, 0>(&q), pairs_of_run::<BITS, 1>(&q)];
-                    add_pairs(&mut sums, n, x, place);
+                    add_pairs::<M, SCALES>(&mut sums, n, x, place, bytes);
                     if codes_per_chunk(BITS) == 32 {
                         let n = [pairs_of_run::<BITS, 2>(&q), pairs_of_run::<BITS, 3>(&q)];
-                        add_pairs(&mut sums, n, x, place + 1);
+                        add_pairs::<M, SCALES>(&mut sums, n, x, place + 1, bytes);
                     }
                 }
+            }
+            if ScaleFormat::has_byte_scales(SCALES) {
+                if ScaleFormat::has_biases(SCALES) {
+                    for (m, total) in totals.iter_mut().enumerate() {
+                        let group = _mm512_set1_ps(*x.sums.add(m * groups + g));
+                        *total = _mm512_fmadd_ps(byte_biases, group, *total);
+                    }
+                }
+                if last {
+                    let scale = _mm512_mul_ps(shared_scales::<SCALES>(two, g), unit);
+                    for (total, sum) in totals.iter_mut().zip(sums) {
+                        *total = _mm512_fmadd_ps(scale, sum, *total);
+                    }
+                }
+                continue;
             }
             let (scale, bias) = if SCALES == ScaleFormat::TABLE_ID {
                 let scale = factors::<{ ScaleFormat::F16_ID }>(two.map(|block| block.scales), g);
                 (_mm512_mul_ps(scale, unit), _mm512_setzero_ps())
-            } else if SCALES == ScaleFormat::TABLE_SUPER_ID {
-                let scale = super_scales(two, g);
-                (_mm512_mul_ps(scale, unit), _mm512_setzero_ps())
-            } else if SCALES == ScaleFormat::SUPER_ID {
-                let scale = super_scales(two, g);
-                (scale, _mm512_mul_ps(scale, _mm512_set1_ps(SUPER_BIAS)))
             } else if SCALES == ScaleFormat::SYMMETRIC_ID {
                 let scale = factors::<{ ScaleFormat::F16_ID }>(two.map(|block| block.scales), g);
                 let zero = _mm512_set1_ps(symmetric_bias(BITS));
                 (scale, _mm512_mul_ps(scale, zero))
-            } else if SCALES == ScaleFormat::SUPER_AFFINE_ID {
-                super_affine_of(two, g)
             } else if SCALES == ScaleFormat::E8M0_ID || SCALES == ScaleFormat::E4M3_ID {
                 let scale = float_scales::<SCALES>(two, g);
                 (
@@ -178,9 +202,10 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
             };
             for (m, (total, sum)) in totals.iter_mut().zip(sums).enumerate() {
                 *total = _mm512_fmadd_ps(scale, sum, *total);
-                // A bias of zero keeps a NaN of the inputs, which no integer represents.
-                let group = _mm512_set1_ps(*x.sums.add(m * groups + g));
-                *total = _mm512_fmadd_ps(bias, group, *total);
+                if ScaleFormat::has_biases(SCALES) {
+                    let group = _mm512_set1_ps(*x.sums.add(m * groups + g));
+                    *total = _mm512_fmadd_ps(bias, group, *total);
+                }
             }
         }
     }
@@ -261,66 +286,72 @@ unsafe fn factors<const SCALES: u32>(two: [*const u8; 2], group: usize) -> __m51
     }
 }
 
-/// The scales of a group of two row blocks, stored as bytes times float16.
+/// The byte scales of a group of two row blocks, and its biases: bytes times the negative of
+/// `shared_biases`. The biases are zero if the format has none.
 ///
 /// # Safety
-/// The processor must have avx2, f16c and avx512f. Both row blocks must have this group.
+/// The processor must have avx2, f16c and avx512f. Both row blocks must have this group, with byte
+/// scales.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
-unsafe fn super_scales(two: [RowBlock; 2], group: usize) -> __m512 {
-    // SAFETY: the caller guarantees eight bytes of the group and eight float16 of its super-group.
+unsafe fn byte_scales<const SCALES: u32>(
+    two: [RowBlock; 2],
+    group: usize,
+    shared_biases: __m512,
+) -> (__m512i, __m512) {
+    // SAFETY: the caller guarantees eight or sixteen bytes of the group.
     unsafe {
-        let [low, high] =
-            two.map(|block| _mm_loadl_epi64(block.scales.add(group * INTERLEAVED_ROWS).cast()));
-        let codes = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_unpacklo_epi64(low, high)));
-        let [low, high] = two.map(|block| {
-            let at = (group >> block.super_shift) * 2 * INTERLEAVED_ROWS;
-            _mm_loadu_si128(block.biases.add(at).cast())
-        });
-        let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high);
-        _mm512_mul_ps(codes, _mm512_cvtph_ps(both))
+        if SCALES == ScaleFormat::SUPER_AFFINE_ID {
+            let [low, high] = two.map(|block| {
+                _mm_loadu_si128(block.scales.add(group * 2 * INTERLEAVED_ROWS).cast())
+            });
+            let biases = _mm512_cvtepi8_epi32(_mm_unpackhi_epi64(low, high));
+            let biases = _mm512_cvtepi32_ps(biases);
+            (
+                _mm512_cvtepi8_epi32(_mm_unpacklo_epi64(low, high)),
+                // The negative product.
+                _mm512_fnmsub_ps(biases, shared_biases, _mm512_setzero_ps()),
+            )
+        } else {
+            let [low, high] =
+                two.map(|block| _mm_loadl_epi64(block.scales.add(group * INTERLEAVED_ROWS).cast()));
+            let scales = _mm512_cvtepi8_epi32(_mm_unpacklo_epi64(low, high));
+            (scales, _mm512_setzero_ps())
+        }
     }
 }
 
-/// The scales and biases of a group of two row blocks in [`ScaleFormat::SuperAffine`].
+/// The floats by which the byte scales of a group of two row blocks are multiplied.
 ///
 /// # Safety
-/// The processor must have avx2, f16c and avx512f. Both row blocks must have this group.
+/// The processor must have avx2, f16c and avx512f. Both row blocks must have this group, with byte
+/// scales.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
-unsafe fn super_affine_of(two: [RowBlock; 2], group: usize) -> (__m512, __m512) {
-    // Not a closure: its calls would not be inlined, and each call would spill all vectors.
-    // SAFETY: the caller guarantees sixteen bytes of the group and sixteen float16 of its
-    // super-group.
-    let (low, high) = unsafe {
-        (
-            super_affine_of_one(two[0], group),
-            super_affine_of_one(two[1], group),
-        )
+unsafe fn shared_scales<const SCALES: u32>(two: [RowBlock; 2], group: usize) -> __m512 {
+    let place = group >> two[0].super_shift;
+    let place = match SCALES {
+        // The float16 of the biases follow.
+        ScaleFormat::SUPER_AFFINE_ID => 2 * place,
+        _ => place,
     };
-    let both = |low, high| {
-        let low = _mm512_castpd256_pd512(_mm256_castps_pd(low));
-        _mm512_castpd_ps(_mm512_insertf64x4::<1>(low, _mm256_castps_pd(high)))
-    };
-    (both(low[0], high[0]), both(low[1], high[1]))
+    // SAFETY: the caller guarantees the float16 of the group's super-group.
+    unsafe { halves(two, place) }
 }
 
-/// The scales and biases of a group of a row block in [`ScaleFormat::SuperAffine`].
+/// The float16 at a place, in units of eight, of the third part of two row blocks.
 ///
 /// # Safety
-/// As [`super_affine_of`].
+/// The processor must have f16c and avx512f. Both row blocks must have the place.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
-unsafe fn super_affine_of_one(block: RowBlock, group: usize) -> [__m256; 2] {
-    // SAFETY: the caller guarantees sixteen bytes of the group and sixteen float16 of its
-    // super-group. Prefetched addresses need not be valid.
-    unsafe {
-        let codes = block.scales.add(group * 2 * INTERLEAVED_ROWS);
-        let supers = block
-            .biases
-            .add((group >> block.super_shift) * 4 * INTERLEAVED_ROWS);
-        super_affine(codes.cast(), supers.cast())
-    }
+unsafe fn halves(two: [RowBlock; 2], place: usize) -> __m512 {
+    // SAFETY: the caller guarantees the place.
+    let [low, high] = two.map(|block| unsafe {
+        _mm_loadu_si128(block.biases.add(place * 2 * INTERLEAVED_ROWS).cast())
+    });
+    let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high);
+    _mm512_cvtph_ps(both)
 }
 
 /// The scales of a group of two row blocks, stored as 8-bit floats.
@@ -342,23 +373,38 @@ unsafe fn float_scales<const SCALES: u32>(two: [RowBlock; 2], group: usize) -> _
     _mm512_castpd_ps(_mm512_insertf64x4::<1>(both, _mm256_castps_pd(high)))
 }
 
-/// Adds the products of two runs of codes with the inputs that share scale `place`. A lane sums
-/// sixteen products below 2^8 * 2^15.
+/// Adds the products of two runs of codes with the inputs that share scale `place`. If scales are
+/// bytes, `bytes` has that of each lane. A lane sums sixteen products exactly. A product is at most
+/// 2^12 * (2^15 - 1); see [`crate::layout::packed::MAX_SCALED_CODE`].
 ///
 /// # Safety
 /// The processor must have the features of [`qgemv`]. The place must be within the inputs.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
-unsafe fn add_pairs<const M: usize>(
+unsafe fn add_pairs<const M: usize, const SCALES: u32>(
     sums: &mut [__m512; M],
-    n: [[__m512i; 4]; 2],
+    mut n: [[__m512i; 4]; 2],
     x: InputPtrs,
     place: usize,
+    bytes: __m512i,
 ) {
+    if SCALES == ScaleFormat::SUPER_ID {
+        n = [less::<ZERO_CODE>(n[0]), less::<ZERO_CODE>(n[1])];
+    }
+    // With few rows, there are fewer sums than codes.
+    let scaled_codes = const { ScaleFormat::has_byte_scales(SCALES) && M > SCALED_SUMS };
+    let scaled_sums = const { ScaleFormat::has_byte_scales(SCALES) && M <= SCALED_SUMS };
+    if scaled_codes {
+        let bytes = in_both_halves(bytes);
+        n = [times(n[0], bytes), times(n[1], bytes)];
+    }
     for (m, sum) in sums.iter_mut().enumerate() {
         // SAFETY: the caller guarantees that the place is within the inputs.
         unsafe {
-            let exact = dot::<M>(n, x.quants.add((2 * place * M + m) * RUN));
+            let mut exact = dot::<M>(n, x.quants.add((2 * place * M + m) * RUN));
+            if scaled_sums {
+                exact = _mm512_mullo_epi32(exact, bytes);
+            }
             let scale = _mm512_set1_ps(*x.scales.add(place * M + m));
             *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(exact), scale, *sum);
         }
