@@ -101,6 +101,8 @@ impl ModelReport {
         let mut model = OpenModel::open(path, place, options.dtype)?;
         let text = model.text()?;
         let (dtype, compute) = model.compute_type();
+        let prompts = place.prefill_inputs(dtype, options.precision)?;
+        let half = model.has_half_caches(options, prompts);
         let features = Features::open(options, path, &model.config)?;
         let footprint = (
             reduced(model.footprint(), features.as_ref()),
@@ -109,7 +111,7 @@ impl ModelReport {
         let blocks = model.blocks()?;
         let config = &mut model.config;
         config.eos_token_ids.extend(text.tokenizer().eos_ids());
-        let compute = (compute, dtype.size());
+        let compute = (compute, dtype.size(), half);
         Self::new(config, &footprint, &text, compute, options, blocks)
     }
 
@@ -117,7 +119,7 @@ impl ModelReport {
         config: &ModelConfig,
         (footprint, copied): &(Footprint, u64),
         text: &TextPipeline,
-        (compute, compute_bytes): (ComputeType, usize),
+        (compute, compute_bytes, half): (ComputeType, usize, bool),
         options: &LoadOptions,
         blocks: Vec<BlockInfo>,
     ) -> Result<Self> {
@@ -130,7 +132,7 @@ impl ModelReport {
             let name = config.model_type.as_deref().unwrap_or_default();
             check_keyless(options, name)?;
         }
-        let caches = cache_options(options, config.head_size(), compute_bytes)?;
+        let caches = cache_options(options, config.head_size(), compute_bytes, half)?;
         let cache = CacheCost::new(caches, numbers, compute_bytes);
         let available = available_memory();
         let left = available.checked_sub(weights.saturating_add(state));

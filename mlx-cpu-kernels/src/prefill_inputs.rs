@@ -15,7 +15,7 @@ pub enum PrefillInputs {
     /// Like [`Self::Int8`], with a second integer for the residual where the scale exceeds the root
     /// mean square of the row's scales: AVX2 and AVX-512.
     Mixed,
-    /// 16-bit integers, with a float32 scale per 8 adjacent inputs: AVX2 and AVX-512.
+    /// 16-bit integers, with a float32 scale per 16 adjacent inputs: AVX2 and AVX-512.
     Int16,
     /// No conversion.
     Float32,

@@ -172,9 +172,11 @@ pub struct LoadOptions {
     /// A directory with a trained adapter to apply.
     pub adapter_path: Option<PathBuf>,
     /// Bits per value in the KV cache: 32 or 16 for floats, or 8, 6, 5, 4, 3 or 2 for quantized
-    /// values; `None` keeps the compute type. With 16 and the compute type float32, caches are
-    /// float16, and values beyond its range become its greatest value. Layers with a sliding window
-    /// are not quantized, but have 16 bits if that is asked for.
+    /// values. `None` leaves the type to the backend: the engine stores the compute type, but
+    /// float16 on a CPU with AVX2, if the floats in the model's files have 16 bits, `precision` is
+    /// not exact and `dtype` not float32. With 16 and the compute type float32, caches are float16,
+    /// and values beyond its range become its greatest value. Layers with a sliding window are not
+    /// quantized, but have 16 bits if that is asked for.
     pub kv_bits: Option<u32>,
     /// Number of cache values that share a scale: 32, 64 or 128.
     pub kv_group_size: u32,

@@ -62,8 +62,9 @@ mod tests {
 
     #[test]
     fn packed_and_bounded_caches_have_more_room() {
-        let cost =
-            |options: &LoadOptions| CacheCost::new(cache_options(options, 64, 4).unwrap(), 1024, 4);
+        let cost = |options: &LoadOptions| {
+            CacheCost::new(cache_options(options, 64, 4, false).unwrap(), 1024, 4)
+        };
         let plain = cost(&LoadOptions::new());
         assert_eq!((plain.per_token(), plain.max_tokens(40_960)), (4096, 10));
         let mut options = LoadOptions::new();
@@ -81,8 +82,13 @@ mod tests {
         let half = cost(&LoadOptions::new().with_kv_bits(16));
         assert_eq!((half.per_token(), half.max_tokens(40_960)), (2048, 20));
         assert_eq!(cost(&LoadOptions::new().with_kv_bits(32)).per_token(), 4096);
+        let by_default = cache_options(&LoadOptions::new(), 64, 4, true).unwrap();
+        assert_eq!(CacheCost::new(by_default, 1024, 4).per_token(), 2048);
+        let wide = LoadOptions::new().with_kv_bits(32);
+        let wide = cache_options(&wide, 64, 4, true).unwrap();
+        assert_eq!(CacheCost::new(wide, 1024, 4).per_token(), 4096);
         // A compute type of 16 bits is also the type of caches.
-        let of_16 = |bits| cache_options(&LoadOptions::new().with_kv_bits(bits), 64, 2);
+        let of_16 = |bits| cache_options(&LoadOptions::new().with_kv_bits(bits), 64, 2, false);
         assert_eq!(
             CacheCost::new(of_16(16).unwrap(), 1024, 2).per_token(),
             2048
@@ -96,7 +102,7 @@ mod tests {
         options.context_len = None;
         options.kv_bits = Some(4);
         options.kv_group_size = 128;
-        let refused = cache_options(&options, 64, 4).unwrap_err();
+        let refused = cache_options(&options, 64, 4, false).unwrap_err();
         assert!(refused.to_string().contains("does not divide"), "{refused}");
     }
 }

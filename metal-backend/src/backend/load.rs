@@ -92,6 +92,8 @@ struct Before {
     sampling: SamplingDefaults,
     features: Option<Features>,
     compute: ComputeType,
+    /// Whether caches have 16 bits if the options leave it open.
+    half_caches: bool,
     /// Bytes of features that loading copies.
     copied: u64,
 }
@@ -129,6 +131,8 @@ fn prepare(
         sampling: model.sampling(),
         features,
         compute,
+        half_caches: model
+            .has_half_caches(options, place.prefill_inputs(dtype, options.precision)?),
         copied,
     };
     let (config, mut weights) = model.into_weights();
@@ -179,13 +183,14 @@ pub(crate) fn load(
     info.prompts = prefill_inputs
         .zip(weights.quantization())
         .map(|(prefill_inputs, (bits, _))| prefill_inputs.used_for(bits).to_owned());
-    let caches = cache_options(options, info.head_dim, weights.dtype().size())?;
+    let size = weights.dtype().size();
+    let caches = cache_options(options, info.head_dim, size, before.half_caches)?;
     info.cache = has_keys.then(|| stored_as(&caches, before.compute));
     let numbers = match has_keys {
         true => arch::key_numbers(&config)?,
         false => 0,
     };
-    let cost = CacheCost::new(caches, numbers, weights.dtype().size());
+    let cost = CacheCost::new(caches, numbers, size);
     info.cache_bytes_per_token = Some(cost.per_token());
 
     let mut eos = config.eos_token_ids;

@@ -74,7 +74,8 @@ pub(crate) fn check_keyless(options: &LoadOptions, architecture: &str) -> Result
 }
 
 /// The cache options for a model whose heads have `head_dim` elements, and whose compute type has
-/// `size` bytes.
+/// `size` bytes. `half` selects caches of 16 bits if `kv_bits` is left out; see
+/// [`super::source::OpenModel::has_half_caches`].
 ///
 /// # Errors
 /// [`ErrorKind::InvalidOption`] for values that do not suit the model.
@@ -82,6 +83,7 @@ pub(crate) fn cache_options(
     options: &LoadOptions,
     head_dim: usize,
     size: usize,
+    half: bool,
 ) -> Result<CacheOptions> {
     let int = |name: &str, n: usize| {
         i32::try_from(n).map_err(|_| {
@@ -126,7 +128,11 @@ pub(crate) fn cache_options(
             .transpose()?,
         packing,
         // A compute type of 16 bits is also the type of caches.
-        half: options.kv_bits == Some(16) && size == 4,
+        half: size == 4
+            && match options.kv_bits {
+                Some(bits) => bits == 16,
+                None => half,
+            },
         trimmable: None,
     })
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use inference::{ComputeType, Result, SamplingDefaults};
+use inference::{AttentionSums, ComputeType, LoadOptions, Result, SamplingDefaults};
 use inference_formats::footprint::Footprint;
 use mlx_rs_core::Dtype;
 use safetensors::Dtype as FileDtype;
@@ -12,6 +12,7 @@ use crate::arch::{self, wiring::BlockInfo};
 use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, config, gguf_config, locate};
+use crate::exec::PrefillInputs;
 use crate::loader::Weights;
 use crate::text::TextPipeline;
 
@@ -23,6 +24,8 @@ pub(crate) struct OpenModel {
     place: Place,
     dtype: Dtype,
     compute: ComputeType,
+    /// Whether the floats in the files have 16 bits, and nobody asked to compute in float32.
+    is_half: bool,
 }
 
 enum Files {
@@ -52,13 +55,30 @@ impl OpenModel {
             }
         };
         let (dtype, compute) = place.compute_type(asked, stored)?;
+        let is_half = matches!(stored, FileDtype::F16 | FileDtype::BF16)
+            && asked != Some(ComputeType::Float32);
         Ok(Self {
             config,
             files,
             place,
             dtype,
             compute,
+            is_half,
         })
+    }
+
+    /// Whether keys and values are float16 if `kv_bits` is left out: where nothing else is more
+    /// precise. The files then have floats of 16 bits, kernels round inputs of matrices to 16 bits,
+    /// too, and instructions convert float16. It changes the perplexity of a model by about as
+    /// little as these do (docs/results.md).
+    pub(crate) fn has_half_caches(
+        &self,
+        options: &LoadOptions,
+        prompts: Option<PrefillInputs>,
+    ) -> bool {
+        self.is_half
+            && options.attention_sums == AttentionSums::Native
+            && prompts.is_some_and(|prompts| prompts.available() != PrefillInputs::Float32)
     }
 
     /// The type in which the model computes, for MLX and for users.

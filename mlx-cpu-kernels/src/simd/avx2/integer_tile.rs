@@ -206,8 +206,8 @@ unsafe fn tile<const M: usize>(
                     }
                 }
             }
+            let steps = columns / STEP / biases_per_group.max(1);
             let sum_of = |part: usize| {
-                let steps = columns / STEP / biases_per_group;
                 let mut all = [_mm256_setzero_ps(); VECTORS];
                 for step in part * steps..(part + 1) * steps {
                     let sums = x.sums.as_ptr().add(step * LANES);
@@ -217,9 +217,21 @@ unsafe fn tile<const M: usize>(
                 }
                 all
             };
-            // The last bias is added together with the products, which saves a store and a load.
-            let parts = g * biases_per_group..(g + 1) * biases_per_group;
-            for part in parts.start..parts.end.saturating_sub(1) {
+            let scales = scales_of(matrix.scales, g);
+            if biases_per_group == 1 {
+                let (all, biases) = (sum_of(g), scales_of(matrix.biases, g));
+                for (m, group) in group.into_iter().enumerate() {
+                    let scale = _mm256_broadcast_ss(&*scales.add(m));
+                    let bias = _mm256_broadcast_ss(&*biases.add(m));
+                    for (v, (group, all)) in group.into_iter().zip(all).enumerate() {
+                        let to = sums.add(m * LANES + 8 * v);
+                        let total = _mm256_fmadd_ps(group, scale, _mm256_loadu_ps(to));
+                        _mm256_storeu_ps(to, _mm256_fmadd_ps(bias, all, total));
+                    }
+                }
+                continue;
+            }
+            for part in g * biases_per_group..(g + 1) * biases_per_group {
                 let (all, biases) = (sum_of(part), scales_of(matrix.biases, part));
                 for m in 0..M {
                     let bias = _mm256_broadcast_ss(&*biases.add(m));
@@ -229,33 +241,11 @@ unsafe fn tile<const M: usize>(
                     }
                 }
             }
-            let scales = scales_of(matrix.scales, g);
-            if parts.is_empty() {
-                for (m, group) in group.into_iter().enumerate() {
-                    let scale = _mm256_broadcast_ss(&*scales.add(m));
-                    for (v, group) in group.into_iter().enumerate() {
-                        let to = sums.add(m * LANES + 8 * v);
-                        _mm256_storeu_ps(to, _mm256_fmadd_ps(group, scale, _mm256_loadu_ps(to)));
-                    }
-                }
-            } else {
-                let part = parts.end - 1;
-                let (all, biases) = (sum_of(part), scales_of(matrix.biases, part));
-                for (m, group) in group.into_iter().enumerate() {
-                    let scale = _mm256_broadcast_ss(&*scales.add(m));
-                    let bias = _mm256_broadcast_ss(&*biases.add(m));
-                    for (v, (group, all)) in group.into_iter().zip(all).enumerate() {
-                        let to = sums.add(m * LANES + 8 * v);
-                        let mut total = _mm256_loadu_ps(to);
-                        if biases_per_group == 1 {
-                            total = _mm256_fmadd_ps(group, scale, total);
-                            total = _mm256_fmadd_ps(bias, all, total);
-                        } else {
-                            total = _mm256_fmadd_ps(bias, all, total);
-                            total = _mm256_fmadd_ps(group, scale, total);
-                        }
-                        _mm256_storeu_ps(to, total);
-                    }
+            for (m, group) in group.into_iter().enumerate() {
+                let scale = _mm256_broadcast_ss(&*scales.add(m));
+                for (v, group) in group.into_iter().enumerate() {
+                    let to = sums.add(m * LANES + 8 * v);
+                    _mm256_storeu_ps(to, _mm256_fmadd_ps(group, scale, _mm256_loadu_ps(to)));
                 }
             }
         }
