@@ -24,7 +24,8 @@ fn stdout(arguments: &[&str]) -> String {
 }
 
 fn report(path: &Path) -> Value {
-    let text = stdout(&["inspect", "--no-load", "--json", path.to_str().unwrap()]);
+    let arguments = ["inspect", "--no-load", "--precision", "exact", "--json"];
+    let text = stdout(&[&arguments[..], &[path.to_str().unwrap()]].concat());
     serde_json::from_str::<Value>(&text).unwrap()["report"].clone()
 }
 
@@ -144,7 +145,8 @@ fn a_recurrent_model_has_a_state_in_place_of_a_cache() {
 #[test]
 fn a_hybrid_has_a_state_beside_a_cache() {
     let path = fixture("tiny/lfm2");
-    let arguments = ["inspect", "--backend", "cpu", "--no-load"];
+    let exact = ["--precision", "exact"];
+    let arguments = [&["inspect", "--backend", "cpu", "--no-load"], &exact[..]].concat();
     let path = path.to_str().unwrap();
     let text = stdout(&[&arguments[..], &["--json", path]].concat());
     let json: Value = serde_json::from_str(&text).unwrap();
@@ -167,7 +169,8 @@ fn states_of_each_kind_of_layer_are_counted() {
     let memory = |name: &str| {
         let path = fixture("tiny").join(name);
         let path = path.to_str().unwrap();
-        let text = stdout(&["inspect", "--backend", "cpu", "--no-load", "--json", path]);
+        let arguments = ["--backend", "cpu", "--no-load", "--precision", "exact"];
+        let text = stdout(&[&["inspect"], &arguments[..], &["--json", path]].concat());
         let json: Value = serde_json::from_str(&text).unwrap();
         let memory = &json["report"]["memory"];
         let number = |field: &str| memory[field].as_u64().unwrap();
@@ -188,6 +191,36 @@ fn states_of_each_kind_of_layer_are_counted() {
     assert_eq!(memory("falcon-h1"), (3 * ssd, 3 * 2 * 2 * 10 * 4));
     // Two of the five blocks are recurrent, and one block has a KV cache.
     assert_eq!(memory("nemotron-h"), (2 * ssd, 2 * 2 * 12 * 4));
+}
+
+/// Keys and values have 16 bits where the floats in the files have, and kernels round inputs of
+/// matrices, too. A flag selects 32 bits.
+#[test]
+fn caches_have_16_bits_where_the_files_have() {
+    let per_token = |name: &str, more: &[&str]| {
+        let path = fixture("tiny").join(name);
+        let base = ["inspect", "--backend", "cpu", "--no-load", "--json"];
+        let all = [&base[..], more, &[path.to_str().unwrap()]].concat();
+        let json: Value = serde_json::from_str(&stdout(&all)).unwrap();
+        json["report"]["memory"]["cache_per_token"]
+            .as_u64()
+            .unwrap()
+    };
+    let inputs = mlx_rs_core::cpu::PrefillInputs::Int16.available();
+    let rounds = inputs == mlx_rs_core::cpu::PrefillInputs::Int16;
+    let wide = per_token("llama-bf16", &["--kv-bits", "32"]);
+    let by_default = per_token("llama-bf16", &[]);
+    assert_eq!(by_default, if rounds { wide / 2 } else { wide });
+    for exact in [
+        &["--precision", "exact"][..],
+        &["--dtype", "float32"],
+        &["--attention-sums", "float64"],
+    ] {
+        assert_eq!(per_token("llama-bf16", exact), wide, "{exact:?}");
+    }
+    assert_eq!(per_token("llama-bf16", &["--kv-bits", "16"]), wide / 2);
+    let floats = per_token("llama", &[]);
+    assert_eq!(floats, per_token("llama", &["--kv-bits", "32"]));
 }
 
 /// A saved prompt cache must have the size per token that `mlx inspect` reports.

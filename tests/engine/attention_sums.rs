@@ -3,7 +3,7 @@
 //! `metal-backend/src/nn/attention_tests.rs` compares values with numpy.
 
 use inference::{
-    AttentionSums, EmbedOptions, ErrorKind, Interrupt, LoadOptions, Prompt, TextModel,
+    AttentionSums, EmbedOptions, ErrorKind, Interrupt, LoadOptions, Precision, Prompt, TextModel,
 };
 
 use crate::common::{fixture, floats, golden, greedy, ids, max_difference};
@@ -11,6 +11,7 @@ use crate::common::{fixture, floats, golden, greedy, ids, max_difference};
 fn load(name: &str, sums: AttentionSums) -> Box<dyn TextModel> {
     let options = LoadOptions::new()
         .with_backend("cpu")
+        .with_precision(Precision::Exact)
         .with_attention_sums(sums);
     inference::load_model(fixture(name), &options).unwrap()
 }

@@ -4,7 +4,8 @@
 use crate::common::{fixture, floats, greedy, ids, max_difference, order_bound, tiny, tiny_names};
 use crate::program::{output, refused, stdout};
 use inference::{
-    ErrorKind, FeedForwardPlan, Interrupt, LoadOptions, Prompt, ResidualTrace, Result, TextModel,
+    ErrorKind, FeedForwardPlan, Interrupt, LoadOptions, Precision, Prompt, ResidualTrace, Result,
+    TextModel,
 };
 use serde_json::Value;
 
@@ -12,6 +13,7 @@ fn routed(name: &str, plan: &str) -> Result<Box<dyn TextModel>> {
     let plan: FeedForwardPlan = plan.parse()?;
     let options = LoadOptions::new()
         .with_backend("cpu")
+        .with_precision(Precision::Exact)
         .with_feed_forward(plan);
     inference::load_model(fixture("tiny").join(name), &options)
 }
@@ -369,6 +371,7 @@ fn adapters_count() {
         let plan: FeedForwardPlan = plan.parse().unwrap();
         let options = LoadOptions::new()
             .with_backend("cpu")
+            .with_precision(Precision::Exact)
             .with_feed_forward(plan.clone());
         let of = |path: &std::path::Path, options: &LoadOptions| {
             let model = inference::load_model(path, options).unwrap();

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::common::{fixture, greedy, max_difference};
-use inference::{Interrupt, LoadOptions, Prompt, TextModel};
+use inference::{Interrupt, LoadOptions, Precision, Prompt, TextModel};
 use inference_formats::safetensors::SafetensorsCheckpoint;
 
 /// Models whose attention is fused, part by part, with windows, latent, or MLX's own; and models
@@ -49,7 +49,7 @@ fn continued(model: &dyn TextModel, file: &Path) -> (Vec<u32>, usize) {
 #[test]
 fn logits_with_16_bits_are_near_those_with_32() {
     for name in MODELS {
-        let plain = LoadOptions::new();
+        let plain = LoadOptions::new().with_precision(Precision::Exact);
         let wide = logits(load(name, plain.clone()).as_ref());
         let same = logits(load(name, plain.clone().with_kv_bits(32)).as_ref());
         assert_eq!(same, wide, "{name}");

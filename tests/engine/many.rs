@@ -249,7 +249,16 @@ fn classification_names_the_likeliest_token_and_label() {
     let run = with(
         "classify",
         &name,
-        &["--top", "3", "--label", " a", "--label", "Z"],
+        &[
+            "--top",
+            "3",
+            "--label",
+            " a",
+            "--label",
+            "Z",
+            "--precision",
+            "exact",
+        ],
     );
     let all = printed(&run, PROMPTS);
     assert_eq!(all.len(), 4);

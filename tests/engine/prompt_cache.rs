@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use crate::common::{fixture, golden, greedy, ids, max_difference, tiny};
-use inference::{ErrorKind, Interrupt, LoadOptions, Prompt, TextModel};
+use inference::{ErrorKind, Interrupt, LoadOptions, Precision, Prompt, TextModel};
 use inference_formats::safetensors::SafetensorsCheckpoint;
 use serde_json::Value;
 
@@ -18,7 +18,9 @@ fn cases() -> Vec<Value> {
 
 /// The model of a case, loaded with the case's flags.
 fn model(case: &Value) -> Box<dyn TextModel> {
-    let mut options = LoadOptions::new().with_backend("cpu");
+    let mut options = LoadOptions::new()
+        .with_backend("cpu")
+        .with_precision(Precision::Exact);
     let flags = case["flags"].as_array().unwrap();
     for pair in flags.chunks(2) {
         let n: usize = pair[1].as_str().unwrap().parse().unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use inference::{
     BatchEvent, Edit, EditOperation, EditPositions, ErrorKind, GenerateOptions, Hook, Interrupt,
-    LoadOptions, Numbers, Prompt, Steering, TextModel,
+    LoadOptions, Numbers, Precision, Prompt, Steering, TextModel,
 };
 use serde_json::{Value, json};
 
@@ -99,7 +99,9 @@ fn captured_states_put_back_change_nothing() {
             None => tiny(name),
             Some((name, plan)) => {
                 let plan: inference::FeedForwardPlan = plan.parse().unwrap();
-                let options = LoadOptions::new().with_feed_forward(plan);
+                let options = LoadOptions::new()
+                    .with_feed_forward(plan)
+                    .with_precision(Precision::Exact);
                 let path = fixture("tiny").join(name);
                 inference::load_model(path, &options.with_backend("cpu")).unwrap()
             }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::common::{fixture, floats, greedy, ids, max_difference, order_bound, tiny, tiny_names};
 use crate::program::{mlx, output, refused, stdout};
-use inference::{ErrorKind, Interrupt, LoadOptions, Prompt, Result, TextModel};
+use inference::{ErrorKind, Interrupt, LoadOptions, Precision, Prompt, Result, TextModel};
 use inference_probe::vindex::{Vindex, Writer};
 use serde_json::Value;
 
@@ -32,6 +32,7 @@ fn build(name: &str, dir: &Path) -> std::result::Result<PathBuf, String> {
 fn options(plan: &str, vindex: &Path) -> LoadOptions {
     LoadOptions::new()
         .with_backend("cpu")
+        .with_precision(Precision::Exact)
         .with_feed_forward(plan.parse().unwrap())
         .with_vindex(vindex.to_owned())
 }
@@ -239,6 +240,7 @@ fn mlx_walks_as_the_kernels_do() {
                 dir.path(),
                 &["logits", "--model", &model_path, "--backend", "cpu"],
             );
+            command.args(["--precision", "exact"]);
             command.args(["--tokens", tokens, "--ffn", "walk:9", "--vindex", &vindex]);
             if let Some(kernels) = kernels {
                 command.env("MLX_CPU_KERNELS", kernels);

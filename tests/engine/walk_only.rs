@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::common::{fixture, floats, max_difference, order_bound};
 use crate::program::{mlx, refused, stdout};
-use inference::{ErrorKind, Interrupt, LoadOptions, Prompt, Result, TextModel};
+use inference::{ErrorKind, Interrupt, LoadOptions, Precision, Prompt, Result, TextModel};
 use inference_formats::footprint::{Footprint, WeightStorage, feed_forward_layer};
 use inference_formats::safetensors::SafetensorsCheckpoint;
 use inference_formats::{Gguf, ModelConfig, ModelFiles, gguf_config, locate};
@@ -34,6 +34,7 @@ fn build(name: &str, dir: &Path) -> PathBuf {
 fn options(plan: &str, vindex: &Path) -> LoadOptions {
     LoadOptions::new()
         .with_backend("cpu")
+        .with_precision(Precision::Exact)
         .with_feed_forward(plan.parse().unwrap())
         .with_vindex(vindex.to_owned())
         .with_walk_only(true)
@@ -44,7 +45,10 @@ fn walking(name: &str, plan: &str, vindex: &Path) -> Result<Box<dyn TextModel>> 
 }
 
 fn dense(name: &str) -> Box<dyn TextModel> {
-    inference::load_model(path(name), &LoadOptions::new().with_backend("cpu")).unwrap()
+    let options = LoadOptions::new()
+        .with_backend("cpu")
+        .with_precision(Precision::Exact);
+    inference::load_model(path(name), &options).unwrap()
 }
 
 fn logits(model: &dyn TextModel) -> Vec<f32> {
@@ -213,6 +217,7 @@ fn mlx_finds_the_gates_that_the_kernels_find() {
         let vindex = build(name, dir.path());
         let run = |kernels: &str, tokens: &str| {
             let mut command = mlx(dir.path(), &["logits", "--backend", "cpu", "--walk-only"]);
+            command.args(["--precision", "exact"]);
             command.args(["--tokens", tokens, "--ffn", "walk:9", "--vindex"]);
             command.arg(&vindex).arg("--model").arg(path(name));
             command.env("MLX_CPU_KERNELS", kernels);
