@@ -1,6 +1,6 @@
 //! Python mlx-lm must load adapters that this engine trained, and generate equal replies with them.
 
-use inference::{ComputeType, Interrupt, LoadOptions, LoraConfig, Prompt, TextModel};
+use inference::{ComputeType, Interrupt, LoadOptions, LoraConfig, Precision, Prompt, TextModel};
 use metal_backend::train::{AdapterKind, Schedule, Sequence, Trainer, Tuning};
 
 use super::{backend, tiny};
@@ -46,7 +46,9 @@ fn adapters_trained_here_say_the_same_there() {
             schedule: Schedule::constant(1e-2),
             ..Tuning::default()
         };
-        let cpu = LoadOptions::new().with_backend("cpu");
+        let cpu = LoadOptions::new()
+            .with_backend("cpu")
+            .with_precision(Precision::Exact);
         let mut trainer = Trainer::load(&tiny(name), &cpu, &config, kind, tuning).unwrap();
         let base = logits(trainer.model());
         for i in 0..5u32 {
