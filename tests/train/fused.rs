@@ -50,7 +50,12 @@ fn a_quantized_model_is_fused_dense() {
 
 /// The logits after a short prompt, with or without an adapter.
 fn logits(path: &Path, adapter: Option<&Path>) -> Vec<f32> {
-    let options = adapter.map_or_else(cpu, |adapter| cpu().with_adapter_path(adapter));
+    // The type of caches depends on the file, so it is named.
+    let options = cpu().with_kv_bits(32);
+    let options = match adapter {
+        Some(adapter) => options.with_adapter_path(adapter),
+        None => options,
+    };
     let model =
         inference::load_model(path, &options).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let tokens = model.as_token_model().unwrap();
