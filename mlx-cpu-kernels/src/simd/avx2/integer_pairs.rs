@@ -73,7 +73,8 @@ macro_rules! integer_pairs_for_vectors {
             assert!(size * BITS as usize == 32 * per && per.is_multiple_of(words));
             assert!(to.pairs.len() == groups * size / 2 * width && size == per / words * runs * 8);
             let (group, biases_per_scale) = matrix.panel_groups();
-            let per_super = group / size;
+            // A constant without byte scales, since a division for each group takes long.
+            let per_super = if SCALED { group / size } else { 1 };
             assert!(
                 groups.is_multiple_of(per_super) && to.scales.len() == groups / per_super * width
             );

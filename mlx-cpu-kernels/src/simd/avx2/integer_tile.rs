@@ -180,6 +180,8 @@ unsafe fn tile<const M: usize>(
         .as_ptr()
         .wrapping_add(block + first % INTERLEAVED_ROWS);
     let scales_of = |all: &[f32], group: usize| all.as_ptr().wrapping_add(group * stride + first);
+    // The number of steps per bias.
+    let steps = columns / STEP / biases_per_group.max(1);
     for g in groups {
         // SAFETY: the caller guarantees the features, and the rows and groups.
         unsafe {
@@ -206,7 +208,6 @@ unsafe fn tile<const M: usize>(
                     }
                 }
             }
-            let steps = columns / STEP / biases_per_group.max(1);
             let sum_of = |part: usize| {
                 let mut all = [_mm256_setzero_ps(); VECTORS];
                 for step in part * steps..(part + 1) * steps {

@@ -197,6 +197,8 @@ unsafe fn tile<const P: usize>(
         stride,
         ..
     } = *task;
+    // The number of steps per bias.
+    let steps = columns / STEP / biases_per_group.max(1);
     // SAFETY: the caller guarantees the features, and the rows and groups of the task.
     unsafe {
         for g in task.groups.clone() {
@@ -212,7 +214,6 @@ unsafe fn tile<const P: usize>(
                     }
                 }
             }
-            let steps = columns / STEP / biases_per_group.max(1);
             let sum_of = |part: usize| {
                 let mut all = [_mm512_setzero_ps(); P];
                 for step in part * steps..(part + 1) * steps {
