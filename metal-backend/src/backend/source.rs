@@ -24,7 +24,7 @@ pub(crate) struct OpenModel {
     place: Place,
     dtype: Dtype,
     compute: ComputeType,
-    /// Whether the floats in the files have 16 bits, and nobody asked to compute in float32.
+    /// Whether the floats in the files have 16 bits. False if the options ask for float32.
     is_half: bool,
 }
 
