@@ -101,8 +101,7 @@ impl ModelReport {
         let mut model = OpenModel::open(path, place, options.dtype)?;
         let text = model.text()?;
         let (dtype, compute) = model.compute_type();
-        let prompts = place.prefill_inputs(dtype, options.precision)?;
-        let half = model.has_half_caches(options, prompts);
+        let half = model.has_half_caches(options)?;
         let features = Features::open(options, path, &model.config)?;
         let footprint = (
             reduced(model.footprint(), features.as_ref()),

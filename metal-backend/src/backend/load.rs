@@ -131,8 +131,7 @@ fn prepare(
         sampling: model.sampling(),
         features,
         compute,
-        half_caches: model
-            .has_half_caches(options, place.prefill_inputs(dtype, options.precision)?),
+        half_caches: model.has_half_caches(options)?,
         copied,
     };
     let (config, mut weights) = model.into_weights();

@@ -71,14 +71,13 @@ impl OpenModel {
     /// precise. The files then have floats of 16 bits, kernels round inputs of matrices to 16 bits,
     /// too, and instructions convert float16. It changes the perplexity of a model by about as
     /// little as these do (docs/results.md).
-    pub(crate) fn has_half_caches(
-        &self,
-        options: &LoadOptions,
-        prompts: Option<PrefillInputs>,
-    ) -> bool {
-        self.is_half
-            && options.attention_sums == AttentionSums::Native
-            && prompts.is_some_and(|prompts| prompts.available() != PrefillInputs::Float32)
+    ///
+    /// # Errors
+    /// As [`Place::prefill_inputs`].
+    pub(crate) fn has_half_caches(&self, options: &LoadOptions) -> Result<bool> {
+        let inputs = self.place.prefill_inputs(self.dtype, options.precision)?;
+        let rounds = inputs.is_some_and(|inputs| inputs.available() != PrefillInputs::Float32);
+        Ok(self.is_half && rounds && options.attention_sums == AttentionSums::Native)
     }
 
     /// The type in which the model computes, for MLX and for users.

@@ -55,6 +55,19 @@ pub(crate) struct CodePanel<'a> {
     pub biases_per_scale: usize,
 }
 
+impl CodePanel<'_> {
+    /// Asserts that the panel has scales and biases of its first `groups` groups, and that each bias
+    /// applies to whole steps.
+    pub(crate) fn assert_groups(&self, groups: usize) {
+        assert!(groups * self.rows <= self.scales.len());
+        assert!(groups * self.rows * self.biases_per_scale <= self.biases.len());
+        assert!(
+            self.group
+                .is_multiple_of(STEP * self.biases_per_scale.max(1))
+        );
+    }
+}
+
 /// [`CodePanel`] during preparation.
 pub(crate) struct CodePanelMut<'a> {
     pub pairs: &'a mut [i32],

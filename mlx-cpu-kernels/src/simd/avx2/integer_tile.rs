@@ -129,13 +129,7 @@ unsafe fn tiles(
     assert!(matrix.group.is_multiple_of(STEP) && columns <= matrix.columns);
     assert!(rows <= stride && matrix.columns / 2 * stride <= matrix.pairs.len());
     assert!(stride.is_multiple_of(INTERLEAVED_ROWS));
-    assert!(groups.end * stride <= matrix.scales.len());
-    assert!(groups.end * stride * matrix.biases_per_scale <= matrix.biases.len());
-    assert!(
-        matrix
-            .group
-            .is_multiple_of(STEP * matrix.biases_per_scale.max(1))
-    );
+    matrix.assert_groups(groups.end);
     assert!(columns / 2 * LANES <= x.pairs.len() && columns / STEP * LANES <= x.scales.len());
     assert!(columns / STEP * LANES <= x.sums.len() && sums.len() >= rows * LANES);
     if !accumulate {

@@ -90,13 +90,7 @@ pub(crate) unsafe fn multiply(
     assert!(matrix.group.is_multiple_of(STEP) && columns <= matrix.columns);
     assert!(rows <= stride && stride.is_multiple_of(INTERLEAVED_ROWS));
     assert!(matrix.columns / 2 * stride <= matrix.pairs.len());
-    assert!(groups.end * stride <= matrix.scales.len());
-    assert!(groups.end * stride * matrix.biases_per_scale <= matrix.biases.len());
-    assert!(
-        matrix
-            .group
-            .is_multiple_of(STEP * matrix.biases_per_scale.max(1))
-    );
+    matrix.assert_groups(groups.end);
     assert!(apart >= written && sums.len() >= (x.len() - 1) * apart + written);
     for x in x {
         assert!(columns / 2 * LANES <= x.pairs.len() && columns / STEP * LANES <= x.scales.len());
