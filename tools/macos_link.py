@@ -26,7 +26,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -42,9 +41,8 @@ TARGETS = {
     "linux": ("aarch64-linux", "mlx-cpu", "aarch64-linux-gnu.2.35", "libmlx.so"),
 }
 
-
-# Two versions of mlx-c may need the same wheel.
-WHEELS = threading.Lock()
+# Seconds for one call of the compiler. The first call for a target compiles libc++, too: a minute.
+COMPILER_LIMIT = 900
 
 
 def run(*command, **options):
@@ -131,6 +129,11 @@ def compiler_headers():
 def compile_and_link(name, source, mlx, out):
     """The shared library of mlx-c and the shim for a target."""
     _, _, triple, _ = TARGETS[name]
+    # Calls at the same time can wait for each other's locks forever where they share a cache:
+    # https://github.com/ziglang/zig/issues/22453.
+    cache = str(WORK / f"cache-{name}")
+    own_cache = {"ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache}
+    limited = {"env": {**os.environ, **own_cache}, "timeout": COMPILER_LIMIT}
     zig = [sys.executable, "-m", "ziglang"]
     compiler = [*zig, "c++", "-target", triple]
     flags = ["-std=c++20", "-O0", "-g0", "-w", "-fPIC"]
@@ -152,10 +155,10 @@ def compile_and_link(name, source, mlx, out):
     objects = []
     for unit, more in units:
         made = out / f"{unit.stem}.o"
-        run(*compiler, *flags, *include, *more, "-c", unit, "-o", made)
+        run(*compiler, *flags, *include, *more, "-c", unit, "-o", made, **limited)
         objects.append(made)
     library = out / ("librust_mlx_c" + Path(TARGETS[name][3]).suffix)
-    run(*compiler, "-shared", "-o", library, *objects, f"-L{mlx / 'lib'}", "-lmlx", *link)
+    run(*compiler, "-shared", "-o", library, *objects, f"-L{mlx / 'lib'}", "-lmlx", *link, **limited)
     return library
 
 
@@ -209,8 +212,7 @@ def check(name, source):
     version = version_of(source)
     pairs = json.loads((ROOT / "vendor/pins.json").read_text())["mlx_for_mlx_c"]
     mlx_version = pairs[".".join(version.split(".")[:2])]
-    with WHEELS:
-        mlx = wheel(package, mlx_version, target)
+    mlx = wheel(package, mlx_version, target)
     out = WORK / f"{name}-{version}"
     out.mkdir(parents=True, exist_ok=True)
     library = lief.parse(str(compile_and_link(name, source, mlx, out)))
@@ -241,10 +243,12 @@ def main():
         own_python()
     pinned = json.loads((ROOT / "vendor/pins.json").read_text())["mlx_c"]
     sources = [args.mlx_c] if args.mlx_c else [mlx_c(minor) for minor in pinned]
-    pairs = [(name, s.resolve()) for s in sources for name in ([args.target] if args.target else TARGETS)]
-    # A compilation uses one core, and a gigabyte of memory.
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        problems = [p for found in pool.map(lambda pair: check(*pair), pairs) for p in found]
+    names = [args.target] if args.target else TARGETS
+    # A compilation uses one core, and a gigabyte of memory. The calls for one target follow each
+    # other, since they share the target's cache and perhaps its wheel.
+    of_target = lambda name: [p for s in sources for p in check(name, s.resolve())]
+    with ThreadPoolExecutor(min(len(names), os.cpu_count() or 1)) as pool:
+        problems = [p for found in pool.map(of_target, names) for p in found]
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     sys.exit(1 if problems else 0)
