@@ -65,6 +65,7 @@ const ORDER: &[&str] = &[
     "simd::avx2::transpose",
     "simd::avx512",
     "simd::avx512::vmath",
+    "simd::avx512::transpose",
     "simd::avx512::columns",
     "simd::avx512::dense_rows",
     "simd::avx512::byte_tile",

@@ -6,6 +6,8 @@ use crate::attention::attend::{Around, Attention, AttentionMask, Query};
 use crate::attention::kv_packing::KvPacking;
 use crate::attention::kv_type::KvType;
 use crate::isa::Isa;
+use crate::layout::tile::LANES;
+use crate::pool;
 use crate::testing::{noise, with_each};
 use crate::work::{Input, Work};
 
@@ -277,6 +279,41 @@ fn float16_caches_equal_float32_caches_with_the_same_elements() {
                 assert!(wide == half, "{d}, {isa:?}");
             });
         }
+    }
+}
+
+/// With this number of panels, the heads of a key head share its converted keys and values.
+#[test]
+fn heads_that_share_converted_keys_have_the_results_of_float32_caches() {
+    let packing = KvPacking::new(8, 32).unwrap();
+    let mask = AttentionMask {
+        len: 70,
+        kv_type: KvType::Float32,
+        order: Some((2, 2)),
+        window: Some(40),
+        around: None,
+    };
+    let case = Case {
+        d: 32,
+        mask,
+        softcap: None,
+        sinks: true,
+        slopes: true,
+    };
+    let panels = 8 * pool::pool().threads();
+    let positions: Vec<i32> = (0..70).cycle().take(panels * LANES).collect();
+    let rows = noise(positions.len() * HEADS * case.d, 3);
+    let caches = [1, 2].map(|seed| Cache::new(70, case.d, seed));
+    let packed = [1, 2].map(|seed| Cache::new(70, case.d, seed).packed(packing));
+    for (kv_type, [keys, values]) in [
+        (KvType::Float16, &caches),
+        (KvType::Packed(packing), &packed),
+    ] {
+        with_each(|isa| {
+            let wide = run(isa, case, &rows, &positions, [keys, values]);
+            let narrow = run(isa, case.with(kv_type), &rows, &positions, [keys, values]);
+            assert!(wide == narrow, "{kv_type:?}, {isa:?}");
+        });
     }
 }
 

@@ -6,8 +6,9 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use crate::attention::attend::{Attention, AttentionTask, KvRows};
-use crate::attention::flash_attention::{self, FlashPanel};
+use crate::attention::flash_attention::{self, FlashHead, FlashPanel};
 use crate::attention::key_blocks::VisibleKeys;
+use crate::attention::kv_type::KvType;
 use crate::attention::kv_write::NewKv;
 use crate::attention::rope::rope_table;
 use crate::layout::aligned::AlignedVec;
@@ -152,7 +153,8 @@ impl AttentionTask<'_> {
         if self.attend.plans.iter().all(|plan| plan.around.is_some()) {
             return self.flash_runs(panels);
         }
-        let heads = self.attend.heads;
+        let at_once = self.heads_at_once(panels.len());
+        let heads = self.attend.heads / at_once;
         let work = self.multiplications(panels.iter().cloned().flatten());
         let units = panels.len() * heads;
         let size = units.div_ceil(PARTS * pool::pool().threads());
@@ -161,7 +163,7 @@ impl AttentionTask<'_> {
             for part in indices {
                 let first = last_first(part, parts) * size;
                 for unit in first..units.min(first + size) {
-                    let (panel, h) = (panels[unit / heads].clone(), unit % heads);
+                    let (panel, h) = (panels[unit / heads].clone(), unit % heads * at_once);
                     let plan = &self.attend.plans[self.attend.queries[panel.start].sequence];
                     let positions = self.attend.queries[panel.clone()]
                         .iter()
@@ -169,10 +171,26 @@ impl AttentionTask<'_> {
                     let visible: Vec<_> = positions.map(|p| plan.visible_keys(p)).collect();
                     let [keys, values] = self.kv(self.attend.queries[panel.start].sequence);
                     let group = h / self.attend.queries_per_kv;
-                    self.flash_panel((panel, h), [keys, values], group, &visible);
+                    let heads = h..h + at_once;
+                    self.flash_panel((panel, heads), [keys, values], group, &visible);
                 }
             }
         });
+    }
+
+    /// The number of query heads that share keys and values converted to float32.
+    fn heads_at_once(&self, panels: usize) -> usize {
+        let Attention {
+            heads,
+            queries_per_kv,
+            ref plans,
+            ..
+        } = *self.attend;
+        match plans.iter().all(|plan| plan.kv_type == KvType::Float32) {
+            // Nothing is converted.
+            true => 1,
+            false => heads_at_once((heads, queries_per_kv), panels, pool::pool().threads()),
+        }
     }
 
     /// As [`Self::flash_panels`], for queries that attend to both sides. All panels of a run read
@@ -205,7 +223,8 @@ impl AttentionTask<'_> {
                         ],
                     };
                     for (panel, visible) in &run.panels {
-                        self.flash_panel((panel.clone(), h), [keys, values], 0, visible);
+                        let heads = h..h + 1;
+                        self.flash_panel((panel.clone(), heads), [keys, values], 0, visible);
                     }
                 }
             });
@@ -249,39 +268,53 @@ impl AttentionTask<'_> {
         runs
     }
 
-    /// Computes a panel of queries of head `h`, over keys and values of head `group` of `kv`.
+    /// Computes a panel of queries of some heads, over keys and values of head `group` of `kv`.
     fn flash_panel(
         &self,
-        (panel, h): (Range<usize>, usize),
+        (panel, heads): (Range<usize>, Range<usize>),
         [keys, values]: [KvRows<'_>; 2],
         group: usize,
         visible_keys: &[VisibleKeys],
     ) {
-        let queries = &self.attend.queries[panel.clone()];
+        let mut positions = [0.0; LANES];
+        for (position, query) in positions
+            .iter_mut()
+            .zip(&self.attend.queries[panel.clone()])
+        {
+            *position = query.position as f32;
+        }
+        let head = |h: usize| FlashHead {
+            sink: self.sinks.map(|s| s[h]),
+            slope: self.attend.slopes.get(h).copied(),
+            queries: self.plain_queries(&panel, h),
+        };
         let flash_panel = FlashPanel {
             attend: self.attend,
             keys,
             values,
             group,
-            sink: self.sinks.map(|s| s[h]),
-            distances: self.attend.slopes.get(h).map(|&slope| {
-                let mut positions = [0.0; LANES];
-                for (position, query) in positions.iter_mut().zip(queries) {
-                    *position = query.position as f32;
-                }
-                (slope, positions)
-            }),
-            queries: self.plain_queries(&panel, h),
+            heads: &heads.clone().map(head).collect::<Vec<_>>(),
+            positions,
             visible_keys,
         };
         flash_panel.run(
-            |i, query| self.query(panel.start + i, h, query),
-            |i| {
-                // SAFETY: only this unit writes this head of this query.
-                unsafe { self.output(panel.start + i, h) }
+            |h, i, query| self.query(panel.start + i, heads.start + h, query),
+            |h, i| {
+                // SAFETY: only this unit writes these heads of this query.
+                unsafe { self.output(panel.start + i, heads.start + h) }
             },
         );
     }
+}
+
+/// The number of query heads to compute at once: as many heads of a key head as possible, if each
+/// thread still gets [`PARTS`] parts.
+fn heads_at_once((heads, per_kv): (usize, usize), panels: usize, threads: usize) -> usize {
+    let fits = |n: &usize| per_kv.is_multiple_of(*n) && panels * heads / n >= PARTS * threads;
+    (1..=flash_attention::MOST_HEADS)
+        .rev()
+        .find(fits)
+        .unwrap_or(1)
 }
 
 /// The index of the `i`-th part to compute. Each thread has its own parts and computes the last of
@@ -295,6 +328,24 @@ fn last_first(i: usize, parts: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn heads_are_computed_at_once_if_each_thread_gets_parts() {
+        for (heads, panels, threads, wanted) in [
+            ((32, 4), 32, 2, 4),
+            ((16, 2), 32, 2, 2),
+            ((24, 3), 32, 2, 3),
+            ((25, 5), 32, 2, 1),
+            ((24, 6), 32, 2, 3),
+            ((32, 4), 2, 2, 2),
+            ((16, 2), 1, 2, 1),
+            ((32, 4), 32, 64, 1),
+            ((32, 1), 32, 2, 1),
+        ] {
+            let at_once = heads_at_once(heads, panels, threads);
+            assert_eq!(at_once, wanted, "{heads:?} {panels} {threads}");
+        }
+    }
 
     #[test]
     fn backward_is_each_part_once() {

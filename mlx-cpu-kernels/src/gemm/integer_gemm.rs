@@ -23,6 +23,32 @@ use crate::simd::integer_tile::{self, PANELS};
 /// The number of columns per block. The columns of [`PANELS`] panels fit the L1 cache.
 const BLOCK_K: usize = 256;
 
+/// The maximum and the minimum number of matrix rows per block, if the product has as many. With
+/// more rows, panels are read less often.
+const BLOCK_N: [usize; 2] = [96, 24];
+
+/// The number of rows per block whatever its size, if the product has as many for each thread.
+const BLOCK_N_USUAL: usize = 48;
+
+/// The maximum size of the codes of a block with more than [`BLOCK_N_USUAL`] rows. They should stay
+/// in the L2 cache for all panels.
+const BLOCK_BYTES: usize = 3 << 18;
+
+/// The minimum number of blocks per thread, if blocks are not smaller than the minimum. A thread
+/// that ends early waits for at most a block.
+const BLOCKS_PER_THREAD: usize = 8;
+
+/// The number of matrix rows per block of a product with `n` of them and `k` columns.
+fn block_width((n, k): (usize, usize), threads: usize) -> usize {
+    let [most, least] = BLOCK_N;
+    let fit = BLOCK_BYTES / (k * size_of::<i16>()).max(1);
+    let most = fit.clamp(BLOCK_N_USUAL, most) / INTERLEAVED_ROWS * INTERLEAVED_ROWS;
+    let balanced = n.div_ceil(threads * BLOCKS_PER_THREAD);
+    balanced
+        .next_multiple_of(INTERLEAVED_ROWS)
+        .clamp(least, most)
+}
+
 /// Input rows, panel by panel; see [`InputColumns`].
 #[derive(Default)]
 struct Inputs {
@@ -76,7 +102,8 @@ impl GemmTask<'_> {
 
     /// Computes the product in integers.
     pub(crate) fn run_integers(&self, out: &SharedOutput) {
-        let blocks = self.blocks();
+        let Product { k, n, .. } = *self.product;
+        let blocks = self.blocks_of_width(block_width((n, k), pool::pool().threads()));
         INPUTS.with_borrow_mut(|inputs| {
             for first in (0..self.product.rows).step_by(BLOCK_M) {
                 let rows = (first, (first + BLOCK_M).min(self.product.rows));
@@ -365,6 +392,20 @@ mod tests {
                     "{format:?} {rows} {row} {column}: {off} {allowed}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn blocks_are_large_if_each_thread_gets_some_and_they_fit_the_cache() {
+        for ((n, k), threads, width) in [
+            ((8192, 2048), 2, 96),
+            ((8192, 8192), 2, 48),
+            ((8192, 5000), 2, 72),
+            ((1024, 3072), 2, 64),
+            ((1024, 3072), 64, 24),
+            ((1, 64), 1, 24),
+        ] {
+            assert_eq!(block_width((n, k), threads), width, "{n} {k} {threads}");
         }
     }
 

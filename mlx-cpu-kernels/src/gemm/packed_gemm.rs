@@ -93,11 +93,15 @@ impl GemmTask<'_> {
 
     /// [`Self::blocks`] with at most `most` rows.
     pub(crate) fn blocks_of(&self, most: usize) -> Vec<ColumnBlock> {
-        let width = if self.product.n >= LARGE_N {
+        self.blocks_of_width(if self.product.n >= LARGE_N {
             BLOCK_N_LARGE.min(most)
         } else {
             BLOCK_N_SMALL.min(most)
-        };
+        })
+    }
+
+    /// [`Self::blocks`] of `width` matrix rows.
+    pub(crate) fn blocks_of_width(&self, width: usize) -> Vec<ColumnBlock> {
         // With a gate, half of a block's rows belong to the second matrix.
         let (width, parts) = match self.product.gate {
             Some(_) => ((width / 2).next_multiple_of(INTERLEAVED_ROWS), 1),

@@ -3,10 +3,10 @@
 
 use crate::isa::Isa;
 use crate::layout::tile::{LANES, ScaledRow};
-#[cfg(target_arch = "x86_64")]
-use crate::simd::avx2;
 #[cfg(any(target_arch = "aarch64", test))]
 use crate::simd::neon;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{avx2, avx512};
 
 /// Packs at most `LANES` adjacent rows, `[k, LANES]`. Each element is multiplied by its row's
 /// factor and, if given, its weight. Missing rows are zero.
@@ -86,10 +86,14 @@ pub(crate) unsafe fn store_rows(
 ) -> usize {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: only `detect` makes these, on processors with avx2; the caller guarantees the
-        // rest.
-        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
-            avx2::transpose::store_rows(sums, lane, (to, step), before)
+        // SAFETY: only `detect` makes it, on processors with avx2 and fma; the caller guarantees
+        // the rest.
+        Isa::Avx2 => unsafe { avx2::transpose::store_rows(sums, lane, (to, step), before) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: only `detect` makes these, on processors with avx2, fma and avx512f; the caller
+        // guarantees the rest.
+        Isa::Avx512 | Isa::Amx => unsafe {
+            avx512::transpose::store_rows(sums, lane, (to, step), before)
         },
         #[cfg(any(target_arch = "aarch64", test))]
         // SAFETY: the processor has neon, or neon is emulated; see `Isa::Neon`. The caller
@@ -98,6 +102,46 @@ pub(crate) unsafe fn store_rows(
         Isa::Portable => {
             let _ = (sums, lane, to, step, before);
             0
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::with_each;
+
+    #[test]
+    fn stored_rows_are_the_lanes_of_the_tile() {
+        for columns in [0, 4, 8, 16, 24, 31, 40, 96] {
+            let sums: Vec<f32> = (0..columns * LANES).map(|i| i as f32).collect();
+            let step = columns + 3;
+            let before: Vec<f32> = (0..8 * step).map(|i| 0.5 * i as f32).collect();
+            with_each(|isa| {
+                for lane in [0, 8] {
+                    for before in [None, Some(&before)] {
+                        let mut rows = vec![-1.0; 8 * step];
+                        let from = before.map(Vec::as_ptr);
+                        // SAFETY: both have eight rows of `step` elements, and no other thread uses
+                        // them.
+                        let done = unsafe {
+                            store_rows(isa, &sums, lane, (rows.as_mut_ptr(), step), from)
+                        };
+                        assert!(done <= columns, "{isa:?} {columns}");
+                        for (i, value) in rows.into_iter().enumerate() {
+                            let (row, column) = (i / step, i % step);
+                            let sum = |column| sums[column * LANES + lane + row];
+                            let old = before.map_or(0.0, |before| before[i]);
+                            let wanted = if column < done {
+                                sum(column) + old
+                            } else {
+                                -1.0
+                            };
+                            assert_eq!(value, wanted, "{isa:?} {columns} {row} {column}");
+                        }
+                    }
+                }
+            });
         }
     }
 }

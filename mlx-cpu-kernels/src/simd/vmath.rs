@@ -12,8 +12,11 @@ use crate::simd::{avx2, avx512};
 pub(crate) fn f16_to_f32(isa: Isa, from: &[u16], to: &mut [f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: only `detect` makes these, on processors with avx2, fma and f16c.
-        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { avx2::vmath::f16_to_f32(from, to) },
+        // SAFETY: only `detect` makes it, on processors with avx2, fma and f16c.
+        Isa::Avx2 => unsafe { avx2::vmath::f16_to_f32(from, to) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: only `detect` makes these, on processors with avx512f.
+        Isa::Avx512 | Isa::Amx => unsafe { avx512::vmath::f16_to_f32(from, to) },
         _ => {
             for (to, from) in to.iter_mut().zip(from) {
                 *to = half::f16::from_bits(*from).to_f32();

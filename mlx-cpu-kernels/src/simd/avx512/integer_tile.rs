@@ -52,15 +52,17 @@ pub(crate) unsafe fn quantize(columns: &[f32], to: InputColumnsMut<'_>) {
             let most = _mm512_max_ps(most, _mm512_set1_ps(f32::MIN_POSITIVE * MAX_QUANT));
             let inverse = _mm512_div_ps(_mm512_set1_ps(MAX_QUANT), most);
             let scale = _mm512_mul_ps(most, _mm512_set1_ps(1.0 / MAX_QUANT));
-            let rounded = x.map(|x| _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)));
             let mut sum = _mm512_setzero_si512();
             for i in 0..STEP / 2 {
-                let two = paired_columns(i).map(|c| rounded[c]);
-                let low = _mm512_and_si512(two[0], _mm512_set1_epi32(0xffff));
-                let both = _mm512_or_si512(low, _mm512_slli_epi32::<16>(two[1]));
+                let [first, second] = paired_columns(i);
+                // No closure: `map` would call it, instead of keeping vectors in registers.
+                let first = _mm512_cvtps_epi32(_mm512_mul_ps(x[first], inverse));
+                let second = _mm512_cvtps_epi32(_mm512_mul_ps(x[second], inverse));
+                let low = _mm512_and_si512(first, _mm512_set1_epi32(0xffff));
+                let both = _mm512_or_si512(low, _mm512_slli_epi32::<16>(second));
                 let place = (step * STEP / 2 + i) * LANES;
                 _mm512_storeu_si512(to.pairs.as_mut_ptr().add(place).cast(), both);
-                sum = _mm512_add_epi32(sum, _mm512_add_epi32(two[0], two[1]));
+                sum = _mm512_add_epi32(sum, _mm512_add_epi32(first, second));
             }
             let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, no_number);
             // No integer represents NaN, so the scale does.

@@ -9,4 +9,5 @@ pub(crate) mod integer_tile;
 pub(crate) mod microkernel;
 pub(crate) mod qgemv;
 pub(crate) mod qgemv_fp8;
+pub(crate) mod transpose;
 pub(crate) mod vmath;

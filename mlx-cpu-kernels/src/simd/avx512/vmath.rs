@@ -1,18 +1,46 @@
 //! Element-wise functions with AVX-512. The steps are those of `avx2/vmath.rs`.
 
 use std::arch::x86_64::{
-    __m512, __mmask16, _CMP_LT_OQ, _CMP_NLT_UQ, _mm512_abs_ps, _mm512_add_epi32, _mm512_add_ps,
-    _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_fmadd_ps,
-    _mm512_fnmadd_ps, _mm512_mask_mov_ps, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps,
-    _mm512_maskz_mul_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_rcp14_ps,
-    _mm512_reduce_add_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_sub_ps,
-    _mm512_xor_si512,
+    __m512, __mmask16, _CMP_LT_OQ, _CMP_NLT_UQ, _mm256_loadu_si256, _mm512_abs_ps,
+    _mm512_add_epi32, _mm512_add_ps, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask,
+    _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_mask_mov_ps, _mm512_mask_storeu_ps,
+    _mm512_maskz_loadu_ps, _mm512_maskz_mul_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps,
+    _mm512_rcp14_ps, _mm512_reduce_add_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32,
+    _mm512_storeu_ps, _mm512_sub_ps, _mm512_xor_si512,
 };
 
 use crate::simd::portable::vmath::{
     EXP_MAX, EXP_MIN, EXP_POLY, GELU_CUBIC, Gate, LN_2, NORMAL_MAX, NORMAL_POLY, NORMAL_TAIL,
     ROUND_BIAS, SQRT_2_OVER_PI,
 };
+
+/// Converts float16 to float32. Stops at the end of the shorter slice.
+///
+/// # Safety
+/// The processor must have avx512f.
+#[target_feature(enable = "avx512f")]
+pub(crate) unsafe fn f16_to_f32(from: &[u16], to: &mut [f32]) {
+    let n = from.len().min(to.len());
+    let (from, from_rest) = from[..n].as_chunks::<16>();
+    let (to, to_rest) = to[..n].as_chunks_mut::<16>();
+    for (from, to) in from.iter().zip(to) {
+        // SAFETY: both slices have sixteen elements.
+        unsafe {
+            let sixteen = _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast()));
+            _mm512_storeu_ps(to.as_mut_ptr(), sixteen);
+        }
+    }
+    if !to_rest.is_empty() {
+        let (mut last, mut wide) = ([0u16; 16], [0.0f32; 16]);
+        last[..from_rest.len()].copy_from_slice(from_rest);
+        // SAFETY: both arrays have sixteen elements.
+        unsafe {
+            let sixteen = _mm512_cvtph_ps(_mm256_loadu_si256(last.as_ptr().cast()));
+            _mm512_storeu_ps(wide.as_mut_ptr(), sixteen);
+        }
+        to_rest.copy_from_slice(&wide[..to_rest.len()]);
+    }
+}
 
 /// [`crate::simd::portable::vmath::exp`] of sixteen elements.
 #[inline]
