@@ -2,6 +2,7 @@
 //! always float32. `kv_packing.rs` has the packed types.
 
 use half::f16;
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 
 use crate::attention::kv_packing::{KvPacking, scratch};
 use crate::isa::Isa;
@@ -104,17 +105,23 @@ impl KvElement for u16 {
     fn fill(_: KvType, to: &mut [Self], d: usize, compute: impl FnOnce(&mut [f32])) {
         with_head(d, |head| {
             compute(head);
-            for (to, from) in to.iter_mut().zip(&*head) {
-                *to = rounded(*from);
-            }
+            round(head, to);
         });
     }
 }
 
-/// The bits of the nearest float16, which is never infinite.
-fn rounded(value: f32) -> u16 {
+/// Writes the bits of the nearest float16 of each element, which is never infinite. It clamps the
+/// elements in place.
+///
+/// # Panics
+/// If the lengths differ.
+fn round(head: &mut [f32], to: &mut [u16]) {
     let most = f32::from(f16::MAX);
-    f16::from_f32(value.clamp(-most, most)).to_bits()
+    for value in head.iter_mut() {
+        *value = value.clamp(-most, most);
+    }
+    to.reinterpret_cast_mut::<f16>()
+        .convert_from_f32_slice(head);
 }
 
 /// Converts `n` rows of `d` float16 at a stride of `step` elements to adjacent rows of float32.
@@ -142,7 +149,12 @@ mod tests {
 
     #[test]
     fn float16_is_never_infinite() {
-        let of = |value: f32| f16::from_bits(rounded(value)).to_f32();
+        let of = |value: f32| {
+            let mut bits = [0; 9];
+            round(&mut [value; 9], &mut bits);
+            assert!(bits.iter().all(|b| *b == bits[0]));
+            f16::from_bits(bits[0]).to_f32()
+        };
         assert_eq!(
             [of(1e6), of(-7e4), of(65_519.9)],
             [65_504.0, -65_504.0, 65_504.0]

@@ -320,6 +320,9 @@ impl GemmTask<'_> {
                     transpose::store_rows(isa, sums, lane, (to, n), before)
                 };
             }
+            if done == columns {
+                continue;
+            }
             let sums = sums.as_chunks::<LANES>().0;
             for lane in lane..lane + rows {
                 let at = start(lane);
