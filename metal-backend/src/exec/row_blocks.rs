@@ -18,6 +18,8 @@ impl RowBlocks {
             GgmlType::Q4K => BlockKind::Q4K,
             GgmlType::Q5K => BlockKind::Q5K,
             GgmlType::Q6K => BlockKind::Q6K,
+            GgmlType::IQ4NL => BlockKind::Iq4Nl,
+            GgmlType::IQ4XS => BlockKind::Iq4Xs,
             _ => return None,
         };
         cpu::packs_row_blocks().then_some(Self(kind))
@@ -88,7 +90,7 @@ impl RowBlocks {
         let weights = count * kind.weights();
         (count > 0 && row_bytes.is_multiple_of(kind.bytes())).then(|| BlockSizes {
             words: weights / 32 * kind.bits() * INTERLEAVED_ROWS,
-            scales: weights / 16 * INTERLEAVED_ROWS,
+            scales: weights / 32 * kind.scale_bytes() * INTERLEAVED_ROWS,
             supers: count * kind.supers() * INTERLEAVED_ROWS,
         })
     }
@@ -154,6 +156,8 @@ mod tests {
             GgmlType::Q4K,
             GgmlType::Q5K,
             GgmlType::Q6K,
+            GgmlType::IQ4NL,
+            GgmlType::IQ4XS,
         ];
         for kind in kinds {
             let Some(blocks) = RowBlocks::of(kind) else {

@@ -17,44 +17,57 @@ pub enum BlockKind {
     Q5K,
     /// 256 codes of 6 bits, then 16 signed scales and a float16.
     Q6K,
+    /// 32 codes of 4 bits, which are indices of a table, after a float16.
+    Iq4Nl,
+    /// 256 codes of 4 bits, which are indices of a table, after a float16 and scales of 6 bits.
+    Iq4Xs,
 }
 
 impl BlockKind {
     /// Weights of a block.
     pub const fn weights(self) -> usize {
         match self {
-            Self::Q4_0 | Self::Q8_0 => 32,
-            Self::Q4K | Self::Q5K | Self::Q6K => 256,
+            Self::Q4_0 | Self::Q8_0 | Self::Iq4Nl => 32,
+            Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 256,
         }
     }
 
     /// Bytes of a block.
     pub const fn bytes(self) -> usize {
         match self {
-            Self::Q4_0 => 18,
+            Self::Q4_0 | Self::Iq4Nl => 18,
             Self::Q8_0 => 34,
             Self::Q4K => 144,
             Self::Q5K => 176,
             Self::Q6K => 210,
+            Self::Iq4Xs => 136,
         }
     }
 
     /// Bits of a code in the packed layout.
     pub const fn bits(self) -> usize {
         match self {
-            Self::Q4_0 | Self::Q4K => 4,
+            Self::Q4_0 | Self::Q4K | Self::Iq4Nl | Self::Iq4Xs => 4,
             Self::Q5K => 5,
             Self::Q6K => 6,
             Self::Q8_0 => 8,
         }
     }
 
+    /// Bytes of the second part for 32 weights: a float16, or bytes for one or two groups.
+    pub const fn scale_bytes(self) -> usize {
+        match self {
+            Self::Iq4Xs => 1,
+            _ => 2,
+        }
+    }
+
     /// Number of float16 of a block in the third part; 0 if the layout has two parts.
     pub const fn supers(self) -> usize {
         match self {
-            Self::Q4_0 | Self::Q8_0 => 0,
+            Self::Q4_0 | Self::Q8_0 | Self::Iq4Nl => 0,
             Self::Q4K | Self::Q5K => 2,
-            Self::Q6K => 1,
+            Self::Q6K | Self::Iq4Xs => 1,
         }
     }
 }

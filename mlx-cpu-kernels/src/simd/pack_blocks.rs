@@ -50,7 +50,7 @@ pub fn pack_row_block(
     let weights = length / kind.bytes() * kind.weights();
     let of_rows = |n: usize| n * INTERLEAVED_ROWS;
     assert_eq!(out.words.len(), of_rows(weights / 32 * kind.bits()));
-    assert_eq!(out.scales.len(), of_rows(weights / 16));
+    assert_eq!(out.scales.len(), of_rows(weights / 32 * kind.scale_bytes()));
     assert_eq!(out.supers.len(), of_rows(weights / PIECE * kind.supers()));
     match Isa::detect() {
         #[cfg(target_arch = "x86_64")]

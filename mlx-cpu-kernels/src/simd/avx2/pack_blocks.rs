@@ -47,11 +47,14 @@ pub(crate) unsafe fn pack_row_block(
     out: &mut PackedBlockMut<'_>,
 ) {
     match kind {
-        BlockKind::Q4_0 => pack::<18>(kind, rows, weights, out, |blocks, to| q4_0(blocks, to)),
+        BlockKind::Q4_0 | BlockKind::Iq4Nl => {
+            pack::<18>(kind, rows, weights, out, |blocks, to| q4_0(blocks, to));
+        }
         BlockKind::Q8_0 => pack::<34>(kind, rows, weights, out, |blocks, to| q8_0(blocks, to)),
         BlockKind::Q4K => pack::<144>(kind, rows, weights, out, |blocks, to| q4_k(blocks, to)),
         BlockKind::Q5K => pack::<176>(kind, rows, weights, out, |blocks, to| q5_k(blocks, to)),
         BlockKind::Q6K => pack::<210>(kind, rows, weights, out, |blocks, to| q6_k(blocks, to)),
+        BlockKind::Iq4Xs => pack::<136>(kind, rows, weights, out, |blocks, to| iq4_xs(blocks, to)),
     }
 }
 
@@ -80,7 +83,8 @@ fn pack<const BYTES: usize>(
         }
         let words = &mut out.words[first / 32 * bits * ROWS..end / 32 * bits * ROWS];
         transpose_words(&pieces, words.as_chunks_mut::<ROWS>().0);
-        let scales = &mut out.scales[first / 16 * ROWS..end / 16 * ROWS];
+        let of_scales = |weights: usize| weights / 32 * kind.scale_bytes() * ROWS;
+        let scales = &mut out.scales[of_scales(first)..of_scales(end)];
         match supers {
             0 => transpose_halves(&pieces, scales.as_chunks_mut::<{ 2 * ROWS }>().0),
             _ => transpose_bytes(&pieces, scales.as_chunks_mut::<{ 2 * ROWS }>().0),
@@ -267,6 +271,34 @@ fn q4_0(blocks: &[[u8; 18]], to: &mut RowPiece) {
         let both = _mm256_set_m128i(_mm_srli_epi16::<4>(bytes), bytes);
         let codes = joined_nibbles(_mm256_and_si256(both, mask), _mm256_setzero_si256());
         store16_at(&mut to.words, 16 * i, _mm256_castsi256_si128(codes));
+    }
+}
+
+/// `d, upper 2 bits of 8 scales, lower 4 bits of 8 scales, q: 256 x 4 bits`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn iq4_xs(blocks: &[[u8; 136]], to: &mut RowPiece) {
+    let Some(block) = blocks.first() else { return };
+    to.supers[0] = u16::from_le_bytes([block[0], block[1]]);
+    let high = u16::from_le_bytes([block[2], block[3]]);
+    for (g, scale) in to.scales[..8].iter_mut().enumerate() {
+        let low = block[4 + g / 2] >> (4 * (g % 2)) & 15;
+        let upper = (high >> (2 * g) & 3) as u8;
+        *scale = (low | upper << 4).wrapping_sub(32);
+    }
+    let mask = _mm256_set1_epi8(15);
+    for pair in 0..4 {
+        // The low nibbles of 16 bytes are the first codes of a group, the high nibbles the others.
+        let bytes = load32_at(block, 8 + 32 * pair);
+        let (low, high) = (
+            _mm256_and_si256(bytes, mask),
+            _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), mask),
+        );
+        let codes = joined_nibbles(
+            _mm256_permute2x128_si256::<0x20>(low, high),
+            _mm256_permute2x128_si256::<0x31>(low, high),
+        );
+        store32_at(&mut to.words, 32 * pair, codes);
     }
 }
 
