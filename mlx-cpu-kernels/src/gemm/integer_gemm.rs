@@ -23,19 +23,18 @@ use crate::simd::integer_tile::{self, PANELS};
 /// The number of columns per block. The columns of [`PANELS`] panels fit the L1 cache.
 const BLOCK_K: usize = 256;
 
-/// The maximum and the minimum number of matrix rows per block, if the product has as many. With
-/// more rows, panels are read less often.
+/// The maximum and the minimum number of matrix rows per block. With more rows, panels of inputs are
+/// read less often.
 const BLOCK_N: [usize; 2] = [96, 24];
 
-/// The number of rows per block whatever its size, if the product has as many for each thread.
-const BLOCK_N_USUAL: usize = 48;
-
-/// The maximum size of the codes of a block with more than [`BLOCK_N_USUAL`] rows. They should stay
-/// in the L2 cache for all panels.
+/// The maximum size of a block's codes. They should stay in the L2 cache for all panels.
 const BLOCK_BYTES: usize = 3 << 18;
 
-/// The minimum number of blocks per thread, if blocks are not smaller than the minimum. A thread
-/// that ends early waits for at most a block.
+/// The number of rows that a block may have even if its codes exceed [`BLOCK_BYTES`].
+const BLOCK_N_USUAL: usize = 48;
+
+/// The number of blocks that each thread should get, unless they would have fewer rows than the
+/// minimum. A thread that ends early waits for at most one block of another thread.
 const BLOCKS_PER_THREAD: usize = 8;
 
 /// The number of matrix rows per block of a product with `n` of them and `k` columns.
