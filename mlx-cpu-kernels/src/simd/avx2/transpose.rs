@@ -98,23 +98,37 @@ pub(crate) unsafe fn transpose_8(from: &[f32], to: &mut [f32]) -> usize {
     vectorized
 }
 
+/// Transposes 4 by 4 elements in each 128 bits, of the first four vectors and of the last four. The
+/// width of vectors is that of the intrinsics: zeros, both ways to interleave, and a shuffle.
+macro_rules! transpose_fours {
+    ($rows:expr, $zero:ident, [$low:ident, $high:ident], $shuffle:ident) => {{
+        let (rows, mut pairs, mut fours) = ($rows, [$zero(); 8], [$zero(); 8]);
+        for i in 0..4 {
+            pairs[2 * i] = $low(rows[2 * i], rows[2 * i + 1]);
+            pairs[2 * i + 1] = $high(rows[2 * i], rows[2 * i + 1]);
+        }
+        for half in 0..2 {
+            let p = &pairs[4 * half..4 * half + 4];
+            fours[4 * half] = $shuffle::<0x44>(p[0], p[2]);
+            fours[4 * half + 1] = $shuffle::<0xee>(p[0], p[2]);
+            fours[4 * half + 2] = $shuffle::<0x44>(p[1], p[3]);
+            fours[4 * half + 3] = $shuffle::<0xee>(p[1], p[3]);
+        }
+        fours
+    }};
+}
+pub(crate) use transpose_fours;
+
 /// Transposes eight rows.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn transposed(r: [__m256; 8]) -> [__m256; 8] {
-    let mut pairs = [_mm256_setzero_ps(); 8];
-    for i in 0..4 {
-        pairs[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-        pairs[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-    }
-    let mut fours = [_mm256_setzero_ps(); 8];
-    for half in 0..2 {
-        let p = &pairs[4 * half..4 * half + 4];
-        fours[4 * half] = _mm256_shuffle_ps::<0x44>(p[0], p[2]);
-        fours[4 * half + 1] = _mm256_shuffle_ps::<0xee>(p[0], p[2]);
-        fours[4 * half + 2] = _mm256_shuffle_ps::<0x44>(p[1], p[3]);
-        fours[4 * half + 3] = _mm256_shuffle_ps::<0xee>(p[1], p[3]);
-    }
+    let fours = transpose_fours!(
+        r,
+        _mm256_setzero_ps,
+        [_mm256_unpacklo_ps, _mm256_unpackhi_ps],
+        _mm256_shuffle_ps
+    );
     let mut columns = [_mm256_setzero_ps(); 8];
     for i in 0..4 {
         columns[i] = _mm256_permute2f128_ps::<0x20>(fours[i], fours[4 + i]);

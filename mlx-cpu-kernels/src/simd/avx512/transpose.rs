@@ -9,6 +9,7 @@ use std::arch::x86_64::{
 
 use crate::layout::tile::LANES;
 use crate::simd::avx2;
+use crate::simd::avx2::transpose::transpose_fours;
 
 /// The number of columns of a step.
 const COLUMNS: usize = 16;
@@ -72,21 +73,14 @@ unsafe fn two(low: *const f32, high: *const f32) -> __m512 {
 #[inline]
 #[target_feature(enable = "avx2,fma,avx512f")]
 fn transposed(r: [__m512; 8]) -> [__m512; 8] {
-    let mut pairs = [_mm512_setzero_ps(); 8];
-    for i in 0..4 {
-        pairs[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-        pairs[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-    }
     // Vector `j` has rows `j` and `j + 4` of columns 0 to 3, and then of columns 4 to 7. Vector
     // `4 + j` has those of columns 8 to 15.
-    let mut fours = [_mm512_setzero_ps(); 8];
-    for half in 0..2 {
-        let p = &pairs[4 * half..4 * half + 4];
-        fours[4 * half] = _mm512_shuffle_ps::<0x44>(p[0], p[2]);
-        fours[4 * half + 1] = _mm512_shuffle_ps::<0xee>(p[0], p[2]);
-        fours[4 * half + 2] = _mm512_shuffle_ps::<0x44>(p[1], p[3]);
-        fours[4 * half + 3] = _mm512_shuffle_ps::<0xee>(p[1], p[3]);
-    }
+    let fours = transpose_fours!(
+        r,
+        _mm512_setzero_ps,
+        [_mm512_unpacklo_ps, _mm512_unpackhi_ps],
+        _mm512_shuffle_ps
+    );
     let mut rows = [_mm512_setzero_ps(); 8];
     for j in 0..4 {
         rows[j] = _mm512_shuffle_f32x4::<0x88>(fours[j], fours[4 + j]);
