@@ -69,6 +69,26 @@ impl GgufRows {
         make(&usual, out, &mut scratch.values)
     }
 
+    /// Reads some rows into `out`, without another change than their order.
+    fn copy(&self, range: Range<usize>, out: &mut [u8], scratch: &mut Scratch) -> Result<()> {
+        let Some(head) = self.head.filter(|head| *head > 0) else {
+            return self.tensor.read_rows(range, out);
+        };
+        let units = match self.units == self.rows {
+            true => range.len(),
+            false => self.units,
+        };
+        let bytes = sized_bytes(&mut scratch.stored, range.len() * self.tensor.row_bytes());
+        self.tensor.read_rows(range, bytes)?;
+        let size = (bytes.len() / units.max(1)).max(1);
+        for (row, out) in out.chunks_exact_mut(size).enumerate() {
+            let from = permuted_row(row, head) * size;
+            let row = bytes.get(from..from + size).ok_or_else(no_parts)?;
+            out.copy_from_slice(row);
+        }
+        Ok(())
+    }
+
     /// Packs some rows with the kernels for `blocks`. Returns `false` if the rows are not whole row
     /// blocks.
     pub(super) fn pack(
@@ -172,25 +192,16 @@ impl Weights {
         let parts = [PartLayout::rows(cols, dtype)];
         // The file is little-endian, so bytes can be copied only on a little-endian machine.
         let as_stored = float_type(tensor.kind) == Some(dtype) && cfg!(target_endian = "little");
-        if as_stored && self.permuted_heads(tensor)?.is_none() {
-            let (rows, _) = rows_and_cols(&tensor.shape);
-            let stored = StoredRows {
-                rows,
-                nbytes: tensor.nbytes,
-                together: 1,
-            };
-            let made = self.in_chunks(stored, &parts, |range, out, _| {
+        if as_stored {
+            let rows = self.gguf_rows(tensor)?;
+            let made = self.in_chunks(rows.stored(), &parts, |range, out, scratch| {
                 let [out] = out else { return Err(no_parts()) };
-                tensor.read_rows(range, out)
+                rows.copy(range, out, scratch)
             })?;
             return one(made, shape);
         }
         let made = self.gguf_chunks(tensor, &parts, |bytes, out, values| {
             let [out] = out else { return Err(no_parts()) };
-            if as_stored && bytes.len() == out.len() {
-                out.copy_from_slice(bytes);
-                return Ok(());
-            }
             // If the bytes are aligned, the conversion uses the processor's instructions.
             if let (GgmlType::F16, true, Ok(halves)) = (
                 tensor.kind,

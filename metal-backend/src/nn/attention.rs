@@ -2,7 +2,7 @@
 //! express the differences between model families: biases, norms, windows, caps, sinks, rotation.
 
 use inference::{AttentionSums, Hook, StepPart};
-use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate};
+use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, zeros};
 
 use super::adapter;
 use super::attention_mask::nearer;
@@ -11,7 +11,7 @@ use super::linear::{Linear, project};
 use super::norm::{Norm, apart, spec, through};
 use super::rope::Rope;
 use crate::cache::{KvView, Order, Row, Stored, Switch, in_place, lengths, offset};
-use crate::exec::{AttentionSpec, Epilogue, Heads, NormSpec, PlainView, RotarySpec};
+use crate::exec::{AttentionSpec, Epilogue, Heads, NormSpec, PlainView, RotarySpec, on_kernels};
 use crate::nn::hooks::Watch;
 
 /// One attention layer.
@@ -118,12 +118,14 @@ impl Attention {
             (x, norm) = (through(norm, &x)?, None);
         }
         let (x, norm) = (&x, &norm);
-        if let (Some(heads), false) = (self.kernel_heads(furthest(rows)), watch.wants_attention())
+        if let (Some((heads, made)), false) =
+            (self.some_heads(furthest(rows)), watch.wants_attention())
             && let Some(packed) = self.packed(*norm, x)?
         {
             let packed = self.clipped(packed)?;
             watch.lap(layer, StepPart::Qkv, &[&packed])?;
-            let attended = self.attend_packed(&heads, &packed, rows, layer, positions)?;
+            let heads = (&heads, made);
+            let attended = self.attend_packed(heads, &packed, rows, layer, positions)?;
             watch.lap(layer, StepPart::Attention, &[&attended])?;
             return self.output(&attended, residual.as_ref(), (layer, watch));
         }
@@ -174,23 +176,89 @@ impl Attention {
     /// Queries, keys and values of `norm(x)` in one array, `[1, T, (H + 2 * Hkv) * D]`, before head
     /// norms and rotation. `None` if our kernels do not support the projections.
     fn packed(&self, norm: Option<&Norm>, x: &Array) -> Result<Option<Array>> {
-        let (Some(k_proj), Some(v_proj)) = (&self.k_proj, &self.v_proj) else {
-            return Ok(None);
-        };
-        project(&[&self.q_proj, k_proj, v_proj], norm, Epilogue::None, x)
+        match (&self.k_proj, &self.v_proj) {
+            (None, _) => Ok(None),
+            (Some(k_proj), Some(v_proj)) => {
+                project(&[&self.q_proj, k_proj, v_proj], norm, Epilogue::None, x)
+            }
+            (Some(k_proj), None) => {
+                let both = project(&[&self.q_proj, k_proj], norm, Epilogue::None, x)?;
+                let first = self.n_heads * self.head_dim;
+                both.map(|both| {
+                    let values = both.slice_axis(2, first, both.dim(2)?)?;
+                    concatenate(&[&both, &values], 2)
+                })
+                .transpose()
+            }
+        }
     }
 
-    /// Stores the keys and values of `packed`, and returns the attention output of its queries,
-    /// `[1, T or rows, H * D]`. `packed` `[1, T, (H + 2 * Hkv) * D]` has queries, keys and values
-    /// before head norms and rotation.
+    /// The parts of the layer that `made` names, of `packed` `[1, T, (H + 2 * Hkv) * D]`, which has
+    /// queries, keys and values before head norms and rotation. The result has the same shape.
+    fn ready(&self, packed: &Array, made: Made, rows: &[Row<'_>], layer: usize) -> Result<Array> {
+        let (n, n_kv, d) = (self.n_heads, self.n_kv_heads, self.head_dim);
+        let total = packed.dim(1)?;
+        let part = |from: i32, heads: i32| packed.slice_axis(2, from * d, (from + heads) * d);
+        let before = self.norms.before();
+        let queries = self.heads(&part(0, n)?, n, before[0])?;
+        let keys = self.heads(&part(n, n_kv)?, n_kv, before[1])?;
+        let after = self.norms.after();
+        let mut parts = Vec::with_capacity(3);
+        for (i, (all, heads)) in [(queries, n), (keys, n_kv)].into_iter().enumerate() {
+            let mut from = 0;
+            let mut turned = Vec::with_capacity(rows.len());
+            for row in rows {
+                let to = from + row.length;
+                let mut some = match rows.len() {
+                    1 => all.clone(),
+                    _ => all.slice_axis(2, from, to)?,
+                };
+                from = to;
+                let offset = row.caches.get(layer).map_or(0, |cache| cache.offset());
+                if made == Made::Rotation {
+                    let end = (offset + row.length).max(row.caches.reach());
+                    some = through(after[i], &self.rotate(&some, offset, end)?)?;
+                }
+                turned.push(if i == 0 {
+                    self.grown(&some, offset)?
+                } else {
+                    some
+                });
+            }
+            let all = match turned.as_slice() {
+                [one] => one.clone(),
+                several => concatenate(&several.iter().collect::<Vec<_>>(), 2)?,
+            };
+            let all = all.transpose_axes(&[0, 2, 1, 3])?;
+            parts.push(all.reshape(&[1, total, heads * d])?);
+        }
+        let values = part(n + n_kv, n_kv)?;
+        parts.push(match &self.norms.v {
+            None => values,
+            Some(norm) => {
+                let values = norm.forward(&values.reshape(&[1, total, n_kv, d])?)?;
+                values.reshape(&[1, total, n_kv * d])?
+            }
+        });
+        concatenate(&parts.iter().collect::<Vec<_>>(), 2)
+    }
+
+    /// Stores the keys and values of `raw`, and returns the attention output of its queries, `[1, T
+    /// or rows, H * D]`. `raw` `[1, T, (H + 2 * Hkv) * D]` has queries, keys and values before head
+    /// norms and rotation. `heads` and `made` are those of [`Self::some_heads`].
     pub(super) fn attend_packed(
         &self,
-        heads: &Heads,
-        packed: &Array,
+        (heads, made): (&Heads, Made),
+        raw: &Array,
         rows: &mut [Row<'_>],
         layer: usize,
         positions: Positions,
     ) -> Result<Array> {
+        let ready = match made {
+            Made::Nothing => raw.clone(),
+            _ => self.ready(raw, made, rows, layer)?,
+        };
+        let packed = &ready;
         let places: Vec<(i32, i32)> = rows
             .iter()
             .map(|row| {
@@ -211,27 +279,8 @@ impl Attention {
             .reshape(&[1, total, n, d])?
             .transpose_axes(&[0, 2, 1, 3])?;
         let views = store(rows, layer, &keys, &values)?;
-        let kernel_views: Option<Vec<PlainView>> = views
-            .iter()
-            .zip(&places)
-            .map(
-                |(view, &(length, offset))| match (&view.keys, &view.values) {
-                    (Stored::Plain(keys), Stored::Plain(values)) => Some(PlainView {
-                        length,
-                        offset,
-                        keys: keys.clone(),
-                        values: values.clone(),
-                        packing: None,
-                        filled: keys.dim(2).unwrap_or(0),
-                        order: match view.order {
-                            Order::Run { keep, start } => Some((keep, start)),
-                            Order::Any => None,
-                        },
-                        window: nearer(self.window, view.window),
-                    }),
-                    _ => None,
-                },
-            )
+        let kernel_views: Option<Vec<PlainView>> = (views.iter().zip(&places))
+            .map(|(view, &place)| self.plain_view(view, place))
             .collect();
         if let Some(kernel_views) = kernel_views {
             return heads.attend(packed, &kernel_views, last);
@@ -239,11 +288,79 @@ impl Attention {
         // Our kernels do not read the caches that MLX packs. Its operations compute the rest.
         let lengths = lengths(rows);
         let queries = positions
-            .of(packed, &lengths)?
+            .of(raw, &lengths)?
             .slice_axis(2, 0, self.n_heads * d)?;
         let queries = self.heads(&queries, self.n_heads, self.norms.before()[0])?;
         let watch = &mut Watch::nothing();
         self.attend_queries(&queries, &views, &lengths, positions, (layer, watch))
+    }
+
+    /// The view in the kernels' form, for queries of this length from this position on. `None` if
+    /// MLX has packed its keys.
+    fn plain_view(&self, view: &KvView, (length, offset): (i32, i32)) -> Option<PlainView> {
+        let (Stored::Plain(keys), Stored::Plain(values)) = (&view.keys, &view.values) else {
+            return None;
+        };
+        Some(PlainView {
+            length,
+            offset,
+            keys: keys.clone(),
+            values: values.clone(),
+            packing: None,
+            filled: keys.dim(2).unwrap_or(0),
+            order: match view.order {
+                Order::Run { keep, start } => Some((keep, start)),
+                Order::Any => None,
+            },
+            window: nearer(self.window, view.window),
+        })
+    }
+
+    /// The attention output `[1, L, H * D]` of queries `[1, H, L, D]` of one row, after norms and
+    /// rotation, computed by the kernels. `place` is the number of queries and the position of the
+    /// first. `None` if the kernels do not support the layer.
+    fn attend_on_kernels(
+        &self,
+        queries: &Array,
+        view: &KvView,
+        place: (i32, i32),
+    ) -> Result<Option<Array>> {
+        let (length, offset) = place;
+        let furthest = Furthest {
+            position: offset + length,
+            reach: 0,
+        };
+        if self.is_divided(furthest) || queries.dtype() != Dtype::Float32 || !on_kernels()? {
+            return Ok(None);
+        }
+        let (Some(heads), Some(view)) = (
+            self.bare(RotarySpec::None).heads(),
+            self.plain_view(view, place),
+        ) else {
+            return Ok(None);
+        };
+        let queries = queries.transpose_axes(&[0, 2, 1, 3])?;
+        let queries = queries.reshape(&[1, length, self.n_heads * self.head_dim])?;
+        // The kernel reads no keys and values here: those of these positions are stored.
+        let none = zeros(
+            &[1, length, 2 * self.n_kv_heads * self.head_dim],
+            Dtype::Float32,
+        )?;
+        let packed = concatenate(&[&queries, &none], -1)?;
+        heads.attend(&packed, &[view], false).map(Some)
+    }
+
+    /// The layer for kernels without norms, with this rotation.
+    fn bare<'a>(&'a self, rotary: RotarySpec<'a>) -> AttentionSpec<'a> {
+        AttentionSpec {
+            q_norm: NormSpec::None,
+            k_norm: NormSpec::None,
+            v_norm: NormSpec::None,
+            across_heads: false,
+            after_rotation: false,
+            rotary,
+            ..self.spec()
+        }
     }
 
     /// Writes keys and values directly into the caches, if all caches support direct writes.
@@ -418,6 +535,9 @@ impl Attention {
                 if watch.wants_weights() {
                     watch.saw_weights(layer, &self.last_weights(&q, view, end - 1)?)?;
                 }
+                if let Some(attended) = self.attend_on_kernels(&q, view, (left, end - left))? {
+                    return Ok(attended);
+                }
                 // [1, H, L, D] -> [1, L, H*D]
                 self.attend_row(&q, view, end - left, left)?
                     .transpose_axes(&[0, 2, 1, 3])?
@@ -454,12 +574,41 @@ impl Attention {
         }
     }
 
+    /// The layer in the kernels' form, and what MLX's operations compute before the kernels attend.
+    /// `None` if the kernels do not support the layer.
+    pub(super) fn some_heads(&self, furthest: Furthest) -> Option<(Heads, Made)> {
+        if let Some(heads) = self.kernel_heads(furthest) {
+            return Some((heads, Made::Nothing));
+        }
+        if self.is_divided(furthest) {
+            return None;
+        }
+        let spec = self.spec();
+        let changes = match self.switch() {
+            Some(Switch::Gradual(length)) => furthest.reach > length,
+            _ => matches!(spec.rotary, RotarySpec::Changing),
+        };
+        let made = match self.norms.after_rotation || changes {
+            true => Made::Rotation,
+            false => Made::Norms,
+        };
+        let rotary = match made {
+            Made::Rotation => RotarySpec::None,
+            _ => spec.rotary,
+        };
+        Some((self.bare(rotary).heads()?, made))
+    }
+
+    /// Whether a query is in another chunk than the first key.
+    fn is_divided(&self, furthest: Furthest) -> bool {
+        self.chunk.is_some_and(|chunk| furthest.position > chunk)
+    }
+
     /// The layer in the kernels' form for sequences of these lengths; `None` if the kernels do not
     /// support the layer.
     pub(super) fn kernel_heads(&self, furthest: Furthest) -> Option<Heads> {
         let grows = |growth: &Growth| growth.is_felt(furthest.position);
-        let is_divided = self.chunk.is_some_and(|chunk| furthest.position > chunk);
-        if is_divided || self.growth.as_ref().is_some_and(grows) {
+        if self.is_divided(furthest) || self.growth.as_ref().is_some_and(grows) {
             return None;
         }
         match self.switch() {
@@ -486,6 +635,17 @@ impl Attention {
         };
         heads.transpose_axes(&[0, 2, 1, 3])
     }
+}
+
+/// What is computed with MLX's operations before the kernels attend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Made {
+    /// Nothing: the kernels know the norms and the rotation.
+    Nothing,
+    /// The norms, and the growth of queries.
+    Norms,
+    /// The norms, the rotation, and the growth of queries.
+    Rotation,
 }
 
 /// The lengths of the longest rows of a step.
