@@ -145,6 +145,7 @@ const ORDER: &[&str] = &[
     "recurrence::gates",
     "recurrence::step",
     "recurrence::matrix_memory",
+    "recurrence::selective",
     "recurrence::chunk",
     "recurrence::run",
     "sampling",

@@ -13,6 +13,7 @@ use crate::checkpoint::config::{RopeConfig, limits};
 use crate::error::engine;
 use crate::loader::Weights;
 use crate::nn::attention::Growth;
+use crate::nn::head_matrices::HeadMatrices;
 use crate::nn::indexer::Indexer;
 use crate::nn::latent_attention::{LatentAttention, LatentQueries, ShortQueries};
 use crate::nn::{Attention, FeedForward, HeadNorms, Linear, Norm, Rope};
@@ -113,6 +114,8 @@ pub fn attention(
         })),
     };
     let (to_latent, from_latent) = expansions(b, at, sizes)?;
+    let on_cpu = b.weights.is_on_cpu();
+    let prepared = |matrices| HeadMatrices::new(matrices, on_cpu).map_err(engine("weights"));
     let config = RopeConfig {
         partial: 1.0,
         ..b.config.rope_of(i).clone()
@@ -130,8 +133,8 @@ pub fn attention(
         queries,
         kv_down: b.linear(&name("kv_a_proj_with_mqa"), hidden, rank + rotated, bias)?,
         kv_norm: short_norm(b, &name("kv_a_layernorm"), rank, latent)?,
-        to_latent,
-        from_latent,
+        to_latent: prepared(to_latent)?,
+        from_latent: prepared(from_latent)?,
         plain,
         rotated,
         values,

@@ -124,6 +124,8 @@ struct Planner<'a> {
     /// The number of matrices whose GGUF blocks are quantized again, by block type.
     requantized: BTreeMap<String, usize>,
     dropped: usize,
+    /// Stacks of experts that are stored in a form that is not quantized.
+    dense_experts: Vec<String>,
     items: Vec<Item>,
     parameters: u64,
 }
@@ -170,6 +172,7 @@ impl<'a> Planner<'a> {
             dense_blocks: 0,
             requantized: BTreeMap::new(),
             dropped: 0,
+            dense_experts: Vec::new(),
             items: Vec::new(),
             parameters: 0,
         })
@@ -416,6 +419,9 @@ impl<'a> Planner<'a> {
         if kind.is_some_and(scales::is_block) {
             self.dense_blocks += 1;
         }
+        if self.chooser.is_some() && like.float().is_some() && rules::is_fused_stack(name, &shape) {
+            self.dense_experts.push(name.to_owned());
+        }
         let is_given = self.given.dense.contains_key(name);
         let (work, dtype) = match (like.float(), self.options.dtype) {
             (Some(float), to)
@@ -547,6 +553,15 @@ impl<'a> Planner<'a> {
                  without --quantize they keep their numbers where MLX has a form for them",
                 kinds.join(", "),
                 chooser.base.told()
+            ));
+        }
+        if let [first, others @ ..] = self.dense_experts.as_slice() {
+            let more = match others.len() {
+                0 => String::new(),
+                n => format!(" and {n} more"),
+            };
+            notes.push(format!(
+                "experts stay in 16 bits, because their matrices are stored together: {first}{more}"
             ));
         }
         let keeps_quantization =

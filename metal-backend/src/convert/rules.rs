@@ -200,6 +200,14 @@ pub(super) fn is_dropped(name: &str, tied: bool) -> bool {
     tied && head.starts_with("lm_head.")
 }
 
+/// Whether a tensor has the matrices of all experts, in a form that is not quantized: gate and up
+/// joined, or stored by columns.
+pub(super) fn is_fused_stack(name: &str, shape: &[usize]) -> bool {
+    let of_experts = name.contains(".experts.") && !name.ends_with("bias");
+    let joined = name.ends_with("input_linear.weight") || name.ends_with("output_linear.weight");
+    shape.len() >= 2 && of_experts || shape.len() == 3 && joined
+}
+
 /// The name of the stack to which an expert's matrix belongs, and its index in the stack.
 pub(super) fn expert(name: &str) -> Option<(String, usize)> {
     let path = name.strip_suffix(".weight")?;
@@ -238,8 +246,28 @@ pub(super) fn stacks<'a>(
     stacks.retain(|stack, members| {
         !spoilt.contains(stack) && members.keys().copied().eq(0..members.len())
     });
+    let gated: Vec<String> = (stacks.keys())
+        .filter_map(|stack| Some(stack.strip_suffix("gate_proj.weight")?.to_owned()))
+        .collect();
     stacks
         .into_iter()
-        .map(|(stack, members)| (stack, members.into_values().collect()))
+        .map(|(stack, members)| {
+            let name = match stack.rsplit_once("switch_mlp.") {
+                Some((block, part)) if !gated.contains(&format!("{block}switch_mlp.")) => {
+                    format!("{block}switch_mlp.{}", ungated(part))
+                }
+                _ => stack,
+            };
+            (name, members.into_values().collect())
+        })
         .collect()
+}
+
+/// mlx-lm's names of the matrices of experts that have no gate (Nemotron-H).
+fn ungated(part: &str) -> &str {
+    match part {
+        "up_proj.weight" => "fc1.weight",
+        "down_proj.weight" => "fc2.weight",
+        part => part,
+    }
 }

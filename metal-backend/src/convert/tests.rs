@@ -2,7 +2,7 @@
 //! tests whole conversions.
 
 use super::gguf::llama3_scaling;
-use super::rules::{Chooser, base_format, expert, is_dropped, layer_of, stacks};
+use super::rules::{Chooser, base_format, expert, is_dropped, is_fused_stack, layer_of, stacks};
 use super::*;
 use crate::checkpoint::gguf_config::GgufNames;
 use mlx_rs_core::QuantMode;
@@ -140,6 +140,22 @@ fn names_are_taken_apart() {
     let actual = stacks(names.into_iter());
     assert_eq!(actual.len(), 1, "{actual:?}");
     assert_eq!(actual["a.switch_mlp.gate_proj.weight"], names[..2]);
+    // mlx-lm has other names for experts without a gate.
+    let names = [
+        "a.experts.0.up_proj.weight",
+        "a.experts.0.down_proj.weight",
+        "b.experts.0.up_proj.weight",
+        "b.experts.0.gate_proj.weight",
+    ];
+    assert_eq!(
+        stacks(names.into_iter()).into_keys().collect::<Vec<_>>(),
+        [
+            "a.switch_mlp.fc1.weight",
+            "a.switch_mlp.fc2.weight",
+            "b.switch_mlp.gate_proj.weight",
+            "b.switch_mlp.up_proj.weight",
+        ]
+    );
 
     assert!(
         is_dropped("vision_tower.x.weight", false) && is_dropped("model.vision_tower.x", false)
@@ -147,6 +163,12 @@ fn names_are_taken_apart() {
     assert!(is_dropped("lm_head.weight", true) && !is_dropped("lm_head.weight", false));
     assert!(is_dropped("language_model.lm_head.weight", true));
     assert!(!is_dropped("model.layers.0.mlp.up_proj.weight", true));
+
+    assert!(is_fused_stack("l.experts.gate_up_proj", &[4, 8, 8]));
+    assert!(is_fused_stack("l.ffn.experts.mlp.w1", &[32, 8]));
+    assert!(is_fused_stack("l.moe.input_linear.weight", &[4, 8, 8]));
+    assert!(!is_fused_stack("l.experts.gate_up_proj_bias", &[4, 8]));
+    assert!(!is_fused_stack("l.mixer.input_linear.weight", &[8, 8]));
 }
 
 #[test]

@@ -90,7 +90,6 @@ impl ExpertMatrix {
     }
 
     /// Whether our kernels multiply by this stack.
-    #[cfg(test)]
     pub fn is_kernel(&self) -> bool {
         matches!(self.0, Kind::Kernel(_))
     }

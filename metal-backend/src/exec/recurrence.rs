@@ -1,12 +1,12 @@
 //! Decides which recurrences our kernels compute. MLX's implementations are in `nn/mlstm_cell.rs`,
-//! `nn/ssd.rs` and `nn/delta_rule.rs`.
+//! `nn/ssd.rs`, `nn/delta_rule.rs` and `nn/mamba.rs`.
 
 use std::ffi::OsStr;
 
 use mlx_rs_core::{Array, DeviceKind, Error, ErrorKind, Result, Stream};
 
 /// The kernels' types of a matrix memory. Other modules import these types from here.
-pub use mlx_rs_core::cpu::{Memory, MemoryInputs, MemoryRule};
+pub use mlx_rs_core::cpu::{Memory, MemoryInputs, MemoryRule, SelectiveScan};
 
 /// Computes outputs `[R, L, heads * value_dim]` and the state after them, with the kernel. `None`
 /// if the current stream is not on the CPU, or the result needs gradients; the caller then uses
@@ -21,6 +21,18 @@ pub fn scan(
         return Ok(None);
     }
     memory.scan(positions, state).map(Some)
+}
+
+/// As [`scan`], for states of channels: outputs `[R, L, channels]`, and the state after them.
+pub fn selective(
+    positions: &SelectiveScan<'_>,
+    state: &Array,
+    differentiated: bool,
+) -> Result<Option<(Array, Array)>> {
+    if differentiated || !super::on_kernels()? {
+        return Ok(None);
+    }
+    positions.scan(state).map(Some)
 }
 
 /// Whether GPU kernels compute the mLSTM recurrence. They do if the current stream is on a GPU and

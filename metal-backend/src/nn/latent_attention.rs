@@ -7,6 +7,7 @@ use mlx_rs_core::{Array, Result, concatenate, zeros};
 
 use super::attention::{Attention, Positions, furthest};
 use super::attention_mask::visible;
+use super::head_matrices::HeadMatrices;
 use super::hooks::Watch;
 use super::indexer::{IndexQueries, Indexer, selected};
 use super::linear::Linear;
@@ -44,9 +45,9 @@ pub struct LatentAttention {
     /// The norm of the latent vector.
     pub kv_norm: Norm,
     /// `[heads, plain, rank]`: maps the unrotated part of queries to the latent space.
-    pub to_latent: Array,
+    pub to_latent: HeadMatrices,
     /// `[heads, rank, values]`: maps attention outputs from the latent space to values.
-    pub from_latent: Array,
+    pub from_latent: HeadMatrices,
     /// Elements of a query head that do not rotate.
     pub plain: i32,
     /// Elements of a query head that rotate.
@@ -88,10 +89,7 @@ impl LatentAttention {
         let (plain, all) = (self.plain, self.plain + self.rotated);
         let q = q.reshape(&[1, length, heads, all])?;
         let turning = q.slice_axis(-1, plain, all)?;
-        let still = q.slice_axis(-1, 0, plain)?.transpose_axes(&[0, 2, 1, 3])?;
-        // [1, H, T, plain] x [H, plain, rank]
-        let still = still.matmul(&self.to_latent)?;
-        let still = still.transpose_axes(&[0, 2, 1, 3])?;
+        let still = self.to_latent.forward(&q.slice_axis(-1, 0, plain)?)?;
         let width = heads * self.core.head_dim;
         let queries = match &self.indexer {
             None => concatenate(&[&turning, &still], -1)?,
@@ -118,12 +116,8 @@ impl LatentAttention {
         let (length, heads, all) = (attended.dim(1)?, self.core.n_heads, self.core.head_dim);
         let attended = attended.reshape(&[1, length, heads, all])?;
         let short = attended.slice_axis(-1, self.rotated, self.rotated + self.rank())?;
-        let short = short.transpose_axes(&[0, 2, 1, 3])?;
-        let values = short.matmul(&self.from_latent)?; // [1, H, T, values]
-        let width = heads * self.values;
-        values
-            .transpose_axes(&[0, 2, 1, 3])?
-            .reshape(&[1, length, width])
+        let values = self.from_latent.forward(&short)?;
+        values.reshape(&[1, length, heads * self.values])
     }
 
     /// The attention output of queries `[1, T or rows, heads * head_dim]` before rotation, where

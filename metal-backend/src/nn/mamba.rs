@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate};
 
+use super::adapter;
 use super::attention::Positions;
 use super::causal_conv::CausalConv;
 use super::hooks::Watch;
@@ -23,6 +24,7 @@ use crate::cache::{
     CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
 };
 use crate::exec::activation::softplus;
+use crate::exec::recurrence::{self, SelectiveScan};
 
 /// The number of positions per chunk. It limits memory, and does not change the result.
 const CHUNK: i32 = 32;
@@ -84,7 +86,7 @@ impl MambaShape {
 struct Inputs {
     /// `[R, L, inner]`.
     x: Array,
-    /// Step sizes, `[R, L, inner]`.
+    /// Step sizes before their softplus, `[R, L, inner]`.
     steps: Array,
     /// The map from inputs to the state (B), `[R, L, state]`.
     written: Array,
@@ -127,7 +129,7 @@ fn scan(inputs: &Inputs, rates: &Array, before: &Array, size: i32) -> Result<(Ar
 /// parallel prefix scan composes the maps at distances `1, 2, 4, ..` (Hillis and Steele 1986).
 fn scan_chunk(inputs: &Inputs, rates: &Array, before: &Array) -> Result<(Array, Array)> {
     let length = inputs.x.dim(1)?;
-    let steps = inputs.steps.expand_dims(-1)?; // [R, L, inner, 1]
+    let steps = softplus(&inputs.steps)?.expand_dims(-1)?; // [R, L, inner, 1]
     let mut kept = steps.multiply(rates)?.exp()?; // [R, L, inner, state]
     let mut added =
         (steps.multiply(&inputs.x.expand_dims(-1)?)?).multiply(&inputs.written.expand_dims(2)?)?;
@@ -176,12 +178,24 @@ impl Mixer for Mamba {
             };
             let steps = self.dt_proj.forward(&map(0, 0, rank)?)?;
             let inputs = Inputs {
-                steps: softplus(&steps.astype(Dtype::Float32)?)?,
+                steps: steps.astype(Dtype::Float32)?,
                 written: map(1, rank, state)?.astype(Dtype::Float32)?,
                 read: map(2, rank + state, state)?.astype(Dtype::Float32)?,
                 x: mixed,
             };
-            let (y, after) = scan(&inputs, &self.rates, part(&before, 1)?, CHUNK)?;
+            let before = part(&before, 1)?;
+            let positions = SelectiveScan {
+                x: &inputs.x,
+                steps: &inputs.steps,
+                rates: &self.rates,
+                written: &inputs.written,
+                read: &inputs.read,
+            };
+            let on_kernels = recurrence::selective(&positions, before, adapter::differentiated())?;
+            let (y, after) = match on_kernels {
+                Some(outputs) => outputs,
+                None => scan(&inputs, &self.rates, before, CHUNK)?,
+            };
             let y = y.add(&inputs.x.multiply(&self.skip)?)?;
             Ok((y, vec![last, after]))
         })?;
@@ -222,6 +236,7 @@ mod tests {
                 let mut y = 0.0;
                 for i in 0..STATE {
                     let s = &mut state[channel * STATE + i];
+                    let step = step.exp().ln_1p();
                     let decay = (step * rates[channel * STATE + i]).exp();
                     *s = decay * *s + step * x * written[at * STATE + i];
                     y += *s * read[at * STATE + i];
@@ -237,7 +252,7 @@ mod tests {
         for length in [1usize, 2, 5, 16, 23] {
             let all = [
                 numbers(length * INNER, 1),
-                numbers(length * INNER, 2).iter().map(|v| v.abs()).collect(),
+                numbers(length * INNER, 2),
                 numbers(length * STATE, 3),
                 numbers(length * STATE, 4),
                 numbers(INNER * STATE, 5).iter().map(|v| -v.abs()).collect(),

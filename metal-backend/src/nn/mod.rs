@@ -18,6 +18,7 @@ mod full_attention;
 pub mod fused;
 pub mod gated_attention;
 pub mod gated_delta;
+pub mod head_matrices;
 pub mod head_norm;
 pub mod hooks;
 pub mod indexer;

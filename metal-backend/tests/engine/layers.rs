@@ -63,6 +63,7 @@ const ORDER: &[&str] = &[
     "nn::gated_attention",
     "nn::uneven_attention",
     "nn::indexer",
+    "nn::head_matrices",
     "nn::latent_attention",
     "nn::recurrence",
     "nn::head_norm",

@@ -1,5 +1,6 @@
-//! Layers that have a matrix memory per head instead of keys and values: mLSTM, the state spaces of
-//! Mamba-2, and the gated delta rule. Positions are computed one at a time or in chunks.
+//! Layers that have a state instead of keys and values. A matrix memory per head: mLSTM, the state
+//! spaces of Mamba-2, and the gated delta rule; positions are computed one at a time or in chunks. A
+//! state per channel: Mamba.
 
 pub(crate) mod chunk;
 pub(crate) mod gates;
@@ -7,4 +8,5 @@ pub(crate) mod matrix_memory;
 pub(crate) mod run;
 #[cfg(test)]
 mod run_tests;
+pub(crate) mod selective;
 pub(crate) mod step;

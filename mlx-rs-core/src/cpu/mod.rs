@@ -33,6 +33,7 @@ mod quantized;
 mod quantized_rows;
 mod recurrence;
 mod sample;
+mod selective_scan;
 #[cfg(test)]
 mod tests;
 mod vjp;
@@ -58,3 +59,4 @@ pub use projection::{Epilogue, Projection};
 pub use quantized::QuantizedMatrix;
 pub use recurrence::{Memory, MemoryInputs};
 pub use sample::{SampleRow, sample};
+pub use selective_scan::SelectiveScan;

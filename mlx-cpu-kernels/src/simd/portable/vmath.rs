@@ -44,6 +44,20 @@ pub(crate) fn exp(x: f32) -> f32 {
     if x < EXP_MIN { 0.0 } else { value * power }
 }
 
+/// `ln(1 + exp(x))`, to about 1e-7 of the value.
+#[inline(always)]
+pub(crate) fn softplus(x: f32) -> f32 {
+    // ln(1 + z) = 2 atanh(z / (2 + z)); z is at most 1, so the argument is at most 1/3.
+    let z = exp(if x < 0.0 { x } else { -x });
+    let s = z / (2.0 + z);
+    let square = s * s;
+    let mut sum = 1.0 / 13.0;
+    for n in [11.0, 9.0, 7.0, 5.0, 3.0, 1.0] {
+        sum = sum * square + 1.0 / n;
+    }
+    (if x > 0.0 { x } else { 0.0 }) + 2.0 * s * sum
+}
+
 /// `2 / (1 + exp(-2x)) - 1`: the hyperbolic tangent, to about 1e-7.
 #[inline(always)]
 pub(crate) fn tanh(x: f32) -> f32 {
@@ -171,10 +185,13 @@ mod tests {
             assert!((got - exact).abs() <= 4e-7 * exact, "{x}: {got} {exact}");
             let difference = (f64::from(super::tanh(x)) - f64::from(x).tanh()).abs();
             assert!(difference < 4e-7, "{x}");
+            let (got, exact) = (f64::from(super::softplus(x)), f64::from(x).exp().ln_1p());
+            assert!((got - exact).abs() <= 6e-7 * exact, "{x}: {got} {exact}");
         }
         assert_eq!(super::exp(f32::NEG_INFINITY), 0.0);
         assert_eq!(super::exp(-1000.0), 0.0);
-        assert!(super::exp(f32::NAN).is_nan());
+        assert!(super::exp(f32::NAN).is_nan() && super::softplus(f32::NAN).is_nan());
+        assert_eq!(super::softplus(f32::INFINITY), f32::INFINITY);
         assert!(super::exp(1000.0).is_finite() && super::exp(0.0) == 1.0);
     }
 }
