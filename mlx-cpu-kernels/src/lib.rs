@@ -49,6 +49,7 @@ pub use gemm::dense::DenseType;
 pub use gemm::expert_block::{ExpertBlock, ExpertGate};
 pub use gemm::experts::{ExpertProduct, ExpertStack, ExpertVjp};
 pub use gemm::feature_walk::{FeatureWalk, HeldFloats, HeldProduct, StoredRows};
+pub use gemm::gated::Gated;
 pub use gemm::gather_rows::{GatherDenseRows, GatherRows};
 pub use gemm::greatest::GreatestOutputs;
 pub use gemm::layer_norm::LayerNorm;

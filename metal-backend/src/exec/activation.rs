@@ -1,6 +1,6 @@
 //! Activation functions of feed-forward blocks.
 
-use mlx_rs_core::{Array, Result, cpu, where_};
+use mlx_rs_core::{Array, Dtype, Result, cpu, where_};
 
 /// An element-wise activation function.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -102,6 +102,20 @@ impl Activation {
 /// If memory runs out.
 pub fn softplus(x: &Array) -> Result<Array> {
     Array::scalar(0.0f32)?.logaddexp(x)
+}
+
+/// `silu(x)`, times `y` if it is given. Our kernels compute it for float32, unless the current
+/// stream is not on the CPU, or the result needs gradients.
+///
+/// # Errors
+/// If the shapes differ.
+pub fn silu(x: &Array, y: Option<&Array>, differentiated: bool) -> Result<Array> {
+    let float = |a: &Array| a.dtype() == Dtype::Float32 && a.shape() == x.shape() && a.size() > 0;
+    if !differentiated && float(x) && y.is_none_or(float) && super::on_kernels()? {
+        return cpu::gated(x, cpu::Gate::Silu, y);
+    }
+    let gate = x.silu()?;
+    y.map_or(Ok(gate.clone()), |y| gate.multiply(y))
 }
 
 #[cfg(test)]

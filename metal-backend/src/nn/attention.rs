@@ -118,13 +118,14 @@ impl Attention {
             (x, norm) = (through(norm, &x)?, None);
         }
         let (x, norm) = (&x, &norm);
-        if let (Some((heads, made)), false) =
-            (self.some_heads(furthest(rows)), watch.wants_attention())
-            && let Some(packed) = self.packed(*norm, x)?
+        if let (Some((heads, precomputed)), false) = (
+            self.heads_for_kernels(furthest(rows)),
+            watch.wants_attention(),
+        ) && let Some(packed) = self.packed(*norm, x)?
         {
             let packed = self.clipped(packed)?;
             watch.lap(layer, StepPart::Qkv, &[&packed])?;
-            let heads = (&heads, made);
+            let heads = (&heads, precomputed);
             let attended = self.attend_packed(heads, &packed, rows, layer, positions)?;
             watch.lap(layer, StepPart::Attention, &[&attended])?;
             return self.output(&attended, residual.as_ref(), (layer, watch));
@@ -193,9 +194,15 @@ impl Attention {
         }
     }
 
-    /// The parts of the layer that `made` names, of `packed` `[1, T, (H + 2 * Hkv) * D]`, which has
-    /// queries, keys and values before head norms and rotation. The result has the same shape.
-    fn ready(&self, packed: &Array, made: Made, rows: &[Row<'_>], layer: usize) -> Result<Array> {
+    /// Computes what `precomputed` names. `packed` `[1, T, (H + 2 * Hkv) * D]` has queries, keys and
+    /// values before head norms and rotation. The result has the same shape.
+    fn precompute(
+        &self,
+        packed: &Array,
+        precomputed: Precomputed,
+        rows: &[Row<'_>],
+        layer: usize,
+    ) -> Result<Array> {
         let (n, n_kv, d) = (self.n_heads, self.n_kv_heads, self.head_dim);
         let total = packed.dim(1)?;
         let part = |from: i32, heads: i32| packed.slice_axis(2, from * d, (from + heads) * d);
@@ -215,7 +222,7 @@ impl Attention {
                 };
                 from = to;
                 let offset = row.caches.get(layer).map_or(0, |cache| cache.offset());
-                if made == Made::Rotation {
+                if precomputed == Precomputed::Rotation {
                     let end = (offset + row.length).max(row.caches.reach());
                     some = through(after[i], &self.rotate(&some, offset, end)?)?;
                 }
@@ -245,18 +252,18 @@ impl Attention {
 
     /// Stores the keys and values of `raw`, and returns the attention output of its queries, `[1, T
     /// or rows, H * D]`. `raw` `[1, T, (H + 2 * Hkv) * D]` has queries, keys and values before head
-    /// norms and rotation. `heads` and `made` are those of [`Self::some_heads`].
+    /// norms and rotation. `heads` and `precomputed` are those of [`Self::heads_for_kernels`].
     pub(super) fn attend_packed(
         &self,
-        (heads, made): (&Heads, Made),
+        (heads, precomputed): (&Heads, Precomputed),
         raw: &Array,
         rows: &mut [Row<'_>],
         layer: usize,
         positions: Positions,
     ) -> Result<Array> {
-        let ready = match made {
-            Made::Nothing => raw.clone(),
-            _ => self.ready(raw, made, rows, layer)?,
+        let ready = match precomputed {
+            Precomputed::Nothing => raw.clone(),
+            _ => self.precompute(raw, precomputed, rows, layer)?,
         };
         let packed = &ready;
         let places: Vec<(i32, i32)> = rows
@@ -334,7 +341,7 @@ impl Attention {
             return Ok(None);
         }
         let (Some(heads), Some(view)) = (
-            self.bare(RotarySpec::None).heads(),
+            self.without_norms(RotarySpec::None).heads(),
             self.plain_view(view, place),
         ) else {
             return Ok(None);
@@ -351,7 +358,7 @@ impl Attention {
     }
 
     /// The layer for kernels without norms, with this rotation.
-    fn bare<'a>(&'a self, rotary: RotarySpec<'a>) -> AttentionSpec<'a> {
+    fn without_norms<'a>(&'a self, rotary: RotarySpec<'a>) -> AttentionSpec<'a> {
         AttentionSpec {
             q_norm: NormSpec::None,
             k_norm: NormSpec::None,
@@ -576,9 +583,9 @@ impl Attention {
 
     /// The layer in the kernels' form, and what MLX's operations compute before the kernels attend.
     /// `None` if the kernels do not support the layer.
-    pub(super) fn some_heads(&self, furthest: Furthest) -> Option<(Heads, Made)> {
+    pub(super) fn heads_for_kernels(&self, furthest: Furthest) -> Option<(Heads, Precomputed)> {
         if let Some(heads) = self.kernel_heads(furthest) {
-            return Some((heads, Made::Nothing));
+            return Some((heads, Precomputed::Nothing));
         }
         if self.is_divided(furthest) {
             return None;
@@ -588,15 +595,15 @@ impl Attention {
             Some(Switch::Gradual(length)) => furthest.reach > length,
             _ => matches!(spec.rotary, RotarySpec::Changing),
         };
-        let made = match self.norms.after_rotation || changes {
-            true => Made::Rotation,
-            false => Made::Norms,
+        let precomputed = match self.norms.after_rotation || changes {
+            true => Precomputed::Rotation,
+            false => Precomputed::Norms,
         };
-        let rotary = match made {
-            Made::Rotation => RotarySpec::None,
+        let rotary = match precomputed {
+            Precomputed::Rotation => RotarySpec::None,
             _ => spec.rotary,
         };
-        Some((self.bare(rotary).heads()?, made))
+        Some((self.without_norms(rotary).heads()?, precomputed))
     }
 
     /// Whether a query is in another chunk than the first key.
@@ -639,7 +646,7 @@ impl Attention {
 
 /// What is computed with MLX's operations before the kernels attend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Made {
+pub(super) enum Precomputed {
     /// Nothing: the kernels know the norms and the rotation.
     Nothing,
     /// The norms, and the growth of queries.

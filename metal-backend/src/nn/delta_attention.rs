@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use mlx_rs_core::{Array, Dtype, Result};
 
+use super::adapter;
 use super::attention::Positions;
 use super::causal_conv::CausalConv;
 use super::diagonal_rule::{Inputs, scan};
@@ -17,7 +18,7 @@ use super::recurrence::{heads_first, over_rows, part};
 use crate::cache::{
     CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
 };
-use crate::exec::activation::softplus;
+use crate::exec::activation::{silu, softplus};
 
 /// The number of positions per chunk; it does not change the result.
 const CHUNK: i32 = 16;
@@ -115,7 +116,8 @@ impl Mixer for DeltaAttention {
             let mut after = Vec::with_capacity(4);
             for (at, (_, conv)) in self.inputs.iter().enumerate() {
                 let (y, last) = conv.forward(&span.of(&projected[at])?, part(&state, at)?)?;
-                mixed.push(heads_first(&y.silu()?, [heads, dim], 1)?); // [R, H, L, D]
+                let y = silu(&y, None, adapter::differentiated())?;
+                mixed.push(heads_first(&y, [heads, dim], 1)?); // [R, H, L, D]
                 after.push(last);
             }
             let strength = span.of(&strength)?.swap_axes(1, 2)?.expand_dims(-1)?; // [R, H, L, 1]

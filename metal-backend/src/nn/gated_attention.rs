@@ -86,7 +86,7 @@ impl Mixer for GatedAttention {
         let attention = &self.attention;
         let lengths = lengths(rows);
         let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
-        let heads = attention.some_heads(furthest(rows));
+        let heads = attention.heads_for_kernels(furthest(rows));
         let heads = heads.filter(|_| !watch.wants_attention());
         let packed = match (&heads, &attention.k_proj, &attention.v_proj) {
             (Some(_), Some(k_proj), Some(v_proj)) => {
@@ -103,18 +103,28 @@ impl Mixer for GatedAttention {
             None => None,
         };
         let (attended, gate) = match (heads, packed) {
-            (Some((heads, made)), Some(packed)) if separate.is_some() => {
-                let attended =
-                    attention.attend_packed((&heads, made), &packed, rows, layer, positions)?;
+            (Some((heads, precomputed)), Some(packed)) if separate.is_some() => {
+                let attended = attention.attend_packed(
+                    (&heads, precomputed),
+                    &packed,
+                    rows,
+                    layer,
+                    positions,
+                )?;
                 (attended, separate)
             }
-            (Some((heads, made)), Some(packed)) => {
+            (Some((heads, precomputed)), Some(packed)) => {
                 let wide = 2 * attention.n_heads * attention.head_dim;
                 let (queries, gate) = self.split(&packed.slice_axis(2, 0, wide)?)?;
                 let others = packed.slice_axis(2, wide, packed.dim(2)?)?;
                 let packed = concatenate(&[&queries, &others], 2)?;
-                let attended =
-                    attention.attend_packed((&heads, made), &packed, rows, layer, positions)?;
+                let attended = attention.attend_packed(
+                    (&heads, precomputed),
+                    &packed,
+                    rows,
+                    layer,
+                    positions,
+                )?;
                 (attended, Some(positions.of(&gate, &lengths)?))
             }
             _ => {

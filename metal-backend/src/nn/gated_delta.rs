@@ -18,7 +18,7 @@ use super::recurrence::{heads_first, over_rows, part};
 use crate::cache::{
     CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
 };
-use crate::exec::activation::softplus;
+use crate::exec::activation::{silu, softplus};
 use crate::exec::recurrence::{self, Memory, MemoryInputs, MemoryRule};
 
 /// The number of positions per chunk; it does not change the result.
@@ -270,7 +270,7 @@ impl Mixer for GatedDelta {
         let per_key = (shape.v_heads / shape.k_heads).unsigned_abs() as usize;
         let outputs = over_rows(rows, layer, &self.layout, |span, state| {
             let (mixed, before) = self.conv.forward(&span.of(&qkv)?, part(&state, 0)?)?;
-            let mixed = mixed.silu()?;
+            let mixed = silu(&mixed, None, adapter::differentiated())?;
             let keys = |from: i32| {
                 let heads = [span.rows, span.length, shape.k_heads, shape.k_dim];
                 let all = mixed.slice_axis(2, from, from + shape.keys())?;
@@ -303,7 +303,8 @@ impl Mixer for GatedDelta {
         })?;
         let outputs = positions.of(&outputs, &lengths)?;
         let gate = wide(&positions.of(&z, &lengths)?)?.reshape(outputs.shape())?;
-        let outputs = self.norm.forward(&outputs)?.multiply(&gate.silu()?)?;
+        let normed = self.norm.forward(&outputs)?;
+        let outputs = silu(&gate, Some(&normed), adapter::differentiated())?;
         let left = outputs.dim(1)?;
         let outputs = outputs
             .reshape(&[1, left, shape.values()])?

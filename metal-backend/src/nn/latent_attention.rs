@@ -219,14 +219,14 @@ impl Mixer for LatentAttention {
             let values = self.expanded(&attended)?;
             return (self.core.o_proj).forward_from(None, &values, residual.as_ref());
         }
-        let heads = self.core.some_heads(end);
+        let heads = self.core.heads_for_kernels(end);
         let attended = match heads.filter(|_| !watch.wants_attention()) {
-            Some((heads, made)) => {
+            Some((heads, precomputed)) => {
                 // The values are the keys before rotation. `expanded` drops the rotated part of the
                 // result.
                 let packed =
                     concatenate(&[&self.queries(&self.query_input(&x)?)?, &keys, &keys], -1)?;
-                (self.core).attend_packed((&heads, made), &packed, rows, layer, positions)?
+                (self.core).attend_packed((&heads, precomputed), &packed, rows, layer, positions)?
             }
             None => {
                 let input = self.query_input(&positions.of(&x, &lengths)?)?;

@@ -23,7 +23,7 @@ use super::recurrence::{over_rows, part};
 use crate::cache::{
     CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
 };
-use crate::exec::activation::softplus;
+use crate::exec::activation::{silu, softplus};
 use crate::exec::recurrence::{self, SelectiveScan};
 
 /// The number of positions per chunk. It limits memory, and does not change the result.
@@ -170,7 +170,7 @@ impl Mixer for Mamba {
         let gate = positions.of(&wide.slice_axis(-1, inner, 2 * inner)?, &lengths)?;
         let outputs = over_rows(rows, layer, &self.layout, |span, before| {
             let (mixed, last) = self.conv.forward(&span.of(&mixed)?, part(&before, 0)?)?;
-            let mixed = mixed.silu()?;
+            let mixed = silu(&mixed, None, adapter::differentiated())?;
             let maps = self.x_proj.forward(&mixed.astype(x.dtype())?)?;
             let map = |at: usize, from: i32, width: i32| {
                 let map = maps.slice_axis(-1, from, from + width)?;
@@ -200,7 +200,8 @@ impl Mixer for Mamba {
             Ok((y, vec![last, after]))
         })?;
         let outputs = positions.of(&outputs, &lengths)?;
-        let outputs = outputs.multiply(&gate.astype(Dtype::Float32)?.silu()?)?;
+        let gate = gate.astype(Dtype::Float32)?;
+        let outputs = silu(&gate, Some(&outputs), adapter::differentiated())?;
         let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
         self.out_proj
             .forward_from(None, &outputs.astype(x.dtype())?, residual.as_ref())

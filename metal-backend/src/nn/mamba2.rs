@@ -18,7 +18,7 @@ use super::ssd::{Inputs, scan};
 use crate::cache::{
     CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
 };
-use crate::exec::activation::softplus;
+use crate::exec::activation::{silu, softplus};
 use crate::exec::recurrence::{self, Memory, MemoryInputs, MemoryRule};
 
 /// The number of positions per chunk; it does not change the result.
@@ -69,14 +69,15 @@ impl GatedNorm {
     /// Applies gate and norm to `x` and `gate`, both `[1, T, inner]` in float32. The result has the
     /// same shape as `x`.
     fn forward(&self, x: &Array, gate: &Array) -> Result<Array> {
-        let gate = gate.silu()?;
+        let differentiated = adapter::differentiated();
         match self {
-            Self::Gate => x.multiply(&gate),
+            Self::Gate => silu(gate, Some(x), differentiated),
             Self::Grouped {
                 norm,
                 groups,
                 before_gate,
             } => {
+                let gate = silu(gate, None, differentiated)?;
                 let normed = |x: &Array| {
                     let grouped = x.reshape(&[1, x.dim(1)?, *groups, -1])?;
                     norm.forward(&grouped, Dtype::Float32)
@@ -191,7 +192,7 @@ impl Mixer for Mamba2 {
         let decay = steps.multiply(&self.rates)?;
         let outputs = over_rows(rows, layer, &self.layout, |span, state| {
             let (mixed, before) = self.conv.forward(&span.of(&mixed)?, part(&state, 0)?)?;
-            let mixed = mixed.silu()?;
+            let mixed = silu(&mixed, None, adapter::differentiated())?;
             let part_of = |from: i32, width: i32| mixed.slice_axis(2, from, from + width);
             let shared = shape.groups * shape.state;
             let (k, q) = (part_of(inner, shared)?, part_of(inner + shared, shared)?);

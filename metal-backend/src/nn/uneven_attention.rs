@@ -71,12 +71,12 @@ impl Mixer for UnevenAttention {
         let x = through(norm, x)?;
         let keys = present(attention.k_proj.as_ref())?.forward(&x)?;
         let values = self.padded(&x)?;
-        let heads = attention.some_heads(furthest(rows));
+        let heads = attention.heads_for_kernels(furthest(rows));
         let attended = match heads.filter(|_| !watch.wants_attention()) {
-            Some((heads, made)) => {
+            Some((heads, precomputed)) => {
                 let queries = attention.q_proj.forward(&x)?;
                 let packed = concatenate(&[&queries, &keys, &values], -1)?;
-                attention.attend_packed((&heads, made), &packed, rows, layer, positions)?
+                attention.attend_packed((&heads, precomputed), &packed, rows, layer, positions)?
             }
             None => {
                 let queries = attention.q_proj.forward(&positions.of(&x, &lengths)?)?;

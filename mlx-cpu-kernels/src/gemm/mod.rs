@@ -19,6 +19,7 @@ pub(crate) mod feature_walk;
 pub(crate) mod few_rows;
 #[cfg(test)]
 mod format_tests;
+pub(crate) mod gated;
 pub(crate) mod gather_rows;
 pub(crate) mod greatest;
 #[cfg(target_arch = "x86_64")]
