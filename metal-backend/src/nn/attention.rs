@@ -2,16 +2,16 @@
 //! express the differences between model families: biases, norms, windows, caps, sinks, rotation.
 
 use inference::{AttentionSums, Hook, StepPart};
-use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, zeros};
+use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate};
 
 use super::adapter;
-use super::attention_mask::nearer;
+use super::attention_parts::furthest;
 pub use super::attention_parts::{Growth, HeadNorms};
 use super::linear::{Linear, project};
 use super::norm::{Norm, apart, spec, through};
 use super::rope::Rope;
-use crate::cache::{KvView, Order, Row, Stored, Switch, in_place, lengths, offset};
-use crate::exec::{AttentionSpec, Epilogue, Heads, NormSpec, PlainView, RotarySpec, on_kernels};
+use crate::cache::{KvView, Row, Stored, Switch, lengths};
+use crate::exec::{AttentionSpec, Epilogue, NormSpec, RotarySpec};
 use crate::nn::hooks::Watch;
 
 /// One attention layer.
@@ -194,222 +194,6 @@ impl Attention {
         }
     }
 
-    /// Computes what `precomputed` names. `packed` `[1, T, (H + 2 * Hkv) * D]` has queries, keys and
-    /// values before head norms and rotation. The result has the same shape.
-    fn precompute(
-        &self,
-        packed: &Array,
-        precomputed: Precomputed,
-        rows: &[Row<'_>],
-        layer: usize,
-    ) -> Result<Array> {
-        let (n, n_kv, d) = (self.n_heads, self.n_kv_heads, self.head_dim);
-        let total = packed.dim(1)?;
-        let part = |from: i32, heads: i32| packed.slice_axis(2, from * d, (from + heads) * d);
-        let before = self.norms.before();
-        let queries = self.heads(&part(0, n)?, n, before[0])?;
-        let keys = self.heads(&part(n, n_kv)?, n_kv, before[1])?;
-        let after = self.norms.after();
-        let mut parts = Vec::with_capacity(3);
-        for (i, (all, heads)) in [(queries, n), (keys, n_kv)].into_iter().enumerate() {
-            let mut from = 0;
-            let mut turned = Vec::with_capacity(rows.len());
-            for row in rows {
-                let to = from + row.length;
-                let mut some = match rows.len() {
-                    1 => all.clone(),
-                    _ => all.slice_axis(2, from, to)?,
-                };
-                from = to;
-                let offset = row.caches.get(layer).map_or(0, |cache| cache.offset());
-                if precomputed == Precomputed::Rotation {
-                    let end = (offset + row.length).max(row.caches.reach());
-                    some = through(after[i], &self.rotate(&some, offset, end)?)?;
-                }
-                turned.push(if i == 0 {
-                    self.grown(&some, offset)?
-                } else {
-                    some
-                });
-            }
-            let all = match turned.as_slice() {
-                [one] => one.clone(),
-                several => concatenate(&several.iter().collect::<Vec<_>>(), 2)?,
-            };
-            let all = all.transpose_axes(&[0, 2, 1, 3])?;
-            parts.push(all.reshape(&[1, total, heads * d])?);
-        }
-        let values = part(n + n_kv, n_kv)?;
-        parts.push(match &self.norms.v {
-            None => values,
-            Some(norm) => {
-                let values = norm.forward(&values.reshape(&[1, total, n_kv, d])?)?;
-                values.reshape(&[1, total, n_kv * d])?
-            }
-        });
-        concatenate(&parts.iter().collect::<Vec<_>>(), 2)
-    }
-
-    /// Stores the keys and values of `raw`, and returns the attention output of its queries, `[1, T
-    /// or rows, H * D]`. `raw` `[1, T, (H + 2 * Hkv) * D]` has queries, keys and values before head
-    /// norms and rotation. `heads` and `precomputed` are those of [`Self::heads_for_kernels`].
-    pub(super) fn attend_packed(
-        &self,
-        (heads, precomputed): (&Heads, Precomputed),
-        raw: &Array,
-        rows: &mut [Row<'_>],
-        layer: usize,
-        positions: Positions,
-    ) -> Result<Array> {
-        let ready = match precomputed {
-            Precomputed::Nothing => raw.clone(),
-            _ => self.precompute(raw, precomputed, rows, layer)?,
-        };
-        let packed = &ready;
-        let places: Vec<(i32, i32)> = rows
-            .iter()
-            .map(|row| {
-                let cache = row.caches.get(layer);
-                (row.length, cache.map_or(0, |cache| cache.offset()))
-            })
-            .collect();
-        let last = positions == Positions::Last;
-        if let Some(kernel_views) = self.stored(heads, packed, rows, &places, layer)? {
-            return heads.attend(packed, &kernel_views, last);
-        }
-        let keys = heads.keys(packed, &places)?; // [1, Hkv, T, D]
-        let (n, d) = (self.n_kv_heads, self.head_dim);
-        let first = (self.n_heads + n) * d;
-        let total = packed.dim(1)?;
-        let values = packed
-            .slice_axis(2, first, first + n * d)?
-            .reshape(&[1, total, n, d])?
-            .transpose_axes(&[0, 2, 1, 3])?;
-        let views = store(rows, layer, &keys, &values)?;
-        let kernel_views: Option<Vec<PlainView>> = (views.iter().zip(&places))
-            .map(|(view, &place)| self.plain_view(view, place))
-            .collect();
-        if let Some(kernel_views) = kernel_views {
-            return heads.attend(packed, &kernel_views, last);
-        }
-        // Our kernels do not read the caches that MLX packs. Its operations compute the rest.
-        let lengths = lengths(rows);
-        let queries = positions
-            .of(raw, &lengths)?
-            .slice_axis(2, 0, self.n_heads * d)?;
-        let queries = self.heads(&queries, self.n_heads, self.norms.before()[0])?;
-        let watch = &mut Watch::nothing();
-        self.attend_queries(&queries, &views, &lengths, positions, (layer, watch))
-    }
-
-    /// The view in the kernels' form, for queries of this length from this position on. `None` if
-    /// MLX has packed its keys.
-    fn plain_view(&self, view: &KvView, (length, offset): (i32, i32)) -> Option<PlainView> {
-        let (Stored::Plain(keys), Stored::Plain(values)) = (&view.keys, &view.values) else {
-            return None;
-        };
-        Some(PlainView {
-            length,
-            offset,
-            keys: keys.clone(),
-            values: values.clone(),
-            packing: None,
-            filled: keys.dim(2).unwrap_or(0),
-            order: match view.order {
-                Order::Run { keep, start } => Some((keep, start)),
-                Order::Any => None,
-            },
-            window: nearer(self.window, view.window),
-        })
-    }
-
-    /// The attention output `[1, L, H * D]` of queries `[1, H, L, D]` of one row, after norms and
-    /// rotation, computed by the kernels. `place` is the number of queries and the position of the
-    /// first. `None` if the kernels do not support the layer.
-    fn attend_on_kernels(
-        &self,
-        queries: &Array,
-        view: &KvView,
-        place: (i32, i32),
-    ) -> Result<Option<Array>> {
-        let (length, offset) = place;
-        let furthest = Furthest {
-            position: offset + length,
-            reach: 0,
-        };
-        if self.is_divided(furthest) || queries.dtype() != Dtype::Float32 || !on_kernels()? {
-            return Ok(None);
-        }
-        let (Some(heads), Some(view)) = (
-            self.without_norms(RotarySpec::None).heads(),
-            self.plain_view(view, place),
-        ) else {
-            return Ok(None);
-        };
-        let queries = queries.transpose_axes(&[0, 2, 1, 3])?;
-        let queries = queries.reshape(&[1, length, self.n_heads * self.head_dim])?;
-        // The kernel reads no keys and values here: those of these positions are stored.
-        let none = zeros(
-            &[1, length, 2 * self.n_kv_heads * self.head_dim],
-            Dtype::Float32,
-        )?;
-        let packed = concatenate(&[&queries, &none], -1)?;
-        heads.attend(&packed, &[view], false).map(Some)
-    }
-
-    /// The layer for kernels without norms, with this rotation.
-    fn without_norms<'a>(&'a self, rotary: RotarySpec<'a>) -> AttentionSpec<'a> {
-        AttentionSpec {
-            q_norm: NormSpec::None,
-            k_norm: NormSpec::None,
-            v_norm: NormSpec::None,
-            across_heads: false,
-            after_rotation: false,
-            rotary,
-            ..self.spec()
-        }
-    }
-
-    /// Writes keys and values directly into the caches, if all caches support direct writes.
-    fn stored(
-        &self,
-        heads: &Heads,
-        packed: &Array,
-        rows: &mut [Row<'_>],
-        places: &[(i32, i32)],
-        layer: usize,
-    ) -> Result<Option<Vec<PlainView>>> {
-        let stores = |row: &mut Row<'_>| {
-            let cache = row.caches.get_mut(layer);
-            cache.is_some_and(|cache| in_place(cache).is_some())
-        };
-        if !rows.iter_mut().all(stores) {
-            return Ok(None);
-        }
-        let mut first = 0;
-        let mut kernel_views = Vec::with_capacity(rows.len());
-        for (row, &(length, offset)) in rows.iter_mut().zip(places) {
-            let cache = row.caches.get_mut(layer);
-            let Some(cache) = cache.and_then(in_place) else {
-                return Ok(None);
-            };
-            let (keys, values) = cache.store(heads, packed, (first, length))?;
-            let packing = cache.packing();
-            kernel_views.push(PlainView {
-                length,
-                offset,
-                keys,
-                values,
-                packing,
-                filled: offset + length,
-                order: Some((0, 0)),
-                window: self.window,
-            });
-            first += length;
-        }
-        Ok(Some(kernel_views))
-    }
-
     /// Appends keys and values of `x` to the caches, and returns all keys and values of each row.
     ///
     /// # Errors
@@ -513,7 +297,7 @@ impl Attention {
     }
 
     /// As [`Self::attend_heads`], for queries `[1, H, T or rows, D]` before rotation.
-    fn attend_queries(
+    pub(super) fn attend_queries(
         &self,
         queries: &Array,
         views: &[KvView],
@@ -567,7 +351,7 @@ impl Attention {
     }
 
     /// Multiplies queries `[1, H, L, D]` by the growth factors of the positions from `offset` on.
-    fn grown(&self, queries: &Array, offset: i32) -> Result<Array> {
+    pub(super) fn grown(&self, queries: &Array, offset: i32) -> Result<Array> {
         let length = queries.dim(2)?;
         match &self.growth {
             Some(growth) if growth.is_felt(offset + length) => {
@@ -578,49 +362,6 @@ impl Attention {
                 queries.multiply(&factors.astype(queries.dtype())?)
             }
             _ => Ok(queries.clone()),
-        }
-    }
-
-    /// The layer in the kernels' form, and what MLX's operations compute before the kernels attend.
-    /// `None` if the kernels do not support the layer.
-    pub(super) fn heads_for_kernels(&self, furthest: Furthest) -> Option<(Heads, Precomputed)> {
-        if let Some(heads) = self.kernel_heads(furthest) {
-            return Some((heads, Precomputed::Nothing));
-        }
-        if self.is_divided(furthest) {
-            return None;
-        }
-        let spec = self.spec();
-        let changes = match self.switch() {
-            Some(Switch::Gradual(length)) => furthest.reach > length,
-            _ => matches!(spec.rotary, RotarySpec::Changing),
-        };
-        let precomputed = match self.norms.after_rotation || changes {
-            true => Precomputed::Rotation,
-            false => Precomputed::Norms,
-        };
-        let rotary = match precomputed {
-            Precomputed::Rotation => RotarySpec::None,
-            _ => spec.rotary,
-        };
-        Some((self.without_norms(rotary).heads()?, precomputed))
-    }
-
-    /// Whether a query is in another chunk than the first key.
-    fn is_divided(&self, furthest: Furthest) -> bool {
-        self.chunk.is_some_and(|chunk| furthest.position > chunk)
-    }
-
-    /// The layer in the kernels' form for sequences of these lengths; `None` if the kernels do not
-    /// support the layer.
-    pub(super) fn kernel_heads(&self, furthest: Furthest) -> Option<Heads> {
-        let grows = |growth: &Growth| growth.is_felt(furthest.position);
-        if self.is_divided(furthest) || self.growth.as_ref().is_some_and(grows) {
-            return None;
-        }
-        match self.switch() {
-            Some(Switch::Gradual(length)) if furthest.reach > length => None,
-            _ => self.spec().heads(),
         }
     }
 
@@ -644,39 +385,13 @@ impl Attention {
     }
 }
 
-/// What is computed with MLX's operations before the kernels attend.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Precomputed {
-    /// Nothing: the kernels know the norms and the rotation.
-    Nothing,
-    /// The norms, and the growth of queries.
-    Norms,
-    /// The norms, the rotation, and the growth of queries.
-    Rotation,
-}
-
-/// The lengths of the longest rows of a step.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Furthest {
-    /// The greatest number of positions after the step.
-    pub position: i32,
-    /// The greatest known length of a sequence.
-    pub reach: i32,
-}
-
-/// The lengths of the longest of these rows.
-pub(super) fn furthest(rows: &[Row<'_>]) -> Furthest {
-    rows.iter().fold(Furthest::default(), |furthest, row| {
-        let end = offset(row.caches) + row.length;
-        Furthest {
-            position: furthest.position.max(end),
-            reach: furthest.reach.max(end).max(row.caches.reach()),
-        }
-    })
-}
-
 /// Adds keys and values `[1, Hkv, T, D]` of packed rows to their caches.
-fn store(rows: &mut [Row<'_>], layer: usize, keys: &Array, values: &Array) -> Result<Vec<KvView>> {
+pub(super) fn store(
+    rows: &mut [Row<'_>],
+    layer: usize,
+    keys: &Array,
+    values: &Array,
+) -> Result<Vec<KvView>> {
     let single_row = rows.len() == 1;
     let mut from = 0;
     rows.iter_mut()

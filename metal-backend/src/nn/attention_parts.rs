@@ -1,6 +1,7 @@
 //! Operations on queries, keys and values before attention, for the families that need them.
 
 use super::norm::Norm;
+use crate::cache::{Row, offset};
 
 /// A factor on queries that grows with the logarithm of their position. The factor is 1 within the
 /// trained context length.
@@ -56,6 +57,26 @@ impl HeadNorms {
             false => [None; 2],
         }
     }
+}
+
+/// The lengths of the longest rows of a step.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Furthest {
+    /// The greatest number of positions after the step.
+    pub position: i32,
+    /// The greatest known length of a sequence.
+    pub reach: i32,
+}
+
+/// The lengths of the longest of these rows.
+pub(super) fn furthest(rows: &[Row<'_>]) -> Furthest {
+    rows.iter().fold(Furthest::default(), |furthest, row| {
+        let end = offset(row.caches) + row.length;
+        Furthest {
+            position: furthest.position.max(end),
+            reach: furthest.reach.max(end).max(row.caches.reach()),
+        }
+    })
 }
 
 #[cfg(test)]

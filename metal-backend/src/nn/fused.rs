@@ -3,7 +3,8 @@
 
 use mlx_rs_core::{Array, Error, ErrorKind, Result};
 
-use super::attention::{Attention, furthest};
+use super::attention::Attention;
+use super::attention_parts::furthest;
 use super::linear::Linear;
 use super::mlp::GatedMlp;
 use super::norm::{Norm, spec};

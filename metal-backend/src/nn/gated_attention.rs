@@ -3,7 +3,8 @@
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate};
 
-use super::attention::{Attention, Positions, furthest};
+use super::attention::{Attention, Positions};
+use super::attention_parts::furthest;
 use super::hooks::Watch;
 use super::linear::{Linear, project};
 use super::mixer::Mixer;

@@ -5,8 +5,9 @@
 
 use mlx_rs_core::{Array, Result, concatenate, zeros};
 
-use super::attention::{Attention, Positions, furthest};
+use super::attention::{Attention, Positions};
 use super::attention_mask::visible;
+use super::attention_parts::furthest;
 use super::head_matrices::HeadMatrices;
 use super::hooks::Watch;
 use super::indexer::{IndexQueries, Indexer, selected};

@@ -3,6 +3,7 @@
 
 pub mod adapter;
 pub mod attention;
+mod attention_kernels;
 mod attention_mask;
 mod attention_parts;
 mod attention_scores;

@@ -3,7 +3,8 @@
 
 use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate, zeros};
 
-use super::attention::{Attention, Positions, furthest};
+use super::attention::{Attention, Positions};
+use super::attention_parts::furthest;
 use super::hooks::Watch;
 use super::linear::Linear;
 use super::mixer::Mixer;

@@ -55,6 +55,7 @@ const ORDER: &[&str] = &[
     "nn::attention_mask",
     "nn::attention_parts",
     "nn::attention",
+    "nn::attention_kernels",
     "nn::attention_scores",
     "nn::full_attention",
     "nn::fused",
