@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Compares the speed of each family with that of a llama, to find families that the kernels do not suit.
+"""Compares the speed of each family with that of a llama, to find parts that run without the kernels.
 
     cargo build --release
     python3 tools/family_speed.py
     python3 tools/family_speed.py --only mamba2 --only qwen3-next
 
 A model is a checkpoint of tests/fixtures/tiny with larger sizes: hidden states of 2,048 numbers and
-random weights. The program tells which shapes it expects. `mlx convert` quantizes the model to 4 bits,
-and `mlx bench` measures it. Experts that a token does not use do not count: a model's figure is its
-rate times the weights that a token is multiplied with, relative to that of the llama. The list of
-families has the models whose figure is below --least last; the exit status is then 1. Needs Python
-alone, and 2 GB of disk.
+random weights. The program's errors tell which shapes it expects. `mlx convert` quantizes the model to
+4 bits, and `mlx bench` measures it. A model's figure is its rate times the number of weights that a
+token is multiplied with, divided by that of the llama; experts that a token does not use do not count.
+The slowest models come last in the table. The exit status is 1 if a figure is below --least. Needs
+Python alone, and 2 GB of disk.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "tests/fixtures/tiny"
 REFERENCE = "llama"
 
-# Sizes of a configuration by their factor. What is not named keeps its value: numbers of layers, of
-# experts, of groups, and of words.
+# The sizes of a configuration by the factor that multiplies them. Other numbers stay: those of
+# layers, experts, groups and words.
 FACTORS = {
     512: "attention_chunk_size index_topk",
     64: "hidden_size n_embd d_model intermediate_size intermediate_size_mlp n_inner ffn_hidden_size block_dim "
@@ -53,7 +53,7 @@ FACTORS = {
     "model_max_length",
 }
 FACTOR = {name: factor for factor, names in FACTORS.items() for name in names.split()}
-# What a fixture's sizes need beside the factors. Dotted names are parts.
+# Sizes that a fixture needs instead of multiples. Dots separate the names of nested objects.
 OTHERS: dict[str, dict[str, Any]] = {
     "falcon-mamba": {"state_size": 16},
     "internlm3": {"max_position_embeddings": 2048},
@@ -64,7 +64,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "xlstm": {"hidden_size": 1024, "embedding_dim": 1024},
     "xlstm-slstm": {"hidden_size": 1024, "embedding_dim": 1024},
 }
-# Their lists have an element for each pair of a head's positions.
+# Lists with an element for each rotated pair of a head's elements.
 REPEATED = ("long_factor", "short_factor")
 SKIPPED = ("vision_config", "audio_config", "quantization", "quantization_config")
 # Formats, not families.

@@ -178,7 +178,7 @@ fn every_small_directory_runs_after_quantization() {
         }
         assert!(run.status.success(), "{name}: {said}");
         if name == "granitemoe" {
-            assert!(said.contains("experts stay in 16 bits"), "{said}");
+            assert!(said.contains("experts are not quantized"), "{said}");
         }
         let loaded = load(&output);
         let prompt = Prompt::Tokens(vec![5, 17, 42]);

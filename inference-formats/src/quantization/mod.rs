@@ -32,7 +32,7 @@ mod tests;
 
 pub use layout::{GROUP, Layout, Misfit, Part, PartType};
 pub use nibble_codes::NibbleCodes;
-pub use rows::{permuted_row, unpermute_rows};
+pub use rows::{permuted_row, unpermute_into, unpermute_rows};
 pub use table::{BlockType, GgmlType, TYPES, file_type_name};
 
 /// A matrix in MLX's affine form: `w = scale * q + bias`, with a scale and a bias for each group.

@@ -6,14 +6,21 @@
 /// including quantized types. A bias counts as rows of one element. `rows` must be a multiple of
 /// `2 * heads`, and the number of bytes a multiple of `rows`.
 pub fn unpermute_rows(data: &[u8], rows: usize, heads: usize) -> Vec<u8> {
-    let row_bytes = data.len() / rows.max(1);
-    let dim = rows / heads.max(1);
-    let mut out = Vec::with_capacity(data.len());
-    for row in 0..rows {
-        let start = permuted_row(row, dim) * row_bytes;
-        out.extend_from_slice(data.get(start..start + row_bytes).unwrap_or_default());
-    }
+    let mut out = vec![0; data.len()];
+    unpermute_into(data, rows, heads, &mut out);
     out
+}
+
+/// Like [`unpermute_rows`], into `out`, which has the length of `data`.
+pub fn unpermute_into(data: &[u8], rows: usize, heads: usize, out: &mut [u8]) {
+    let row_bytes = (data.len() / rows.max(1)).max(1);
+    let dim = rows / heads.max(1);
+    for (row, out) in out.chunks_exact_mut(row_bytes).enumerate() {
+        let start = permuted_row(row, dim) * row_bytes;
+        if let Some(stored) = data.get(start..start + row_bytes) {
+            out.copy_from_slice(stored);
+        }
+    }
 }
 
 /// The stored index of a row in the usual order. A head has `dim` rows, an even number.

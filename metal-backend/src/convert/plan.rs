@@ -561,7 +561,7 @@ impl<'a> Planner<'a> {
                 n => format!(" and {n} more"),
             };
             notes.push(format!(
-                "experts stay in 16 bits, because their matrices are stored together: {first}{more}"
+                "experts are not quantized, because one tensor has the matrices of all: {first}{more}"
             ));
         }
         let keeps_quantization =

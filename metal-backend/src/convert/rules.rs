@@ -200,12 +200,16 @@ pub(super) fn is_dropped(name: &str, tied: bool) -> bool {
     tied && head.starts_with("lm_head.")
 }
 
-/// Whether a tensor has the matrices of all experts, in a form that is not quantized: gate and up
-/// joined, or stored by columns.
+/// Whether a tensor has matrices of all experts in a form that is not quantized: those of
+/// transformers (Llama 4, gpt-oss, Qwen3.5, DBRX) and of Granite.
 pub(super) fn is_fused_stack(name: &str, shape: &[usize]) -> bool {
-    let of_experts = name.contains(".experts.") && !name.ends_with("bias");
-    let joined = name.ends_with("input_linear.weight") || name.ends_with("output_linear.weight");
-    shape.len() >= 2 && of_experts || shape.len() == 3 && joined
+    let unnamed = name.contains(".experts.") && !name.ends_with(".weight");
+    let granite = name.ends_with("input_linear.weight") || name.ends_with("output_linear.weight");
+    match shape.len() {
+        0 | 1 => false,
+        2 => unnamed && !name.ends_with("bias"),
+        _ => (unnamed && !name.ends_with("bias")) || granite,
+    }
 }
 
 /// The name of the stack to which an expert's matrix belongs, and its index in the stack.

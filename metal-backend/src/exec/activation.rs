@@ -115,7 +115,10 @@ pub fn silu(x: &Array, y: Option<&Array>, differentiated: bool) -> Result<Array>
         return cpu::gated(x, cpu::Gate::Silu, y);
     }
     let gate = x.silu()?;
-    y.map_or(Ok(gate.clone()), |y| gate.multiply(y))
+    match y {
+        Some(y) => gate.multiply(y),
+        None => Ok(gate),
+    }
 }
 
 #[cfg(test)]

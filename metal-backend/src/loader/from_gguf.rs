@@ -21,7 +21,7 @@ use crate::checkpoint::files::wrong_tensor;
 use crate::checkpoint::gguf::{GgmlType, Gguf};
 use crate::checkpoint::gguf_config::GgufNames;
 use crate::checkpoint::quantization::{
-    Misfit, dequantize, permuted_row, repack_into, unpermute_rows,
+    Misfit, dequantize, permuted_row, repack_into, unpermute_into, unpermute_rows,
 };
 use crate::error::engine;
 use crate::exec::{self, RowBlocks};
@@ -57,35 +57,30 @@ impl GgufRows {
     ) -> Result<()> {
         let bytes = sized_bytes(&mut scratch.stored, range.len() * self.tensor.row_bytes());
         self.tensor.read_rows(range.clone(), bytes)?;
-        let Some(head) = self.head else {
+        let Some((units, heads)) = self.heads(range.len()) else {
             return make(bytes, out, &mut scratch.values);
         };
-        let units = if self.units == self.rows {
-            range.len()
-        } else {
-            self.units
-        };
-        let usual = unpermute_rows(bytes, units, units / head.max(1));
+        let usual = unpermute_rows(bytes, units, heads);
         make(&usual, out, &mut scratch.values)
     }
 
-    /// Reads some rows into `out`, without another change than their order.
-    fn copy(&self, range: Range<usize>, out: &mut [u8], scratch: &mut Scratch) -> Result<()> {
-        let Some(head) = self.head.filter(|head| *head > 0) else {
-            return self.tensor.read_rows(range, out);
-        };
+    /// The numbers of units and heads in some rows; `None` if the rows are in the usual order.
+    fn heads(&self, rows: usize) -> Option<(usize, usize)> {
         let units = match self.units == self.rows {
-            true => range.len(),
+            true => rows,
             false => self.units,
+        };
+        self.head.map(|head| (units, units / head.max(1)))
+    }
+
+    /// Reads some rows into `out`, in the usual order.
+    fn copy(&self, range: Range<usize>, out: &mut [u8], scratch: &mut Scratch) -> Result<()> {
+        let Some((units, heads)) = self.heads(range.len()) else {
+            return self.tensor.read_rows(range, out);
         };
         let bytes = sized_bytes(&mut scratch.stored, range.len() * self.tensor.row_bytes());
         self.tensor.read_rows(range, bytes)?;
-        let size = (bytes.len() / units.max(1)).max(1);
-        for (row, out) in out.chunks_exact_mut(size).enumerate() {
-            let from = permuted_row(row, head) * size;
-            let row = bytes.get(from..from + size).ok_or_else(no_parts)?;
-            out.copy_from_slice(row);
-        }
+        unpermute_into(bytes, units, heads, out);
         Ok(())
     }
 

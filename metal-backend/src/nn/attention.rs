@@ -118,10 +118,9 @@ impl Attention {
             (x, norm) = (through(norm, &x)?, None);
         }
         let (x, norm) = (&x, &norm);
-        if let (Some((heads, precomputed)), false) = (
-            self.heads_for_kernels(furthest(rows)),
-            watch.wants_attention(),
-        ) && let Some(packed) = self.packed(*norm, x)?
+        let heads = self.heads_for_kernels(furthest(rows))?;
+        if let Some((heads, precomputed)) = heads.filter(|_| !watch.wants_attention())
+            && let Some(packed) = self.packed(*norm, x)?
         {
             let packed = self.clipped(packed)?;
             watch.lap(layer, StepPart::Qkv, &[&packed])?;
@@ -223,25 +222,9 @@ impl Attention {
         let n = self.n_kv_heads;
         let keys = self.heads(keys, n, self.norms.before()[1])?;
         let values = self.heads(values, n, self.norms.v.as_ref())?;
-        let mut turned = Vec::with_capacity(rows.len());
-        let mut from = 0;
-        for row in rows.iter() {
-            let to = from + row.length;
-            let k = if rows.len() == 1 {
-                keys.clone()
-            } else {
-                keys.slice_axis(2, from, to)?
-            };
-            from = to;
-            let offset = row.caches.get(layer).map_or(0, |cache| cache.offset());
-            let total = (offset + row.length).max(row.caches.reach());
-            let k = self.rotate(&k, offset, total)?;
-            turned.push(through(self.norms.after()[1], &k)?);
-        }
-        let keys = match turned.as_slice() {
-            [one] => one.clone(),
-            several => concatenate(&several.iter().collect::<Vec<_>>(), 2)?,
-        };
+        let keys = each_row(&keys, rows, layer, |keys, offset, total| {
+            through(self.norms.after()[1], &self.rotate(&keys, offset, total)?)
+        })?;
         store(rows, layer, &keys, &values)
     }
 
@@ -382,6 +365,33 @@ impl Attention {
             through(norm, &projected.reshape(&shape)?)?
         };
         heads.transpose_axes(&[0, 2, 1, 3])
+    }
+}
+
+/// Applies `f` to the positions of each row in heads `[1, n, T, D]` of packed rows. `f` also receives
+/// the position of the first, and the known length of the sequence.
+pub(super) fn each_row(
+    heads: &Array,
+    rows: &[Row<'_>],
+    layer: usize,
+    f: impl Fn(Array, i32, i32) -> Result<Array>,
+) -> Result<Array> {
+    let mut from = 0;
+    let mut parts = Vec::with_capacity(rows.len());
+    for row in rows {
+        let to = from + row.length;
+        let part = match rows.len() {
+            1 => heads.clone(),
+            _ => heads.slice_axis(2, from, to)?,
+        };
+        from = to;
+        let offset = row.caches.get(layer).map_or(0, |cache| cache.offset());
+        let total = (offset + row.length).max(row.caches.reach());
+        parts.push(f(part, offset, total)?);
+    }
+    match parts.as_slice() {
+        [one] => Ok(one.clone()),
+        several => concatenate(&several.iter().collect::<Vec<_>>(), 2),
     }
 }
 

@@ -1,9 +1,9 @@
-//! Attention by our kernels. Where they lack a norm or a rotation, MLX's operations compute it before
-//! the kernels attend.
+//! Attention by our kernels. MLX's operations compute the norms and rotations that the kernels lack,
+//! before the kernels run.
 
-use mlx_rs_core::{Array, Dtype, Result, concatenate, zeros};
+use mlx_rs_core::{Array, Dtype, Result, concatenate};
 
-use super::attention::{Attention, Positions, store};
+use super::attention::{Attention, Positions, each_row, store};
 use super::attention_mask::nearer;
 use super::attention_parts::{Furthest, Growth};
 use super::hooks::Watch;
@@ -11,7 +11,7 @@ use super::norm::through;
 use crate::cache::{KvView, Order, Row, Stored, Switch, in_place, lengths};
 use crate::exec::{AttentionSpec, Heads, NormSpec, PlainView, RotarySpec, on_kernels};
 
-/// What is computed with MLX's operations before the kernels attend.
+/// The parts of attention that MLX's operations compute before the kernels run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Precomputed {
     /// Nothing: the kernels know the norms and the rotation.
@@ -36,14 +36,17 @@ impl Attention {
         }
     }
 
-    /// The layer in the kernels' form, and what MLX's operations compute before the kernels attend.
-    /// `None` if the kernels do not support the layer.
-    pub(super) fn heads_for_kernels(&self, furthest: Furthest) -> Option<(Heads, Precomputed)> {
-        if let Some(heads) = self.kernel_heads(furthest) {
-            return Some((heads, Precomputed::Nothing));
+    /// The layer in the kernels' form, and the parts that MLX's operations compute before.
+    /// `None` if the kernels do not support the layer, or do not run on the current device.
+    pub(super) fn heads_for_kernels(
+        &self,
+        furthest: Furthest,
+    ) -> Result<Option<(Heads, Precomputed)>> {
+        if self.is_divided(furthest) || !on_kernels()? {
+            return Ok(None);
         }
-        if self.is_divided(furthest) {
-            return None;
+        if let Some(heads) = self.kernel_heads(furthest) {
+            return Ok(Some((heads, Precomputed::Nothing)));
         }
         let spec = self.spec();
         let changes = match self.switch() {
@@ -58,7 +61,8 @@ impl Attention {
             Precomputed::Rotation => RotarySpec::None,
             _ => spec.rotary,
         };
-        Some((self.without_norms(rotary).heads()?, precomputed))
+        let heads = self.without_norms(rotary).heads();
+        Ok(heads.map(|heads| (heads, precomputed)))
     }
 
     /// Whether a query is in another chunk than the first key.
@@ -131,8 +135,8 @@ impl Attention {
         self.attend_queries(&queries, &views, &lengths, positions, (layer, watch))
     }
 
-    /// Computes what `precomputed` names. `packed` `[1, T, (H + 2 * Hkv) * D]` has queries, keys and
-    /// values before head norms and rotation. The result has the same shape.
+    /// Computes the parts that `precomputed` names. `packed` `[1, T, (H + 2 * Hkv) * D]` has queries,
+    /// keys and values before head norms and rotation. The result has the same shape.
     fn precompute(
         &self,
         packed: &Array,
@@ -147,44 +151,29 @@ impl Attention {
         let queries = self.heads(&part(0, n)?, n, before[0])?;
         let keys = self.heads(&part(n, n_kv)?, n_kv, before[1])?;
         let after = self.norms.after();
-        let mut parts = Vec::with_capacity(3);
-        for (i, (all, heads)) in [(queries, n), (keys, n_kv)].into_iter().enumerate() {
-            let mut from = 0;
-            let mut turned = Vec::with_capacity(rows.len());
-            for row in rows {
-                let to = from + row.length;
-                let mut some = match rows.len() {
-                    1 => all.clone(),
-                    _ => all.slice_axis(2, from, to)?,
-                };
-                from = to;
-                let offset = row.caches.get(layer).map_or(0, |cache| cache.offset());
-                if precomputed == Precomputed::Rotation {
-                    let end = (offset + row.length).max(row.caches.reach());
-                    some = through(after[i], &self.rotate(&some, offset, end)?)?;
-                }
-                turned.push(if i == 0 {
-                    self.grown(&some, offset)?
-                } else {
-                    some
-                });
-            }
-            let all = match turned.as_slice() {
-                [one] => one.clone(),
-                several => concatenate(&several.iter().collect::<Vec<_>>(), 2)?,
-            };
-            let all = all.transpose_axes(&[0, 2, 1, 3])?;
-            parts.push(all.reshape(&[1, total, heads * d])?);
-        }
+        let rotated = |heads: Array, norm, offset, total| match precomputed {
+            Precomputed::Rotation => through(norm, &self.rotate(&heads, offset, total)?),
+            _ => Ok(heads),
+        };
+        let queries = each_row(&queries, rows, layer, |queries, offset, total| {
+            self.grown(&rotated(queries, after[0], offset, total)?, offset)
+        })?;
+        let keys = each_row(&keys, rows, layer, |keys, offset, total| {
+            rotated(keys, after[1], offset, total)
+        })?;
+        let flat = |heads: &Array, n: i32| {
+            let positions_first = heads.transpose_axes(&[0, 2, 1, 3])?;
+            positions_first.reshape(&[1, total, n * d])
+        };
         let values = part(n + n_kv, n_kv)?;
-        parts.push(match &self.norms.v {
+        let values = match &self.norms.v {
             None => values,
             Some(norm) => {
                 let values = norm.forward(&values.reshape(&[1, total, n_kv, d])?)?;
                 values.reshape(&[1, total, n_kv * d])?
             }
-        });
-        concatenate(&parts.iter().collect::<Vec<_>>(), 2)
+        };
+        concatenate(&[&flat(&queries, n)?, &flat(&keys, n_kv)?, &values], 2)
     }
 
     /// Writes keys and values directly into the caches, if all caches support direct writes.
@@ -273,12 +262,6 @@ impl Attention {
         };
         let queries = queries.transpose_axes(&[0, 2, 1, 3])?;
         let queries = queries.reshape(&[1, length, self.n_heads * self.head_dim])?;
-        // The kernel reads no keys and values here: those of these positions are stored.
-        let none = zeros(
-            &[1, length, 2 * self.n_kv_heads * self.head_dim],
-            Dtype::Float32,
-        )?;
-        let packed = concatenate(&[&queries, &none], -1)?;
-        heads.attend(&packed, &[view], false).map(Some)
+        heads.attend(&queries, &[view], false).map(Some)
     }
 }

@@ -1,4 +1,5 @@
-//! Operations on queries, keys and values before attention, for the families that need them.
+//! Norms and factors of queries, keys and values before attention, for the families that need them,
+//! and the lengths of a step's rows.
 
 use super::norm::Norm;
 use crate::cache::{Row, offset};

@@ -87,7 +87,7 @@ impl Mixer for GatedAttention {
         let attention = &self.attention;
         let lengths = lengths(rows);
         let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
-        let heads = attention.heads_for_kernels(furthest(rows));
+        let heads = attention.heads_for_kernels(furthest(rows))?;
         let heads = heads.filter(|_| !watch.wants_attention());
         let packed = match (&heads, &attention.k_proj, &attention.v_proj) {
             (Some(_), Some(k_proj), Some(v_proj)) => {
@@ -104,29 +104,22 @@ impl Mixer for GatedAttention {
             None => None,
         };
         let (attended, gate) = match (heads, packed) {
-            (Some((heads, precomputed)), Some(packed)) if separate.is_some() => {
-                let attended = attention.attend_packed(
-                    (&heads, precomputed),
-                    &packed,
-                    rows,
-                    layer,
-                    positions,
-                )?;
-                (attended, separate)
-            }
             (Some((heads, precomputed)), Some(packed)) => {
-                let wide = 2 * attention.n_heads * attention.head_dim;
-                let (queries, gate) = self.split(&packed.slice_axis(2, 0, wide)?)?;
-                let others = packed.slice_axis(2, wide, packed.dim(2)?)?;
-                let packed = concatenate(&[&queries, &others], 2)?;
-                let attended = attention.attend_packed(
-                    (&heads, precomputed),
-                    &packed,
-                    rows,
-                    layer,
-                    positions,
-                )?;
-                (attended, Some(positions.of(&gate, &lengths)?))
+                let (packed, gate) = match separate {
+                    Some(gate) => (packed, gate),
+                    None => {
+                        let wide = 2 * attention.n_heads * attention.head_dim;
+                        let (queries, gate) = self.split(&packed.slice_axis(2, 0, wide)?)?;
+                        let others = packed.slice_axis(2, wide, packed.dim(2)?)?;
+                        let packed = concatenate(&[&queries, &others], 2)?;
+                        (packed, positions.of(&gate, &lengths)?)
+                    }
+                };
+                let heads = (&heads, precomputed);
+                (
+                    attention.attend_packed(heads, &packed, rows, layer, positions)?,
+                    gate,
+                )
             }
             _ => {
                 let x = through(norm, x)?;
@@ -139,13 +132,10 @@ impl Mixer for GatedAttention {
                 let shown = (layer, watch);
                 let attended =
                     attention.attend_projected(&queries, &views, &lengths, positions, shown)?;
-                (attended, Some(gate))
+                (attended, gate)
             }
         };
-        let attended = match gate {
-            Some(gate) => self.opened(&attended, &gate)?,
-            None => attended,
-        };
+        let attended = self.opened(&attended, &gate)?;
         (attention.o_proj).forward_from(None, &attended, residual.as_ref())
     }
 

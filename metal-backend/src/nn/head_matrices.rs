@@ -9,7 +9,12 @@ use crate::exec::{ExpertMatrix, Weight, on_kernels};
 #[derive(Debug)]
 pub enum HeadMatrices {
     /// Multiplied by our kernels, which select a matrix by the index of its head.
-    Kernel(ExpertMatrix),
+    Kernel {
+        /// The matrices.
+        stack: ExpertMatrix,
+        /// The indices of the heads, `[1, 1, heads]`.
+        ids: Array,
+    },
     /// Multiplied by MLX.
     Dense(Array),
 }
@@ -21,10 +26,14 @@ impl HeadMatrices {
     /// MLX's errors.
     pub fn new(matrices: Array, on_cpu: bool) -> Result<Self> {
         if on_cpu {
+            let heads = matrices.dim(0)?;
             let stack = matrices.swap_axes(-1, -2)?.contiguous()?;
             let stack = ExpertMatrix::new(Weight::Dense(stack), true)?;
             if stack.is_kernel() {
-                return Ok(Self::Kernel(stack));
+                let ids = arange(0.0, f64::from(heads), 1.0, Dtype::Uint32)?;
+                let ids = ids.reshape(&[1, 1, heads])?;
+                ids.eval()?;
+                return Ok(Self::Kernel { stack, ids });
             }
         }
         Ok(Self::Dense(matrices))
@@ -35,16 +44,14 @@ impl HeadMatrices {
     /// # Errors
     /// If the shapes do not match.
     pub fn forward(&self, x: &Array) -> Result<Array> {
-        let (length, heads) = (x.dim(1)?, x.dim(2)?);
         let matrices = match self {
-            Self::Kernel(stack) if on_kernels()? => {
-                let ids = arange(0.0, f64::from(heads), 1.0, Dtype::Uint32)?;
-                let ids = ids.broadcast_to(&[1, length, heads])?;
-                let y =
-                    stack.product(&x.expand_dims(-2)?, &ids, false, adapter::differentiated())?;
+            Self::Kernel { stack, ids } if on_kernels()? => {
+                let ids = ids.broadcast_to(&[1, x.dim(1)?, x.dim(2)?])?;
+                let x = x.expand_dims(-2)?;
+                let y = stack.product(&x, &ids, false, adapter::differentiated())?;
                 return y.squeeze_axis(-2);
             }
-            Self::Kernel(stack) => &stack.dense()?.swap_axes(-1, -2)?,
+            Self::Kernel { stack, .. } => &stack.dense()?.swap_axes(-1, -2)?,
             Self::Dense(matrices) => matrices,
         };
         // [1, H, T, in] x [H, in, out]

@@ -220,7 +220,7 @@ impl Mixer for LatentAttention {
             let values = self.expanded(&attended)?;
             return (self.core.o_proj).forward_from(None, &values, residual.as_ref());
         }
-        let heads = self.core.heads_for_kernels(end);
+        let heads = self.core.heads_for_kernels(end)?;
         let attended = match heads.filter(|_| !watch.wants_attention()) {
             Some((heads, precomputed)) => {
                 // The values are the keys before rotation. `expanded` drops the rotated part of the

@@ -72,7 +72,7 @@ impl Mixer for UnevenAttention {
         let x = through(norm, x)?;
         let keys = present(attention.k_proj.as_ref())?.forward(&x)?;
         let values = self.padded(&x)?;
-        let heads = attention.heads_for_kernels(furthest(rows));
+        let heads = attention.heads_for_kernels(furthest(rows))?;
         let attended = match heads.filter(|_| !watch.wants_attention()) {
             Some((heads, precomputed)) => {
                 let queries = attention.q_proj.forward(&x)?;

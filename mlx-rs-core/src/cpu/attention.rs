@@ -168,7 +168,11 @@ impl Heads {
 
     /// Checks the packed projection. Returns [`Self::width`].
     fn check(&self, packed: &Array, total: i32) -> Result<usize> {
-        let width = self.check_parts()?;
+        Self::check_width(packed, total, self.check_parts()?)
+    }
+
+    /// Checks that there are `total` rows of `width` float32. Returns `width`.
+    fn check_width(packed: &Array, total: i32, width: usize) -> Result<usize> {
         let fits = |shape: &[i32]| matches!(*shape, [1, tokens, last] if tokens == total && dim(last) == width);
         if packed.dtype() != Dtype::Float32 || !fits(packed.shape()) {
             let wanted = format!("needs float32 [1, {total}, {width}]");
@@ -353,7 +357,7 @@ impl Heads {
 
     /// The attention output of the queries of a packed projection: `[1, T, H * D]`, or with `last`
     /// only that of each row's last query, `[1, rows, H * D]`. The rows' keys and values must
-    /// already include those of this pass.
+    /// already include those of this pass, so `packed` may also have queries alone, `[1, T, H * D]`.
     ///
     /// # Errors
     /// Those of [`Self::keys`].
@@ -363,7 +367,13 @@ impl Heads {
                 .iter()
                 .map(|sequence| (sequence.length, sequence.offset)),
         )?;
-        self.check(packed, total)?;
+        let whole = self.check_parts()?;
+        let queries = dim(self.n_heads * self.head_dim);
+        let width = match packed.shape().last() {
+            Some(&last) if dim(last) == queries => queries,
+            _ => whole,
+        };
+        Self::check_width(packed, total, width)?;
         let mut inputs = vec![packed];
         inputs.extend(self.q_norm.iter().map(|norm| &norm.weight));
         inputs.extend(&self.sinks);
@@ -373,7 +383,10 @@ impl Heads {
             inputs.extend([&sequence.keys, &sequence.values]);
             views.push(self.view(sequence)?);
         }
-        let work = self.plan_attention(&views, last)?;
+        let work = Attention {
+            width,
+            ..self.plan_attention(&views, last)?
+        };
         let n = i32::try_from(work.queries.len()).unwrap_or(i32::MAX);
         let shape = [1, n, self.n_heads * self.head_dim];
         host_op::add_strided("cpu::attention", work, &inputs, first, &shape)

@@ -1,4 +1,4 @@
-//! Element-wise gates as one operation on all cores. MLX would need several operations, on one core.
+//! Element-wise gates as one operation. MLX would need several operations, on one core.
 
 use mlx_cpu_kernels::{Gate, Gated, Isa};
 
@@ -11,8 +11,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// `x`.
 ///
 /// # Errors
-/// [`ErrorKind::Shape`] when types or shapes do not fit; MLX's message when the current stream is not
-/// on the CPU.
+/// [`ErrorKind::Shape`] when types or shapes do not fit; MLX's message when the current stream is
+/// not on the CPU.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
