@@ -147,6 +147,11 @@ fn other_families_are_learned_or_refused() {
         ("mixtral", "gptq", true),
         ("gemma4-small", "gptq", true),
         ("mamba2", "gptq", true),
+        // Tensors of the text part have a prefix, or the family has other names for layers.
+        ("qwen3-vl", "awq", true),
+        ("qwen3-5-moe", "gptq", true),
+        ("dbrx", "gptq", true),
+        ("llama4", "gptq", true),
         // The norm is also the input of the feed-forward part.
         ("cohere", "awq", false),
         ("mamba", "awq", false),

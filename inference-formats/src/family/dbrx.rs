@@ -26,6 +26,11 @@ pub static FAMILY: Family = Family {
         overrides: &[("attn_output_norm", "post_attention_layernorm")],
         ..GgufFamily::new("dbrx")
     }),
+    joined_experts: super::JoinedExperts::Rows {
+        at: ".experts.mlp",
+        parts: ["w1", "v1", "w2"],
+        prefix: ".experts",
+    },
     ..Family::new(
         "dbrx",
         "DbrxForCausalLM",

@@ -51,6 +51,8 @@ pub struct Family {
     /// Name suffixes of matrices that the checkpoints of transformers store as `[in, out]`. Those
     /// with names of mlx-lm are `[out, in]`.
     pub transposed: &'static [&'static str],
+    /// How the checkpoints of transformers store experts that share a tensor.
+    pub joined_experts: JoinedExperts,
     /// Name suffixes of tensors that are computed anyway, such as masks.
     pub buffers: &'static [&'static str],
     /// Name prefixes of tensors that the language model does not use, such as those of layers that
@@ -127,6 +129,57 @@ pub enum TensorParallel {
     Alternating,
 }
 
+/// How the checkpoints of transformers store the matrices of experts that share a tensor, and where
+/// mlx-lm stores them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JoinedExperts {
+    /// One stack has the matrices of gate and up, another those of down. mlx-lm has three stacks.
+    Stacks {
+        /// The end of the name of gate and up: `[experts, 2 * width, hidden]`, or, as the shapes
+        /// show, `[experts, hidden, 2 * width]`.
+        gate_up: &'static str,
+        /// The end of the name of down: `[experts, hidden, width]`, or `[experts, width, hidden]`.
+        down: &'static str,
+        /// What mlx-lm has in place of these ends, before `.gate_proj.weight`.
+        prefix: &'static str,
+        /// Whether rows of gate and up alternate. Otherwise the gate's rows are first.
+        alternating: bool,
+    },
+    /// The matrices of all experts are one below another, `[experts * width, hidden]`. mlx-lm has
+    /// a tensor for each expert, with the down matrix as `[hidden, width]`.
+    Rows {
+        /// The end of the name before the part.
+        at: &'static str,
+        /// The parts: gate, up and down.
+        parts: [&'static str; 3],
+        /// What mlx-lm has in place of `at`, before the index of the expert.
+        prefix: &'static str,
+    },
+}
+
+impl JoinedExperts {
+    /// The names of most families.
+    pub(crate) const BESIDE: Self = Self::stacks(".switch_mlp", false);
+
+    /// The usual names in transformers, and mlx-lm's prefix.
+    pub(crate) const fn stacks(prefix: &'static str, alternating: bool) -> Self {
+        Self::Stacks {
+            gate_up: ".experts.gate_up_proj",
+            down: ".experts.down_proj",
+            prefix,
+            alternating,
+        }
+    }
+
+    /// Granite's names.
+    pub(crate) const GRANITE: Self = Self::Stacks {
+        gate_up: ".block_sparse_moe.input_linear.weight",
+        down: ".block_sparse_moe.output_linear.weight",
+        prefix: ".block_sparse_moe.switch_mlp",
+        alternating: false,
+    };
+}
+
 /// A format of chats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChatFormat {
@@ -176,6 +229,7 @@ impl Family {
                 dropped: "",
             },
             transposed: &[],
+            joined_experts: JoinedExperts::BESIDE,
             buffers: &[],
             spare: &[],
             chat: None,

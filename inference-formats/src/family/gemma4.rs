@@ -72,6 +72,7 @@ pub static FAMILY: Family = Family {
     }),
     pipeline: false,
     tensor_parallel: super::TensorParallel::Heads,
+    joined_experts: super::JoinedExperts::stacks(".experts.switch_glu", false),
     ..Family::new(
         "gemma4_text",
         "Gemma4ForCausalLM",

@@ -26,6 +26,7 @@ pub static FAMILY: Family = Family {
         ..GgufFamily::new("gpt-oss")
     }),
     tensor_parallel: super::TensorParallel::Alternating,
+    joined_experts: super::JoinedExperts::stacks(".experts", true),
     ..Family::new(
         "gpt_oss",
         "GptOssForCausalLM",

@@ -17,6 +17,7 @@ pub static FAMILY: Family = Family {
         ..GgufFamily::new("granitemoe")
     }),
     tensor_parallel: super::TensorParallel::Heads,
+    joined_experts: super::JoinedExperts::GRANITE,
     ..Family::new(
         "granitemoe",
         "GraniteMoeForCausalLM",

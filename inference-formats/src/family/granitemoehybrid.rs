@@ -32,6 +32,7 @@ pub static FAMILY: Family = Family {
     }),
     reply: Some("hermes"),
     tensor_parallel: super::TensorParallel::Heads,
+    joined_experts: super::JoinedExperts::GRANITE,
     ..Family::new(
         "granitemoehybrid",
         "GraniteMoeHybridForCausalLM",

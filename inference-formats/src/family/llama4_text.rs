@@ -27,6 +27,7 @@ pub static FAMILY: Family = Family {
         ..GgufFamily::new("llama4")
     }),
     tensor_parallel: super::TensorParallel::Heads,
+    joined_experts: super::JoinedExperts::stacks(".experts", false),
     ..Family::new(
         "llama4_text",
         "Llama4ForCausalLM",

@@ -115,7 +115,9 @@ use serde_json::{Map, Value};
 
 use crate::error::Result;
 
-pub use descriptor::{ChatFormat, Defaults, Family, Recurrence, Renaming, TensorParallel, Windows};
+pub use descriptor::{
+    ChatFormat, Defaults, Family, JoinedExperts, Recurrence, Renaming, TensorParallel, Windows,
+};
 pub use elsewhere::nearest;
 pub use fields::Names;
 pub(crate) use fields::{fill, is_set, list_layers, list_mixtures, rename, rotated_elements};

@@ -6,7 +6,7 @@
 use inference::Result;
 
 use super::Decoder;
-use super::build::{Builder, NormKind, int, invalid};
+use super::build::{Builder, NormKind, int};
 use super::build_attention::AttentionParts;
 use super::moe::{ExpertsAt, USUAL_PARTS, counts, experts};
 use super::smollm3::rotating_layers;
@@ -103,16 +103,6 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
     let (hidden, width) = (b.dims.hidden, b.dims.intermediate);
     let activation = b.activation(Activation::Silu)?;
     let (count, per_token) = counts(b.config, "num_experts_per_tok")?;
-    let fused = format!("{at}.experts.gate_up_proj");
-    // Fused stacks of directories are `[in, out]`. At this size, the fused matrix is square, so its
-    // shape does not reveal the orientation.
-    let is_square = b.config.hidden_size == 2 * b.config.intermediate_size;
-    if is_square && !b.weights.is_gguf() && b.weights.contains(&fused) {
-        return Err(invalid(format!(
-            "hidden_size is {hidden}, twice intermediate_size; such stacks of experts are not \
-             supported"
-        )));
-    }
     let places = ExpertsAt {
         stacked: format!("{at}.experts"),
         single: format!("{at}.experts"),

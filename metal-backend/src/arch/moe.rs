@@ -78,14 +78,21 @@ pub fn fused_experts(
         Some(split) => width.saturating_mul(int("processes", split.processes())?),
         None => width,
     };
-    let turned = [hidden, 2 * stored].map(|n| n.unsigned_abs() as usize);
+    let turned = [[hidden, 2 * stored], [stored, hidden]];
     // GGUF stacks may be quantized.
     let stacked = |b: &mut Builder<'_>, name: &str, shape: &[i32]| match b.weights.is_gguf() {
         true => b.weights.stack(name, shape),
         false => b.weights.expert_tensor(name, shape).map(Weight::Dense),
     };
-    // Qwen3-VL stores `[experts, in, out]`.
-    if hidden != 2 * stored && b.weights.shape(&gate_up).is_some_and(|s| s[1..] == turned) {
+    // Qwen3-VL and Llama 4 store `[experts, in, out]`. One of the two matrices may be square.
+    let is_turned = [&gate_up, &down]
+        .into_iter()
+        .zip(turned)
+        .all(|(name, size)| {
+            let size = size.map(|n| n.unsigned_abs() as usize);
+            b.weights.shape(name).is_some_and(|s| s[1..] == size)
+        });
+    if is_turned {
         let mut turned = |name: &str, shape: &[i32]| -> Result<Weight> {
             let stack = b.weights.turned_experts(name, shape)?.swap_axes(-1, -2);
             let stack = stack.and_then(|stack| stack.contiguous());

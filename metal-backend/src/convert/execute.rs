@@ -39,10 +39,9 @@ pub(super) fn run(
     for part in &item.parts {
         let tensor = &source.tensors[*part];
         let (rows, cols) = tensor.rows_and_cols();
-        let at_once = if item.transposed || tensor.is_indivisible() {
-            rows
-        } else {
-            (CHUNK / cols.max(1)).clamp(1, rows.max(1))
+        let at_once = match item.transposed {
+            true => rows,
+            false => tensor.rows_at_once(CHUNK / cols.max(1)),
         };
         for first in (0..rows).step_by(at_once.max(1)) {
             let count = at_once.min(rows - first);

@@ -5,7 +5,8 @@ use inference::{Error, ErrorKind, Result};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
-use super::tensor::{Half, Stored, Tensor, Values};
+use super::slice::Slice;
+use super::tensor::{Stored, Tensor, Values};
 use crate::checkpoint::config::llama3_stretch;
 use crate::checkpoint::family::{GgufChange, GgufFamily};
 use crate::checkpoint::files::invalid;
@@ -127,7 +128,7 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
             }
             _ => {}
         }
-        let part = |name: String, shape: Vec<usize>, (first_row, half)| Tensor {
+        let part = |name: String, shape: Vec<usize>, (first_row, slice)| Tensor {
             name,
             dtype,
             shape,
@@ -137,7 +138,7 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
                 permuted: heads,
                 values,
                 first_row,
-                half,
+                slice,
             },
         };
         if let Some(GgufChange::Entries(names)) = change {
@@ -160,9 +161,10 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
                         "has {rows} rows; gate and up need as many each"
                     )));
                 }
-                for (half, part_name) in [(Half::First, "gate_proj"), (Half::Second, "up_proj")] {
+                for (second, part_name) in [(false, "gate_proj"), (true, "up_proj")] {
                     let name = format!("{stem}switch_mlp.{part_name}.weight");
-                    tensors.push(part(name, vec![experts, rows / 2, cols], (0, Some(half))));
+                    let slice = Slice::half(rows, cols, second);
+                    tensors.push(part(name, vec![experts, rows / 2, cols], (0, Some(slice))));
                 }
             }
             _ => tensors.push(part(name, shape, (0, None))),

@@ -17,6 +17,7 @@ use super::source::Source;
 use super::stored::StoredQuantization;
 use super::tensor::{Stored, Tensor};
 use crate::checkpoint::Family;
+use crate::checkpoint::family::JoinedExperts;
 
 /// A tensor of the output.
 #[derive(Debug, Clone, PartialEq)]
@@ -180,7 +181,11 @@ impl<'a> Planner<'a> {
 
     fn run(mut self) -> Result<Plan> {
         let names = self.source.tensors.iter().map(|t| t.name.as_str());
-        let stacks = rules::stacks(names);
+        // In some families mlx-lm does not stack experts.
+        let stacks = match self.family.map(|family| family.joined_experts) {
+            Some(JoinedExperts::Rows { .. }) => BTreeMap::new(),
+            _ => rules::stacks(names),
+        };
         let stacked: HashSet<&str> = stacks.values().flatten().copied().collect();
         for (name, members) in &stacks {
             let parts: Vec<usize> = members
@@ -389,7 +394,7 @@ impl<'a> Planner<'a> {
         let path = name.strip_suffix(".weight");
         let kind = match &like.stored {
             Stored::Gguf { kind, .. } => Some(*kind),
-            Stored::Safetensors => None,
+            Stored::Safetensors | Stored::Slice { .. } => None,
         };
         if let (Some(path), Some(float)) = (path, like.float()) {
             if let Some(format) = self.format(path, &shape) {

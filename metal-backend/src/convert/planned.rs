@@ -39,7 +39,7 @@ pub(super) fn planned(plan: &Plan, source: &Source) -> Result<Vec<Planned>> {
         let path = out.name.strip_suffix(".weight").unwrap_or(&out.name);
         let is_block = |part: &usize| match &source.tensors[*part].stored {
             Stored::Gguf { kind, .. } => scales::is_block(*kind),
-            Stored::Safetensors => source.tensors[*part].dtype == Dtype::U32,
+            Stored::Safetensors | Stored::Slice { .. } => source.tensors[*part].dtype == Dtype::U32,
         };
         if item.parts.iter().any(is_block) {
             return Err(bad(

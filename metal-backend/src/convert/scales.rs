@@ -41,10 +41,7 @@ pub(super) fn exact<'a>(
     let (mut half, mut brain) = (true, true);
     for tensor in tensors {
         let (rows, cols) = tensor.rows_and_cols();
-        let at_once = match tensor.is_indivisible() {
-            true => rows,
-            false => (CHUNK / cols.max(1)).clamp(1, rows.max(1)),
-        };
+        let at_once = tensor.rows_at_once(CHUNK / cols.max(1));
         for first in (0..rows).step_by(at_once.max(1)) {
             let packed = source.packed(tensor, first, at_once.min(rows - first))?;
             for x in packed.scales.iter().chain(&packed.biases) {

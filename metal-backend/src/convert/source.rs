@@ -10,12 +10,13 @@ use serde_json::{Map, Value};
 use super::faults::wrong;
 use super::float_type::FloatType;
 use super::gguf;
-use super::tensor::{Half, Stored, Tensor, Values};
+use super::joined;
+use super::tensor::{Stored, Tensor, Values};
 use crate::checkpoint::files::{invalid, read_capped};
 use crate::checkpoint::gguf::{GgmlType, Gguf, GgufTensor};
 use crate::checkpoint::quantization::{self, AffinePacked, unpermute_rows};
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
-use crate::checkpoint::{ModelFiles, locate, python_json};
+use crate::checkpoint::{Family, ModelConfig, ModelFiles, locate, python_json};
 
 /// The maximum size of an accepted `config.json`, in bytes.
 const MAX_CONFIG: u64 = 4 << 20;
@@ -128,6 +129,15 @@ impl Source {
                 })
             })
             .collect();
+        let family = (config.get("model_type").and_then(Value::as_str)).and_then(Family::of);
+        let tensors = match family {
+            Some(family) => {
+                let read = ModelConfig::from_map(config.clone());
+                let width = read.ok().map(|config| config.intermediate_size);
+                joined::separate(tensors, family.joined_experts, width, dir)?
+            }
+            None => tensors,
+        };
         Ok(Self {
             path: dir.to_owned(),
             config,
@@ -154,22 +164,37 @@ impl Source {
                 let row = info.nbytes / all.max(1);
                 Ok(c.read_part(info, first * row, rows * row)?)
             }
+            (Files::Safetensors(c), Stored::Slice { name, slice }) => {
+                let info = c.info(name).ok_or_else(missing)?;
+                let (_, cols) = tensor.rows_and_cols();
+                let element = tensor.dtype.bitsize() / 8;
+                // A row of the tensor may have several rows of the slice.
+                let each = cols / slice.width().max(1);
+                let wanted = (first * each, rows * each);
+                slice.bytes(element * slice.width(), wanted, |at, length| {
+                    Ok(c.read_part(info, at, length)?)
+                })
+            }
             (
                 Files::Gguf(g),
                 Stored::Gguf {
                     name,
                     permuted,
-                    half,
+                    slice,
                     first_row,
                     ..
                 },
             ) => {
                 let gguf_info = g.tensors().get(name).ok_or_else(missing)?;
-                match (half, tensor.shape.as_slice()) {
-                    (Some(half), &[_, width, _]) => {
-                        Self::rows_of_half(g, gguf_info, (*half, width), first, rows)
+                match slice {
+                    Some(slice) => {
+                        let all = gguf_info.shape.iter().rev().skip(1).product::<usize>();
+                        let row_bytes = gguf_info.nbytes / all.max(1);
+                        slice.bytes(row_bytes, (first, rows), |at, length| {
+                            Ok(g.read_bytes(gguf_info, at, length)?)
+                        })
                     }
-                    _ => {
+                    None => {
                         let cols = tensor.shape.last().copied().unwrap_or(1).max(1);
                         self.gguf_rows(g, gguf_info, (*permuted, cols), first_row + first, rows)
                     }
@@ -202,37 +227,12 @@ impl Source {
         Ok(gguf.read_bytes(tensor, first * row, rows * row)?)
     }
 
-    /// Rows of a stack that has a half of `width` rows of each matrix in the file.
-    fn rows_of_half(
-        gguf: &Gguf,
-        tensor: &GgufTensor,
-        (half, width): (Half, usize),
-        first: usize,
-        rows: usize,
-    ) -> Result<Vec<u8>> {
-        let all = tensor.shape.iter().rev().skip(1).product::<usize>();
-        let row = tensor.nbytes / all.max(1);
-        let offset = match half {
-            Half::First => 0,
-            Half::Second => width,
-        };
-        let (mut bytes, mut at) = (Vec::with_capacity(rows * row), first);
-        while at < first + rows {
-            let (expert, within) = (at / width, at % width);
-            let count = (width - within).min(first + rows - at);
-            let start = expert * 2 * width + offset + within;
-            bytes.extend(gguf.read_bytes(tensor, start * row, count * row)?);
-            at += count;
-        }
-        Ok(bytes)
-    }
-
     /// Rows of a tensor as float values.
     pub(super) fn floats(&self, tensor: &Tensor, first: usize, rows: usize) -> Result<Floats> {
         let bytes = self.raw(tensor, first, rows)?;
         let kind = match &tensor.stored {
             Stored::Gguf { kind, .. } => *kind,
-            Stored::Safetensors => GgmlType::F32,
+            _ => GgmlType::F32,
         };
         if let Stored::Gguf { values, .. } = &tensor.stored
             && *values != Values::Same
@@ -268,7 +268,7 @@ impl Source {
         let bytes = self.raw(tensor, first, rows)?;
         let packed = match &tensor.stored {
             Stored::Gguf { kind, .. } => quantization::repack(*kind, &bytes),
-            Stored::Safetensors => None,
+            _ => None,
         };
         packed.ok_or_else(|| wrong(&self.path, &tensor.name, "cannot be repacked"))
     }

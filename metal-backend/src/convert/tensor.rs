@@ -3,6 +3,7 @@
 use safetensors::Dtype;
 
 use super::float_type::FloatType;
+use super::slice::Slice;
 use crate::checkpoint::gguf::GgmlType;
 
 /// A tensor of the checkpoint.
@@ -21,6 +22,11 @@ pub(super) struct Tensor {
 #[derive(Debug, Clone)]
 pub(super) enum Stored {
     Safetensors,
+    /// Rows of a stored stack in safetensors.
+    Slice {
+        name: String,
+        slice: Slice,
+    },
     Gguf {
         name: String,
         kind: GgmlType,
@@ -30,8 +36,8 @@ pub(super) enum Stored {
         values: Values,
         /// The row of the stored tensor at which this one begins.
         first_row: usize,
-        /// The half of each expert's rows that this tensor has, if the file joins two stacks.
-        half: Option<Half>,
+        /// The rows of each expert that this tensor has, if the file joins two stacks.
+        slice: Option<Slice>,
     },
 }
 
@@ -57,13 +63,6 @@ impl Values {
     }
 }
 
-/// A half of the rows of each matrix of a stack.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Half {
-    First,
-    Second,
-}
-
 impl Tensor {
     /// Rows (the product of all axes but the last) and columns.
     pub(super) fn rows_and_cols(&self) -> (usize, usize) {
@@ -82,14 +81,18 @@ impl Tensor {
         }
     }
 
-    /// Whether all rows must be read at once.
-    pub(super) fn is_indivisible(&self) -> bool {
-        matches!(
-            self.stored,
+    /// The number of rows to read at once, of which about `wanted` are wanted.
+    pub(super) fn rows_at_once(&self, wanted: usize) -> usize {
+        let (rows, _) = self.rows_and_cols();
+        match &self.stored {
             Stored::Gguf {
-                permuted: Some(_),
-                ..
+                permuted: Some(_), ..
+            } => rows,
+            // Each part of a matrix is read with the whole matrix.
+            Stored::Slice { slice, .. } if slice.reads_matrices() => {
+                wanted.next_multiple_of(slice.count.max(1)).min(rows)
             }
-        )
+            _ => wanted.clamp(1, rows.max(1)),
+        }
     }
 }

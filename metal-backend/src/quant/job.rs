@@ -1,7 +1,7 @@
 //! A loaded model with its calibration sequences, and the values that replace its weights in the
 //! output.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use inference::{CancelToken, Error, ErrorKind, Result};
@@ -12,6 +12,7 @@ use super::affine::{Affine, Rounded};
 use super::inputs::{Moments, expert_moments, moments};
 use super::walk::Walk;
 use crate::adapter::same_layer;
+use crate::checkpoint::safetensors::TensorNames;
 use crate::convert::{Given, Planned};
 use crate::engine::Engine;
 use crate::error::engine;
@@ -81,8 +82,8 @@ pub(super) struct Job<'a> {
     pub targets: Vec<Target>,
     /// The paths of matrices without a slot of the same shape in the loaded model.
     pub unknown: Vec<String>,
-    /// The names of all tensors of the output.
-    pub names: Vec<String>,
+    /// The tensors of the output, by the names that the loaded model has.
+    names: TensorNames,
     pub sequences: Vec<Vec<u32>>,
     pub batch_size: usize,
     pub given: Given,
@@ -94,19 +95,25 @@ pub(super) struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// Finds the slot of each planned matrix.
+    /// Finds the slot of each planned matrix. `names` are those of all tensors of the output.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if no matrix has a slot.
     pub fn new(
         engine: Arc<Engine>,
-        planned: Vec<Planned>,
+        (planned, names): (Vec<Planned>, &[String]),
         sequences: Vec<Vec<u32>>,
         batch_size: usize,
         cancel: &'a CancelToken,
         progress: &'a mut Progress<'a>,
     ) -> Result<Self> {
         let slots = engine.param_slots();
+        let names = names.iter().map(String::as_str);
+        let names = TensorNames::new(names, &engine.info().architecture);
+        let loaded: HashMap<&str, &str> = names
+            .all()
+            .filter_map(|name| Some((names.stored(name)?, name.strip_suffix(".weight")?)))
+            .collect();
         let (mut targets, mut unknown) = (Vec::new(), Vec::new());
         for planned in planned {
             let alike = |slot: &&Arc<ParamSlot>| {
@@ -114,7 +121,9 @@ impl<'a> Job<'a> {
                 let sizes = planned.shape.iter().map(|n| i32::try_from(*n).unwrap_or(0));
                 slot.is_matrix() && shape.into_iter().eq(sizes)
             };
-            let exact = slots.iter().find(|s| s.name() == planned.path);
+            let weight = format!("{}.weight", planned.path);
+            let name = loaded.get(weight.as_str()).copied();
+            let exact = slots.iter().find(|s| Some(s.name()) == name);
             let near = || slots.iter().find(|s| same_layer(s.name(), &planned.path));
             match exact.or_else(near).filter(alike) {
                 Some(slot) => targets.push(Target {
@@ -138,7 +147,7 @@ impl<'a> Job<'a> {
             engine,
             targets,
             unknown,
-            names: Vec::new(),
+            names,
             sequences,
             batch_size,
             given: Given::default(),
@@ -249,9 +258,10 @@ impl<'a> Job<'a> {
 
     /// The name in the output of a tensor of the loaded model.
     fn name_of(&self, loaded: &str) -> Result<String> {
-        let exact = self.names.iter().find(|name| *name == loaded);
-        let found = exact.or_else(|| self.names.iter().find(|name| same_layer(name, loaded)));
-        found.cloned().ok_or_else(|| {
+        let near = || self.names.all().find(|name| same_layer(name, loaded));
+        let exact = self.names.stored(loaded);
+        let found = exact.or_else(|| self.names.stored(near()?));
+        found.map(str::to_owned).ok_or_else(|| {
             Error::new(
                 ErrorKind::Unsupported,
                 format!(

@@ -148,14 +148,13 @@ pub fn quantize(
     let (given, notes) = {
         let mut job = Job::new(
             engine,
-            planned,
+            (planned, &names),
             sequences,
             options.batch_size,
             cancel,
             progress,
         )?;
         job.given.formats = formats;
-        job.names = names;
         options.method.run(&mut job)?;
         (job.given, job.notes)
     };
