@@ -70,6 +70,7 @@ pub use memory::{OutOfMemory, resize};
 pub use once::Once;
 pub use pool::{drop_payload, with_barrier_hook};
 pub use prefill_inputs::PrefillInputs;
+pub use recurrence::diagonal::DiagonalMemory;
 pub use recurrence::matrix_memory::{MatrixMemory, MemoryRule};
 pub use recurrence::selective::SelectiveScan;
 pub use sampling::sample::{

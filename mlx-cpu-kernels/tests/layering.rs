@@ -147,6 +147,7 @@ const ORDER: &[&str] = &[
     "recurrence::step",
     "recurrence::matrix_memory",
     "recurrence::selective",
+    "recurrence::diagonal",
     "recurrence::chunk",
     "recurrence::run",
     "sampling",

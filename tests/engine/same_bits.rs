@@ -13,14 +13,12 @@ const RECURRENT: &[&str] = &[
     "falcon-h1-norm",
     "granitemoehybrid",
     "granitemoehybrid-dense",
-    "kimi-linear",
     "mamba2",
     "nemotron-h",
     "nemotron-h-moe",
     "qwen3-5",
     "qwen3-5-moe",
     "qwen3-next",
-    "rwkv7",
     "xlstm",
     "xlstm-q4",
     "xlstm-slstm",
@@ -55,7 +53,7 @@ const CACHES: [Option<u32>; 4] = [None, Some(16), Some(8), Some(4)];
 const PACKED: &[&str] = &["qwen3-q4", "qwen3-q8"];
 
 /// Models without keys and values.
-const WITHOUT_KEYS: &[&str] = &["falcon-mamba", "mamba"];
+const WITHOUT_KEYS: &[&str] = &["falcon-mamba", "mamba", "rwkv7"];
 
 /// The names of models, each with each type of caches.
 fn cases(except: &[&[&str]]) -> Vec<(String, Option<u32>)> {

@@ -1,12 +1,12 @@
 //! Decides which recurrences our kernels compute. MLX's implementations are in `nn/mlstm_cell.rs`,
-//! `nn/ssd.rs`, `nn/delta_rule.rs` and `nn/mamba.rs`.
+//! `nn/ssd.rs`, `nn/delta_rule.rs`, `nn/diagonal_rule.rs` and `nn/mamba.rs`.
 
 use std::ffi::OsStr;
 
 use mlx_rs_core::{Array, DeviceKind, Error, ErrorKind, Result, Stream};
 
 /// The kernels' types of a matrix memory. Other modules import these types from here.
-pub use mlx_rs_core::cpu::{Memory, MemoryInputs, MemoryRule, SelectiveScan};
+pub use mlx_rs_core::cpu::{DiagonalMemory, Memory, MemoryInputs, MemoryRule, SelectiveScan};
 
 /// Computes outputs `[R, L, heads * value_dim]` and the state after them, with the kernel. `None`
 /// if the current stream is not on the CPU, or the result needs gradients; the caller then uses
@@ -33,6 +33,19 @@ pub fn selective(
         return Ok(None);
     }
     positions.scan(state).map(Some)
+}
+
+/// As [`scan`], for memories with a forget gate for each row: outputs `[R, L, heads * value_dim]`,
+/// and the memory after them.
+pub fn diagonal(
+    positions: &DiagonalMemory<'_>,
+    memory: &Array,
+    differentiated: bool,
+) -> Result<Option<(Array, Array)>> {
+    if differentiated || !super::on_kernels()? {
+        return Ok(None);
+    }
+    positions.scan(memory).map(Some)
 }
 
 /// Whether GPU kernels compute the mLSTM recurrence. They do if the current stream is on a GPU and

@@ -14,14 +14,11 @@ use super::hooks::Watch;
 use super::linear::Linear;
 use super::mixer::Mixer;
 use super::norm::{Norm, through};
-use super::recurrence::{heads_first, over_rows, part};
+use super::recurrence::{over_rows, part};
 use crate::cache::{
     CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
 };
 use crate::exec::activation::{silu, softplus};
-
-/// The number of positions per chunk; it does not change the result.
-const CHUNK: i32 = 16;
 
 /// A Kimi Delta Attention layer.
 #[derive(Debug)]
@@ -112,18 +109,19 @@ impl Mixer for DeltaAttention {
             projected.push(wide(&linear.forward(&hidden)?)?);
         }
         let outputs = over_rows(rows, layer, &self.layout, |span, state| {
+            let apart = [span.rows, span.length, heads, dim];
             let mut mixed = Vec::with_capacity(3);
             let mut after = Vec::with_capacity(4);
             for (at, (_, conv)) in self.inputs.iter().enumerate() {
                 let (y, last) = conv.forward(&span.of(&projected[at])?, part(&state, at)?)?;
                 let y = silu(&y, None, adapter::differentiated())?;
-                mixed.push(heads_first(&y, [heads, dim], 1)?); // [R, H, L, D]
+                mixed.push(y.reshape(&apart)?);
                 after.push(last);
             }
-            let strength = span.of(&strength)?.swap_axes(1, 2)?.expand_dims(-1)?; // [R, H, L, 1]
+            let strength = span.of(&strength)?.expand_dims(-1)?; // [R, L, H, 1]
             let scale = Array::scalar((dim as f32).powf(-0.5))?;
             let k = unit(part(&mixed, 1)?)?;
-            let f = heads_first(&span.of(&decay)?, [heads, dim], 1)?;
+            let f = span.of(&decay)?.reshape(&apart)?;
             // The delta rule reads the memory after its decay.
             let a = k.multiply(&f.exp()?)?.multiply(&strength)?.negative()?;
             let inputs = Inputs {
@@ -134,10 +132,9 @@ impl Mixer for DeltaAttention {
                 a,
                 b: None,
             };
-            let (y, memory) = scan(&inputs, part(&state, 3)?, CHUNK)?;
+            let (y, memory) = scan(&inputs, part(&state, 3)?)?;
             after.push(memory);
-            // [R, H, L, D] -> [R, L, H, D]
-            Ok((y.transpose_axes(&[0, 2, 1, 3])?, after))
+            Ok((y, after))
         })?;
         let outputs = positions.of(&outputs, &lengths)?;
         let gate = low_rank(&self.gate, &positions.of(&hidden, &lengths)?)?;

@@ -1,7 +1,7 @@
 //! A matrix memory with a forget gate for each channel of its keys, and with updates of rank one.
 //! It covers Kimi Delta Attention (Kimi Team 2025, arXiv:2510.26692) and RWKV-7 (Peng et al. 2025,
 //! arXiv:2503.14456). The rule runs as single steps or over chunks of positions; both have equal
-//! results. This file has plain float32 operations.
+//! results. This file has plain float32 operations; on the CPU, a kernel computes the steps.
 //!
 //! With the logarithms `f` of the forget gates:
 //!
@@ -23,23 +23,29 @@
 
 use mlx_rs_core::{Array, Dtype, Result, eye, stack, tri, where_};
 
+use super::adapter;
 use super::chunks::{cut, joined};
 use super::delta_rule::inverse;
+use crate::exec::recurrence::{DiagonalMemory, diagonal};
 
-/// The inputs of the rule: `R` rows, `H` heads, `L` positions.
+/// The number of positions per chunk of the plain operations.
+const CHUNK: i32 = 16;
+
+/// The inputs of the rule: `R` rows, `L` positions, `H` heads. Operations on them have heads before
+/// positions.
 #[derive(Debug, Clone)]
 pub struct Inputs {
-    /// Queries, `[R, H, L, DK]`.
+    /// Queries, `[R, L, H, DK]`.
     pub q: Array,
-    /// Keys, `[R, H, L, DK]`.
+    /// Keys, `[R, L, H, DK]`.
     pub k: Array,
-    /// Values, `[R, H, L, DV]`.
+    /// Values, `[R, L, H, DV]`.
     pub v: Array,
-    /// Logarithms of the forget gates, at most 0, `[R, H, L, DK]`.
+    /// Logarithms of the forget gates, at most 0, `[R, L, H, DK]`.
     pub f: Array,
-    /// The keys that read the memory before a step, `[R, H, L, DK]`.
+    /// The keys that read the memory before a step, `[R, L, H, DK]`.
     pub a: Array,
-    /// The keys that write the values read by `a`, `[R, H, L, DK]`; `None` if they equal `k`.
+    /// The keys that write the values read by `a`, `[R, L, H, DK]`; `None` if they equal `k`.
     pub b: Option<Array>,
 }
 
@@ -57,9 +63,32 @@ impl Inputs {
     }
 }
 
+/// Computes any number of positions. Returns the outputs `[R, L, H, DV]` and the memory `[R, H, DK,
+/// DV]` after the last position.
+///
+/// # Errors
+/// If shapes do not match.
+pub fn scan(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
+    let flat = inputs.map(|a| a.flatten(2, 3))?;
+    let positions = DiagonalMemory {
+        q: &flat.q,
+        k: &flat.k,
+        v: &flat.v,
+        f: &flat.f,
+        a: &flat.a,
+        b: flat.b.as_ref(),
+    };
+    if let Some((y, memory)) = diagonal(&positions, memory, adapter::differentiated())? {
+        return Ok((y.reshape(inputs.v.shape())?, memory));
+    }
+    let heads_first = inputs.map(|a| a.swap_axes(1, 2))?;
+    let (y, memory) = by_chunks(&heads_first, memory, CHUNK)?;
+    Ok((y.swap_axes(1, 2)?, memory))
+}
+
 /// Computes one step: `L` is 1. Returns the output `[R, H, 1, DV]` and the memory `[R, H, DK, DV]`
 /// after the step.
-pub fn step(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
+fn step(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
     let Inputs { q, k, v, f, a, b } = inputs;
     let column = |a: &Array| a.swap_axes(-1, -2);
     let read = a.matmul(memory)?; // [R, H, 1, DV]
@@ -75,7 +104,7 @@ pub fn step(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
 
 /// Computes any number of positions, in chunks of `size`; a single position uses [`step`]. Returns
 /// the outputs `[R, H, L, DV]` and the memory `[R, H, DK, DV]` after the last position.
-pub fn scan(inputs: &Inputs, memory: &Array, size: i32) -> Result<(Array, Array)> {
+fn by_chunks(inputs: &Inputs, memory: &Array, size: i32) -> Result<(Array, Array)> {
     let length = inputs.f.dim(2)?;
     if length == 1 {
         return step(inputs, memory);
@@ -157,7 +186,7 @@ fn between(f: &Array, size: i32) -> Result<Array> {
 mod tests {
     use super::*;
     use crate::nn::chunks::test_support::{distance, numbers};
-    use mlx_rs_core::zeros;
+    use mlx_rs_core::{Stream, zeros};
 
     const H: usize = 2;
     const DK: usize = 5;
@@ -249,7 +278,7 @@ mod tests {
                     let inputs = case(length, gate, writes);
                     let (outputs, memories) = defined(&inputs);
                     for size in [1, 2, 7, 16, 1000] {
-                        let (y, memory) = scan(&inputs, &empty(), size).unwrap();
+                        let (y, memory) = by_chunks(&inputs, &empty(), size).unwrap();
                         assert!(distance(&y, &outputs) < 1e-5, "{length} by {size}");
                         assert!(distance(&memory, &memories) < 1e-5, "{length} by {size}");
                     }
@@ -262,7 +291,7 @@ mod tests {
     fn many_positions_by_chunks_are_those_by_steps() {
         for writes in [false, true] {
             let inputs = case(500, |x| -0.05 * x.abs(), writes);
-            let (y, memory) = scan(&inputs, &empty(), 16).unwrap();
+            let (y, memory) = by_chunks(&inputs, &empty(), 16).unwrap();
             let mut state = empty();
             let mut steps = Vec::new();
             for at in 0..500 {
@@ -276,5 +305,22 @@ mod tests {
             assert!(y.all_close(&steps, 0.0, 1e-5).unwrap());
             assert!(memory.all_close(&state, 0.0, 1e-5).unwrap());
         }
+    }
+
+    /// The kernel, which has its own tests, must get the positions and heads in the right order.
+    #[test]
+    fn scans_on_the_cpu_are_the_definition() {
+        let cpu = Stream::default_of(mlx_rs_core::Device::cpu()).unwrap();
+        cpu.scope(|| {
+            for writes in [false, true] {
+                let inputs = case(9, |x| -0.1 * x.abs(), writes);
+                let (outputs, memories) = defined(&inputs);
+                let positions_first = inputs.map(|a| a.swap_axes(1, 2)).unwrap();
+                let (y, memory) = scan(&positions_first, &empty()).unwrap();
+                let y = y.swap_axes(1, 2).unwrap().contiguous().unwrap();
+                assert!(distance(&y, &outputs) < 1e-5);
+                assert!(distance(&memory, &memories) < 1e-5);
+            }
+        });
     }
 }

@@ -11,12 +11,9 @@ use super::head_norm::HeadNorm;
 use super::hooks::Watch;
 use super::linear::Linear;
 use super::norm::{Norm, through};
-use super::recurrence::{heads_first, over_rows, part};
+use super::recurrence::{over_rows, part};
 use crate::cache::{Row, StateLayout, StatePart};
 use crate::exec::Activation;
-
-/// The number of positions per chunk; it does not change the result.
-const CHUNK: i32 = 16;
 
 /// The logarithm of the strongest decay, `-exp(-1/2)`.
 const DECAY: f32 = -0.606_530_66;
@@ -165,7 +162,8 @@ impl RwkvBlock {
         let change = before.subtract(x)?;
         let mixed = |at: usize| x.add(&change.multiply(&time.shares[at])?);
         let wide = |a: &Array| a.astype(Dtype::Float32);
-        let split = |a: &Array| heads_first(&wide(a)?, [heads, dim], 1); // [R, H, L, D]
+        let apart = [x.dim(0)?, x.dim(1)?, heads, dim];
+        let split = |a: &Array| wide(a)?.reshape(&apart);
         let receptance = time.receptance.forward(&mixed(0)?)?;
         let [down, up] = &time.decay;
         let decay = wide(&up.forward(&down.forward(&mixed(1)?)?.tanh()?)?)?;
@@ -198,17 +196,15 @@ impl RwkvBlock {
             a: removed.negative()?,
             b: Some(removed.multiply(&split(&rate)?)?),
         };
-        let (y, memory) = scan(&inputs, memory, CHUNK)?;
-        // [R, H, L, D] -> [R, L, H, D]
-        let back = |a: &Array| a.transpose_axes(&[0, 2, 1, 3]);
-        let normed = time.norm.forward(&back(&y)?, Dtype::Float32)?;
-        let bonus = wide(&time.bonus)?.expand_dims(1)?; // [H, 1, D]
+        let (y, memory) = scan(&inputs, memory)?;
+        let normed = time.norm.forward(&y, Dtype::Float32)?;
+        let bonus = wide(&time.bonus)?; // [H, D]
         let bonus = receptance
             .multiply(&key)?
             .multiply(&bonus)?
             .sum(-1, true)?
             .multiply(&value)?;
-        let bonus = back(&bonus)?.reshape(normed.shape())?;
+        let bonus = bonus.reshape(normed.shape())?;
         let y = normed.add(&bonus)?.astype(x.dtype())?.multiply(&gate)?;
         Ok((time.output.forward(&y)?, first, memory))
     }

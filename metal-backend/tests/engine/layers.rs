@@ -19,7 +19,9 @@ const ORDER: &[&str] = &[
     // Conversions from files to files, without a loaded model.
     "convert::faults",
     "convert::float_type",
+    "convert::slice",
     "convert::tensor",
+    "convert::joined",
     "convert::given",
     "convert::quantization",
     "convert::rules",

@@ -1,8 +1,9 @@
 //! Layers that have a state instead of keys and values. A matrix memory per head: mLSTM, the state
 //! spaces of Mamba-2, and the gated delta rule; positions are computed one at a time or in chunks. A
-//! state per channel: Mamba.
+//! matrix memory with a gate for each row: RWKV-7, Kimi Delta Attention. A state per channel: Mamba.
 
 pub(crate) mod chunk;
+pub(crate) mod diagonal;
 pub(crate) mod gates;
 pub(crate) mod matrix_memory;
 pub(crate) mod run;
