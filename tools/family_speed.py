@@ -61,6 +61,8 @@ OTHERS: dict[str, dict[str, Any]] = {
     "lille-130m": {"block_size": 2048},
     "mamba": {"state_size": 16},
     "mamba2": {"num_heads": 64},
+    # A reply must not cross the length at which the rotation changes.
+    "phi3": {"original_max_position_embeddings": 2048, "rope_parameters.original_max_position_embeddings": 2048},
     "xlstm": {"hidden_size": 1024, "embedding_dim": 1024},
     "xlstm-slstm": {"hidden_size": 1024, "embedding_dim": 1024},
 }
@@ -232,7 +234,8 @@ def measure(program: Path, name: str, work: Path, values: Values, args: argparse
         return {"name": name, "weights": weights} | rates
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-        shutil.rmtree(packed, ignore_errors=True)
+        if args.keep is None:
+            shutil.rmtree(packed, ignore_errors=True)
 
 
 def main() -> int:
@@ -243,15 +246,18 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--generate", type=int, default=32)
     parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--keep", type=Path, help="leaves the models with 4 bits in this new directory")
     parser.add_argument("--json", type=Path, help="writes all figures to a file")
     args = parser.parse_args()
     names = args.only or sorted(path.parent.name for path in TINY.glob("*/config.json"))
     names = [name for name in names if args.only or not NOT_FAMILIES.search(name)]
     values, rows, failed = Values(), [], []
-    with tempfile.TemporaryDirectory() as work:
+    with tempfile.TemporaryDirectory() as temporary:
+        work = args.keep or Path(temporary)
+        work.mkdir(parents=True, exist_ok=True)
         for name in [REFERENCE, *(name for name in names if name != REFERENCE)]:
             try:
-                rows.append(measure(args.program, name, Path(work), values, args))
+                rows.append(measure(args.program, name, work, values, args))
                 print(f"{name}: {rows[-1]}", file=sys.stderr)
             except (ValueError, KeyError, subprocess.TimeoutExpired) as error:
                 failed.append((name, str(error)))

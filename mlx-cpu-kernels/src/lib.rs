@@ -46,6 +46,7 @@ pub use attention::kv_write::{KvWrite, NewKv, ProjectKeys, TokenPositions, Token
 pub use attention::rope::Rotation;
 pub use gemm::column_product::{ColumnMatrix, ColumnPart, ColumnProduct};
 pub use gemm::dense::DenseType;
+pub use gemm::elementwise::{Elementwise, Function};
 pub use gemm::expert_block::{ExpertBlock, ExpertGate};
 pub use gemm::experts::{ExpertProduct, ExpertStack, ExpertVjp};
 pub use gemm::feature_walk::{FeatureWalk, HeldFloats, HeldProduct, StoredRows};

@@ -122,6 +122,7 @@ const ORDER: &[&str] = &[
     "gemm::run",
     "gemm::greatest",
     "gemm::gather_rows",
+    "gemm::elementwise",
     "gemm::gated",
     "gemm::layer_norm",
     "gemm::feature_walk",

@@ -100,8 +100,42 @@ impl Activation {
 ///
 /// # Errors
 /// If memory runs out.
-pub fn softplus(x: &Array) -> Result<Array> {
-    Array::scalar(0.0f32)?.logaddexp(x)
+pub fn softplus(x: &Array, differentiated: bool) -> Result<Array> {
+    match on_kernels(x, cpu::Function::Softplus, differentiated)? {
+        Some(y) => Ok(y),
+        None => Array::scalar(0.0f32)?.logaddexp(x),
+    }
+}
+
+/// `1 / (1 + exp(-x))`, computed as [`silu`] is.
+///
+/// # Errors
+/// If memory runs out.
+pub fn sigmoid(x: &Array, differentiated: bool) -> Result<Array> {
+    match on_kernels(x, cpu::Function::Sigmoid, differentiated)? {
+        Some(y) => Ok(y),
+        None => x.sigmoid(),
+    }
+}
+
+/// The hyperbolic tangent, computed as [`silu`] is.
+///
+/// # Errors
+/// If memory runs out.
+pub fn tanh(x: &Array, differentiated: bool) -> Result<Array> {
+    match on_kernels(x, cpu::Function::Tanh, differentiated)? {
+        Some(y) => Ok(y),
+        None => x.tanh(),
+    }
+}
+
+/// A function by our kernels. `None` if MLX must compute it.
+fn on_kernels(x: &Array, function: cpu::Function, differentiated: bool) -> Result<Option<Array>> {
+    let float = x.dtype() == Dtype::Float32 && x.size() > 0;
+    if !differentiated && float && super::on_kernels()? {
+        return cpu::elementwise(x, function).map(Some);
+    }
+    Ok(None)
 }
 
 /// `silu(x)`, times `y` if it is given. Our kernels compute it for float32, unless the current

@@ -18,7 +18,7 @@ use super::recurrence::{over_rows, part};
 use crate::cache::{
     CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
 };
-use crate::exec::activation::{silu, softplus};
+use crate::exec::activation::{sigmoid, silu, softplus};
 
 /// A Kimi Delta Attention layer.
 #[derive(Debug)]
@@ -98,9 +98,11 @@ impl Mixer for DeltaAttention {
         let total = hidden.dim(1)?;
         // The state is float32, so the gates are too.
         let wide = |a: &Array| a.astype(Dtype::Float32);
-        let strength = wide(&self.strength.forward(&hidden)?)?.sigmoid()?; // [1, T, H]
+        let differentiated = adapter::differentiated();
+        let strength = wide(&self.strength.forward(&hidden)?)?;
+        let strength = sigmoid(&strength, differentiated)?; // [1, T, H]
         let forget = wide(&low_rank(&self.forget, &hidden)?)?.add(&self.dt_bias)?;
-        let decay = softplus(&forget)?
+        let decay = softplus(&forget, differentiated)?
             .reshape(&[1, total, heads, dim])?
             .multiply(&self.rates)?
             .reshape(&[1, total, heads * dim])?;
@@ -114,7 +116,7 @@ impl Mixer for DeltaAttention {
             let mut after = Vec::with_capacity(4);
             for (at, (_, conv)) in self.inputs.iter().enumerate() {
                 let (y, last) = conv.forward(&span.of(&projected[at])?, part(&state, at)?)?;
-                let y = silu(&y, None, adapter::differentiated())?;
+                let y = silu(&y, None, differentiated)?;
                 mixed.push(y.reshape(&apart)?);
                 after.push(last);
             }
@@ -138,7 +140,7 @@ impl Mixer for DeltaAttention {
         })?;
         let outputs = positions.of(&outputs, &lengths)?;
         let gate = low_rank(&self.gate, &positions.of(&hidden, &lengths)?)?;
-        let gate = wide(&gate)?.reshape(outputs.shape())?.sigmoid()?;
+        let gate = sigmoid(&wide(&gate)?, differentiated)?.reshape(outputs.shape())?;
         let outputs = self.norm.forward(&outputs)?.multiply(&gate)?;
         let left = outputs.dim(1)?;
         let outputs = outputs

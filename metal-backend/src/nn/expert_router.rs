@@ -115,7 +115,9 @@ impl Router {
             Weighing::NearBest { noise } => return self.near_best(&scores, noise),
             Weighing::Softmax { .. } => scores.astype(Dtype::Float32)?.softmax(-1, true)?,
             Weighing::Sigmoid { .. } => scores.astype(Dtype::Float32)?.sigmoid()?,
-            Weighing::RootSoftplus { .. } => softplus(&scores.astype(Dtype::Float32)?)?.sqrt()?,
+            Weighing::RootSoftplus { .. } => {
+                softplus(&scores.astype(Dtype::Float32)?, adapter::differentiated())?.sqrt()?
+            }
             Weighing::Share | Weighing::NormalizedShare => scores.softmax(-1, true)?,
         };
         let ranked = match &self.choice_bias {

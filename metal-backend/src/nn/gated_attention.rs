@@ -3,6 +3,7 @@
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate};
 
+use super::adapter;
 use super::attention::{Attention, Positions};
 use super::attention_parts::furthest;
 use super::hooks::Watch;
@@ -11,7 +12,7 @@ use super::mixer::Mixer;
 use super::norm::{Norm, through};
 use crate::cache::{CacheOptions, LayerState, Row, Switch, lengths};
 use crate::exec::Epilogue;
-use crate::exec::activation::softplus;
+use crate::exec::activation::{sigmoid, softplus};
 
 /// A gated attention layer.
 #[derive(Debug)]
@@ -59,11 +60,13 @@ impl GatedAttention {
     /// Multiplies the heads' outputs `[1, T, n_heads * head_dim]` by their gates.
     fn opened(&self, attended: &Array, gate: &Array) -> Result<Array> {
         let function = self.gate.as_ref().map(|gate| gate.function);
+        let differentiated = adapter::differentiated();
         let gate = match function {
             Some(GateFunction::Softplus) => {
-                softplus(&gate.astype(Dtype::Float32)?)?.astype(gate.dtype())?
+                let wide = gate.astype(Dtype::Float32)?;
+                softplus(&wide, differentiated)?.astype(gate.dtype())?
             }
-            Some(GateFunction::Sigmoid) | None => gate.sigmoid()?,
+            Some(GateFunction::Sigmoid) | None => sigmoid(gate, differentiated)?,
         };
         let (heads, dim) = (self.attention.n_heads, self.attention.head_dim);
         if gate.dim(-1)? == heads * dim {

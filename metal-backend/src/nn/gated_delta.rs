@@ -18,7 +18,7 @@ use super::recurrence::{heads_first, over_rows, part};
 use crate::cache::{
     CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
 };
-use crate::exec::activation::{silu, softplus};
+use crate::exec::activation::{sigmoid, silu, softplus};
 use crate::exec::recurrence::{self, Memory, MemoryInputs, MemoryRule};
 
 /// The number of positions per chunk; it does not change the result.
@@ -264,8 +264,10 @@ impl Mixer for GatedDelta {
         let Projected { qkv, z, b, a } = self.projected(&through(norm, x)?)?;
         // The state is float32, so the gates are too.
         let wide = |a: &Array| a.astype(Dtype::Float32);
-        let strength = wide(&b)?.sigmoid()?;
-        let decay = softplus(&wide(&a)?.add(&self.dt_bias)?)?.multiply(&self.rates)?;
+        let differentiated = adapter::differentiated();
+        let strength = sigmoid(&wide(&b)?, differentiated)?;
+        let decay = wide(&a)?.add(&self.dt_bias)?;
+        let decay = softplus(&decay, differentiated)?.multiply(&self.rates)?;
         let qkv = wide(&qkv)?;
         let per_key = (shape.v_heads / shape.k_heads).unsigned_abs() as usize;
         let outputs = over_rows(rows, layer, &self.layout, |span, state| {

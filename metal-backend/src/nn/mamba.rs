@@ -129,7 +129,7 @@ fn scan(inputs: &Inputs, rates: &Array, before: &Array, size: i32) -> Result<(Ar
 /// parallel prefix scan composes the maps at distances `1, 2, 4, ..` (Hillis and Steele 1986).
 fn scan_chunk(inputs: &Inputs, rates: &Array, before: &Array) -> Result<(Array, Array)> {
     let length = inputs.x.dim(1)?;
-    let steps = softplus(&inputs.steps)?.expand_dims(-1)?; // [R, L, inner, 1]
+    let steps = softplus(&inputs.steps, adapter::differentiated())?.expand_dims(-1)?; // [R, L, inner, 1]
     let mut kept = steps.multiply(rates)?.exp()?; // [R, L, inner, state]
     let mut added =
         (steps.multiply(&inputs.x.expand_dims(-1)?)?).multiply(&inputs.written.expand_dims(2)?)?;

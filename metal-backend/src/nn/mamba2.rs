@@ -187,7 +187,7 @@ impl Mixer for Mamba2 {
         let mixed = cut(inner, channels)?.astype(Dtype::Float32)?;
         let (least, most) = shape.step_limit;
         let steps = cut(inner + channels, shape.heads)?.astype(Dtype::Float32)?;
-        let steps = softplus(&steps.add(&self.dt_bias)?)?
+        let steps = softplus(&steps.add(&self.dt_bias)?, adapter::differentiated())?
             .clip(Some(&Array::scalar(least)?), Some(&Array::scalar(most)?))?;
         let decay = steps.multiply(&self.rates)?;
         let outputs = over_rows(rows, layer, &self.layout, |span, state| {

@@ -19,6 +19,7 @@ use crate::cache::{
     CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
 };
 use crate::exec::Epilogue;
+use crate::exec::activation::sigmoid;
 use crate::exec::recurrence::{self, MemoryInputs, MemoryRule};
 
 /// One mLSTM layer.
@@ -216,7 +217,7 @@ impl Mixer for Mlstm {
             }
         })?;
         let outputs = positions.of(&outputs, &lengths)?;
-        let gate = positions.of(&out, &lengths)?.sigmoid()?;
+        let gate = sigmoid(&positions.of(&out, &lengths)?, adapter::differentiated())?;
         let outputs = self.norm.forward(&outputs, x.dtype())?.multiply(&gate)?;
         let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
         self.o_proj.forward_from(None, &outputs, residual.as_ref())

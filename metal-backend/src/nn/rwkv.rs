@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate};
 
+use super::adapter;
 use super::diagonal_rule::{Inputs, scan};
 use super::head_norm::HeadNorm;
 use super::hooks::Watch;
@@ -14,6 +15,7 @@ use super::norm::{Norm, through};
 use super::recurrence::{over_rows, part};
 use crate::cache::{Row, StateLayout, StatePart};
 use crate::exec::Activation;
+use crate::exec::activation::{sigmoid, tanh};
 
 /// The logarithm of the strongest decay, `-exp(-1/2)`.
 const DECAY: f32 = -0.606_530_66;
@@ -159,6 +161,7 @@ impl RwkvBlock {
     ) -> Result<(Array, Array, Array)> {
         let RwkvShape { heads, dim } = self.shape;
         let time = &self.time;
+        let differentiated = adapter::differentiated();
         let change = before.subtract(x)?;
         let mixed = |at: usize| x.add(&change.multiply(&time.shares[at])?);
         let wide = |a: &Array| a.astype(Dtype::Float32);
@@ -166,23 +169,26 @@ impl RwkvBlock {
         let split = |a: &Array| wide(a)?.reshape(&apart);
         let receptance = time.receptance.forward(&mixed(0)?)?;
         let [down, up] = &time.decay;
-        let decay = wide(&up.forward(&down.forward(&mixed(1)?)?.tanh()?)?)?;
-        let decay = decay.sigmoid()?.multiply(&Array::scalar(DECAY)?)?;
+        let decay = wide(&up.forward(&tanh(&down.forward(&mixed(1)?)?, differentiated)?)?)?;
+        let decay = sigmoid(&decay, differentiated)?.multiply(&Array::scalar(DECAY)?)?;
         let key = wide(&time.key.forward(&mixed(2)?)?)?;
         let [down, up] = &time.rate;
-        let rate = wide(&up.forward(&down.forward(&mixed(4)?)?)?)?.sigmoid()?;
+        let rate = wide(&up.forward(&down.forward(&mixed(4)?)?)?)?;
+        let rate = sigmoid(&rate, differentiated)?;
         let of_values = mixed(3)?;
         let mut value = time.value.forward(&of_values)?;
         let first = match (&time.first_share, first) {
             (Some([down, up]), Some(first)) => {
-                let share = up.forward(&down.forward(&of_values)?)?.sigmoid()?;
+                let share = up.forward(&down.forward(&of_values)?)?;
+                let share = sigmoid(&share, differentiated)?;
                 value = value.add(&first.subtract(&value)?.multiply(&share)?)?;
                 first.clone()
             }
             _ => value.clone(),
         };
         let [down, up] = &time.gate;
-        let gate = up.forward(&down.forward(&mixed(5)?)?.sigmoid()?)?;
+        let gate = sigmoid(&down.forward(&mixed(5)?)?, differentiated)?;
+        let gate = up.forward(&gate)?;
         let one = Array::scalar(1.0f32)?;
         let removed = unit(&split(&key.multiply(&wide(&time.key_scale)?)?)?)?;
         let change = rate.subtract(&one)?.multiply(&wide(&time.key_rate)?)?;

@@ -13,6 +13,7 @@ pub(crate) mod column_product;
 pub(crate) mod dense;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod dense_gemm;
+pub(crate) mod elementwise;
 pub(crate) mod expert_block;
 pub(crate) mod experts;
 pub(crate) mod feature_walk;

@@ -16,6 +16,7 @@ mod decoder_block;
 mod deferred;
 mod dense;
 mod diagonal_memory;
+mod elementwise;
 mod experts;
 mod feature_walk;
 mod gated;
@@ -45,6 +46,7 @@ pub use decoder_block::{Biased, Block, KvSlot, RowNorm};
 pub use deferred::{MatrixParts, Packer};
 pub use dense::DenseMatrix;
 pub use diagonal_memory::DiagonalMemory;
+pub use elementwise::elementwise;
 pub use experts::{BiasedExperts, ExpertBlock, ExpertMatrix};
 pub use feature_walk::{FeatureMatrix, FeatureNumbers, FeatureWalk};
 pub use gated::gated;
@@ -54,10 +56,10 @@ pub use layer_norm::layer_norm;
 pub use logits::{LogProbabilities, log_probabilities};
 pub use matrix::Matrix;
 pub use mlx_cpu_kernels::{
-    BlockKind, CountPenalties, DrawParams, ExpertGate, Gate, KvPacking, KvType, MAX_ROW_LEN,
-    MemoryRule, OPTIMIZED, PackedBlockMut, Pick, PrefillInputs, RepetitionPenalty, Rotation,
-    SampleParams, Table, TokenRange, enabled, instruction_set, pack_row_block, packs_row_blocks,
-    status, threads,
+    BlockKind, CountPenalties, DrawParams, ExpertGate, Function, Gate, KvPacking, KvType,
+    MAX_ROW_LEN, MemoryRule, OPTIMIZED, PackedBlockMut, Pick, PrefillInputs, RepetitionPenalty,
+    Rotation, SampleParams, Table, TokenRange, enabled, instruction_set, pack_row_block,
+    packs_row_blocks, status, threads,
 };
 pub use projection::{Epilogue, Projection};
 pub use quantized::QuantizedMatrix;
