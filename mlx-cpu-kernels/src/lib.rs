@@ -73,6 +73,7 @@ pub use pool::{drop_payload, with_barrier_hook};
 pub use prefill_inputs::PrefillInputs;
 pub use recurrence::diagonal::DiagonalMemory;
 pub use recurrence::matrix_memory::{MatrixMemory, MemoryRule};
+pub use recurrence::scalar_memory::ScalarMemory;
 pub use recurrence::selective::SelectiveScan;
 pub use sampling::sample::{
     CountPenalties, DrawParams, Pick, RepetitionPenalty, Sample, SampleParams,

@@ -149,6 +149,7 @@ const ORDER: &[&str] = &[
     "recurrence::matrix_memory",
     "recurrence::selective",
     "recurrence::diagonal",
+    "recurrence::scalar_memory",
     "recurrence::chunk",
     "recurrence::run",
     "sampling",

@@ -12,7 +12,7 @@
 //! the type of the computation, which is at least as precise.
 
 use inference::{Error, ErrorKind, Result};
-use mlx_rs_core::Array;
+use mlx_rs_core::{Array, Dtype};
 
 use super::Decoder;
 use super::build::{Builder, MAX_CONV, int, invalid};
@@ -23,6 +23,7 @@ use crate::checkpoint::config::limits;
 use crate::error::engine;
 use crate::loader::Weights;
 use crate::nn::adapter::{SlotKind, SlotView};
+use crate::nn::head_matrices::HeadMatrices;
 use crate::nn::slstm::HeadwiseLinear;
 use crate::nn::{
     Activation, CausalConv, FeedForward, GatedMlp, HeadNorm, Linear, Mixer, Mlstm, MlstmShape,
@@ -331,13 +332,19 @@ fn slstm(b: &mut Builder<'_>, prefix: &str, heads: i32) -> Result<Slstm> {
         )));
     }
     let dim = hidden / heads;
+    let on_cpu = b.weights.is_on_cpu();
     let mut gate = |name: &str| -> Result<HeadwiseLinear> {
         let name = format!("{prefix}.{name}");
         let weight = (b.weights).tensor(&format!("{name}.weight"), &[heads, dim, dim])?;
         let stored = Weight::Dense(weight.clone());
         let slot = b.weights.slot(&name, SlotKind::Matrix, &stored);
+        // The state is float32, and so are the inputs.
+        let matrices = (weight.astype(Dtype::Float32))
+            .and_then(|w| w.swap_axes(-1, -2))
+            .and_then(|w| HeadMatrices::new(w, on_cpu))
+            .map_err(engine("weights"))?;
         Ok(HeadwiseLinear {
-            weight,
+            matrices,
             slot: SlotView::new(slot, None),
         })
     };
@@ -396,7 +403,11 @@ fn recurrent(b: &mut Builder<'_>, name: &str, (heads, dim): (i32, i32)) -> Resul
             stored.swap_axes(1, 2)
         }
     };
-    turned.map_err(engine("weights"))
+    // The layout in which each position reads the matrices.
+    turned
+        .and_then(|matrices| matrices.astype(Dtype::Float32)?.contiguous())
+        .and_then(|matrices| matrices.eval().map(|()| matrices))
+        .map_err(engine("weights"))
 }
 
 /// The biases of the gates as `[4, heads, dim]`.

@@ -1,12 +1,15 @@
 //! Decides which recurrences our kernels compute. MLX's implementations are in `nn/mlstm_cell.rs`,
-//! `nn/ssd.rs`, `nn/delta_rule.rs`, `nn/diagonal_rule.rs` and `nn/mamba.rs`.
+//! `nn/ssd.rs`, `nn/delta_rule.rs`, `nn/diagonal_rule.rs`, `nn/mamba.rs`
+//! and `nn/slstm.rs`.
 
 use std::ffi::OsStr;
 
 use mlx_rs_core::{Array, DeviceKind, Error, ErrorKind, Result, Stream};
 
 /// The kernels' types of a matrix memory. Other modules import these types from here.
-pub use mlx_rs_core::cpu::{DiagonalMemory, Memory, MemoryInputs, MemoryRule, SelectiveScan};
+pub use mlx_rs_core::cpu::{
+    DiagonalMemory, Memory, MemoryInputs, MemoryRule, ScalarMemory, SelectiveScan,
+};
 
 /// Computes outputs `[R, L, heads * value_dim]` and the state after them, with the kernel. `None`
 /// if the current stream is not on the CPU, or the result needs gradients; the caller then uses
@@ -46,6 +49,18 @@ pub fn diagonal(
         return Ok(None);
     }
     positions.scan(memory).map(Some)
+}
+
+/// As [`scan`], for the cells of sLSTM: outputs `[R, L, heads, dim]`, and the state after them.
+pub fn scalar(
+    positions: &ScalarMemory<'_>,
+    state: &[Array; 4],
+    differentiated: bool,
+) -> Result<Option<(Array, [Array; 4])>> {
+    if differentiated || !super::on_kernels()? {
+        return Ok(None);
+    }
+    positions.scan(state).map(Some)
 }
 
 /// Whether GPU kernels compute the mLSTM recurrence. They do if the current stream is on a GPU and

@@ -14,9 +14,10 @@ use std::sync::Arc;
 
 use mlx_rs_core::{Array, Dtype, Result, stack, where_};
 
-use super::adapter::SlotView;
+use super::adapter::{self, SlotView};
 use super::attention::Positions;
 use super::causal_conv::CausalConv;
+use super::head_matrices::HeadMatrices;
 use super::head_norm::HeadNorm;
 use super::hooks::Watch;
 use super::mixer::Mixer;
@@ -26,6 +27,7 @@ use super::recurrence::over_rows;
 use crate::cache::{
     CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
 };
+use crate::exec::recurrence::{self, ScalarMemory};
 
 /// One sLSTM layer.
 #[derive(Debug)]
@@ -49,10 +51,10 @@ pub struct Slstm {
 }
 
 /// One matrix per head, applied only to that head's elements.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct HeadwiseLinear {
-    /// `[heads, out, in]`.
-    pub weight: Array,
+    /// `[heads, in, out]`.
+    pub matrices: HeadMatrices,
     /// The slot for adapters.
     pub slot: SlotView,
 }
@@ -60,16 +62,20 @@ pub struct HeadwiseLinear {
 impl HeadwiseLinear {
     /// `x` `[heads, T, in] -> [heads, T, out]`.
     fn forward(&self, x: &Array) -> Result<Array> {
-        let by = |w: &Array| x.matmul(&w.astype(x.dtype())?.swap_axes(-1, -2)?);
+        let stored = || -> Result<Array> {
+            let positions = x.swap_axes(0, 1)?.expand_dims(0)?; // [1, T, heads, in]
+            let y = self.matrices.forward(&positions)?;
+            y.squeeze_axis(0)?.swap_axes(0, 1)
+        };
         if !self.slot.is_adapted() {
-            return by(&self.weight);
+            return stored();
         }
         if let Some(trained) = self.slot.vector(x.dtype())? {
-            return by(&trained);
+            return x.matmul(&trained.astype(x.dtype())?.swap_axes(-1, -2)?);
         }
-        match self.slot.forward(x, false, || by(&self.weight))? {
+        match self.slot.forward(x, false, stored)? {
             Some(y) => Ok(y),
-            None => by(&self.weight),
+            None => stored(),
         }
     }
 }
@@ -96,6 +102,28 @@ impl Slstm {
             .forward(&heads)?
             .swap_axes(0, 1)?
             .reshape(&[rows, length, self.heads, self.dim])
+    }
+
+    /// Computes all positions of `gates` `[R, L, 4, heads, dim]`. Returns outputs `[R, L, heads,
+    /// dim]` and the state after them.
+    fn positions(
+        &self,
+        gates: &Array,
+        recurrent: &Array,
+        mut state: [Array; 4],
+    ) -> Result<(Array, [Array; 4])> {
+        let positions = ScalarMemory { gates, recurrent };
+        let on_kernels = recurrence::scalar(&positions, &state, adapter::differentiated())?;
+        if let Some(outputs) = on_kernels {
+            return Ok(outputs);
+        }
+        let mut outputs = Vec::new();
+        for at in 0..gates.dim(1)? {
+            let gates_at = gates.slice_axis(1, at, at + 1)?.squeeze_axis(1)?;
+            state = self.step(&gates_at, recurrent, state)?;
+            outputs.push(state[0].clone());
+        }
+        Ok((stack(&outputs.iter().collect::<Vec<_>>(), 1)?, state))
     }
 
     /// Computes one position. `gates` `[R, 4, heads, dim]` is the part that depends on the input.
@@ -165,14 +193,8 @@ impl Mixer for Slstm {
             for part in &state {
                 cell.push(part.reshape(&wide)?);
             }
-            let mut cell = <[Array; 4]>::try_from(cell).map_err(|_| wrong_state())?;
-            let mut outputs = Vec::new();
-            for at in 0..span.length {
-                let gates_at = gates.slice_axis(1, at, at + 1)?.squeeze_axis(1)?;
-                cell = self.step(&gates_at, &recurrent, cell)?;
-                outputs.push(cell[0].clone());
-            }
-            let outputs = stack(&outputs.iter().collect::<Vec<_>>(), 1)?; // [R, L, H, D]
+            let cell = <[Array; 4]>::try_from(cell).map_err(|_| wrong_state())?;
+            let (outputs, cell) = self.positions(&gates, &recurrent, cell)?;
             let flat = [span.rows, self.heads * self.dim];
             let mut after = Vec::with_capacity(5);
             for part in &cell {

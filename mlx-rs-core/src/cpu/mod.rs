@@ -36,6 +36,7 @@ mod quantized;
 mod quantized_rows;
 mod recurrence;
 mod sample;
+mod scalar_memory;
 mod selective_scan;
 #[cfg(test)]
 mod tests;
@@ -65,4 +66,5 @@ pub use projection::{Epilogue, Projection};
 pub use quantized::QuantizedMatrix;
 pub use recurrence::{Memory, MemoryInputs};
 pub use sample::{SampleRow, sample};
+pub use scalar_memory::ScalarMemory;
 pub use selective_scan::SelectiveScan;
