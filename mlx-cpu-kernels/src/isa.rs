@@ -40,6 +40,47 @@ pub enum Isa {
     Portable,
 }
 
+/// Defines a function that runs portable code compiled for the vectors of `isa`, its first
+/// argument. The portable function must be `#[inline(always)]`; its loops over lanes then become
+/// vector instructions.
+macro_rules! compiled_for_each_isa {
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $output:ty)?
+            = $portable:ident;
+    ) => {
+        $(#[$attribute])*
+        $visibility fn $name(isa: $crate::isa::Isa, $($argument: $type),*) $(-> $output)? {
+            /// # Safety
+            /// The processor must have avx2 and fma.
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            unsafe fn avx2($($argument: $type),*) $(-> $output)? {
+                $portable($($argument),*)
+            }
+            /// # Safety
+            /// The processor must have avx2, fma and avx512f.
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,avx512f")]
+            unsafe fn avx512($($argument: $type),*) $(-> $output)? {
+                $portable($($argument),*)
+            }
+            match isa {
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2 and fma.
+                $crate::isa::Isa::Avx2 => unsafe { avx2($($argument),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: only `detect` makes these, on processors with avx2, fma and avx512f.
+                $crate::isa::Isa::Avx512 | $crate::isa::Isa::Amx => unsafe {
+                    avx512($($argument),*)
+                },
+                _ => $portable($($argument),*),
+            }
+        }
+    };
+}
+pub(crate) use compiled_for_each_isa;
+
 impl Isa {
     /// The best instruction set of this processor, or the lesser one that the environment selects.
     pub fn detect() -> Self {

@@ -1,6 +1,6 @@
 //! Functions of single elements. MLX computes them on one core, and exponentials without vectors.
 
-use crate::isa::Isa;
+use crate::isa::{Isa, compiled_for_each_isa};
 use crate::partition::{SharedOutput, parallel_ranges};
 use crate::simd::portable::vmath::{exp, softplus, tanh};
 use crate::work::{Input, Work};
@@ -49,32 +49,8 @@ impl Work for Elementwise {
     }
 }
 
-fn apply(isa: Isa, function: Function, x: &[f32], out: &mut [f32]) {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2 and fma.
-        Isa::Avx2 => unsafe { apply_avx2(function, x, out) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: only `detect` makes these, on processors with avx2, fma and avx512f.
-        Isa::Avx512 | Isa::Amx => unsafe { apply_avx512(function, x, out) },
-        _ => apply_with(function, x, out),
-    }
-}
-
-/// # Safety
-/// The processor must have avx2 and fma.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn apply_avx2(function: Function, x: &[f32], out: &mut [f32]) {
-    apply_with(function, x, out);
-}
-
-/// # Safety
-/// The processor must have avx2, fma and avx512f.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,avx512f")]
-unsafe fn apply_avx512(function: Function, x: &[f32], out: &mut [f32]) {
-    apply_with(function, x, out);
+compiled_for_each_isa! {
+    fn apply(function: Function, x: &[f32], out: &mut [f32]) = apply_with;
 }
 
 #[inline(always)]

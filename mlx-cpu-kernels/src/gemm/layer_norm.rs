@@ -1,7 +1,7 @@
 //! Layer norms (Ba et al. 2016, arXiv:1607.06450), which encoders have between matrix
 //! multiplications. RMS norms are fused with the multiplications that read them.
 
-use crate::isa::Isa;
+use crate::isa::{Isa, compiled_for_each_isa};
 use crate::partition::{SharedOutput, parallel_ranges};
 use crate::work::{Input, Work};
 
@@ -48,34 +48,8 @@ impl Work for LayerNorm {
 /// A weight, a bias and epsilon.
 type Parameters<'a> = (&'a [f32], Option<&'a [f32]>, f32);
 
-fn normalize(isa: Isa, x: &[f32], parameters: Parameters<'_>, out: &mut [f32]) {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2 and fma.
-        Isa::Avx2 => unsafe { normalize_avx2(x, parameters, out) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: only `detect` makes these, on processors with avx512f.
-        Isa::Avx512 | Isa::Amx => unsafe { normalize_avx512(x, parameters, out) },
-        #[cfg(any(target_arch = "aarch64", test))]
-        Isa::Neon | Isa::Dot => normalize_with(x, parameters, out),
-        Isa::Portable => normalize_with(x, parameters, out),
-    }
-}
-
-/// # Safety
-/// The processor must have avx2 and fma.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn normalize_avx2(x: &[f32], parameters: Parameters<'_>, out: &mut [f32]) {
-    normalize_with(x, parameters, out);
-}
-
-/// # Safety
-/// The processor must have avx2, fma and avx512f.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,avx512f")]
-unsafe fn normalize_avx512(x: &[f32], parameters: Parameters<'_>, out: &mut [f32]) {
-    normalize_with(x, parameters, out);
+compiled_for_each_isa! {
+    fn normalize(x: &[f32], parameters: Parameters<'_>, out: &mut [f32]) = normalize_with;
 }
 
 #[inline(always)]

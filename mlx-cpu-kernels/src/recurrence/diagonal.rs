@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 
-use crate::isa::Isa;
+use crate::isa::{Isa, compiled_for_each_isa};
 use crate::layout::aligned::AlignedVec;
 use crate::layout::tile::LANES;
 use crate::partition::{SharedOutput, parallel_parts};
@@ -81,16 +81,8 @@ impl Work for DiagonalMemory {
         // SAFETY: the caller passes row-contiguous float32 that exists during the call and is not
         // written.
         let before = unsafe { inputs[0].as_slice::<f32>() };
-        let of = |input: &Input| {
-            let strides = input.strides();
-            // SAFETY: the caller passes float32 that exists and is not written during the call.
-            let data = unsafe { &*input.span::<f32>() };
-            Positions {
-                data,
-                row: strides[0],
-                position: strides[1],
-            }
-        };
+        // SAFETY: the caller passes float32 that exists and is not written during the call.
+        let of = |input: &Input| unsafe { Positions::new(input) };
         let inputs = Inputs {
             q: of(&inputs[1]),
             k: of(&inputs[2]),
@@ -210,34 +202,10 @@ struct Step<'a> {
     v: &'a [f32],
 }
 
-/// Advances the memory `[panels, key_dim, LANES]` by a position. `y` gets the outputs, and `kept`
-/// the factors on the memory's rows.
-fn advance(isa: Isa, step: &Step<'_>, kept: &mut [f32], memory: &mut [f32], y: &mut [f32]) {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2 and fma.
-        Isa::Avx2 => unsafe { advance_avx2(step, kept, memory, y) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: only `detect` makes these, on processors with avx2, fma and avx512f.
-        Isa::Avx512 | Isa::Amx => unsafe { advance_avx512(step, kept, memory, y) },
-        _ => advance_with(step, kept, memory, y),
-    }
-}
-
-/// # Safety
-/// The processor must have avx2 and fma.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn advance_avx2(step: &Step<'_>, kept: &mut [f32], memory: &mut [f32], y: &mut [f32]) {
-    advance_with(step, kept, memory, y);
-}
-
-/// # Safety
-/// The processor must have avx2, fma and avx512f.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,avx512f")]
-unsafe fn advance_avx512(step: &Step<'_>, kept: &mut [f32], memory: &mut [f32], y: &mut [f32]) {
-    advance_with(step, kept, memory, y);
+compiled_for_each_isa! {
+    /// Advances the memory `[panels, key_dim, LANES]` by a position. `y` gets the outputs, and `kept`
+    /// the factors on the memory's rows.
+    fn advance(step: &Step<'_>, kept: &mut [f32], memory: &mut [f32], y: &mut [f32]) = advance_with;
 }
 
 #[inline(always)]

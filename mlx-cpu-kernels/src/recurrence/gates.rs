@@ -1,7 +1,7 @@
 //! The gates of a matrix memory, as factors for a chunk. Sums of logarithms are float64. In
 //! float32, the difference of two long sums would lose digits.
 
-use crate::isa::Isa;
+use crate::isa::{Isa, compiled_for_each_isa};
 use crate::layout::tile::LANES;
 use crate::memory::resize;
 use crate::simd::portable::vmath;
@@ -133,43 +133,9 @@ impl ChunkGates {
     }
 }
 
-/// One row of [`ChunkGates::weigh`]: the first `count` elements, then zeros.
-fn weigh_row(isa: Isa, from: (&[f64], f64), scores: &[f32], out: &mut [f32], which: (usize, f32)) {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2 and fma.
-        Isa::Avx2 => unsafe { weigh_row_avx2(from, scores, out, which) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: only `detect` makes these, on processors with avx2, fma and avx512f.
-        Isa::Avx512 | Isa::Amx => unsafe { weigh_row_avx512(from, scores, out, which) },
-        _ => weigh_row_with(from, scores, out, which),
-    }
-}
-
-/// # Safety
-/// The processor must have avx2 and fma.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn weigh_row_avx2(
-    from: (&[f64], f64),
-    scores: &[f32],
-    out: &mut [f32],
-    which: (usize, f32),
-) {
-    weigh_row_with(from, scores, out, which);
-}
-
-/// # Safety
-/// The processor must have avx2, fma and avx512f.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,avx512f")]
-unsafe fn weigh_row_avx512(
-    from: (&[f64], f64),
-    scores: &[f32],
-    out: &mut [f32],
-    which: (usize, f32),
-) {
-    weigh_row_with(from, scores, out, which);
+compiled_for_each_isa! {
+    /// One row of [`ChunkGates::weigh`]: the first `count` elements, then zeros.
+    fn weigh_row(from: (&[f64], f64), scores: &[f32], out: &mut [f32], which: (usize, f32)) = weigh_row_with;
 }
 
 #[inline(always)]

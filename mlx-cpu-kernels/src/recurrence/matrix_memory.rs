@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use crate::layout::tile::LANES;
 use crate::partition::SharedOutput;
+use crate::work::Input;
 
 /// The maximum number of positions per chunk. It bounds a thread's scratch memory.
 const MAX_CHUNK: usize = 128;
@@ -95,6 +96,21 @@ pub(crate) struct Positions<'a> {
 }
 
 impl<'a> Positions<'a> {
+    /// The positions of an input.
+    ///
+    /// # Safety
+    /// The input must be float32 with three axes, the last of which is contiguous. It must exist
+    /// and not be written during `'a`.
+    pub(crate) unsafe fn new(input: &Input) -> Self {
+        let strides = input.strides();
+        Self {
+            // SAFETY: the caller guarantees type and lifetime.
+            data: unsafe { &*input.span::<f32>() },
+            row: strides[0],
+            position: strides[1],
+        }
+    }
+
     /// `count` elements of a position, from index `from` on.
     pub(crate) fn at(&self, row: usize, position: usize, from: usize, count: usize) -> &'a [f32] {
         let first = row * self.row + position * self.position + from;

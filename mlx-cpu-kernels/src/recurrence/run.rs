@@ -23,16 +23,8 @@ impl Work for MatrixMemory {
         let (c, rest) = rest.split_at_mut(new_c);
         let (n, m) = rest.split_at_mut(new_n);
         debug_assert_eq!(m.len(), new_m);
-        let of = |input: &Input| {
-            let strides = input.strides();
-            // SAFETY: the caller passes float32 that exists and is not written during the call.
-            let data = unsafe { &*input.span::<f32>() };
-            Positions {
-                data,
-                row: strides[0],
-                position: strides[1],
-            }
-        };
+        // SAFETY: the caller passes float32 that exists and is not written during the call.
+        let of = |input: &Input| unsafe { Positions::new(input) };
         // SAFETY: the caller passes row-contiguous float32 that exists during the call and is not
         // written.
         let slice_of = |at: usize| unsafe { state[at].as_slice::<f32>() };

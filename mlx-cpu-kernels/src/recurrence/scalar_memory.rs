@@ -4,7 +4,7 @@
 
 use std::cell::RefCell;
 
-use crate::isa::Isa;
+use crate::isa::{Isa, compiled_for_each_isa};
 use crate::layout::aligned::AlignedVec;
 use crate::layout::tile::LANES;
 use crate::partition::{SharedOutput, parallel_parts};
@@ -105,33 +105,9 @@ impl Work for ScalarMemory {
     }
 }
 
-/// Advances a head by a position. `gates` and `state` are those of [`Scratch`].
-fn advance(isa: Isa, recurrent: &[f32], gates: &mut [f32], state: &mut [f32]) {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2 and fma.
-        Isa::Avx2 => unsafe { advance_avx2(recurrent, gates, state) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: only `detect` makes these, on processors with avx2, fma and avx512f.
-        Isa::Avx512 | Isa::Amx => unsafe { advance_avx512(recurrent, gates, state) },
-        _ => advance_with(recurrent, gates, state),
-    }
-}
-
-/// # Safety
-/// The processor must have avx2 and fma.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn advance_avx2(recurrent: &[f32], gates: &mut [f32], state: &mut [f32]) {
-    advance_with(recurrent, gates, state);
-}
-
-/// # Safety
-/// The processor must have avx2, fma and avx512f.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,avx512f")]
-unsafe fn advance_avx512(recurrent: &[f32], gates: &mut [f32], state: &mut [f32]) {
-    advance_with(recurrent, gates, state);
+compiled_for_each_isa! {
+    /// Advances a head by a position. `gates` and `state` are those of [`Scratch`].
+    fn advance(recurrent: &[f32], gates: &mut [f32], state: &mut [f32]) = advance_with;
 }
 
 #[inline(always)]

@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 
-use crate::isa::Isa;
+use crate::isa::{Isa, compiled_for_each_isa};
 use crate::layout::aligned::AlignedVec;
 use crate::layout::tile::LANES;
 use crate::partition::{SharedOutput, parallel_parts};
@@ -70,16 +70,8 @@ impl Work for SelectiveScan {
         // SAFETY: the caller passes row-contiguous float32 that exists during the call and is not
         // written.
         let (before, rates) = unsafe { (inputs[0].as_slice::<f32>(), inputs[1].as_slice::<f32>()) };
-        let of = |at: usize| {
-            let strides = inputs[at].strides();
-            // SAFETY: the caller passes float32 that exists and is not written during the call.
-            let data = unsafe { &*inputs[at].span::<f32>() };
-            Positions {
-                data,
-                row: strides[0],
-                position: strides[1],
-            }
-        };
+        // SAFETY: the caller passes float32 that exists and is not written during the call.
+        let of = |at: usize| unsafe { Positions::new(&inputs[at]) };
         let inputs = Inputs {
             x: of(2),
             steps: of(3),
@@ -156,33 +148,9 @@ struct Step<'a> {
     read: &'a [f32],
 }
 
-/// Advances the states of sixteen channels by a position, and returns their outputs.
-fn advance(isa: Isa, step: &Step<'_>, rates: &[f32], states: &mut [f32]) -> [f32; LANES] {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2 and fma.
-        Isa::Avx2 => unsafe { advance_avx2(step, rates, states) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: only `detect` makes these, on processors with avx2, fma and avx512f.
-        Isa::Avx512 | Isa::Amx => unsafe { advance_avx512(step, rates, states) },
-        _ => advance_with(step, rates, states),
-    }
-}
-
-/// # Safety
-/// The processor must have avx2 and fma.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn advance_avx2(step: &Step<'_>, rates: &[f32], states: &mut [f32]) -> [f32; LANES] {
-    advance_with(step, rates, states)
-}
-
-/// # Safety
-/// The processor must have avx2, fma and avx512f.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,avx512f")]
-unsafe fn advance_avx512(step: &Step<'_>, rates: &[f32], states: &mut [f32]) -> [f32; LANES] {
-    advance_with(step, rates, states)
+compiled_for_each_isa! {
+    /// Advances the states of sixteen channels by a position, and returns their outputs.
+    fn advance(step: &Step<'_>, rates: &[f32], states: &mut [f32]) -> [f32; LANES] = advance_with;
 }
 
 #[inline(always)]

@@ -1,6 +1,6 @@
 //! One position of a matrix memory: some columns of a head in one pass over the memory's rows.
 
-use crate::isa::Isa;
+use crate::isa::compiled_for_each_isa;
 use crate::partition::OutputBlock;
 
 /// The inputs of one position of one head.
@@ -13,54 +13,17 @@ pub(crate) struct Step<'a> {
     pub keep: f32,
 }
 
-/// Computes `c = keep * c + k^T value` and `y = q c`, where `value` and `y` are the columns of `c`.
-/// `before` is the address of these columns in the old memory, with a row stride of `stride`.
-/// Without `before`, the old memory is in `c`.
-pub(crate) fn advance(
-    isa: Isa,
-    step: &Step<'_>,
-    before: Option<(&[f32], usize)>,
-    value: &[f32],
-    c: &mut OutputBlock<'_>,
-    y: &mut [f32],
-) {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2 and fma.
-        Isa::Avx2 => unsafe { advance_avx2(step, before, value, c, y) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: only `detect` makes these, on processors with avx2, fma and avx512f.
-        Isa::Avx512 | Isa::Amx => unsafe { advance_avx512(step, before, value, c, y) },
-        _ => advance_with(step, before, value, c, y),
-    }
-}
-
-/// # Safety
-/// The processor must have avx2 and fma.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn advance_avx2(
-    step: &Step<'_>,
-    before: Option<(&[f32], usize)>,
-    value: &[f32],
-    c: &mut OutputBlock<'_>,
-    y: &mut [f32],
-) {
-    advance_with(step, before, value, c, y);
-}
-
-/// # Safety
-/// The processor must have avx2, fma and avx512f.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,avx512f")]
-unsafe fn advance_avx512(
-    step: &Step<'_>,
-    before: Option<(&[f32], usize)>,
-    value: &[f32],
-    c: &mut OutputBlock<'_>,
-    y: &mut [f32],
-) {
-    advance_with(step, before, value, c, y);
+compiled_for_each_isa! {
+    /// Computes `c = keep * c + k^T value` and `y = q c`, where `value` and `y` are the columns of `c`.
+    /// `before` is the address of these columns in the old memory, with a row stride of `stride`.
+    /// Without `before`, the old memory is in `c`.
+    pub(crate) fn advance(
+        step: &Step<'_>,
+        before: Option<(&[f32], usize)>,
+        value: &[f32],
+        c: &mut OutputBlock<'_>,
+        y: &mut [f32],
+    ) = advance_with;
 }
 
 #[inline(always)]
@@ -84,55 +47,16 @@ fn advance_with(
     }
 }
 
-/// `missing = strength * (value - keep * k c)`: the difference between the value and the one
-/// already stored for the key. `before` is as in [`advance`].
-pub(crate) fn missing(
-    isa: Isa,
-    step: &Step<'_>,
-    (value, strength): (&[f32], f32),
-    before: Option<(&[f32], usize)>,
-    c: &mut OutputBlock<'_>,
-    missing: &mut [f32],
-) {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2 and fma.
-        Isa::Avx2 => unsafe { missing_avx2(step, (value, strength), before, c, missing) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: only `detect` makes these, on processors with avx2, fma and avx512f.
-        Isa::Avx512 | Isa::Amx => unsafe {
-            missing_avx512(step, (value, strength), before, c, missing);
-        },
-        _ => missing_with(step, (value, strength), before, c, missing),
-    }
-}
-
-/// # Safety
-/// The processor must have avx2 and fma.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn missing_avx2(
-    step: &Step<'_>,
-    value: (&[f32], f32),
-    before: Option<(&[f32], usize)>,
-    c: &mut OutputBlock<'_>,
-    missing: &mut [f32],
-) {
-    missing_with(step, value, before, c, missing);
-}
-
-/// # Safety
-/// The processor must have avx2, fma and avx512f.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,avx512f")]
-unsafe fn missing_avx512(
-    step: &Step<'_>,
-    value: (&[f32], f32),
-    before: Option<(&[f32], usize)>,
-    c: &mut OutputBlock<'_>,
-    missing: &mut [f32],
-) {
-    missing_with(step, value, before, c, missing);
+compiled_for_each_isa! {
+    /// `missing = strength * (value - keep * k c)`: the difference between the value and the one
+    /// already stored for the key. `before` is as in [`advance`].
+    pub(crate) fn missing(
+        step: &Step<'_>,
+        value: (&[f32], f32),
+        before: Option<(&[f32], usize)>,
+        c: &mut OutputBlock<'_>,
+        missing: &mut [f32],
+    ) = missing_with;
 }
 
 #[inline(always)]

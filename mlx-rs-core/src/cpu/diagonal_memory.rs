@@ -5,6 +5,7 @@
 use mlx_cpu_kernels::dim;
 
 use super::host_op;
+use super::scanned::Scanned;
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -92,10 +93,11 @@ impl DiagonalMemory<'_> {
         if is_empty || !inputs.iter().zip(&expected).all(fits) {
             return Err(fault(format!("needs float32 of shapes {expected:?}")));
         }
-        let count = |shape: &[i32]| shape.iter().fold(1i64, |n, &d| n.saturating_mul(d.into()));
-        let outputs = i32::try_from(count(&values));
-        let total = i32::try_from(count(&values).saturating_add(count(&memory)));
-        let (Ok(outputs), Ok(total)) = (outputs, total) else {
+        let scanned = Scanned {
+            outputs: &values,
+            state: &memory,
+        };
+        let Some(sizes) = scanned.sizes() else {
             return Err(fault("the outputs have more elements than an array".into()));
         };
         let work = mlx_cpu_kernels::DiagonalMemory {
@@ -106,15 +108,8 @@ impl DiagonalMemory<'_> {
             value_dim: dim(value_dim),
             writes_apart: b.is_some(),
         };
-        let all = host_op::add_strided(OP, work, &inputs, 1, &[total])?;
-        let y = all.slice_axis(0, 0, outputs)?.reshape(&values)?;
-        let after = all.slice_axis(0, outputs, total)?.reshape(&memory)?;
-        // With several positions the memory is copied, because a view would keep the outputs of
-        // all positions in memory.
-        match length {
-            1 => Ok((y, after)),
-            _ => Ok((y, after.contiguous()?)),
-        }
+        let all = host_op::add_strided(OP, work, &inputs, 1, &[sizes.1])?;
+        scanned.divide(&all, sizes, length)
     }
 }
 

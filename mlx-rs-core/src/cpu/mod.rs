@@ -37,6 +37,7 @@ mod quantized_rows;
 mod recurrence;
 mod sample;
 mod scalar_memory;
+mod scanned;
 mod selective_scan;
 #[cfg(test)]
 mod tests;

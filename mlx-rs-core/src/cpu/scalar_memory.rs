@@ -4,6 +4,7 @@
 use mlx_cpu_kernels::dim;
 
 use super::host_op::{self, OpKind};
+use super::scanned::Scanned;
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -75,11 +76,11 @@ impl ScalarMemory<'_> {
             let message = format!("needs float32, matrices {matrices:?} and states {state:?}");
             return Err(fault(message));
         }
-        let count = |shape: &[i32]| shape.iter().fold(1i64, |n, &d| n.saturating_mul(d.into()));
-        let one = count(&state);
-        let outputs = i32::try_from(one.saturating_mul(length.into()));
-        let total = i32::try_from(one.saturating_mul(i64::from(length) + 4));
-        let (Ok(outputs), Ok(total)) = (outputs, total) else {
+        let scanned = Scanned {
+            outputs: &[rows, length, heads, width],
+            state: &[4, rows, heads, width],
+        };
+        let Some(sizes) = scanned.sizes() else {
             return Err(fault("the outputs have more elements than an array".into()));
         };
         let work = mlx_cpu_kernels::ScalarMemory {
@@ -88,12 +89,8 @@ impl ScalarMemory<'_> {
             heads: dim(heads),
             dim: dim(width),
         };
-        let all = host_op::add(OP, OpKind::Opaque, work, &inputs, &[total])?;
-        let y = all.slice_axis(0, 0, outputs)?;
-        let y = y.reshape(&[rows, length, heads, width])?;
-        // The state is copied, because a view would keep the outputs of all positions in memory.
-        let after = all.slice_axis(0, outputs, total)?.contiguous()?;
-        let after = after.reshape(&[4, rows, heads, width])?;
+        let all = host_op::add(OP, OpKind::Opaque, work, &inputs, &[sizes.1])?;
+        let (y, after) = scanned.divide(&all, sizes, length)?;
         let part = |at: i32| after.slice_axis(0, at, at + 1)?.squeeze_axis(0);
         Ok((y, [part(0)?, part(1)?, part(2)?, part(3)?]))
     }

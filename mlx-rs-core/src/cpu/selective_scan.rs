@@ -4,6 +4,7 @@
 use mlx_cpu_kernels::dim;
 
 use super::host_op;
+use super::scanned::Scanned;
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -93,10 +94,11 @@ impl SelectiveScan<'_> {
         if wide.iter().chain(&[state]).any(|&n| n < 1) || !inputs.iter().zip(&expected).all(fits) {
             return Err(fault(format!("needs float32 of shapes {expected:?}")));
         }
-        let count = |shape: [i32; 3]| shape.iter().fold(1i64, |n, &d| n.saturating_mul(d.into()));
-        let outputs = i32::try_from(count(wide));
-        let total = i32::try_from(count(wide).saturating_add(count(all_states)));
-        let (Ok(outputs), Ok(total)) = (outputs, total) else {
+        let scanned = Scanned {
+            outputs: &wide,
+            state: &all_states,
+        };
+        let Some(sizes) = scanned.sizes() else {
             return Err(fault("the outputs have more elements than an array".into()));
         };
         let work = mlx_cpu_kernels::SelectiveScan {
@@ -105,15 +107,8 @@ impl SelectiveScan<'_> {
             channels: dim(channels),
             state: dim(state),
         };
-        let all = host_op::add_strided(OP, work, &inputs, 2, &[total])?;
-        let y = all.slice_axis(0, 0, outputs)?.reshape(&wide)?;
-        let after = all.slice_axis(0, outputs, total)?.reshape(&all_states)?;
-        // With several positions the state is copied, because a view would keep the outputs of all
-        // positions in memory.
-        match length {
-            1 => Ok((y, after)),
-            _ => Ok((y, after.contiguous()?)),
-        }
+        let all = host_op::add_strided(OP, work, &inputs, 2, &[sizes.1])?;
+        scanned.divide(&all, sizes, length)
     }
 }
 
