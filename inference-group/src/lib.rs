@@ -17,7 +17,7 @@ mod order;
 mod ports;
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -278,10 +278,15 @@ pub fn leave() {
 }
 
 /// Announces the end of this process after an error that it reported. The threads that watch other
-/// members then do not report members that end because of the same error.
+/// members then do not report members that end because of the same error. If another member has
+/// finished, which may be the cause, says so on standard error.
 pub fn fail() {
-    if let Some(links) = LINKS.get() {
-        links.fail();
+    if let Some(why) = LINKS.get().and_then(Links::fail) {
+        // The launcher that reads the message may have ended, and then `eprintln!` would panic.
+        let _ = writeln!(
+            std::io::stderr(),
+            "error: {why}, and this one still computed; do all run the same command?"
+        );
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -104,6 +104,8 @@ pub struct Links {
     orders: Mutex<Receiver<Vec<u8>>>,
     /// Total size of the waiting orders in bytes.
     waiting: Arc<AtomicUsize>,
+    /// A neighbor that has finished, as a sentence for the user.
+    finished: Arc<Mutex<Option<String>>>,
 }
 
 impl Neighbors {
@@ -121,6 +123,7 @@ impl Neighbors {
             writers: Arc::new(Mutex::new(writers)),
             orders: Mutex::new(orders),
             waiting: Arc::clone(&waiting),
+            finished: Arc::default(),
         };
         // Orders arrive from the left. The last rank does not forward them, so they do not return
         // to rank 0.
@@ -136,10 +139,15 @@ impl Neighbors {
         ];
         for (stream, neighbor, relay) in sides {
             let (leaving, writers) = (Arc::clone(&links.leaving), Arc::clone(&links.writers));
+            let finished = Arc::clone(&links.finished);
             let address = ring.get(neighbor).cloned().unwrap_or_default();
             thread::spawn(move || {
                 let lost = match listen(stream, neighbor, &address, relay.as_ref()) {
-                    None => ended_early(&leaving, neighbor, &address),
+                    None => {
+                        let why = format!("rank {neighbor} ({address}) has ended");
+                        *finished.lock() = Some(why);
+                        ended_early(&leaving, neighbor, &address)
+                    }
                     lost => lost,
                 };
                 if let Some((lost, why)) = lost
@@ -214,8 +222,20 @@ impl Links {
     /// Prepares for the end of this process after an error that it reported. If neighbors end, too,
     /// because of the same error, they are not reported as lost. To them, the end of this process
     /// is a loss, unless they report an error of their own.
-    pub fn fail(&self) {
+    ///
+    /// Returns a sentence about a neighbor that finished without an error. The error of this process
+    /// may then come from MLX, which reports only a lost connection.
+    pub fn fail(&self) -> Option<String> {
         self.leaving.store(true, Ordering::Release);
+        // The neighbor's message may arrive after MLX's error.
+        let begin = Instant::now();
+        loop {
+            let finished = self.finished.lock().clone();
+            if finished.is_some() || begin.elapsed() >= OWN_ERROR {
+                return finished;
+            }
+            thread::sleep(OWN_ERROR / 20);
+        }
     }
 
     /// Tells the neighbors that this process leaves, so that its end does not count as a loss.
@@ -384,7 +404,7 @@ mod tests {
         let [first, second] = ring(2).try_into().ok().unwrap();
         let links = first.watch(0, &[String::from("here"), String::from("there")]);
         let links = links.unwrap();
-        links.fail();
+        assert_eq!(links.fail(), None);
         drop(second);
         // Each thread has a reference until it ends.
         let begin = std::time::Instant::now();
@@ -392,6 +412,18 @@ mod tests {
             assert!(begin.elapsed().as_secs() < 60, "a thread does not end");
             thread::sleep(BEAT / 10);
         }
+    }
+
+    /// MLX then reports only a lost connection.
+    #[test]
+    fn a_process_that_fails_names_the_neighbor_that_has_ended() {
+        let [first, second] = ring(2).try_into().ok().unwrap();
+        let addresses = [String::from("here"), String::from("there")];
+        let links = first.watch(0, &addresses).unwrap();
+        let other = second.watch(1, &addresses).unwrap();
+        other.leave();
+        let why = links.fail().unwrap();
+        assert!(why.contains("rank 1 (there) has ended"), "{why}");
     }
 
     #[test]
