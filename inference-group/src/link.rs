@@ -223,8 +223,8 @@ impl Links {
     /// because of the same error, they are not reported as lost. To them, the end of this process
     /// is a loss, unless they report an error of their own.
     ///
-    /// Returns a sentence about a neighbor that finished without an error. The error of this process
-    /// may then come from MLX, which reports only a lost connection.
+    /// Returns a sentence about a neighbor that finished without an error. The error of this
+    /// process may then come from MLX, which reports only a lost connection.
     pub fn fail(&self) -> Option<String> {
         self.leaving.store(true, Ordering::Release);
         // The neighbor's message may arrive after MLX's error.

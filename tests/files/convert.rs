@@ -194,6 +194,75 @@ fn every_small_directory_runs_after_quantization() {
     assert!(converted >= 100, "{converted}");
 }
 
+/// With a hidden size of twice the experts' width, the matrix of gate and up is square, so that only
+/// the other matrix shows that both are `[in, out]`.
+#[test]
+fn square_matrices_of_experts_are_read_in_their_orientation() {
+    use mlx_rs_core::{Array, Device, Stream, concatenate, io};
+    const STORED: i32 = 24;
+    const WIDTH: i32 = 16;
+    let from = fixture("tiny/llama4");
+    let dir = tempfile::tempdir().unwrap();
+    // Two forms of one model: without the last inputs of down, and with zeros for them.
+    let (cut, zeroed) = (dir.path().join("cut"), dir.path().join("zeroed"));
+    let stored = Stream::default_of(Device::cpu()).unwrap();
+    stored.scope(|| {
+        for (to, is_cut) in [(&cut, true), (&zeroed, false)] {
+            fs::create_dir(to).unwrap();
+            for file in ["tokenizer.json", "tokenizer_config.json"] {
+                fs::copy(from.join(file), to.join(file)).unwrap();
+            }
+            let mut config = json(&from.join("config.json"));
+            config["intermediate_size"] = (if is_cut { WIDTH } else { STORED }).into();
+            fs::write(to.join("config.json"), config.to_string()).unwrap();
+            let mut arrays = io::load_safetensors(from.join("model.safetensors"))
+                .unwrap()
+                .arrays;
+            let part = |a: &Array, axis, first| a.slice_axis(axis, first, first + WIDTH).unwrap();
+            for (name, array) in &mut arrays {
+                let axis = match name.rsplit_once("feed_forward.") {
+                    Some((_, "experts.gate_up_proj")) if is_cut => {
+                        let halves = [part(array, 2, 0), part(array, 2, STORED)];
+                        *array = concatenate(&[&halves[0], &halves[1]], 2).unwrap();
+                        continue;
+                    }
+                    Some((
+                        _,
+                        "shared_expert.gate_proj.weight" | "shared_expert.up_proj.weight",
+                    )) if is_cut => {
+                        *array = part(array, 0, 0);
+                        continue;
+                    }
+                    Some((_, "experts.down_proj" | "shared_expert.down_proj.weight")) => 1,
+                    _ => continue,
+                };
+                let kept = part(array, axis, 0);
+                let rest = array.slice_axis(axis, WIDTH, STORED).unwrap();
+                let none = rest.subtract(&rest).unwrap();
+                *array = match is_cut {
+                    true => kept,
+                    false => concatenate(&[&kept, &none], axis).unwrap(),
+                };
+            }
+            let path = to.join("model.safetensors");
+            io::save_safetensors(path, &arrays, &[]).unwrap();
+        }
+    });
+    let converted = dir.path().join("converted");
+    convert(&cut, &converted, &[]);
+    let logits = |model: &Path| {
+        let loaded = load(model);
+        let tokens = loaded.as_token_model().unwrap();
+        let prompt = Prompt::Tokens(vec![5, 17, 42, 7]);
+        let output = tokens.logits(&prompt, true, &Interrupt::new());
+        output.unwrap().logits
+    };
+    let expected = logits(&zeroed);
+    assert!(max_difference(&logits(&cut), &expected) < 1e-4);
+    assert!(max_difference(&logits(&converted), &expected) < 1e-4);
+    assert!(max_difference(&logits(&from), &expected) > 1e-2);
+}
+
 /// Models that the engine can run but the program cannot convert.
 const RUN_ONLY: [&str; 17] = [
     "apertus",

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use crate::checkpoint::family::JoinedExperts;
 use inference::Result;
 
 use super::faults::wrong;
 use super::slice::Slice;
 use super::tensor::{Stored, Tensor};
+use crate::checkpoint::family::JoinedExperts;
 
 /// Replaces tensors with the matrices of several experts by parts of them. `width` is the width of
 /// an expert in a family whose shapes do not show it.

@@ -1,66 +1,23 @@
 //! Decides which recurrences our kernels compute. MLX's implementations are in `nn/mlstm_cell.rs`,
-//! `nn/ssd.rs`, `nn/delta_rule.rs`, `nn/diagonal_rule.rs`, `nn/mamba.rs`
-//! and `nn/slstm.rs`.
+//! `nn/ssd.rs`, `nn/delta_rule.rs`, `nn/diagonal_rule.rs`, `nn/mamba.rs` and
+//! `nn/slstm.rs`.
 
 use std::ffi::OsStr;
 
-use mlx_rs_core::{Array, DeviceKind, Error, ErrorKind, Result, Stream};
+use mlx_rs_core::{DeviceKind, Error, ErrorKind, Result, Stream};
 
-/// The kernels' types of a matrix memory. Other modules import these types from here.
+/// The kernels' types. Other modules import these types from here.
 pub use mlx_rs_core::cpu::{
     DiagonalMemory, Memory, MemoryInputs, MemoryRule, ScalarMemory, SelectiveScan,
 };
 
-/// Computes outputs `[R, L, heads * value_dim]` and the state after them, with the kernel. `None`
-/// if the current stream is not on the CPU, or the result needs gradients; the caller then uses
-/// MLX.
-pub fn scan(
-    memory: &Memory,
-    positions: &MemoryInputs<'_>,
-    state: &[Array],
-    differentiated: bool,
-) -> Result<Option<(Array, Vec<Array>)>> {
-    if differentiated || !super::on_kernels()? {
-        return Ok(None);
+/// The outputs and the state of `scan`, which calls one of our kernels. `None` if the current stream
+/// is not on the CPU, or the result needs gradients; the caller then uses MLX.
+pub fn by_kernel<T>(differentiated: bool, scan: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
+    match differentiated || !super::on_kernels()? {
+        true => Ok(None),
+        false => scan().map(Some),
     }
-    memory.scan(positions, state).map(Some)
-}
-
-/// As [`scan`], for states of channels: outputs `[R, L, channels]`, and the state after them.
-pub fn selective(
-    positions: &SelectiveScan<'_>,
-    state: &Array,
-    differentiated: bool,
-) -> Result<Option<(Array, Array)>> {
-    if differentiated || !super::on_kernels()? {
-        return Ok(None);
-    }
-    positions.scan(state).map(Some)
-}
-
-/// As [`scan`], for memories with a forget gate for each row: outputs `[R, L, heads * value_dim]`,
-/// and the memory after them.
-pub fn diagonal(
-    positions: &DiagonalMemory<'_>,
-    memory: &Array,
-    differentiated: bool,
-) -> Result<Option<(Array, Array)>> {
-    if differentiated || !super::on_kernels()? {
-        return Ok(None);
-    }
-    positions.scan(memory).map(Some)
-}
-
-/// As [`scan`], for the cells of sLSTM: outputs `[R, L, heads, dim]`, and the state after them.
-pub fn scalar(
-    positions: &ScalarMemory<'_>,
-    state: &[Array; 4],
-    differentiated: bool,
-) -> Result<Option<(Array, [Array; 4])>> {
-    if differentiated || !super::on_kernels()? {
-        return Ok(None);
-    }
-    positions.scan(state).map(Some)
 }
 
 /// Whether GPU kernels compute the mLSTM recurrence. They do if the current stream is on a GPU and

@@ -26,7 +26,7 @@ use mlx_rs_core::{Array, Dtype, Result, eye, stack, tri, where_};
 use super::adapter;
 use super::chunks::{cut, joined};
 use super::delta_rule::inverse;
-use crate::exec::recurrence::{DiagonalMemory, diagonal};
+use crate::exec::recurrence::{DiagonalMemory, by_kernel};
 
 /// The number of positions per chunk of the plain operations.
 const CHUNK: i32 = 16;
@@ -78,7 +78,7 @@ pub fn scan(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
         a: &flat.a,
         b: flat.b.as_ref(),
     };
-    if let Some((y, memory)) = diagonal(&positions, memory, adapter::differentiated())? {
+    if let Some((y, memory)) = by_kernel(adapter::differentiated(), || positions.scan(memory))? {
         return Ok((y.reshape(inputs.v.shape())?, memory));
     }
     let heads_first = inputs.map(|a| a.swap_axes(1, 2))?;

@@ -295,11 +295,12 @@ impl Mixer for GatedDelta {
             };
             let recurrent = [part(&state, 1)?.clone()];
             let differentiated = adapter::differentiated();
-            let (y, after) =
-                match recurrence::scan(&shape.memory(), &inputs, &recurrent, differentiated)? {
-                    Some((y, after)) => (y, part(&after, 0)?.clone()),
-                    None => shape.scan(&inputs, &b, &recurrent[0])?,
-                };
+            let (y, after) = match recurrence::by_kernel(differentiated, || {
+                shape.memory().scan(&inputs, &recurrent)
+            })? {
+                Some((y, after)) => (y, part(&after, 0)?.clone()),
+                None => shape.scan(&inputs, &b, &recurrent[0])?,
+            };
             let heads = [span.rows, span.length, shape.v_heads, shape.v_dim];
             Ok((y.reshape(&heads)?, vec![before, after]))
         })?;

@@ -129,7 +129,8 @@ fn scan(inputs: &Inputs, rates: &Array, before: &Array, size: i32) -> Result<(Ar
 /// parallel prefix scan composes the maps at distances `1, 2, 4, ..` (Hillis and Steele 1986).
 fn scan_chunk(inputs: &Inputs, rates: &Array, before: &Array) -> Result<(Array, Array)> {
     let length = inputs.x.dim(1)?;
-    let steps = softplus(&inputs.steps, adapter::differentiated())?.expand_dims(-1)?; // [R, L, inner, 1]
+    let steps = softplus(&inputs.steps, adapter::differentiated())?;
+    let steps = steps.expand_dims(-1)?; // [R, L, inner, 1]
     let mut kept = steps.multiply(rates)?.exp()?; // [R, L, inner, state]
     let mut added =
         (steps.multiply(&inputs.x.expand_dims(-1)?)?).multiply(&inputs.written.expand_dims(2)?)?;
@@ -191,7 +192,8 @@ impl Mixer for Mamba {
                 written: &inputs.written,
                 read: &inputs.read,
             };
-            let on_kernels = recurrence::selective(&positions, before, adapter::differentiated())?;
+            let differentiated = adapter::differentiated();
+            let on_kernels = recurrence::by_kernel(differentiated, || positions.scan(before))?;
             let (y, after) = match on_kernels {
                 Some(outputs) => outputs,
                 None => scan(&inputs, &self.rates, before, CHUNK)?,

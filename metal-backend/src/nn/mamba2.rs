@@ -210,11 +210,12 @@ impl Mixer for Mamba2 {
             };
             let recurrent = [part(&state, 1)?.clone()];
             let differentiated = adapter::differentiated();
-            let (y, after) =
-                match recurrence::scan(&shape.memory(), &inputs, &recurrent, differentiated)? {
-                    Some((y, after)) => (y, part(&after, 0)?.clone()),
-                    None => shape.scan(&inputs, &recurrent[0])?,
-                };
+            let (y, after) = match recurrence::by_kernel(differentiated, || {
+                shape.memory().scan(&inputs, &recurrent)
+            })? {
+                Some((y, after)) => (y, part(&after, 0)?.clone()),
+                None => shape.scan(&inputs, &recurrent[0])?,
+            };
             let skip = self.skip.reshape(&[shape.heads, 1])?;
             let y = y.reshape(&heads)?.add(&input.multiply(&skip)?)?;
             Ok((y.reshape(&flat)?, vec![before, after]))

@@ -208,7 +208,7 @@ impl Mixer for Mlstm {
                 second: Some(&i),
             };
             let differentiated = adapter::differentiated();
-            match recurrence::scan(&shape.memory(), &inputs, &state, differentiated)? {
+            match recurrence::by_kernel(differentiated, || shape.memory().scan(&inputs, &state))? {
                 Some((h, after)) => {
                     let heads = [span.rows, span.length, shape.heads, shape.v_dim];
                     Ok((h.reshape(&heads)?, after))

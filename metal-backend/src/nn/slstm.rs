@@ -113,7 +113,8 @@ impl Slstm {
         mut state: [Array; 4],
     ) -> Result<(Array, [Array; 4])> {
         let positions = ScalarMemory { gates, recurrent };
-        let on_kernels = recurrence::scalar(&positions, &state, adapter::differentiated())?;
+        let on_kernels =
+            recurrence::by_kernel(adapter::differentiated(), || positions.scan(&state))?;
         if let Some(outputs) = on_kernels {
             return Ok(outputs);
         }

@@ -203,8 +203,8 @@ struct Step<'a> {
 }
 
 compiled_for_each_isa! {
-    /// Advances the memory `[panels, key_dim, LANES]` by a position. `y` gets the outputs, and `kept`
-    /// the factors on the memory's rows.
+    /// Advances the memory `[panels, key_dim, LANES]` by a position. `y` gets the outputs, and
+    /// `kept` the factors on the memory's rows.
     fn advance(step: &Step<'_>, kept: &mut [f32], memory: &mut [f32], y: &mut [f32]) = advance_with;
 }
 

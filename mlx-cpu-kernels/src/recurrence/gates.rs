@@ -135,7 +135,8 @@ impl ChunkGates {
 
 compiled_for_each_isa! {
     /// One row of [`ChunkGates::weigh`]: the first `count` elements, then zeros.
-    fn weigh_row(from: (&[f64], f64), scores: &[f32], out: &mut [f32], which: (usize, f32)) = weigh_row_with;
+    fn weigh_row(from: (&[f64], f64), scores: &[f32], out: &mut [f32], which: (usize, f32))
+        = weigh_row_with;
 }
 
 #[inline(always)]

@@ -14,9 +14,9 @@ pub(crate) struct Step<'a> {
 }
 
 compiled_for_each_isa! {
-    /// Computes `c = keep * c + k^T value` and `y = q c`, where `value` and `y` are the columns of `c`.
-    /// `before` is the address of these columns in the old memory, with a row stride of `stride`.
-    /// Without `before`, the old memory is in `c`.
+    /// Computes `c = keep * c + k^T value` and `y = q c`, where `value` and `y` are the columns of
+    /// `c`. `before` is the address of these columns in the old memory, with a row stride of
+    /// `stride`. Without `before`, the old memory is in `c`.
     pub(crate) fn advance(
         step: &Step<'_>,
         before: Option<(&[f32], usize)>,
