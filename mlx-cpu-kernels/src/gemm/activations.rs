@@ -4,10 +4,12 @@
 use std::ops::Range;
 
 use crate::isa::Isa;
+use crate::layout::aligned::AlignedVec;
+use crate::layout::dense::DenseInputs;
 use crate::layout::input_panel::{InputPanel, InputPanelMut, MAX_ROWS, panel_rows};
 use crate::memory::resize;
 use crate::partition::{SharedOutput, parallel_ranges};
-use crate::simd::{qgemv, vmath};
+use crate::simd::{dense_rows, qgemv, vmath};
 
 /// Memory reused between operations, because each token requires hundreds of operations.
 #[derive(Default)]
@@ -16,6 +18,8 @@ pub(crate) struct Scratch {
     panels: Vec<Range<usize>>,
     normalized: Vec<f32>,
     forms: Vec<PreparedForm>,
+    /// The panels for dense matrices, one after another.
+    dense: AlignedVec,
 }
 
 /// Inputs prepared for one packing.
@@ -34,6 +38,8 @@ struct PreparedForm {
 pub(crate) struct Forms<'p> {
     /// The distinct packings of the matrices.
     pub packings: &'p [(u32, usize)],
+    /// Whether a matrix is dense.
+    pub dense: bool,
     /// The maximum number of rows of a panel; see [`panel_rows`].
     pub most: usize,
     /// Whether several threads prepare panels. A part of a job must not use threads.
@@ -48,8 +54,10 @@ pub(crate) struct PreparedRows<'a> {
     values: &'a [f32],
     k: usize,
     forms: &'a [PreparedForm],
+    dense: &'a [f32],
     /// The maximum number of rows of a panel.
     most: usize,
+    isa: Isa,
 }
 
 impl Scratch {
@@ -63,12 +71,17 @@ impl Scratch {
         k: usize,
         forms: Forms<'_>,
     ) -> PreparedRows<'a> {
-        let Forms { packings, most, .. } = forms;
+        let Forms {
+            packings,
+            most,
+            dense,
+            threads,
+        } = forms;
         let (panels, normalized) = (&mut self.panels, &mut self.normalized);
         list_panels(x.len() / k, most, panels);
         let panels = &*panels;
         let run = |part: &OnPanels<'_>| {
-            if forms.threads && panels.len() > 1 {
+            if threads && panels.len() > 1 {
                 parallel_ranges(panels.len(), 4 * x.len(), &|from, to| {
                     part(&panels[from..to]);
                 });
@@ -99,18 +112,24 @@ impl Scratch {
         for (form, packing) in forms.iter_mut().zip(packings) {
             form.fill(isa, values, k, *packing, &run);
         }
+        if dense {
+            fill_dense(isa, values, k, &mut self.dense);
+        }
         PreparedRows {
             count: x.len() / k,
             values,
             k,
             forms,
+            dense: &self.dense,
             most,
+            isa,
         }
     }
 
     /// The rows of the last [`Self::fill`]. That call must have had no norm and the same forms.
     pub(crate) fn filled<'a>(
         &'a self,
+        isa: Isa,
         x: &'a [f32],
         k: usize,
         forms: Forms<'_>,
@@ -120,7 +139,9 @@ impl Scratch {
             values: x,
             k,
             forms: &self.forms[..forms.packings.len()],
+            dense: &self.dense,
             most: forms.most,
+            isa,
         }
     }
 }
@@ -217,16 +238,29 @@ impl PreparedRows<'_> {
         self.forms[form].panel(from, self.panel_rows(from))
     }
 
-    /// Calls `f` with at most [`MAX_ROWS`] rows from `from` on, as floats.
-    pub(crate) fn dense<R>(&self, from: usize, f: impl FnOnce(&[&[f32]]) -> R) -> R {
-        let mut rows = [&[][..]; MAX_ROWS];
-        let inputs = self.values[from * self.k..].chunks_exact(self.k);
-        let mut n = 0;
-        for (row, inputs) in rows.iter_mut().zip(inputs) {
-            *row = inputs;
-            n += 1;
-        }
-        f(&rows[..n])
+    /// The rows of the panel from row `from` on, a multiple of [`MAX_ROWS`], for dense matrices.
+    pub(crate) fn dense(&self, from: usize) -> DenseInputs<'_> {
+        let (isa, k, rows) = (self.isa, self.k, self.panel_rows(from));
+        let values = match dense_rows::places(isa, rows) {
+            Some(_) => {
+                let at = from / MAX_ROWS * dense_rows::few_len(isa, MAX_ROWS, k);
+                &self.dense[at..at + dense_rows::few_len(isa, rows, k)]
+            }
+            None => &self.values[from * k..(from + rows) * k],
+        };
+        DenseInputs { rows, k, values }
+    }
+}
+
+/// Packs the rows of each panel for dense matrices, if the kernel needs panels.
+fn fill_dense(isa: Isa, x: &[f32], k: usize, to: &mut AlignedVec) {
+    let of = |rows: usize| dense_rows::places(isa, rows).map(|_| dense_rows::few_len(isa, rows, k));
+    let (rows, each) = (x.len() / k, of(MAX_ROWS).unwrap_or(0));
+    let rest = of(rows % MAX_ROWS).unwrap_or(0);
+    to.resize(rows / MAX_ROWS * each + rest);
+    let panels = to.chunks_mut(each.max(1));
+    for (x, panel) in x.chunks(MAX_ROWS * k).zip(panels) {
+        dense_rows::pack_few(isa, x, k, panel);
     }
 }
 

@@ -116,7 +116,7 @@ impl GemmTask<'_> {
                 let norm = self.norm.map(|(weight, _)| (weight, &factors[..]));
                 // SAFETY: only this part writes this panel.
                 let panel = unsafe { all.slice_mut(i * size, size) };
-                dense_rows::pack_inputs(isa, &rows[..n], norm, panel);
+                dense_rows::pack_inputs(isa, &rows[..n], norm, sizes.inputs, panel);
             }
         });
     }

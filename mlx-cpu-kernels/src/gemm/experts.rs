@@ -212,6 +212,7 @@ impl StackProduct<'_> {
         let Product { isa, k, .. } = self.product;
         let forms = Forms {
             packings: &self.packings,
+            dense: self.product.has_dense(),
             most: self.product.panel_rows(),
             threads: false,
         };
@@ -229,7 +230,7 @@ impl StackProduct<'_> {
         });
         let prepared: Vec<_> = (scratches.iter().zip(few))
             .map(|(scratch, (_, range))| {
-                scratch.filled(&x[range.start * k..range.end * k], k, forms)
+                scratch.filled(isa, &x[range.start * k..range.end * k], k, forms)
             })
             .collect();
         let jobs: Vec<_> = (prepared.iter().zip(few))

@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use crate::gemm::activations::{Forms, Scratch};
 use crate::isa::Isa;
 use crate::layout::dense::DenseView;
 use crate::layout::input_panel::MAX_ROWS;
@@ -122,21 +123,26 @@ impl Work for HeldProduct {
         let (n, k) = (self.n(), self.k);
         let matrix = self.matrix.view();
         let bias = self.bias.as_ref().map(|bias| (**bias).as_ref());
-        let x: Vec<&[f32]> = match inputs.first() {
-            // SAFETY: the caller passes float32.
-            Some(x) => unsafe { x.as_slice::<f32>() }.chunks_exact(k).collect(),
-            None => Vec::new(),
-        };
-        assert!(x.len() == self.rows && bias.is_none_or(|bias| bias.len() == n));
+        // SAFETY: the caller passes float32.
+        let x = (inputs.first()).map_or(&[][..], |x| unsafe { x.as_slice::<f32>() });
+        assert!(x.len() == self.rows * k && bias.is_none_or(|bias| bias.len() == n));
         let out = SharedOutput::new(output);
+        let forms = Forms {
+            packings: &[],
+            dense: true,
+            most: MAX_ROWS,
+            threads: true,
+        };
+        let mut scratch = Scratch::default();
+        let x = scratch.fill(self.isa, x, None, k, forms);
         parallel_ranges(n, self.rows * n * k, &|from, to| {
             let rows = matrix.slice(from * k..to * k);
-            for (part, x) in x.chunks(MAX_ROWS).enumerate() {
-                let first = part * MAX_ROWS * n + from;
+            for first in (0..self.rows).step_by(MAX_ROWS) {
+                let count = x.panel_rows(first);
                 // SAFETY: the parts have disjoint columns.
-                let mut out = unsafe { out.block(first, n, (x.len(), to - from)) };
-                dense_rows::multiply(self.isa, rows, x, &mut out);
-                for i in 0..x.len() {
+                let mut out = unsafe { out.block(first * n + from, n, (count, to - from)) };
+                dense_rows::multiply(self.isa, rows, x.dense(first), &mut out);
+                for i in 0..count {
                     let row = out.row_mut(i);
                     if let Some(bias) = bias {
                         row.iter_mut()

@@ -3,7 +3,7 @@
 
 use crate::gemm::activations::PreparedRows;
 use crate::gemm::packed_gemm::MIN_GEMM_ROWS;
-use crate::gemm::product::{MatrixData, MatrixPart, Product};
+use crate::gemm::product::{MatrixData, MatrixFormat, MatrixPart, Product};
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Isa;
 use crate::layout::input_panel::{MAX_ROWS, MOST_ROWS};
@@ -12,11 +12,15 @@ use crate::partition::{OutputBlock, SharedOutput, parallel_ranges};
 #[cfg(target_arch = "x86_64")]
 use crate::prefill_inputs::PrefillInputs;
 use crate::simd::portable::vmath::Gate;
-use crate::simd::qgemv;
 use crate::simd::vmath::{gate_apply, gate_mul};
+use crate::simd::{dense_rows, qgemv};
 
 /// The number of matrix rows that stay in the cache while all input rows are processed.
 const BLOCK: usize = 32;
+
+/// [`BLOCK`] for products with a dense matrix: whole tiles of two, three and four rows. The results
+/// of [`MAX_ROWS`] inputs fit the memory for [`BLOCK`] rows and [`MOST_ROWS`] inputs.
+const DENSE_BLOCK: usize = 48;
 
 /// The maximum number of elements of a block, unless that leaves fewer than [`TILE`] rows.
 const LONG: usize = 1 << 15;
@@ -76,9 +80,8 @@ impl Product {
                 }
             }
             MatrixData::Dense(matrix) => {
-                rows.dense(from, |x| {
-                    matrix.multiply_rows(self.isa, first..first + columns, x, out);
-                });
+                let matrix = matrix.slice(first * self.k..(first + columns) * self.k);
+                dense_rows::multiply(self.isa, matrix, rows.dense(from), out);
             }
         }
         if let Some(bias) = bias {
@@ -119,9 +122,19 @@ impl Product {
         MAX_ROWS
     }
 
-    /// The number of row blocks processed at once: whole tiles. It is smaller for long rows, so
-    /// that the operands fit the L1 cache.
+    /// Whether a matrix is dense.
+    pub(crate) fn has_dense(&self) -> bool {
+        let mut kinds = self.parts.iter().map(|part| &part.kind);
+        kinds.any(|kind| matches!(kind, MatrixFormat::Dense(_)))
+    }
+
+    /// The number of row blocks processed at once: whole tiles. For quantized matrices it is
+    /// smaller for long rows, so that the operands fit the L1 cache. The kernel for dense matrices
+    /// divides rows itself.
     fn blocks_at_once(&self) -> usize {
+        if self.has_dense() {
+            return DENSE_BLOCK / INTERLEAVED_ROWS;
+        }
         (LONG / self.k.max(1) / TILE * TILE).clamp(TILE, BLOCK) / INTERLEAVED_ROWS
     }
 

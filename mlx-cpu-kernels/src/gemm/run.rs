@@ -133,6 +133,7 @@ impl GemmTask<'_> {
         SCRATCH.with_borrow_mut(|scratch| {
             let forms = Forms {
                 packings,
+                dense: product.has_dense(),
                 most: product.panel_rows(),
                 threads: true,
             };

@@ -78,6 +78,20 @@ impl<'a> DenseView<'a> {
     }
 }
 
+/// Input rows for few-row kernels, at most
+/// [`MAX_ROWS`](crate::layout::input_panel::MAX_ROWS).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DenseInputs<'a> {
+    /// The number of rows.
+    pub rows: usize,
+    /// The number of elements of a row.
+    pub k: usize,
+    /// The elements row by row, or a panel `[k / lanes, places, lanes]` with the places that
+    /// [`places`](crate::simd::dense_rows::places) returns. What is missing of the last vector or
+    /// row is zero.
+    pub values: &'a [f32],
+}
+
 /// The sizes of a register tile and of its packed operands. A vector has adjacent columns of one
 /// row. Inputs are packed in panels `[k / lanes, inputs, lanes]`. Matrix rows are packed in blocks
 /// of some columns, each `[rows of the matrix / rows, columns / lanes, rows, lanes]`. What is

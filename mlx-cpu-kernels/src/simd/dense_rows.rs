@@ -8,7 +8,7 @@ use crate::isa::Isa;
 use crate::layout::aligned::AlignedVec;
 #[cfg(target_arch = "x86_64")]
 use crate::layout::dense::DenseTile;
-use crate::layout::dense::DenseView;
+use crate::layout::dense::{DenseInputs, DenseView};
 use crate::layout::input_panel::MAX_ROWS;
 #[cfg(target_arch = "x86_64")]
 use crate::layout::tile::LANES;
@@ -21,12 +21,17 @@ use crate::simd::{portable, vmath};
 /// elements. They fit the L1 cache.
 const AT_ONCE: usize = 1024;
 
-/// `out[i][row] = matrix[row] . x[i]`, for at most [`MAX_ROWS`] `x` of equal length.
-pub(crate) fn multiply(isa: Isa, matrix: DenseView<'_>, x: &[&[f32]], out: &mut OutputBlock<'_>) {
-    let (k, (rows, columns)) = (x.first().map_or(0, |x| x.len()), out.dims());
+/// `out[i][row] = matrix[row] . x[i]`, for the inputs `x`, in the form that [`pack_few`] gives them.
+pub(crate) fn multiply(
+    isa: Isa,
+    matrix: DenseView<'_>,
+    x: DenseInputs<'_>,
+    out: &mut OutputBlock<'_>,
+) {
+    let (rows, columns) = out.dims();
     // All reads and writes of the kernels are within these bounds.
-    assert!(x.len() <= MAX_ROWS && rows == x.len() && matrix.len() == columns * k);
-    assert!(x.iter().all(|x| x.len() == k));
+    assert!(x.rows <= MAX_ROWS && rows == x.rows && matrix.len() == columns * x.k);
+    assert!(x.values.len() == few_len(isa, x.rows, x.k));
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2, fma and f16c. The
@@ -38,6 +43,53 @@ pub(crate) fn multiply(isa: Isa, matrix: DenseView<'_>, x: &[&[f32]], out: &mut 
         Isa::Avx512 | Isa::Amx => unsafe { avx512::dense_rows::multiply(matrix, x, out) },
         _ => by_row(isa, matrix, x, out),
     }
+}
+
+/// The number of places for rows in the panel that [`multiply`] reads for `rows` inputs; `None` if
+/// it reads the rows as they are. A panel is contiguous, so it uses all sets of the L1 cache. Rows
+/// as they are would share a few sets if they are a multiple of 4 KiB long.
+pub(crate) fn places(isa: Isa, rows: usize) -> Option<usize> {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => avx2::dense_rows::places(rows),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Amx => avx512::dense_rows::places(rows),
+        _ => None,
+    }
+}
+
+/// The number of elements of a panel for `rows` rows of `k` elements in [`places`], or of the rows
+/// as they are.
+pub(crate) fn few_len(isa: Isa, rows: usize, k: usize) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if let (Some(places), Some(tile)) = (places(isa, rows), packed_tile(isa)) {
+        return places * k.next_multiple_of(tile.lanes);
+    }
+    rows * k
+}
+
+/// The inputs of [`multiply`] of the rows `x`, at most [`MAX_ROWS`], of `k` elements. If the kernel
+/// needs a panel, `panel` receives it; it has the length [`few_len`].
+pub(crate) fn pack_few<'a>(
+    isa: Isa,
+    x: &'a [f32],
+    k: usize,
+    panel: &'a mut [f32],
+) -> DenseInputs<'a> {
+    let rows = x.len() / k.max(1);
+    let values = match places(isa, rows) {
+        #[cfg(target_arch = "x86_64")]
+        Some(places) => {
+            let mut each = [&[][..]; MAX_ROWS];
+            each.iter_mut()
+                .zip(x.chunks_exact(k))
+                .for_each(|(to, row)| *to = row);
+            pack_inputs(isa, &each[..rows], None, places, panel);
+            panel
+        }
+        _ => x,
+    };
+    DenseInputs { rows, k, values }
 }
 
 /// The sizes of the packed operands of [`multiply_packed`]; `None` if there is no kernel for this
@@ -57,8 +109,8 @@ pub(crate) fn packed_tile(isa: Isa) -> Option<DenseTile> {
 #[cfg(target_arch = "x86_64")]
 pub(crate) const MIN_PACKED_ROWS: usize = 16;
 
-/// Packs the rows `x` of a panel, at most [`DenseTile::inputs`]. If there is a norm, each row is
-/// multiplied by its factor and by the weight; the norm is the weight and the factors.
+/// Packs the rows `x` of a panel with `places` places. If there is a norm, each row is multiplied by
+/// its factor and by the weight; the norm is the weight and the factors.
 ///
 /// # Panics
 /// If there is no kernel for the instruction set, or the lengths do not match.
@@ -67,22 +119,25 @@ pub(crate) fn pack_inputs(
     isa: Isa,
     x: &[&[f32]],
     norm: Option<(&[f32], &[f32])>,
+    places: usize,
     panel: &mut [f32],
 ) {
     let k = x.first().map_or(0, |x| x.len());
+    assert!(x.len() <= places);
     assert!(
-        packed_tile(isa)
-            .is_some_and(|tile| { x.len() <= tile.inputs && panel.len() == tile.panel_len(k) })
+        packed_tile(isa).is_some_and(|tile| panel.len() == places * k.next_multiple_of(tile.lanes))
     );
     assert!(x.iter().all(|x| x.len() == k));
     assert!(norm.is_none_or(|(weight, factors)| weight.len() == k && factors.len() >= x.len()));
     match isa {
         // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2, fma and f16c. The
         // lengths are asserted.
-        Isa::Avx2 => unsafe { avx2::dense_rows::pack_inputs(x, norm, panel) },
+        Isa::Avx2 => unsafe { avx2::dense_rows::pack_inputs(x, norm, places, panel) },
         // SAFETY: only `detect` makes these, on processors that also have avx512f and
         // avx512vl. The lengths are asserted.
-        Isa::Avx512 | Isa::Amx => unsafe { avx512::dense_rows::pack_inputs(x, norm, panel) },
+        Isa::Avx512 | Isa::Amx => unsafe {
+            avx512::dense_rows::pack_inputs(x, norm, places, panel)
+        },
         _ => {}
     }
 }
@@ -149,15 +204,14 @@ pub(crate) fn multiply_packed(
 }
 
 /// Processes one matrix row after another.
-fn by_row(isa: Isa, matrix: DenseView<'_>, x: &[&[f32]], out: &mut OutputBlock<'_>) {
-    let (k, (_, columns)) = (x.first().map_or(0, |x| x.len()), out.dims());
+fn by_row(isa: Isa, matrix: DenseView<'_>, x: DenseInputs<'_>, out: &mut OutputBlock<'_>) {
+    let (k, (n, columns)) = (x.k, out.dims());
     let mut wide = [0.0; AT_ONCE];
     for column in 0..columns {
         let mut totals = [0.0; MAX_ROWS];
         for from in (0..k).step_by(AT_ONCE) {
-            let n = AT_ONCE.min(k - from);
-            let wide = &mut wide[..n];
-            let weights = match matrix.slice(column * k + from..column * k + from + n) {
+            let wide = &mut wide[..AT_ONCE.min(k - from)];
+            let weights = match matrix.slice(column * k + from..column * k + from + wide.len()) {
                 DenseView::F32(all) => all,
                 DenseView::F16(all) => {
                     vmath::f16_to_f32(isa, all, wide);
@@ -169,17 +223,17 @@ fn by_row(isa: Isa, matrix: DenseView<'_>, x: &[&[f32]], out: &mut OutputBlock<'
                 }
             };
             let mut parts = [&[][..]; MAX_ROWS];
-            for (part, x) in parts.iter_mut().zip(x) {
-                *part = &x[from..from + n];
+            for (part, x) in parts.iter_mut().zip(x.values.chunks_exact(k)) {
+                *part = &x[from..from + weights.len()];
             }
             let mut sums = [0.0; MAX_ROWS];
-            vmath::dot_rows(isa, weights, &parts[..x.len()], &mut sums[..x.len()]);
+            vmath::dot_rows(isa, weights, &parts[..n], &mut sums[..n]);
             totals
                 .iter_mut()
                 .zip(sums)
                 .for_each(|(all, sum)| *all += sum);
         }
-        for (i, total) in totals[..x.len()].iter().enumerate() {
+        for (i, total) in totals[..n].iter().enumerate() {
             out.row_mut(i)[column] = *total;
         }
     }
@@ -200,14 +254,15 @@ mod tests {
                 for (columns, rows) in few.into_iter().chain(many) {
                     let w = noise(columns * k, 3);
                     let x = noise(rows * k, 4);
-                    let x: Vec<&[f32]> = x.chunks_exact(k).collect();
                     let half: Vec<u16> =
                         (w.iter().map(|v| half::f16::from_f32(*v).to_bits())).collect();
                     let brain: Vec<u16> =
                         (w.iter().map(|v| half::bf16::from_f32(*v).to_bits())).collect();
                     let of = |view: DenseView<'_>| {
                         let mut out = vec![f32::NAN; rows * columns];
-                        multiply(isa, view, &x, &mut OutputBlock::contiguous(&mut out, rows));
+                        let mut panel = vec![f32::NAN; few_len(isa, rows, k)];
+                        let x = pack_few(isa, &x, k, &mut panel);
+                        multiply(isa, view, x, &mut OutputBlock::contiguous(&mut out, rows));
                         out
                     };
                     let halves: Vec<f32> =
@@ -218,11 +273,10 @@ mod tests {
                     assert_eq!(of(DenseView::F16(&half)), of(DenseView::F32(&halves)));
                     assert_eq!(of(DenseView::Bf16(&brain)), of(DenseView::F32(&brains)));
                     let actual = of(DenseView::F32(&w));
-                    for (i, x) in x.iter().enumerate() {
+                    for (i, x) in x.chunks_exact(k).enumerate() {
                         for (c, w) in w.chunks_exact(k).enumerate() {
                             let wanted: f64 =
-                                (w.iter().zip(*x).map(|(w, x)| f64::from(*w) * f64::from(*x)))
-                                    .sum();
+                                (w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x))).sum();
                             let got = f64::from(actual[i * columns + c]);
                             assert!(
                                 (got - wanted).abs() < 1e-5 * (k as f64).sqrt(),
@@ -232,7 +286,8 @@ mod tests {
                         // A row must have the same result alone as among other rows.
                         let mut alone = vec![f32::NAN; columns];
                         let mut to = OutputBlock::contiguous(&mut alone, 1);
-                        multiply(isa, DenseView::F32(&w), &[x], &mut to);
+                        let x = pack_few(isa, x, k, &mut []);
+                        multiply(isa, DenseView::F32(&w), x, &mut to);
                         let together = &actual[i * columns..(i + 1) * columns];
                         #[cfg(target_arch = "x86_64")]
                         if packed_tile(isa).is_some() {

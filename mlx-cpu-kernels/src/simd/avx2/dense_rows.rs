@@ -11,27 +11,29 @@ use std::arch::x86_64::{
 };
 
 use crate::layout::aligned::AlignedVec;
-use crate::layout::dense::{DenseTile, DenseView};
+use crate::layout::dense::{DenseInputs, DenseTile, DenseView};
 use crate::layout::tile::LANES;
 use crate::partition::OutputBlock;
 use crate::simd::avx2::vmath::horizontal_sum;
 
-/// The number of elements of inputs that stay in the L1 cache beside rows of a matrix: 24 KiB of
-/// the smallest cache of usual processors, 32 KiB.
-pub(crate) const L1_INPUTS: usize = 6144;
+/// The number of elements of packed inputs that stay in the L1 cache beside rows of a matrix: half
+/// of the smallest cache of usual processors, 32 KiB. Rows of a matrix are often a multiple of
+/// 4 KiB apart. Their elements of the same column then share a set of the cache, with few places.
+pub(crate) const L1_INPUTS: usize = 4096;
 
 /// Generates the functions `multiply` and `multiply_packed` for `$features`, with vectors of
 /// `$lanes` elements. The invoking module defines `load`, `load_some`, `store`, `sum` and
-/// `store_sums` for its instruction set. `$m` inputs are processed in `$parts` parts of `$each`
-/// inputs, and `$tall` is the number of matrix rows that fit the registers beside a part. A tile of
-/// `multiply_packed` has `$many` inputs and `$rows` matrix rows. It adds `$block` vectors before the
-/// next tile, so that the vectors of the inputs stay in the L1 cache. It prefetches `$lines` cache
-/// lines per vector.
+/// `store_sums` for its instruction set. `$few` inputs are read as they are. `$m` inputs are packed
+/// and processed in `$parts` parts of `$each` inputs. `$few_tall` and `$tall` are the numbers of
+/// matrix rows that fit the registers beside the inputs of a part. A tile of `multiply_packed` has
+/// `$many` inputs and `$rows` matrix rows. It adds `$block` vectors before the next tile, so that
+/// the vectors of the inputs stay in the L1 cache. It prefetches `$lines` cache lines per vector.
 macro_rules! dense_rows_for {
     (
         $features:literal, $vector:ty, $lanes:literal, $zero:path, $fma:path, $mul:path, $set:path,
         many: ($many:literal, $rows:literal, $block:literal, $lines:literal),
-        $(($m:literal, $parts:literal x $each:literal, $tall:literal)),*
+        few: $(($few:literal, $few_tall:literal)),*;
+        packed: $(($m:literal, $parts:literal x $each:literal, $tall:literal)),*
     ) => {
         type Vector = $vector;
 
@@ -42,16 +44,26 @@ macro_rules! dense_rows_for {
             lanes: $lanes,
         };
 
+        /// The number of places for rows in the panel that [`multiply`] reads for `rows` inputs;
+        /// `None` if it reads the rows as they are.
+        pub(crate) const fn places(rows: usize) -> Option<usize> {
+            match rows {
+                $($m => Some($parts * $each),)*
+                _ => None,
+            }
+        }
+
         /// See [`crate::simd::dense_rows::pack_inputs`].
         ///
         /// # Safety
-        /// The processor must have the features of this instance. `panel` must have the length of
-        /// a panel of [`TILE`]. `x` has at most as many rows as the panel, each with the length of
+        /// The processor must have the features of this instance. `panel` must have `places`
+        /// places for rows of whole vectors. `x` has at most as many rows, each with the length of
         /// a weight.
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn pack_inputs(
             x: &[&[f32]],
             norm: Option<(&[f32], &[f32])>,
+            places: usize,
             panel: &mut [f32],
         ) {
             let k = x.first().map_or(0, |x| x.len());
@@ -74,12 +86,12 @@ macro_rules! dense_rows_for {
                         if let Some((weight, factors)) = norm {
                             all = $mul($mul(all, $set(factors[m])), part(weight.as_ptr().cast()));
                         }
-                        store(to.add((step * $many + m) * $lanes), all);
+                        store(to.add((step * places + m) * $lanes), all);
                     }
                 }
-                for m in x.len()..$many {
+                for m in x.len()..places {
                     for step in 0..k.div_ceil($lanes) {
-                        store(to.add((step * $many + m) * $lanes), $zero());
+                        store(to.add((step * places + m) * $lanes), $zero());
                     }
                 }
             }
@@ -235,12 +247,12 @@ macro_rules! dense_rows_for {
         ///
         /// # Safety
         /// The processor must have the features of this instance. The matrix must have one row per
-        /// column of `out`, as long as an `x`. `out` must have one row for each `x`, and there may
-        /// be at most eight.
+        /// column of `out`, as long as an input. `out` must have one row per input. The inputs must
+        /// be packed in [`places`], or lie row by row if there are none.
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn multiply(
             matrix: DenseView<'_>,
-            x: &[&[f32]],
+            x: DenseInputs<'_>,
             out: &mut OutputBlock<'_>,
         ) {
             // SAFETY: the caller guarantees the features, and the lengths of the matrix and of
@@ -267,60 +279,96 @@ macro_rules! dense_rows_for {
         #[target_feature(enable = $features)]
         unsafe fn rows<const TYPE: u32>(
             matrix: *const u8,
-            x: &[&[f32]],
+            x: DenseInputs<'_>,
             out: &mut OutputBlock<'_>,
         ) {
             // SAFETY: the caller guarantees the rows of the matrix, the inputs and the output.
             unsafe {
-                match x.len() {
-                    $($m => rows_of::<$parts, $each, $tall, TYPE>(matrix, x, out),)*
+                match x.rows {
+                    $($few => rows_of::<1, $few, 0, $few_tall, TYPE>(matrix, x, out),)*
+                    $($m => {
+                        rows_of::<$parts, $each, { $parts * $each }, $tall, TYPE>(matrix, x, out);
+                    })*
                     _ => {}
                 }
             }
         }
 
-        /// [`multiply`] for `P * M` inputs. Tiles have `M` inputs and `R` matrix rows.
+        /// [`multiply`] for at most `P * M` inputs, which are packed in `PLACES` places, or not if
+        /// that is zero. Tiles have `M` inputs and `R` matrix rows.
         ///
         /// # Safety
         /// As [`multiply`].
         #[inline]
         #[target_feature(enable = $features)]
-        unsafe fn rows_of<const P: usize, const M: usize, const R: usize, const TYPE: u32>(
+        unsafe fn rows_of<
+            const P: usize,
+            const M: usize,
+            const PLACES: usize,
+            const R: usize,
+            const TYPE: u32,
+        >(
             matrix: *const u8,
-            x: &[&[f32]],
+            x: DenseInputs<'_>,
             out: &mut OutputBlock<'_>,
         ) {
             /// The number of tiles whose sums are kept while a block of columns is added.
             const TILES: usize = 16;
-            let (columns, k) = (out.dims().1, x[0].len());
+            let (columns, k) = (out.dims().1, x.k);
             let step = k * size::<TYPE>();
             // Few inputs are read slower than the matrix, wherever they are.
-            let block = if P * M < 4 { k } else { L1_INPUTS / (P * M) / $lanes * $lanes };
+            let block = match PLACES {
+                0 => k,
+                _ => L1_INPUTS / PLACES / $lanes * $lanes,
+            };
+            // The first input of a part.
+            let part_at = |first: usize| match PLACES {
+                0 => x.values.as_ptr().wrapping_add(first * k),
+                _ => x.values.as_ptr().wrapping_add(first * $lanes),
+            };
             let vectorized = columns / R * R;
-            // SAFETY: the caller guarantees that all matrix rows below `columns` exist, and `P * M`
+            // SAFETY: the caller guarantees that all matrix rows below `columns` exist, and the
             // inputs.
             unsafe {
                 if k <= block {
                     for column in (0..vectorized).step_by(R) {
                         let rows = matrix.add(column * step);
                         for p in 0..P {
-                            let mut kept = [[$zero(); M]; R];
-                            let place = (column, p * M);
-                            tile::<M, R, TYPE>(rows, (0..k, k), x, place, out, &mut kept);
+                            let mut sums = [[$zero(); M]; R];
+                            // The rows of the next tile are prefetched once.
+                            let ahead = (p == 0).then_some(R * step);
+                            let part = part_at(p * M);
+                            tile::<M, R, PLACES, TYPE>(rows, (0..k, k), part, ahead, &mut sums);
+                            write(&sums, (p * M, column), out);
                         }
                     }
                 } else {
                     for first in (0..vectorized).step_by(R * TILES) {
                         let mut kept = [[[[$zero(); M]; R]; P]; TILES];
+                        let tiles = ((vectorized - first) / R).min(TILES);
                         for from in (0..k).step_by(block) {
-                            let part = from..k.min(from + block);
-                            let tiles = (first..vectorized).step_by(R);
-                            for (column, kept) in tiles.zip(&mut kept) {
-                                let rows = matrix.add(column * step);
+                            let columns = from..k.min(from + block);
+                            for (i, kept) in kept[..tiles].iter_mut().enumerate() {
+                                let rows = matrix.add((first + i * R) * step);
+                                // After the last tile comes the first one, in the next block.
+                                let next = match i + 1 < tiles || columns.end == k {
+                                    true => rows.wrapping_add(R * step),
+                                    false => {
+                                        let first = matrix.add(first * step);
+                                        first.add((columns.end - from) * size::<TYPE>())
+                                    }
+                                };
+                                let ahead = next.addr().wrapping_sub(rows.addr());
                                 for (p, kept) in kept.iter_mut().enumerate() {
-                                    let (part, place) = (part.clone(), (column, p * M));
-                                    tile::<M, R, TYPE>(rows, (part, k), x, place, out, kept);
+                                    let ahead = (p == 0).then_some(ahead);
+                                    let (columns, part) = (columns.clone(), part_at(p * M));
+                                    tile::<M, R, PLACES, TYPE>(rows, (columns, k), part, ahead, kept);
                                 }
+                            }
+                        }
+                        for (i, kept) in kept[..tiles].iter().enumerate() {
+                            for (p, sums) in kept.iter().enumerate() {
+                                write(sums, (p * M, first + i * R), out);
                             }
                         }
                     }
@@ -328,35 +376,44 @@ macro_rules! dense_rows_for {
                 for column in vectorized..columns {
                     let rows = matrix.add(column * step);
                     for p in 0..P {
-                        let mut kept = [[$zero(); M]; 1];
-                        let place = (column, p * M);
-                        tile::<M, 1, TYPE>(rows, (0..k, k), x, place, out, &mut kept);
+                        let mut sums = [[$zero(); M]; 1];
+                        let part = part_at(p * M);
+                        tile::<M, 1, PLACES, TYPE>(rows, (0..k, k), part, None, &mut sums);
+                        write(&sums, (p * M, column), out);
                     }
                 }
             }
         }
 
-        /// Multiplies a part of the `k` columns of `R` matrix rows with `M` input rows, from
-        /// `first` on, and adds to `kept`. After the last part, writes the outputs, which begin at
-        /// `column`. Parts other than the last one have whole vectors.
+        /// Adds the products of the columns `part`, of `k`, of `R` matrix rows with `M` inputs,
+        /// which begin at `x`. A part that does not end at `k` has whole vectors. If there is
+        /// `ahead`, the elements that lie this number of bytes later are prefetched; the number
+        /// may wrap around.
         ///
         /// # Safety
-        /// The obligations of [`multiply`]. There must also be `R` rows and columns, and `M`
-        /// inputs.
+        /// The obligations of [`multiply`]. There must also be `R` rows and `M` inputs.
         #[inline]
         #[target_feature(enable = $features)]
-        unsafe fn tile<const M: usize, const R: usize, const TYPE: u32>(
+        unsafe fn tile<
+            const M: usize,
+            const R: usize,
+            const PLACES: usize,
+            const TYPE: u32,
+        >(
             matrix: *const u8,
             (part, k): (std::ops::Range<usize>, usize),
-            x: &[&[f32]],
-            (column, first): (usize, usize),
-            out: &mut OutputBlock<'_>,
+            x: *const f32,
+            ahead: Option<usize>,
             kept: &mut [[Vector; M]; R],
         ) {
+            const LINE: usize = 64;
             let mut sums = *kept;
             let step = k * size::<TYPE>();
-            let x: [*const f32; M] = std::array::from_fn(|m| x[first + m].as_ptr());
-            let (to, row) = out.raw_parts();
+            // The place of the vector with element `at` of input `m`.
+            let place = |m: usize, at: usize| match PLACES {
+                0 => x.wrapping_add(m * k + at),
+                _ => x.wrapping_add(at * PLACES + m * $lanes),
+            };
             // SAFETY: offsets are below `k` in rows that the caller guarantees. Prefetched
             // addresses need not be valid.
             unsafe {
@@ -364,36 +421,59 @@ macro_rules! dense_rows_for {
                 for at in (part.start..vectorized).step_by($lanes) {
                     let from = matrix.add(at * size::<TYPE>());
                     let w: [_; R] = std::array::from_fn(|r| load::<TYPE>(from.add(r * step)));
-                    for r in 0..R {
-                        // Prefetches the rows of the next tile.
-                        let next = from.wrapping_add((R + r) * step);
-                        _mm_prefetch::<_MM_HINT_T0>(next.cast());
+                    if let Some(ahead) = ahead
+                        && (at * size::<TYPE>()).is_multiple_of(LINE)
+                    {
+                        for r in 0..R {
+                            let next = from.wrapping_add(ahead).wrapping_add(r * step);
+                            _mm_prefetch::<_MM_HINT_T0>(next.cast());
+                        }
                     }
-                    for (m, x) in x.iter().enumerate() {
-                        let x = load::<{ DenseView::F32_ID }>(x.add(at).cast());
+                    for m in 0..M {
+                        let x = load::<{ DenseView::F32_ID }>(place(m, at).cast());
                         for (sums, w) in sums.iter_mut().zip(w) {
                             sums[m] = $fma(w, x, sums[m]);
                         }
                     }
                 }
-                if part.end < k {
-                    *kept = sums;
-                    return;
-                }
-                if vectorized < k {
+                if vectorized < part.end {
                     let from = matrix.add(vectorized * size::<TYPE>());
-                    for (m, x) in x.iter().enumerate() {
-                        let x = load_some::<{ DenseView::F32_ID }>(x.add(vectorized).cast(), k - vectorized);
+                    for m in 0..M {
+                        let x = place(m, vectorized).cast();
+                        // The rest of a packed vector is zero.
+                        let x = match PLACES {
+                            0 => load_some::<{ DenseView::F32_ID }>(x, k - vectorized),
+                            _ => load::<{ DenseView::F32_ID }>(x),
+                        };
                         for (r, sums) in sums.iter_mut().enumerate() {
                             let w = load_some::<TYPE>(from.add(r * step), k - vectorized);
                             sums[m] = $fma(w, x, sums[m]);
                         }
                     }
                 }
-                for (r, sums) in sums.into_iter().enumerate() {
-                    for (m, total) in sums.into_iter().enumerate() {
-                        *to.add((first + m) * row + column + r) = sum(total);
-                    }
+            }
+            *kept = sums;
+        }
+
+        /// Writes the outputs of a tile, from the place `(row, column)` on. There may be fewer
+        /// output rows than sums.
+        ///
+        /// # Safety
+        /// The processor must have the features of this instance. The columns must exist.
+        #[inline]
+        #[target_feature(enable = $features)]
+        unsafe fn write<const M: usize, const R: usize>(
+            sums: &[[Vector; M]; R],
+            (row, column): (usize, usize),
+            out: &mut OutputBlock<'_>,
+        ) {
+            let rows = out.dims().0;
+            let (to, step) = out.raw_parts();
+            for (r, sums) in sums.iter().enumerate() {
+                for (m, total) in sums.iter().enumerate().take(rows - row) {
+                    // SAFETY: the row is below the number of rows, and the caller guarantees the
+                    // column.
+                    unsafe { *to.add((row + m) * step + column + r) = sum(*total) };
                 }
             }
         }
@@ -415,14 +495,8 @@ dense_rows_for!(
     _mm256_mul_ps,
     _mm256_set1_ps,
     many: (4, 3, 128, 1),
-    (1, 1 x 1, 4),
-    (2, 1 x 2, 4),
-    (3, 1 x 3, 3),
-    (4, 1 x 4, 2),
-    (5, 1 x 5, 2),
-    (6, 1 x 6, 2),
-    (7, 1 x 7, 1),
-    (8, 2 x 4, 2)
+    few: (1, 4), (2, 4), (3, 3);
+    packed: (4, 1 x 4, 3), (5, 1 x 5, 2), (6, 1 x 6, 2), (7, 2 x 4, 3), (8, 2 x 4, 3)
 );
 
 /// Loads eight elements as float32.

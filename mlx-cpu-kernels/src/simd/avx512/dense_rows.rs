@@ -11,7 +11,7 @@ use std::arch::x86_64::{
 };
 
 use crate::layout::aligned::AlignedVec;
-use crate::layout::dense::{DenseTile, DenseView};
+use crate::layout::dense::{DenseInputs, DenseTile, DenseView};
 use crate::layout::tile::LANES;
 use crate::partition::OutputBlock;
 use crate::simd::avx2::dense_rows::{L1_INPUTS, dense_rows_for};
@@ -26,14 +26,8 @@ dense_rows_for!(
     _mm512_mul_ps,
     _mm512_set1_ps,
     many: (8, 3, 48, 2),
-    (1, 1 x 1, 4),
-    (2, 1 x 2, 4),
-    (3, 1 x 3, 4),
-    (4, 1 x 4, 4),
-    (5, 1 x 5, 4),
-    (6, 1 x 6, 3),
-    (7, 1 x 7, 3),
-    (8, 1 x 8, 3)
+    few: (1, 4), (2, 4), (3, 4);
+    packed: (4, 1 x 4, 4), (5, 1 x 5, 4), (6, 1 x 6, 3), (7, 1 x 7, 3), (8, 1 x 8, 3)
 );
 
 /// Loads sixteen elements as float32.
