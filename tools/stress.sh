@@ -19,24 +19,39 @@ rm -f "$out"/*.log
 # `cargo test --workspace`, so that its builds are used.
 binaries=(processes serve cli hub train bridge server)
 
-# They are built before anything is busy.
-for binary in "${binaries[@]}"; do
-    cargo test --quiet --locked --no-run --workspace --test "$binary" || exit 1
-done
+# They are built before anything is busy, and then run without Cargo: sources may change meanwhile.
+# Each line has a binary, a tab, and the directory of its package.
+programs="$(
+    for binary in "${binaries[@]}"; do
+        cargo test --quiet --locked --no-run --workspace --test "$binary" --message-format json \
+            || exit 1
+    done | python3 -c '
+import json, pathlib, sys
+seen = set()
+for line in sys.stdin:
+    made = json.loads(line)
+    if made.get("executable") and made["target"]["kind"] == ["test"]:
+        seen.add((made["executable"], str(pathlib.Path(made["manifest_path"]).parent)))
+print("\n".join("\t".join(each) for each in sorted(seen)))
+'
+)" || exit 1
+CARGO="$(command -v cargo)"
+export CARGO
 
 # Runs one round. Prints what failed.
 round() {
-    local number="$1" log failed=0
+    local number="$1" name log program package failed=0
     shift
-    for binary in "${binaries[@]}"; do
-        log="$out/$binary-$number.log"
-        if cargo test --quiet --locked --workspace --test "$binary" -- "$@" > "$log" 2>&1; then
+    while IFS=$'\t' read -r program package; do
+        name="$(basename "${program%-*}")"
+        log="$PWD/$out/$(basename "$package")-$name-$number.log"
+        if (cd "$package" && CARGO_MANIFEST_DIR="$package" "$program" --quiet "$@") > "$log" 2>&1 < /dev/null; then
             rm "$log"
         else
             failed=1
-            echo "round $number: $binary failed: $log"
+            echo "round $number: $name failed: $log"
         fi
-    done
+    done <<< "$programs"
     echo "round $number of $rounds ended"
     return "$failed"
 }
