@@ -89,7 +89,10 @@ fn a_toy_reward_rises() {
     let (first, last) = (mean(&rewards[..4]), mean(&rewards[56..]));
     // The replies depend on the processor's rounding, and so does the last reward: 0.82 on one
     // with AVX2, above 0.85 on others. A mean is that of 64 replies, so it deviates by 0.06 at most.
-    assert!(first < 0.65 && last > first + 0.2, "{first} {last}: {rewards:?}");
+    assert!(
+        first < 0.65 && last > first + 0.2,
+        "{first} {last}: {rewards:?}"
+    );
 }
 
 /// Replies depend on the seed and the step only, so a resumed run has the same rewards.
