@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = std::env::args().nth(1).ok_or("the model is missing")?;
-    // As the program `mlx`: the next pass reuses the memory that a pass frees.
+    // The program `mlx` does the same: the next pass reuses the memory that a pass frees.
     metal_backend::keep_freed(256 << 20);
     let model = inference::load_model(model, &LoadOptions::new().with_backend("cpu"))?;
     let embedder = model.as_embedding_model().ok_or("it makes no vectors")?;

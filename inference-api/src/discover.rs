@@ -28,7 +28,7 @@ impl Iterator for Discover {
 ///
 /// # Errors
 /// [`ModelNotFound`](crate::ErrorKind::ModelNotFound) if `dir` does not exist,
-/// [`InvalidModel`](crate::ErrorKind::InvalidModel) for a file that is no model,
+/// [`InvalidModel`](crate::ErrorKind::InvalidModel) for a file that is not a model,
 /// [`Io`](crate::ErrorKind::Io) if `dir` cannot be read.
 pub fn discover(dir: impl AsRef<Path>) -> Result<Discover> {
     Ok(Discover(files::discover(dir)?))

@@ -15,7 +15,7 @@ use crate::options::GenerateOptions;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StepPart {
-    /// Token ids to embedding vectors.
+    /// The embedding of token ids.
     Embedding,
     /// Norms, and residual additions that are not fused into a matrix multiplication.
     Norm,
@@ -28,13 +28,13 @@ pub enum StepPart {
     /// The whole mixer of a layer without plain attention, such as a recurrent mixer, with the norm
     /// before it.
     Mixer,
-    /// The feed-forward part: one expert, or a mixture of experts.
+    /// The feed-forward part: dense, or a mixture of experts.
     Mlp,
     /// Inputs and factors that only some model families have.
     Extra,
-    /// The last hidden state to logits: last norm and head.
+    /// The last norm and the head, which computes logits.
     Head,
-    /// Logits to a token: processors and sampling.
+    /// Logits processors and sampling.
     Sampling,
     /// Cache updates and all other work of the step.
     Rest,

@@ -245,7 +245,8 @@ pub unsafe extern "C" fn rust_mlx_model_free(model: *mut Model) {
     if !model.is_null() {
         // SAFETY: the caller's obligation: `rust_mlx_load` made this box, and nothing uses it.
         let model = unsafe { Box::from_raw(model) };
-        // A panic of a backend must not leave the function. The function has no place for its message.
+        // A panic of a backend must not leave the function. The function has no place for its
+        // message.
         drop(catch_unwind(AssertUnwindSafe(|| drop(model))));
     }
 }

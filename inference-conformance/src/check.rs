@@ -21,7 +21,7 @@ pub(crate) enum Need {
     Always,
     /// Required for backends that declare the capability of this name.
     Declared(&'static str, fn(&Capabilities) -> bool),
-    /// Runs if the model allows it. A skip is no failure.
+    /// Runs if the model allows it. A skip is not a failure.
     WherePossible,
     /// Tests more than the contract promises. It runs only if the caller requires it.
     OnRequest,

@@ -472,7 +472,7 @@ impl Stored<'_> {
                 match suffix {
                     "qweight" if is_expanded => (format, weights, expanded(weights)),
                     "qweight" => (format, weights, stored),
-                    // Zero points become biases, of which there are as many as scales.
+                    // Zero points become biases, one for each scale.
                     "scales" if !is_expanded => (
                         format,
                         0,

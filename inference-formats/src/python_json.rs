@@ -24,7 +24,7 @@ pub fn from_slice(bytes: &[u8]) -> serde_json::Result<Value> {
     Ok(value)
 }
 
-/// Replaces objects with the single field `__float__`, by which transformers 5 writes infinities
+/// Replaces objects with the single field `__float__`, in which transformers 5 writes infinities
 /// and NaN.
 fn untag(value: &mut Value) {
     match value {

@@ -303,7 +303,7 @@ impl TensorSplit {
             _ => return None,
         };
         let vector = matches!(layer, "sinks" | "q_norm" | "k_norm");
-        // Three axes, of which the heads are the first.
+        // Three axes. The first one is the heads.
         let stacked_heads = matches!(layer, "embed_q" | "unembed_out");
         let (share, from_end) = match (part, inputs) {
             ("bias", true) => (Share::Once, 1),

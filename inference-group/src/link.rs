@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 
 /// Interval at which a member reports that it is alive.
 const BEAT: Duration = Duration::from_secs(2);
-/// How long a process waits for an error of its own before it reports a lost neighbor. Members often
-/// fail with the same error, and the first one to end is then lost to the others.
+/// How long a process waits for an error of its own before it reports a lost neighbor. Members
+/// often fail with the same error. The others then lose the first member that ends.
 const OWN_ERROR: Duration = Duration::from_millis(500);
 /// After this time without a message, a neighbor counts as lost.
 pub const SILENCE: Duration = Duration::from_secs(20);
@@ -71,7 +71,7 @@ impl Word {
     /// Receives the next message.
     ///
     /// # Errors
-    /// Errors of the connection, and an error for bytes that are no valid message.
+    /// Errors of the connection, and an error for bytes that are not a valid message.
     pub fn hear(from: &mut impl Read) -> io::Result<Self> {
         let mut bytes = [0; 5];
         from.read_exact(&mut bytes)?;

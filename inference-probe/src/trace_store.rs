@@ -145,7 +145,7 @@ impl TraceStore {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`Error::Io`], and [`Error::File`] for a file that is no trace, has another version, has
+    /// [`Error::Io`], and [`Error::File`] for a file that is not a trace, has another version, has
     /// changed bytes, or has a size that does not match its header.
     pub fn read(path: &Path) -> Result<Self> {
         let bytes = read_numbers(path)?;

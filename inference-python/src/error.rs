@@ -1,4 +1,4 @@
-//! Errors of the contract as the Python exception `rust_mlx.Error`.
+//! Converts errors of the contract to the Python exception `rust_mlx.Error`.
 
 use inference::Error;
 use pyo3::exceptions::PyOSError;
@@ -13,7 +13,7 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     made.map_or_else(|failed| failed, PyErr::from_value)
 }
 
-/// The value, or the error as an exception.
+/// Converts an error to a Python exception.
 pub(crate) fn raised<T>(py: Python<'_>, result: inference::Result<T>) -> PyResult<T> {
     result.map_err(|e| exception(py, &e))
 }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 pub struct RequestDefaults {
     /// The sampling options.
     pub parameters: ParameterValues,
-    /// The most tokens of a reply.
+    /// The maximum number of tokens of a reply.
     pub max_tokens: Option<usize>,
     /// Number of prompt tokens per prefill step.
     pub prefill_step_size: Option<usize>,

@@ -13,11 +13,11 @@ pub struct Limits {
     /// Maximum memory of all bodies together, in bytes. A body's text and its parsed values count
     /// until the request ends.
     pub all_bodies_bytes: usize,
-    /// The greatest depth of nested objects and arrays in a body.
+    /// The maximum depth of nested objects and arrays in a body.
     pub json_depth: usize,
-    /// The most objects and arrays in a body.
+    /// The maximum number of objects and arrays in a body.
     pub json_containers: usize,
-    /// The most values in a body.
+    /// The maximum number of values in a body.
     pub json_values: usize,
     /// Maximum number of open connections. Further connections wait in the system's queue.
     pub connections: usize,
@@ -43,35 +43,36 @@ pub struct Limits {
     pub buffered_tokens: usize,
     /// The most replies to one prompt (`n`).
     pub choices: usize,
-    /// The most prompts of one request for completions.
+    /// The maximum number of prompts of one request for completions.
     pub prompts: usize,
     /// Maximum size of a prompt's text in bytes, checked before tokenization.
     pub prompt_bytes: usize,
-    /// The most tokens of a reply.
+    /// The maximum number of tokens of a reply.
     pub reply_tokens: usize,
-    /// The most messages of a conversation.
+    /// The maximum number of messages of a conversation.
     pub messages: usize,
-    /// The most tools of a request.
+    /// The maximum number of tools of a request.
     pub tools: usize,
-    /// The most bytes of all tools of a request, as JSON.
+    /// The maximum size in bytes of all tools of a request, as JSON.
     pub tools_bytes: usize,
     /// The most tool calls of a message.
     pub tool_calls: usize,
-    /// The most bytes of the variables that a request passes to the chat template, as JSON.
+    /// The maximum size in bytes of the variables that a request passes to the chat template, as
+    /// JSON.
     pub template_bytes: usize,
     /// The most stop strings, and the most stop tokens.
     pub stops: usize,
-    /// The most bytes of a stop string.
+    /// The maximum length of a stop string in bytes.
     pub stop_bytes: usize,
     /// The most tokens with a logit bias.
     pub logit_bias: usize,
-    /// The most alternatives in a token's log-probabilities.
+    /// The maximum number of alternatives in a token's log-probabilities.
     pub top_logprobs: usize,
     /// Maximum number of log-probabilities in an unstreamed answer, with alternatives.
     pub whole_logprobs: usize,
-    /// The most bytes of a JSON schema.
+    /// The maximum size of a JSON schema in bytes.
     pub schema_bytes: usize,
-    /// The most texts of a request for embeddings.
+    /// The maximum number of texts of a request for embeddings.
     pub embedding_inputs: usize,
     /// Longest keep-alive time that a request may set. The limit does not apply if the operator
     /// keeps models loaded forever.

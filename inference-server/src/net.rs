@@ -23,7 +23,7 @@ use crate::state::App;
 
 /// Maximum size of a request's head, and of data read ahead, in bytes.
 const HEAD_BYTES: usize = 64 << 10;
-/// The most headers of a request.
+/// The maximum number of headers of a request.
 const HEADERS: usize = 100;
 /// How long the server waits, after the drain timeout, for cancelled requests to send their last
 /// answer.

@@ -21,7 +21,7 @@ pub(crate) struct App(Arc<Inner>);
 pub(crate) struct Inner {
     pub(crate) models: Arc<Models>,
     pub(crate) engine: Arc<Engine>,
-    /// The most requests that run together.
+    /// The maximum number of requests that run together.
     pub(crate) parallel: usize,
     pub(crate) limits: Limits,
     /// Values for fields that a request leaves out.

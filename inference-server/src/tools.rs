@@ -44,7 +44,7 @@ impl ServerTools {
         &self.tools
     }
 
-    /// The most rounds of calls in a reply.
+    /// The maximum number of rounds of calls in a reply.
     pub fn max_rounds(&self) -> usize {
         self.max_rounds
     }

@@ -139,23 +139,23 @@ impl Words {
         })
     }
 
-    /// These words, with each digit as a word.
+    /// Makes each digit a word of its own.
     fn single_digits(mut self) -> Self {
         self.splits.push(Digits::new(true).into());
         self
     }
 
-    /// These words, split further by GPT-2's expression.
+    /// Splits these words further by GPT-2's expression.
     fn then_gpt2(self) -> Self {
         Self { gpt2: true, ..self }
     }
 
-    /// These words, of composed characters.
+    /// Normalizes text to composed characters first.
     fn composed(self) -> Self {
         Self { nfc: true, ..self }
     }
 
-    /// These words, of which those that are tokens are not split, after a token that begins texts.
+    /// Keeps words that are tokens whole, and starts texts with a bos token.
     fn whole(self) -> Self {
         Self {
             known_words: true,

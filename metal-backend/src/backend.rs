@@ -209,8 +209,8 @@ impl MlxBackend {
     }
 }
 
-/// Everything that changes computed keys and values, besides the model, its adapter and the kinds of
-/// its caches. Another version of the program may compute other values.
+/// Everything that changes computed keys and values, besides the model, its adapter and the kinds
+/// of its caches. Another version of the program may compute other values.
 fn variant(options: &LoadOptions, info: &ModelInfo) -> String {
     let compute = info.compute_type.map_or("", ComputeType::as_str);
     format!(

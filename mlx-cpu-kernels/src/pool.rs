@@ -68,7 +68,8 @@ struct Shared {
     /// The current job, for workers that wake up.
     job: Mutex<Option<Job>>,
     wake: Condvar,
-    /// The number of jobs until now, by which a worker detects a new job.
+    /// Changes with each job, so that a worker detects a new one. It also changes when the pool
+    /// stops.
     generation: AtomicUsize,
     /// The number of sleeping workers; changed under the lock of `job`.
     asleep: AtomicUsize,
@@ -83,7 +84,7 @@ struct Shared {
     stopped: AtomicBool,
 }
 
-/// The values of [`Shared::failed`] that are no size.
+/// The values of [`Shared::failed`] that are not sizes.
 const NOTHING: usize = 0;
 const A_PANIC: usize = usize::MAX;
 

@@ -47,7 +47,7 @@ impl Array {
 }
 
 /// On CPUs the operations run separately. There, MLX fuses only with a C++ compiler, and replaying
-/// a graph without fusing is no faster.
+/// a graph without fusing is not faster.
 fn on_its_device(
     x: &Array,
     fused: &Compiled<Error>,

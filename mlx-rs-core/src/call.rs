@@ -216,9 +216,9 @@ pub(crate) fn status(op: &'static str, f: impl FnOnce() -> c_int) -> Result<()> 
 }
 
 /// Runs a call that evaluates. It also fails if an operation of this crate failed on the current
-/// stream since the last evaluation. When it fails, MLX has already started earlier operations, and frees
-/// their output buffers as soon as their arrays are dropped. So this function waits for all started
-/// operations before it returns the error.
+/// stream since the last evaluation. When it fails, MLX has already started earlier operations, and
+/// frees their output buffers as soon as their arrays are dropped. So this function waits for all
+/// started operations before it returns the error.
 pub(crate) fn evaluation(op: &'static str, f: impl FnOnce() -> c_int) -> Result<()> {
     let _guard = enter(op)?;
     let mut result = deadlock::evaluating(|| status(op, f));

@@ -50,7 +50,7 @@ fn likest(typed: &str, names: &[String]) -> Vec<String> {
         .collect()
 }
 
-/// `; did you mean a, b or c?`, or an empty text without names.
+/// Returns `; did you mean a, b or c?`, or an empty string if `names` is empty.
 pub(super) fn question(names: &[String]) -> String {
     match names {
         [] => String::new(),

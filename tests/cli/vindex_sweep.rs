@@ -126,7 +126,7 @@ fn boundaries_answer_as_the_dense_pass_or_fail() {
     let few = ["--boundaries", "2,0", "--boundary-top-k", "1", "--prompts"];
     let few = [&fast[..], &few, &[prompts.to_str().unwrap()]].concat();
     let few = stdout(&sweep(dir.path(), &vindex, &few));
-    // Few features may change an answer, so a different answer is no failure.
+    // Few features may change an answer, so a different answer is not a failure.
     assert_eq!(few.lines().count(), 6, "{few}");
     assert!(few.contains("of 2"), "{few}");
 

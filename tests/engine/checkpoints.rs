@@ -87,7 +87,7 @@ fn a_second_turn_computes_its_new_tokens() {
                 "{name}, {slots} slots: {computed} of {new}"
             );
 
-            // The same prompt again, as for another reply to it.
+            // The same prompt runs again, as if the user wanted another reply.
             let (again, computed) = reply(model, &second, &greedy(20));
             assert_eq!(again, expected, "{name}");
             assert!(computed <= AGAIN, "{name}, {slots} slots: {computed}");

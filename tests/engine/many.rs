@@ -385,7 +385,7 @@ fn a_kept_prompt_gives_the_reply_of_the_whole_and_is_not_computed_again() {
         "{}",
         stderr(&output)
     );
-    // A file that is no prompt cache is refused.
+    // A file that is not a prompt cache is refused.
     std::fs::write(file, "not a cache").unwrap();
     let output = mlx(&run, "");
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));

@@ -7,7 +7,8 @@ use inference::{Interrupt, LoadOptions, Prompt, TextModel, Token};
 /// Longer than two blocks of keys.
 const PROMPT: u32 = 140;
 
-/// Models whose recurrences have another form for many positions.
+/// Models that compute a recurrence in chunks if there are many positions, which rounds
+/// differently.
 const RECURRENT: &[&str] = &[
     "falcon-h1",
     "falcon-h1-norm",

@@ -194,8 +194,8 @@ fn every_small_directory_runs_after_quantization() {
     assert!(converted >= 100, "{converted}");
 }
 
-/// With a hidden size of twice the experts' width, the matrix of gate and up is square, so that only
-/// the other matrix shows that both are `[in, out]`.
+/// With a hidden size of twice the experts' width, the matrix of gate and up is square, so that
+/// only the other matrix shows that both are `[in, out]`.
 #[test]
 fn square_matrices_of_experts_are_read_in_their_orientation() {
     use mlx_rs_core::{Array, Device, Stream, concatenate, io};

@@ -50,7 +50,7 @@ fn index(names: &[&str], name: &Value) -> usize {
 }
 
 impl House {
-    /// Does what a call asks for. Arguments that do not fit the schema panic.
+    /// Executes a call. Panics if the arguments do not fit the schema.
     fn call(&mut self, name: &str, arguments: &Value) -> String {
         match name {
             "count" => {

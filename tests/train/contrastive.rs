@@ -226,7 +226,7 @@ fn what_does_not_fit_an_encoder_is_refused() {
         assert!(!output.status.success(), "{more:?}");
         assert!(told.contains(what), "{more:?}: {told}");
     }
-    // A decoder has no vectors to train, and chats are no pairs of texts.
+    // A decoder has no vectors to train, and chats are not pairs of texts.
     let decoder = Place {
         model: text(&model()),
         ..Place::new("bert")

@@ -208,8 +208,8 @@ pub struct LoadOptions {
     /// A directory in which computed prompts are kept, so that a later process continues a
     /// conversation without computing it again. It is made if it is missing.
     pub cache_dir: Option<PathBuf>,
-    /// The most bytes of the files in [`cache_dir`](Self::cache_dir). The least recently used files
-    /// of this model make way for new ones.
+    /// The maximum total size in bytes of the files in [`cache_dir`](Self::cache_dir). Beyond it,
+    /// the least recently used files of this model are removed.
     pub cache_dir_bytes: u64,
 }
 
@@ -282,7 +282,7 @@ impl LoadOptions {
         with_draft_model(draft_model: impl Into<Option<PathBuf>>);
         /// Sets the directory of computed prompts.
         with_cache_dir(cache_dir: impl Into<Option<PathBuf>>);
-        /// Sets the most bytes of the files in the directory of computed prompts.
+        /// Sets the maximum total size in bytes of the files in the directory of computed prompts.
         with_cache_dir_bytes(cache_dir_bytes: u64);
     }
 

@@ -86,7 +86,8 @@ pub trait SteerableModel: TextModel {
     /// [`Hook::ResidPost`] counts as part of the feed-forward network.
     ///
     /// # Errors
-    /// The errors of the same call without edits, and of [`Steering::check`]; [`ErrorKind::Unsupported`] if the backend cannot trace.
+    /// The errors of the same call without edits, and of [`Steering::check`];
+    /// [`ErrorKind::Unsupported`] if the backend cannot trace.
     fn steered_residuals(
         &self,
         prompt: &Prompt,

@@ -247,8 +247,7 @@ fn every_prompt_of_a_batch_has_its_own_error() {
     );
 }
 
-/// A source that yields a token and then an error, would continue afterwards, and does not report
-/// its end.
+/// A source that yields a token, an error, and then further tokens. It never reports its end.
 struct Careless(u32);
 
 impl Iterator for Careless {

@@ -10,7 +10,7 @@ use super::quant_format::{QuantConfig, QuantFault, unsupported};
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Packing {
-    /// As MLX packs them, or not at all.
+    /// Packed in the layout of MLX, or not packed.
     #[default]
     Mlx,
     /// As GPTQ packs them: `qweight` `[inputs * bits / 32, outputs]`, `qzeros`

@@ -1,5 +1,5 @@
-//! Parses the quantization of a configuration: mlx-lm's form, with exceptions by layer, and the forms
-//! of other tools. An unsupported quantization is an error that names it.
+//! Parses the quantization of a configuration: mlx-lm's form, with exceptions by layer, and the
+//! forms of other tools. An unsupported quantization is an error that names it.
 
 use std::collections::BTreeMap;
 

@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use super::quant_format::fits;
 use super::{ModelConfig, RopeScaling, limits};
 
-/// A model with more bytes of weights than this is assumed to be a mistake.
+/// The maximum number of bytes of weights. A configuration with more is assumed to be a mistake.
 const MAX_WEIGHT_BYTES: u64 = 1 << 44;
 
 fn fault(message: String) -> Error {

@@ -88,8 +88,8 @@ enum Visit {
 /// Only headers and configurations are read, so a listed model may still be incomplete.
 ///
 /// # Errors
-/// [`ErrorKind::NotFound`] if `dir` does not exist, [`ErrorKind::Invalid`] for a file
-/// that is no model, [`ErrorKind::Io`] if `dir` cannot be read.
+/// [`ErrorKind::NotFound`] if `dir` does not exist, [`ErrorKind::Invalid`] for a file that is not a
+/// model, [`ErrorKind::Io`] if `dir` cannot be read.
 pub fn discover(dir: impl AsRef<Path>) -> Result<Discover> {
     let dir = dir.as_ref();
     let metadata = fs::metadata(dir).map_err(|e| match e.kind() {
@@ -146,7 +146,7 @@ impl Iterator for Discover {
 impl std::iter::FusedIterator for Discover {}
 
 impl Discover {
-    /// Describes the model in a directory. If the directory is no model, queues its entries.
+    /// Describes the model in a directory. If the directory is not a model, queues its entries.
     fn visit(&mut self, dir: &Path, depth: usize) -> Result<Option<DiscoveredModel>> {
         let real = dir
             .canonicalize()

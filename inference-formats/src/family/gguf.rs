@@ -26,7 +26,7 @@ pub struct GgufFamily {
     /// Whether files of this architecture are first read as another family. That family's `read`
     /// or the `claims` of this family then detects this family.
     pub is_variant: bool,
-    /// An architecture of files that may be of this family, and the test whether a file is.
+    /// Another architecture whose files may belong to this family, and the test that detects them.
     pub(crate) claims: Option<Claim>,
     /// The activation of the feed-forward block, as transformers names it.
     pub activation: &'static str,
@@ -39,7 +39,7 @@ pub struct GgufFamily {
     pub layer_norm: bool,
     /// Whether converters store the weights of norms with 1 added.
     pub norm_plus_one: bool,
-    /// Whether converted directories also have the weights of norms with 1 added.
+    /// Whether a directory converted from such a file keeps the added 1.
     pub keeps_plus_one: bool,
     /// How tensors differ from those of a directory, apart from their names in blocks: a part of
     /// the usual name, and the difference.

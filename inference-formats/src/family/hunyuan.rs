@@ -45,7 +45,8 @@ fn complete(map: &mut Map<String, Value>) {
         "moe_intermediate_size",
         "num_shared_expert",
     ] {
-        // A list with different numbers stays a list, and is refused later because it is no number.
+        // A list with different numbers stays a list. A later check rejects it, because it is not a
+        // number.
         if let Some(Value::Array(each)) = map.get(name)
             && let Some(first) = each.first().filter(|one| each.iter().all(|n| n == *one))
         {

@@ -1,4 +1,4 @@
-//! Qwen3.5, of which only the text part is used.
+//! Qwen3.5. Only its text part is used.
 
 use serde_json::{Value, json};
 

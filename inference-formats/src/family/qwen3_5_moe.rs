@@ -1,4 +1,4 @@
-//! Qwen3.5 with mixtures of experts, of which only the text part is used.
+//! Qwen3.5 with mixtures of experts. Only its text part is used.
 
 use serde_json::{Value, json};
 

@@ -26,7 +26,7 @@ pub(super) const SIGMOIDS: Usual = Usual {
     ..NORMALIZED_SIGMOIDS
 };
 
-/// A softmax, of which the chosen experts' parts are scaled to a sum of 1.
+/// A softmax. The weights of the chosen experts are then scaled to a sum of 1.
 pub(super) const NORMALIZED_SOFTMAX: Usual = Usual {
     scoring: "softmax",
     ..NORMALIZED_SIGMOIDS

@@ -223,7 +223,7 @@ fn list_mixtures(map: &mut Map<String, Value>) {
     super::list_mixtures(map, |layer| numbers.contains(&(layer as u64)));
 }
 
-/// Groups the rotations of single layers by the kind of layer.
+/// Converts rotation parameters per layer to parameters per kind of layer.
 fn list_rotations(map: &mut Map<String, Value>) {
     let kinds = ["full_attention", "sliding_attention"];
     let grouped = map
@@ -232,8 +232,8 @@ fn list_rotations(map: &mut Map<String, Value>) {
     let Some(Value::Array(layers)) = map.get("layer_types").filter(|_| !grouped) else {
         return;
     };
-    // The value of all layers of a kind. If these differ, the whole list stays, and is rejected
-    // later.
+    // The value that all layers of a kind share. If their values differ, the list is kept, and a
+    // later check rejects it.
     let common = |value: &Value, kind: &str| -> Value {
         let Value::Array(values) = value else {
             return value.clone();

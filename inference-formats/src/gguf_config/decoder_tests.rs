@@ -33,7 +33,7 @@ impl File {
         }
     }
 
-    /// With these numbers, which replace earlier ones.
+    /// Adds numbers. They replace earlier ones with the same names.
     pub(super) fn with(mut self, numbers: &[(&'static str, u32)]) -> Self {
         for (name, _) in numbers {
             self.numbers.retain(|(old, _)| old != name);
@@ -42,7 +42,7 @@ impl File {
         self
     }
 
-    /// With a number for each layer, in place of one number.
+    /// Adds a list with a number for each layer. It replaces a single number.
     pub(super) fn list(mut self, name: &'static str, numbers: &[i32]) -> Self {
         self.lists.retain(|(old, _)| *old != name);
         self.flags.retain(|(old, _)| *old != name);
@@ -50,14 +50,14 @@ impl File {
         self.without(name)
     }
 
-    /// With a boolean for each layer.
+    /// Adds a list with a boolean for each layer.
     pub(super) fn flags(mut self, name: &'static str, flags: &[bool]) -> Self {
         self.flags.retain(|(old, _)| *old != name);
         self.flags.push((name, flags.to_vec()));
         self
     }
 
-    /// With a text.
+    /// Adds a text.
     pub(super) fn text(mut self, name: &'static str, text: &'static str) -> Self {
         self.texts.push((name, text));
         self

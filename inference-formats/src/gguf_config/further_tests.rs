@@ -10,7 +10,7 @@ const EXPERTS: [(&str, u32); 3] = [
     ("expert_feed_forward_length", 24),
 ];
 
-/// A file of two layers, of which the second has experts.
+/// A file of two layers. The second layer has experts.
 fn mixture(architecture: &'static str) -> File {
     File::new(architecture)
         .with(&EXPERTS)

@@ -43,8 +43,8 @@ fn quarters(q: &[u8; GROUP]) -> [[u8; 8]; 4] {
     all
 }
 
-/// Joins the two fields of each pair, for all pairs at once. Each field has `FIELD` bits, of which
-/// a value uses `WIDTH` bits. `low` is a mask of the first value in each pair.
+/// Joins the two fields of each pair, for all pairs at once. Each field has `FIELD` bits. A value
+/// uses `WIDTH` of them. `low` is a mask of the first value in each pair.
 #[inline(always)]
 fn join_pairs<const WIDTH: u32, const FIELD: u32>(x: u64, low: u64) -> u64 {
     (x & low) | (x >> (FIELD - WIDTH) & (low << WIDTH))

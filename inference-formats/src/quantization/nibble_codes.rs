@@ -23,7 +23,7 @@ pub enum NibbleCodes {
 }
 
 impl NibbleCodes {
-    /// The integers of all codes, and the unit by which they are multiplied.
+    /// The integers of all codes, and the factor that scales them.
     pub fn integers(self) -> ([i8; 16], f32) {
         match self {
             Self::E2m1 => (

@@ -43,8 +43,8 @@ pub struct SafetensorsCheckpoint {
 /// A LoRA adapter that mlx-lm may leave in the directory of a model.
 const ADAPTERS: &str = "adapters.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// Maximum number of shards. A model with more is assumed to be a mistake, and could exhaust file
-/// handles.
+/// Maximum number of shards. A model with more shards is assumed to be a mistake, and could exhaust
+/// file handles.
 const MAX_FILES: usize = 512;
 
 impl SafetensorsCheckpoint {

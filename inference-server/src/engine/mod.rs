@@ -295,7 +295,7 @@ impl Engine {
         self.capacity - self.places.available_permits().min(self.capacity)
     }
 
-    /// The most requests that can hold a place.
+    /// The maximum number of requests that can hold a place.
     pub(crate) fn capacity(&self) -> usize {
         self.capacity
     }

@@ -140,8 +140,8 @@ impl ServedModel {
         self
     }
 
-    /// Sets the description of the model's files, for model lists. A source's entry for the same
-    /// name overrides it.
+    /// Sets the description of the model's files, which model lists show. An entry of the model
+    /// source with the same name replaces the description.
     #[must_use]
     pub fn with_files(mut self, files: impl Into<Option<ModelEntry>>) -> Self {
         self.files = files.into();
@@ -184,7 +184,7 @@ impl ServedModel {
         self.created
     }
 
-    /// The most tokens of prompt and reply together; `None` if it is unknown.
+    /// The maximum number of tokens of prompt and reply together; `None` if it is unknown.
     pub(crate) fn context(&self) -> Option<usize> {
         match (self.context, self.info.context_length) {
             (Some(asked), Some(trained)) => Some(asked.min(trained)),

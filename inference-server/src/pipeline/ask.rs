@@ -21,7 +21,7 @@ pub(crate) struct Ask {
     pub(crate) most: (&'static str, Option<usize>),
     /// The name and value of the request's field for the context size.
     pub(crate) context: (&'static str, Option<usize>),
-    /// The most tokens of reasoning.
+    /// The maximum number of tokens of reasoning.
     pub(crate) reasoning: Option<usize>,
     /// The number of replies to each prompt.
     pub(crate) choices: usize,

@@ -485,7 +485,7 @@ pub(crate) fn bound_reasoning(
     Ok(())
 }
 
-/// The most bytes of a `cache_salt`.
+/// The maximum length of a `cache_salt` in bytes.
 const SALT_BYTES: usize = 256;
 
 /// Checks a `cache_salt`.
@@ -541,7 +541,7 @@ pub(crate) fn steering(
     Ok(Some(steering.clone()))
 }
 
-/// The most edits of a request.
+/// The maximum number of edits of a request.
 const MOST_EDITS: usize = 256;
 
 /// Maximum total size, in bytes or tokens, of the prompts whose states the edits patch in. The

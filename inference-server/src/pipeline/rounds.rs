@@ -64,7 +64,7 @@ pub(crate) struct Plan {
     pub(crate) choice: ToolChoice,
     /// The options without those that depend on the prompt.
     pub(crate) options: GenerateOptions,
-    /// The most tokens of reasoning in a round.
+    /// The maximum number of tokens of reasoning in a round.
     pub(crate) reasoning: Option<usize>,
     pub(crate) arrived: Instant,
 }
@@ -74,7 +74,7 @@ pub(crate) struct Rounds {
     plan: Plan,
     /// Rounds of calls that are still allowed.
     left: usize,
-    /// The most tokens of the whole reply.
+    /// The maximum number of tokens of the whole reply.
     most: usize,
     /// The text and the reasoning of this round, and its calls of the server's tools.
     content: String,

@@ -123,13 +123,13 @@ impl Script {
         Self { model, ..script }
     }
 
-    /// This model, but adapters can be added to it.
+    /// Allows adding adapters to this model.
     pub fn with_adapters(self) -> Self {
         let model = self.model.with_training();
         Self { model, ..self }
     }
 
-    /// This model, but with files that recommend these sampling options.
+    /// Makes the model's files recommend these sampling options.
     pub fn recommending(self, sampling: SamplingDefaults) -> Self {
         let model = self.model.with_info(|info| info.sampling = sampling);
         Self { model, ..self }

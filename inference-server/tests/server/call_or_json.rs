@@ -6,10 +6,10 @@ use crate::tools::{Outcome, lark, openai, openai_streamed, openai_whole};
 use inference::Grammar;
 use serde_json::{Value, json};
 
-/// A chat template with the marks by which Qwen's format is detected.
+/// A chat template with the markers that identify Qwen's format.
 const HERMES: &str = "<think></think> <tool_call>{{ call | tojson }}</tool_call>";
 
-/// JSON with the marks of a call in a string, which is no call.
+/// JSON with the marks of a call inside a string. It is not a call.
 const JSON: &str = r#"{"a": "<tool_call>{}</tool_call> <think>x</think>"}"#;
 
 const CALL: &str = r#"<tool_call>⏎{"name": "f", "arguments": {"a": 1}}⏎</tool_call>"#;

@@ -10,7 +10,7 @@ use inference::Tool;
 use inference_server::{ServerTools, ToolHost};
 use serde_json::{Map, Value, json};
 
-/// A chat template with the marks by which Qwen's format is detected.
+/// A chat template with the markers that identify Qwen's format.
 const HERMES: &str = "<think></think> <tool_call>{{ call | tojson }}</tool_call>";
 
 /// A host of two tools. Its results tell the scripted model what to say next.

@@ -5,7 +5,7 @@ use crate::common::{Running, Script, config, serve_script};
 use inference::Grammar;
 use serde_json::{Value, json};
 
-/// A chat template with the marks by which Qwen's format is detected.
+/// A chat template with the markers that identify Qwen's format.
 const HERMES: &str = "<think></think> <tool_call>{{ call | tojson }}</tool_call>";
 
 /// A call whose arguments violate the schema: a number instead of a text, and an extra field.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 const PATH: &str = "/v1/messages";
 
-/// A chat template with the marks by which Qwen's format is detected.
+/// A chat template with the markers that identify Qwen's format.
 const HERMES: &str = "<think></think> <tool_call>{{ call | tojson }}</tool_call>";
 
 /// A template in Mistral's format. Its marks are special tokens and may occur anywhere.

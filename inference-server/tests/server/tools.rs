@@ -6,7 +6,7 @@ use crate::common::{Client, Running, Script, config, events, serve_script};
 use inference::Grammar;
 use serde_json::{Value, json};
 
-/// A chat template with the marks by which Qwen's format is detected.
+/// A chat template with the markers that identify Qwen's format.
 const HERMES: &str = "<think></think> <tool_call>{{ call | tojson }}</tool_call>";
 
 /// A template in LFM2's format, whose marks are special tokens.

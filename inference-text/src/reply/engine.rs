@@ -322,7 +322,7 @@ impl Engine {
                 read.clear();
             }
             self.state = State::Reasoning;
-            // The text is no label, because no closing tag starts like a label.
+            // The text is not a label, because no closing tag starts like a label.
             read.chars().for_each(|c| self.sink.reasoning(c));
             return true;
         }

@@ -32,7 +32,7 @@ enum State {
     Colon,
     /// `,` or the closing bracket must follow.
     CommaOrEnd,
-    /// Inside a string. The field is whether the string is a key.
+    /// Inside a string. `key` says whether the string is a key.
     String {
         key: bool,
     },

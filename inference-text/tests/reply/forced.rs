@@ -82,7 +82,7 @@ fn calls(family: Family, tools: &Value, text: &str) -> Vec<(String, Value)> {
         .collect()
 }
 
-/// Whether a value fits a schema, of which only the keywords of these tests are checked.
+/// Whether a value fits a schema. Checks only the keywords that these tests use.
 fn fits(value: &Value, schema: &Value, root: &Value) -> bool {
     if let Some(name) = schema.get("$ref").and_then(Value::as_str) {
         return fits(value, root.pointer(&name[1..]).expect("a target"), root);
@@ -458,7 +458,7 @@ fn what_a_syntax_cannot_express_says_so() {
         let grammar = family.call_grammar(&Tools::from_json(&tools), None, 0, &mut String::new);
         assert!(grammar.is_err(), "{family} {schema}");
     }
-    // Some names are no names of arguments.
+    // Some names are not names of arguments.
     for (family, key) in [
         (Family::Lfm2, "a b"),
         (Family::Gemma4, "a:b"),

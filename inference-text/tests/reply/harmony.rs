@@ -98,7 +98,7 @@ fn calls() {
                 "content <|channel|>commentary to=functions.f<|message|>{} {}",
             ],
         )
-        // A built-in tool is not a function, so its message is no call.
+        // A built-in tool is not a function, so its message is not a call.
         .says(
             "<|channel|>analysis to=python code<|message|>print(1)<|call|>",
             &["fault UnknownRecipient", "reasoning print(1)"],

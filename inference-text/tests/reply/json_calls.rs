@@ -151,7 +151,7 @@ fn llama() {
             "{\"name\": \"g\", \"arguments\": {}}",
             &["call 0 call_0 g {}"],
         )
-        // JSON that is no call is content, without a fault. JSON after text is content, too.
+        // JSON that is not a call is content, and not a fault. JSON after text is content, too.
         .says(r#"{"answer": 42}"#, &[r#"content {"answer": 42}"#])
         .says(
             r#"{"name": "Bob", "parameters": 1}"#,
@@ -168,7 +168,7 @@ fn llama() {
             &[r#"content See: {"name": "f", "parameters": {}}"#],
         )
         .says("a; b", &["content a; b"])
-        // Code for the built-in interpreter is no call.
+        // Code for the built-in interpreter is not a call.
         .says(
             "<|python_tag|>print(1)",
             &["fault Syntax", "content <|python_tag|>print(1)"],

@@ -29,7 +29,7 @@ use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
 use crate::nn::{Activation, Attention, Embedding, GatedMlp, Linear, Norm, Weight};
 
-/// The least mean square by which a stream is divided.
+/// The lower bound of the mean square that divides a stream.
 const LEAST: f32 = 1e-5;
 
 /// The layers that predict and correct the residual streams.

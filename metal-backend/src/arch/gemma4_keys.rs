@@ -1,5 +1,6 @@
-//! The sizes of the keys of Gemma 3n and Gemma 4, from their configuration. The last layers share the
-//! keys of earlier layers. In Gemma 4, full layers have a separate head size and number of heads.
+//! The sizes of the keys of Gemma 3n and Gemma 4, from their configuration. The last layers share
+//! the keys of earlier layers. In Gemma 4, full layers have a separate head size and number of
+//! heads.
 
 use inference::Result;
 

@@ -38,7 +38,7 @@ impl OpenModel {
     /// `None` means the default type of the place.
     ///
     /// # Errors
-    /// If the files are no model, or if the place cannot compute in this type.
+    /// If the files are not a model, or if the place cannot compute in this type.
     pub(crate) fn open(path: &Path, place: Place, asked: Option<ComputeType>) -> Result<Self> {
         let (config, files, stored) = match locate(path)? {
             ModelFiles::Directory(dir) => {

@@ -1,6 +1,6 @@
-//! Copies of states inside a sequence. Recurrent states and full windows cannot be trimmed, so a
-//! later prompt can continue them only where such a copy exists. Keys of all positions need no
-//! copies: they are trimmed.
+//! Checkpoints: copies of layer states at positions inside a sequence. Recurrent states and full
+//! windows cannot be trimmed, so a later prompt can continue only from a checkpoint. Caches that
+//! keep all positions can be trimmed, so they need no checkpoints.
 
 use mlx_rs_core::Result;
 
@@ -13,7 +13,7 @@ const MOST: usize = 16;
 #[derive(Debug)]
 struct Checkpoint {
     tokens: usize,
-    /// Of each layer: the state, or `None` if the layer can be trimmed to `tokens`.
+    /// For each layer, the state; `None` if the layer can be trimmed to `tokens`.
     parts: Vec<Option<Box<dyn LayerState>>>,
     bytes: usize,
 }
@@ -53,7 +53,7 @@ pub struct Checkpoints {
 pub struct Cut<'a> {
     /// The number of positions.
     pub tokens: usize,
-    /// The checkpoint that is needed for it.
+    /// The checkpoint that the cut needs.
     checkpoint: Option<&'a Checkpoint>,
 }
 

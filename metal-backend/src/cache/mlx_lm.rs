@@ -39,7 +39,7 @@ enum Form {
 
 impl Form {
     fn from_metadata(metadata: &BTreeMap<String, String>) -> Option<Self> {
-        // The list of tensors begins with an empty string, which is no class.
+        // The list of tensors begins with an empty string, which is not a class.
         let is_class = |class: &String| !class.is_empty();
         if metadata.contains_key("1.0") {
             Some(Self::Tensors)

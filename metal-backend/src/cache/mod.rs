@@ -456,7 +456,7 @@ fn copy_with(
     let in_place = |layer: &dyn LayerState| -> bool {
         layer.as_recurrent().is_none() && layer.as_kv().and_then(KvCache::in_place).is_some()
     };
-    // Several layers of this kind share an allocation.
+    // `copy_all` copies several in-place layers into one allocation.
     let grown: Vec<_> = (caches.iter())
         .filter(|layer| in_place(layer.as_ref()))
         .filter_map(|layer| layer.as_kv().and_then(KvCache::in_place))

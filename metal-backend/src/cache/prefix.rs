@@ -198,9 +198,9 @@ impl Prefixes {
     }
 
     /// Stores the caches of `tokens` with their checkpoints, computed by a request that began in
-    /// `epoch`. Beyond the limits, the least recently used entries are dropped. Entries whose tokens
-    /// are a prefix of `tokens` are dropped too, unless the new caches cannot be cut back to that
-    /// prefix. An outdated `epoch` stores nothing.
+    /// `epoch`. Beyond the limits, the least recently used entries are dropped. Entries whose
+    /// tokens are a prefix of `tokens` are dropped too, unless the new caches cannot be cut back to
+    /// that prefix. An outdated `epoch` stores nothing.
     pub fn put_with(
         &self,
         (epoch, salt): (u64, Option<&str>),

@@ -625,7 +625,7 @@ fn elements(shape: &[usize]) -> u64 {
     shape.iter().product::<usize>() as u64
 }
 
-/// The key by which items are sorted: by layer, so that adjacent layers share a shard.
+/// The sort key of items. It orders items by layer, so that adjacent layers share a shard.
 fn order(item: &Item) -> (usize, &str) {
     let name = item.outs.first().map_or("", |o| o.name.as_str());
     (rules::layer_of(name).map_or(0, |n| n + 1), name)

@@ -13,8 +13,8 @@ use crate::nn::hooks::{StateHook, Watch};
 /// The maximum number of unused bytes that MLX keeps after a step.
 const UNUSED: usize = 64 << 20;
 
-/// Returns MLX's unused memory to the system, if it is much. MLX then waits for all streams of the
-/// process, of which there may be hundreds.
+/// Returns MLX's unused memory to the system, if it exceeds `UNUSED`. MLX then waits for all
+/// streams of the process, and there may be hundreds.
 pub fn free_unused() -> mlx_rs_core::Result<()> {
     match memory::cache()? > UNUSED {
         true => memory::clear_cache(),

@@ -371,8 +371,8 @@ impl Engine {
         self.metrics.lock().clone()
     }
 
-    /// Frees the weights once no request runs, and drops kept caches. Waits until the caches for the
-    /// disk are written.
+    /// Frees the weights once no request runs, and drops kept caches. Waits until the caches for
+    /// the disk are written.
     ///
     /// # Errors
     /// If memory cannot be returned.

@@ -28,7 +28,7 @@ enum Kind {
 pub type ExpertPart<'a> = (&'a ExpertMatrix, Option<&'a Array>);
 
 impl ExpertMatrix {
-    /// Prepares a stack `[experts, out, in]`. `on_cpu` means a CPU that computes in float32.
+    /// Prepares a stack `[experts, out, in]`. `on_cpu` says whether a CPU computes in float32.
     pub fn new(weight: Weight, on_cpu: bool) -> Result<Self> {
         if on_cpu && let Some(stack) = kernel_stack(&weight)? {
             return Ok(Self(Kind::Kernel(stack)));

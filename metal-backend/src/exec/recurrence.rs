@@ -11,8 +11,8 @@ pub use mlx_rs_core::cpu::{
     DiagonalMemory, Memory, MemoryInputs, MemoryRule, ScalarMemory, SelectiveScan,
 };
 
-/// The outputs and the state of `scan`, which calls one of our kernels. `None` if the current stream
-/// is not on the CPU, or the result needs gradients; the caller then uses MLX.
+/// The outputs and the state of `scan`, which calls one of our kernels. `None` if the current
+/// stream is not on the CPU, or the result needs gradients; the caller then uses MLX.
 pub fn by_kernel<T>(differentiated: bool, scan: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
     match differentiated || !super::on_kernels()? {
         true => Ok(None),

@@ -345,7 +345,7 @@ pub fn keeps_gguf_bits(compute: Dtype) -> bool {
 }
 
 /// How weights are stored in memory, for estimates. Summarizes the three functions above. `on_cpu`
-/// means a CPU that computes in `compute`.
+/// says whether a CPU computes.
 pub fn storage(on_cpu: bool, compute: Dtype) -> WeightStorage {
     fn packed(mode: &str, bits: i32, group_size: i32) -> bool {
         QuantMode::from_name(mode)

@@ -96,7 +96,7 @@ impl Recorder {
         (self.kept.add(caches, self.positions, bytes)).map_err(engine("prefill"))
     }
 
-    /// Takes over the first `n` tokens of another request's states, of which `caches` are a copy.
+    /// Copies another request's checkpoints up to position `n`. `caches` are a copy of its states.
     ///
     /// # Errors
     /// If memory runs out.

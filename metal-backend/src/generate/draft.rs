@@ -79,8 +79,9 @@ struct DraftRow<'a> {
 }
 
 impl Draft {
-    /// The drafter for `request`, with the longest cached prefix. `None` if none is requested, or if
-    /// each token restricts the next one.
+    /// The drafter for `request`, with the longest cached prefix. `None` if the request has no
+    /// drafter. Also `None` with a grammar or a logits processor, because each token then restricts
+    /// the next.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] for models with a recurrent state.
@@ -121,8 +122,8 @@ impl Draft {
         }
     }
 
-    /// Computes one step of the tokens that the draft model's caches lack, if these are too many for
-    /// a drafting pass. Returns whether it did.
+    /// Computes one step of the tokens that the draft model's caches lack, if these are too many
+    /// for a drafting pass. Returns whether it did.
     ///
     /// # Errors
     /// If memory runs out.
@@ -213,7 +214,7 @@ fn draft_rows(
     let all: Vec<u32> = rows.iter().flat_map(|row| row.inputs).copied().collect();
     let most = rows.iter().map(|row| row.most).max().unwrap_or(0);
     let mut inputs = ids(&all)?;
-    // Of each pass: the rows' numbers, and the tokens `[1, rows]`.
+    // For each pass, the rows' numbers and the tokens `[1, rows]`.
     let mut passes: Vec<(Vec<usize>, Array)> = Vec::with_capacity(most);
     for pass in 0..most {
         let live: Vec<usize> = (0..rows.len()).filter(|&i| rows[i].most > pass).collect();

@@ -16,8 +16,8 @@ use crate::nn::Weight;
 pub(super) const LEAST_BYTES: usize = 1 << 20;
 
 impl Weights {
-    /// The matrix in the mapped file. `None` if it must be copied: because it is small, is converted
-    /// to `dtype`, has rows in another order, or is not aligned.
+    /// The matrix in the mapped file. `None` if it must be copied: because it is small, is
+    /// converted to `dtype`, has rows in another order, or is not aligned.
     ///
     /// # Errors
     /// If the file was truncated.
@@ -65,7 +65,7 @@ mod tests {
         "intermediate_size": 40, "num_attention_heads": 4, "vocab_size": 40}"#;
     const UP: (&str, &str) = ("model.layers.0.mlp.up_proj", "blk.0.ffn_up.weight");
 
-    /// The weights of a file, of which all dense matrices may be mapped.
+    /// The weights of a file. All its dense matrices may be mapped.
     fn opened(path: &std::path::Path, dtype: Dtype) -> Weights {
         let config = ModelConfig::from_json(CONFIG.as_bytes()).unwrap();
         let mut all = Weights::from_gguf(Gguf::open(path).unwrap(), &config, dtype);
@@ -78,7 +78,7 @@ mod tests {
         weight.dense(Dtype::Float32).unwrap().to_f32_vec().unwrap()
     }
 
-    /// The bits of values, some of which are no numbers.
+    /// The bits of values, some of which are not numbers.
     fn bits(values: &[f32]) -> Vec<u32> {
         values.iter().map(|v| v.to_bits()).collect()
     }

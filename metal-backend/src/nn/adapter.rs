@@ -71,7 +71,7 @@ impl ParamSlot {
         Self::of_part(name, kind, weight, None)
     }
 
-    /// As [`Self::new`], for a weight of which this process has the part `window`.
+    /// As [`Self::new`], for a process that has only the part `window` of the weight.
     #[must_use]
     pub fn of_part(
         name: &str,

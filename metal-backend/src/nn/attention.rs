@@ -368,8 +368,8 @@ impl Attention {
     }
 }
 
-/// Applies `f` to the positions of each row in heads `[1, n, T, D]` of packed rows. `f` also receives
-/// the position of the first, and the known length of the sequence.
+/// Applies `f` to the positions of each row in heads `[1, n, T, D]` of packed rows. `f` also
+/// receives the position of the first, and the known length of the sequence.
 pub(super) fn each_row(
     heads: &Array,
     rows: &[Row<'_>],

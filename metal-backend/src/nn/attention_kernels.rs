@@ -1,5 +1,5 @@
-//! Attention by our kernels. MLX's operations compute the norms and rotations that the kernels lack,
-//! before the kernels run.
+//! Attention by our kernels. MLX's operations compute the norms and rotations that the kernels
+//! lack, before the kernels run.
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate};
 
@@ -135,8 +135,8 @@ impl Attention {
         self.attend_queries(&queries, &views, &lengths, positions, (layer, watch))
     }
 
-    /// Computes the parts that `precomputed` names. `packed` `[1, T, (H + 2 * Hkv) * D]` has queries,
-    /// keys and values before head norms and rotation. The result has the same shape.
+    /// Computes the parts that `precomputed` names. `packed` `[1, T, (H + 2 * Hkv) * D]` has
+    /// queries, keys and values before head norms and rotation. The result has the same shape.
     fn precompute(
         &self,
         packed: &Array,

@@ -89,8 +89,8 @@ impl Attention {
         }
     }
 
-    /// Attention weights `[B, Hkv, H / Hkv, L, n]` of `queries` `[B, H, L, D]`, computed in the type
-    /// that [`Self::sum_type`] returns. `mask` is boolean, or is added to the scores.
+    /// Attention weights `[B, Hkv, H / Hkv, L, n]` of `queries` `[B, H, L, D]`, computed in the
+    /// type that [`Self::sum_type`] returns. `mask` is boolean, or is added to the scores.
     fn weights(&self, queries: &Array, keys: &Stored, mask: Option<&Array>) -> Result<Array> {
         let queries = &queries.astype(self.sum_type(queries.dtype()))?;
         let (batch, length) = (queries.dim(0)?, queries.dim(2)?);

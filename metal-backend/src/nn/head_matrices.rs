@@ -20,7 +20,7 @@ pub enum HeadMatrices {
 }
 
 impl HeadMatrices {
-    /// Prepares matrices `[heads, in, out]`. `on_cpu` means a CPU that computes in float32.
+    /// Prepares matrices `[heads, in, out]`. `on_cpu` says whether a CPU computes in float32.
     ///
     /// # Errors
     /// MLX's errors.

@@ -59,8 +59,8 @@ pub struct LatentAttention {
     /// cached keys.
     pub indexer: Option<Indexer>,
     /// Attention with one key head of `rotated + rank` elements, whose first `rotated` elements
-    /// rotate. The keys of an indexer follow. Its output matrix is the layer's output matrix, `[heads * values] -> [hidden]`. Its
-    /// other matrices are absent.
+    /// rotate. The keys of an indexer follow. Its output matrix is the layer's output matrix,
+    /// `[heads * values] -> [hidden]`. Its other matrices are absent.
     pub core: Attention,
 }
 

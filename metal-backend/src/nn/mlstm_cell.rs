@@ -17,8 +17,8 @@
 use mlx_rs_core::kernel::{MlstmInputs, MlstmMemory, mlstm};
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, tri, where_};
 
-/// The least `m` for which `exp(-m)` is computed. A smaller `m` would overflow the denominator; the
-/// output is zero there anyway, so clamping `m` does not change the output.
+/// The minimum `m` for which `exp(-m)` is computed. A smaller `m` would overflow the denominator;
+/// the output is zero there anyway, so clamping `m` does not change the output.
 const LEAST_M: f32 = -80.0;
 
 /// The inputs of the recurrence: `R` rows, `H` heads, `L` positions.
@@ -43,7 +43,7 @@ pub struct Memory {
     pub c: Array,
     /// The sum of keys with the same weights.
     pub n: Array,
-    /// The logarithm of the factor by which `c` and `n` are divided.
+    /// The logarithm of the divisor of `c` and `n`.
     pub m: Array,
 }
 

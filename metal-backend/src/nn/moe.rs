@@ -27,7 +27,7 @@ pub struct ExpertLinear {
 
 impl ExpertLinear {
     /// Creates the layer from a stack `[experts, out, in]` and an optional bias `[experts, out]`.
-    /// `on_cpu` means a CPU that computes in float32.
+    /// `on_cpu` says whether a CPU computes the layer in float32.
     pub fn new(weight: Weight, bias: Option<Array>, on_cpu: bool) -> Result<Self> {
         Ok(Self {
             matrix: ExpertMatrix::new(weight, on_cpu)?,

@@ -20,7 +20,7 @@ use crate::exec::activation::{sigmoid, tanh};
 /// The logarithm of the strongest decay, `-exp(-1/2)`.
 const DECAY: f32 = -0.606_530_66;
 
-/// The least sum of squares by which a key is divided.
+/// The lower bound of the sum of squares that normalizes a key.
 const LEAST: f32 = 1e-12;
 
 /// A block: time mixing and channel mixing, each with a norm and a residual.
@@ -151,7 +151,7 @@ impl RwkvBlock {
     }
 
     /// The output of time mixing for `x` `[R, L, hidden]`, the first block's values, and the memory
-    /// after the last position. `before` has the previous position of each position.
+    /// after the last position. For each position of `x`, `before` has the position before it.
     fn mix_time(
         &self,
         x: &Array,
@@ -217,7 +217,8 @@ impl RwkvBlock {
 }
 
 impl ChannelMix {
-    /// `[R, L, hidden] -> [R, L, hidden]`. `before` has the previous position of each position.
+    /// `[R, L, hidden] -> [R, L, hidden]`. For each position of `x`, `before` has the position
+    /// before it.
     fn forward(&self, x: &Array, before: &Array) -> Result<Array> {
         let mixed = x.add(&before.subtract(x)?.multiply(&self.share)?)?;
         let y = Activation::Relu2.apply(&self.key.forward(&mixed)?)?;

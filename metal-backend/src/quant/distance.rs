@@ -116,8 +116,8 @@ impl<'a> Pair<'a> {
         self.engine.scope(run).map_err(engine("distance"))
     }
 
-    /// The distance on a batch, and its gradients by the parameters of which `weights` makes the
-    /// student.
+    /// The distance on a batch, and its gradients with respect to `params`. `weights` computes the
+    /// student's weights from them.
     ///
     /// # Errors
     /// [`ErrorKind::Engine`] if the distance is not finite.

@@ -49,7 +49,7 @@ impl Batch {
     }
 }
 
-/// A block's input is replaced, its output is kept, and the pass ends there.
+/// Runs a single block: replaces its input, keeps its output, and then ends the pass.
 struct Cut {
     layer: usize,
     input: Option<Array>,

@@ -92,8 +92,8 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// Creates a compiler for the vocabulary of `tokenizer`, of which the model uses the first
-    /// `vocabulary` ids. `eos` are the tokens that end a reply.
+    /// Creates a compiler for the vocabulary of `tokenizer`. The model uses its first `vocabulary`
+    /// ids. `eos` are the tokens that end a reply.
     #[must_use]
     pub fn new(tokenizer: Arc<Tokenizer>, eos: &[u32], vocabulary: usize) -> Self {
         Self {

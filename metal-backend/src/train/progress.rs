@@ -67,7 +67,8 @@ pub struct Summary {
     pub interrupted: bool,
     /// Whether the run ended early, because the loss of validations did not fall any more.
     pub stopped_early: bool,
-    /// The validation with the lowest loss, after the first step. Its adapter is in [`super::run_dir::BEST_DIR`].
+    /// The validation with the lowest loss, after the first step. Its adapter is in
+    /// [`super::run_dir::BEST_DIR`].
     pub best: Option<BestScore>,
     /// The loss in the last report.
     pub train_loss: Option<f64>,
@@ -88,8 +89,8 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// The result as a JSON object, as `mlx train --json` prints it. `adapter_path` is the directory
-    /// of the adapter.
+    /// The result as a JSON object, as `mlx train --json` prints it. `adapter_path` is the
+    /// directory of the adapter.
     #[must_use]
     pub fn to_json(&self, adapter_path: &Path) -> Value {
         json!({

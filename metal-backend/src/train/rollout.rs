@@ -38,7 +38,7 @@ pub(super) struct Rollouts {
     pub reward_std: f32,
 }
 
-/// The most requests that run together.
+/// The maximum number of requests that run together.
 const TOGETHER: usize = 32;
 
 /// Generates replies to prompts with the current model, and judges them. `seed` determines all

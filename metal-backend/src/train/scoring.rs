@@ -162,8 +162,8 @@ fn truncated(example: &Example, max_len: usize) -> Sequence {
     Sequence::new(ids).with_prompt(offset)
 }
 
-/// The replies with verdicts that have targets after truncation to `max_len` tokens, and notes about
-/// the others.
+/// The replies with verdicts that have targets after truncation to `max_len` tokens, and notes
+/// about the others.
 #[must_use]
 pub(super) fn usable_verdicts(data: &Verdicts, max_len: usize) -> (Vec<Verdict>, Vec<String>) {
     let mut notes: Vec<String> = bad_lines(&data.path, &data.bad_lines).into_iter().collect();

@@ -300,7 +300,7 @@ fn retrieval_improves_and_adapters_survive_their_files() {
     }
 }
 
-/// A positive of another example that is the same text is no negative.
+/// A positive of another example that is the same text is not a negative.
 #[test]
 fn equal_positives_do_not_compete() {
     let lora = LoraConfig::new().with_rank(2).with_targets(["query"]);

@@ -84,8 +84,8 @@ impl AttentionMask {
         }
     }
 
-    /// All keys, of which those after the kept ones are in a ring buffer. The query is the last of
-    /// its sequence.
+    /// All keys. The keys after the kept ones are in a ring buffer. The query is the last of its
+    /// sequence.
     fn ring(&self, position: usize) -> VisibleKeys {
         let window = self.window.map_or(0, dim);
         if window == 0 || window > self.len || position + 1 < self.len {

@@ -36,7 +36,7 @@ const LEAST_ROWS: usize = 128;
 /// The maximum number of rows of a chunk.
 const MOST_ROWS: usize = 512;
 
-/// The greatest width of a panel, and the most rows of a tile.
+/// The maximum width of a panel, and the maximum number of rows of a tile.
 const MOST_WIDTH: usize = 48;
 const MOST_TILE: usize = 8;
 

@@ -49,8 +49,8 @@ impl Work for GatherRows {
     }
 }
 
-/// Returns rows of a stored dense matrix by index. The input are the 32-bit indices. An index out of
-/// range selects the nearest row.
+/// Returns rows of a stored dense matrix by index. The input is the array of 32-bit indices. An
+/// index out of range selects the nearest row.
 pub struct GatherDenseRows {
     /// The number of indices.
     pub count: usize,

@@ -23,8 +23,8 @@ use crate::simd::integer_tile::{self, PANELS};
 /// The number of columns per block. The columns of [`PANELS`] panels fit the L1 cache.
 const BLOCK_K: usize = 256;
 
-/// The maximum and the minimum number of matrix rows per block. With more rows, panels of inputs are
-/// read less often.
+/// The maximum and the minimum number of matrix rows per block. With more rows, panels of inputs
+/// are read less often.
 const BLOCK_N: [usize; 2] = [96, 24];
 
 /// The maximum size of a block's codes. They should stay in the L2 cache for all panels.

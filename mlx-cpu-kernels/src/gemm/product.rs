@@ -169,7 +169,8 @@ impl MatrixPart {
 /// or a residual after it. The inputs are float32: the rows `[rows, k]`, the weight of the norm
 /// `[k]`, the arrays of each part, and the residual `[rows, n]`. A part has its matrix, then its
 /// bias `[n]`. A dense matrix is one array. A quantized matrix is three arrays as in
-/// [`ProductVjp`](super::vjp::ProductVjp). A matrix that the operation stores is not among the inputs.
+/// [`ProductVjp`](super::vjp::ProductVjp). A matrix that the operation stores is not among the
+/// inputs.
 pub struct Product {
     /// The matrices that are multiplied with the same inputs.
     pub parts: Vec<MatrixPart>,

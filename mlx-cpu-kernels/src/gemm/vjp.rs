@@ -62,7 +62,8 @@ impl Work for ProductVjp {
     }
 
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        // SAFETY: `vjp_of` (mlx-rs-core) passes arrays of the documented types, in the documented order.
+        // SAFETY: `vjp_of` (mlx-rs-core) passes arrays of the documented types, in the documented
+        // order.
         let of = |i: usize| unsafe {
             let input = inputs.get(i);
             input.map(|i| i.as_slice::<f32>()).unwrap_or_default()

@@ -62,7 +62,7 @@ pub(crate) enum CodeBytes {
 /// Rows of a quantized matrix: `w = scale * byte + bias`, with a scale and bias per group.
 #[derive(Clone, Copy)]
 pub(crate) struct BytePanel<'a> {
-    /// Four codes of a row per element, `[columns / 4, rows]`.
+    /// The codes, `[columns / 4, rows]`. An element holds four adjacent codes of a row.
     pub quads: &'a [i32],
     /// The scales, `[groups, rows]`.
     pub scales: &'a [f32],

@@ -84,7 +84,8 @@ pub(crate) const fn pair_index(i: usize, near: usize) -> usize {
     2 * (i % (near / 2)) + i / (near / 2)
 }
 
-/// The index of input `i` among the inputs of a [`RUN`], for codes of this width. A word has four 8-bit codes, so its inputs are in the order of [`pair_index`].
+/// The index of input `i` among the inputs of a [`RUN`], for codes of this width. A word has four
+/// 8-bit codes, so its inputs are in the order of [`pair_index`].
 pub(crate) const fn integer_index(i: usize, bits: u32) -> usize {
     let near = if bits == 8 { 4 } else { RUN };
     i / near * near + pair_index(i % near, near)

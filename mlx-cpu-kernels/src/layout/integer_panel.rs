@@ -56,8 +56,8 @@ pub(crate) struct CodePanel<'a> {
 }
 
 impl CodePanel<'_> {
-    /// Asserts that the panel has scales and biases of its first `groups` groups, and that each bias
-    /// applies to whole steps.
+    /// Asserts that the panel has scales and biases of its first `groups` groups, and that each
+    /// bias applies to whole steps.
     pub(crate) fn assert_groups(&self, groups: usize) {
         assert!(groups * self.rows <= self.scales.len());
         assert!(groups * self.rows * self.biases_per_scale <= self.biases.len());

@@ -134,8 +134,8 @@ impl ScaleFormat {
         }
     }
 
-    /// Whether scales are bytes times a float that several groups share. Kernels with integer inputs
-    /// then multiply sums, or codes, by the bytes in integers. Floats follow once per
+    /// Whether scales are bytes times a float that several groups share. Kernels with integer
+    /// inputs then multiply sums, or codes, by the bytes in integers. Floats follow once per
     /// [`PackedMatrix::groups_per_super`] groups.
     #[cfg(target_arch = "x86_64")]
     pub(crate) const fn has_byte_scales(format: u32) -> bool {

@@ -28,8 +28,8 @@ const PANELS: usize = 4;
 ///
 /// All inputs are row-contiguous float32: the gates' parts that depend on the input `[rows, length,
 /// 4, heads, dim]`; `R` `[heads, dim, 4 * dim]`; and `y`, `c`, `n` and `m` `[rows, heads, dim]`.
-/// The output is `y'` of all positions `[rows, length, heads, dim]`, then `y`, `c`, `n` and `m` after
-/// the last.
+/// The output is `y'` of all positions `[rows, length, heads, dim]`, then `y`, `c`, `n` and `m`
+/// after the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScalarMemory {
     /// The number of sequences.

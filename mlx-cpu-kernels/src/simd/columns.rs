@@ -1,5 +1,5 @@
-//! Products of input rows with a micro-panel of a dense matrix. Chooses the kernel by instruction
-//! set.
+//! Products of input rows with a micro-panel of a dense matrix. The instruction set determines the
+//! kernel.
 
 use crate::isa::Isa;
 use crate::layout::tile::{Ahead, ColumnOutput, TileA};

@@ -1,4 +1,5 @@
-//! Multiplication of input rows with rows of a dense matrix. Chooses the kernel by instruction set.
+//! Multiplication of input rows with rows of a dense matrix. The instruction set determines the
+//! kernel.
 
 #[cfg(target_arch = "x86_64")]
 use std::ops::Range;
@@ -21,7 +22,8 @@ use crate::simd::{portable, vmath};
 /// elements. They fit the L1 cache.
 const AT_ONCE: usize = 1024;
 
-/// `out[i][row] = matrix[row] . x[i]`, for the inputs `x`, in the form that [`pack_few`] gives them.
+/// `out[i][row] = matrix[row] . x[i]`, for the inputs `x`, in the form that [`pack_few`] gives
+/// them.
 pub(crate) fn multiply(
     isa: Isa,
     matrix: DenseView<'_>,
@@ -109,8 +111,8 @@ pub(crate) fn packed_tile(isa: Isa) -> Option<DenseTile> {
 #[cfg(target_arch = "x86_64")]
 pub(crate) const MIN_PACKED_ROWS: usize = 16;
 
-/// Packs the rows `x` of a panel with `places` places. If there is a norm, each row is multiplied by
-/// its factor and by the weight; the norm is the weight and the factors.
+/// Packs the rows `x` of a panel with `places` places. If there is a norm, each row is multiplied
+/// by its factor and by the weight; the norm is the weight and the factors.
 ///
 /// # Panics
 /// If there is no kernel for the instruction set, or the lengths do not match.

@@ -1,5 +1,5 @@
-//! Converts quantized matrices to float32: some rows, or all rows transposed. Chooses the kernel by
-//! instruction set.
+//! Converts quantized matrices to float32: some rows, or all rows transposed. The instruction set
+//! determines the kernel.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! Scores, softmax and weighted values of a panel of queries with a block of keys. Chooses the
-//! kernel by instruction set.
+//! Scores, softmax and weighted values of a panel of queries with a block of keys. The instruction
+//! set determines the kernel.
 //!
 //! With AVX2 and AVX-512, sums have the order of `avx2/decode_attention.rs`, which computes single
 //! queries. A score is the sum of eight partial sums: sum `j` has the elements whose index is `j`
@@ -107,9 +107,9 @@ fn softmax_with(scores: &mut [[f32; LANES]]) -> BlockSoftmax {
 }
 
 /// Multiplies the sums `[queries, d]` by the first factor of their query, and adds the weighted
-/// sums of `n` values, times the second factor. `d` is a multiple of `LANES`. `weights` has a row for
-/// each query, and `values` a row for each key. `of_block` has `queries * d` elements, whose values
-/// are arbitrary.
+/// sums of `n` values, times the second factor. `d` is a multiple of `LANES`. `weights` has a row
+/// for each query, and `values` a row for each key. `of_block` has `queries * d` elements, whose
+/// values are arbitrary.
 ///
 /// # Safety
 /// The operands must have these elements. No other thread may use the sums.

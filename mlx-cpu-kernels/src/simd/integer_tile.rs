@@ -1,5 +1,5 @@
-//! Many-row multiplication in 16-bit integers. Chooses the kernel by instruction set. All of them
-//! give the same bits.
+//! Many-row multiplication in 16-bit integers. The instruction set determines the kernel. All
+//! kernels give the same bits.
 
 use std::ops::Range;
 
@@ -40,9 +40,9 @@ pub(crate) fn quantize(isa: Isa, columns: &[f32], to: InputColumnsMut<'_>) {
 }
 
 /// `sums[panel][row][lane] (+)= matrix[row] . x[panel][lane]` over some groups, for the first
-/// `rows` rows of the matrix. The sums of up to three further rows may be overwritten. There are at most
-/// [`PANELS`] panels, whose sums have the given distance. Without `accumulate`, earlier sums are
-/// overwritten.
+/// `rows` rows of the matrix. The sums of up to three further rows may be overwritten. There are at
+/// most [`PANELS`] panels, whose sums have the given distance. Without `accumulate`, earlier sums
+/// are overwritten.
 ///
 /// # Panics
 /// If no kernel supports the instruction set, or the lengths do not match.

@@ -1,6 +1,6 @@
 //! The register-tile micro-kernel: a few rows of one matrix times sixteen columns of another.
-//! Many-row multiplication and flash attention consist mostly of it. Chooses the kernel by
-//! instruction set.
+//! Products of many rows and flash attention spend most of their time in it. The instruction set
+//! determines the kernel.
 
 use crate::isa::Isa;
 use crate::layout::tile::{TileA, TileB, TileC};

@@ -1,4 +1,4 @@
-//! Packs row blocks from the blocks of GGUF files. Chooses the kernel by instruction set.
+//! Packs row blocks from the blocks of GGUF files. The instruction set determines the kernel.
 
 use crate::isa::Isa;
 use crate::layout::blocks::{BlockKind, PIECE, PackedBlockMut};

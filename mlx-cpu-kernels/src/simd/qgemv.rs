@@ -1,5 +1,5 @@
 //! Multiplication of quantized matrices with up to eight input rows; up to sixteen with AVX-512.
-//! Sums are float32. Chooses the kernel by instruction set.
+//! Sums are float32. The instruction set determines the kernel.
 
 use crate::isa::Isa;
 use crate::layout::formats::with_codes;

@@ -1,5 +1,5 @@
-//! Transposes rows into panels of `LANES` rows, and tiles back into rows. Chooses the kernel by
-//! instruction set.
+//! Transposes rows into panels of `LANES` rows, and tiles back into rows. The instruction set
+//! determines the kernel.
 
 use crate::isa::Isa;
 use crate::layout::tile::{LANES, ScaledRow};

@@ -1,4 +1,4 @@
-//! Element-wise functions and dot products of float32. Chooses the kernel by instruction set.
+//! Element-wise functions and dot products of float32. The instruction set determines the kernel.
 
 use crate::isa::Isa;
 #[cfg(any(target_arch = "aarch64", test))]

@@ -357,7 +357,8 @@ impl Heads {
 
     /// The attention output of the queries of a packed projection: `[1, T, H * D]`, or with `last`
     /// only that of each row's last query, `[1, rows, H * D]`. The rows' keys and values must
-    /// already include those of this pass, so `packed` may also have queries alone, `[1, T, H * D]`.
+    /// already include those of this pass, so `packed` may also have queries alone,
+    /// `[1, T, H * D]`.
     ///
     /// # Errors
     /// Those of [`Self::keys`].

@@ -1,5 +1,5 @@
-//! Parts of matrices that are packed after a model is loaded: by a thread, in the order in which the
-//! matrices were made, or by the first operation that reads a matrix.
+//! Parts of matrices that are packed after a model is loaded: by a thread, in the order in which
+//! the matrices were made, or by the first operation that reads a matrix.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -33,7 +33,8 @@ struct PackingThread {
 
 impl Packer {
     /// The parts of a matrix, whose values are written later. The arguments are those of
-    /// [`fill_arrays`]. An error of `fill` becomes the error of each operation that reads the matrix.
+    /// [`fill_arrays`]. An error of `fill` becomes the error of each operation that reads the
+    /// matrix.
     ///
     /// ```
     /// use mlx_rs_core::{ChunkedArray, Dtype, cpu::{Packer, QuantizedMatrix}};
@@ -69,8 +70,8 @@ impl Packer {
         };
         let shapes = MatrixParts::shapes(&arrays);
         let job = move |regions: &[Region]| {
-            // SAFETY: the regions are those of the arrays in `Pending`, which calls the job once and
-            // before all reads.
+            // SAFETY: the regions are those of the arrays in `Pending`, which calls the job once
+            // and before all reads.
             unsafe { fill_regions(regions, threads, &start, &fill) }
         };
         let pending = Arc::new(Pending {

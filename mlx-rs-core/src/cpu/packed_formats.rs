@@ -149,7 +149,8 @@ impl QuantizedMatrix {
         }))
     }
 
-    /// The scales and biases of [`Self::from_super_affine`]: float32 `[row blocks, groups, 8]` each.
+    /// The scales and biases of [`Self::from_super_affine`]: float32 `[row blocks, groups, 8]`
+    /// each.
     pub(super) fn super_affine_factors(bytes: &Array, supers: &Array) -> Result<[Array; 2]> {
         let (per, rows) = (GROUPS_PER_AFFINE_SUPER as i32, INTERLEAVED_ROWS as i32);
         let (blocks, count) = (supers.dim(0)?, supers.dim(1)? / 2);

@@ -11,7 +11,7 @@ use crate::{Device, Stream};
 
 const NO: f32 = f32::NEG_INFINITY;
 
-/// If a value is this near to a threshold, rounding may decide, and the draw is not checked.
+/// The test skips draws with a value this close to a threshold, because rounding could decide them.
 const MARGIN: f64 = 1e-5;
 
 fn chosen(logits: &[Vec<f32>], rows: &[(SampleParams, Vec<u32>)]) -> Vec<u32> {

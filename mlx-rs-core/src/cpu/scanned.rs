@@ -13,7 +13,8 @@ pub(super) struct Scanned<'a> {
 }
 
 impl Scanned<'_> {
-    /// The numbers of elements of the outputs and of both. `None` if an array cannot have so many.
+    /// The number of elements of the outputs, and of outputs and state together. `None` if an array
+    /// cannot hold them.
     pub(super) fn sizes(&self) -> Option<(i32, i32)> {
         let count = |shape: &[i32]| shape.iter().fold(1i64, |n, &d| n.saturating_mul(d.into()));
         let outputs = count(self.outputs);

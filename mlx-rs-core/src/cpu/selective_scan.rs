@@ -56,8 +56,8 @@ pub struct SelectiveScan<'a> {
 }
 
 impl SelectiveScan<'_> {
-    /// The outputs `[R, L, channels]`, and the state `[R, channels, state]` after the last position.
-    /// `before` is the state before the first. Computed on the CPU.
+    /// The outputs `[R, L, channels]`, and the state `[R, channels, state]` after the last
+    /// position. `before` is the state before the first. Computed on the CPU.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] for an array of another type or shape; MLX's message when the current

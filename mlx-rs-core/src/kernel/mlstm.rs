@@ -231,7 +231,7 @@ pub struct MlstmMemory {
     pub c: Array,
     /// The sum of keys, scaled by `exp(-m)`.
     pub n: Array,
-    /// The logarithm of the factor by which `c` and `n` are divided.
+    /// The logarithm of the divisor of `c` and `n`.
     pub m: Array,
 }
 

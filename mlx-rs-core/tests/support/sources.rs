@@ -1,5 +1,5 @@
-//! Reads the sources of this crate, for tests that check every public function. It is no parser: it
-//! recognizes Rust by the layout of lines that rustfmt produces.
+//! Reads the sources of this crate, for tests that check every public function. It is not a parser:
+//! it recognizes Rust by the layout of lines that rustfmt produces.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
-//! Traces of requests for OpenTelemetry, with the feature `otel`. The standard variables say where
-//! they go: `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, the headers, the
-//! timeout, `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`. Without an endpoint, there are no
-//! traces.
+//! Sends traces of requests by OpenTelemetry, with the feature `otel`. The standard variables
+//! configure the exporter. `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`
+//! sets the endpoint. Other variables set headers, timeout, service name and resource attributes.
+//! Without an endpoint, no traces are sent.
 
 use std::future::{Future, ready};
 use std::pin::Pin;
@@ -16,7 +16,7 @@ use opentelemetry_sdk::trace::SdkTracerProvider;
 
 use crate::cli::terminal::failure::Failure;
 
-/// The variables of which one turns traces on.
+/// Each of these variables turns traces on.
 const ENDPOINTS: [&str; 2] = [
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     "OTEL_EXPORTER_OTLP_ENDPOINT",
@@ -49,7 +49,7 @@ impl HttpClient for Client {
     }
 }
 
-/// Sends traces while this value lives. At the end it sends those that wait.
+/// Sends traces while this value lives. On drop, it sends the pending ones.
 pub struct Traces(SdkTracerProvider);
 
 impl Traces {

@@ -11,7 +11,7 @@ use super::interrupt::exit_code;
 pub enum Failure {
     /// The command line is invalid: exit code 2.
     Usage(String),
-    /// The reader of standard output closed the pipe, which is no error: exit code 0.
+    /// The reader of standard output closed the pipe, which is not an error: exit code 0.
     PipeClosed,
     /// A signal stopped the command after it saved everything. Exit code 130 for Ctrl-C, 143 for
     /// SIGTERM.

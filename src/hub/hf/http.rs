@@ -9,7 +9,7 @@ use inference::{Error, ErrorKind, Result};
 use ureq::Agent;
 use ureq::http::{HeaderMap, Response, StatusCode};
 
-/// The most redirects in a row.
+/// The maximum number of consecutive redirects.
 const MAX_REDIRECTS: usize = 10;
 /// After this number of consecutive failures without a received byte, a request fails.
 pub(super) const ATTEMPTS: u32 = 5;

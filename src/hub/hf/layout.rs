@@ -13,7 +13,7 @@ use super::ModelSpec;
 use super::names::{is_plain, is_revision};
 use crate::hub::progress::{Progress, Stage};
 
-/// The most bytes of a file in `refs`.
+/// The maximum size of a file in `refs`, in bytes.
 const MAX_REF: u64 = 256;
 
 /// The paths of a repository in the cache.

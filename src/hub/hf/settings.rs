@@ -11,7 +11,7 @@ use crate::hub::cache::is_on;
 
 /// The hub's URL, unless `HF_ENDPOINT` is set.
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
-/// The most bytes of a token.
+/// The maximum length of a token in bytes.
 const MAX_TOKEN: u64 = 4096;
 
 type Variables<'a> = dyn Fn(&str) -> Option<OsString> + 'a;

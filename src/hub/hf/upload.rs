@@ -22,7 +22,7 @@ use crate::hub::progress::{Progress, Stage};
 
 /// Number of first bytes that the hub needs to detect text files.
 const SAMPLE: u64 = 512;
-/// The most bytes of the hub's answer.
+/// The maximum size of the hub's answer in bytes.
 const MAX_ANSWER: u64 = 64 << 20;
 /// Maximum size of a file that is included in the commit request itself, in bytes.
 const MAX_TEXT: u64 = 10 << 20;

@@ -125,7 +125,7 @@ impl Events {
                     self.close(events);
                     continue;
                 }
-                // The arguments remain incomplete JSON, by which clients detect that the call is
+                // The arguments remain incomplete JSON, which shows clients that the call is
                 // broken.
                 Delta::CallBroken { .. } => {
                     self.close(events);

@@ -460,7 +460,7 @@ impl ChatChunks {
                     self.choices[i].called = true;
                     continue;
                 }
-                // The arguments remain incomplete JSON, by which clients detect that the call is
+                // The arguments remain incomplete JSON, which shows clients that the call is
                 // broken.
                 Delta::CallBroken { .. } => continue,
             };

@@ -64,7 +64,7 @@ fn a_model_stays_while_its_adapters_are_used_and_goes_with_them() {
     let config = config().with_max_models(1);
     let (shelf, _dir) = shelf(&["one", "one:a", "two"], true);
     let server = serve(&config, shelf, Vec::new());
-    // The adapter is no second model.
+    // The adapter does not count as a second model.
     server.says("one:a");
     assert_eq!(server.shelf.loads(), ["one"]);
     let state = server.shelf.state("one");

@@ -133,7 +133,7 @@ pub fn hash<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     hex(&digest.finalize())
 }
 
-/// Why a file is no entry that can be used.
+/// Why a file is not a usable entry.
 #[derive(Debug)]
 pub enum Fault {
     /// Another process has removed the file.
@@ -192,7 +192,7 @@ pub fn read(path: &Path, name: &str) -> Result<About, Fault> {
     Ok(about)
 }
 
-/// The recorded hash, the computed one, and where the first is in the file.
+/// The recorded hash, the computed hash, and the offset of the recorded hash in the file.
 fn hashes(file: &mut File) -> Result<(String, String, u64), Fault> {
     let damaged = |what: &str| Fault::Damaged(what.to_owned());
     let mut start = [0; 8];

@@ -15,7 +15,7 @@ use crate::cache::Caches;
 use crate::cache::file_tensors::Additions;
 use crate::error::engine;
 
-/// The most entries that wait to be written, and their bytes, which are copies in memory.
+/// Limits on the queue of entries to write: their number, and the bytes of their copies in memory.
 const MOST_WAITING: usize = 8;
 const MOST_BYTES: usize = 1 << 30;
 

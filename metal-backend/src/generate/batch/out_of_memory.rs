@@ -27,7 +27,7 @@ impl Batch {
         for member in &mut self.rows {
             member.compute_again(error);
         }
-        // Without this, the freed memory stays reserved. A failure is no reason to stop.
+        // Without this, the freed memory stays reserved. A failure here is not a reason to stop.
         let _ = memory::clear_cache();
         true
     }

@@ -1,6 +1,6 @@
 //! Speculative decoding of several rows. One pass checks the proposed tokens of all rows, whose
-//! numbers may differ. Each row keeps the tokens up to its first wrong one, so its reply equals that
-//! of plain decoding.
+//! numbers may differ. Each row keeps the tokens up to its first wrong one, so its reply equals
+//! that of plain decoding.
 
 use std::collections::BTreeMap;
 
@@ -104,8 +104,8 @@ fn proposals(members: &mut [&mut Member]) -> Result<Vec<Vec<u32>>> {
     Ok(all)
 }
 
-/// Computes the tokens after the last token of each row and after each of its proposals. Accepts the
-/// right ones.
+/// Computes the tokens after the last token of each row and after each of its proposals. Accepts
+/// the right ones.
 fn check(mut members: Vec<&mut Member>) -> Result<()> {
     if members.is_empty() {
         return Ok(());

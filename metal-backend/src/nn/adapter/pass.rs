@@ -90,7 +90,7 @@ impl Pass {
     }
 
     /// Runs `f` with these adapters instead of the model's own, on this thread. Then restores the
-    /// adapters before, even if `f` panics.
+    /// previous adapters, even if `f` panics.
     pub fn run<R>(self: &Arc<Self>, f: impl FnOnce() -> R) -> R {
         struct Back(Option<Arc<Pass>>);
         impl Drop for Back {
@@ -134,10 +134,11 @@ impl Pass {
         }
     }
 
-    /// The positions of each part in an array of all tokens, or of one position for each row.
+    /// The range of each part in an array with `positions` positions. The array has a position for
+    /// each token, or for each row.
     ///
     /// # Errors
-    /// If `positions` is neither of these numbers.
+    /// If `positions` is neither the number of tokens nor the number of rows.
     pub(super) fn portions(&self, positions: i32) -> Result<Vec<Portion<'_>>> {
         let sum = |length: fn(&Part) -> i32| self.0.iter().map(length).sum::<i32>();
         let length: fn(&Part) -> i32 = if positions == sum(|part| part.tokens) {

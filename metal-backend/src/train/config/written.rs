@@ -4,8 +4,8 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-/// Which options were given explicitly, of those whose default depends on the model or on an earlier
-/// adapter.
+/// Which options were given explicitly, of those whose default depends on the model or on an
+/// earlier adapter.
 #[derive(Debug, Clone, Copy, Default)]
 #[allow(missing_docs, reason = "the names are those of the options")]
 pub struct Given {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use inference::{Error, ErrorKind, Result};
 
-/// The most files into which one file is divided.
+/// The maximum number of parts of a divided file.
 const MAX_SHARDS: usize = 10_000;
 
 /// Whether a file has examples, and is not a plain text: its name ends with `.jsonl` or `.parquet`.

@@ -6,8 +6,8 @@
 use super::{Example, Part};
 
 /// Concatenates examples, in order, to examples of at most `max_len` ids. An example longer than
-/// that stays alone and is truncated when batched, as without packing. The first id of a part is no
-/// target, because another text precedes it.
+/// that stays alone and is truncated when batched, as without packing. The first id of a part is
+/// not a target, because another text precedes it.
 #[must_use]
 pub fn pack(examples: &[Example], max_len: usize) -> Vec<Example> {
     let mut packed: Vec<Example> = Vec::new();

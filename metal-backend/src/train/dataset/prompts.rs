@@ -1,5 +1,5 @@
-//! Prompts to which the model replies during training: `prompt` in a JSONL file. The other fields of
-//! a line are for the reward.
+//! Prompts to which the model replies during training: `prompt` in a JSONL file. The other fields
+//! of a line are for the reward.
 
 use std::path::{Path, PathBuf};
 

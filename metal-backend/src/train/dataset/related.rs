@@ -1,5 +1,5 @@
-//! Texts that belong together, for encoders: `anchor`, `positive` and negatives in a JSONL file, with
-//! the names that sentence-transformers has for them.
+//! Texts that belong together, for encoders: `anchor`, `positive` and negatives in a JSONL file,
+//! with the names that sentence-transformers has for them.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! Replies with verdicts: `prompt`, `completion` and `label` in a JSONL file, with the names that TRL
-//! has for them.
+//! Replies with verdicts: `prompt`, `completion` and `label` in a JSONL file, with the names that
+//! TRL has for them.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,8 @@ use super::preferences::{appended, offset_of};
 use super::{BadLine, DataOptions, Example};
 use crate::text::TextPipeline;
 
-/// A reply to a prompt, with a verdict. The example begins with the prompt, which the loss excludes.
+/// A reply to a prompt, with a verdict. The example begins with the prompt, which the loss
+/// excludes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
     /// The prompt and the reply.

@@ -150,7 +150,7 @@ fn keep_old(batch: &mut [Rollout], each: &[f32]) {
 }
 
 /// The advantage, the weight and the old log-probability of each position of packed replies,
-/// `[1, T]`. Weights and log-probabilities of positions that are no targets are 0.
+/// `[1, T]`. Weights and log-probabilities of positions that are not targets are 0.
 struct Weights {
     advantages: Array,
     tokens: Array,

@@ -208,7 +208,7 @@ pub(crate) unsafe fn group_params(factors: GroupParams<'_>, group: usize) -> __m
 /// The processor must have avx2. The group must exist.
 ///
 /// # Panics
-/// If the scales are no bytes times floats.
+/// If the scales are not bytes with a shared float factor.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn byte_scales(scales: GroupParams<'_>, group: usize) -> __m256i {
@@ -221,13 +221,13 @@ pub(crate) unsafe fn byte_scales(scales: GroupParams<'_>, group: usize) -> __m25
     unsafe { _mm256_cvtepi8_epi32(_mm_loadl_epi64(codes.as_ptr().add(place).cast())) }
 }
 
-/// The floats by which the byte scales of a group of a row block are multiplied.
+/// The float factors of the byte scales of a group in a row block.
 ///
 /// # Safety
 /// The processor must have avx2 and f16c.
 ///
 /// # Panics
-/// If the scales are no bytes times floats, or the group does not exist.
+/// If the scales are not bytes with a shared float factor, or the group does not exist.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn shared_scales(scales: GroupParams<'_>, group: usize) -> __m256 {

@@ -22,7 +22,7 @@ macro_rules! integer_codes {
         sub_16: $sub_16:ident,
         mul_16: $mul_16:ident,
     ) => {
-        /// Pairs after a constant was subtracted from each integer.
+        /// Subtracts a constant from each integer.
         #[inline]
         #[target_feature(enable = $features)]
         pub(super) fn less<const N: i16>(n: [$int; 4]) -> [$int; 4] {
@@ -35,8 +35,8 @@ macro_rules! integer_codes {
             ]
         }
 
-        /// Pairs after each lane was multiplied by a factor, which both halves of the lane in
-        /// `factors` hold. The products must fit 16 bits.
+        /// Multiplies both halves of each lane by the factor of the lane. A lane of `factors` holds
+        /// its factor in both halves. The products must fit 16 bits.
         #[inline]
         #[target_feature(enable = $features)]
         pub(super) fn times(n: [$int; 4], factors: $int) -> [$int; 4] {

@@ -1,5 +1,5 @@
-//! Packs row blocks from GGUF blocks with AVX2. 256 weights of each of eight rows are converted in a
-//! buffer that fits the first-level cache, and then transposed.
+//! Packs row blocks from GGUF blocks with AVX2. 256 weights of each of eight rows are converted in
+//! a buffer that fits the first-level cache, and then transposed.
 
 use std::arch::x86_64::{
     __m128i, __m256i, _mm_cvtsi32_si128, _mm_cvtsi64_si128, _mm_loadu_si128, _mm_setzero_si128,

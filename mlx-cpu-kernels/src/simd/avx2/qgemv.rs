@@ -472,8 +472,8 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
     totals
 }
 
-/// The byte scales of a group of a row block, and its biases: bytes times `shared_biases`. The biases
-/// are zero if the format has none.
+/// The byte scales of a group of a row block, and its biases: bytes times `shared_biases`. The
+/// biases are zero if the format has none.
 ///
 /// # Safety
 /// The processor must have avx2 and f16c. The row block must have this group, with byte scales.
@@ -508,7 +508,7 @@ unsafe fn byte_scales<const SCALES: u32>(
     }
 }
 
-/// The floats by which the byte scales of a group of a row block are multiplied.
+/// The float factors of the byte scales of a group in a row block.
 ///
 /// # Safety
 /// The processor must have avx2 and f16c. The row block must have this group, with byte scales.

@@ -7,8 +7,8 @@ use std::arch::x86_64::{
     _mm256_setzero_ps, _mm256_shuffle_ps, _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
 };
 
-/// Packs the first `vectorized` elements of eight rows. The rows become `lane` and the next seven lanes
-/// of the panel.
+/// Packs the first `vectorized` elements of eight rows. The rows become `lane` and the next seven
+/// lanes of the panel.
 ///
 /// # Safety
 /// The processor must have avx2 and fma.
@@ -23,8 +23,8 @@ pub(crate) unsafe fn pack_rows(
     assert!(rows.iter().all(|(row, _)| row.len() >= vectorized));
     assert!(weight.is_none_or(|w| w.len() >= vectorized));
     for at in (0..vectorized).step_by(8) {
-        // SAFETY: eight elements from `at` on are below `vectorized`, so rows, weight and panel have
-        // them. The caller guarantees the features.
+        // SAFETY: eight elements from `at` on are below `vectorized`, so rows, weight and panel
+        // have them. The caller guarantees the features.
         unsafe {
             let mut block = [_mm256_setzero_ps(); 8];
             for (block, (row, factor)) in block.iter_mut().zip(rows) {

@@ -66,8 +66,8 @@ pub(crate) fn exp(x: __m256) -> __m256 {
     _mm256_andnot_ps(below, power)
 }
 
-/// [`exp`] of eight elements of which none is positive. It needs no bounds: below the minimum the
-/// result is zero, whatever the steps before give.
+/// [`exp`] of eight elements, none of them positive. It needs no bounds: below the minimum, the
+/// result is zero in any case.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn exp_of_negative(x: __m256) -> __m256 {

@@ -321,7 +321,7 @@ unsafe fn byte_scales<const SCALES: u32>(
     }
 }
 
-/// The floats by which the byte scales of a group of two row blocks are multiplied.
+/// The float factors of the byte scales of a group in two row blocks.
 ///
 /// # Safety
 /// The processor must have avx2, f16c and avx512f. Both row blocks must have this group, with byte

@@ -67,7 +67,7 @@ pub(crate) fn exp(x: __m512) -> __m512 {
     _mm512_mask_mov_ps(power, below, _mm512_setzero_ps())
 }
 
-/// [`exp`] of sixteen elements of which none is positive. It needs no bounds: below the minimum the
+/// [`exp`] of sixteen elements, none of them positive. It needs no bounds: below the minimum the
 /// result is zero, whatever the steps before give.
 #[inline]
 #[target_feature(enable = "avx512f")]

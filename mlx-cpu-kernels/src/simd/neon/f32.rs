@@ -273,8 +273,8 @@ pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: Tile
     }
 }
 
-/// Packs the first `vectorized` elements of four input rows. The rows become `lane` and the next three
-/// lanes of a panel.
+/// Packs the first `vectorized` elements of four input rows. The rows become `lane` and the next
+/// three lanes of a panel.
 ///
 /// # Safety
 /// The processor must have neon.

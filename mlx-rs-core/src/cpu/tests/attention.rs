@@ -89,8 +89,8 @@ fn many_queries_find_what_the_definition_says() {
     ];
     for (length, before, fixed, start, window, softcap, with_sinks, d) in cases {
         let (h, kv) = (6usize, 2usize);
-        // The first `fixed` keys have positions 0, 1, ...; key `fixed` has position `start`. The keys
-        // between were dropped.
+        // The first `fixed` keys have positions 0, 1, ...; key `fixed` has position `start`. The
+        // keys between were dropped.
         let n = before + length - (start - fixed.min(start));
         let packed = noise(length * (h + 2 * kv) * d, 1);
         let (keys, values) = (noise(kv * n * d, 2), noise(kv * n * d, 3));

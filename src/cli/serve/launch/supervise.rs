@@ -199,7 +199,7 @@ pub fn run(plan: &Plan<'_>, console: &mut Console<'_>) -> Result<(), Failure> {
                 {}
                 let done = all.running().map_err(system)? == 0 && all.failed().is_none();
                 all.stop();
-                // A server normally ends by a signal, so this is no failure.
+                // A server normally ends by a signal, so this is not a failure.
                 if serves && done {
                     return print(&result, console);
                 }
