@@ -327,7 +327,7 @@ fn requests_are_cancelled_and_the_model_goes_on() {
     let mut stream = model.generate(&prompt(), &late).unwrap();
     let error = stream.find_map(Result::err).unwrap();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-    assert!(begun.elapsed() < Duration::from_secs(10));
+    assert!(begun.elapsed() < Duration::from_secs(60));
     // The next request must not contain tokens or state of the dropped request.
     let mut stream = model.generate(&prompt(), &greedy(100_000)).unwrap();
     assert_eq!(stream.next().unwrap().unwrap().id, plain[0]);

@@ -225,23 +225,10 @@ fn models_are_loaded_by_name() {
     let [law, tax] = trained
         .each_ref()
         .map(|(name, dir)| format!("{name}={}", dir.display()));
-    let args = [
-        "--models-dir",
-        dir.to_str().unwrap(),
-        "--keep-alive",
-        "1s",
-        "--adapter",
-        &law,
-        "--adapter",
-        &tax,
-    ];
-    let server = serve_args(&args);
-    let get = |path: &str| -> Value {
-        let url = format!("{}{path}", server.url);
-        let mut answer = agent().get(&url).call().unwrap();
-        let text = answer.body_mut().read_to_string().unwrap();
-        serde_json::from_str(&text).unwrap()
-    };
+    let models = ["--models-dir", dir.to_str().unwrap()];
+    let adapters = ["--adapter", &law, "--adapter", &tax];
+    let server = serve_args(&[&models[..], &adapters].concat());
+    let get = |path: &str| get(&server, path);
     let listed_in = |answer: &Value, list: &str, name: &str| -> Vec<String> {
         let all = answer[list].as_array().unwrap().iter();
         all.map(|m| m[name].as_str().unwrap().to_owned()).collect()
@@ -286,8 +273,25 @@ fn models_are_loaded_by_name() {
         let (status, text) = server.post("/v1/completions", &body);
         assert_eq!(status, 404, "{name}: {text}");
     }
-    let until = Instant::now() + Duration::from_secs(60);
-    while get("/api/ps")["models"] != json!([]) {
+}
+
+/// The answer of a server to a `GET` request.
+fn get(server: &Served, path: &str) -> Value {
+    let url = format!("{}{path}", server.url);
+    let mut answer = agent().get(&url).call().unwrap();
+    let text = answer.body_mut().read_to_string().unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn an_idle_model_is_unloaded() {
+    let dir = fixture("tiny");
+    let models = ["--models-dir", dir.to_str().unwrap()];
+    let server = serve_args(&[&models[..], &["--keep-alive", "1s"]].concat());
+    let body = json!({"model": "llama", "prompt": "hello", "max_tokens": 1});
+    server.json("/v1/completions", &body);
+    let until = Instant::now() + Duration::from_secs(120);
+    while get(&server, "/api/ps")["models"] != json!([]) {
         assert!(Instant::now() < until, "a model stays");
         std::thread::sleep(Duration::from_millis(100));
     }

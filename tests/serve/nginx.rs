@@ -71,7 +71,7 @@ fn client_of(authority: &Path) -> ureq::Agent {
     ureq::Agent::config_builder()
         .http_status_as_error(false)
         .proxy(None)
-        .timeout_global(Some(Duration::from_secs(120)))
+        .timeout_global(Some(Duration::from_secs(600)))
         .tls_config(tls)
         .build()
         .into()
@@ -123,7 +123,7 @@ fn start(program: &str, servers: [&Served; 2], dir: tempfile::TempDir) -> Nginx 
         .spawn()
         .unwrap();
     let url = format!("https://127.0.0.1:{port}");
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(60);
     while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
         let log = std::fs::read_to_string(dir.path().join("error.log"));
         assert!(Instant::now() < until, "nginx does not start: {log:?}");

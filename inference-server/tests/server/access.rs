@@ -336,7 +336,7 @@ fn closes_within(mut stream: std::net::TcpStream, most: Duration) -> Vec<u8> {
 #[test]
 fn slow_clients_lose_their_connection() {
     let server = serve(&config());
-    let most = Duration::from_secs(5);
+    let most = Duration::from_secs(20);
     let silent = server.client().connect();
     let mut half = server.client().connect();
     half.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nHost: loc")
@@ -390,17 +390,17 @@ fn nonsense_is_answered_or_closed() {
     ] {
         let mut stream = client.connect();
         stream.write_all(bytes).unwrap();
-        closes_within(stream, Duration::from_secs(5));
+        closes_within(stream, Duration::from_secs(20));
     }
     let headers = "X-A: b\r\n".repeat(200);
     let mut stream = client.connect();
     let _ =
         stream.write_all(format!("GET / HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n").as_bytes());
-    let answer = closes_within(stream, Duration::from_secs(5));
+    let answer = closes_within(stream, Duration::from_secs(20));
     assert!(answer.starts_with(b"HTTP/1.1 431"));
     let mut stream = client.connect();
     let _ = stream.write_all(format!("GET /{} HTTP/1.1\r\n", "a".repeat(200_000)).as_bytes());
-    closes_within(stream, Duration::from_secs(5));
+    closes_within(stream, Duration::from_secs(20));
     client.post(CHAT, &ask()).expect(200);
 }
 

@@ -14,6 +14,7 @@ impl RowBlocks {
     pub fn of(kind: GgmlType) -> Option<Self> {
         let kind = match kind {
             GgmlType::Q4_0 => BlockKind::Q4_0,
+            GgmlType::Q5_0 => BlockKind::Q5_0,
             GgmlType::Q8_0 => BlockKind::Q8_0,
             GgmlType::Q4K => BlockKind::Q4K,
             GgmlType::Q5K => BlockKind::Q5K,
@@ -152,6 +153,7 @@ mod tests {
     fn kernels_pack_what_the_definition_packs() {
         let kinds = [
             GgmlType::Q4_0,
+            GgmlType::Q5_0,
             GgmlType::Q8_0,
             GgmlType::Q4K,
             GgmlType::Q5K,

@@ -9,6 +9,8 @@ pub(crate) const PIECE: usize = 256;
 pub enum BlockKind {
     /// 32 codes of 4 bits after a float16.
     Q4_0,
+    /// 32 codes of 5 bits after a float16. The fifth bits precede the other bits.
+    Q5_0,
     /// 32 signed bytes after a float16.
     Q8_0,
     /// 256 codes of 4 bits after two float16, and scales and minima of 6 bits.
@@ -27,7 +29,7 @@ impl BlockKind {
     /// Weights of a block.
     pub const fn weights(self) -> usize {
         match self {
-            Self::Q4_0 | Self::Q8_0 | Self::Iq4Nl => 32,
+            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::Iq4Nl => 32,
             Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 256,
         }
     }
@@ -36,6 +38,7 @@ impl BlockKind {
     pub const fn bytes(self) -> usize {
         match self {
             Self::Q4_0 | Self::Iq4Nl => 18,
+            Self::Q5_0 => 22,
             Self::Q8_0 => 34,
             Self::Q4K => 144,
             Self::Q5K => 176,
@@ -48,7 +51,7 @@ impl BlockKind {
     pub const fn bits(self) -> usize {
         match self {
             Self::Q4_0 | Self::Q4K | Self::Iq4Nl | Self::Iq4Xs => 4,
-            Self::Q5K => 5,
+            Self::Q5_0 | Self::Q5K => 5,
             Self::Q6K => 6,
             Self::Q8_0 => 8,
         }
@@ -65,7 +68,7 @@ impl BlockKind {
     /// Number of float16 of a block in the third part; 0 if the layout has two parts.
     pub const fn supers(self) -> usize {
         match self {
-            Self::Q4_0 | Self::Q8_0 | Self::Iq4Nl => 0,
+            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::Iq4Nl => 0,
             Self::Q4K | Self::Q5K => 2,
             Self::Q6K | Self::Iq4Xs => 1,
         }

@@ -138,7 +138,7 @@ pub(crate) fn pack_inputs(
         // SAFETY: only `detect` makes these, on processors that also have avx512f and
         // avx512vl. The lengths are asserted.
         Isa::Avx512 | Isa::Amx => unsafe {
-            avx512::dense_rows::pack_inputs(x, norm, places, panel)
+            avx512::dense_rows::pack_inputs(x, norm, places, panel);
         },
         _ => {}
     }

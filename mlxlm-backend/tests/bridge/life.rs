@@ -66,7 +66,7 @@ fn a_deadline_ends_a_reply_also_while_nothing_comes() {
         let error = stream.find_map(Result::err).unwrap();
         assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{prompt}");
         assert_eq!(stream.finish_reason(), Some(FinishReason::Deadline));
-        assert!(begun.elapsed() < Duration::from_secs(10), "{prompt}");
+        assert!(begun.elapsed() < Duration::from_secs(60), "{prompt}");
     }
     // This must also hold if no caller reads the tokens.
     let before = pid(model.as_ref());

@@ -59,7 +59,7 @@ fn a_member_that_never_comes_is_named() {
         err.contains("rank 1") && err.contains("did not come"),
         "{err}"
     );
-    assert!(started.elapsed() < Duration::from_secs(30));
+    assert!(started.elapsed() < Duration::from_secs(60));
 }
 
 /// A member with invalid flags must exit before it joins. So no other member reports it as lost.
@@ -94,7 +94,7 @@ fn a_member_that_dies_is_named_by_the_others_without_a_launcher() {
     std::thread::spawn(move || std::io::copy(&mut out, &mut std::io::sink()));
     let output = first.wait_with_output().unwrap();
     assert!(
-        killed.elapsed() < Duration::from_secs(20),
+        killed.elapsed() < Duration::from_secs(60),
         "{:?}",
         killed.elapsed()
     );
@@ -219,11 +219,11 @@ mod processes {
         signal(pid, "-KILL");
         let killed = Instant::now();
         let output = launcher.wait_with_output().unwrap();
-        assert!(killed.elapsed() < Duration::from_secs(30));
+        assert!(killed.elapsed() < Duration::from_secs(60));
         assert_eq!(output.status.code(), Some(137));
         let err = text(&output.stderr);
         assert!(err.contains(&format!("rank {victim}")), "{err}");
-        assert!(all_gone(all, Duration::from_secs(5)));
+        assert!(all_gone(all, Duration::from_secs(60)));
     }
 
     #[test]
@@ -282,7 +282,7 @@ mod processes {
         drained(out);
         signal(launcher.id(), "-KILL");
         launcher.wait().unwrap();
-        assert!(all_gone(&pids, Duration::from_secs(20)), "{pids:?}");
+        assert!(all_gone(&pids, Duration::from_secs(60)), "{pids:?}");
     }
 
     #[test]
@@ -293,7 +293,7 @@ mod processes {
             signal(launcher.id(), name);
             let output = launcher.wait_with_output().unwrap();
             assert_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
-            assert!(all_gone(&pids, Duration::from_secs(5)));
+            assert!(all_gone(&pids, Duration::from_secs(60)));
         }
     }
 }

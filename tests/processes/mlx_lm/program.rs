@@ -192,7 +192,7 @@ fn a_killed_program_leaves_nothing_behind() {
         }
         let state = std::fs::read_to_string(process.join("stat"));
         assert!(
-            begun.elapsed() < Duration::from_secs(20),
+            begun.elapsed() < Duration::from_secs(60),
             "left behind: {files:?}, {state:?}"
         );
         std::thread::sleep(Duration::from_millis(20));

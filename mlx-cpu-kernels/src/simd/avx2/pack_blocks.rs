@@ -5,14 +5,14 @@ use std::arch::x86_64::{
     __m128i, __m256i, _mm_cvtsi32_si128, _mm_cvtsi64_si128, _mm_loadu_si128, _mm_setzero_si128,
     _mm_srli_epi16, _mm_storeu_si128, _mm_unpackhi_epi8, _mm_unpackhi_epi16, _mm_unpackhi_epi64,
     _mm_unpacklo_epi8, _mm_unpacklo_epi16, _mm_unpacklo_epi64, _mm256_and_si256,
-    _mm256_broadcastsi128_si256, _mm256_castsi256_si128, _mm256_extracti128_si256,
-    _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_or_si256,
-    _mm256_packus_epi16, _mm256_permute2x128_si256, _mm256_permute4x64_epi64, _mm256_set_m128i,
-    _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_epi64x,
-    _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_sll_epi16, _mm256_slli_epi16,
-    _mm256_slli_epi64, _mm256_srl_epi16, _mm256_srli_epi16, _mm256_srli_epi64, _mm256_storeu_si256,
-    _mm256_unpackhi_epi32, _mm256_unpackhi_epi64, _mm256_unpacklo_epi32, _mm256_unpacklo_epi64,
-    _mm256_xor_si256,
+    _mm256_broadcastsi128_si256, _mm256_castsi256_si128, _mm256_cmpeq_epi8,
+    _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16,
+    _mm256_or_si256, _mm256_packus_epi16, _mm256_permute2x128_si256, _mm256_permute4x64_epi64,
+    _mm256_set_epi64x, _mm256_set_m128i, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32,
+    _mm256_set1_epi64x, _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_sll_epi16,
+    _mm256_slli_epi16, _mm256_slli_epi64, _mm256_srl_epi16, _mm256_srli_epi16, _mm256_srli_epi64,
+    _mm256_storeu_si256, _mm256_unpackhi_epi32, _mm256_unpackhi_epi64, _mm256_unpacklo_epi32,
+    _mm256_unpacklo_epi64, _mm256_xor_si256,
 };
 
 use crate::layout::blocks::{BlockKind, PIECE, PackedBlockMut};
@@ -50,6 +50,7 @@ pub(crate) unsafe fn pack_row_block(
         BlockKind::Q4_0 | BlockKind::Iq4Nl => {
             pack::<18>(kind, rows, weights, out, |blocks, to| q4_0(blocks, to));
         }
+        BlockKind::Q5_0 => pack::<22>(kind, rows, weights, out, |blocks, to| q5_0(blocks, to)),
         BlockKind::Q8_0 => pack::<34>(kind, rows, weights, out, |blocks, to| q8_0(blocks, to)),
         BlockKind::Q4K => pack::<144>(kind, rows, weights, out, |blocks, to| q4_k(blocks, to)),
         BlockKind::Q5K => pack::<176>(kind, rows, weights, out, |blocks, to| q5_k(blocks, to)),
@@ -271,6 +272,36 @@ fn q4_0(blocks: &[[u8; 18]], to: &mut RowPiece) {
         let both = _mm256_set_m128i(_mm_srli_epi16::<4>(bytes), bytes);
         let codes = joined_nibbles(_mm256_and_si256(both, mask), _mm256_setzero_si256());
         store16_at(&mut to.words, 16 * i, _mm256_castsi256_si128(codes));
+    }
+}
+
+/// `d, fifth bits: 32, q: 32 x 4 bits`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn q5_0(blocks: &[[u8; 22]], to: &mut RowPiece) {
+    // Byte `i` of the 32 selects the byte of the fifth bits that has bit `i`.
+    let byte = _mm256_set_epi64x(
+        0x0303_0303_0303_0303,
+        0x0202_0202_0202_0202,
+        0x0101_0101_0101_0101,
+        0,
+    );
+    let each = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
+    let (mask, bit) = (_mm256_set1_epi8(15), _mm256_set1_epi8(16));
+    for (i, block) in blocks.iter().enumerate() {
+        let ([d0, d1, h0, h1, h2, h3, codes @ ..], scales) =
+            (block, &mut to.scales[2 * i..2 * i + 2]);
+        scales.copy_from_slice(&[*d0, *d1]);
+        let fifth = _mm256_set1_epi32(i32::from_le_bytes([*h0, *h1, *h2, *h3]));
+        let fifth = _mm256_and_si256(_mm256_shuffle_epi8(fifth, byte), each);
+        let high = _mm256_and_si256(_mm256_cmpeq_epi8(fifth, each), bit);
+        // The low nibbles belong to the first 16 codes, the high nibbles to the others.
+        let bytes = load16(codes);
+        let both = _mm256_set_m128i(_mm_srli_epi16::<4>(bytes), bytes);
+        let codes = _mm256_or_si256(_mm256_and_si256(both, mask), high);
+        let [low, high] = joined_fives(codes);
+        store16_at(&mut to.words, 20 * i, low);
+        store16_at(&mut to.words, 20 * i + 10, high);
     }
 }
 
