@@ -1,6 +1,6 @@
 //! Parses rotary position embeddings: `rope_theta` and `rope_scaling`, or `rope_parameters` of
-//! transformers 5. Kinds of layers may have different parameters. The engine has the formulas,
-//! except for the formula whose results GGUF files contain ([`llama3_stretch`]).
+//! transformers 5. Each kind of layer can have its own parameters. The engine implements the
+//! formulas. Only [`llama3_stretch`] is here, because GGUF files store its results.
 
 use super::fields::{Fault, Fields, shown};
 use crate::limits;

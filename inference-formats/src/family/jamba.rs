@@ -24,7 +24,7 @@ pub static FAMILY: Family = Family {
         read,
         write,
         changes: &[
-            // Files have rates, and directories the logarithms of negated rates.
+            // GGUF files store the rate. Directories store `ln(-rate)`.
             (
                 ".mamba.rates",
                 GgufChange::NegatedExponentials(".mamba.A_log"),

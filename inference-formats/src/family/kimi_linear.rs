@@ -35,7 +35,7 @@ pub static FAMILY: Family = Family {
         read,
         write,
         changes: &[
-            // Files have rates, and directories the logarithms of negated rates.
+            // GGUF files store the rate. Directories store `ln(-rate)`.
             (
                 ".self_attn.rates",
                 GgufChange::NegatedExponentials(".self_attn.A_log"),

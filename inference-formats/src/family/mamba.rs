@@ -54,7 +54,7 @@ pub(super) use {names, vectors};
 /// GGUF files of Mamba and of Falcon Mamba.
 pub(super) const GGUF: GgufFamily = GgufFamily {
     sizes: ssm::SIZES,
-    // Files have rates, and directories the logarithms of negated rates.
+    // GGUF files store the rate. Directories store `ln(-rate)`.
     runs_only: true,
     read,
     overrides: names!("mixer", ("attn_norm", "norm")),

@@ -101,7 +101,8 @@ pub fn tokenizer_parts(file: &Gguf) -> Result<GgufTokenizerParts> {
         add_bos: metadata.bool("tokenizer.ggml.add_bos_token")?,
         add_eos: metadata.bool("tokenizer.ggml.add_eos_token")?,
         add_space_prefix: metadata.bool("tokenizer.ggml.add_space_prefix")?,
-        // Some files have the name of a template that llama.cpp knows.
+        // Some files store the name of a built-in llama.cpp template instead of its text. A name
+        // has no `{`.
         chat_template: text("tokenizer.chat_template")?.filter(|text| text.contains('{')),
         tool_use_template: text("tokenizer.chat_template.tool_use")?,
         tokens,

@@ -266,8 +266,9 @@ fn half_precision_is_the_nearest() {
     assert!(error.to_string().contains("float32"), "{error}");
 }
 
-/// A build that was interrupted at any layer must continue to equal bytes. An interrupted build
-/// without `resume` must leave no files.
+/// A resumed build must write the same bytes as an uninterrupted build. This must hold for an
+/// interruption after any number of layers. An interrupted build without `resume` must leave no
+/// files.
 #[test]
 fn an_interrupted_build_goes_on() {
     let dir = tempfile::tempdir().unwrap();

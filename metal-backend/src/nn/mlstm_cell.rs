@@ -41,7 +41,7 @@ pub struct Inputs {
 pub struct Memory {
     /// The sum of the outer products of keys and values, weighted by the gates.
     pub c: Array,
-    /// The sum of keys with the same weights.
+    /// The sum of the keys, weighted by the same gates as `c`.
     pub n: Array,
     /// The logarithm of the divisor of `c` and `n`.
     pub m: Array,

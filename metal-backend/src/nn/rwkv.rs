@@ -111,8 +111,8 @@ pub struct ChannelMix {
 }
 
 impl RwkvBlock {
-    /// `[1, T, hidden] -> [1, T, hidden]`, and the first block's values `[1, T, hidden]`. `first`
-    /// has these values in all blocks but the first.
+    /// `[1, T, hidden] -> [1, T, hidden]`. Also returns the first block's values, `[1, T, hidden]`.
+    /// `first` passes these values to every later block; it is `None` for the first block.
     ///
     /// # Errors
     /// If shapes do not match.

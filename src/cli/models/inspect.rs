@@ -284,7 +284,7 @@ fn report_rows(report: &ModelReport, loaded: Option<&ModelInfo>) -> Vec<(&'stati
     let available = bytes(memory.available);
     let mut fit = match memory.room_for_tokens {
         Some(tokens) => {
-            // Replies end with the context, so more memory has no use.
+            // A sequence cannot exceed the context length, so the text reports no more than that.
             let room = match report.context_length.filter(|&n| tokens >= n) {
                 Some(n) => format!("the whole context of {n} tokens"),
                 None => format!("{tokens} tokens"),

@@ -3,7 +3,8 @@
 
 use super::*;
 
-/// The output for `text`. It must be equal for one piece and for single characters.
+/// Returns the output for `text`. Asserts that `text` gives the same output as one piece and as
+/// single characters.
 #[track_caller]
 fn drawn(text: &str, width: usize, markdown: bool) -> String {
     let mut screen = Screen::new(width, markdown);
