@@ -6,3 +6,4 @@ mod chat_templates;
 mod first_model;
 mod fuzz;
 mod large_vocabulary;
+mod reply;

@@ -1,6 +1,6 @@
 //! Property tests: random text of all kinds, split at random places.
 
-use crate::harness::{Golden, render, typed_tools};
+use super::harness::{Golden, render, typed_tools};
 use inference_text::reply::{Event, Family, Format, ReasoningTags, Reply};
 use proptest::prelude::*;
 

@@ -1,6 +1,6 @@
 //! Tests of `<think>` in its three cases, and of formats without calls.
 
-use crate::harness::{Golden, render, typed_tools};
+use super::harness::{Golden, render, typed_tools};
 use inference_text::reply::{Event, Family, Format, ParserOptions, Piece, ReasoningTags};
 
 fn think() -> Golden<'static> {

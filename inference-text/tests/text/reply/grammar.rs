@@ -1,6 +1,6 @@
 //! Tests that the parser can read the text that a grammar enforces.
 
-use crate::harness::{Golden, render};
+use super::harness::{Golden, render};
 use inference_text::reply::{CallBody, CallGrammar, Family, Format, GrammarUnavailable, Tools};
 use serde_json::{Value, json};
 

@@ -1,13 +1,13 @@
 //! Checks the order of this crate's files: each uses only files that precede it in `ORDER`, so no
 //! cycle can arise. The check reads paths in the source. It does not see method calls.
 
-#[path = "../../tests/common/layering.rs"]
-mod layering;
+#[path = "../../../tests/common/layering.rs"]
+mod order;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use layering::{modules, upward};
+use order::{modules, upward};
 
 /// Modules from the bottom up. The name of a module with children means its `mod.rs`.
 const ORDER: &[&str] = &[

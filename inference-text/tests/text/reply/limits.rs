@@ -1,6 +1,6 @@
 //! Tests of extreme lengths: the parsers need linear time, bounded memory and bounded depth.
 
-use crate::harness::{render, typed_tools};
+use super::harness::{render, typed_tools};
 use inference_text::reply::{
     Event, Family, Fault, Format, Limits, ParserOptions, Piece, ReasoningTags, Reply,
     SequentialIds, Tools,

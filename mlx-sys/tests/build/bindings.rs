@@ -40,7 +40,7 @@ fn the_committed_bindings_are_what_bindgen_generates() {
     assert!(
         old == generated,
         "{committed} is stale; refresh it with \
-         MLX_SYS_UPDATE_BINDINGS=1 cargo test -p rust-mlx-sys --test bindings"
+         MLX_SYS_UPDATE_BINDINGS=1 cargo test -p rust-mlx-sys --test build"
     );
     assert!(
         !old.lines().any(|l| l.trim_start().starts_with("//")),

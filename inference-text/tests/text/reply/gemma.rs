@@ -1,6 +1,6 @@
 //! Tests of replies of FunctionGemma and Gemma 4.
 
-use crate::harness::{Golden, typed_tools};
+use super::harness::{Golden, typed_tools};
 use inference_text::reply::{Family, Format};
 
 fn golden(family: Family) -> Golden<'static> {

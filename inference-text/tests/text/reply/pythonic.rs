@@ -1,6 +1,6 @@
 //! Tests of replies of Llama 3.2 and 4, LFM2 and OLMo 3.
 
-use crate::harness::{Golden, typed_tools};
+use super::harness::{Golden, typed_tools};
 use inference_text::reply::{Family, Format};
 
 fn golden(family: Family) -> Golden<'static> {

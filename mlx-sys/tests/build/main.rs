@@ -1,17 +1,20 @@
-//! Tests the logic of the build script: versions, pins, hashes, and the cache.
+//! Tests the logic of the build script (versions, pins, hashes, and the cache), and the bindings
+//! that it generates.
 
 #![allow(dead_code, missing_docs, reason = "build modules are included whole")]
 
-#[path = "../build/cache.rs"]
+#[path = "../../build/cache.rs"]
 mod cache;
-#[path = "../build/env.rs"]
+#[path = "../../build/env.rs"]
 mod env;
-#[path = "../build/nvidia.rs"]
+#[path = "../../build/nvidia.rs"]
 mod nvidia;
-#[path = "../build/pins.rs"]
+#[path = "../../build/pins.rs"]
 mod pins;
-#[path = "../build/pip.rs"]
+#[path = "../../build/pip.rs"]
 mod pip;
+
+mod bindings;
 
 use std::path::{Path, PathBuf};
 

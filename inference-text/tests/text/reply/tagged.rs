@@ -1,6 +1,6 @@
 //! Tests of replies of Qwen3-Coder, MiniMax and GLM-4.5 to 4.7.
 
-use crate::harness::{Golden, typed_tools};
+use super::harness::{Golden, typed_tools};
 use inference_text::reply::{Family, Format, ReasoningTags};
 
 fn golden(family: Family) -> Golden<'static> {

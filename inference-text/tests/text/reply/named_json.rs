@@ -1,6 +1,6 @@
 //! Tests of replies in Mistral's three formats, and of Kimi K2 and GLM-4-0414.
 
-use crate::harness::{Golden, typed_tools};
+use super::harness::{Golden, typed_tools};
 use inference_text::reply::{Family, Format, ReasoningTags};
 
 fn golden(family: Family) -> Golden<'static> {

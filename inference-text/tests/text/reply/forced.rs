@@ -1,7 +1,7 @@
 //! Tests of forced calls in the formats whose arguments are not JSON. A matcher follows the
 //! grammar, and the parser must read every reply that the grammar allows.
 
-use crate::harness::Golden;
+use super::harness::Golden;
 use inference_text::reply::{Event, Family, Format, JsonStart, Reply, Tools};
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
