@@ -1,7 +1,9 @@
 //! Finds free ports of this machine, for processes that will listen at them shortly afterwards.
 
-use std::net::TcpListener;
+use std::net::{TcpListener, UdpSocket};
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
 
 /// The ports are below the range that Linux (from 32768) and macOS (from 49152) assign to outgoing
 /// connections and to listeners on port 0. Otherwise the system could assign a port before its
@@ -12,7 +14,12 @@ const COUNT: u16 = 12_000;
 /// Offset between the first ports that processes with consecutive ids try.
 const STRIDE: usize = 16;
 
-/// Finds `count` ports without a listener. Two calls in one process never return the same port.
+/// The reservations of this process, for as long as it runs. A process reserves a TCP port by a UDP
+/// socket at the same number: TCP listeners are not affected, and a second process cannot bind it.
+static RESERVED: Mutex<Vec<UdpSocket>> = Mutex::new(Vec::new());
+
+/// Finds `count` ports without a listener. Two calls never return the same port, neither in one
+/// process nor in two that run at the same time on this machine.
 ///
 /// # Errors
 /// If there are not enough free ports.
@@ -23,7 +30,12 @@ pub fn free_ports(count: usize) -> Result<Vec<u16>, String> {
         let offset = (start + TAKEN.fetch_add(1, Ordering::Relaxed)) % usize::from(COUNT);
         FIRST + u16::try_from(offset).unwrap_or(0)
     };
-    let free = |&port: &u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
+    let reserved = |port: u16| {
+        let reservation = UdpSocket::bind(("127.0.0.1", port)).ok()?;
+        // Without a reservation, another process could see the same port as free.
+        TcpListener::bind(("127.0.0.1", port)).ok()?;
+        Some((port, reservation))
+    };
     // Only the needed ports are tried, because another process may be about to listen at further
     // ports.
     let tries = if count <= usize::from(COUNT) {
@@ -31,16 +43,16 @@ pub fn free_ports(count: usize) -> Result<Vec<u16>, String> {
     } else {
         0
     };
-    let ports: Vec<u16> = (0..tries)
-        .map(|_| next())
-        .filter(free)
+    let (ports, reservations): (Vec<u16>, Vec<UdpSocket>) = (0..tries)
+        .filter_map(|_| reserved(next()))
         .take(count)
-        .collect();
+        .unzip();
     if ports.len() < count {
         return Err(format!(
             "{count} free ports are needed, but there are fewer from {FIRST} to 31999"
         ));
     }
+    RESERVED.lock().extend(reservations);
     Ok(ports)
 }
 
@@ -57,6 +69,19 @@ mod tests {
         ports.dedup();
         assert_eq!(ports.len(), 200);
         assert!(free_ports(usize::from(COUNT) + 1).is_err());
+    }
+
+    /// Two launchers that start at the same time must not give their groups the same ports.
+    #[test]
+    fn ports_that_another_process_reserved_are_left_out() {
+        let next = free_ports(1).unwrap()[0];
+        assert!(UdpSocket::bind(("127.0.0.1", next)).is_err());
+        let others: Vec<_> = (next + 1..next + 4)
+            .filter_map(|p| UdpSocket::bind(("127.0.0.1", p)).ok())
+            .collect();
+        let ports = free_ports(8).unwrap();
+        let other = |other: &UdpSocket| other.local_addr().unwrap().port();
+        assert!(others.iter().all(|o| !ports.contains(&other(o))));
     }
 
     #[test]
