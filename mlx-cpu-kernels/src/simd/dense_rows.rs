@@ -56,18 +56,30 @@ pub(crate) fn places(isa: Isa, rows: usize) -> Option<usize> {
         Isa::Avx2 => avx2::dense_rows::places(rows),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Amx => avx512::dense_rows::places(rows),
-        _ => None,
+        _ => {
+            let _ = rows;
+            None
+        }
     }
 }
 
 /// The number of elements of a panel for `rows` rows of `k` elements in [`places`], or of the rows
 /// as they are.
 pub(crate) fn few_len(isa: Isa, rows: usize, k: usize) -> usize {
-    #[cfg(target_arch = "x86_64")]
-    if let (Some(places), Some(tile)) = (places(isa, rows), packed_tile(isa)) {
-        return places * k.next_multiple_of(tile.lanes);
+    match places(isa, rows) {
+        Some(places) => places * whole_vectors(isa, k),
+        None => rows * k,
     }
-    rows * k
+}
+
+/// `k`, rounded up to whole vectors of a panel.
+fn whole_vectors(isa: Isa, k: usize) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(tile) = packed_tile(isa) {
+        return k.next_multiple_of(tile.lanes);
+    }
+    let _ = isa;
+    k
 }
 
 /// The inputs of [`multiply`] of the rows `x`, at most [`MAX_ROWS`], of `k` elements. If the kernel
@@ -89,7 +101,10 @@ pub(crate) fn pack_few<'a>(
             pack_inputs(isa, &each[..rows], None, places, panel);
             panel
         }
-        _ => x,
+        _ => {
+            let _ = panel;
+            x
+        }
     };
     DenseInputs { rows, k, values }
 }
