@@ -9,7 +9,8 @@
 //! | `layout` | packed matrices, input panels, tiles: types without arithmetic |
 //! | `pool`, `partition`, `isa`, `prefill_inputs`, `work`, `memory` | threads, loops, ISA, inputs, buffers |
 //!
-//! Each module uses only the modules below it in the table. `tests/sources/layering.rs` checks this.
+//! Each module uses only the modules below it in the table. `tests/sources/layering.rs` checks
+//! this.
 //!
 //! The instruction set is chosen at run time: portable, AVX2, AVX-512, AMX or NEON. The environment
 //! variable `MLX_CPU_KERNELS` selects a lesser instruction set, and `MLX_NUM_THREADS` fewer

@@ -86,9 +86,9 @@ pub(crate) struct DenseInputs<'a> {
     pub rows: usize,
     /// The number of elements of a row.
     pub k: usize,
-    /// The elements row by row, or a panel `[k / lanes, places, lanes]` with the places that
-    /// [`places`](crate::simd::dense_rows::places) returns. What is missing of the last vector or
-    /// row is zero.
+    /// The elements row by row, or a panel `[k / lanes, places, lanes]` with the number of places
+    /// that [`places`](crate::simd::dense_rows::places) returns. Places without a row, and the rest
+    /// of the last vector, are zero.
     pub values: &'a [f32],
 }
 

@@ -23,7 +23,7 @@ pub(crate) const L1_INPUTS: usize = 4096;
 
 /// Generates the functions `multiply` and `multiply_packed` for `$features`, with vectors of
 /// `$lanes` elements. The invoking module defines `load`, `load_some`, `store`, `sum` and
-/// `store_sums` for its instruction set. `$few` inputs are read as they are. `$m` inputs are packed
+/// `store_sums` for its instruction set. `$few` inputs are read row by row. `$m` inputs are packed
 /// and processed in `$parts` parts of `$each` inputs. `$few_tall` and `$tall` are the numbers of
 /// matrix rows that fit the registers beside the inputs of a part. A tile of `multiply_packed` has
 /// `$many` inputs and `$rows` matrix rows. It adds `$block` vectors before the next tile, so that
@@ -45,7 +45,7 @@ macro_rules! dense_rows_for {
         };
 
         /// The number of places for rows in the panel that [`multiply`] reads for `rows` inputs;
-        /// `None` if it reads the rows as they are.
+        /// `None` if it reads unpacked rows.
         pub(crate) const fn places(rows: usize) -> Option<usize> {
             match rows {
                 $($m => Some($parts * $each),)*
