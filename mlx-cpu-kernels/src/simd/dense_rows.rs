@@ -48,8 +48,8 @@ pub(crate) fn multiply(
 }
 
 /// The number of places for rows in the panel that [`multiply`] reads for `rows` inputs; `None` if
-/// it reads unpacked rows. A panel is contiguous, so it uses all sets of the L1 cache. Unpacked rows
-/// whose length is a multiple of 4 KiB would share a few sets.
+/// it reads unpacked rows. A panel is contiguous, so it uses all sets of the L1 cache. Unpacked
+/// rows whose length is a multiple of 4 KiB would share a few sets.
 pub(crate) fn places(isa: Isa, rows: usize) -> Option<usize> {
     match isa {
         #[cfg(target_arch = "x86_64")]
@@ -63,8 +63,8 @@ pub(crate) fn places(isa: Isa, rows: usize) -> Option<usize> {
     }
 }
 
-/// The number of elements of a panel for `rows` rows of `k` elements in [`places`], or of the unpacked
-/// rows.
+/// The number of elements of a panel for `rows` rows of `k` elements in [`places`], or of the
+/// unpacked rows.
 pub(crate) fn few_len(isa: Isa, rows: usize, k: usize) -> usize {
     match places(isa, rows) {
         Some(places) => places * whole_vectors(isa, k),
