@@ -1,6 +1,6 @@
-//! The only module that calls mlx-c directly. It takes the process-wide lock, and installs the
-//! error handler before the first call. It turns mlx-c's three ways to report errors (status, null
-//! handle, message slot) into `Result`. Other modules define what each call means.
+//! Runs every mlx-c call. It takes the process-wide lock, and installs the error handler before the
+//! first call. It turns mlx-c's three ways to report errors (status, null handle, message slot)
+//! into `Result`. Other modules pass each call as a closure.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_int, c_void};

@@ -482,8 +482,8 @@ fn cuda_flag() -> Result<bool> {
     if metal_is_available() {
         return Ok(false);
     }
-    // The answer is cached. It is derived from MLX's default device, which a later call may change.
-    // That call runs this function first.
+    // The answer is derived from MLX's default device, and cached, because `Device::set_default`
+    // may change that device later. `set_default` runs this function first.
     static ANSWER: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     if let Some(answer) = ANSWER.get() {
         return Ok(*answer);

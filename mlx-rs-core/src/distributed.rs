@@ -17,7 +17,7 @@
 //! ```
 //!
 //! Every member must run the same operations in the same order. A member waits for the others in
-//! [`crate::eval`], and has this process's lock during that time.
+//! [`crate::eval`], and holds this crate's lock while it waits.
 
 #[cfg(any(target_os = "linux", target_os = "macos"))]
 mod system;
@@ -90,8 +90,8 @@ pub fn init(strict: bool) -> Result<Group> {
     Ok(*WORLD.get_or_init(|| group))
 }
 
-/// Ends MPI, if the processes are connected by it. A member calls this after its last operation:
-/// `mpirun` takes a process that ends without it for one that failed. Without MPI it does nothing.
+/// Ends MPI, if MPI connects the processes. A member calls this after its last operation: `mpirun`
+/// treats a process that ends without this call as failed. Without MPI it does nothing.
 ///
 /// ```
 /// use mlx_rs_core::distributed;

@@ -54,7 +54,7 @@ impl Key {
         .map(Self)
     }
 
-    /// A key from its two words. These may be an argument of a compiled function.
+    /// A key from its two words. A compiled function can thus receive a key as an argument.
     ///
     /// ```
     /// use mlx_rs_core::{Array, Dtype, Result, random, transforms::compile};

@@ -155,7 +155,8 @@ impl Array {
             });
         }
         // SAFETY: `n` elements of `dtype().size()` bytes exist at the address, row-major. Any byte
-        // is a valid `u8`. As in `data`, nothing frees or writes them while the kept handle exists.
+        // is a valid `u8`. As in `data`, nothing frees or writes them while the owning handle
+        // exists.
         let values = unsafe { std::slice::from_raw_parts(pointer, n * self.dtype().size()) };
         Ok(Data {
             _owner: owner,

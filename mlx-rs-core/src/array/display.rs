@@ -51,8 +51,7 @@ impl fmt::Display for Array {
 impl Array {
     /// The nested lists of values.
     fn shown(&self, digits: usize) -> Result<String> {
-        // The whole array is evaluated. A view of its corners would evaluate the same operations
-        // and then discard their results.
+        // MLX computes the whole array even for a slice of it, so this costs nothing extra.
         self.eval()?;
         let corners = self.corners()?;
         let text = match corners.dtype() {

@@ -33,7 +33,7 @@ pub(super) struct Plan {
     pub result: Vec<i32>,
 }
 
-/// What an index entry does with its axis. The entries are in the order of the index.
+/// The effect of one index entry on its axis. Columns are in the order of the index.
 enum Column {
     Keep(i32),
     Drop,
@@ -193,7 +193,7 @@ impl Plan {
         build.finish()
     }
 
-    /// The number of axes that the part keeps in addition to the gathered ones.
+    /// The number of axes of the result that are not gathered.
     pub(super) fn kept(&self) -> usize {
         self.result.len() - self.broadcast.len()
     }
@@ -215,8 +215,9 @@ impl Builder<'_> {
 
     /// Adds an axis of the merged array, with its slice.
     fn slice(&mut self, length: i32, (start, count, step): (i32, i32, i32)) {
-        // An unused step is set to 1. MLX would drop the step, but not the end that belongs to it.
-        // Gradients and mapped functions would then read several elements, or none.
+        // The step of a single element is set to 1. MLX would drop the step but keep the stop,
+        // which is then wrong without the step. Gradients and mapped functions would read several
+        // elements, or none.
         let step = if count == 1 { 1 } else { step };
         let plan = &mut self.plan;
         plan.merged.push(length);

@@ -97,8 +97,8 @@ impl MetalKernel {
     /// # Errors
     /// [`ErrorKind::Value`](crate::ErrorKind::Value) or
     /// [`ErrorKind::Shape`](crate::ErrorKind::Shape) when the launch does not match the kernel, or
-    /// fits no device; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) without Metal, or
-    /// if the current stream is on the CPU.
+    /// exceeds the limits of all GPUs; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)
+    /// without Metal, or if the current stream is on the CPU.
     #[doc(alias(
         "mlx_fast_metal_kernel_config_new",
         "mlx_fast_metal_kernel_config_free",

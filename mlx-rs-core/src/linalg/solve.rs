@@ -2,8 +2,8 @@
 //!
 //! MLX's own inverse and solver abort the process for a singular matrix, so they are not used.
 //! Inverses and solutions are computed by the QR factorization, which succeeds for every matrix.
-//! Before a triangular matrix is inverted, its diagonal is checked. Gradients are those of a series
-//! in the change of the matrix.
+//! Before a triangular matrix is inverted, its diagonal is checked. Gradients come from a series
+//! expansion in the change of the matrix.
 
 use mlx_sys as sys;
 

@@ -110,8 +110,8 @@ impl Axis {
     /// `plain` means that the derivative with respect to the kernel is a matrix product.
     fn is_sound(&self, plain: bool) -> bool {
         let span = self.span();
-        // The convolution from the larger to the smaller side. This axis is that convolution or its
-        // transpose.
+        // The plain convolution that maps the longer array to the shorter one. This axis is that
+        // convolution or its transpose.
         let (length, stride, pad, out) = if self.input_dilation == 1 {
             (self.length, self.stride, self.low, self.out)
         } else {
@@ -142,8 +142,8 @@ impl Axis {
             return unchanged;
         }
         if self.input_dilation > 1 && self.stride == 1 {
-            // Computes all outputs that the input reaches; the result is a part of them. For
-            // outputs that the input does not reach, zeros are added before and after.
+            // Computes every output to which an input contributes. The result is a slice of these
+            // outputs. Zeros are added around the input if the result also needs other outputs.
             let reach = self.span() - 1;
             let step = self.input_dilation;
             let missing = |pad: i64| ((pad - reach).max(0) + step - 1) / step;
@@ -281,15 +281,15 @@ impl Conv {
                 out: 0,
             };
             if transposed {
-                // A transposed convolution is a plain convolution of the dilated input. The padding
-                // is the part of the kernel's span that is missing.
+                // A transposed convolution is a plain convolution of the dilated input, with the
+                // padding `span - 1 - padding`.
                 (axis.stride, axis.input_dilation) = (1, axis.stride);
                 axis.low = axis.span() - 1 - pad;
                 axis.high = axis.low + i64::from(extra[i]);
             }
             let countable = |v: i64| v.unsigned_abs() < (1 << 30);
             let span = axis.span();
-            // Each is below 2^62.
+            // The two paddings are below 2^62, so their sum does not overflow.
             let room = axis
                 .dilated()
                 .saturating_add(axis.low.saturating_add(axis.high));

@@ -66,7 +66,7 @@ impl Quantized {
                 wide.gather_mm(&dense, lhs, rhs, sorted)
             }
         }?;
-        // The type to which MLX promotes two of the three possible types.
+        // The result has the type to which MLX promotes `x`, `scales` and `biases`.
         let scales = self.scales.dtype();
         if self.mode == QuantMode::Affine && scales != x.dtype() {
             return Ok(product);

@@ -35,8 +35,7 @@ fn bounds(length: i32, start: i32, stop: i32, stride: i32) -> (i32, i32) {
             (start, if stop < 0 { -n - 1 } else { stop })
         }
     };
-    // All values are within [-n - 1, n]. This fits an i32 for any length except i32::MAX, so the
-    // stop is clamped.
+    // All values are within `[-n - 1, n]`, and an i32 can represent them.
     (start as i32, stop.max(i64::from(i32::MIN)) as i32)
 }
 
@@ -76,8 +75,9 @@ impl Array {
             let mut step = stride;
             let end = if to < 0 { -1 } else { to };
             if end != from && (i64::from(end) - i64::from(from)).abs() <= i64::from(step).abs() {
-                // The slice has one element. MLX would drop the stride, but not the stop. Gradients
-                // and mapped functions would then read several elements, or none.
+                // The slice has one element. MLX would drop the stride but keep the stop, which is
+                // then wrong without the stride. Gradients and mapped functions would read several
+                // elements, or none.
                 (from, to, step) = (from, from + 1, 1);
             }
             for (list, value) in lists.iter_mut().zip([from, to, step]) {
@@ -309,7 +309,7 @@ impl Array {
         wrapped.maximum(zero)?.minimum(last)
     }
 
-    /// The axes that `axes` means.
+    /// The axes that `axes` selects, as a list.
     pub(crate) fn listed(&self, axes: super::Axes<'_>) -> Vec<i32> {
         match axes {
             super::Axes::All => (0..self.ndim()).map(|i| i as i32).collect(),
@@ -335,8 +335,8 @@ impl Array {
         Ok(out)
     }
 
-    /// The number of elements as an `i32`, which the length of an axis must fit. Functions that
-    /// flatten need it.
+    /// The number of elements as an `i32`; an error if it does not fit. Functions that flatten need
+    /// it, because MLX stores the length of an axis as an `i32`.
     pub(crate) fn count(&self, op: &'static str) -> Result<i32> {
         i32::try_from(self.size()).map_err(|_| {
             Error::new(

@@ -158,9 +158,9 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// `scan` of this array, a running extreme. Where MLX treats NaN wrongly, NaN is removed first.
-    /// After the scan, the result becomes NaN where `after` is true, which means that a NaN came
-    /// before.
+    /// The running maximum or minimum (`scan`) of this array, with correct NaNs. Where MLX handles
+    /// NaN wrongly, each NaN is replaced before the scan. After the scan, the result is set to NaN
+    /// where `after` is true, which means that the scan has passed a NaN.
     ///
     /// - MLX 0.32 gives the gradient to the element that equals the extreme. NaN equals nothing. If
     ///   no element is found, MLX writes outside of the gradient's memory. Earlier versions have no

@@ -17,7 +17,8 @@ use crate::stream::Stream;
 /// How a scatter combines an update with the existing value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ScatterMode {
-    /// The update replaces the value. Of several updates to one place, any may be the last.
+    /// The update replaces the value. If several updates have the same position, any of them may be
+    /// the last.
     #[default]
     Replace,
     /// The sum of value and update.
@@ -88,7 +89,8 @@ impl Elements {
         }))
     }
 
-    /// Reorders `[indices .., indexed axes .., block with ones there]` to `[indices .., block]`.
+    /// Reorders `[indices .., indexed axes .., block of length one along these axes]` to `[indices
+    /// .., block]`.
     fn to_blocks(&self, elements: &Array, block: &[i32]) -> Result<Array> {
         let shape = elements.shape()[..self.lead as usize].to_vec();
         let parts = self.order.iter().map(|&axis| block[axis as usize]);
@@ -113,8 +115,9 @@ impl Elements {
 }
 
 impl Array {
-    /// The result of a scatter of such blocks. Its derivatives gather in blocks, so the result must
-    /// be row-major; see [`Array::for_blocks`]. A reshape back and forth makes it so.
+    /// Makes the result of a scatter of blocks row-major, by a reshape back and forth. Its
+    /// derivatives gather blocks, and MLX would gather them wrongly from a column-major array; see
+    /// [`Array::for_blocks`].
     pub(crate) fn with_laid_out_cotangent(self, block: &[i32]) -> Result<Array> {
         if !self.gathers_wrongly(|axis| block[axis]) {
             return Ok(self);
@@ -373,8 +376,8 @@ impl Array {
         self.scatter(&[indices], updates, &[axis], mode)
     }
 
-    /// Like [`Array::put_along_axis`], but the values are added to the elements. If a place occurs
-    /// several times, all its values are added.
+    /// Like [`Array::put_along_axis`], but the values are added to the elements. If a position
+    /// occurs several times, all its values are added.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, array, zeros};
@@ -511,8 +514,9 @@ impl Array {
 
     /// Returns a copy in which the rows of `values` replace the elements where `mask` is true, one
     /// after another in row-major order. `mask` has the shape of the leading axes of this array.
-    /// `values` has the shape `[n, trailing axes ..]`; or it broadcasts to the trailing axes, and
-    /// is used for every place. If there are more places than values, the last value is repeated.
+    /// `values` has the shape `[n, trailing axes ..]`. If `mask` has more than `n` true elements,
+    /// the last row is repeated. Alternatively `values` broadcasts to the trailing axes, and
+    /// replaces every selected element.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -556,9 +560,9 @@ impl Array {
             let mut row_shape = vec![values.shape()[0]];
             row_shape.extend_from_slice(trailing);
             let rows = values.broadcast_to(&row_shape)?;
-            // MLX's own kernel reads beyond the values if the mask has more places than the values
-            // have rows. This computes the same function from safe operations: the running count of
-            // places, clamped, is the index of the row.
+            // MLX's own kernel reads beyond the values if the mask has more true elements than the
+            // values have rows. This computes the same function from safe operations: the index of
+            // the row is the running count of true elements minus one, clamped.
             let count = mask.count("masked_scatter")?;
             let number = mask
                 .reshape(&[count])?

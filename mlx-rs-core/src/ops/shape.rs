@@ -38,9 +38,9 @@ unary_ops! {
     copy = mlx_copy;
 }
 
-/// Whether two indices of a view may refer to the same place in memory. Axes with a stride of zero
-/// are ignored. It may also return true for a view without overlaps, because it checks the usual
-/// sufficient condition: each stride must exceed the extent of the smaller strides.
+/// Whether two indices of a view may refer to the same element in memory. Axes with a stride of
+/// zero are ignored. It may also return true for a view without overlaps, because it checks the
+/// usual sufficient condition: each stride must exceed the extent of the smaller strides.
 fn overlaps(shape: &[i32], strides: &[i64]) -> bool {
     let axes = shape.iter().zip(strides);
     let mut axes: Vec<(u64, u64)> = axes
@@ -271,7 +271,7 @@ impl Array {
     }
 
     /// A view of the row-major elements, with explicit `strides` and `offset` in elements. If
-    /// elements of different indices share a place, other than by a stride of zero, the result is a
+    /// different indices refer to the same element, other than by a stride of zero, the result is a
     /// copy.
     ///
     /// ```
@@ -490,9 +490,9 @@ pub fn stack(arrays: &[&Array], axis: i32) -> Result<Array> {
     .map_err(|e| e.with_inputs(arrays))
 }
 
-/// Whether a reshape between these shapes may result in a view. In such a view, the axes are those
-/// of the source, in order, and some are split into several. There must be at least two axes. Other
-/// views result only from row-major arrays.
+/// Whether a reshape from `from` to `to` splits axes and keeps their order, so that MLX may return
+/// a view of an array that is not row-major. Both axes of a matrix must be longer than one: with
+/// fewer such axes, only row-major arrays result in views.
 fn cuts_axes(from: &[i32], to: &[i32]) -> bool {
     let long = |shape: &[i32]| shape.iter().filter(|&&d| d != 1).count();
     if long(from) < 2 || long(to) <= long(from) || from.contains(&0) {

@@ -59,7 +59,7 @@ impl Array {
     /// [`ErrorKind::Index`] when there is no such axis.
     #[doc(alias = "mlx_argsort_axis")]
     pub fn argsort(&self, axis: i32) -> Result<Array> {
-        // MLX stores an axis that is counted from the end, and confuses it under `vmap`.
+        // For a negative axis, MLX would store the negative number, which is wrong under `vmap`.
         let axis = self.axis("argsort", axis)? as i32; // an axis number is at most i32::MAX
         if self.dim(axis)? == 0 {
             // MLX would divide by the length, which is zero.
@@ -125,7 +125,7 @@ impl Array {
         self.check_rank("argpartition", rank, axis)?;
         let axis = self.axis("argpartition", axis)? as i32; // an axis number is at most i32::MAX
         if mapped::inside() {
-            // For this rank, MLX would drop the axis and use it as the rank.
+            // Under `vmap`, MLX loses the axis and passes the rank in its place.
             return self.argsort(axis);
         }
         let ordered = self.ordered()?;

@@ -98,8 +98,8 @@ impl Array {
     /// Reinterprets the bytes of the array as another type. If its size differs, the last axis
     /// becomes longer or shorter.
     ///
-    /// A view as a wider type is usually a copy. It is none if the values are already computed and
-    /// begin at an address that is aligned for that type.
+    /// A view as a wider type usually copies. It does not copy if the values are already computed
+    /// and start at an address that is aligned for that type.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, array};

@@ -52,7 +52,7 @@ where
             let forward = AtomicBool::new(true);
             let function: Function = Box::new(move |x| {
                 let outputs = direction.during(|| (payload.body)(x))?;
-                // Only the backward pass walks the graph.
+                // MLX traverses this graph only in the backward pass, so only then is it checked.
                 if !forward.swap(false, Ordering::Relaxed) {
                     stack::check(OP, &outputs, x)?;
                 }

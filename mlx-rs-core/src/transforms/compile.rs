@@ -428,7 +428,8 @@ impl<E: ClosureError> Compiled<E> {
     /// error the trace is dropped, and the next call traces again.
     pub fn call(&self, args: &[Array]) -> Result<Vec<Array>, E> {
         closure::run_here(OP, || {
-            // This comes first, because it may create the default stream.
+            // The stream comes first: the call may create the default CPU stream, on which the mode
+            // depends.
             let stream = stream::current_id()?;
             let mode = effective_mode();
             if mode == CompileMode::Disabled {

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::stalled;
 use crate::stream::Stream;
 
-/// Removes immediate repetitions, because KV buffers that one operation writes return the same
+/// Removes consecutive duplicates. KV buffers that are written by one operation all return the same
 /// array.
 fn once<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> impl Iterator<Item = &'a Array> {
     let mut last: *const Array = ptr::null();

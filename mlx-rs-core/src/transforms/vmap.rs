@@ -180,7 +180,7 @@ fn vectorize<E: ClosureError>(
             ),
             _ => e,
         })?;
-        // With an empty batch, operations may be empty that were not empty when they were checked.
+        // An empty batch makes operands empty that were not empty when their operation was checked.
         // Such results are not computed; see `call::array`.
         out.to_arrays(op)
     })
