@@ -1,6 +1,6 @@
 //! Kernels of language model decoders on CPUs: multiplication with quantized and dense matrices,
-//! attention, recurrences, and sampling from logits. The kernels work on slices. They know no
-//! arrays, graphs or files. `mlx-rs-core` adds the kernels to MLX's graphs.
+//! attention, recurrences, and sampling from logits. The kernels work on slices, and use no arrays,
+//! graphs or files. `mlx-rs-core` adds the kernels to MLX's graphs.
 //!
 //! | Module | Contents |
 //! |---|---|

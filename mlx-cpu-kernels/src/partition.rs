@@ -1,4 +1,4 @@
-//! Parallel loops over the pool, and outputs that several threads write in disjoint places.
+//! Parallel loops over the pool, and outputs that several threads write at disjoint indices.
 
 use std::marker::PhantomData;
 
@@ -42,7 +42,7 @@ pub(crate) fn parallel_parts(
     pool::pool().run_iter(n, part);
 }
 
-/// An output that several threads write in disjoint places.
+/// An output that several threads write at disjoint indices.
 pub(crate) struct SharedOutput<T = f32> {
     data: *mut T,
     len: usize,

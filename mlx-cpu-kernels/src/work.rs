@@ -32,7 +32,8 @@ pub struct Input {
 }
 
 impl Input {
-    /// A view of a slice, without strides. Parts of an operation pass such views to each other.
+    /// A view of a slice, without strides. The stages of a fused operation pass such views to each
+    /// other.
     pub fn from_slice(data: &[f32]) -> Self {
         Self {
             data: data.as_ptr().cast(),

@@ -46,8 +46,8 @@ impl Array {
     }
 }
 
-/// On CPUs the operations run separately. There, MLX fuses only with a C++ compiler, and replaying
-/// a graph without fusing is not faster.
+/// `formula(x)`: fused into one kernel on GPUs, and as separate operations on CPUs. On a CPU, MLX
+/// fuses only with a C++ compiler, and replaying a graph without fusing is not faster.
 fn on_its_device(
     x: &Array,
     fused: &Compiled<Error>,

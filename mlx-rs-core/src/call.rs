@@ -82,7 +82,8 @@ pub(crate) fn try_lock() -> Option<Guard> {
 /// Takes the lock.
 ///
 /// # Errors
-/// [`ErrorKind::Deadlock`].
+/// [`ErrorKind::Deadlock`] when another thread never releases the lock; [`ErrorKind::Unsupported`]
+/// when MLX cannot be loaded.
 #[inline]
 pub(crate) fn enter(op: &'static str) -> Result<Guard> {
     match MLX.try_lock() {

@@ -222,10 +222,10 @@ pub fn reset_peak() -> Result<()> {
 }
 
 /// Lets the process keep up to `bytes` of freed memory for later allocations. Otherwise the system
-/// reclaims freed memory each time, and later provides new pages one by one. Returns whether this
-/// is supported, which is so with glibc. With it, blocks of up to half this size, at most 32 MiB,
-/// can use the kept memory. This is for CPUs, where MLX itself keeps no memory ([`set_cache_limit`]
-/// is for GPUs). The setting affects the whole process, so set it at the start.
+/// reclaims freed memory each time, and later maps new pages one by one. Blocks larger than
+/// `min(bytes / 2, 32 MiB)` cannot use this memory. Returns whether the setting is supported, which
+/// requires glibc. This is for CPUs, where MLX itself keeps no memory ([`set_cache_limit`] is for
+/// GPUs). The setting affects the whole process, so set it at the start.
 ///
 /// ```
 /// use mlx_rs_core::memory;

@@ -33,13 +33,13 @@ pub struct AttentionMask {
     pub len: usize,
     /// The type of keys and values.
     pub kv_type: KvType,
-    /// The number of kept keys, which come first, and the position of the first other key. With
-    /// `None` a query attends to all keys, and is the last of its sequence. With a `window`, the
-    /// keys after the kept ones are then in a ring buffer of this size: position `p` is in slot `(p
-    /// - kept) % window`.
+    /// `(kept, start)`: the first `kept` keys have the positions `0..kept`. The next key has the
+    /// position `start`, and further keys follow in order. `None` means that the query is the last
+    /// of its sequence and attends to all keys. With `None` and a `window`, the last `window` keys
+    /// are a ring buffer: position `p` is in its slot `(p - kept) % window`.
     pub order: Option<(usize, i32)>,
-    /// The size of the sliding window. A query attends to the kept keys, and to this number of last
-    /// keys among the others.
+    /// The size of the sliding window. A query attends to the kept keys, and to the last `window`
+    /// of the other keys.
     pub window: Option<i32>,
     /// Attention to keys before and after the query, without a causal mask. It overrides the other
     /// fields.
@@ -115,9 +115,9 @@ pub struct Attention {
     pub head_dim: usize,
     /// The number of elements of a packed row.
     pub width: usize,
-    /// The factor on scores.
+    /// The factor by which scores are multiplied.
     pub scale: f32,
-    /// The limit of a tanh that caps scores to `-cap..cap`.
+    /// The limit `cap` of scores, which become `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
     /// Epsilon of the query norm, if there is one.
     pub eps: Option<f32>,
@@ -165,7 +165,7 @@ impl Attention {
 #[derive(Clone, Copy)]
 pub(crate) struct KvRows<'a> {
     data: *const c_void,
-    /// The number of elements that an index reaches.
+    /// The number of elements from `data` to the last one that an index can reach.
     len: usize,
     /// The type of the elements.
     pub kv_type: KvType,
@@ -213,8 +213,8 @@ impl<'a> KvRows<'a> {
         }
     }
 
-    /// Positions `from..to` of a head. In the result, the head has the index 0 and the first
-    /// position as well.
+    /// A view of positions `from..to` of head `h`. In the view, this head and position `from` have
+    /// the index 0.
     pub(crate) fn of_head(&self, h: usize, (from, to): (usize, usize), d: usize) -> Self {
         let (data, len) = match self.kv_type {
             _ if from >= to => (self.data, 0),
@@ -239,8 +239,8 @@ impl<'a> KvRows<'a> {
         }
     }
 
-    /// As [`Self::of_head`], in rows without gaps of float32. `packed` has the copy, if one is
-    /// necessary, and `scratch` holds converted elements.
+    /// Like [`Self::of_head`], but as contiguous rows of float32. If this needs a copy, the copy is
+    /// in `packed`, and `scratch` holds converted elements.
     pub(crate) fn contiguous_head<'p>(
         &self,
         isa: Isa,

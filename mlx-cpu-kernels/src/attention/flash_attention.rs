@@ -111,9 +111,9 @@ impl FlashPanel<'_> {
                 sums.fill(0.0);
                 scratch.states.push(PanelRunning::new(head.sink));
             }
-            // First the kept keys, then the other keys that any query of the panel attends to. The
-            // queries have one cache, so the distance of a key's position and its place in memory
-            // is the same for all.
+            // The kept keys come first, then the other keys that any query of the panel attends to.
+            // All queries use the same cache, so the difference between a key's position and its
+            // index in memory is the same for all of them.
             let visible = self.visible_keys;
             let kept = visible.iter().map(|v| v.kept).max().unwrap_or(0);
             let others = |v: &VisibleKeys| v.ranges[0].clone();
@@ -213,7 +213,8 @@ impl FlashPanel<'_> {
         }
     }
 
-    /// Makes the scores of keys `from..to` that a query does not attend to negatively infinite.
+    /// Sets the scores of keys `from..to` to minus infinity where a query does not attend to the
+    /// key.
     fn mask(&self, (from, to, is_kept): (usize, usize, bool), scores: &mut [[f32; LANES]]) {
         for (i, visible) in self.visible_keys.iter().enumerate() {
             let sees = if is_kept {

@@ -4,7 +4,7 @@
 //! with any number of threads.
 //!
 //! In a block, scores become exponentials relative to the block's maximum. Blocks are then added
-//! one after the other, relative to the maximum until then (Milakov and Gimelshein 2018).
+//! one after the other, relative to the maximum so far (Milakov and Gimelshein 2018).
 
 use std::ops::Range;
 
@@ -83,7 +83,7 @@ impl VisibleKeys {
         let [first, second] = &self.ranges;
         let (all, begin) = (first.len() + second.len(), self.position);
         let block = (begin / BLOCK_KEYS + number - of_kept) * BLOCK_KEYS;
-        // The places of the block's keys among the keys after the kept ones.
+        // The indices of the block's keys, counted from the first key after the kept ones.
         let from = block.max(begin) - begin;
         let to = (block + BLOCK_KEYS - begin).min(all).max(from);
         let cut = |range: &Range<usize>, before: usize| {
@@ -98,7 +98,7 @@ impl VisibleKeys {
     }
 }
 
-/// The maximum score until now, and the sum of exponentials relative to it.
+/// The maximum score so far, and the sum of exponentials relative to it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Running {
     pub greatest: f32,
@@ -118,7 +118,7 @@ impl Running {
     /// weighted sums and of the block's.
     #[inline(always)]
     fn add(&mut self, (greatest, total): (f32, f32)) -> [f32; 2] {
-        // A NaN is ignored here. It is in the block's sum.
+        // The comparison ignores a NaN, but the block's sum contains it.
         let most = if greatest > self.greatest {
             greatest
         } else {

@@ -1,5 +1,6 @@
 //! Packed heads of KV caches: codes of a few bits, with a scale and a bias for each group of
-//! elements. It is the affine quantization of MLX, so caches can change between both.
+//! elements. The quantization is MLX's affine mode, so caches can be converted to and from MLX's
+//! arrays.
 //!
 //! A head is a row of 32-bit words: the codes as a bit stream, then the scales of all groups, then
 //! their biases (float32).
@@ -173,8 +174,8 @@ fn unpack_words<const BITS: u32, const PER: usize>(
     }
 }
 
-/// The scale and the bias of a group, as MLX chooses them: the element with the largest magnitude
-/// among the least and the greatest one is exact, and so is zero within the range.
+/// The scale and the bias of a group, as MLX chooses them. Of the minimum and the maximum, the one
+/// with the larger magnitude is exact. Zero is exact if it is within the range.
 fn affine(group: &[f32], most: f32) -> (f32, f32) {
     let mut range = (f32::INFINITY, f32::NEG_INFINITY);
     let mut no_number = 0.0;

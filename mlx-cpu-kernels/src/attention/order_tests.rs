@@ -1,4 +1,4 @@
-//! The attention of a query must not depend on the queries beside it.
+//! The attention of a query must not depend on the other queries of the operation.
 
 use half::f16;
 
@@ -358,8 +358,8 @@ fn packed_caches_equal_float32_caches_with_the_same_elements() {
     }
 }
 
-/// Texts of a packed projection, whose keys are rows far apart. A text is computed alone, among
-/// others, and as some of its queries, so its keys are copied or read where they are.
+/// Tests packed texts, whose keys are far apart in memory. A text is computed alone, among others,
+/// and with only some of its queries. So some cases copy the keys, and others read them in place.
 #[test]
 fn a_text_has_the_same_result_alone_and_among_others() {
     const LENGTHS: [usize; 6] = [70, 3, 16, 150, 1, 33];
@@ -434,7 +434,7 @@ fn a_text_has_the_same_result_alone_and_among_others() {
                 let alone = run(isa, start, &[len], 0);
                 assert!(alone == wanted, "{isa:?}, {d}, {reach:?}: {len} alone");
                 if has_one_order(isa) {
-                    // At most one panel, which reads the keys where they are.
+                    // There is at most one panel, which reads the keys in place.
                     let skip = len.saturating_sub(11);
                     let last = run(isa, start, &[len], skip);
                     let wanted = &wanted[skip * row..];

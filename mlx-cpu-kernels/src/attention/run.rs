@@ -21,7 +21,7 @@ use crate::work::{Input, Work};
 /// thread.
 const PARTS: usize = 16;
 
-/// Runs of panels per thread, of all heads together.
+/// The number of panel runs per thread, over all heads.
 const RUNS: usize = 4;
 
 thread_local! {
@@ -38,7 +38,7 @@ struct PackedScratch {
 /// Adjacent panels of a sequence.
 struct PanelRun {
     sequence: usize,
-    /// The panels, with the visible keys of each query. They count keys from the first of `keys`.
+    /// The panels, with the visible keys of each query. Key indices are relative to `keys.start`.
     panels: Vec<(Range<usize>, Vec<VisibleKeys>)>,
     /// The keys that any query attends to.
     keys: Range<usize>,
@@ -193,9 +193,9 @@ impl AttentionTask<'_> {
         }
     }
 
-    /// As [`Self::flash_panels`], for queries that attend to both sides. All panels of a run read
-    /// the same keys. So each part copies the keys and values of a head into rows without gaps:
-    /// rows of a projection are so far apart that they would share few cache sets.
+    /// Like [`Self::flash_panels`], for bidirectional attention. All panels of a run read the same
+    /// keys. So each part copies the keys and values of a head into contiguous rows. Rows of a
+    /// projection are far apart in memory, and would compete for few cache sets.
     fn flash_runs(&self, panels: &[Range<usize>]) {
         let (heads, d, isa) = (self.attend.heads, self.attend.head_dim, self.attend.isa);
         let work = self.multiplications(panels.iter().cloned().flatten());
@@ -210,7 +210,7 @@ impl AttentionTask<'_> {
                     let [packed_keys, packed_values] = &mut scratch.packed;
                     let wide = &mut scratch.wide;
                     let [keys, values] = match run.panels.len() {
-                        // A single panel reads them once.
+                        // A single panel reads each key only once, so a copy would not pay off.
                         1 => [keys, values].map(|rows| rows.of_head(group, (from, to), d)),
                         _ => [
                             keys.contiguous_head(isa, (group, from, to), d, (packed_keys, wide)),

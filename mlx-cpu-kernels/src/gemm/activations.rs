@@ -22,7 +22,7 @@ pub(crate) struct Scratch {
     dense: AlignedVec,
 }
 
-/// Inputs prepared for one packing.
+/// Inputs prepared for matrices of one packing.
 #[derive(Default)]
 struct PreparedForm {
     /// The number of elements per row in each of the four vectors below.
@@ -36,13 +36,15 @@ struct PreparedForm {
 /// The forms of input rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Forms<'p> {
-    /// The distinct packings of the matrices.
+    /// The distinct packings of the matrices: the width of [`ScaleFormat::input_bits`] and the
+    /// group size.
     pub packings: &'p [(u32, usize)],
     /// Whether a matrix is dense.
     pub dense: bool,
     /// The maximum number of rows of a panel; see [`panel_rows`].
     pub most: usize,
-    /// Whether several threads prepare panels. A part of a job must not use threads.
+    /// Whether several threads prepare panels. It must be false inside a part of a job, because the
+    /// pool runs one job at a time.
     pub threads: bool,
 }
 

@@ -43,8 +43,8 @@ thread_local! {
     static SCRATCH: RefCell<amx::Scratch> = RefCell::default();
 }
 
-/// Outputs of a part that are computed together, and their place in a row. They fill at most two
-/// tiles; for a gate, one tile of each part.
+/// Outputs of a part that are computed together, and their column in an output row. They fill at
+/// most two tiles; for a gate, one tile of each part.
 #[derive(Clone, Copy)]
 struct TilePlace {
     part: usize,
@@ -156,7 +156,7 @@ impl GemmTask<'_> {
         });
     }
 
-    /// Multiplies the packed rows with the matrix rows of the thread's own places.
+    /// Multiplies the packed rows with the matrix rows of the places `indices`.
     fn multiply_tiles(
         &self,
         tiles: &[InputTiles],

@@ -2,9 +2,9 @@
 //! and AVX-512. Encoders use them: their passes have many rows, and no pass has only one. `run.rs`
 //! handles matrices in rows.
 //!
-//! Rows are read where they are. A thread multiplies tiles of rows with a micro-panel of the
+//! Input rows are read in place. A thread multiplies tiles of rows with a micro-panel of the
 //! matrix, and adds the bias and the residual before it stores the outputs. Meanwhile it prefetches
-//! the next panel, a part with each tile.
+//! the next panel, one slice per tile.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -25,12 +25,12 @@ use crate::simd::portable::vmath::Gate;
 use crate::simd::vmath::{dot, gate_apply, gate_mul};
 use crate::work::{Input, Work};
 
-/// The size of the inputs that are multiplied with all panels before the next ones, in elements.
-/// They fit the L2 cache, unless they are [`LEAST_ROWS`] rows.
+/// The maximum number of input elements per chunk of rows. A chunk is multiplied with all panels,
+/// and fits the L2 cache. A chunk of [`LEAST_ROWS`] rows may be larger.
 const INPUTS: usize = 1 << 18;
 
-/// The minimum number of rows of a chunk, if there are as many. For fewer rows, reading the matrix
-/// would take a large part of the time.
+/// The minimum number of rows of a chunk, if the input has as many. For fewer rows, reading the
+/// matrix would take a large part of the time.
 const LEAST_ROWS: usize = 128;
 
 /// The maximum number of rows of a chunk.
@@ -123,8 +123,8 @@ struct Task<'a> {
     out: SharedOutput,
 }
 
-/// A panel, and what a tile prefetches meanwhile: the elements at this distance from the start of
-/// the panel, with this step for each column.
+/// A panel, and the `(distance, step)` of its prefetch: with each column, a tile prefetches `step`
+/// elements. The first ones are `distance` elements after the start of the panel.
 type PanelAhead<'a> = (&'a [f32], (usize, usize));
 
 /// A panel of one part, or of both parts of a gate.
@@ -215,7 +215,7 @@ impl Task<'_> {
         }
     }
 
-    /// The panels of all parts. Both parts of a gate are one.
+    /// The panels of all parts. A gate's panel of the first part also stands for the second part.
     fn places(&self) -> Vec<Place> {
         let parts = match self.product.gate {
             Some(_) => &self.product.parts[..1],
@@ -260,7 +260,8 @@ impl Task<'_> {
                     (_, None) => return,
                 };
             }
-            // Tiles of about equal height, since a tile with few rows waits for its own sums.
+            // Tiles have about equal height, because the latency of additions limits a tile with
+            // few rows.
             let tiles = rows
                 .len()
                 .div_ceil(MOST_TILE.min(most_rows(self.isa)))

@@ -31,8 +31,8 @@ const MOST_ROWS: usize = 512;
 /// MiB, for all panels.
 const BLOCK_BYTES: usize = 1 << 20;
 
-/// The maximum numbers of rows of a block, the first that fit [`BLOCK_BYTES`]. Tiles have three
-/// rows.
+/// The maximum numbers of rows of a block. The first one that fits [`BLOCK_BYTES`] is used. Each is
+/// a multiple of three, the number of rows of a tile.
 const BLOCK_ROWS: [usize; 3] = [48, 24, 12];
 
 /// Scratch memory of a thread for a block.

@@ -88,8 +88,8 @@ pub(crate) struct StackData<'a> {
 }
 
 impl ExpertStack {
-    /// The stack in the inputs of an operation. If its packing is not in `packings`, it is
-    /// appended.
+    /// The stack in the inputs of an operation. Adds the stack's packing to `packings`, unless it
+    /// is already there.
     ///
     /// # Safety
     /// The inputs must be the arrays of this stack.
@@ -146,7 +146,8 @@ impl<'a> StackData<'a> {
     }
 }
 
-/// The matrices and biases of an expert with few rows, and the places of its rows.
+/// The matrices and biases of an expert with few rows, and the range of its rows in the sorted
+/// order.
 type FewPairs<'a> = (Vec<(MatrixData<'a>, Option<&'a [f32]>)>, Range<usize>);
 
 /// Multiplication with the same stacks for each expert. `product` has the parts; its `rows` is
@@ -158,8 +159,8 @@ pub(crate) struct StackProduct<'a> {
 }
 
 impl StackProduct<'_> {
-    /// Computes the products of rows `x`, which are sorted by expert. `groups` has the places of
-    /// each expert's rows, relative to the first place.
+    /// Computes the products of rows `x`, which are sorted by expert. `groups` has the range of
+    /// each expert's rows; the start of the first range is row 0 of `x`.
     pub(crate) fn run(&mut self, groups: &[(usize, Range<usize>)], x: &[f32], out: &mut [f32]) {
         let (k, n) = (self.product.k, self.product.n);
         let start = groups.first().map_or(0, |(_, range)| range.start);
@@ -244,8 +245,8 @@ impl StackProduct<'_> {
     }
 }
 
-/// Copies rows of `k` elements to the places `range` of the sorted order. `row` returns the source
-/// row of a place.
+/// Copies rows of `k` elements to the positions `range` of the sorted order. `row` returns the
+/// source row of a position.
 pub(crate) fn gather(
     from: &[f32],
     k: usize,
@@ -265,7 +266,7 @@ pub(crate) fn gather(
     });
 }
 
-/// The range of places that these experts' rows occupy.
+/// The range of positions of these experts' rows in the sorted order.
 pub(crate) fn span(groups: &[(usize, Range<usize>)]) -> Range<usize> {
     match (groups.first(), groups.last()) {
         (Some((_, first)), Some((_, last))) => first.start..last.end,
@@ -377,8 +378,8 @@ impl Work for ExpertVjp {
     }
 }
 
-/// Adds the weighted results of the pairs at the places `range` to their output rows. Result rows
-/// and output rows have equal lengths.
+/// Adds the weighted results of the pairs at the positions `range` of the sorted order to their
+/// output rows. Result rows and output rows have equal lengths.
 pub(crate) fn add_pairs(
     routing: &Routing,
     routes: &Routes,

@@ -3,7 +3,7 @@
 //!
 //! A quantized down matrix cannot be read this way: a feature is one of its columns, but groups of
 //! codes run along its rows. So both matrices are float32 or float16, `[features, hidden]`,
-//! row-major. They stay in memory of their owner, such as a mapped file. Float16 rows are converted
+//! row-major. Another object owns their memory, such as a mapped file. Float16 rows are converted
 //! exactly to float32 when read, a few elements at a time.
 
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::simd::portable::vmath::Gate;
 use crate::simd::{dense_rows, vmath};
 use crate::work::{Input, Work};
 
-/// Float32 values in memory of their owner.
+/// Float32 values whose memory another object owns, such as a mapped file.
 pub type HeldFloats = Arc<dyn AsRef<[f32]> + Send + Sync>;
 
-/// A dense matrix in memory of its owner.
+/// A dense matrix whose memory another object owns, such as a mapped file.
 #[derive(Clone)]
 pub enum StoredRows {
     /// float32.
@@ -94,7 +94,7 @@ const COLUMNS: usize = 128;
 /// The number of rows per part of the work, for many rows.
 const ROWS: usize = 32;
 
-/// Products of rows with a matrix in memory of its owner. The input is `x [rows, k]`, float32.
+/// Products of rows with [`StoredRows`]. The input is `x [rows, k]`, float32.
 pub struct HeldProduct {
     /// The number of rows of `x`.
     pub rows: usize,
@@ -309,7 +309,7 @@ impl FeatureWalk {
         let bias = self.down_bias.as_ref().map(|bias| (**bias).as_ref());
         assert!(down.len() == self.features * hidden && output.len() == self.rows * hidden);
         assert!(bias.is_none_or(|bias| bias.len() == hidden));
-        // With few rows, each thread reads its whole part of a down row at once.
+        // With few rows, each thread reads its whole share of a down row at once.
         let width = match self.rows {
             0..8 => (hidden.div_ceil(pool::threads()).next_multiple_of(16)).max(64),
             _ => COLUMNS,

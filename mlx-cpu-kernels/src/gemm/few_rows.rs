@@ -32,7 +32,7 @@ const TILE: usize = 2 * INTERLEAVED_ROWS;
 #[cfg(target_arch = "x86_64")]
 const MIN_INTEGER_ROWS: usize = 64;
 
-/// Input rows, their matrices, and the place of their outputs.
+/// Input rows, their matrices, and the row of their first output.
 pub(crate) struct FewRows<'a> {
     /// Matrices of the product's sizes, each with its bias.
     pub data: &'a [(MatrixData<'a>, Option<&'a [f32]>)],
@@ -92,7 +92,7 @@ impl Product {
         }
     }
 
-    /// The number of rows from which on this kernel is not used. It unpacks codes to registers,
+    /// The minimum number of rows for which this kernel is not used. It unpacks codes to registers,
     /// once for each panel. `integer_gemm.rs` unpacks codes to memory, once for all rows. That is
     /// faster with 64 or more rows, and gives the same bits.
     pub(crate) fn few_below(&self) -> usize {

@@ -114,7 +114,7 @@ fn products_with_every_format_equal_the_definition() {
 
 /// Whether products of this matrix give the same bits with any number of rows.
 fn keeps_bits(isa: Isa, kind: MatrixFormat) -> bool {
-    // By name, because other processors lack these.
+    // Compares names, because the variants do not exist on other processors.
     let name = format!("{isa:?}");
     let is_exact = match kind {
         MatrixFormat::Quantized { bits, scales, .. } => scales.input_bits(bits) != FLOAT_INPUTS,
@@ -123,8 +123,8 @@ fn keeps_bits(isa: Isa, kind: MatrixFormat) -> bool {
     is_exact && ["Avx2", "Avx512"].contains(&name.as_str())
 }
 
-/// A row has the same result, bit by bit, alone, among few rows and among many. A reply can then
-/// not depend on what is computed beside it.
+/// A row has the same result, bit by bit, alone, among few rows and among many. Otherwise a reply
+/// could depend on other requests in the same batch.
 #[test]
 fn a_row_has_the_same_result_alone_and_among_others() {
     // The matrix ends within a row block, and the rows end within a panel.
@@ -197,8 +197,8 @@ fn a_row_has_the_same_result_alone_and_among_others() {
     }
 }
 
-/// A row with NaN or infinity has only such results, and the other rows have none, although no
-/// integer represents NaN.
+/// All results of a row with a NaN or an infinity must be NaN or infinite, and all other results
+/// must be finite. Quantized inputs are integers, which cannot represent NaN.
 #[test]
 fn rows_that_are_no_numbers_stay_so() {
     const SIZE: Size = Size { n: 20, k: 512 };

@@ -1,4 +1,4 @@
-//! Element-wise gates outside of matrix products, as recurrent layers have them.
+//! Element-wise gates outside of matrix products, as in recurrent layers.
 
 use crate::isa::Isa;
 use crate::partition::{SharedOutput, parallel_ranges};

@@ -144,7 +144,7 @@ fn greatest_of_lanes(isa: Isa, tile: &[[f32; LANES]], greatest: &mut [f32; LANES
             return;
         }
     }
-    // All other processors have vectors of four floats, such as NEON, which plain builds use.
+    // On other processors, default builds already use vectors of four floats, such as NEON.
     let _ = isa;
     greatest_with(tile, greatest);
 }

@@ -28,8 +28,8 @@ pub struct Size {
 
 /// Keeps the memory of a [`StoredMatrix`] alive.
 pub trait MatrixOwner: Send + Sync {
-    /// Whether the values that were read until now are those of the matrix. Memory of a file may
-    /// lose them. Products with such a matrix are NaN.
+    /// Whether all values that were read so far are those of the matrix. They are not if the matrix
+    /// is in a mapped file that was truncated. Products with such a matrix are NaN.
     fn is_intact(&self) -> bool {
         true
     }
@@ -97,7 +97,7 @@ impl MatrixFormat {
     }
 
     /// The matrix with `k` columns: `stored`, or otherwise the next of `inputs`, which is consumed.
-    /// If its packing is not in `packings`, it is appended.
+    /// Adds the matrix's packing to `packings`, unless it is already there.
     ///
     /// # Safety
     /// The inputs must be the arrays of a matrix with this format and `k` columns.

@@ -1,6 +1,6 @@
 //! Blocks of GGUF files that kernels convert directly to the packed layout.
 
-/// Weights that kernels convert at once in each row.
+/// The number of weights of a row that kernels convert at once.
 pub(crate) const PIECE: usize = 256;
 
 /// A type of blocks in GGUF files. The blocks of a row are consecutive.
@@ -26,7 +26,7 @@ pub enum BlockKind {
 }
 
 impl BlockKind {
-    /// Weights of a block.
+    /// The number of weights in a block.
     pub const fn weights(self) -> usize {
         match self {
             Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::Iq4Nl => 32,
@@ -34,7 +34,7 @@ impl BlockKind {
         }
     }
 
-    /// Bytes of a block.
+    /// The size of a block in bytes.
     pub const fn bytes(self) -> usize {
         match self {
             Self::Q4_0 | Self::Iq4Nl => 18,
@@ -47,7 +47,7 @@ impl BlockKind {
         }
     }
 
-    /// Bits of a code in the packed layout.
+    /// The number of bits of a code in the packed layout.
     pub const fn bits(self) -> usize {
         match self {
             Self::Q4_0 | Self::Q4K | Self::Iq4Nl | Self::Iq4Xs => 4,
@@ -57,7 +57,8 @@ impl BlockKind {
         }
     }
 
-    /// Bytes of the second part for 32 weights: a float16, or bytes for one or two groups.
+    /// The number of bytes of [`PackedBlockMut::scales`] for 32 weights: a float16, or one byte for
+    /// each of one or two groups.
     pub const fn scale_bytes(self) -> usize {
         match self {
             Self::Iq4Xs => 1,
@@ -65,7 +66,7 @@ impl BlockKind {
         }
     }
 
-    /// Number of float16 of a block in the third part; 0 if the layout has two parts.
+    /// The number of float16 in [`PackedBlockMut::supers`] per block; 0 if the layout has none.
     pub const fn supers(self) -> usize {
         match self {
             Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::Iq4Nl => 0,
@@ -75,13 +76,13 @@ impl BlockKind {
     }
 }
 
-/// The memory of one row block in each part of a packed matrix.
+/// The memory of one row block in each array of a packed matrix.
 #[derive(Debug)]
 pub struct PackedBlockMut<'a> {
     /// Packed codes, `[words, 8]`.
     pub words: &'a mut [u32],
     /// Bytes of the scales: float16 or bytes `[groups, 8]`.
     pub scales: &'a mut [u8],
-    /// float16 that the weights of a block share, `[blocks, supers, 8]`, as raw bits.
+    /// float16 values that all weights of a block share, `[blocks, supers, 8]`, as raw bits.
     pub supers: &'a mut [u16],
 }

@@ -1,11 +1,11 @@
 //! Dense matrices in micro-panels: adjacent rows of the matrix, interleaved column by column. A
-//! product reads them in order and adds no lanes. This file has only the layout.
+//! product reads them sequentially, and needs no sum across lanes. This file has only the layout.
 
 use crate::isa::Isa;
 use crate::layout::aligned::AlignedVec;
 use crate::layout::dense::{DenseType, DenseView};
 
-/// A matrix `[n, k]` in micro-panels `[k, width]`. Rows that the last panel lacks are zero.
+/// A matrix `[n, k]` in micro-panels `[k, width]`. Missing rows of the last panel are zero.
 #[derive(Debug)]
 pub struct ColumnMatrix {
     /// The number of rows of the matrix, which are outputs.
@@ -110,12 +110,13 @@ impl ColumnMatrix {
     }
 }
 
-/// Writes rows of `k` elements to panels of `width` rows. What the last panel lacks is zero.
+/// Writes rows of `k` elements to panels of `width` rows. Missing rows of the last panel are zero.
 fn interleave<T: Copy + Default>(matrix: &[T], k: usize, width: usize, packed: &mut [T]) {
     if k == 0 {
         return;
     }
-    /// Columns at a time, so that the cache lines of a panel's rows are read once.
+    /// The number of columns copied at a time, so that each cache line of a panel's rows is read
+    /// only once.
     const COLUMNS: usize = 16;
     let panels = packed.chunks_exact_mut(width * k);
     for (panel, rows) in panels.zip(matrix.chunks(width * k)) {

@@ -86,16 +86,16 @@ pub(crate) struct DenseInputs<'a> {
     pub rows: usize,
     /// The number of elements of a row.
     pub k: usize,
-    /// The elements row by row, or a panel `[k / lanes, places, lanes]` with the number of places
-    /// that [`places`](crate::simd::dense_rows::places) returns. Places without a row, and the rest
-    /// of the last vector, are zero.
+    /// The elements row by row, or a panel `[k / lanes, places, lanes]`. A panel has one place for
+    /// each row and possibly unused places; see [`places`](crate::simd::dense_rows::places). Unused
+    /// places, and the rest of the last vector, are zero.
     pub values: &'a [f32],
 }
 
 /// The sizes of a register tile and of its packed operands. A vector has adjacent columns of one
 /// row. Inputs are packed in panels `[k / lanes, inputs, lanes]`. Matrix rows are packed in blocks
-/// of some columns, each `[rows of the matrix / rows, columns / lanes, rows, lanes]`. What is
-/// missing of the last vector, panel or tile is zero.
+/// of some columns, each `[rows of the matrix / rows, columns / lanes, rows, lanes]`. Missing
+/// elements of the last vector, panel or tile are zero.
 #[cfg(target_arch = "x86_64")]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DenseTile {

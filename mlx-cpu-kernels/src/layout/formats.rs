@@ -165,7 +165,8 @@ mod tests {
         };
     }
 
-    /// The prepared inputs have the form that the chosen kernels read. If not, results are wrong.
+    /// The prepared inputs must have the form that the chosen kernels read. Otherwise results are
+    /// wrong.
     #[test]
     fn inputs_have_the_form_that_the_kernels_read() {
         let formats = [

@@ -1,7 +1,7 @@
 //! A few input rows, in the form that kernels for quantized matrices read. This file has only types
 //! and index functions; `simd` fills and reads the panels.
 
-/// The maximum number of input rows that are multiplied with a matrix row that is dequantized once.
+/// The maximum number of input rows per panel. Each matrix row is dequantized once per panel.
 pub(crate) const MAX_ROWS: usize = 8;
 
 /// [`MAX_ROWS`] for the kernels of AVX-512 with integer inputs.
@@ -27,8 +27,9 @@ pub(crate) struct InputRow<'a> {
     pub sums: &'a [f32],
 }
 
-/// A few input rows, as many as [`panel_rows`] returns, prepared as floats or as 16-bit integers. A
-/// few adjacent integers share a scale. The integers are ordered by matrix word, then by row.
+/// A few input rows, as many as [`panel_rows`] returns, prepared as floats or as 16-bit integers.
+/// [`INPUTS_PER_SCALE`] adjacent integers share a scale. The integers are ordered by matrix word,
+/// then by row.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
@@ -70,11 +71,11 @@ pub(crate) struct InputPanelMut<'a> {
 
 /// The number of adjacent inputs that share a scale. It is small, so that a large input affects the
 /// precision of few other inputs. The products of these inputs with codes are summed exactly in one
-/// lane. `STEP` of `integer_panel.rs` equals it, so a row has the same integers among few rows and
-/// among many.
+/// lane. `STEP` of `integer_panel.rs` has the same value, so a row is quantized to the same
+/// integers by the kernels for few rows and for many rows.
 pub(crate) const INPUTS_PER_SCALE: usize = 16;
 
-/// The number of adjacent inputs whose integers are in one place: as many as a word has 4-bit
+/// The number of adjacent inputs whose integers are stored together: as many as a word has 4-bit
 /// codes.
 pub(crate) const RUN: usize = 8;
 

@@ -95,7 +95,8 @@ pub enum ScaleFormat {
 }
 
 impl ScaleFormat {
-    /// The code width whose input form suits a matrix with codes of `bits` bits.
+    /// The code width that determines the prepared form of inputs. It equals `bits`, except for
+    /// formats whose codes are looked up or are floats.
     pub(crate) fn input_bits(self, bits: u32) -> u32 {
         match (self, bits) {
             (Self::E8m0 | Self::E4m3, 4) | (Self::Table(_) | Self::TableSuper(_), _) => {
@@ -174,7 +175,8 @@ impl ScaleFormat {
     }
 }
 
-/// A width whose inputs are integers if lookup kernels exist, and floats if not (NEON).
+/// The width in place of [`ScaleFormat::input_bits`] for codes that are looked up. Inputs are
+/// integers if lookup kernels exist, and floats otherwise (NEON).
 const LOOKUP_INPUTS: u32 = 5;
 
 /// The width that means float inputs.

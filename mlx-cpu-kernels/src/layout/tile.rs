@@ -39,8 +39,8 @@ pub(crate) struct ColumnOutput {
     pub residual: Option<*const f32>,
 }
 
-/// The elements that a tile prefetches meanwhile: with column `i`, the `step` elements from
-/// `data + i * step` on. The addresses need not be valid.
+/// The elements to prefetch while a tile is computed: at column `i`, the `step` elements from `data
+/// + i * step` on. The addresses need not be valid.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 pub(crate) struct Ahead {

@@ -78,7 +78,7 @@ pub(crate) fn run_head(
     let (row, dk) = (part.row, memory.key_dim);
     let heads = || columns_of(memory, part);
     if memory.rule.is_normalized() {
-        // With such a rule the part has one head.
+        // With a normalized rule, a part has one head.
         let at = row * memory.heads + part.key_head;
         scratch.n.clear();
         scratch.n.extend_from_slice(&buffers.n[at * dk..][..dk]);
@@ -276,8 +276,8 @@ fn load(
             data: scratch.packed.as_ptr(),
             stride: LANES,
         };
-        // Only positions from these keys on are computed, because earlier positions do not see the
-        // keys.
+        // Products are computed only for the positions from these keys on. Earlier positions do not
+        // see the keys.
         let product = |left: &[f32], out: &mut [f32]| {
             let out = &mut out[first * stride + first..];
             let left = &left[first * wide..];

@@ -1,7 +1,7 @@
 //! A matrix memory whose rows have separate forget gates, and whose updates have rank one: Kimi
 //! Delta Attention (Kimi Team 2025, arXiv:2510.26692) and RWKV-7 (Peng et al. 2025,
-//! arXiv:2503.14456). Positions are computed one after another, so a sequence has the same bits in
-//! any segments.
+//! arXiv:2503.14456). Positions are computed one after another. So the result of a sequence is
+//! bitwise the same, however the sequence is divided into segments.
 
 use std::cell::RefCell;
 
@@ -23,9 +23,9 @@ use crate::work::{Input, Work};
 /// ```
 ///
 /// All inputs are float32: the memory `[rows, heads, key_dim, value_dim]`, row-contiguous; then,
-/// with any strides of the first two axes, `q`, `k`, `f` and `a` `[rows, length, heads * key_dim]`,
-/// `v` `[rows, length, heads * value_dim]`, and with `writes_apart` `b`, of the shape of `k`.
-/// Otherwise `b` is `k`. The output is `y` `[rows, length, heads * value_dim]`, then the final
+/// with any strides of the first two axes, `q`, `k`, `f` and `a` `[rows, length, heads * key_dim]`
+/// and `v` `[rows, length, heads * value_dim]`. With `writes_apart`, `b` follows, in the shape of
+/// `k`; otherwise `b` is `k`. The output is `y` `[rows, length, heads * value_dim]`, then the final
 /// memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiagonalMemory {
@@ -182,7 +182,7 @@ impl DiagonalMemory {
             advance(isa, &step, &mut scratch.kept, &mut scratch.memory, y);
         }
         for channel in 0..key_dim {
-            // SAFETY: as above.
+            // SAFETY: only this part writes these columns of this head.
             let to = unsafe { after.slice_mut(start + channel * value_dim, count) };
             for (panel, to) in to.chunks_mut(LANES).enumerate() {
                 let at = (panel * key_dim + channel) * LANES;
@@ -239,7 +239,7 @@ fn advance_with(step: &Step<'_>, kept: &mut [f32], memory: &mut [f32], y: &mut [
     }
 }
 
-/// The sum of the memory's rows with these weights. Several sums are independent of each other.
+/// `sum_i weights[i] * memory[i]`. Four partial sums shorten the chain of dependent additions.
 #[inline(always)]
 fn weighted(weights: &[f32], memory: &[[f32; LANES]]) -> [f32; LANES] {
     let mut sums = [[0.0; LANES]; 4];
@@ -257,8 +257,8 @@ fn weighted(weights: &[f32], memory: &[[f32; LANES]]) -> [f32; LANES] {
     total
 }
 
-/// Adds `write(channel, lane)` to the memory after its decay. Returns the sum of the new rows with
-/// the weights `q`.
+/// Adds `write(channel, lane)` to the memory after its decay. Returns `sum_i q[i] * memory[i]` of
+/// the new rows.
 #[inline(always)]
 fn update(
     q: &[f32],

@@ -28,7 +28,7 @@ pub enum MemoryRule {
     /// y  = q C' / (max(|q n'|, exp(-m')) + eps)
     /// ```
     Exponential {
-        /// The limit of a tanh that caps both gates to `-cap..cap`.
+        /// The limit `cap` of both gates, which become `cap * tanh(gate / cap)`.
         gate_cap: Option<f32>,
         /// Epsilon, which is added to the denominator.
         eps: f32,

@@ -1,7 +1,10 @@
-//! Layers that have a state instead of keys and values. A matrix memory per head: mLSTM, the state
-//! spaces of Mamba-2, and the gated delta rule; positions are computed one at a time or in chunks.
-//! A matrix memory with a gate for each row: RWKV-7, Kimi Delta Attention. A state per channel:
-//! Mamba. A scalar memory for each element: sLSTM.
+//! Layers that have a state instead of keys and values:
+//!
+//! - a matrix memory per head: mLSTM, Mamba-2 and the gated delta rule, computed one position at a
+//!   time or in chunks;
+//! - a matrix memory with a gate for each row: RWKV-7 and Kimi Delta Attention;
+//! - a state per channel: Mamba;
+//! - a scalar memory for each element: sLSTM.
 
 pub(crate) mod chunk;
 pub(crate) mod diagonal;

@@ -11,8 +11,8 @@ use crate::recurrence::matrix_memory::Positions;
 use crate::simd::portable::vmath::{exp, softplus};
 use crate::work::{Input, Work};
 
-/// A selective state space over a sequence. For a channel with the input `x`, the unbounded step
-/// size `d`, and the state `S` of `state` elements:
+/// A selective state space over a sequence. For a channel with the input `x`, the step size `d`
+/// before its softplus, and the state `S` of `state` elements:
 ///
 /// ```text
 /// t  = ln(1 + exp(d))
@@ -104,7 +104,7 @@ impl Work for SelectiveScan {
                         let y = unsafe { y.slice_mut(at, count) };
                         y.copy_from_slice(&sums[..count]);
                     }
-                    // SAFETY: as above.
+                    // SAFETY: only this part writes the states of these channels.
                     let new =
                         unsafe { after.slice_mut((row * channels + first) * state, count * state) };
                     for (lane, new) in new.chunks_exact_mut(state.max(1)).enumerate() {

@@ -52,7 +52,7 @@ pub struct DrawParams {
     pub xtc: Option<(f32, Arc<[u32]>)>,
     /// Keeps this number of most probable tokens; 0 keeps all.
     pub top_k: usize,
-    /// The factor on logits: 1 over the temperature, finite.
+    /// The factor on logits, `1 / temperature`; finite.
     pub scale: f32,
     /// Whether the filters apply after the temperature.
     pub temperature_first: bool,
@@ -88,11 +88,11 @@ impl Default for DrawParams {
     }
 }
 
-/// Makes tokens that occurred less probable: divides their positive logits and multiplies their
-/// negative ones.
+/// Makes earlier tokens less probable: divides their positive logits, and multiplies their negative
+/// logits.
 #[derive(Debug, Clone, Copy)]
 pub struct RepetitionPenalty {
-    /// Only this number of last tokens counts.
+    /// The number of most recent tokens that the penalty applies to.
     pub last: usize,
     /// The divisor of positive logits, and the factor on negative ones.
     pub penalty: f32,
@@ -102,7 +102,7 @@ pub struct RepetitionPenalty {
 /// occurrence.
 #[derive(Debug, Clone, Copy)]
 pub struct CountPenalties {
-    /// Only this number of last tokens counts.
+    /// The number of most recent tokens that the penalties apply to.
     pub last: usize,
     /// Subtracted once from each token that occurred.
     pub presence: f32,

@@ -84,8 +84,7 @@ macro_rules! pass {
                     return;
                 }
             }
-            // All other processors have vectors of four floats, such as NEON, which plain builds
-            // use.
+            // On other processors, default builds already use vectors of four floats, such as NEON.
             let _ = isa;
             $body($($arg),*);
         }

@@ -147,8 +147,8 @@ pub(crate) fn select_top_k(row: &[f32], k: usize, workspace: &mut Workspace) {
     keep_top_k(&mut workspace.candidates, k);
 }
 
-/// Writes the greatest elements of a row, ascending: to `values` the distances to the maximum, and
-/// their indices. The length of `values` is the number of elements. Returns the maximum.
+/// Writes the `values.len()` greatest elements of a row in ascending order: their distances to the
+/// maximum to `values`, and their indices to `places`. Returns the maximum.
 fn rank(
     isa: Isa,
     row: &[f32],

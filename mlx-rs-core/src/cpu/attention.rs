@@ -65,9 +65,9 @@ pub struct Heads {
     pub n_kv_heads: i32,
     /// The number of elements per head.
     pub head_dim: i32,
-    /// The factor on the scores.
+    /// The factor by which scores are multiplied.
     pub scale: f32,
-    /// The limit of a tanh that caps scores to `-cap..cap`.
+    /// The limit `cap` of scores, which become `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
     /// The norm of queries, before rotation.
     pub q_norm: Option<HeadNorm>,
@@ -87,23 +87,23 @@ pub struct KvView {
     pub length: i32,
     /// The number of the row's tokens before this pass.
     pub offset: i32,
-    /// The keys, float32 or float16, `[1, Hkv, n, D]`; packed ones as [`super::pack_kv`] returns
-    /// them.
+    /// The keys, float32 or float16, `[1, Hkv, n, D]`; if packed, in the form that
+    /// [`super::pack_kv`] returns.
     pub keys: Array,
     /// The values, in the form and of the type of the keys.
     pub values: Array,
     /// How keys and values are packed; `None` if they are floats.
     pub packing: Option<KvPacking>,
-    /// The number of valid positions, from the first on. The others of the `n` positions are
+    /// The number of valid positions. They are the first ones; the others of the `n` positions are
     /// ignored.
     pub filled: i32,
-    /// The number of kept keys, and the position of the first other key. Kept key `i` is at
-    /// position `i`. `None` means that the query, the last of its sequence, attends to all keys.
-    /// With a `window`, the keys after the kept ones are then in a ring buffer: position `p` is in
-    /// slot `(p - kept) % window`.
+    /// `(kept, start)`: the first `kept` keys have the positions `0..kept`. The next key has the
+    /// position `start`, and further keys follow in order. `None` means that the query is the last
+    /// of its sequence and attends to all keys. With `None` and a `window`, the last `window` keys
+    /// are a ring buffer: position `p` is in its slot `(p - kept) % window`.
     pub order: Option<(i32, i32)>,
-    /// The size of the sliding window. A query attends to the kept keys, and to this number of last
-    /// keys among the others.
+    /// The size of the sliding window. A query attends to the kept keys, and to the last `window`
+    /// of the other keys.
     pub window: Option<i32>,
 }
 
@@ -122,7 +122,7 @@ pub struct Locality<'a> {
 pub(super) struct KvViewShape {
     pub length: i32,
     pub offset: i32,
-    /// The number of positions that the arrays have.
+    /// The capacity of the arrays, in positions.
     pub capacity: i32,
     pub kv_type: KvType,
     pub filled: i32,
@@ -239,9 +239,9 @@ impl Heads {
 
     /// Writes the keys of some tokens of a packed projection into `cache`, `[1, Hkv, n, D]`, at the
     /// tokens' positions, after norm and rotation. Returns the updated cache. The memory of `cache`
-    /// is reused if nothing else refers to it. A cache of float16 gets the nearest values; beyond
-    /// its range, the greatest one. A cache with a packing is as [`super::pack_kv`]
-    /// returns it.
+    /// is reused if nothing else refers to it. For a float16 cache, values are rounded to the
+    /// nearest float16 and clamped to its finite range. A cache with a packing has the form that
+    /// [`super::pack_kv`] returns.
     ///
     /// # Errors
     /// Those of [`Self::keys`]; also if tokens or positions do not exist.
@@ -260,7 +260,8 @@ impl Heads {
         write("cpu::store_keys", work, &inputs, cache)
     }
 
-    /// The work that stores the keys of some of `total` packed rows in a cache of this shape.
+    /// The work that stores the keys of `tokens` in a cache with the shape `cache`. The packed
+    /// projection has `total` rows.
     pub(super) fn plan_keys(
         &self,
         cache: (&[i32], KvType),
@@ -274,7 +275,8 @@ impl Heads {
         })
     }
 
-    /// The work that stores the values of some of `total` packed rows in a cache of this shape.
+    /// The work that stores the values of `tokens` in a cache with the shape `cache`. The packed
+    /// projection has `total` rows.
     pub(super) fn plan_values(
         &self,
         cache: (&[i32], KvType),
@@ -302,7 +304,8 @@ impl Heads {
         write("cpu::store_values", work, &[cache, packed], cache)
     }
 
-    /// The work that stores a part of each packed row. The part begins after this number of heads.
+    /// The work that stores `n_kv_heads` heads of each packed row. `heads` is the number of heads
+    /// before them in the row.
     fn plan_store(
         &self,
         (cache, kv_type): (&[i32], KvType),
@@ -479,7 +482,7 @@ impl Heads {
     /// The attention output of the queries of a packed projection `[1, T, (H + 2 Hkv) * D]` over
     /// the keys and values of their own sequence: `[1, T, H * D]`. The sequences have these lengths
     /// and follow one another. The positions of each sequence begin at 0. There is no causal mask:
-    /// a query attends to positions on both sides, as far as `locality` says.
+    /// a query attends to positions before and after it, within the limits of `locality`.
     ///
     /// # Errors
     /// Those of [`Self::keys`]; also if `locality` has another number of slopes than heads.

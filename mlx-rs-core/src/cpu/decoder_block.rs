@@ -191,7 +191,7 @@ impl Block<'_> {
         for (block, slots) in &*blocks {
             steps.push(block.plan(x, slots, &mut inputs)?);
         }
-        // The outputs of operations that must run earlier. Their elements are not read.
+        // These inputs only order the operations. Their elements are not read.
         inputs.extend(before.iter().map(|array| &**array));
         let row_major = inputs.len();
         let y = host_op::add_once(OP, BlockChain(steps), &inputs, row_major, x.shape())?;

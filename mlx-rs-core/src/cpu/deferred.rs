@@ -18,11 +18,12 @@ use crate::fill_arrays;
 /// Packs matrices in a thread. A clone is another handle to the same thread. The thread ends with
 /// the last handle; matrices that were made with it keep one.
 ///
-/// The thread calls no function of MLX, so an operation may wait for it whatever locks it holds.
+/// The thread calls no function of MLX. So an operation that holds locks can wait for it without a
+/// deadlock.
 #[derive(Debug, Clone, Default)]
 pub struct Packer(Arc<PackingThread>);
 
-/// A running thread, and where it receives matrices.
+/// A running thread, and the channel that sends it matrices.
 type Started = (Sender<Weak<Pending>>, JoinHandle<()>);
 
 #[derive(Debug, Default)]
@@ -147,7 +148,7 @@ impl Pending {
 
     fn run(&self) -> Result<()> {
         let job = self.job.lock().take();
-        // A job that panicked is gone.
+        // A job that panicked has already been taken.
         let (regions, job) = job.ok_or_else(|| {
             let message = "packing a matrix failed before";
             Error::new(ErrorKind::Mlx, "cpu::QuantizedMatrix", message)

@@ -15,7 +15,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::MappedFile;
 
-/// The sizes `n` and `k` of a shape `[n, k]`; `None` if one is zero or the shape is another.
+/// The sizes `n` and `k` of a shape `[n, k]`; `None` for any other shape, or if a size is zero.
 pub(super) fn size_of(shape: &[i32]) -> Option<Size> {
     match *shape {
         [n, k] if n > 0 && k > 0 => Some(Size {
@@ -260,9 +260,9 @@ impl DenseMatrix {
     }
 
     /// The matrix in another layout, which makes products without gradients faster, in particular
-    /// those of fewer than some hundred rows. Sums of a product then have another order. Operations
-    /// other than such products convert the matrix back, once, and keep both layouts. The matrix
-    /// does not change if there is no kernel for the instruction set and the type.
+    /// those of fewer than a few hundred rows. It changes the order of summation in a product.
+    /// Operations other than such products convert the matrix back, once, and keep both layouts.
+    /// The matrix does not change if there is no kernel for the instruction set and the type.
     ///
     /// ```
     /// use mlx_rs_core::{Array, Device, Stream, cpu::DenseMatrix};

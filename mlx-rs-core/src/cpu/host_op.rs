@@ -63,7 +63,7 @@ impl OpKind {
 /// The element type of an output.
 pub(super) trait OutputElement: Copy + 'static {
     const DTYPE: Dtype;
-    /// What an output has in place of a result.
+    /// The value that fills an output after a failure.
     const NAN: Self;
 }
 
@@ -78,7 +78,7 @@ impl OutputElement for u16 {
     const NAN: Self = 0x7e00;
 }
 
-/// Words of packed caches. Scales among them are NaN then.
+/// The words of packed KV caches. In an output filled with `NAN`, the scales are NaN.
 impl OutputElement for u32 {
     const DTYPE: Dtype = Dtype::Uint32;
     const NAN: Self = f32::NAN.to_bits();
@@ -194,8 +194,8 @@ impl<T: OutputElement, W: Work<T>> Work<T> for RunOnce<W> {
 }
 
 /// Like [`add`], with an output that starts as a copy of the first input. If nothing else needs
-/// that input's memory, the output reuses it. The work writes only what changes, and must not read
-/// its first input.
+/// that input's memory, the output reuses it. The work writes only elements that change, and must
+/// not read its first input.
 ///
 /// # Errors
 /// As [`add`].
@@ -255,7 +255,7 @@ fn add_with<T: OutputElement, W: Work<T>>(
     .map_err(|e| e.with_inputs(inputs))
 }
 
-/// A work with what its failure must name.
+/// A work, with the operation and the stream that an error names.
 struct Payload<W> {
     work: W,
     op: &'static str,
@@ -285,10 +285,10 @@ unsafe extern "C" fn run<T: OutputElement, W: Work<T>>(
             unsafe { Input::with_layout(v.data, v.size, (v.ndim, v.shape, v.strides)) }
         })
         .collect();
-    // SAFETY: the shim has allocated the output in the shape given to `add`, and nothing else uses
-    // it. Or the output is the input of in-place work, which does not read that input, and which
-    // nothing else uses. The work writes elements before anything reads them, and every bit pattern
-    // is a valid element.
+    // SAFETY: the output is memory that the shim allocated in the shape given to `add`, or for
+    // in-place work the memory of the first input, which the work does not read. Nothing else uses
+    // this memory. The work writes elements before anything reads them, and every bit pattern is a
+    // valid element.
     let output = unsafe { std::slice::from_raw_parts_mut(output.cast::<T>(), work.outputs()) };
     // A panic must not cross into C++. It leaves NaN in the output, which cannot be mistaken for a
     // result, and the evaluation that waits for the stream returns an error.

@@ -1,8 +1,8 @@
-//! A KV cache that a decoder block writes in place. MLX's own arrays are immutable. In a cache of
-//! such arrays, each token makes a new array. The append copies the whole cache if an operation in
-//! flight still refers to the old array. Here the memory stays with its owner. An operation that
-//! reads or writes the memory runs after all earlier operations whose reads or writes conflict with
-//! it. Each operation runs at most once.
+//! A KV cache that a decoder block writes in place. MLX's own arrays are immutable, so a cache of
+//! arrays makes a new array for each token. The append copies the whole cache if an unfinished
+//! operation still refers to the old array. A [`KvBuffer`] keeps the same memory instead. An
+//! operation that reads or writes the memory runs after all earlier operations whose reads or
+//! writes conflict with it. Each operation runs at most once.
 
 use std::cell::RefCell;
 use std::sync::Arc;

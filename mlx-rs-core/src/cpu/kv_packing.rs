@@ -33,7 +33,7 @@ pub fn pack_kv(heads: &Array, packing: KvPacking) -> Result<Array> {
     join_kv(&packed)
 }
 
-/// The rows of [`pack_kv`] from arrays that MLX quantized, with float scales.
+/// Converts arrays that MLX quantized, with float scales, to rows of [`pack_kv`].
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] without biases; MLX's message if shapes do not match.
@@ -56,7 +56,7 @@ pub fn join_kv(packed: &Quantized) -> Result<Array> {
     )
 }
 
-/// The arrays of rows that [`pack_kv`] made, as MLX's quantization makes them.
+/// Converts rows of [`pack_kv`] to the arrays of MLX's quantization.
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] if the rows do not have the words of a head.
@@ -96,7 +96,7 @@ fn group(packing: KvPacking) -> i32 {
     int(packing.group())
 }
 
-/// A number that is at most the length of an axis.
+/// `n` as an `i32`, for numbers that are at most the length of an axis.
 fn int(n: usize) -> i32 {
     i32::try_from(n).unwrap_or(i32::MAX)
 }

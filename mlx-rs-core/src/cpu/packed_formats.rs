@@ -56,13 +56,13 @@ impl QuantizedMatrix {
     }
 
     /// A matrix of `n` rows with 4 or 5 `bits` in groups of 32, in the format of GGUF's Q4_K or
-    /// Q5_K and nearly in their size: `w = d * scale * q - m * min`. All arrays are
+    /// Q5_K and with nearly the same size: `w = d * scale * q - m * min`. All arrays are
     /// [interleaved](Self::interleaved): packed codes `[n, k / 32 * bits]` in MLX's packing, bytes
     /// (int8) `[n, k / 16]` with the scale and the minimum of each group, and float16 `[n, k /
     /// 128]` with `d` and `m` per 256 inputs. `None` if the kernels are disabled.
     ///
-    /// [`Self::to_quantized`] multiplies the factors. `vmap` over a product and second derivatives
-    /// of a product are errors.
+    /// [`Self::to_quantized`] multiplies the two levels of scales. `vmap` over a product and second
+    /// derivatives of a product are errors.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when the arrays do not match, or for other `bits`; when memory runs
@@ -97,8 +97,9 @@ impl QuantizedMatrix {
         Self::of_parts(parts, &widths, (n, k), known, format)
     }
 
-    /// A matrix `[n, k]` of the interleaved `parts`. It requires these types and numbers of
-    /// elements per row, and sizes that `known` accepts. `None` if the kernels are disabled.
+    /// A matrix `[n, k]` of the interleaved `parts`. Part `i` must have the type and the number of
+    /// elements per row of `widths[i]`. If `known` is false, the sizes are refused. `None` if the
+    /// kernels are disabled.
     fn of_parts(
         parts: MatrixParts,
         widths: &[(Dtype, i32)],
@@ -171,8 +172,8 @@ impl QuantizedMatrix {
     /// codes `[n, k / 32 * bits]` in MLX's packing, and float16 `[n, k / 32]`. `None` if the
     /// kernels are disabled.
     ///
-    /// [`Self::to_quantized`] adds the biases. `vmap` over a product and second derivatives of a
-    /// product are errors.
+    /// [`Self::to_quantized`] adds the biases that MLX's form requires. `vmap` over a product and
+    /// second derivatives of a product are errors.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when the arrays do not match, or for other `bits`; when memory runs
@@ -241,8 +242,8 @@ impl QuantizedMatrix {
     /// are packed codes `[n, k / 8]` in MLX's 4-bit packing. The scales follow: float16 `[n, k /
     /// group]`, or the product of signed bytes `[n, k / group]` and float16 `[n, k / 256]`. All are
     /// [interleaved](Self::interleaved). A byte times an integer of the table must be within ±4,096
-    /// ([`mlx_cpu_kernels::MAX_SCALED_CODE`]), else products are wrong. `None` if the kernels are
-    /// disabled.
+    /// ([`mlx_cpu_kernels::MAX_SCALED_CODE`]); otherwise products are wrong. `None` if the kernels
+    /// are disabled.
     ///
     /// MLX has no such format; see [`Self::from_super_scaled`].
     ///

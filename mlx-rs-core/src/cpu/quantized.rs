@@ -151,8 +151,8 @@ impl QuantizedMatrix {
         Self::from_interleaved(words, factors, (*n, bits, group_size)).map(Some)
     }
 
-    /// Scales or biases `[n, groups]` of float32, [interleaved](Self::interleaved), and as float16
-    /// if that is exact. `rows` is freed as soon as possible.
+    /// The scales or biases of `rows`, float32 `[n, groups]`, [interleaved](Self::interleaved).
+    /// They become float16 if that is exact. `rows` is freed as soon as possible.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when `rows` is not float32 of two axes; when memory runs out.
@@ -479,9 +479,9 @@ impl QuantizedMatrix {
         Ok((0..3).filter_map(part).collect())
     }
 
-    /// The matrix for an operation without gradients, which then does not have it among its inputs.
-    /// MLX's evaluation handles each input, so fewer inputs cost less. `None` if the matrix must
-    /// stay an input, so that a gradient with respect to it is refused.
+    /// The matrix for an operation without gradients, which stores the matrix instead of reading it
+    /// from an input. Each input costs time in MLX's evaluation. `None` if the matrix must stay an
+    /// input, so that a gradient with respect to it is refused.
     ///
     /// # Errors
     /// As [`Self::arrays`].

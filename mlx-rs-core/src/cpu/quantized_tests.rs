@@ -11,7 +11,7 @@ fn noise(shape: &[i32]) -> Array {
     Array::from_slice(&values, shape).unwrap()
 }
 
-/// Such a matrix must have MLX's values, as a whole and by row, and MLX's products.
+/// A matrix of small floats must have MLX's values, as a whole and by row, and MLX's products.
 #[test]
 fn small_floats_are_those_of_mlx() {
     Stream::default_of(Device::cpu()).unwrap().scope(|| {

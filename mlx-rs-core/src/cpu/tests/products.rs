@@ -66,8 +66,8 @@ fn stored(w: &Array, storage: Storage) -> (Matrix, Vec<f32>) {
 /// kernel.
 #[test]
 fn products_of_few_and_many_rows_equal_the_definition() {
-    // With this many outputs, each thread has its own rows. It computes pairs of places, and a
-    // single place.
+    // With this many rows, each thread computes all outputs of its own rows on AMX. Its parts have
+    // two or three `TilePlace`s, so pairs of places and single places occur.
     let apart = 64 * threads() + 5;
     for (rows, n, k) in [
         (apart, 300, 128),
