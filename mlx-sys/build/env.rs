@@ -8,9 +8,9 @@
 //! | `MLX_ROOT` | an installed MLX with `include`, `lib` and `share/cmake/MLX` | the pinned Python package |
 //! | `MLX_CUDA_VERSION` | `12` or `13`: which CUDA build, with feature `cuda` | `13` |
 //! | `MLX_CUDA_LIBRARIES` | `system`: with feature `cuda`, use NVIDIA's libraries of the system | the pinned Python packages |
-//! | `MLX_SYS_CACHE_DIR` | where provisioned things are kept | the user's cache directory, `rust-mlx/mlx-sys` |
+//! | `MLX_SYS_CACHE_DIR` | the directory for provisioned files | the user's cache directory, `rust-mlx/mlx-sys` |
 //! | `MLX_SYS_OFFLINE` | `1`: never use the network, only the cache | off |
-//! | `MLX_SYS_PYTHON` | the Python 3 whose pip provisions | `python3`, then `python` |
+//! | `MLX_SYS_PYTHON` | the Python 3 whose pip downloads packages | `python3`, then `python` |
 //! | `MLX_SYS_PREGENERATED` | `1`: use the committed bindings, build and link nothing (so does `DOCS_RS`) | off |
 //! | `LIBCLANG_PATH` | the directory of libclang for bindgen | the system's, else the Python package |
 //! | `CXX` | the C++ compiler | `c++` |

@@ -16,15 +16,15 @@ pub(crate) fn sizes(isa: Isa) -> Option<(usize, usize)> {
 }
 
 /// Computes `to[row][i] = sum over c < k of x[row][c] * panel[c][i]`, plus bias and residual, for
-/// `rows` rows. A row has the same result among any number of rows.
+/// `rows` rows. The result of a row does not depend on the number of rows.
 ///
 /// # Panics
-/// If there is no kernel for the instruction set, or there are more rows than [`sizes`] says.
+/// If there is no kernel for the instruction set, or there are more rows than [`sizes`] allows.
 ///
 /// # Safety
-/// The rows, the panel `[k, width]`, and `width` elements for each row of the output must exist;
-/// as many elements of the bias, and of each row of the residual. Rows of `x` are contiguous. No
-/// other thread may use the output.
+/// These elements must exist: the rows of `x`, which are contiguous; the panel `[k, width]`; and
+/// `width` elements of each output row, of the bias, and of each row of the residual. No other
+/// thread may use the output.
 pub(crate) unsafe fn multiply(
     isa: Isa,
     (rows, k): (usize, usize),

@@ -22,8 +22,7 @@ use crate::simd::{portable, vmath};
 /// elements. They fit the L1 cache.
 const AT_ONCE: usize = 1024;
 
-/// `out[i][row] = matrix[row] . x[i]`, for the inputs `x`, in the form that [`pack_few`] gives
-/// them.
+/// Computes `out[i][row] = matrix[row] . x[i]`. [`pack_few`] prepares the inputs `x`.
 pub(crate) fn multiply(
     isa: Isa,
     matrix: DenseView<'_>,
@@ -47,8 +46,8 @@ pub(crate) fn multiply(
     }
 }
 
-/// The number of places for rows in the panel that [`multiply`] reads for `rows` inputs; `None` if
-/// it reads unpacked rows. A panel is contiguous, so it uses all sets of the L1 cache. Unpacked
+/// The number of places (row slots) in the panel that [`multiply`] reads for `rows` inputs; `None`
+/// if it reads unpacked rows. A panel is contiguous, so it uses all sets of the L1 cache. Unpacked
 /// rows whose length is a multiple of 4 KiB would share a few sets.
 pub(crate) fn places(isa: Isa, rows: usize) -> Option<usize> {
     match isa {
@@ -82,8 +81,8 @@ fn whole_vectors(isa: Isa, k: usize) -> usize {
     k
 }
 
-/// The inputs of [`multiply`] of the rows `x`, at most [`MAX_ROWS`], of `k` elements. If the kernel
-/// needs a panel, `panel` receives it; it has the length [`few_len`].
+/// Prepares at most [`MAX_ROWS`] rows `x` of `k` elements for [`multiply`]. If the kernel needs a
+/// panel, the rows are packed into `panel`, whose length must be [`few_len`].
 pub(crate) fn pack_few<'a>(
     isa: Isa,
     x: &'a [f32],
@@ -121,13 +120,13 @@ pub(crate) fn packed_tile(isa: Isa) -> Option<DenseTile> {
 }
 
 /// The minimum number of input rows for which [`multiply_packed`] is faster than [`multiply`],
-/// though it packs the matrix. With 2,048 columns, packing is faster from 16 rows on, and slower
+/// although it packs the matrix. With 2,048 columns, packing is faster from 16 rows on, and slower
 /// with 12.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const MIN_PACKED_ROWS: usize = 16;
 
-/// Packs the rows `x` of a panel with `places` places. If there is a norm, each row is multiplied
-/// by its factor and by the weight; the norm is the weight and the factors.
+/// Packs the rows `x` into a panel with `places` row slots. With a `norm`, which is a weight and a
+/// factor for each row, each row is multiplied by the weight and by its factor.
 ///
 /// # Panics
 /// If there is no kernel for the instruction set, or the lengths do not match.

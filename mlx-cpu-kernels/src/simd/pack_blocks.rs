@@ -24,8 +24,8 @@ pub fn packs_row_blocks() -> bool {
 /// blocks. Returns `false`, and writes nothing, unless
 /// [`packs_row_blocks`].
 ///
-/// Codes have MLX's packing. Codes of 8 bits are unsigned, with 128 for zero. The second part has
-/// the scales; with [`BlockKind::Q4K`] and [`BlockKind::Q5K`], eight scales of a group precede its
+/// Codes have MLX's packing. Codes of 8 bits are unsigned, with 128 for zero. With
+/// [`BlockKind::Q4K`] and [`BlockKind::Q5K`], `out.scales` has eight scales of a group, then its
 /// eight minima.
 ///
 /// ```
@@ -39,7 +39,8 @@ pub fn packs_row_blocks() -> bool {
 /// ```
 ///
 /// # Panics
-/// If rows are not of one length and whole blocks, or a part has another size.
+/// If the rows differ in length or do not consist of whole blocks, or an array of `out` has the
+/// wrong length.
 pub fn pack_row_block(
     kind: BlockKind,
     rows: [&[u8]; INTERLEAVED_ROWS],

@@ -30,7 +30,7 @@ pub(crate) fn pack_rows(
                     avx2::transpose::pack_rows(rows, weight, vectorized, (8 * group, &mut *panel));
                 };
             }
-            // The elements that the vector kernel left over in these rows.
+            // Packs the remaining elements of these rows, which do not fill a vector.
             let done = 8 * eights.len();
             scatter(&rows[..done], weight, (vectorized, 0), panel);
             done
@@ -71,7 +71,7 @@ fn scatter(
 }
 
 /// Stores lanes `lane..lane + 8` of sums `[columns, LANES]` as rows, which begin at `to` and are
-/// `step` apart. If `before` is given, its elements at the same places are added. Returns the
+/// `step` apart. If `before` is given, its elements at the same offsets are added. Returns the
 /// number of finished columns.
 ///
 /// # Safety

@@ -72,7 +72,7 @@ impl InputTiles {
         }
     }
 
-    /// The number of tiles that are next to each other.
+    /// The number of tiles.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
@@ -166,7 +166,8 @@ pub(crate) struct InputTilesWriter<'a> {
     tiles: *mut TileRow,
 }
 
-// SAFETY: each row has separate places, and `row` requires that only one thread writes a row.
+// SAFETY: the elements of different rows are disjoint, and `row` requires that only one thread
+// writes a row.
 unsafe impl Sync for InputTilesWriter<'_> {}
 
 impl InputTilesWriter<'_> {
@@ -222,7 +223,7 @@ impl InputTilesWriter<'_> {
                     }
                 }
             }
-            // SAFETY: this is the place of one of the row's sums, which `resize` allocated.
+            // SAFETY: this is the address of one of the row's sums, which `resize` allocated.
             unsafe { *self.sums.add(first_sum + g * next_sum) = sum };
         }
     }
@@ -233,7 +234,7 @@ pub(crate) fn natural_order() -> [u16; TILE_K] {
     std::array::from_fn(|i| 2 * i as u16 + 1)
 }
 
-/// For each place in a tile's row, the input of the block that is stored there. The entry is the
+/// For each position in a tile's row, the input of the block that is stored there. The entry is the
 /// index of the upper 16-bit half of that input.
 fn code_order(bits: u32) -> &'static [u16; TILE_K] {
     const FOUR: [u16; TILE_K] = code_order_for(8);
@@ -253,8 +254,8 @@ const fn code_order_for(near: usize) -> [u16; TILE_K] {
 }
 
 /// Returns three vectors: the nearest bfloat16 in the upper halves of the bits, with arbitrary bits
-/// below; the value of that bfloat16; and the remainder. Cutting off the lower half of a NaN could
-/// turn it into infinity. So it is not copied unchanged.
+/// below; the value of that bfloat16; and the remainder. A NaN is not rounded, because the carry
+/// could change it to another value.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
 pub(crate) fn round_to_bf16(v: __m512) -> (__m512i, __m512, __m512) {
@@ -269,7 +270,8 @@ pub(crate) fn round_to_bf16(v: __m512) -> (__m512i, __m512, __m512) {
 /// Writes a block of inputs as pairs. Returns the sum of the pairs' values.
 ///
 /// # Safety
-/// The processor must have avx512f and avx512bw. `TILE_K` elements, weights and places must exist.
+/// The processor must have avx512f and avx512bw. `TILE_K` elements and weights must exist, and both
+/// lines must be writable.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
 pub(crate) unsafe fn split(
@@ -280,7 +282,7 @@ pub(crate) unsafe fn split(
 ) -> f32 {
     let mut sum = _mm512_setzero_ps();
     let (mut highs, mut lows) = ([_mm512_set1_epi32(0); 2], [_mm512_set1_epi32(0); 2]);
-    // SAFETY: the caller guarantees the features, and `TILE_K` elements, weights and places.
+    // SAFETY: the caller guarantees the features, the elements and weights, and both lines.
     unsafe {
         for i in 0..2 {
             let mut v = _mm512_mul_ps(_mm512_loadu_ps(x.add(16 * i)), _mm512_set1_ps(factor));

@@ -41,7 +41,7 @@ struct LoopState {
     /// The addresses of the decoded codes of this group, and of the next one.
     now: usize,
     next: usize,
-    /// The number of input blocks per group, and of adjacent tiles.
+    /// The number of input blocks per group, and the number of tiles.
     deep: usize,
     tiles: usize,
     /// The number of remaining groups.
@@ -56,11 +56,11 @@ struct LoopState {
     end: usize,
     first: usize,
     last: usize,
-    /// The distance in bytes between the two tiles' outputs: the one in use, and the one in the
-    /// totals.
+    /// The distance in bytes between the outputs of the two tiles: of the outputs in use, and of
+    /// the totals.
     plane: usize,
     whole: usize,
-    /// The address of the factors of the group that is being added.
+    /// The address of the factors of the group whose sums are being added.
     factors: usize,
     /// Whether the next product uses the second pair of registers.
     odd: usize,
@@ -78,8 +78,8 @@ pub(crate) struct LargeMArgs<'a> {
     pub sums: *const f32,
     /// Four padding lines, then four lines for each group.
     pub factors: *const TileRow,
-    /// The totals of one tile, `[tiles, TILE_ROWS]`, and `plane` rows later those of the other
-    /// tile.
+    /// The totals of one tile, `[tiles, TILE_ROWS]`. Those of the other tile are `plane` rows
+    /// later.
     pub totals: &'a mut [OutputRow],
     pub plane: usize,
     /// The number of groups, of input blocks per group, and of tiles.

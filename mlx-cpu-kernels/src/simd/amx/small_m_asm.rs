@@ -2,7 +2,7 @@
 //! groups, with four stages at the same time: group `i` is decoded, and group `i - 1` is
 //! multiplied. The sums of group `i - 2` are stored, and those of group `i - 3` are scaled. The
 //! loop is one piece, because compilers would spill the totals to memory between pieces. That would
-//! take half as much time again.
+//! take 1.5 times as long.
 
 use std::mem::offset_of;
 use std::ptr;
@@ -69,7 +69,8 @@ pub(crate) struct LoopState {
     pub first_factors: *const TileRow,
     /// The number of remaining groups at which the totals of a place are finished.
     pub left: usize,
-    /// The number of input blocks per group, and of bytes of tiles before the last block.
+    /// The number of input blocks per group, and the number of bytes of tiles before the last
+    /// block.
     pub deep: usize,
     pub rest: usize,
     /// Whether the next group uses the second buffers.

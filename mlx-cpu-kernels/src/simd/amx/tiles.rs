@@ -58,8 +58,8 @@ impl TileRegisters {
         #[repr(C, align(64))]
         struct Setting([u8; 64]);
         let mut setting = Setting([0; 64]);
-        // Byte 0 is the palette; there is only one. From byte 16 on are the bytes per row of each
-        // register, two bytes each. From byte 48 on are the numbers of rows.
+        // Byte 0 is the palette; there is only one. Bytes 16 and later are the row length of each
+        // register in bytes, two bytes each. Bytes 48 and later are the numbers of rows.
         setting.0[0] = 1;
         for (register, rows) in rows.into_iter().enumerate() {
             setting.0[16 + 2 * register] = ROW_BYTES as u8;
@@ -80,9 +80,9 @@ impl Drop for TileRegisters {
     }
 }
 
-/// The matrix rows of two output tiles, two row blocks each, or the same row blocks twice. The next
-/// call's rows are probably the following rows of the same one or two matrices; `ahead` is their
-/// distance.
+/// The matrix rows of two output tiles. A tile has two row blocks, or the same row block twice. The
+/// next call probably uses the following rows of the same one or two matrices, which are `ahead`
+/// words later.
 #[derive(Clone, Copy)]
 pub(crate) struct TileSources<'a> {
     pub words: [[*const u32; 2]; 2],

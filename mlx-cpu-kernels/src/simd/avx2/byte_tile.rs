@@ -66,15 +66,15 @@ pub(crate) unsafe fn multiply(
     x: &[ByteColumns<'_>],
     sums: (&mut [f32], usize),
 ) {
-    // A closure is compiled for the instruction set of its function.
+    // Closures are used because each is compiled for the instruction set of its function.
     let unsigned = |sum, codes, x| _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x));
     let signed = |sum, codes, x| {
         let two = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
         _mm256_add_epi16(sum, two)
     };
     let wide = |total, sum| _mm256_add_epi32(total, _mm256_madd_epi16(sum, _mm256_set1_epi16(1)));
-    // Four codes, a quad, add two products to each sum of 16 bits. Up to this many quads, no sum
-    // overflows.
+    // The maximum number of quads (four codes) whose sums fit 16 bits. A quad adds two products to
+    // each sum.
     let quads = i32::from(i16::MAX) / (2 * MAX_BYTE as i32 * i32::from(matrix.largest));
     // SAFETY: the caller guarantees the features, and the rows and units of the task.
     unsafe {

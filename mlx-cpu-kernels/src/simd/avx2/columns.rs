@@ -1,5 +1,5 @@
-//! Products of input rows with a micro-panel of a dense matrix, for AVX2. Lanes are outputs, and
-//! each output is one sum over the columns in order, however many rows a tile has.
+//! Products of input rows with a micro-panel of a dense matrix, for AVX2. Each lane is an output.
+//! An output is a single sum over the columns in order, for any number of rows of a tile.
 
 use std::arch::x86_64::{
     __m256, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm256_add_ps, _mm256_fmadd_ps,
@@ -9,7 +9,7 @@ use std::arch::x86_64::{
 use crate::layout::tile::{Ahead, ColumnOutput, TileA};
 
 /// Generates `multiply` for `$features`, with vectors `$vector` of `$lanes` elements, `$count` in a
-/// row of a panel, and for the given numbers of input rows. The last is the most.
+/// row of a panel, and for the given numbers of input rows. The last number is the maximum.
 macro_rules! columns_for {
     (
         $features:literal, $vector:ty, $lanes:literal, $count:literal,

@@ -16,9 +16,9 @@ use crate::layout::tile::LANES;
 use crate::partition::OutputBlock;
 use crate::simd::avx2::vmath::horizontal_sum;
 
-/// The number of elements of packed inputs that stay in the L1 cache beside rows of a matrix: half
-/// of the smallest cache of usual processors, 32 KiB. Rows of a matrix are often a multiple of
-/// 4 KiB apart. Their elements of the same column then share a set of the cache, with few places.
+/// The number of elements of packed inputs that stay in the L1 cache. They fill half of 32 KiB, the
+/// smallest usual L1 cache. The other half is for rows of the matrix, which are often a multiple of
+/// 4 KiB apart. Elements of the same column then map to the same set, which has few cache lines.
 pub(crate) const L1_INPUTS: usize = 4096;
 
 /// Generates the functions `multiply` and `multiply_packed` for `$features`, with vectors of
@@ -44,7 +44,7 @@ macro_rules! dense_rows_for {
             lanes: $lanes,
         };
 
-        /// The number of places for rows in the panel that [`multiply`] reads for `rows` inputs;
+        /// The number of places (row slots) in the panel that [`multiply`] reads for `rows` inputs;
         /// `None` if it reads unpacked rows.
         pub(crate) const fn places(rows: usize) -> Option<usize> {
             match rows {
@@ -56,9 +56,9 @@ macro_rules! dense_rows_for {
         /// See [`crate::simd::dense_rows::pack_inputs`].
         ///
         /// # Safety
-        /// The processor must have the features of this instance. `panel` must have `places`
-        /// places for rows of whole vectors. `x` has at most as many rows, each with the length of
-        /// a weight.
+        /// The processor must have the features of this instance. `panel` must have `places` row
+        /// slots of whole vectors. `x` must have at most `places` rows, each with the length of the
+        /// weight.
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn pack_inputs(
             x: &[&[f32]],
@@ -69,7 +69,8 @@ macro_rules! dense_rows_for {
             let k = x.first().map_or(0, |x| x.len());
             let whole = k / $lanes;
             let to = panel.as_mut_ptr();
-            // SAFETY: the caller guarantees the lengths. Step `i` of row `m` has one place.
+            // SAFETY: the caller guarantees the lengths. The panel has a vector for each step of
+            // each row.
             unsafe {
                 for (m, x) in x.iter().enumerate() {
                     let x = x.as_ptr().cast::<u8>();
@@ -134,7 +135,7 @@ macro_rules! dense_rows_for {
         ) {
             let (steps, whole) = (k.div_ceil($lanes), k / $lanes);
             let mut to = packed.as_mut_ptr();
-            // SAFETY: the caller guarantees the rows, and a place for each of their vectors.
+            // SAFETY: the caller guarantees the rows, and space for each of their vectors.
             unsafe {
                 for from in (0..steps).step_by($block) {
                     for first in (0..rows).step_by($rows) {
@@ -161,9 +162,8 @@ macro_rules! dense_rows_for {
         ///
         /// # Safety
         /// The processor must have the features of this instance. The panel and the matrix must
-        /// have the lengths that [`TILE`] gives for `k` inputs and `columns` rows. At each
-        /// [`LANES`]-th of as many places from `tile` on there must be space for the results of a
-        /// panel.
+        /// have the lengths that [`TILE`] gives for `k` inputs and `columns` rows. For each row `i`
+        /// below `columns`, there must be space for the results of a panel at `tile + i * LANES`.
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn multiply_packed(
             panel: &[f32],
@@ -180,8 +180,8 @@ macro_rules! dense_rows_for {
                 sums.resize(tiles * $rows * $many * $lanes);
             }
             let mut w = matrix.as_ptr();
-            // SAFETY: the caller guarantees the lengths. Sums have a place for each tile if there
-            // are several blocks. Prefetched addresses need not be valid.
+            // SAFETY: the caller guarantees the lengths. If there are several blocks, `sums` has
+            // space for each tile. Prefetched addresses need not be valid.
             unsafe {
                 for from in (0..steps).step_by($block) {
                     let count = $block.min(steps - from);
@@ -197,8 +197,8 @@ macro_rules! dense_rows_for {
                                 }
                             }
                         }
-                        // What the next block reads from memory. Without it, addresses of the
-                        // panel, which is in the L1 cache.
+                        // Prefetches the next lines of `ahead`. If none are left, it prefetches
+                        // lines of the panel, which are already in the L1 cache.
                         let next = if ahead.start < ahead.end {
                             let next = ahead.start;
                             ahead.start = next.wrapping_add(count * $lines * LINE);
@@ -248,7 +248,7 @@ macro_rules! dense_rows_for {
         /// # Safety
         /// The processor must have the features of this instance. The matrix must have one row per
         /// column of `out`, as long as an input. `out` must have one row per input. The inputs must
-        /// be packed in [`places`], or lie row by row if there are none.
+        /// be packed as [`places`] specifies, or be stored row by row if it returns `None`.
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn multiply(
             matrix: DenseView<'_>,
@@ -294,8 +294,8 @@ macro_rules! dense_rows_for {
             }
         }
 
-        /// [`multiply`] for at most `P * M` inputs, which are packed in `PLACES` places, or not if
-        /// that is zero. Tiles have `M` inputs and `R` matrix rows.
+        /// [`multiply`] for at most `P * M` inputs, which are packed in `PLACES` row slots, or
+        /// unpacked if `PLACES` is 0. Tiles have `M` inputs and `R` matrix rows.
         ///
         /// # Safety
         /// As [`multiply`].
@@ -316,7 +316,7 @@ macro_rules! dense_rows_for {
             const TILES: usize = 16;
             let (columns, k) = (out.dims().1, x.k);
             let step = k * size::<TYPE>();
-            // Few inputs are read slower than the matrix, wherever they are.
+            // Unpacked inputs are few, so reading them does not limit the speed.
             let block = match PLACES {
                 0 => k,
                 _ => L1_INPUTS / PLACES / $lanes * $lanes,
@@ -350,7 +350,7 @@ macro_rules! dense_rows_for {
                             let columns = from..k.min(from + block);
                             for (i, kept) in kept[..tiles].iter_mut().enumerate() {
                                 let rows = matrix.add((first + i * R) * step);
-                                // After the last tile comes the first one, in the next block.
+                                // After the last tile, the first tile of the next block follows.
                                 let next = match i + 1 < tiles || columns.end == k {
                                     true => rows.wrapping_add(R * step),
                                     false => {
@@ -409,7 +409,7 @@ macro_rules! dense_rows_for {
             const LINE: usize = 64;
             let mut sums = *kept;
             let step = k * size::<TYPE>();
-            // The place of the vector with element `at` of input `m`.
+            // The address of the vector with element `at` of input `m`.
             let place = |m: usize, at: usize| match PLACES {
                 0 => x.wrapping_add(m * k + at),
                 _ => x.wrapping_add(at * PLACES + m * $lanes),
@@ -455,8 +455,8 @@ macro_rules! dense_rows_for {
             *kept = sums;
         }
 
-        /// Writes the outputs of a tile, from the place `(row, column)` on. There may be fewer
-        /// output rows than sums.
+        /// Writes the outputs of a tile, beginning at `(row, column)`. There may be fewer output
+        /// rows than sums.
         ///
         /// # Safety
         /// The processor must have the features of this instance. The columns must exist.

@@ -38,8 +38,8 @@ pub(crate) unsafe fn scores(
     }
 }
 
-/// [`scores`]; `D` is the number of elements of a head and the row stride of the keys, or zero.
-/// Then both are variables, and addresses take more instructions.
+/// [`scores`] for heads with `D` elements and keys with row stride `D`. If `D` is 0, both are
+/// variables, and addresses take more instructions.
 ///
 /// # Safety
 /// The obligations of [`scores`].
@@ -83,10 +83,10 @@ unsafe fn scores_tile<const M: usize, const D: usize>(
     d: usize,
     (keys, queries, to): Operands,
 ) -> usize {
-    // SAFETY: the caller guarantees `M` keys and the queries, each with `d` elements, and a place
-    // for each score.
+    // SAFETY: the caller guarantees `M` keys and the queries, each with `d` elements, and space for
+    // each score.
     unsafe {
-        // As a macro, because a closure may become a call, which returns its sums in memory.
+        // This is a macro, because a closure may become a call, which returns its sums in memory.
         macro_rules! two {
             ($first:literal) => {
                 add(

@@ -73,7 +73,7 @@ macro_rules! integer_pairs_for_vectors {
             assert!(size * BITS as usize == 32 * per && per.is_multiple_of(words));
             assert!(to.pairs.len() == groups * size / 2 * width && size == per / words * runs * 8);
             let (group, biases_per_scale) = matrix.panel_groups();
-            // A constant without byte scales, since a division for each group takes long.
+            // Without byte scales this is a constant, because a division for each group is slow.
             let per_super = if SCALED { group / size } else { 1 };
             assert!(
                 groups.is_multiple_of(per_super) && to.scales.len() == groups / per_super * width
@@ -155,7 +155,7 @@ pub(crate) unsafe fn integer_pairs(matrix: PackedMatrix<'_>, to: CodePanelMut<'_
     unsafe { with_codes!(integer_pairs_bits(matrix, to, from)) }
 }
 
-/// A table has the width of a vector already.
+/// Returns the table, which already has the width of a vector.
 #[inline]
 fn same(table: __m256i) -> __m256i {
     table
@@ -175,11 +175,11 @@ unsafe fn load(words: *const u32, (at, _): (usize, usize)) -> __m256i {
 /// Stores the pairs of a row block.
 ///
 /// # Safety
-/// The processor must have avx2. The pairs must have places.
+/// The processor must have avx2. There must be space for the pairs at `to`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn store(to: *mut i32, pairs: __m256i, _: usize) {
-    // SAFETY: the caller guarantees eight places.
+    // SAFETY: the caller guarantees space for eight pairs.
     unsafe { _mm256_storeu_si256(to.cast(), pairs) }
 }
 
@@ -187,7 +187,7 @@ unsafe fn store(to: *mut i32, pairs: __m256i, _: usize) {
 /// that this group shares with others.
 ///
 /// # Safety
-/// The processor must have avx2 and f16c. The group and its places must exist.
+/// The processor must have avx2 and f16c. The group, and eight elements at `to`, must exist.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn factors<const SHARED: bool>(
@@ -195,7 +195,7 @@ unsafe fn factors<const SHARED: bool>(
     (i, groups, g): (usize, usize, usize),
     to: *mut f32,
 ) {
-    // SAFETY: the caller guarantees the group and its eight places.
+    // SAFETY: the caller guarantees the group, and eight elements at `to`.
     unsafe { _mm256_storeu_ps(to, params::<SHARED>(all, i * groups + g)) }
 }
 

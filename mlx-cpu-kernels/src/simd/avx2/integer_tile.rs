@@ -88,7 +88,7 @@ pub(crate) unsafe fn multiply(
     sums: &mut [f32],
     accumulate: bool,
 ) {
-    // A closure is compiled for the instruction set of its function.
+    // A closure is used because it is compiled for the instruction set of its function.
     let add = |sum, x, two| _mm256_add_epi32(sum, _mm256_madd_epi16(x, two));
     // SAFETY: the caller guarantees the features.
     unsafe { tiles((rows, groups), matrix, x, sums, accumulate, add) };

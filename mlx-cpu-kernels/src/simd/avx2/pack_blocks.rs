@@ -29,9 +29,9 @@ const STRIDE: usize = 72;
 #[derive(Clone, Copy)]
 struct RowPiece {
     words: [u32; STRIDE],
-    /// The second part: float16, or bytes.
+    /// The scales: float16, or bytes.
     scales: [u8; 16],
-    /// The third part: float16 as raw bits.
+    /// The float16 values that all weights of a block share, as raw bits.
     supers: [u16; 2],
 }
 
@@ -248,7 +248,7 @@ fn transpose_halves(pieces: &[RowPiece; ROWS], out: &mut [[u8; 2 * ROWS]]) {
     }
 }
 
-/// Joins the 4-bit codes of bytes in pairs. Two inputs of 32 codes become 16 bytes each.
+/// Joins the 4-bit codes of adjacent bytes. Two inputs of 32 codes become 16 bytes each.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn joined_nibbles(first: __m256i, second: __m256i) -> __m256i {
@@ -414,7 +414,8 @@ fn q5_k(blocks: &[[u8; 176]], to: &mut RowPiece) {
     }
 }
 
-/// The 32 bytes of 16 codes of 5 bits in the first ten bytes of each half.
+/// Packs 32 codes of 5 bits, one per byte. The 16 codes of each half become the first ten bytes of
+/// a vector.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn joined_fives(codes: __m256i) -> [__m128i; 2] {
@@ -427,7 +428,7 @@ fn joined_fives(codes: __m256i) -> [__m128i; 2] {
     taken(forties, TAKEN)
 }
 
-/// The bytes of each half that `which` names; -1 means zero.
+/// The bytes of each half at the indices `which`; an index of -1 gives zero.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn taken(x: __m256i, which: [i8; 16]) -> [__m128i; 2] {

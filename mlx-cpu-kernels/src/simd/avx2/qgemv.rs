@@ -27,8 +27,8 @@ use crate::simd::avx2::integer_codes::integer_codes;
 /// prefetcher stops at page boundaries and where another thread's part begins.
 pub(crate) const PREFETCH_BYTES: usize = 4096;
 
-/// The maximum number of input rows with which sums are multiplied by byte scales; with more rows,
-/// codes are.
+/// The maximum number of input rows for which sums are multiplied by byte scales. With more rows,
+/// codes are multiplied by them.
 pub(crate) const SCALED_SUMS: usize = 4;
 
 /// The code that represents zero where scales are bytes and there are no biases.
@@ -64,7 +64,7 @@ pub(crate) struct RowBlock {
     /// The number of words per group.
     pub per: usize,
     /// The binary logarithm of the number of groups per float16, if scales are bytes times float16.
-    /// Each group would otherwise need a division.
+    /// A shift by it replaces a division for each group.
     pub super_shift: u32,
     /// The kind of the codes.
     pub codes: Codes,
@@ -196,7 +196,7 @@ impl RowBlock {
         }
     }
 
-    /// The row block `i` places later.
+    /// The row block that is `i` row blocks later.
     ///
     /// # Safety
     /// That row block must exist, with scales in this format.
@@ -321,7 +321,7 @@ unsafe fn row_blocks<const M: usize, const BITS: u32, const SCALES: u32>(
     let x = InputPtrs::new(x);
     let (to, step) = out.raw_parts();
     for i in 0..count {
-        // SAFETY: row block `i` is below `count` and has a place in each row of the output.
+        // SAFETY: row block `i` is below `count` and has eight elements in each row of the output.
         // `RowBlock::first` asserted that both exist.
         unsafe {
             let block = first.after::<SCALES>(i);
@@ -517,7 +517,7 @@ unsafe fn byte_scales<const SCALES: u32>(
 unsafe fn shared_scales<const SCALES: u32>(block: RowBlock, group: usize) -> __m256 {
     let place = group >> block.super_shift;
     let place = match SCALES {
-        // The float16 of the biases follow.
+        // The float16 values of the biases follow those of the scales.
         ScaleFormat::SUPER_AFFINE_ID => 2 * place,
         _ => place,
     };
@@ -548,11 +548,11 @@ unsafe fn word_of(block: RowBlock, w: usize, prefetch: bool) -> __m256i {
 }
 
 /// Adds the products of two runs of codes with the inputs that share scale `place`. If scales are
-/// bytes, `bytes` has that of each lane. A lane sums sixteen products exactly. A product is at most
-/// 2^12 * (2^15 - 1); see [`crate::layout::packed::MAX_SCALED_CODE`].
+/// bytes, `bytes` has the byte of each lane. A lane sums sixteen products exactly. A product is at
+/// most 2^12 * (2^15 - 1); see [`crate::layout::packed::MAX_SCALED_CODE`].
 ///
 /// # Safety
-/// The processor must have avx2 and fma. The place must be within the inputs.
+/// The processor must have avx2 and fma. The index `place` must be within the inputs.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn add_pairs<const M: usize, const SCALES: u32>(
@@ -565,7 +565,7 @@ unsafe fn add_pairs<const M: usize, const SCALES: u32>(
     if SCALES == ScaleFormat::SUPER_ID {
         n = [less::<ZERO_CODE>(n[0]), less::<ZERO_CODE>(n[1])];
     }
-    // With few rows, there are fewer sums than codes.
+    // With few rows, there are fewer sums than codes, so the sums are multiplied by the scales.
     let scaled_codes = const { ScaleFormat::has_byte_scales(SCALES) && M > SCALED_SUMS };
     let scaled_sums = const { ScaleFormat::has_byte_scales(SCALES) && M <= SCALED_SUMS };
     if scaled_codes {
@@ -573,7 +573,7 @@ unsafe fn add_pairs<const M: usize, const SCALES: u32>(
         n = [times(n[0], bytes), times(n[1], bytes)];
     }
     for (m, sum) in sums.iter_mut().enumerate() {
-        // SAFETY: the caller guarantees that the place is within the inputs.
+        // SAFETY: the caller guarantees that `place` is within the inputs.
         unsafe {
             let exact = |run: usize| {
                 let at = x.quants.add(((2 * place + run) * M + m) * RUN);

@@ -69,7 +69,7 @@ unsafe fn row_blocks<const M: usize>(
 ) {
     let (to, step) = out.raw_parts();
     for i in 0..count {
-        // SAFETY: row block `i` is below `count` and has a place in each row of the output.
+        // SAFETY: row block `i` is below `count` and has eight elements in each row of the output.
         unsafe {
             let block = first.after::<{ ScaleFormat::E8M0_ID }>(i);
             for (m, sums) in tile::<M>(block, x.values.as_ptr()).into_iter().enumerate() {

@@ -44,7 +44,7 @@ pub(crate) unsafe fn prepare_inputs(
             for (i, x) in x.as_chunks::<INPUTS_PER_SCALE>().0.iter().enumerate() {
                 let place = first + i;
                 // SAFETY: the caller guarantees the features. A row has `k / 16` scales, each with
-                // two runs of eight places.
+                // two runs of eight integers.
                 unsafe {
                     let v = [0, RUN].map(|at| _mm256_loadu_ps(x.as_ptr().add(at)));
                     let mut sum = 0;

@@ -83,8 +83,8 @@ pub(crate) unsafe fn transpose_8(from: &[f32], to: &mut [f32]) -> usize {
     let n = from.len() / 8;
     let vectorized = n / 8 * 8;
     for at in (0..vectorized).step_by(8) {
-        // SAFETY: eight vectors from `at` on exist, and the eight rows of `n` elements have a place
-        // for each.
+        // SAFETY: eight vectors from `at` on exist, and the eight rows of `n` elements have space
+        // for them.
         unsafe {
             let mut block = [_mm256_setzero_ps(); 8];
             for (i, block) in block.iter_mut().enumerate() {

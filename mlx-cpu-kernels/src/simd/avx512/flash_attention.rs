@@ -35,8 +35,8 @@ pub(crate) unsafe fn scores(
     }
 }
 
-/// [`scores`]; `D` is the number of elements of a head and the row stride of the keys, or zero.
-/// Then both are variables, and addresses take more instructions.
+/// [`scores`] for heads with `D` elements and keys with row stride `D`. If `D` is 0, both are
+/// variables, and addresses take more instructions.
 ///
 /// # Safety
 /// The obligations of [`scores`].
@@ -50,7 +50,8 @@ unsafe fn scores_with<const D: usize>(
 ) {
     let mut from = 0;
     while from < n {
-        // A tile with few keys waits for its own sums, so the last two tiles share their keys.
+        // The latency of additions limits a tile with few keys. So the last two tiles divide their
+        // keys evenly.
         let tall = match n - from {
             rest if rest > MAX_KEYS && rest < 2 * MAX_KEYS => rest.div_ceil(2),
             rest => rest.min(MAX_KEYS),
@@ -86,10 +87,10 @@ type Operands = ((*const f32, usize), *const f32, *mut f32);
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn scores_tile<const M: usize, const D: usize>(d: usize, (keys, queries, to): Operands) {
-    // SAFETY: the caller guarantees `M` keys and the queries, each with `d` elements, and a place
-    // for each score.
+    // SAFETY: the caller guarantees `M` keys and the queries, each with `d` elements, and space for
+    // each score.
     unsafe {
-        // As a macro, because a closure may become a call, which returns its sums in memory.
+        // This is a macro, because a closure may become a call, which returns its sums in memory.
         macro_rules! two {
             ($first:literal) => {
                 add(

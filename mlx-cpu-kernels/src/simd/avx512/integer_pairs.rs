@@ -68,11 +68,11 @@ unsafe fn load(words: *const u32, (at, apart): (usize, usize)) -> __m512i {
 /// Stores the pairs of two row blocks, whose pairs are `apart` pairs apart.
 ///
 /// # Safety
-/// The processor must have avx512f. The pairs must have places.
+/// The processor must have avx512f. There must be space for eight pairs of each row block at `to`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
 unsafe fn store(to: *mut i32, pairs: __m512i, apart: usize) {
-    // SAFETY: the caller guarantees eight places in each row block.
+    // SAFETY: the caller guarantees space for eight pairs of each row block.
     unsafe {
         _mm256_storeu_si256(to.cast(), _mm512_castsi512_si256(pairs));
         let next = to.add(apart * INTERLEAVED_ROWS);
@@ -84,7 +84,7 @@ unsafe fn store(to: *mut i32, pairs: __m512i, apart: usize) {
 /// the floats that this group shares with others.
 ///
 /// # Safety
-/// The processor must have avx2 and f16c. The groups and their places must exist.
+/// The processor must have avx2 and f16c. The groups, and sixteen elements at `to`, must exist.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
 unsafe fn factors<const SHARED: bool>(
@@ -92,7 +92,7 @@ unsafe fn factors<const SHARED: bool>(
     (i, groups, g): (usize, usize, usize),
     to: *mut f32,
 ) {
-    // SAFETY: the caller guarantees the groups and their sixteen places.
+    // SAFETY: the caller guarantees the groups, and sixteen elements at `to`.
     unsafe {
         _mm256_storeu_ps(to, params::<SHARED>(all, i * groups + g));
         let next = params::<SHARED>(all, (i + 1) * groups + g);

@@ -55,7 +55,8 @@ pub(crate) unsafe fn quantize(columns: &[f32], to: InputColumnsMut<'_>) {
             let mut sum = _mm512_setzero_si512();
             for i in 0..STEP / 2 {
                 let [first, second] = paired_columns(i);
-                // No closure: `map` would call it, instead of keeping vectors in registers.
+                // This is not a closure, because `map` would call it instead of keeping vectors in
+                // registers.
                 let first = _mm512_cvtps_epi32(_mm512_mul_ps(x[first], inverse));
                 let second = _mm512_cvtps_epi32(_mm512_mul_ps(x[second], inverse));
                 let low = _mm512_and_si512(first, _mm512_set1_epi32(0xffff));

@@ -67,8 +67,8 @@ unsafe fn row_blocks<const M: usize, const BITS: u32, const SCALES: u32>(
     for i in (0..count).step_by(2) {
         // If the number of row blocks is odd, the last one is paired with itself.
         let next = (i + 1).min(count - 1);
-        // SAFETY: the row blocks are below `count` and have places in each row of the output.
-        // `RowBlock::first` asserted that both exist.
+        // SAFETY: the row blocks are below `count` and have eight elements each in each row of the
+        // output. `RowBlock::first` asserted that both exist.
         unsafe {
             let two = [first.after::<SCALES>(i), first.after::<SCALES>(next)];
             for (m, sums) in tile::<M, BITS, SCALES>(two, x).into_iter().enumerate() {
@@ -227,9 +227,9 @@ fn group_bytes<const SCALES: u32>(block: RowBlock) -> (usize, usize) {
 }
 
 /// The prefetch distance in bytes, at byte `at` of a row block with `size` bytes. The prefetched
-/// bytes are read when `distance` more bytes of this row block, or of its successor, were read. Two
-/// adjacent row blocks are read side by side, so the successor is the second row block after this
-/// one.
+/// bytes are read after `distance` more bytes of this row block, or of its successor, have been
+/// read. Two adjacent row blocks are read side by side, so the successor is the second row block
+/// after this one.
 #[inline]
 pub(super) fn ahead_of(at: usize, size: usize, distance: usize) -> usize {
     let distance = distance.min(size);
@@ -331,7 +331,7 @@ unsafe fn byte_scales<const SCALES: u32>(
 unsafe fn shared_scales<const SCALES: u32>(two: [RowBlock; 2], group: usize) -> __m512 {
     let place = group >> two[0].super_shift;
     let place = match SCALES {
-        // The float16 of the biases follow.
+        // The float16 values of the biases follow those of the scales.
         ScaleFormat::SUPER_AFFINE_ID => 2 * place,
         _ => place,
     };
@@ -339,14 +339,15 @@ unsafe fn shared_scales<const SCALES: u32>(two: [RowBlock; 2], group: usize) -> 
     unsafe { halves(two, place) }
 }
 
-/// The float16 at a place, in units of eight, of the third part of two row blocks.
+/// The float16 values of two row blocks that groups share, eight of each. `place` is their index in
+/// units of eight.
 ///
 /// # Safety
-/// The processor must have f16c and avx512f. Both row blocks must have the place.
+/// The processor must have f16c and avx512f. Both row blocks must have values at this index.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
 unsafe fn halves(two: [RowBlock; 2], place: usize) -> __m512 {
-    // SAFETY: the caller guarantees the place.
+    // SAFETY: the caller guarantees the values.
     let [low, high] = two.map(|block| unsafe {
         _mm_loadu_si128(block.biases.add(place * 2 * INTERLEAVED_ROWS).cast())
     });
@@ -374,11 +375,11 @@ unsafe fn float_scales<const SCALES: u32>(two: [RowBlock; 2], group: usize) -> _
 }
 
 /// Adds the products of two runs of codes with the inputs that share scale `place`. If scales are
-/// bytes, `bytes` has that of each lane. A lane sums sixteen products exactly. A product is at most
-/// 2^12 * (2^15 - 1); see [`crate::layout::packed::MAX_SCALED_CODE`].
+/// bytes, `bytes` has the byte of each lane. A lane sums sixteen products exactly. A product is at
+/// most 2^12 * (2^15 - 1); see [`crate::layout::packed::MAX_SCALED_CODE`].
 ///
 /// # Safety
-/// The processor must have the features of [`qgemv`]. The place must be within the inputs.
+/// The processor must have the features of [`qgemv`]. The index `place` must be within the inputs.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
 unsafe fn add_pairs<const M: usize, const SCALES: u32>(
@@ -391,7 +392,7 @@ unsafe fn add_pairs<const M: usize, const SCALES: u32>(
     if SCALES == ScaleFormat::SUPER_ID {
         n = [less::<ZERO_CODE>(n[0]), less::<ZERO_CODE>(n[1])];
     }
-    // With few rows, there are fewer sums than codes.
+    // With few rows, there are fewer sums than codes, so the sums are multiplied by the scales.
     let scaled_codes = const { ScaleFormat::has_byte_scales(SCALES) && M > SCALED_SUMS };
     let scaled_sums = const { ScaleFormat::has_byte_scales(SCALES) && M <= SCALED_SUMS };
     if scaled_codes {
@@ -399,7 +400,7 @@ unsafe fn add_pairs<const M: usize, const SCALES: u32>(
         n = [times(n[0], bytes), times(n[1], bytes)];
     }
     for (m, sum) in sums.iter_mut().enumerate() {
-        // SAFETY: the caller guarantees that the place is within the inputs.
+        // SAFETY: the caller guarantees that `place` is within the inputs.
         unsafe {
             let mut exact = dot::<M>(n, x.quants.add((2 * place * M + m) * RUN));
             if scaled_sums {
@@ -416,8 +417,8 @@ unsafe fn add_pairs<const M: usize, const SCALES: u32>(
 ///
 /// LLVM would split each `_mm512_dpwssd_epi32` of such a chain into `vpmaddwd` and `vpaddd`, and
 /// load the inputs with a third instruction. Assembly needs one instruction. With one or two rows,
-/// few sums are independent, so the latency of a chain would limit the speed. Then each run has a
-/// sum.
+/// few sums are independent, so the latency of a chain would limit the speed. Each run then has its
+/// own sum.
 ///
 /// # Safety
 /// The processor must have the features of [`qgemv`]. Both runs of the row must exist.

@@ -38,7 +38,8 @@ unsafe fn row_blocks<const M: usize>(
     for i in (0..count).step_by(2) {
         // If the number of row blocks is odd, the last one is paired with itself.
         let next = (i + 1).min(count - 1);
-        // SAFETY: the row blocks are below `count` and have places in each row of the output.
+        // SAFETY: the row blocks are below `count` and have eight elements each in each row of the
+        // output.
         unsafe {
             let two = [i, next].map(|i| first.after::<{ ScaleFormat::E8M0_ID }>(i));
             for (m, sums) in tile::<M>(two, x.values.as_ptr()).into_iter().enumerate() {

@@ -68,7 +68,7 @@ pub(crate) fn exp(x: __m512) -> __m512 {
 }
 
 /// [`exp`] of sixteen elements, none of them positive. It needs no bounds: below the minimum the
-/// result is zero, whatever the steps before give.
+/// result is zero, whatever the earlier steps compute.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(crate) fn exp_of_negative(x: __m512) -> __m512 {

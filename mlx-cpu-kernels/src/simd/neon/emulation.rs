@@ -54,9 +54,9 @@ loads! {
 macro_rules! stores {
     ($($name:ident: $vector:ident => *mut $lane:ty,)*) => {$(
         /// # Safety
-        /// The places for all elements of a vector must exist.
+        /// There must be space for all elements of a vector.
         pub(crate) unsafe fn $name(to: *mut $lane, a: $vector) {
-            // SAFETY: the caller guarantees the places. A vector has the layout of an array of its
+            // SAFETY: the caller guarantees the space. A vector has the layout of an array of its
             // lanes.
             unsafe { to.cast::<$vector>().write_unaligned(a) }
         }

@@ -127,7 +127,7 @@ unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
     for (m, totals) in totals.iter().enumerate() {
         let place = &mut out.row_mut(row + m)[i * INTERLEAVED_ROWS..][..INTERLEAVED_ROWS];
         for (half, total) in totals.iter().enumerate() {
-            // SAFETY: these are four of the eight places.
+            // SAFETY: these are four of the eight outputs.
             unsafe { vst1q_f32(place.as_mut_ptr().add(half * WIDTH), *total) };
         }
     }

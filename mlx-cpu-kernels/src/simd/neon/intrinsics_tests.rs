@@ -73,11 +73,11 @@ definitions! {
 
     fn stores_write_lanes_in_order_and_nothing_else() {
         let mut floats = [9.0f32; 6];
-        // SAFETY: four places exist from the second on.
+        // SAFETY: four elements exist from the second on.
         unsafe { vst1q_f32(floats[1..].as_mut_ptr(), of([1.0f32, 2.0, 3.0, 4.0])) };
         assert_eq!(floats, [9.0, 1.0, 2.0, 3.0, 4.0, 9.0]);
         let mut all = [99i8; 18];
-        // SAFETY: sixteen places exist from the second on.
+        // SAFETY: sixteen elements exist from the second on.
         unsafe { vst1q_s8(all[1..].as_mut_ptr(), of(bytes::<16>(-8))) };
         assert_eq!(
             (all[0], &all[1..17], all[17]),

@@ -153,8 +153,8 @@ unsafe fn row_blocks<const M: usize, const BITS: u32>(
     let factors = first.groups * INTERLEAVED_ROWS * if first.half { 2 } else { 4 };
     let (to, step) = out.raw_parts();
     for i in 0..count {
-        // SAFETY: the caller guarantees that row block `i` is below `count` and has a place in each
-        // row of the output.
+        // SAFETY: the caller guarantees that row block `i` is below `count` and has eight elements
+        // in each row of the output.
         unsafe {
             let block = RowBlock {
                 words: first.words.add(i * words),
@@ -261,10 +261,11 @@ unsafe fn numbers<const BITS: u32>(words: *const u32) -> [[int8x16_t; 2]; 2] {
     }
 }
 
-/// Adds the products of codes with [`INPUTS_PER_SCALE`] inputs of a row at `place`.
+/// Adds the products of codes with [`INPUTS_PER_SCALE`] inputs of a row. `place` is the index of
+/// these inputs in units of [`INPUTS_PER_SCALE`].
 ///
 /// # Safety
-/// The inputs must have that place.
+/// The inputs must have this index.
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 unsafe fn add(
@@ -273,7 +274,7 @@ unsafe fn add(
     x: InputPtrs,
     place: usize,
 ) {
-    // SAFETY: the caller guarantees that the inputs have this place.
+    // SAFETY: the caller guarantees that the inputs have this index.
     let (bytes, scale) = unsafe {
         (
             vld1q_s8(x.bytes.add(place * 2 * INPUTS_PER_SCALE)),

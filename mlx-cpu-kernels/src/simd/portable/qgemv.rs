@@ -40,9 +40,9 @@ pub(crate) fn prepare_inputs(
     to.values.copy_from_slice(x);
 }
 
-/// Quantizes a group of a row to 16-bit integers, `first` scales after the row's first. Returns the
-/// sum of the rounded inputs, in the order of the vector kernels. A NaN becomes an arbitrary
-/// integer, but the sum stays NaN.
+/// Quantizes a group of a row to 16-bit integers. The group begins `first` scales after the row's
+/// first scale. Returns the sum of the rounded inputs, in the order of the vector kernels. A NaN
+/// becomes an arbitrary integer, but the sum stays NaN.
 #[inline(always)]
 fn quantize_inputs(
     x: &[f32],
