@@ -183,8 +183,8 @@ pub(crate) fn guarded<T, E: ClosureError>(f: impl FnOnce() -> Result<T, E>) -> R
     }
 }
 
-/// Stores a failure that did not pass through C, so that the surrounding [`run`] returns it. Until
-/// then, the returned error takes its place.
+/// Stores a failure that did not pass through C, so that the surrounding [`run`] returns it.
+/// Returns a placeholder error for the code in between.
 pub(crate) fn fail(failure: Failure) -> Error {
     drop(swap_failure(Some(failure)));
     Error::new(ErrorKind::Callback, "closure", "a function failed")

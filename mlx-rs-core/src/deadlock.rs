@@ -96,7 +96,7 @@ pub(crate) fn wait<T>(mut attempt: impl FnMut(Duration) -> Option<T>) -> Option<
     }
 }
 
-/// The error for a thread that waits in vain.
+/// The error for a thread that waited for the timeout.
 pub(crate) fn error(op: &'static str) -> Error {
     Error::new(
         ErrorKind::Deadlock,

@@ -408,7 +408,7 @@ mod info {
         // SAFETY: MLX returned a NUL-terminated string that lives as long as the vector.
         let name = unsafe { CStr::from_ptr(key) };
         let mut is_text = false;
-        // SAFETY: handle and name are live; the name is one of the handle's own.
+        // SAFETY: handle and name are live; the name is one of the handle's keys.
         call::status(OP, || unsafe {
             sys::mlx_device_info_is_string(&raw mut is_text, handles.info, name.as_ptr())
         })?;

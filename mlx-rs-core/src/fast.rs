@@ -252,7 +252,7 @@ fn check_rope<'a>(
 pub enum Mask<'a> {
     /// All keys.
     None,
-    /// Earlier keys and the query's own; the last query attends to every key.
+    /// The key at the query's position, and all earlier keys. The last query attends to every key.
     Causal,
     /// A boolean (true: attend) or additive array that broadcasts to `[B, H, Lq, Lk]`.
     Array(&'a Array),

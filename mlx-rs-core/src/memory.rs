@@ -215,7 +215,7 @@ pub fn peak() -> Result<usize> {
 /// When MLX cannot reset it.
 #[doc(alias = "mlx_reset_peak_memory")]
 pub fn reset_peak() -> Result<()> {
-    // SAFETY: takes nothing.
+    // SAFETY: the call has no arguments.
     call::status("reset_peak_memory", || unsafe {
         sys::mlx_reset_peak_memory()
     })
@@ -286,7 +286,7 @@ pub fn cache() -> Result<usize> {
 #[doc(alias = "mlx_clear_cache")]
 pub fn clear_cache() -> Result<()> {
     closure::drop_discarded();
-    // SAFETY: takes nothing.
+    // SAFETY: the call has no arguments.
     call::status("clear_cache", || unsafe { sys::mlx_clear_cache() })
 }
 

@@ -48,9 +48,8 @@ mod sealed {
 
 /// An operand: another array, or a Rust scalar that is converted to the array's type.
 ///
-/// A boolean stays a boolean. An integer gets the array's type; beside a boolean array it becomes
-/// `int32`. A float gets the type of a float or complex array; beside other types it becomes
-/// `float32`.
+/// A boolean stays a boolean. An integer gets the array's type, or `int32` if the array is boolean.
+/// A float gets the array's type if that is a float or complex type, and `float32` otherwise.
 pub trait Operand: sealed::Sealed {
     /// Converts this value to an array, for an operation with an array of type `other`.
     ///

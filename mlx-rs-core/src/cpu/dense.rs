@@ -216,7 +216,7 @@ impl DenseMatrix {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     pub fn shape(&self) -> [i32; 2] {
-        // Both were `i32` in the matrix's shape.
+        // Both sizes come from the matrix's shape, so they fit `i32`.
         [self.size.n as i32, self.size.k as i32]
     }
 
@@ -400,7 +400,7 @@ impl MatrixOwner for MappedValues {
 
 /// The elements of a packed matrix, `[n, k]`.
 fn unpacked(packed: &ColumnMatrix) -> Result<Array> {
-    // The sizes were those of an array.
+    // Both sizes come from an array's shape, so they fit `i32`.
     let shape = [packed.n as i32, packed.k as i32];
     if let Some(rows) = packed.rows_f32() {
         return Array::from_vec(rows, &shape);

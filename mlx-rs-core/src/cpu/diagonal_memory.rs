@@ -119,7 +119,8 @@ mod tests {
     use crate::cpu::tests::on_cpu;
     use crate::{Device, Stream, zeros};
 
-    /// Views of one array must have the same results as copies, and segments those of one pass.
+    /// Views of one array must have the same results as copies. A sequence in segments must have
+    /// the results of one pass.
     #[test]
     fn views_and_segments_equal_one_pass() {
         on_cpu(|| {

@@ -81,7 +81,7 @@ impl ExpertMatrix {
     /// ```
     #[must_use]
     pub fn experts(&self) -> i32 {
-        // The number was an `i32` when the stack was made.
+        // The number was an `i32` argument of `new`.
         self.experts as i32
     }
 
@@ -121,7 +121,7 @@ impl ExpertMatrix {
     #[must_use]
     pub fn shape(&self) -> [i32; 3] {
         let Size { n, k } = self.size();
-        // All three were `i32` in the matrix's shape.
+        // All three sizes come from the matrix's shape, so they fit `i32`.
         [self.experts as i32, n as i32, k as i32]
     }
 
@@ -293,7 +293,7 @@ fn numbers(op: &'static str, ids: &Array, experts: usize) -> Result<Array> {
     match ids.dtype() {
         // The operation itself handles indices out of range.
         Dtype::Int32 | Dtype::Uint32 => Ok(ids.clone()),
-        // The number of experts was an `i32` in the matrix's shape.
+        // The number of experts divides a size of the matrix's shape, so it fits `i32`.
         _ => Array::clamp_indices(op, ids, experts as i32)?.astype(Dtype::Int32),
     }
 }

@@ -137,7 +137,7 @@ impl FeatureMatrix {
     /// ```
     #[must_use]
     pub fn shape(&self) -> [i32; 2] {
-        // Both were `i32` in the matrix's shape.
+        // Both sizes come from the matrix's shape, so they fit `i32`.
         [self.size.n as i32, self.size.k as i32]
     }
 

@@ -42,7 +42,7 @@ impl Matrix {
 
     /// The number of rows of the matrix, which is the number of outputs.
     pub fn outputs(&self) -> i32 {
-        // The number was an `i32` in the matrix's shape.
+        // The number comes from the matrix's shape, so it fits `i32`.
         self.size().n as i32
     }
 

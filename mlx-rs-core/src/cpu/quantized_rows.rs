@@ -157,7 +157,7 @@ impl QuantizedMatrix {
             scales: self.scales,
             stored: self.stored_matrix()?,
         };
-        // The number was an `i32` in the matrix's shape.
+        // The number comes from the matrix's shape, so it fits `i32`.
         let shape = [ids.shape(), &[self.size.k as i32]].concat();
         let inputs: Vec<&Array> = match &work.stored {
             Some(_) => vec![&ids],

@@ -123,7 +123,8 @@ mod tests {
         Array::from_slice(&mlx_cpu_kernels::testing::noise(n, seed), shape).unwrap()
     }
 
-    /// Views of one array must have the same results as copies, and segments those of one pass.
+    /// Views of one array must have the same results as copies. A sequence in segments must have
+    /// the results of one pass.
     #[test]
     fn views_and_segments_equal_one_pass() {
         on_cpu(|| {

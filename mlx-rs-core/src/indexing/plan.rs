@@ -27,7 +27,7 @@ pub(super) struct Plan {
     pub gathered: Vec<(i32, Array)>,
     /// The common shape to which the indices broadcast.
     pub broadcast: Vec<i32>,
-    /// The position of that shape among the axes that are kept.
+    /// The position of the broadcast shape among the other axes of the result.
     pub place: usize,
     /// The shape of the part.
     pub result: Vec<i32>,

@@ -269,7 +269,7 @@ impl Array {
         self.remainder_raw(&divisor.safe)?.zero_where(&divisor.zero)
     }
 
-    /// Both [`Array::floor_divide`] and [`Array::remainder`].
+    /// Returns [`Array::floor_divide`] and [`Array::remainder`].
     ///
     /// ```
     /// use mlx_rs_core::array;

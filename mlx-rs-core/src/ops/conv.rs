@@ -314,7 +314,7 @@ impl Conv {
 }
 
 impl Plan {
-    /// Also checks that the padded input and the unfolded patches fit the budget.
+    /// Checks that the padded input and the unfolded patches also fit the budget.
     fn check_memory(&self, op: &'static str, x: &Array, w: &Array) -> Result<()> {
         let wide = |d: &i32| i64::from(*d);
         let bytes = |first: i64, spatial: &mut dyn Iterator<Item = i64>, last: i64| {
@@ -469,8 +469,8 @@ impl Array {
             let one = weight.flatten(0, -1)?.slice_axis(0, 0, 1)?.reshape(&[])?;
             x = super::mapped::with_batch_of(&x, &one.astype(x.dtype())?)?;
         }
-        // MLX reverses a gradient along an axis of one element, and then treats its own gradient as
-        // zero.
+        // MLX reverses a gradient along an axis of one element. The derivative of this reversal is
+        // then wrongly zero.
         let flat = |a: &&Lowered| a.axis.taps == 1;
         let (flip, weight) = match plan.axes.iter().find(flat) {
             Some(_) if flip => (false, &weight.reversed()?),

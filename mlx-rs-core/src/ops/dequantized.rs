@@ -66,7 +66,7 @@ impl Quantized {
                 wide.gather_mm(&dense, lhs, rhs, sorted)
             }
         }?;
-        // The result has the type to which MLX promotes `x`, `scales` and `biases`.
+        // If the types differ, they promote to float32, which is the type of `product`.
         let scales = self.scales.dtype();
         if self.mode == QuantMode::Affine && scales != x.dtype() {
             return Ok(product);

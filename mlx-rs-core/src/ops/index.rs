@@ -348,10 +348,10 @@ impl Array {
         })
     }
 
-    /// This array. It is copied to row-major order if MLX would gather blocks of `size(axis)`
-    /// wrongly. MLX copies the blocks of a column-major array in memory order, which is correct
-    /// only if at most one axis is longer than one. The copy is a reshape back and forth. This also
-    /// corrects forward gradients, because the tangent goes through the same operations.
+    /// Returns this array, or a row-major copy if MLX would gather blocks of `size(axis)` wrongly.
+    /// MLX copies the blocks of a column-major array in memory order, which is correct only if at
+    /// most one axis is longer than one. The copy is a reshape back and forth. This also corrects
+    /// forward gradients, because the tangent goes through the same operations.
     pub(crate) fn for_blocks(&self, size: impl Fn(usize) -> i32) -> Result<Cow<'_, Array>> {
         if !self.gathers_wrongly(size) {
             return Ok(Cow::Borrowed(self));
@@ -375,8 +375,8 @@ impl Array {
         full_before && (0..long).any(|axis| size(axis) > 1)
     }
 
-    /// This array for use as indices, without a gradient. The gradient with respect to an index is
-    /// zero, but MLX 0.32 refuses it.
+    /// Returns this array without a gradient, for use as indices. The gradient with respect to an
+    /// index is zero, but MLX 0.32 refuses it.
     pub(crate) fn without_slope(&self) -> Result<Cow<'_, Array>> {
         if cfg!(mlx_c_0_7) && closure::inside() {
             return self.stop_gradient().map(Cow::Owned);

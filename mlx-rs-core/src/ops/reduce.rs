@@ -228,7 +228,7 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// This array. Integers and booleans are converted to `float32`.
+    /// This array, converted to `float32` if it has integers or booleans.
     pub(super) fn inexact(&self) -> Result<std::borrow::Cow<'_, Array>> {
         if self.dtype().is_float() || self.dtype() == crate::Dtype::Complex64 {
             return Ok(std::borrow::Cow::Borrowed(self));
@@ -236,8 +236,8 @@ impl Array {
         Ok(std::borrow::Cow::Owned(self.astype(crate::Dtype::Float32)?))
     }
 
-    /// The index of the greatest value along `axis`, as `uint32`. Of equal values, the first one
-    /// counts.
+    /// The index of the greatest value along `axis`, as `uint32`. If several values are the
+    /// greatest, it is the first index.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -258,8 +258,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// The index of the least value along `axis`, as `uint32`. Of equal values, the first one
-    /// counts.
+    /// The index of the least value along `axis`, as `uint32`. If several values are the least, it
+    /// is the first index.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -485,8 +485,9 @@ macro_rules! spreads {
         impl Array {
             $(
                 $(#[$doc])*
-                /// It is computed over `axes`. With `keepdims`, these are kept with length one. The
-                /// divisor is the number of values minus `ddof`, the degrees of freedom.
+                /// The statistic is computed over `axes`. With `keepdims`, these are kept with
+                /// length one. The divisor is the number of values minus `ddof`, the degrees of
+                /// freedom.
                 ///
                 $(#[$example])*
                 ///

@@ -61,8 +61,8 @@ macro_rules! scans {
         impl Array {
             $(
                 $(#[$doc])*
-                /// It runs along `axis`, from the end if `reverse`. Unless `inclusive`, the element
-                /// itself is excluded.
+                /// The reduction runs along `axis`, from the end if `reverse`. Unless `inclusive`,
+                /// the element itself is excluded.
                 ///
                 $(#[$example])*
                 ///

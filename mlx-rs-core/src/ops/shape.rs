@@ -490,9 +490,9 @@ pub fn stack(arrays: &[&Array], axis: i32) -> Result<Array> {
     .map_err(|e| e.with_inputs(arrays))
 }
 
-/// Whether a reshape from `from` to `to` splits axes and keeps their order, so that MLX may return
-/// a view of an array that is not row-major. Both axes of a matrix must be longer than one: with
-/// fewer such axes, only row-major arrays result in views.
+/// Whether MLX may return a view for a reshape from `from` to `to`, even if the array is not
+/// row-major. Such a view keeps the order of the axes, and splits some of them into several. At
+/// least two axes of `from` must be longer than one.
 fn cuts_axes(from: &[i32], to: &[i32]) -> bool {
     let long = |shape: &[i32]| shape.iter().filter(|&&d| d != 1).count();
     if long(from) < 2 || long(to) <= long(from) || from.contains(&0) {

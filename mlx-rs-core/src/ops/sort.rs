@@ -106,7 +106,8 @@ impl Array {
     /// [`ErrorKind::Index`] when the axis or the rank does not exist.
     pub fn partition(&self, rank: i32, axis: i32) -> Result<Array> {
         self.check_rank("partition", rank, axis)?;
-        // MLX's own gradient is that of another arrangement, so the values are gathered.
+        // MLX's own gradient assumes another order of the values, so the values are gathered
+        // instead.
         self.take_along_raw(&self.argpartition(rank, axis)?, axis)
     }
 
@@ -125,7 +126,7 @@ impl Array {
         self.check_rank("argpartition", rank, axis)?;
         let axis = self.axis("argpartition", axis)? as i32; // an axis number is at most i32::MAX
         if mapped::inside() {
-            // Under `vmap`, MLX loses the axis and passes the rank in its place.
+            // Under `vmap`, MLX passes the axis as the rank, and no axis.
             return self.argsort(axis);
         }
         let ordered = self.ordered()?;
