@@ -24,11 +24,12 @@ pub fn generate(env: &Env, tools: &Tools, source: &Source) -> Result<(), String>
         .allowlist_function("_?mlx_.*")
         .allowlist_type("mlx_.*")
         .allowlist_var("MLX_.*")
-        // These functions exist only if the compiler has the type. The crate reads such values
-        // through 16-bit integers.
+        // Functions of float16 and bfloat16 exist only if the compiler has these types. The crate
+        // reads these values as 16-bit integers.
         .blocklist_function(".*(float16|bfloat16)")
         .blocklist_type("(b?float16_t|__b?float16_t)")
-        // This crate's error handler receives no formats, and Rust cannot define C variadics.
+        // Rust cannot define variadic C functions, and this crate's error handler receives no
+        // format string.
         .blocklist_function("_mlx_error")
         .generate_comments(false)
         .layout_tests(false)

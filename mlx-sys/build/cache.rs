@@ -27,7 +27,7 @@ impl Cache {
         Ok(Self { root, _lock: lock })
     }
 
-    /// The directory `name`. If it is missing, `make` first creates it in a temporary place.
+    /// The directory `name`. If it is missing, `make` first creates it under a temporary name.
     pub fn dir(
         &self,
         name: &str,

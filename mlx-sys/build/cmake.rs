@@ -71,8 +71,8 @@ pub fn build(
     );
     cache.dir(&name, |dir| {
         let work = env.out_dir.join("mlxc-build");
-        // The sources' own directory comes first, so that the shim finds mlx-c's header while CMake
-        // still tests the compiler.
+        // The directory of mlx-c's sources comes first, so that the shim finds mlx-c's header while
+        // CMake still tests the compiler.
         let flags = format!(
             "-I\"{}\" -include \"{}\"",
             source.dir.display(),

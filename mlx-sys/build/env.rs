@@ -16,8 +16,8 @@
 //! | `CXX` | the C++ compiler | `c++` |
 //! | `MACOSX_DEPLOYMENT_TARGET` | the oldest macOS that C++ is compiled for | that of MLX's package |
 //!
-//! `XDG_CACHE_HOME` and `HOME` place the default cache; Cargo sets `CARGO`, `CARGO_*`, `OUT_DIR`
-//! and `TARGET`.
+//! `XDG_CACHE_HOME` and `HOME` determine the default cache directory. Cargo sets `CARGO`,
+//! `CARGO_*`, `OUT_DIR` and `TARGET`.
 
 use std::env::var_os;
 use std::ffi::OsString;

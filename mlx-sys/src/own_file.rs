@@ -31,8 +31,8 @@ fn file_at(maps: &str, address: usize) -> Option<PathBuf> {
     })
 }
 
-/// The directories in which a shared library searches libmlx: its own, and `rust-mlx/PACKAGE` in
-/// each of the directories above and in their `lib`.
+/// The directories where a shared library searches for libmlx: its own directory, and
+/// `rust-mlx/PACKAGE/mlx/lib` in each directory above and in its `lib`.
 pub(crate) fn places(file: &Path, package: &str) -> Vec<PathBuf> {
     let mut places: Vec<PathBuf> = file.parent().map(Path::to_owned).into_iter().collect();
     for above in file.ancestors().skip(1).take(LEVELS) {

@@ -105,7 +105,7 @@ impl DecodeTask<'_> {
         let (first, step) = (block.position % SCORE_LANES, BLOCK_KEYS + SCORE_LANES);
         scores.clear();
         resize(scores, heads * step, f32::NEG_INFINITY);
-        // The parts of the block, and the places of their first scores.
+        // The parts of the block, and the indices of their first scores.
         let [one, other] = block.parts;
         let parts = [(one.clone(), first), (other, first + one.len())];
         for (part, place) in parts.iter().filter(|(part, _)| !part.is_empty()) {

@@ -79,7 +79,7 @@ pub(crate) fn fits(d: usize) -> bool {
 
 impl FlashPanel<'_> {
     /// Computes the panel. Unless a head has `queries`, `query(head, i, place)` writes its scaled
-    /// query `i` to `place`. `output(head, i)` returns the place for the output of query `i`.
+    /// query `i` to `place`. `output(head, i)` returns the memory for the output of query `i`.
     pub(crate) fn run<'o>(
         &self,
         mut query: impl FnMut(usize, usize, &mut [f32]),

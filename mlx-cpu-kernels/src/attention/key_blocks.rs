@@ -170,8 +170,8 @@ impl PanelRunning {
         self.add_with(block)
     }
 
-    /// [`Self::add_with`] for AVX2. It lacks fma, so each sum and product is rounded as in
-    /// [`Running::add`].
+    /// [`Self::add_with`] for AVX2. The function does not enable fma, so each sum and product is
+    /// rounded as in [`Running::add`].
     ///
     /// # Safety
     /// The processor must have avx2.

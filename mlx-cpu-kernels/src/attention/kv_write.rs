@@ -110,7 +110,7 @@ impl KvWrite {
             &|from, to| {
                 for t in from..to {
                     for h in 0..self.heads {
-                        // SAFETY: each token and head has a separate place in the output.
+                        // SAFETY: the elements of different tokens and heads are disjoint.
                         let head = unsafe { out.slice_mut(self.place(t, h), self.row()) };
                         let rope_table = &rope_table[t * each..(t + 1) * each];
                         T::fill(self.kv_type, head, self.head_dim, |head| {
@@ -194,8 +194,8 @@ impl NewKv<'_> {
                     let rope_table = &rope_table[token * each..(token + 1) * each];
                     for h in 0..last.heads {
                         let t = token - self.writes[row].0.first_row;
-                        // SAFETY: the caller guarantees the caches; each token and head has a
-                        // separate place.
+                        // SAFETY: the caller guarantees the caches. The elements of different
+                        // tokens and heads are disjoint.
                         unsafe { self.write_kv_head(packed, rope_table, (row, t, h)) };
                     }
                 }
@@ -207,7 +207,7 @@ impl NewKv<'_> {
     /// position.
     ///
     /// # Safety
-    /// The caches must have the types of their writes, and no other thread may use the place of
+    /// The caches must have the types of their writes, and no other thread may use the elements of
     /// this head and token.
     pub(crate) unsafe fn write_kv_head(
         &self,
@@ -222,7 +222,7 @@ impl NewKv<'_> {
             let (kv_type, d) = (store.kv_type, store.head_dim);
             let write = |head: &mut [f32]| store.write_head(packed, norm, rope_table, (t, h), head);
             // SAFETY: the caller guarantees the type of the caches, and that no other thread uses
-            // this place.
+            // these elements.
             unsafe {
                 match kv_type {
                     KvType::Float32 => f32::fill(kv_type, cache.slice_mut(place, n), d, write),

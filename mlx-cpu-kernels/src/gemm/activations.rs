@@ -36,8 +36,8 @@ struct PreparedForm {
 /// The forms of input rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Forms<'p> {
-    /// The distinct packings of the matrices: the width of [`ScaleFormat::input_bits`] and the
-    /// group size.
+    /// The distinct packings of the matrices: the width of `ScaleFormat::input_bits`, and the group
+    /// size.
     pub packings: &'p [(u32, usize)],
     /// Whether a matrix is dense.
     pub dense: bool,

@@ -245,8 +245,8 @@ impl GemmTask<'_> {
         }
     }
 
-    /// The part to which a place belongs (the first one for a gate), and the first place of the
-    /// next part.
+    /// The part to which tile place `i` belongs (the first part for a gate), and the first place of
+    /// the next part.
     fn part(&self, i: usize) -> (usize, usize) {
         if self.product.gate.is_some() {
             return (0, self.places());
@@ -317,7 +317,7 @@ impl GemmTask<'_> {
             gate,
             residual: self.residual.map(|all| &all[at..]),
         };
-        // SAFETY: only this place writes these columns of these rows. Only `detect` makes
+        // SAFETY: only this tile place writes these columns of these rows. Only `detect` makes
         // `Isa::Amx`, on processors with AVX-512.
         unsafe {
             let mut to = out.block(at, n, (last - first, width));

@@ -13,9 +13,9 @@ use crate::pool::lock;
 use crate::work::{Input, Work};
 
 /// The `k` greatest outputs of each row of a product, in descending order. Equal outputs are sorted
-/// by column. NaN counts as minus infinity. The inputs are those of the product. It must have one
-/// part, no gate or residual, and at most [`crate::MAX_ROW_LEN`] columns. The output is `[rows, 2
-/// k]`: `k` values, then their columns as float32, which is exact.
+/// by column. NaN counts as minus infinity. The product must have one part, no gate or residual,
+/// and at most [`crate::MAX_ROW_LEN`] columns. The inputs are the product's. The output is `[rows,
+/// 2 k]`: `k` values, then their columns as float32, which is exact.
 ///
 /// The product is computed in float32. The product's fields about input types are ignored.
 pub struct GreatestOutputs {

@@ -20,9 +20,9 @@ pub struct Routing {
 pub(crate) struct Routes {
     /// The pairs in the order of their experts. Pairs of an expert stay in order.
     pub pairs: Vec<usize>,
-    /// The place of each pair in the sorted order.
+    /// The position of each pair in the sorted order.
     pub places: Vec<usize>,
-    /// The experts that have pairs, each with the range of its pairs' places.
+    /// The experts that have pairs, each with the range of its pairs in the sorted order.
     pub groups: Vec<(usize, Range<usize>)>,
 }
 

@@ -175,7 +175,7 @@ impl ScaleFormat {
     }
 }
 
-/// The width in place of [`ScaleFormat::input_bits`] for codes that are looked up. Inputs are
+/// The result of [`ScaleFormat::input_bits`] for codes that are looked up in a table. Inputs are
 /// integers if lookup kernels exist, and floats otherwise (NEON).
 const LOOKUP_INPUTS: u32 = 5;
 

@@ -21,7 +21,7 @@ use crate::work::{Input, Work};
 /// How a row's token is chosen.
 #[derive(Debug, Clone)]
 pub enum Pick {
-    /// This token, whatever the logits.
+    /// This token, independent of the logits.
     Forced(u32),
     /// The maximum; the first one on ties.
     Greedy,

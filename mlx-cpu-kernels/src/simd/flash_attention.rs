@@ -58,7 +58,7 @@ pub(crate) unsafe fn scores(
     }
 }
 
-/// Limits scores to `-cap..cap`, except those of hidden keys.
+/// Replaces scores by `cap * tanh(score / cap)`, except the scores of hidden keys.
 pub(crate) fn cap(scores: &mut [[f32; LANES]], cap: f32) {
     for score in scores.as_flattened_mut() {
         if *score != f32::NEG_INFINITY {

@@ -40,7 +40,8 @@ pub(crate) unsafe fn run<'a, const BITS: u32>(
     for (turn, place) in places.enumerate() {
         let from = TileSources::from_pair(source(place));
         // SAFETY: each group of two places has four lines of factors, and blocks and sums have this
-        // number of groups. The first iterations finish sums of no place, which are never read.
+        // number of groups. The first iterations finish sums that belong to no place and are never
+        // read.
         unsafe {
             let group_factors = factors.add(turn % 2 * 4 * groups);
             let last = factors.add((turn + 1) % 2 * 4 * groups);

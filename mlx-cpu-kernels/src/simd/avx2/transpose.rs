@@ -99,7 +99,7 @@ pub(crate) unsafe fn transpose_8(from: &[f32], to: &mut [f32]) -> usize {
 }
 
 /// Transposes 4 by 4 elements in each 128 bits, of the first four vectors and of the last four. The
-/// width of vectors is that of the intrinsics: zeros, both ways to interleave, and a shuffle.
+/// intrinsics determine the vector width: a zero vector, both ways to interleave, and a shuffle.
 macro_rules! transpose_fours {
     ($rows:expr, $zero:ident, [$low:ident, $high:ident], $shuffle:ident) => {{
         let (rows, mut pairs, mut fours) = ($rows, [$zero(); 8], [$zero(); 8]);
