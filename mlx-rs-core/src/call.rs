@@ -1,6 +1,6 @@
-//! Runs every mlx-c call. It takes the process-wide lock, and installs the error handler before the
-//! first call. It turns mlx-c's three ways to report errors (status, null handle, message slot)
-//! into `Result`. Other modules pass each call as a closure.
+//! Runs every mlx-c call. This module takes the process-wide lock, and installs the error handler
+//! before the first call. It turns mlx-c's three ways to report errors (status, null handle,
+//! message slot) into `Result`. Other modules pass each call as a closure.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -18,7 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::{deadlock, exit, failure, memory, quirks, stream};
 
 /// The process-wide lock. MLX's graph building, streams and transforms share global state without
-/// locks, and the holder of the guard has exclusive access to that state. The lock is reentrant,
+/// locks. The holder of the guard has exclusive access to that state. The lock is reentrant,
 /// because a Rust callback inside an MLX call may call MLX.
 static MLX: ReentrantMutex<()> = ReentrantMutex::new(());
 

@@ -184,7 +184,7 @@ pub(crate) fn guarded<T, E: ClosureError>(f: impl FnOnce() -> Result<T, E>) -> R
 }
 
 /// Stores a failure that did not pass through C, so that the surrounding [`run`] returns it.
-/// Returns a placeholder error for the code in between.
+/// Returns a placeholder error that callers propagate up to that [`run`].
 pub(crate) fn fail(failure: Failure) -> Error {
     drop(swap_failure(Some(failure)));
     Error::new(ErrorKind::Callback, "closure", "a function failed")

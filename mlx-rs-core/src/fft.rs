@@ -20,7 +20,7 @@ use crate::mapped;
 use crate::ops::{self, Axes};
 use crate::{call, compat};
 
-/// Which side of a transform is real.
+/// Whether the input or the output of a transform is real.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Complex,

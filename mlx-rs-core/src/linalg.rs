@@ -134,8 +134,8 @@ fn zero_on_diagonal(a: &Array) -> Result<Array> {
     sound.expand_dims(-1)?.logical_not()
 }
 
-/// Runs `f` on the CPU with matrices of size `n`, for a result `[.., n]`. Matrices that are not
-/// finite are replaced before, and their result vectors become NaN.
+/// Runs `f` on the CPU with matrices of size `n`, for a result `[.., n]`. The identity replaces
+/// matrices that are not finite, and their result vectors become NaN.
 pub(crate) fn guarded(a: &Array, n: i32, f: impl FnOnce(&Array) -> Result<Array>) -> Result<Array> {
     on_cpu(|| {
         let bad = not_finite(a)?;

@@ -30,8 +30,8 @@ thread_local! {
 }
 
 impl Attention {
-    /// Whether each key head is computed by a single thread. This is so if whole heads balance the
-    /// load between threads well enough.
+    /// Whether a single thread computes each key head: if no query has more than one block of keys,
+    /// or if whole heads balance the load between threads.
     pub(crate) fn by_head(&self, queries: &[usize]) -> bool {
         let groups = self.heads / self.queries_per_kv;
         let (mut most, mut all) = (0, 0);

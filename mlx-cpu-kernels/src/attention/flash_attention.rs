@@ -112,8 +112,8 @@ impl FlashPanel<'_> {
                 scratch.states.push(PanelRunning::new(head.sink));
             }
             // The kept keys come first, then the other keys that any query of the panel attends to.
-            // All queries use the same cache, so the difference between a key's position and its
-            // index in memory is the same for all of them.
+            // All queries use the same cache. So the difference between a key's position and its
+            // index in memory is equal for all queries.
             let visible = self.visible_keys;
             let kept = visible.iter().map(|v| v.kept).max().unwrap_or(0);
             let others = |v: &VisibleKeys| v.ranges[0].clone();

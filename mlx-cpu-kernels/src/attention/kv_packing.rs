@@ -226,7 +226,8 @@ mod tests {
                 {
                     let (scale, _) = affine(head, ((1u32 << bits) - 1) as f32);
                     for (back, x) in back.iter().zip(head) {
-                        // The other end of the range may be cut by half a step, too.
+                        // Rounding adds up to half a step, and the other end of the range may be
+                        // cut by half a step.
                         let error = (back - x).abs();
                         assert!(
                             error <= scale.abs() * 1.001 + 1e-6,

@@ -59,7 +59,7 @@ impl Cache {
         }
     }
 
-    /// Packs the heads. The float32 elements become those of the packed heads.
+    /// Packs the heads, and replaces the float32 elements by those of the packed heads.
     fn packed(mut self, packing: KvPacking) -> Self {
         let [_, _, n, d] = self.shape.map(|n| usize::try_from(n).unwrap());
         let each = packing.words(d);

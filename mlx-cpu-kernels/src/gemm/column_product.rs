@@ -215,7 +215,8 @@ impl Task<'_> {
         }
     }
 
-    /// The panels of all parts. A gate's panel of the first part also stands for the second part.
+    /// The panels of all parts. With a gate, a panel of the first part also represents the panel of
+    /// the second part.
     fn places(&self) -> Vec<Place> {
         let parts = match self.product.gate {
             Some(_) => &self.product.parts[..1],

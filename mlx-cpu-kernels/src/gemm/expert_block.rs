@@ -1,6 +1,6 @@
 //! The feed-forward block of a mixture of experts as one operation. It multiplies rows with the
-//! gate and up matrices of their experts, applies the gate function, multiplies with the down
-//! matrices, and adds the weighted outputs of the experts.
+//! gate and up matrices of their experts, and applies the gate function. It then multiplies with
+//! the down matrices, and adds the weighted outputs of the experts.
 
 use std::cell::RefCell;
 

@@ -128,8 +128,8 @@ impl Product {
         kinds.any(|kind| matches!(kind, MatrixFormat::Dense(_)))
     }
 
-    /// The number of row blocks processed at once: whole tiles. For quantized matrices it is
-    /// smaller for long rows, so that the operands fit the L1 cache. The kernel for dense matrices
+    /// The number of row blocks processed at once, in whole tiles. For long rows of quantized
+    /// matrices it is smaller, so that the operands fit the L1 cache. The kernel for dense matrices
     /// divides rows itself.
     fn blocks_at_once(&self) -> usize {
         if self.has_dense() {

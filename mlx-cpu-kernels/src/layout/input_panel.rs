@@ -71,8 +71,8 @@ pub(crate) struct InputPanelMut<'a> {
 
 /// The number of adjacent inputs that share a scale. It is small, so that a large input affects the
 /// precision of few other inputs. The products of these inputs with codes are summed exactly in one
-/// lane. `STEP` of `integer_panel.rs` has the same value, so a row is quantized to the same
-/// integers by the kernels for few rows and for many rows.
+/// lane. `STEP` of `integer_panel.rs` has the same value. So the kernels for few rows and for many
+/// rows quantize a row to the same integers.
 pub(crate) const INPUTS_PER_SCALE: usize = 16;
 
 /// The number of adjacent inputs whose integers are stored together: as many as a word has 4-bit

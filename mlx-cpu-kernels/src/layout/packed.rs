@@ -1,4 +1,4 @@
-//! Quantized matrices in the layout of the kernels. Eight rows are interleaved word by word, so a
+//! Quantized matrices in the layout of the kernels. Eight rows are interleaved word by word. So a
 //! vector register contains one word of each row, and its lanes belong to separate outputs.
 //! Multiplications need no sum across lanes and read memory sequentially. `simd` has the
 //! multiplications and the dequantization.
@@ -238,7 +238,8 @@ pub(crate) enum GroupParams<'a> {
         per: usize,
         /// The index in the whole matrix of the group to which `codes[0]` belongs.
         first: usize,
-        /// 1 for scales, or a table's unit. For biases [`SUPER_BIAS`], or 0 if there are none.
+        /// The factor: for scales 1 or a table's unit, for biases [`SUPER_BIAS`], or 0 without
+        /// biases.
         factor: f32,
         /// The table that codes index, if any.
         table: Option<Table>,

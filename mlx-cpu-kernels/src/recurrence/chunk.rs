@@ -1,6 +1,6 @@
 //! Computes a matrix memory in chunks of positions: attention within the chunk, reads of the
-//! earlier memory, and one update of the memory, in register tiles. One after another, panels of
-//! sixteen columns of the memory pass through the L1 cache.
+//! earlier memory, and one update of the memory, in register tiles. Panels of sixteen columns of
+//! the memory are processed one after another, in the L1 cache.
 
 use std::ops::Range;
 
@@ -142,7 +142,8 @@ fn block<'a>(
     unsafe { buffers.new_c.block(first, dv, (dk, part.columns.len())) }
 }
 
-/// The memory before the first position. It begins with the first of these columns.
+/// Returns the memory before the first position, from the first of these columns on, and its row
+/// stride.
 fn before<'a>(
     memory: &MatrixMemory,
     buffers: &Buffers<'a>,

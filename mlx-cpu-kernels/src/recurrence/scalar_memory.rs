@@ -128,7 +128,8 @@ fn advance_with(recurrent: &[f32], gates: &mut [f32], state: &mut [f32]) {
         let greater = if i[at] > decayed { i[at] } else { decayed };
         let limit = if n[at] == 0.0 { i[at] } else { greater };
         let (take, keep) = (exp(i[at] - limit), exp(decayed - limit));
-        // Before the first position, nothing is kept, and the difference may be positive.
+        // Before the first position, `c` and `n` are zero, and the exponent of `keep` may be
+        // positive.
         let keep = if keep > 1.0 { 1.0 } else { keep };
         m[at] = limit;
         c[at] = keep * c[at] + take * tanh(z[at]);

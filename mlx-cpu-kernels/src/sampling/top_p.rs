@@ -5,8 +5,8 @@ use crate::isa::Isa;
 use crate::sampling::softmax_pass::{MIN_RELATIVE_LOGIT, Scale, relative_logit};
 use crate::sampling::top_k::{Candidate, Workspace, ascending, candidates_above, softmax_weights};
 
-/// Distances below the maximum within which the nucleus is searched, one after another. The first
-/// one mostly suffices.
+/// The ranges below the maximum logit that are searched for the nucleus, in this order. The first
+/// one usually suffices.
 const REACHES: [f32; 3] = [8.0, 16.0, MIN_RELATIVE_LOGIT];
 
 const BINS: usize = 1024;

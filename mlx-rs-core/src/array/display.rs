@@ -73,7 +73,7 @@ impl Array {
         Ok(text)
     }
 
-    /// Shows the first and last values of each long axis only.
+    /// Returns the first and last values of each long axis only.
     fn corners(&self) -> Result<Array> {
         let mut out = self.clone();
         for axis in 0..self.ndim() {

@@ -97,7 +97,7 @@ pub struct KvSlot<'a> {
     pub length: i32,
     /// The number of earlier tokens.
     pub offset: i32,
-    /// The row's keys and values. The new ones are written here, too.
+    /// The row's keys and values. The block also writes the new ones here.
     pub memory: &'a mut KvBuffer,
     /// The number of last positions that a query attends to, including its own.
     pub window: Option<i32>,

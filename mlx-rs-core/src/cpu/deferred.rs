@@ -15,8 +15,8 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill_arrays;
 
-/// Packs matrices in a thread. A clone is another handle to the same thread. The thread ends with
-/// the last handle; matrices that were made with it keep one.
+/// Packs matrices in a thread. A clone is another handle to the same thread. The thread ends when
+/// the last handle is dropped. Each matrix made with a handle also keeps a handle.
 ///
 /// The thread calls no function of MLX. So an operation that holds locks can wait for it without a
 /// deadlock.

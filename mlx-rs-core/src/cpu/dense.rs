@@ -347,7 +347,7 @@ impl DenseMatrix {
         }
     }
 
-    /// The elements, `[n, k]`. If the matrix is packed or mapped, this keeps a copy of them.
+    /// The elements, `[n, k]`. At the first call, a packed or mapped matrix stores a copy of them.
     pub(super) fn kept_rows(&self) -> Result<&Array> {
         let rows = match &self.form {
             Form::Rows(weight) => return Ok(weight),

@@ -285,13 +285,13 @@ unsafe extern "C" fn run<T: OutputElement, W: Work<T>>(
             unsafe { Input::with_layout(v.data, v.size, (v.ndim, v.shape, v.strides)) }
         })
         .collect();
-    // SAFETY: the output is memory that the shim allocated in the shape given to `add`, or for
-    // in-place work the memory of the first input, which the work does not read. Nothing else uses
-    // this memory. The work writes elements before anything reads them, and every bit pattern is a
-    // valid element.
+    // SAFETY: the output is memory that the shim allocated in the shape given to `add`. For
+    // in-place work it is the memory of the first input, which the work does not read. Nothing else
+    // uses this memory. The work writes elements before anything reads them, and every bit pattern
+    // is a valid element.
     let output = unsafe { std::slice::from_raw_parts_mut(output.cast::<T>(), work.outputs()) };
-    // A panic must not cross into C++. It leaves NaN in the output, which cannot be mistaken for a
-    // result, and the evaluation that waits for the stream returns an error.
+    // A panic must not cross into C++. Instead the output is filled with NaN, which cannot be
+    // mistaken for a result. The evaluation that waits for the stream returns an error.
     // SAFETY: the caller of `add` guarantees that the inputs match the work.
     let run = AssertUnwindSafe(|| unsafe { work.run(&views, output) });
     if let Err(panic) = catch_unwind(run) {

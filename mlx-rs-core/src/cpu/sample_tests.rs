@@ -240,7 +240,7 @@ fn left(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> {
         near |= *threshold > 0.0 && order.iter().any(threshold_near);
         let above = order.iter().map(|o| of(o.0)).filter(|p| p > threshold);
         let least = above.fold(f32::INFINITY, f32::min);
-        // Without a threshold, rounding decides for weights that become zero in float32.
+        // Weights near zero may become zero in float32, so rounding may decide.
         near |= least < MARGIN as f32;
         order.retain(|o| of(o.0) <= least || spared.contains(&o.1));
     }

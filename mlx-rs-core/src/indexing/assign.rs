@@ -356,7 +356,8 @@ updates! {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     divide = Divide;
-    /// Returns the array with the part replaced by the element-wise maximum of it and `value`.
+    /// Returns the array with the part replaced by the element-wise maximum of the part and
+    /// `value`.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};
@@ -364,7 +365,8 @@ updates! {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     maximum = Maximum;
-    /// Returns the array with the part replaced by the element-wise minimum of it and `value`.
+    /// Returns the array with the part replaced by the element-wise minimum of the part and
+    /// `value`.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};

@@ -193,7 +193,7 @@ fn dtype(op: &'static str, name: &str) -> Result<Dtype> {
         })
 }
 
-/// Reads a header. It reads no byte beyond it.
+/// Reads a header, and no byte beyond it.
 fn header(op: &'static str, source: &mut impl Read) -> Result<Header> {
     let header = npy::Header::read(source).map_err(|e| header_error(op, e))?;
     let descr = header.descr.as_str();

@@ -248,8 +248,8 @@ fn svd_parts(op: &'static str, a: &Array, vectors: bool) -> Result<(Sound, Vec<A
 }
 
 /// The Moore-Penrose inverse `[.., n, m]` of `[.., m, n]`, by the singular value decomposition.
-/// Singular values count as zero if they are below `max(m, n)` times the precision of the type,
-/// relative to the greatest one.
+/// Singular values below `max(m, n) * precision * s` count as zero. Here `precision` is that of the
+/// type, and `s` is the greatest singular value.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};

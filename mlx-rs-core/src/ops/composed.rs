@@ -274,7 +274,7 @@ impl Array {
         self.slice_combine(Array::multiply, update, [start, stop, strides])
     }
 
-    /// Returns this array with a part replaced by the maximum of it and `update`. The part is
+    /// Returns this array with a part replaced by the maximum of the part and `update`. The part is
     /// selected as in [`Array::slice_update`].
     ///
     /// ```
@@ -296,7 +296,7 @@ impl Array {
         self.slice_combine(Array::maximum, update, [start, stop, strides])
     }
 
-    /// Returns this array with a part replaced by the minimum of it and `update`. The part is
+    /// Returns this array with a part replaced by the minimum of the part and `update`. The part is
     /// selected as in [`Array::slice_update`].
     ///
     /// ```

@@ -349,7 +349,7 @@ impl Array {
     }
 
     /// Returns this array, or a row-major copy if MLX would gather blocks of `size(axis)` wrongly.
-    /// MLX copies the blocks of a column-major array in memory order, which is correct only if at
+    /// MLX copies the blocks of a column-major array in memory order. This is correct only if at
     /// most one axis is longer than one. The copy is a reshape back and forth. This also corrects
     /// forward gradients, because the tangent goes through the same operations.
     pub(crate) fn for_blocks(&self, size: impl Fn(usize) -> i32) -> Result<Cow<'_, Array>> {

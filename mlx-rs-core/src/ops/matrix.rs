@@ -288,7 +288,7 @@ impl Array {
                     return super::zeros(&[side, side], self.dtype());
                 }
                 call::array(op, |out, s| {
-                    // SAFETY: all handles are live. The sides of the matrix fit an `i32`.
+                    // SAFETY: all handles are live. The numbers of rows and columns fit an `i32`.
                     unsafe { mlx_sys::mlx_diag(out, self.raw(), k, s) }
                 })
                 .map_err(|e| e.with_inputs(&[self]))

@@ -212,7 +212,7 @@ impl Array {
             },
         })
         .and_then(|sum| {
-            // For several axes of one element, MLX keeps all but one of them.
+            // If several of the reduced axes have one element, MLX removes only one of them.
             if keepdims || sum.ndim() + listed.len() == self.ndim() {
                 return Ok(sum);
             }

@@ -333,8 +333,8 @@ impl Array {
     }
 
     /// Combines a single block at the first position of every axis. Under `vmap`, MLX would number
-    /// the examples in the type of the updates, and abort the process if that type is not an
-    /// integer.
+    /// the examples in the type of the updates. If that type is not an integer, MLX would abort the
+    /// process.
     fn combine(&self, op: &'static str, updates: &Array, mode: ScatterMode) -> Result<Array> {
         if updates.ndim() != self.ndim() {
             let why = "without indices there is one update, with the axes of the array";

@@ -99,9 +99,9 @@ fn vjp_raw(
 /// ```
 ///
 /// MLX's own forward mode is not used, because in 0.30 it reads out of bounds at a `where` and is
-/// wrong for `power` and `logsumexp`. Instead, this is [`vjp`] of [`vjp`]: a product with the
-/// transposed Jacobian is linear in the cotangents, so transposing it once more results in the
-/// product with the Jacobian. `f` therefore runs twice, first for the shapes of its outputs.
+/// wrong for `power` and `logsumexp`. Instead, this is [`vjp`] of [`vjp`]. A product with the
+/// transposed Jacobian is linear in the cotangents, so its own `vjp` is the product with the
+/// Jacobian. `f` therefore runs twice, first for the shapes of its outputs.
 ///
 /// # Errors
 /// As [`vjp`]; [`ErrorKind::Shape`] when the tangents do not match the primals;

@@ -322,7 +322,7 @@ impl ImportedFunction {
     /// # Safety
     /// MLX trusts the file: it turns types, shapes, axes, stream numbers and sizes into operations
     /// without checks. So a damaged or forged file causes reads and writes out of bounds when it is
-    /// opened or called. The file must be unchanged, and must come from [`export_function`],
+    /// opened or called. The file must be unchanged. It must come from [`export_function`],
     /// [`FunctionExporter`] or Python's counterpart, of this version of MLX, for devices that this
     /// machine has. If it was exported as shapeless, every call must have shapes for which the
     /// exported function would succeed. MLX does not check that either. A matrix product that is

@@ -558,7 +558,7 @@ fn sum(all: __m256) -> f32 {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn store_sums([a, b, c, d]: [__m256; 4], to: *mut f32) {
-    // The four sums of halves of `a` and `b`, and of `c` and `d`.
+    // Returns the sum of the two halves of `a`, and that of `b`.
     let halves = |a, b| {
         let low = _mm256_permute2f128_ps::<0x20>(a, b);
         _mm256_add_ps(low, _mm256_permute2f128_ps::<0x31>(a, b))
@@ -566,7 +566,7 @@ unsafe fn store_sums([a, b, c, d]: [__m256; 4], to: *mut f32) {
     let (ab, cd) = (halves(a, b), halves(c, d));
     let low = _mm256_shuffle_ps::<0b01_00_01_00>(ab, cd);
     let quarters = _mm256_add_ps(low, _mm256_shuffle_ps::<0b11_10_11_10>(ab, cd));
-    // `a` and `c` in the lower half, `b` and `d` in the upper one.
+    // The sums of `a` and `c` are in the lower half, and those of `b` and `d` in the upper half.
     let sums = _mm256_hadd_ps(quarters, quarters);
     let (ac, bd) = (
         _mm256_castps256_ps128(sums),

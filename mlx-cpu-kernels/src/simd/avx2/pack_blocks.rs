@@ -255,7 +255,7 @@ fn joined_nibbles(first: __m256i, second: __m256i) -> __m256i {
     let weights = _mm256_set1_epi16(0x1001);
     let pairs = |x: __m256i| _mm256_maddubs_epi16(x, weights);
     let packed = _mm256_packus_epi16(pairs(first), pairs(second));
-    // `packus` works within halves of 128 bits.
+    // `packus` works within halves of 128 bits, so its results are reordered.
     _mm256_permute4x64_epi64::<0b11_01_10_00>(packed)
 }
 

@@ -68,7 +68,7 @@ pub(crate) struct RowBlock {
     pub super_shift: u32,
     /// The kind of the codes.
     pub codes: Codes,
-    /// The table's factor on scales, if codes index a table.
+    /// The factor by which the table multiplies scales, if codes index a table.
     pub unit: f32,
 }
 

@@ -90,8 +90,7 @@ fn sum(all: __m512) -> f32 {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl")]
 unsafe fn store_sums(all: [__m512; 8], to: *mut f32) {
-    // Each step adds halves of two vectors. The sums of the first are then in the lower half, or in
-    // the lower part of each half, of the result.
+    // Each step adds parts of each of two vectors, and joins the sums in one vector.
     let halves = |a, b| {
         let low = _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b);
         _mm512_add_ps(low, _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b))
@@ -101,14 +100,14 @@ unsafe fn store_sums(all: [__m512; 8], to: *mut f32) {
         _mm512_add_ps(low, _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b))
     };
     let [a, b, c, d, e, f, g, h] = all;
-    // Four lanes of each of `a` to `d`, and of `e` to `h`.
+    // `first` has four partial sums of each of `a` to `d`, and `second` those of `e` to `h`.
     let first = quarters(halves(a, b), halves(c, d));
     let second = quarters(halves(e, f), halves(g, h));
     let low = _mm512_shuffle_ps::<0b01_00_01_00>(first, second);
     let two = _mm512_add_ps(low, _mm512_shuffle_ps::<0b11_10_11_10>(first, second));
     let even = _mm512_shuffle_ps::<0b10_00_10_00>(two, two);
     let sums = _mm512_add_ps(even, _mm512_shuffle_ps::<0b11_01_11_01>(two, two));
-    // In lanes 4 i and 4 i + 1 are the sums of vectors i and i + 4.
+    // Lanes `4 * i` and `4 * i + 1` have the sums of vectors `i` and `i + 4`.
     let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0);
     let sums = _mm512_castps512_ps256(_mm512_permutexvar_ps(order, sums));
     // SAFETY: the caller guarantees the space.

@@ -256,8 +256,8 @@ fn a_block_is_its_parts() {
     });
 }
 
-/// Fused blocks must be bitwise equal to single blocks. Existing buffers and operations in between
-/// must not matter.
+/// Fused blocks must be bitwise equal to single blocks. Existing buffers, and operations between
+/// the blocks, must not change the results.
 #[test]
 fn blocks_in_a_row_are_their_steps() {
     on_cpu(|| {
@@ -420,8 +420,8 @@ fn with_writer(f: impl FnOnce(&dyn Fn(&mut KvBuffer, f32, i32) -> Array)) {
     });
 }
 
-/// A copy must not change, whenever it is computed, even if the buffer is truncated and written
-/// again.
+/// A copy must have the values that the buffer had when the copy was made. It may be computed after
+/// the buffer was truncated and written again.
 #[test]
 fn copies_of_memory_come_before_what_is_written_after() {
     with_writer(|write| {
