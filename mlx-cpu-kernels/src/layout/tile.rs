@@ -27,8 +27,8 @@ pub(crate) struct TileC {
     pub accumulate: bool,
 }
 
-/// The outputs of a tile of rows with a micro-panel: adjacent elements for each row, at `data + row
-/// * row_stride`.
+/// The outputs of a tile of rows with a micro-panel: adjacent elements for each row, at
+/// `data + row * row_stride`.
 #[cfg(target_arch = "x86_64")]
 pub(crate) struct ColumnOutput {
     pub data: *mut f32,
@@ -39,8 +39,8 @@ pub(crate) struct ColumnOutput {
     pub residual: Option<*const f32>,
 }
 
-/// The elements to prefetch while a tile is computed: at column `i`, the `step` elements from `data
-/// + i * step` on. The addresses need not be valid.
+/// The elements to prefetch while a tile is computed: at column `i`, the `step` elements from
+/// `data + i * step` on. The addresses need not be valid.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 pub(crate) struct Ahead {
