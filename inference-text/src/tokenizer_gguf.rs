@@ -49,8 +49,9 @@ impl Tokenizer {
     /// The value of `tokenizer.ggml.model` for byte-level BPE.
     pub const GGUF_BYTE_LEVEL: &str = "gpt2";
 
-    /// Values of `tokenizer.ggml.pre`, one for each way to split words that
-    /// [`Tokenizer::from_gguf`] supports. `default` is omitted, because no family uses it.
+    /// Names for `tokenizer.ggml.pre` that an export tries in this order. Several names of
+    /// [`Tokenizer::from_gguf`] split words in the same way; this list has one of each group.
+    /// `default` is omitted, because no family uses it.
     pub const GGUF_SPLITS: [&str; 6] = ["smollm", "gpt-2", "llama-bpe", "dbrx", "qwen2", "tekken"];
 
     /// The file of a model directory that has RWKV's vocabulary.
