@@ -18,8 +18,8 @@ pub(super) enum Notation {
     Gemma(&'static str),
 }
 
-/// Maximum length of the rules of one call in bytes. Engines refuse grammars of this length, so the
-/// limit only bounds the work of writing them.
+/// Maximum length of the rules of one call in bytes. Engines have lower limits for grammars, so this
+/// one only bounds the work of writing them.
 const MAX_BYTES: usize = 256 << 10;
 
 /// Maximum length of an argument's name in bytes, the default of the parsers.
@@ -210,8 +210,8 @@ impl<'a> Values<'a> {
             };
             pairs.push(format!("{key} {}", self.value(schema)));
         }
-        // Rule `i` has the text that may follow a pair if pairs `i..` have not been written. The
-        // first pair follows nothing, so there is no rule 0.
+        // Rule `i` writes pair `i` and the later pairs, each after a comma. No comma precedes the
+        // first pair, so there is no rule 0.
         let tail = |i: usize| format!(" {name}_{i}");
         for (i, pair) in pairs.iter().enumerate().skip(1) {
             let next = if i + 1 < pairs.len() {
