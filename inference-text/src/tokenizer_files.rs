@@ -25,8 +25,8 @@ impl Tokenizer {
     /// `config.json`.
     ///
     /// # Errors
-    /// `ModelNotFound` without a `tokenizer.json`; `InvalidModel` if a file is damaged or
-    /// contradicts another; `Unsupported` for a kind of tokenizer that this crate cannot decode.
+    /// `ModelNotFound` without either file; `InvalidModel` if a file is damaged or contradicts
+    /// another; `Unsupported` for a kind of tokenizer that this crate cannot decode.
     pub fn from_dir(dir: impl AsRef<Path>) -> Result<Self> {
         Self::from_dir_with(dir, &TextLimits::default())
     }

@@ -2,7 +2,8 @@
 //!
 //! A subcommand parses into its own `Args` and checks everything that needs no model (exit 2). Then
 //! it loads and runs (exit 1 on failure). Results go to standard output, everything else to
-//! standard error. It has no model code: all calls go through the `inference` contract.
+//! standard error. The command line contains no model code: it calls models only through the
+//! `inference` contract.
 
 mod completions;
 mod learn;
@@ -244,7 +245,8 @@ pub fn main() -> ExitCode {
             &mut std::io::stderr(),
         ));
     }
-    // The next pass reuses the memory that a pass frees. The process contains no other program.
+    // Keeps freed memory for the next pass. The setting affects the whole process, which contains
+    // no other program.
     #[cfg(feature = "mlx-backend")]
     metal_backend::keep_freed(FREED);
     #[cfg(all(unix, feature = "mlx-backend"))]

@@ -187,7 +187,7 @@ pub struct LoadOptions {
     /// The cache is quantized once it has more positions than this; 0 quantizes from the start.
     pub quantized_kv_start: usize,
     /// A smaller model with the same vocabulary, which proposes tokens for speculative decoding.
-    /// Batched requests do not use it, because a batch already fills a forward pass.
+    /// Requests that run together in a batch use it, too.
     pub draft_model: Option<PathBuf>,
     /// A Jinja chat template that replaces the model's own; `None` keeps the model's own.
     pub chat_template: Option<String>,

@@ -53,7 +53,7 @@ pub struct Family {
     pub transposed: &'static [&'static str],
     /// How the checkpoints of transformers store experts that share a tensor.
     pub joined_experts: JoinedExperts,
-    /// Name suffixes of tensors that are computed anyway, such as masks.
+    /// Name suffixes of tensors that the engine computes and does not load, such as masks.
     pub buffers: &'static [&'static str],
     /// Name prefixes of tensors that the language model does not use, such as those of layers that
     /// predict several tokens at once.

@@ -214,6 +214,7 @@ impl Rounds {
 
     /// Runs the calls of this round, and prepares the next one.
     ///
+    /// # Errors
     /// If the longer conversation cannot be served, for example because it exceeds the context.
     pub(crate) async fn again(
         &mut self,

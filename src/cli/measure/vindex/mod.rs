@@ -324,7 +324,8 @@ fn answers(
     })
 }
 
-/// The relative distance between the sum of the nearest features and the sum of all.
+/// The relative distance between the sum of the `top` features with the largest gate magnitudes and
+/// the sum of all features.
 fn missing(part: &Layer, input: &[f32], gates: &[f32], top: usize) -> Result<f64, Failure> {
     let walk = |top| part.walk_from(input, gates, top).map_err(failed);
     let ((few, _), (all, _)) = (walk(top)?, walk(usize::MAX)?);

@@ -69,7 +69,7 @@ pub struct Args {
     /// Number of tokens of the text, and of the reply whose speed is measured
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one)]
     tokens: usize,
-    /// Draw the first table as curves into this file
+    /// Draw the first table as curves into this SVG file
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
     /// Print one JSON object
