@@ -74,8 +74,8 @@ impl AsyncTokens {
     /// Continues a prompt, like [`TextModel::generate`].
     ///
     /// An error at the start is the stream's first item. Dropping the stream during prefill ends
-    /// the request at once, unless the options have a cancel token. With a cancel token, the
-    /// request ends at its first token, or when the caller sets the token.
+    /// the request at once, unless [`GenerateOptions::interrupt`] has a cancel token. With a cancel
+    /// token, the request ends at its first token, or when the caller sets the cancel token.
     pub fn generate(
         model: Arc<dyn TextModel>,
         prompt: impl Into<Prompt>,
