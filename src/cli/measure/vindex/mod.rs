@@ -338,7 +338,7 @@ fn missing(part: &Layer, input: &[f32], gates: &[f32], top: usize) -> Result<f64
     Ok(if total > 0.0 { missing / total } else { 0.0 })
 }
 
-/// Without the engine, products are scalar and in float64.
+/// Without the engine, `inference_probe` computes the gates with sums in float64.
 #[cfg(not(feature = "mlx-backend"))]
 struct GateScores(Vindex);
 
