@@ -45,7 +45,8 @@ const AHEAD: usize = 32;
 #[derive(Debug)]
 pub struct AsyncTokens {
     shared: Arc<Shared>,
-    /// Cancels the prefill when the stream is dropped, unless the caller set a token.
+    /// The flag that cancels the prefill when the stream is dropped. `None` if the caller set a
+    /// cancel token.
     own_cancel: Option<CancelToken>,
 }
 
@@ -73,8 +74,8 @@ impl AsyncTokens {
     /// Continues a prompt, like [`TextModel::generate`].
     ///
     /// An error at the start is the stream's first item. Dropping the stream during prefill ends
-    /// the request at once. If [`GenerateOptions::interrupt`] is set, the request ends at its first
-    /// token or by that interrupt.
+    /// the request at once, unless [`GenerateOptions::interrupt`] has a cancel token. With a cancel
+    /// token, the request ends at its first token, or when the caller sets the cancel token.
     pub fn generate(
         model: Arc<dyn TextModel>,
         prompt: impl Into<Prompt>,
@@ -84,7 +85,8 @@ impl AsyncTokens {
         Self::cancelled(options, move |options| model.generate(&prompt, options))
     }
 
-    /// Answers a conversation, like [`TextModel::chat`]; otherwise like [`AsyncTokens::generate`].
+    /// Answers a conversation, like [`TextModel::chat`]. Errors and cancellation are those of
+    /// [`AsyncTokens::generate`].
     pub fn chat(
         model: Arc<dyn TextModel>,
         messages: impl Into<Vec<Message>>,
@@ -107,7 +109,7 @@ impl AsyncTokens {
         tokens
     }
 
-    /// Runs the stream that `begin` creates on a separate thread. `begin` itself may block, too.
+    /// Calls `begin` on a separate thread, and reads its stream there. So `begin` may block.
     pub fn start(begin: impl FnOnce() -> Result<TokenStream> + Send + 'static) -> Self {
         let shared = Arc::new(Shared::default());
         let theirs = Arc::clone(&shared);

@@ -262,8 +262,8 @@ pub trait TextModel: Send + Sync {
     /// model's weights in memory, and requests with different adapters run in one session.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Unsupported`] if the model has no such adapters,
-    /// [`crate::ErrorKind::InvalidOption`] if the name is empty or taken,
+    /// [`crate::ErrorKind::Unsupported`] if the model does not support named adapters,
+    /// [`crate::ErrorKind::InvalidOption`] if the name is empty or already used,
     /// [`crate::ErrorKind::InvalidModel`] for an adapter that does not fit the model, and
     /// [`crate::ErrorKind::Closed`] after [`TextModel::close`].
     fn add_adapter(&self, name: &str, path: &Path) -> Result<()> {
@@ -274,8 +274,8 @@ pub trait TextModel: Send + Sync {
         ))
     }
 
-    /// Removes an adapter of [`TextModel::add_adapter`]. Running requests keep it. Returns whether
-    /// it was there.
+    /// Removes the adapter that [`TextModel::add_adapter`] added under `name`. Running requests
+    /// continue to use it. Returns whether there was such an adapter.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Closed`] after [`TextModel::close`].

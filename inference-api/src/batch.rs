@@ -80,7 +80,7 @@ impl BatchEvent {
 pub struct Prepared(Option<Arc<dyn Any + Send + Sync>>);
 
 impl Prepared {
-    /// Wraps a value.
+    /// Wraps `owner`, the value that owns the prepared work.
     #[must_use]
     pub fn new(owner: Arc<dyn Any + Send + Sync>) -> Self {
         Self(Some(owner))

@@ -1,8 +1,8 @@
 //! Parts that bindings for other languages need: options, prompts, replies and backends as JSON.
 //! The C interface and the Python module use them, so both have the same names and errors.
 //!
-//! Generation options have the names of [`GenerateOptions::to_flat_json`], which are those of the
-//! HTTP API and of the flags, with underscores:
+//! Generation options are named as in [`GenerateOptions::to_flat_json`] and in the HTTP API.
+//! Command-line flags have the same names, with hyphens in place of underscores:
 //!
 //! ```
 //! use inference::bindings::{Input, generate_options, object};
@@ -40,7 +40,7 @@ fn invalid(message: impl Into<String>) -> Error {
 /// Parses a JSON object. An empty text is an object without fields.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] that begins with `what`, if the text is not a JSON object.
+/// [`ErrorKind::InvalidOption`] if the text is not a JSON object. The message begins with `what`.
 pub fn object(what: &str, text: &str) -> Result<Map<String, Value>> {
     if text.trim().is_empty() {
         return Ok(Map::new());
@@ -57,7 +57,7 @@ pub struct BackendInfo {
     pub name: String,
     /// Whether the backend works on this machine.
     pub available: bool,
-    /// Whether it is selected without a name.
+    /// Whether a program that names no backend gets this one.
     pub default: bool,
     /// Why it is unavailable.
     pub reason: Option<String>,
@@ -98,7 +98,8 @@ fn defaults<T: Default + Serialize>() -> Result<Map<String, Value>> {
     }
 }
 
-/// Reads one option, so that an error names it. `group` is the group that contains it.
+/// Checks the type of one option. The error names the option. `group` is the group that contains
+/// it.
 fn check<T: DeserializeOwned>(group: Option<&str>, name: &str, value: &Value) -> Result<()> {
     let mut single = Map::from_iter([(name.to_owned(), value.clone())]);
     if let Some(group) = group {
@@ -120,7 +121,7 @@ fn excerpt(value: &Value) -> String {
     }
 }
 
-/// The field's own name: `temperature` for `temp`, and `stop_strings` for `stop`.
+/// The field that has this name or alias: `temperature` for `temp`, and `stop_strings` for `stop`.
 fn canonical(name: &str) -> &str {
     if name == "stop" {
         return "stop_strings";
@@ -292,7 +293,8 @@ impl Input {
     /// optionally `tools`, `chat_template_kwargs` and `continue_final_message`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for another value; it names the message.
+    /// [`ErrorKind::InvalidOption`] for any other value. The message gives the index of a faulty
+    /// element.
     pub fn from_json(value: Value) -> Result<Self> {
         match value {
             Value::String(text) => Ok(Self::Prompt(text.into())),
@@ -361,10 +363,10 @@ impl Input {
     }
 }
 
-/// Reads a list of texts and of lists of token ids, such as those to embed.
+/// Reads a list of prompts. Each element is a text or a list of token ids.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] that names the entry.
+/// [`ErrorKind::InvalidOption`] with the index of the faulty element.
 pub fn prompts(value: Value) -> Result<Vec<Prompt>> {
     let Value::Array(items) = value else {
         return Err(invalid(format!(
@@ -424,9 +426,9 @@ impl Reply {
         self.metrics = stream.metrics();
     }
 
-    /// Generates to the end, or until `on_token` returns `false`. Then the reply is that so far,
-    /// and its finish reason is [`FinishReason::Cancelled`]. After a cancellation by a
-    /// [`CancelToken`](crate::CancelToken), the result is the same.
+    /// Generates to the end, or until `on_token` returns `false`. If `on_token` ends it, the reply
+    /// contains the tokens so far, and its finish reason is [`FinishReason::Cancelled`]. A
+    /// cancellation by a [`CancelToken`](crate::CancelToken) has the same result.
     ///
     /// # Errors
     /// The first error of the stream, except a cancellation.

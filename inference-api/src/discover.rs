@@ -1,4 +1,4 @@
-//! The search for models on disk, with errors of the contract.
+//! Finds models on disk, with the error type of this crate.
 
 use std::path::Path;
 

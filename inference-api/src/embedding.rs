@@ -229,8 +229,8 @@ pub trait EmbeddingModel: TextModel {
     /// Returns one vector per prompt, in order. Engines check `interrupt` between steps.
     ///
     /// # Errors
-    /// As [`EmbeddingModel::embedding_tokens`], for any of the prompts; those of
-    /// [`Interrupt::check`]; [`ErrorKind::Closed`] after [`TextModel::close`].
+    /// As [`EmbeddingModel::embedding_tokens`], for any of the prompts; as [`Interrupt::check`];
+    /// [`ErrorKind::Closed`] after [`TextModel::close`].
     fn embed(
         &self,
         prompts: &[Prompt],
@@ -302,7 +302,7 @@ pub struct Ranking {
 }
 
 impl Ranking {
-    /// These scores, and the number of tokens that the model processed.
+    /// A ranking with these scores. `tokens` is the number of tokens that the model processed.
     #[must_use]
     pub fn new(scores: Vec<f32>, tokens: usize) -> Self {
         Self { scores, tokens }

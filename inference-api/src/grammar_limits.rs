@@ -264,7 +264,8 @@ impl<'a> Walk<'a> {
             Done(usize),
         }
         let mut states = vec![State::New; self.nodes.len()];
-        // After the nodes that it depends on, a node is visited a second time.
+        // Depth-first search: a node is finished at its second visit, after the nodes that it
+        // depends on.
         let mut stack = vec![0];
         while let Some(&at) = stack.last() {
             let node = &self.nodes[at];

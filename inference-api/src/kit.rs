@@ -33,7 +33,7 @@ impl<T> Default for Released<T> {
 /// several stop strings end at the same byte, the longest is reported. The cost of a step is
 /// proportional to the length of its new text times the number of stop strings.
 ///
-/// `T` is the backend's own data of a token, such as its id.
+/// `T` is the data that the backend attaches to a token, such as its id.
 #[derive(Debug, Clone)]
 pub struct StopText<T> {
     stops: Vec<Matcher>,

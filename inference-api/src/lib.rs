@@ -20,9 +20,9 @@
 //! }
 //! ```
 //!
-//! - [`backends`] lists the linked backends, [`backend()`] finds one by name, [`default_backend`]
-//!   takes the best available one, and [`load_model`] does all of this. [`discover()`] finds models
-//!   on disk.
+//! - [`backends`] lists the linked backends, [`backend()`] finds one by name, and
+//!   [`default_backend`] returns the best available one. [`load_model`] selects a backend and loads
+//!   a model with it. [`discover()`] finds models on disk.
 //! - A [`TokenStream`] is an iterator of `Result<Token>`; dropping it cancels the request, and so
 //!   do a [`CancelToken`] and a deadline in [`GenerateOptions`].
 //! - Asynchronous programs enable the feature `async`: `AsyncTokens` is a `Stream` of tokens for
@@ -137,5 +137,6 @@ pub use token::{
 pub use token_model::{LogitsOutput, TokenModel};
 pub use train::{Adapter, LoraConfig, TrainableModel};
 
-/// For [`register_backend!`]: a plugin then needs no direct dependency on it.
+/// Re-exported for [`register_backend!`], so that a plugin needs no direct dependency on
+/// `inventory`.
 pub use inventory;

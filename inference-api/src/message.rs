@@ -66,12 +66,12 @@ pub struct Tool {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChatEnd {
-    /// Where the model is to answer (`add_generation_prompt`).
+    /// After the last message, where the model's reply begins (`add_generation_prompt`).
     #[default]
     Reply,
     /// Within the last message, which the model continues (`continue_final_message`).
     LastMessage,
-    /// After the last message.
+    /// After the last message, without the text that begins a reply.
     Messages,
 }
 
@@ -80,7 +80,7 @@ pub enum ChatEnd {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChatStart {
-    /// At its beginning, including the text that the template puts before the first message.
+    /// At the first message, including the text that the template puts before it.
     #[default]
     Conversation,
     /// At the text of the last message. The earlier messages are already in a cache.
@@ -287,7 +287,8 @@ impl ChatPrompt {
         self
     }
 
-    /// Refuses a prompt with more than roles and contents, for a backend that knows only these.
+    /// Returns an error if the conversation has more than roles and contents. It is for backends
+    /// that support nothing else.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`], unless [`ChatPrompt::is_plain`].
@@ -302,7 +303,7 @@ impl ChatPrompt {
         ))
     }
 
-    /// Whether a backend that knows only roles and contents can honor it.
+    /// Whether the conversation has only roles and contents, and is neither continued nor partial.
     #[must_use]
     pub fn is_plain(&self) -> bool {
         self.messages.iter().all(Message::is_plain)

@@ -17,13 +17,16 @@ use crate::grammar_limits;
 /// end-of-text token matches completely. A truncated reply is a prefix of a matching text.
 /// `max_tokens`, a stop string, a stop token, a deadline or a cancellation can truncate a reply.
 ///
-/// A grammar that is too large is refused before it is compiled. A schema may have 1 MiB and
-/// 100,000 values that are 128 levels deep at most. An object has at most 2,000 members, an array
-/// 2,000 elements (10,000 in an `enum`). There are at most 1,000 different targets of `$ref` with
-/// 4,096 levels in all, patterns of 4,096 bytes, and 64 `patternProperties`. One string must match
-/// at most 10 patterns or formats at once, and bounds such as `maxItems` go up to 2,147,483,647. A
-/// regular expression may have 256 KiB, a Lark grammar 128 KiB, 4,000 colons and 10 intersections
-/// (`&`).
+/// A grammar above these limits is refused before it is compiled:
+///
+/// - A schema: 1 MiB, 100,000 values, 128 levels of nesting, 2,000 members in an object, and 2,000
+///   elements in an array (10,000 in an `enum`).
+/// - References of a schema: 1,000 different targets of `$ref`, with 4,096 levels of nesting in
+///   total.
+/// - Patterns of a schema: 4,096 bytes each, 64 `patternProperties`, and 10 patterns or formats
+///   that one string must match at once. Bounds such as `maxItems` are at most 2,147,483,647.
+/// - A regular expression: 256 KiB.
+/// - A Lark grammar: 128 KiB, 4,000 colons, and 10 intersections (`&`).
 ///
 /// In JSON: `{"json_schema": {"type": "object"}}`, `{"regex": "yes|no"}` or
 /// `{"lark": "start: ..."}`.

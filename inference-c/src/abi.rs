@@ -1,4 +1,5 @@
-//! The C functions. All unsafe code of the crate is in this file. `work.rs` has what they do.
+//! The C functions. All unsafe code of the crate is in this file; `work.rs` does the work in safe
+//! code.
 
 use std::any::Any;
 use std::ffi::{CStr, CString, c_char, c_void};

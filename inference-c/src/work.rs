@@ -1,4 +1,5 @@
-//! What the C functions do, on Rust's types. JSON is text here, as C callers pass it.
+//! The work of the C functions, with Rust types. JSON arguments are still texts here, as C callers
+//! pass them.
 
 use inference::bindings::{
     Input, Reply, backend_infos, embed_options, generate_options, load_options, object, prompts,

@@ -4,20 +4,20 @@
 //! | Module | What it reads |
 //! |---|---|
 //! | [`config`] | `config.json` of transformers and mlx-lm, as one checked [`ModelConfig`] |
-//! | [`family`] | what the files of each architecture leave out, and how they name things |
+//! | [`family`] | values that the files of an architecture omit, and names of fields and tensors |
 //! | [`safetensors`] | headers and the shard index of safetensors files; exact reads of tensors |
 //! | [`gguf`] | GGUF headers, metadata and tensors, versions 2 and 3 |
 //! | [`gguf_config`] | GGUF metadata as a [`ModelConfig`], tensor names, and parts of a tokenizer |
 //! | [`quantization`] | the table of GGUF's types; blocks as `f32`, or packed without loss |
 //! | [`npy`] | arrays of numpy |
 //! | [`sentence`] | directories of sentence-transformers: modules after the network, prompts |
-//! | [`footprint`] | bytes in memory of each tensor, before any is read |
-//! | [`split`] | which part of each tensor a process has, where several compute one model |
-//! | [`pipeline`] | which layers a process has, where several compute one after another |
-//! | [`atomic`] | nothing: it writes files that get their names when they are complete |
+//! | [`footprint`] | bytes in memory of each tensor, from the headers |
+//! | [`split`] | the part of each tensor that a process loads in tensor parallelism |
+//! | [`pipeline`] | the layers that a process loads in pipeline parallelism |
+//! | [`atomic`] | nothing; it replaces files atomically |
 //! | [`discover`] | which models are in a directory |
 //! | [`files`] | which files a model has; names that stay inside its directory |
-//! | [`identity`] | a hash that tells one model from another |
+//! | [`identity`] | a hash that identifies a model |
 //! | [`hex`] | bytes in hexadecimal digits |
 //!
 //! This crate depends on no array library, no backend and no tokenizer. Its only computation is the

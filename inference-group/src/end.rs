@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-/// Waits until MLX is idle. All of MLX's work holds one lock, even while it waits for other
-/// members.
+/// Waits until MLX is idle. The call takes the lock that all of MLX's work holds, even while that
+/// work waits for other members.
 pub(crate) fn wait_for_engine() {
     let _ = mlx_rs_core::distributed::is_available();
 }

@@ -206,7 +206,7 @@ impl Member {
 /// Compares the versions of the program in all processes. Members of a ring have done so before
 /// they joined.
 fn same_version(group: Group) -> Result<()> {
-    // Fits an `i32`, and says nothing else about the version than whether it is the same.
+    // A hash of the version that fits an `i32`. It only shows whether two versions are equal.
     let mine = VERSION
         .bytes()
         .fold(0i32, |sum, byte| (sum * 31 + i32::from(byte)) % 0x00ff_ffff);
@@ -279,7 +279,7 @@ pub fn leave() {
 
 /// Announces the end of this process after an error that it reported. The threads that watch other
 /// members then do not report members that end because of the same error. If another member has
-/// finished, which may be the cause, says so on standard error.
+/// finished, which may be the cause, a message on standard error names it.
 pub fn fail() {
     if let Some(why) = LINKS.get().and_then(Links::fail) {
         // The launcher that reads the message may have ended, and then `eprintln!` would panic.

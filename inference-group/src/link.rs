@@ -398,7 +398,7 @@ mod tests {
             .collect()
     }
 
-    /// Otherwise the watching threads would end the process of this test.
+    /// If a loss were reported, the watching threads would end the process of this test.
     #[test]
     fn after_an_error_of_its_own_a_process_reports_no_lost_neighbor() {
         let [first, second] = ring(2).try_into().ok().unwrap();
@@ -414,7 +414,7 @@ mod tests {
         }
     }
 
-    /// MLX then reports only a lost connection.
+    /// MLX itself reports only a lost connection, so this process must name the neighbor.
     #[test]
     fn a_process_that_fails_names_the_neighbor_that_has_ended() {
         let [first, second] = ring(2).try_into().ok().unwrap();

@@ -31,8 +31,8 @@ pub fn correctness(continuation: &str, expected: &str) -> Correctness {
         };
     }
     let all_text = normalized(continuation);
-    // The expected text may have several words. So the comparison uses as many characters of the
-    // continuation, extended to the end of a word.
+    // The expected text may have several words. So words of the continuation are joined until they
+    // have as many characters as the expected text.
     let mut text = String::new();
     let mut exact = false;
     for word in continuation.split_whitespace() {

@@ -1,6 +1,6 @@
 //! The native part of the Python module `rust_mlx`. The package in `python/rust_mlx` is its public
-//! part: it has the classes, their documentation and types. Options, prompts and replies cross the
-//! border as JSON, by [`inference::bindings`].
+//! part: it has the classes, their documentation and types. Options, prompts and replies pass
+//! between both parts as JSON, by [`inference::bindings`].
 //!
 //! - `model.rs`: loading, and the calls of a model;
 //! - `shared.rs`: a loaded model that threads share;

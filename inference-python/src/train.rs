@@ -47,7 +47,7 @@ mod run {
         Error::new(ErrorKind::InvalidOption, message)
     }
 
-    /// The options of the adapter's shape, which a config file has in a table of their own.
+    /// The options of the adapter's shape, which a config file has in a separate table.
     const SHAPE: [&str; 4] = ["rank", "dropout", "scale", "keys"];
 
     /// Reads the options of a run.

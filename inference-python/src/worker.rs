@@ -1,5 +1,5 @@
-//! A thread that computes while the interpreter runs. The interpreter's lock is free meanwhile, and
-//! a signal, such as that of Ctrl-C, ends the computation at its next step.
+//! A thread that computes without the interpreter's lock, so that other Python threads continue. A
+//! signal, such as that of Ctrl-C, ends the computation at its next step.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -103,7 +103,7 @@ impl<E: Send + 'static, T: Send + 'static> Worker<E, T> {
             drop(self.reports.lock().take());
             let thread = self.thread.lock().take();
             if let Some(thread) = thread {
-                // A panic was reported by the missing result.
+                // The missing result has already reported a panic.
                 let _ = thread.join();
             }
         });

@@ -14,7 +14,7 @@ pub struct RequestDefaults {
     pub max_tokens: Option<usize>,
     /// Number of prompt tokens per prefill step.
     pub prefill_step_size: Option<usize>,
-    /// How tokens are drafted. Requests cannot change it, since the reply does not depend on it.
+    /// Speculative decoding. Requests cannot change it, because it does not change the reply.
     pub speculative: SpeculativeOptions,
     /// Variables for the chat template, such as `enable_thinking`. A request's own variables
     /// override them.

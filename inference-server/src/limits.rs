@@ -19,7 +19,7 @@ pub struct Limits {
     pub json_containers: usize,
     /// The maximum number of values in a body.
     pub json_values: usize,
-    /// Maximum number of open connections. Further connections wait in the system's queue.
+    /// Maximum number of open connections. The operating system queues further connections.
     pub connections: usize,
     /// Time limit for a complete request header. The limit also closes idle connections.
     pub header_timeout: Duration,
@@ -41,7 +41,7 @@ pub struct Limits {
     pub stall: Duration,
     /// Number of tokens that a slow reader may leave unread before its reply is cancelled.
     pub buffered_tokens: usize,
-    /// The most replies to one prompt (`n`).
+    /// Maximum number of replies to one prompt (`n`).
     pub choices: usize,
     /// The maximum number of prompts of one request for completions.
     pub prompts: usize,
@@ -55,16 +55,16 @@ pub struct Limits {
     pub tools: usize,
     /// The maximum size in bytes of all tools of a request, as JSON.
     pub tools_bytes: usize,
-    /// The most tool calls of a message.
+    /// Maximum number of tool calls of a message.
     pub tool_calls: usize,
     /// The maximum size in bytes of the variables that a request passes to the chat template, as
     /// JSON.
     pub template_bytes: usize,
-    /// The most stop strings, and the most stop tokens.
+    /// Maximum number of stop strings, and of stop tokens.
     pub stops: usize,
     /// The maximum length of a stop string in bytes.
     pub stop_bytes: usize,
-    /// The most tokens with a logit bias.
+    /// Maximum number of tokens with a logit bias.
     pub logit_bias: usize,
     /// The maximum number of alternatives in a token's log-probabilities.
     pub top_logprobs: usize,

@@ -107,7 +107,8 @@ impl Server {
             .map_err(|e| io("cannot start the server", e))?;
         let app = self.app.clone();
         let served = runtime.block_on(self.serve(stop));
-        // Abandoned requests may still be tokenizing. The exit waits for them only this long.
+        // Abandoned requests may still be tokenizing. The shutdown waits at most this long for
+        // them.
         runtime.shutdown_timeout(LAST_WORDS);
         app.engine.stop(LAST_WORDS);
         for model in app.models.loaded() {

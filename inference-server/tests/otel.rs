@@ -85,7 +85,8 @@ fn a_request_has_spans_for_its_queue_prefill_and_decoding() {
         }
     }
 
-    // A request without a parent begins a trace; one that fails says so.
+    // A request without a parent starts a new trace. The span of a failed request has an error
+    // status.
     let body = json!({"prompt": "!fail say:hello", "max_tokens": 100});
     assert_eq!(server.client().post("/v1/completions", &body).status, 500);
     let failed = spans(4);
@@ -96,7 +97,7 @@ fn a_request_has_spans_for_its_queue_prefill_and_decoding() {
     let decode = failed.iter().find(|span| span.name == "decode").unwrap();
     assert!(matches!(&decode.status, Status::Error { description } if description == "engine"));
 
-    // A client that leaves.
+    // The client disconnects during the reply.
     let body = json!({"prompt": "!long", "max_tokens": 100_000, "stream": true});
     let stream = server.client().open_json("/v1/completions", &body);
     eventually("it runs", || server.state.running() == 1);

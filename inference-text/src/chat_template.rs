@@ -179,8 +179,8 @@ impl ChatTemplate {
         self.tool_use = Some(Box::new(template));
     }
 
-    /// The published format of a family. The model type determines the format. Otherwise tokens of
-    /// the vocabulary do; `knows` tests whether the vocabulary has a token.
+    /// The published format of a family. `model_type` selects the format; for an unknown family,
+    /// the tokens of the vocabulary do. `knows` tests whether the vocabulary has a token.
     #[must_use]
     pub fn for_family(model_type: &str, knows: impl Fn(&str) -> bool) -> Option<Self> {
         let (name, source) = family_format(model_type, knows)?;
@@ -205,7 +205,7 @@ impl ChatTemplate {
         self.tool_use.as_deref().unwrap_or(self)
     }
 
-    /// The template for a call with `options`: the one for tools if there are any.
+    /// The template to render with `options`: the one for tools, if `options` contain tools.
     #[must_use]
     pub(crate) fn for_options(&self, options: &ChatOptions) -> &Self {
         let tools = options.extra.get("tools").and_then(Json::as_array);

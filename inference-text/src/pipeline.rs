@@ -35,8 +35,8 @@ impl TextPipeline {
         }
     }
 
-    /// Loads both from a model directory. Without a template, it uses the format of the family
-    /// `model_type`.
+    /// Loads the tokenizer and the template from a model directory. Without a template, it uses the
+    /// format of the family `model_type`.
     ///
     /// # Errors
     /// As [`Tokenizer::from_dir`] and [`ChatTemplate::from_dir`].
@@ -48,8 +48,8 @@ impl TextPipeline {
         Ok(Self::with_family(tokenizer, template, model_type))
     }
 
-    /// Builds both from GGUF metadata. Without a template, it uses the format of the family
-    /// `model_type`.
+    /// Builds the tokenizer and the template from GGUF metadata. Without a template, it uses the
+    /// format of the family `model_type`.
     ///
     /// # Errors
     /// As [`Tokenizer::from_gguf`] and [`ChatTemplate::new`].

@@ -399,7 +399,8 @@ fn to_json(
     Ok(out.text)
 }
 
-/// The argument `separators=(',', ':')` of `tojson`: between items, and after keys.
+/// Parses the argument `separators=(',', ':')` of `tojson`. Returns the separator between items and
+/// the separator after keys.
 fn separators(pair: &Value) -> Result<(String, String), Error> {
     let texts: Vec<Value> = pair.try_iter()?.take(3).collect();
     match texts.as_slice() {

@@ -50,7 +50,7 @@ pub(crate) struct Facts {
     pub(crate) vocab_size: Option<usize>,
     /// Texts of ids that the vocabulary cannot look up, because another id has an equal text.
     pub(crate) hidden: HashMap<u32, String>,
-    /// Takes the longest token at each position, in place of the engine's model.
+    /// The encoder that takes the longest token at each position. It replaces the engine's model.
     pub(crate) greedy: Option<Greedy>,
 }
 

@@ -19,14 +19,14 @@ use super::tokenizer::{Engine, Facts, Tokenizer, guarded};
 use super::tokenizer_greedy;
 
 impl Tokenizer {
-    /// Loads the tokenizer of a model directory: `tokenizer.json`, or without it
-    /// `rwkv_vocab_v20230424.txt`. The tokens that begin and end a
-    /// text come from `tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json`
-    /// and `config.json`.
+    /// Loads the tokenizer of a model directory from `tokenizer.json` or, without it, from
+    /// `rwkv_vocab_v20230424.txt`. The tokens that begin and end a text come from
+    /// `tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json` and
+    /// `config.json`.
     ///
     /// # Errors
-    /// `ModelNotFound` without a `tokenizer.json`; `InvalidModel` if a file is damaged or
-    /// contradicts another; `Unsupported` for a kind of tokenizer that this crate cannot decode.
+    /// `ModelNotFound` without either file; `InvalidModel` if a file is damaged or contradicts
+    /// another; `Unsupported` for a kind of tokenizer that this crate cannot decode.
     pub fn from_dir(dir: impl AsRef<Path>) -> Result<Self> {
         Self::from_dir_with(dir, &TextLimits::default())
     }
@@ -107,8 +107,8 @@ impl Tokenizer {
         Self::from_engine(engine, facts, limits.clone()).map_err(in_file)
     }
 
-    /// The tokenizer of a vocabulary file that lists the tokens of RWKV. Configurations say which
-    /// tokens begin and end texts, else token 0 does.
+    /// Loads RWKV's tokenizer from its vocabulary file. The configurations name the tokens that
+    /// begin and end a text. Otherwise both are token 0.
     fn greedy(dir: &Path, bytes: &[u8], limits: &TextLimits) -> Result<Self> {
         let text = std::str::from_utf8(bytes)
             .map_err(|e| Error::new(ErrorKind::InvalidModel, "not UTF-8").with_source(e))?;

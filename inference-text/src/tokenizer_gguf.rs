@@ -49,8 +49,8 @@ impl Tokenizer {
     /// The value of `tokenizer.ggml.model` for byte-level BPE.
     pub const GGUF_BYTE_LEVEL: &str = "gpt2";
 
-    /// Values of `tokenizer.ggml.pre`, one for each way to split words that
-    /// [`Tokenizer::from_gguf`] supports. `default` is omitted, because no family uses it.
+    /// Values of `tokenizer.ggml.pre` that an export tries, in this order, until one splits words
+    /// like the model's own tokenizer. `default` is omitted, because no family uses it.
     pub const GGUF_SPLITS: [&str; 6] = ["smollm", "gpt-2", "llama-bpe", "dbrx", "qwen2", "tekken"];
 
     /// The file of a model directory that has RWKV's vocabulary.

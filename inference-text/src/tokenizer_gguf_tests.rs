@@ -95,9 +95,10 @@ fn pre_tokenizers_split_as_their_families_do() {
     ] {
         assert_eq!(count(pre, "12"), 2, "{pre}");
     }
-    // Cohere's newer tokenizers count the three digits from the end.
+    // Cohere's newer tokenizers group three digits from the end of a number.
     assert_eq!(words_of("tiny_aya", "1234567"), ["1", "234", "567"]);
-    // Kimi's separates Chinese from Latin letters, and DeepSeek's Japanese, too.
+    // Kimi's pre-tokenizer separates Chinese from Latin letters. DeepSeek's also separates
+    // Japanese.
     assert_eq!(words_of("kimi-k2", "ab漢字cd"), ["ab", "漢字", "cd"]);
     assert_eq!(words_of("deepseek-v3", "ab漢字cd"), ["ab", "漢字", "cd"]);
     assert_eq!(words_of("deepseek-v3", "x.Foo bar"), ["x", ".Foo", " bar"]);
@@ -109,10 +110,10 @@ fn pre_tokenizers_split_as_their_families_do() {
         words_of("deepseek-llm", "ab漢字\ncd 1"),
         ["ab", "漢字", "\n", "cd", " ", "1"]
     );
-    // Seed's keeps line ends apart from signs.
+    // Seed's pre-tokenizer separates a line feed from the punctuation before it.
     assert_eq!(words_of("seed-coder", "a;\n"), ["a", ";", "\n"]);
     assert_eq!(words_of("hunyuan", "a;\n"), ["a", ";\n"]);
-    // Qwen 3.5's keeps combining marks in words; a virama is such a mark.
+    // Qwen 3.5's pre-tokenizer keeps combining marks in words; a virama is such a mark.
     assert_eq!(words_of("qwen35", "न्य"), ["न्य"]);
     assert!(words_of("qwen2", "न्य").len() > 1);
     // Qwen first composes characters: e + U+0301 is é, which is one token here.
@@ -120,7 +121,8 @@ fn pre_tokenizers_split_as_their_families_do() {
         [count("qwen2", "e\u{301}"), count("gpt-2", "e\u{301}")],
         [1, 3]
     );
-    // In Llama 3, a word that is a token becomes this token, whatever the merge rules.
+    // With Llama 3's pre-tokenizer, a word that is a token becomes this token, whatever the merge
+    // rules.
     let mut parts = byte_level_parts(Some("llama-bpe"));
     parts.tokens.push("xyz".into());
     parts.token_types.as_mut().unwrap().push(1);

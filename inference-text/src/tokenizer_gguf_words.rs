@@ -27,7 +27,8 @@ const DEEPSEEK3: [&str; 3] = [
     r"[一-龥぀-ゟ゠-ヿ]+",
     r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
 ];
-/// The expressions of DeepSeek V2. The published second one lists all letters with case.
+/// The expressions of DeepSeek V2. The published second expression lists all cased letters; here
+/// Unicode classes replace the list.
 const DEEPSEEK: [&str; 5] = [
     r"[\r\n]",
     r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",

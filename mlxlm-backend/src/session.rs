@@ -40,7 +40,7 @@ pub fn probe(settings: &Settings) -> Result<Reply> {
     Ok(reply)
 }
 
-/// The next message of any kind.
+/// Waits at most `patience` for the next message of any kind. `what` describes it in the error.
 fn wait(process: &mut Process, patience: Duration, what: &str, watch: Watch<'_>) -> Result<Reply> {
     let since = Instant::now();
     loop {

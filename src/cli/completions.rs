@@ -7,7 +7,7 @@ use clap_complete::Shell;
 use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 
-/// Print what a shell needs to complete commands and flags
+/// Print a script that completes commands and flags in a shell
 ///
 /// bash: `mlx completions bash > ~/.local/share/bash-completion/completions/mlx`. zsh: into a file
 /// `_mlx` in a directory of `fpath`. fish:

@@ -72,7 +72,7 @@ fn measure(metrics: &mut GenerateMetrics) {
     metrics.peak_memory_bytes = 3 << 20;
 }
 
-/// A backend that loads nothing; unavailable if there is a reason.
+/// A backend that loads nothing. With a `reason`, it is unavailable.
 pub fn backend(name: &str, reason: Option<&str>) -> ScriptedBackend {
     let capabilities = Capabilities::new().with_streaming();
     let backend = ScriptedBackend::new(name).with_capabilities(capabilities);

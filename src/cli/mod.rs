@@ -2,7 +2,8 @@
 //!
 //! A subcommand parses into its own `Args` and checks everything that needs no model (exit 2). Then
 //! it loads and runs (exit 1 on failure). Results go to standard output, everything else to
-//! standard error. It has no model code: all calls go through the `inference` contract.
+//! standard error. The command line contains no model code: it calls models only through the
+//! `inference` contract.
 
 mod completions;
 mod learn;
@@ -24,7 +25,7 @@ use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 use terminal::console::Console;
 use terminal::failure::Failure;
 
-/// The freed bytes that the process keeps for later allocations: about the keys and values of some
+/// Number of freed bytes that the process keeps for later allocations: about the KV caches of some
 /// prompts in one batch.
 #[cfg(feature = "mlx-backend")]
 const FREED: usize = 256 << 20;
@@ -45,11 +46,12 @@ struct Cli {
     /// Log to standard error: -v steps, -vv details, -vvv everything
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
-    /// No progress and no statistics on standard error
-    // No short form: `-q` is `--quantize` in mlx-lm's convert, and silently copying there misleads.
+    /// Show no progress and no statistics on standard error
+    // There is no short form: `-q` means `--quantize` in mlx-lm's convert. As `--quiet`, it would
+    // silently copy the model without quantizing it.
     #[arg(long, global = true)]
     quiet: bool,
-    /// Of mlx-lm: no code of a model is ever run here
+    /// mlx-lm's flag; it has no effect, because this program never runs code of a model
     #[arg(long, global = true, hide = true)]
     trust_remote_code: bool,
     #[command(subcommand)]
@@ -113,7 +115,7 @@ enum Command {
     Man(completions::ManArgs),
 }
 
-/// Flags that `--help` shows and `-h` does not, because most people never need them.
+/// Flags that `--help` shows and `-h` omits, because most users never need them.
 const RARE: [&str; 62] = [
     "all",
     "alpha",
@@ -207,7 +209,7 @@ fn command() -> clap::Command {
     all(Cli::command())
 }
 
-/// Runs the program and gives its exit code.
+/// Runs the program and returns its exit code.
 pub fn main() -> ExitCode {
     let given = match options::names::translate(std::env::args_os()) {
         Ok(given) => given,
@@ -243,7 +245,8 @@ pub fn main() -> ExitCode {
             &mut std::io::stderr(),
         ));
     }
-    // The next pass reuses the memory that a pass frees. The process contains no other program.
+    // Keeps freed memory for the next pass. The setting affects the whole process, which contains
+    // no other program.
     #[cfg(feature = "mlx-backend")]
     metal_backend::keep_freed(FREED);
     #[cfg(all(unix, feature = "mlx-backend"))]
@@ -274,8 +277,8 @@ pub fn main() -> ExitCode {
     };
     #[cfg(all(unix, feature = "mlx-backend"))]
     if let Some(member) = inference_group::current() {
-        // Only rank 0 of several processes prints. None reads standard input, since only one of
-        // them would get it.
+        // Only rank 0 of several processes prints. No process reads standard input, because only
+        // one of them would receive it.
         console.input = &mut nothing;
         console.in_is_terminal = false;
         if member.rank > 0 {

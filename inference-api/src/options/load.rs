@@ -165,25 +165,29 @@ pub struct LoadOptions {
     /// Number of layers to put on the GPU; `None` or -1 means all. A backend with one device
     /// ignores this option.
     pub gpu_layers: Option<i32>,
-    /// Number of concurrent requests to prepare for; `None` means one. The caches of the last
-    /// requests are kept for prompts with a common prefix: one cache with one slot, several per
-    /// slot with more slots.
+    /// Number of concurrent requests to prepare for; `None` means one. The backend keeps the caches
+    /// of recent requests, for prompts with a common prefix. With one slot it keeps one cache, with
+    /// more slots several per slot.
     pub parallel_slots: Option<usize>,
     /// A directory with a trained adapter to apply.
     pub adapter_path: Option<PathBuf>,
     /// Bits per value in the KV cache: 32 or 16 for floats, or 8, 6, 5, 4, 3 or 2 for quantized
-    /// values. `None` leaves the type to the backend: the engine stores the compute type, but
-    /// float16 on a CPU with AVX2, if the floats in the model's files have 16 bits, `precision` is
-    /// not exact and `dtype` not float32. With 16 and the compute type float32, caches are float16,
-    /// and values beyond its range become its greatest value. Layers with a sliding window are not
-    /// quantized, but have 16 bits if that is asked for.
+    /// values. `None` leaves the choice to the backend.
+    ///
+    /// With `None`, the engine stores the compute type. It stores float16 instead if the CPU has
+    /// AVX2, the floats in the model's files have 16 bits, `precision` is not exact, and `dtype` is
+    /// not float32.
+    ///
+    /// With 16 and the compute type float32, caches are float16, and values beyond its range become
+    /// its greatest value. Layers with a sliding window are never quantized, but 16 applies to
+    /// them, too.
     pub kv_bits: Option<u32>,
     /// Number of cache values that share a scale: 32, 64 or 128.
     pub kv_group_size: u32,
     /// The cache is quantized once it has more positions than this; 0 quantizes from the start.
     pub quantized_kv_start: usize,
     /// A smaller model with the same vocabulary, which proposes tokens for speculative decoding.
-    /// Batched requests do not use it, because a batch already fills a forward pass.
+    /// Requests that run together in a batch use it, too.
     pub draft_model: Option<PathBuf>,
     /// A Jinja chat template that replaces the model's own; `None` keeps the model's own.
     pub chat_template: Option<String>,
@@ -205,8 +209,8 @@ pub struct LoadOptions {
     /// the vindex, too. This saves the memory of these weights. Without this option, a quantized
     /// gate of the model's files can be used, which is faster.
     pub walk_only: bool,
-    /// A directory in which computed prompts are kept, so that a later process continues a
-    /// conversation without computing it again. It is made if it is missing.
+    /// A directory for the caches of computed prompts. A later process reads a cache from there,
+    /// and does not compute the prompt again. The directory is created if it is missing.
     pub cache_dir: Option<PathBuf>,
     /// The maximum total size in bytes of the files in [`cache_dir`](Self::cache_dir). Beyond it,
     /// the least recently used files of this model are removed.

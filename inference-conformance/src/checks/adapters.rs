@@ -14,8 +14,9 @@ const MISSING: [ErrorKind; 4] = [
     ErrorKind::Io,
 ];
 
-/// A request with an adapter gets the reply that it has alone, also beside requests without one and
-/// with another. New adapters do not change a model, so the names tell whether they are read.
+/// Checks that a request with an adapter gets the same reply alone and beside requests without an
+/// adapter or with another one. A new adapter does not change replies, so only errors for unknown
+/// names show that names are read.
 pub(crate) fn named(context: &Context) -> Verdict {
     let scratch = Scratch::new("named")?;
     let dir = scratch.0.join("adapter");

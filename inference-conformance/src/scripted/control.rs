@@ -104,7 +104,7 @@ impl Control {
         self.adapters.lock().insert(name.to_owned())
     }
 
-    /// Removes an adapter. Returns whether it was there.
+    /// Removes an adapter. Returns whether there was one of this name.
     pub(super) fn drop_adapter(&self, name: &str) -> bool {
         self.adapters.lock().remove(name)
     }

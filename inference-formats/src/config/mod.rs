@@ -68,8 +68,8 @@ pub struct ModelConfig {
     pub rope_traditional: bool,
     /// Context length for which the model was trained, in positions.
     pub max_position_embeddings: Option<usize>,
-    /// Whether the output matrix is the embedding matrix. With `None`, it is if the file has no
-    /// tensor for the output matrix.
+    /// Whether the output matrix is the embedding matrix. `None` means that it is, if the file has
+    /// no separate tensor for the output matrix.
     pub tie_word_embeddings: Option<bool>,
     /// Whether the projections of attention have biases.
     pub attention_bias: bool,

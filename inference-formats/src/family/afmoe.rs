@@ -57,7 +57,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Reads the fields of a GGUF file. Its readers always scale the embedding.
+/// Reads the fields of a GGUF file. Readers of these files always scale the embedding.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let mut fields = routed::read(header, &routed::NORMALIZED_SIGMOIDS)?;
     fields["mup_enabled"] = json!(true);

@@ -42,7 +42,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Reads the fields of a GGUF file. Its readers always normalize the router's weights.
+/// Reads the fields of a GGUF file. Readers of these files always normalize the router's weights.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let keys = &header.keys;
     let experts = header.experts()?;

@@ -35,7 +35,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Reads the fields of a GGUF file. Files state no method; groups of experts imply it.
+/// Reads the fields of a GGUF file. It has no key for `topk_method`, so the number of expert groups
+/// determines this field.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let mut fields = deepseek_v3::read(header)?;
     fields["topk_method"] = match fields["n_group"].as_u64() {

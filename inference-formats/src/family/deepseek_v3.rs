@@ -77,8 +77,8 @@ pub(super) fn read(header: &GgufHeader<'_>) -> Result<Value> {
     Ok(joined(latent(header)?, routed::read(header, &usual)?))
 }
 
-/// The function that turns scores into weights; `None` without experts. Old files of V2 do not
-/// state it. A bias of the choice belongs to sigmoids.
+/// The function that turns router scores into weights; `None` without experts. Old files of V2 do
+/// not contain it. For these files it is a sigmoid if the router has a bias, else a softmax.
 pub(super) fn scoring(header: &GgufHeader<'_>) -> Result<Option<&'static str>> {
     if header.experts()?.is_none() {
         return Ok(None);
@@ -129,13 +129,13 @@ pub(super) fn latent(header: &GgufHeader<'_>) -> Result<Value> {
     Ok(fields)
 }
 
-/// `YaRN` with the weight of its factor on scores. A file states a tenth of the weight.
+/// Reads the `YaRN` scaling. The file contains a tenth of `mscale`.
 fn scaling(header: &GgufHeader<'_>) -> Result<Value> {
     let keys = &header.keys;
     let factor = keys.positive("rope.scaling.factor")?;
     let factor = factor.ok_or_else(|| keys.metadata.missing(&keys.key("rope.scaling.factor")))?;
     let weight = keys.positive("rope.scaling.yarn_log_multiplier")?;
-    // The weight is stored as float32; the rounding removes the error of its multiplication.
+    // The stored value is a float32. Rounding to six decimals removes its rounding error.
     let weight = weight.map(|tenth| (f64::from(tenth) * 1e7).round() / 1e6);
     Ok(json!({
         "rope_type": "yarn",
@@ -144,7 +144,7 @@ fn scaling(header: &GgufHeader<'_>) -> Result<Value> {
             keys.uint("rope.scaling.original_context_length", 1, limits::POSITIONS)?,
         "beta_fast": keys.positive("rope.scaling.yarn_beta_fast")?,
         "beta_slow": keys.positive("rope.scaling.yarn_beta_slow")?,
-        // Published models have equal weights for the two, so positions keep their length.
+        // The published models have equal values for both, so the factor on queries and keys is 1.
         "mscale": weight,
         "mscale_all_dim": weight,
     }))

@@ -53,7 +53,7 @@ pub struct Family {
     pub transposed: &'static [&'static str],
     /// How the checkpoints of transformers store experts that share a tensor.
     pub joined_experts: JoinedExperts,
-    /// Name suffixes of tensors that are computed anyway, such as masks.
+    /// Name suffixes of tensors that the engine computes and does not load, such as masks.
     pub buffers: &'static [&'static str],
     /// Name prefixes of tensors that the language model does not use, such as those of layers that
     /// predict several tokens at once.
@@ -140,7 +140,7 @@ pub enum JoinedExperts {
         gate_up: &'static str,
         /// The end of the name of down: `[experts, hidden, width]`, or `[experts, width, hidden]`.
         down: &'static str,
-        /// What mlx-lm has in place of these ends, before `.gate_proj.weight`.
+        /// The text that replaces these suffixes in mlx-lm's names, before `.gate_proj.weight`.
         prefix: &'static str,
         /// Whether rows of gate and up alternate. Otherwise the gate's rows are first.
         alternating: bool,
@@ -148,11 +148,11 @@ pub enum JoinedExperts {
     /// The matrices of all experts are one below another, `[experts * width, hidden]`. mlx-lm has
     /// a tensor for each expert, with the down matrix as `[hidden, width]`.
     Rows {
-        /// The end of the name before the part.
+        /// The part of the name before `parts`.
         at: &'static str,
         /// The parts: gate, up and down.
         parts: [&'static str; 3],
-        /// What mlx-lm has in place of `at`, before the index of the expert.
+        /// The text that replaces `at` in mlx-lm's names, before the index of the expert.
         prefix: &'static str,
     },
 }

@@ -16,7 +16,7 @@ pub static FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         activation: TANH_GELU,
         activation_field: "hidden_activation",
-        // Files have stacks where directories have a projection for each residual stream.
+        // GGUF files have one stack where directories have a projection for each residual stream.
         runs_only: true,
         layers_differ: true,
         read,
@@ -83,7 +83,7 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let key = keys.key("activation_sparsity_scale");
     let scales = keys.metadata.f32s(&key)?;
     let scales = scales.ok_or_else(|| keys.metadata.missing(&key))?;
-    // Infinity below all numbers means that a layer keeps all values.
+    // A scale of negative infinity means that the layer is not sparse.
     let scales: Vec<_> = (scales.iter())
         .map(|scale| scale.is_finite().then_some(*scale))
         .collect();

@@ -17,8 +17,9 @@ pub struct GgufFamily {
     pub architecture: &'static str,
     /// Alternative names of `general.architecture` for these files.
     pub(crate) also: &'static [&'static str],
-    /// The keys of the number of heads and of the feed-forward width. Files without attention state
-    /// 0 heads, so other keys are read, for `read` to replace.
+    /// The keys of the number of heads and of the feed-forward width. Files without attention
+    /// contain 0 as the number of heads. Their families name other keys here, and `read` replaces
+    /// the values.
     pub(crate) sizes: (&'static str, &'static str),
     /// Whether the layout differs from a directory's layout not only by names. Such files can be
     /// run but not converted.
@@ -41,8 +42,8 @@ pub struct GgufFamily {
     pub norm_plus_one: bool,
     /// Whether a directory converted from such a file keeps the added 1.
     pub keeps_plus_one: bool,
-    /// How tensors differ from those of a directory, apart from their names in blocks: a part of
-    /// the usual name, and the difference.
+    /// How tensors differ from those of a directory, apart from their names in blocks. Each entry
+    /// has a part of the usual name and the change.
     pub changes: &'static [(&'static str, GgufChange)],
     /// Whether `config.json` has a field for biases. In other families, the architecture determines
     /// whether there are biases.
@@ -86,24 +87,24 @@ pub struct GgufFamily {
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GgufChange {
-    /// The file has negated exponentials of the directory's values. This replaces the part of the
-    /// name.
+    /// The file has negated exponentials of the directory's values. The text replaces the part of
+    /// the name.
     NegatedExponentials(&'static str),
-    /// Each entry of the first axis is a tensor of the directory. These replace the part of the
+    /// Each entry of the first axis is a tensor of the directory. The texts replace the part of the
     /// name.
     Entries(&'static [&'static str]),
     /// The weight of a convolution. Directories have three axes: channels, one, and positions.
     Convolution,
     /// A vector that directories store in rows. The field of `config.json` is their length.
     Rows(&'static str),
-    /// This replaces the part of the name, and the family's own names do not apply.
+    /// The text replaces the part of the name, and the family's own names do not apply.
     Named(&'static str),
     /// Directories do not have the tensor.
     Absent,
 }
 
-/// An architecture, and whether a file of it is of the claiming family. At most one family claims a
-/// file.
+/// An architecture, and a test whether a file of this architecture belongs to the family. At most
+/// one family claims a file.
 pub(crate) type Claim = (&'static str, fn(&GgufHeader<'_>) -> Result<bool>);
 
 /// Metadata of an exported file that only this family has.

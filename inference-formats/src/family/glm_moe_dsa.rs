@@ -36,8 +36,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Reads the fields of a GGUF file. GLM 5.2, whose layers share indexers, has a longer context than
-/// earlier models; its first files do not state which layers have an indexer.
+/// Reads the fields of a GGUF file. In GLM 5.2, layers share indexers. Its first files do not list
+/// the layers with an indexer, so their longer context identifies them.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     const NAME: &str = "attention.indexer.types";
     const CONTEXT_OF_SHARING: usize = 1 << 20;

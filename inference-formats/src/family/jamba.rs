@@ -137,8 +137,8 @@ fn write(map: &mut Map<String, Value>) {
     }
 }
 
-/// The period and the offset of the layers of a kind; `None` if there are none, or they have no
-/// period. A single layer has the number of layers as period.
+/// The period and the offset of the layers of a kind; `None` if there are none, or if they have no
+/// period. If only one layer is of this kind, the period is the number of layers.
 fn period(kinds: &[Value], kind: &str) -> Option<[usize; 2]> {
     let is_kind = |layer: usize| kinds.get(layer).is_some_and(|other| other == kind);
     let mut places = (0..kinds.len()).filter(|layer| is_kind(*layer));

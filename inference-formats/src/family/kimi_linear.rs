@@ -71,7 +71,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// An object has the sizes of linear layers, and the numbers of layers of each kind, from 1.
+/// Reads the object `linear_attn_config`. It has the sizes of linear layers, and the indices of the
+/// layers of each kind, counted from 1.
 fn complete(map: &mut Map<String, Value>) {
     let linear = |name: &str| {
         let value = map.get("linear_attn_config").and_then(|of| of.get(name));
@@ -155,8 +156,8 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     ))
 }
 
-/// Adds the fields of transformers and mlx-lm: an object for linear layers, whose numbers are from
-/// 1, and other names for the sizes of the mixture.
+/// Adds the fields of transformers and mlx-lm: an object for linear layers, with indices counted
+/// from 1, and other names for the sizes of the mixture.
 fn write(map: &mut Map<String, Value>) {
     let of_kind = |kind: &str| -> Vec<usize> {
         let kinds = map.get("layer_types").and_then(Value::as_array);

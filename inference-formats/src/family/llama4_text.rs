@@ -42,8 +42,9 @@ pub static FAMILY: Family = Family {
 /// Experts of Maverick, the published model without norms of query and key heads.
 const MAVERICK: usize = 128;
 
-/// Reads the fields of a GGUF file. Files do not state chunks, which layers rotate, or how queries
-/// grow; these are as in the published models. A window of 0 means none of them.
+/// Reads the fields of a GGUF file. The file does not contain the chunk size, the layers that
+/// rotate, or the growth of queries; the defaults are those of the published models. A window of 0
+/// disables all three.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let keys = &header.keys;
     let experts = header.experts()?;

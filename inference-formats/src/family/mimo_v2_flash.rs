@@ -36,7 +36,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Reads the fields of a GGUF file. Its readers always normalize the weights of experts.
+/// Reads the fields of a GGUF file. Readers of these files always normalize the experts' weights.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     const HEADS: &str = "attention.head_count_kv";
     let keys = &header.keys;
@@ -69,7 +69,7 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     ))
 }
 
-/// Lists of numbers say which layers slide and which have experts.
+/// Lists of numbers tell which layers slide, and which layers have experts.
 fn complete(map: &mut Map<String, Value>) {
     // In the reference implementation, a query attends to this number of positions before its own.
     let before = map.get("sliding_window_size").and_then(Value::as_u64);

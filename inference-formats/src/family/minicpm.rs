@@ -24,8 +24,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Reads the fields of a GGUF file, which has the factors that follow from the fields of a
-/// `config.json`. Old files lack them; they are files of MiniCPM 2B.
+/// Reads the fields of a GGUF file. It contains factors that are computed from the fields of a
+/// `config.json`. A file without factors is an old file of MiniCPM 2B.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let keys = &header.keys;
     let layers = (header.layers as f32).sqrt();

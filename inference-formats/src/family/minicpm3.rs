@@ -28,9 +28,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// The width of a value head is the hidden size divided by the number of heads.
-/// Reads the fields of a GGUF file. Files do not state the factors, which are those of the only
-/// published model, nor the width of values.
+/// Reads the fields of a GGUF file. It does not contain the factors, so they are those of the only
+/// published model. The width of a value head is `hidden_size / num_attention_heads`.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let keys = &header.keys;
     let rotated = keys.required("rope.dimension_count", limits::HEAD_DIM)?;

@@ -35,7 +35,7 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     }
     let factor = keys.positive("rope.scaling.factor")?;
     let factor = factor.ok_or_else(|| keys.metadata.missing(&keys.key("rope.scaling.factor")))?;
-    // Published models have equal weights for the two, so positions keep their length.
+    // The published models have equal values for both, so the factor on queries and keys is 1.
     let weight = keys.positive("rope.scaling.yarn_log_multiplier")?;
     Ok(json!({
         "rope_scaling": null,

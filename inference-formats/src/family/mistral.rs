@@ -6,8 +6,8 @@ use super::{ChatFormat, Defaults, Family, GgufExport, GgufFamily, Windows};
 pub static FAMILY: Family = Family {
     chat: Some(ChatFormat::Mistral),
     gguf: Some(GgufFamily {
-        // A GGUF file of Mistral has no difference to a file of Llama, and both networks compute
-        // equal results.
+        // GGUF files of Mistral and of Llama have no difference, and both networks compute equal
+        // results.
         is_variant: true,
         permuted: true,
         export: Some(GgufExport::PLAIN),

@@ -42,7 +42,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Reads the fields of a GGUF file. Most files do not state the growth of queries, which is then
+/// Reads the fields of a GGUF file. Most files do not contain the growth of queries. Then it is
 /// that of the published models.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     const USUAL_GROWTH: f32 = 0.1;

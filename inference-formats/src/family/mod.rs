@@ -2,9 +2,9 @@
 //! each in its own file. Everything here is known without an array; the engine defines how a
 //! network computes.
 //!
-//! A new family needs a file in this directory, a `mod` line, and a line in [`Family::all`]. No
-//! other place in the workspace spells a `model_type`, but for the engine's table of constructors;
-//! a test reads the sources (`tests/families.rs`).
+//! A new family needs a file in this directory, a `mod` line, and a line in [`Family::all`]. Only
+//! the descriptors and the engine's table of constructors contain the name of a `model_type`. The
+//! test `tests/formats/families.rs` checks this.
 
 mod descriptor;
 mod elsewhere;

@@ -49,7 +49,7 @@ fn complete(map: &mut Map<String, Value>) {
             _ => "sliding_attention",
         });
     }
-    // The file counts positions on both sides; the reader expects half of that.
+    // `local_attention` counts the positions on both sides of a query. The engine halves it.
     if let Some(window) = map.get("local_attention").cloned() {
         map.insert("sliding_window".to_owned(), window);
     }

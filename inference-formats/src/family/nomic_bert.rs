@@ -42,7 +42,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// The fields of the rotation have names of their own in these files.
+/// These files have other names for the fields of the rotation.
 fn complete(map: &mut Map<String, Value>) {
     if let Some(base) = map.get("rotary_emb_base").filter(|v| !v.is_null()).cloned() {
         map.insert("rope_theta".to_owned(), base);

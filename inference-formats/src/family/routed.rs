@@ -6,7 +6,7 @@ use super::GgufHeader;
 use crate::error::Result;
 use crate::limits;
 
-/// What a file means that does not state it.
+/// Values that readers assume if a file does not contain them.
 pub(super) struct Usual {
     /// How scores become weights.
     pub scoring: &'static str,

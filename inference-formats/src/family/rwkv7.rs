@@ -16,7 +16,7 @@ pub static FAMILY: Family = Family {
         activation: "sqrelu",
         write,
         changes: &[
-            // The shares of all inputs are one tensor.
+            // GGUF files have one tensor for the token-shift factors of all inputs.
             (
                 ".attn.x_all",
                 GgufChange::Entries(&[
@@ -29,10 +29,11 @@ pub static FAMILY: Family = Family {
                 ]),
             ),
             (".attn.r_k", GgufChange::Rows("head_dim")),
-            // All blocks have the same tensors, and the first does not use these.
+            // All blocks of a GGUF file have the same tensors, but the first block does not use
+            // these.
             ("layers.0.attn.v_lora.", GgufChange::Absent),
         ],
-        // Files state 0 heads.
+        // GGUF files contain 0 as the number of heads, so other keys are read.
         sizes: (HEAD_SIZE, "feed_forward_length"),
         read,
         overrides: &[

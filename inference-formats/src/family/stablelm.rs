@@ -17,7 +17,8 @@ pub static FAMILY: Family = Family {
         layer_norm: true,
         read: |header| {
             let keys = &header.keys;
-            // Models whose parts read the same input have one norm in a block.
+            // If attention and the feed-forward part read the same input, a block has only one
+            // norm.
             let parallel = keys.metadata.bool(&keys.key("use_parallel_residual"))?;
             Ok(json!({
                 "use_parallel_residual": parallel.unwrap_or(true) && !header.has("ffn_norm.weight"),

@@ -205,7 +205,7 @@ fn list_mixtures(map: &mut Map<String, Value>) {
         return;
     };
     if let Some(Value::Array(kinds)) = map.get_mut("mlp_layer_types") {
-        // Kinds of layers that predict further tokens follow.
+        // The remaining entries belong to layers for multi-token prediction.
         kinds.truncate(usize::try_from(layers).unwrap_or(usize::MAX));
         return;
     }

@@ -279,7 +279,7 @@ fn gguf_blocks_are_counted_as_they_are_loaded() {
             8192 + groups * 8,
             8192 + groups * 4,
         ),
-        // Factors are products of two halves; for the kernels, bytes and two halves per block.
+        // The kernels store two bytes per group, and two float16 values per block.
         (
             12,
             144,

@@ -65,7 +65,7 @@ fn folders(folder: &str, all: &mut BTreeSet<String>) {
     }
 }
 
-/// The directories of the workspace's packages, but its root.
+/// The directories of the workspace's packages, except the root.
 fn members() -> Vec<String> {
     let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
     let (_, list) = manifest.split_once("members = [").unwrap();

@@ -21,12 +21,14 @@
 //! | `weight_manifest.json` | name, shape and position of each tensor that is not a feature | |
 //!
 //! Each level includes the files of the levels above it in the table. Numbers are little-endian
-//! float32, or float16 where the index says so, without headers, one layer after another. In a
-//! model without a gate, such as GPT-2, the up matrix takes the place of the gate. The features of
-//! a layer with experts are those of its experts, one expert after another. `down_meta.bin` is
-//! `DMET`, three `u32` (version 1, layers, tokens of a feature at most) and for each feature, layer
-//! by layer: `u32` the first token, `f32` its logit, `u8` how many there are, and as many pairs of
-//! `u32` and `f32`.
+//! float32, or float16 where the index says so. Files of numbers have no headers, and layers follow
+//! one another. In a model without a gate, such as GPT-2, the up matrix takes the place of the
+//! gate. The features of a layer with experts are those of its experts, one expert after another.
+//!
+//! `down_meta.bin` begins with `DMET` and three `u32`: version 1, the number of layers, and the
+//! maximum number of tokens of a feature. Then follow the features, layer by layer: the first token
+//! (`u32`), its logit (`f32`), the number of tokens (`u8`), and for each token its id (`u32`) and
+//! its logit (`f32`).
 //!
 //! A directory gets its name when it is complete. Data is compared with its hash when a [`Vindex`]
 //! reads it for the first time, so a damaged file causes an error rather than a wrong number.

@@ -27,15 +27,16 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
 /// A text whose next token is predicted.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct InferRequest {
-    /// The model's name; without one, the first that is served.
+    /// The model's name. Without it, the server uses its first model.
     model: Option<String>,
     /// The text.
     #[serde(default)]
     prompt: String,
     /// The number of predictions, 5 by default.
     top: Option<usize>,
-    /// `dense` uses the model's own forward pass, `walk` uses features from a vindex, `compare`
-    /// uses both. The default is `walk` for a model with layers that walk, else `dense`.
+    /// `dense` computes the model as trained, `walk` uses features from a vindex, and `compare`
+    /// does both. The default is `walk` if a layer of the model has the strategy `walk`, else
+    /// `dense`.
     mode: Option<String>,
     /// Edits of the model's states, `{"edits": [..]}`, if the server allows them.
     #[schema(value_type = Option<Object>)]

@@ -276,7 +276,7 @@ impl Scheduler {
         }
     }
 
-    /// Starts requests while places and memory allow it.
+    /// Starts queued requests while fewer than `parallel` run and the KV budget allows it.
     fn admit(&mut self) {
         while self.running() < self.parallel
             && let Some((first, _)) = self.queue.front()

@@ -91,7 +91,7 @@ impl ServedModel {
         })
     }
 
-    /// The model of `base` with the adapter `id`, which was added to it.
+    /// The model `base` with its adapter `id`. The adapter must already be added to the model.
     pub(crate) fn sharing(base: Lease, id: &str) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
@@ -152,7 +152,7 @@ impl ServedModel {
         self.files.as_ref()
     }
 
-    /// Sets its name for requests.
+    /// Sets the name that requests use.
     pub(crate) fn with_id(mut self, id: &str) -> Self {
         id.clone_into(&mut self.id);
         self

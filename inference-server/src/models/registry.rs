@@ -48,7 +48,7 @@ pub(crate) struct Models {
     waiting: Semaphore,
     /// Signals that a lease has ended or an expiry time has changed.
     changed: Notify,
-    /// The registry itself. Leases may outlive handlers, and return through this pointer.
+    /// This registry. A lease may outlive its handler, and reports its end through this pointer.
     me: Weak<Models>,
 }
 
@@ -207,7 +207,7 @@ impl Models {
         }
     }
 
-    /// The pointer through which leases return.
+    /// The pointer through which leases report their end.
     fn returns(&self) -> Weak<dyn Release> {
         self.me.clone()
     }
@@ -316,7 +316,7 @@ impl Models {
     }
 
     /// Adds an adapter to the model whose weights it shares, and loads this model if necessary.
-    /// `None` for a model of its own, and if the model cannot share its weights.
+    /// `None` if the name is not an adapter, or if the model cannot share its weights.
     async fn add_adapter(
         &self,
         source: &Arc<dyn ModelSource>,

@@ -164,8 +164,8 @@ pub trait ModelSource: Send + Sync {
     /// tries again.
     fn load(&self, name: &str) -> Result<ServedModel>;
 
-    /// The model whose weights an entry shares: the entry is this model with an adapter. `None` for
-    /// a model of its own.
+    /// The model whose weights an entry shares: the entry is this model with an adapter. `None` if
+    /// the entry is not an adapter.
     fn base_of(&self, name: &str) -> Option<String> {
         let _ = name;
         None

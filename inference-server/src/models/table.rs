@@ -35,7 +35,7 @@ impl Resident {
         self.model.base().map(Lease::key)
     }
 
-    /// Whether unloading it frees a model's memory.
+    /// Whether the model may be unloaded to free memory. An adapter has no weights of its own.
     fn is_movable(&self) -> bool {
         !self.pinned && self.base().is_none()
     }
@@ -131,7 +131,8 @@ impl Table {
         idle.map(|r| r.key).collect()
     }
 
-    /// Makes a model and its adapters due as soon as no request uses them.
+    /// Sets the keep-alive time of a model and its adapters to zero. They are unloaded as soon as
+    /// no request uses them.
     pub(super) fn expire_with_adapters(&mut self, key: u64) {
         for r in &mut self.residents {
             if r.key == key || r.base() == Some(key) {

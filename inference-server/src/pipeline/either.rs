@@ -60,7 +60,7 @@ pub(crate) enum Prompts {
     More(Vec<inference::Prompt>),
 }
 
-/// A prompt, or a token id of one.
+/// An element of a list of prompts: a prompt, or one token id of a single prompt.
 enum Element {
     Id(u32),
     Prompt(inference::Prompt),

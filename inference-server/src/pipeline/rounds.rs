@@ -51,7 +51,7 @@ pub(crate) fn offer(
     true
 }
 
-/// What a later round needs of its request.
+/// The parts of a request that a later round needs.
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub(crate) app: App,
@@ -152,7 +152,7 @@ impl Rounds {
             return Step::Again;
         }
         if called > 0 {
-            // The client must run its own calls first, or the reply was cut.
+            // Either the client must first run its own calls, or the reply was cut.
             tracing::warn!("{called} calls of the server's tools are dropped at the reply's end");
         }
         end.metrics = metrics;
@@ -198,7 +198,8 @@ impl Rounds {
                 }
                 Delta::CallBroken { index } => {
                     let index = self.of_client(index);
-                    // A broken call is none, so the server's calls may still run.
+                    // A broken call does not count as a call of the client, so the server's calls
+                    // may still run.
                     self.theirs.retain(|_, theirs| *theirs != index);
                     passed.push(Delta::CallBroken { index });
                 }
@@ -214,7 +215,7 @@ impl Rounds {
     /// Runs the calls of this round, and prepares the next one.
     ///
     /// # Errors
-    /// If the longer conversation cannot be served, such as one beyond the context.
+    /// If the longer conversation cannot be served, for example because it exceeds the context.
     pub(crate) async fn again(
         &mut self,
         place: &Arc<Places>,
@@ -253,7 +254,8 @@ impl Rounds {
         Ok((prepared, options.with_max_tokens(most)))
     }
 
-    /// Runs one call. A failure is a text for the model.
+    /// Runs one call, and returns the text for the model: the result, or a description of the
+    /// failure.
     async fn run(&self, call: &Call) -> String {
         let host = Arc::clone(self.plan.server.host());
         let (name, arguments) = (call.name.clone(), as_call(call).arguments);
@@ -303,7 +305,7 @@ fn as_call(call: &Call) -> ToolCall {
     ToolCall::new(&call.id, &call.name, arguments)
 }
 
-/// The metrics of two rounds together. Each round computes a prompt of its own.
+/// The metrics of two rounds together. Prompt tokens add up, because each round has its own prompt.
 fn sum(mut a: GenerateMetrics, b: &GenerateMetrics) -> GenerateMetrics {
     a.prompt_tokens += b.prompt_tokens;
     a.cached_tokens += b.cached_tokens;

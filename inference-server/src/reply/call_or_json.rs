@@ -36,7 +36,7 @@ enum State {
     Json,
 }
 
-/// What the text so far is.
+/// The kind of the text so far.
 enum Verdict {
     Open,
     Calls,
@@ -146,7 +146,7 @@ mod tests {
         Either::new(&either.unwrap(), format.parser(&request))
     }
 
-    /// The deltas of a text, with each content joined.
+    /// Parses tokens. Returns the joined content, the joined reasoning and the number of calls.
     fn deltas(mut parser: Either, pieces: &[Token]) -> (String, String, usize) {
         let mut all: Vec<Delta> = pieces.iter().flat_map(|t| parser.feed(t)).collect();
         all.extend(parser.finish(None));

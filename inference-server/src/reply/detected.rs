@@ -17,8 +17,8 @@ use super::{CallOrJson, Delta, ReasoningMarks, ReplyFormat, ReplyParser, ReplyRe
 pub struct DetectedFormat(Format);
 
 impl DetectedFormat {
-    /// Detects the format from a chat template. `model_type` is that of the configuration. It
-    /// decides if the template does not show how the model writes calls.
+    /// Detects the format from a chat template. `model_type` comes from the model's configuration.
+    /// It decides if the template does not show how the model writes calls.
     #[must_use]
     pub fn detect(template: &str, model_type: &str) -> Self {
         Self(Format::detect(template, Some(model_type)))
@@ -86,7 +86,8 @@ impl ReplyFormat for DetectedFormat {
             marks.anywhere = true;
             marks.last_ending =
                 String::from("<|end|><|start|>assistant<|channel|>final<|message|>");
-            // A call has its own channel, which the model must choose itself.
+            // With tools, the ending names no channel, because calls and answers have different
+            // channels. The model chooses one of them.
             marks.ending = match request.tools.is_empty() {
                 true => marks.last_ending.clone(),
                 false => String::from("<|end|><|start|>assistant"),

@@ -33,7 +33,7 @@ fn count(n: usize) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-/// The span of a request. It ends with the answer's last byte, because the replies also hold it.
+/// The span of a request. It ends with the answer's last byte, because replies hold clones of it.
 pub(crate) struct RequestSpan(Context);
 
 impl RequestSpan {
@@ -72,7 +72,7 @@ impl RequestSpan {
     }
 }
 
-/// The spans of one reply: `queue`, `prefill` and `decode`. They are made as soon as they end.
+/// The spans of one reply: `queue`, `prefill` and `decode`. A span is created when its phase ends.
 pub(crate) struct ReplySpans {
     /// The span of the request; `None` if it is not recorded.
     request: Option<Context>,
@@ -134,19 +134,19 @@ impl ReplySpans {
         span.end_with_timestamp(to);
     }
 
-    /// The request left the queue.
+    /// Records that the request left the queue.
     pub(crate) fn started(&mut self) {
         let now = SystemTime::now();
         self.started = Some(now);
         self.record("queue", (self.arrived, now), Vec::new(), None);
     }
 
-    /// A token came.
+    /// Records that a token was generated.
     pub(crate) fn token(&mut self) {
         self.first_token.get_or_insert_with(SystemTime::now);
     }
 
-    /// The reply ended.
+    /// Records the end of the reply.
     pub(crate) fn ended(&mut self, reason: FinishReason, metrics: &GenerateMetrics) {
         let input = vec![
             KeyValue::new("gen_ai.usage.input_tokens", count(metrics.prompt_tokens)),
@@ -165,7 +165,7 @@ impl ReplySpans {
         self.finish(input, output, None);
     }
 
-    /// Ends the current span with the status error: the reply failed, or the client is gone.
+    /// Ends the current span with an error: the reply failed, or the client disconnected.
     pub(crate) fn failed(&mut self, why: &'static str) {
         self.finish(Vec::new(), Vec::new(), Some(why));
     }

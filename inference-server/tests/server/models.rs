@@ -54,8 +54,8 @@ impl Shelf {
 
     /// Number of requests that run in the model's latest load. 0 before the first load.
     ///
-    /// A model is in [`loads`](Self::loads) a moment before it has a state, so a test that waits
-    /// for a request to run asks this.
+    /// A model is in [`loads`](Self::loads) a moment before it has a state. So a test that waits
+    /// for a running request must use this method.
     fn running(&self, name: &str) -> usize {
         let states = self.states.lock().unwrap();
         states.get(name).map_or(0, |state| state.running())

@@ -34,7 +34,7 @@ impl ToolHost for Host {
         self.calls.fetch_add(1, Ordering::SeqCst);
         match (name, arguments.get("zone").and_then(Value::as_str)) {
             ("clock", Some("UTC")) => Ok("say:It is noon.".into()),
-            // The model goes on with a tool of the request.
+            // This result makes the model call a tool of the request.
             ("clock", Some("theirs")) => Ok(format!("say:{}", call("f", "{}"))),
             ("clock", _) => Err("there is no such zone say:Sorry.".into()),
             _ => Ok(format!("say:{}", call("again", "{}"))),
@@ -136,7 +136,7 @@ fn several_calls_of_a_reply_are_one_round() {
     assert_eq!(host.calls.load(Ordering::SeqCst), 2);
     let prompt = server.state.last_prompt();
     assert_eq!(prompt.matches("tool: say:").count(), 2, "{prompt}");
-    // It was the last round, so the model is offered no tools.
+    // After the last round, the model gets no tools.
     assert!(!prompt.contains("tool clock"), "{prompt}");
 }
 

@@ -81,8 +81,8 @@ fn a_call_by_choice_of_the_model_is_passed_on_as_it_is() {
     }
 }
 
-/// In a format whose arguments are not JSON, the grammar has rules for the arguments, and a strict
-/// tool gets no others.
+/// In a format whose arguments are not JSON, the grammar has a rule for each argument. For a strict
+/// tool, it allows only the arguments that the schema names.
 #[test]
 fn a_forced_call_without_json_is_held_to_the_schema() {
     let template = "<function=f><parameter=city>";

@@ -52,7 +52,7 @@ const RULES: &[Rule] = &[
     ),
     (Family::Olmo3, &["<function_calls>"], &[], &[]),
     (Family::Granite3, &["<|tool_call|>"], &[], &[]),
-    // Excludes the list of Apriel, and the XML of MiniMax M3.
+    // Excludes Apriel, which writes a list, and MiniMax M3, which writes XML.
     (
         Family::Hermes,
         &["<tool_call>"],

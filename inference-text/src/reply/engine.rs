@@ -123,7 +123,7 @@ pub(super) struct Engine {
     in_reasoning: (Vec<&'static str>, Vec<Meaning>),
     /// Text of the body since its opening marker or since its last complete call.
     raw: String,
-    /// Whether the body may turn out not to be a call. This ends with its first complete call.
+    /// Whether the body may turn out not to be a call. False after its first complete call.
     tentative: bool,
     /// Whether a marker at the start was dropped. Its closing counterpart must then be dropped,
     /// too.

@@ -50,11 +50,14 @@
 //!
 //! # A call inside reasoning
 //!
-//! The behavior is that of the family's reference. Qwen3-Coder (vLLM's `qwen3`): `<tool_call>`
-//! followed by `<function=` ends the reasoning; `<tool_call>` alone does not. Kimi K2 (vLLM's
-//! `kimi_k2`) and Gemma 4 (vLLM's `gemma4`): the opening marker of a call ends the reasoning.
-//! gpt-oss: the recipient decides, whatever the channel. All others (llama.cpp, vLLM): the text
-//! stays reasoning.
+//! The behavior follows the reference implementation of each family:
+//!
+//! - Qwen3-Coder (vLLM's `qwen3`): `<tool_call>` followed by `<function=` ends the reasoning;
+//!   `<tool_call>` alone does not.
+//! - Kimi K2 (vLLM's `kimi_k2`) and Gemma 4 (vLLM's `gemma4`): the opening marker of a call ends
+//!   the reasoning.
+//! - gpt-oss: a message to a function is a call, in any channel.
+//! - All others (llama.cpp, vLLM): the text of the call stays reasoning.
 
 mod choice;
 mod collect;

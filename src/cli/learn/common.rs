@@ -1,4 +1,4 @@
-//! What the commands of this folder share.
+//! Helpers that the commands of this folder share.
 
 use std::path::PathBuf;
 

@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::cli::terminal::console::{Console, table};
 use crate::cli::terminal::failure::Failure;
 
-/// List the model types that can be run, and what GGUF files call them
+/// List the model types that can run, and their names in GGUF files
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Print a JSON array

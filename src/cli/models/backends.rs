@@ -16,15 +16,16 @@ pub struct Args {
     /// Print a JSON array
     #[arg(long)]
     json: bool,
-    /// Time products of matrices on the CPU and on the GPU: from which size on the GPU is faster
+    /// Measure matrix products on the CPU and on the GPU, to find the size from which the GPU is
+    /// faster
     #[arg(long)]
     calibrate: bool,
 }
 
-/// The device of matrix products.
+/// The choice of a device for matrix products.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 struct Products {
-    /// The least FLOPs of a product that runs on the GPU.
+    /// Minimum FLOPs of a product that runs on the GPU.
     flop_threshold: u64,
     /// The measured products.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -71,7 +72,7 @@ impl Products {
     }
 }
 
-/// The device of products here; `None` without a GPU.
+/// The choice of a device for products on this machine; `None` without a GPU.
 #[cfg(feature = "mlx-backend")]
 fn products(calibrate: bool) -> Result<Option<Products>, Failure> {
     use mlx_rs_core::Device;

@@ -25,7 +25,7 @@ use crate::cli::terminal::progress::{HubProgress, StepProgress};
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// The directory to make
+    /// The directory to create
     #[arg(
         long,
         short,
@@ -34,7 +34,7 @@ pub struct Args {
         default_value = "mlx_model"
     )]
     output: PathBuf,
-    /// Quantize matrices (to 4 bits in groups of 64, unless told otherwise)
+    /// Quantize matrices, by default to 4 bits in groups of 64
     #[arg(long, short = 'q', visible_short_alias = 'Q')]
     quantize: bool,
     /// Bits of a weight: 2, 3, 4, 5, 6 or 8
@@ -45,7 +45,7 @@ pub struct Args {
         requires = "quantizing"
     )]
     bits: Option<i32>,
-    /// Neighboring weights that share a scale: 32, 64 or 128
+    /// Adjacent weights that share a scale: 32, 64 or 128
     #[arg(
         long,
         visible_alias = "q-group-size",
@@ -53,7 +53,7 @@ pub struct Args {
         requires = "quantizing"
     )]
     group_size: Option<i32>,
-    /// What the bits mean: affine, mxfp4, mxfp8 or nvfp4
+    /// The quantization format: affine, mxfp4, mxfp8 or nvfp4
     #[arg(long, visible_alias = "q-mode", value_name = "MODE", requires = "quantizing", value_parser = mode)]
     mode: Option<QuantMode>,
     /// Different bits for different layers: mixed_2_6, mixed_3_4, mixed_3_6 or mixed_4_6
@@ -62,10 +62,10 @@ pub struct Args {
     /// Make quantized matrices dense
     #[arg(long, short, conflicts_with = "quantizing")]
     dequantize: bool,
-    /// Store floats as float32, float16 or bfloat16; without it, as they are
+    /// Store floats as float32, float16 or bfloat16 [default: unchanged]
     #[arg(long, value_name = "TYPE", value_parser = float_type)]
     dtype: Option<FloatType>,
-    /// The size of a file with weights, such as 5GiB or 500MB
+    /// Maximum size of a weight file, such as 5GiB or 500MB
     #[arg(long, value_name = "SIZE", default_value = "5GiB", value_parser = size)]
     max_shard_size: u64,
     /// Replace the output directory if it is not empty

@@ -1,4 +1,4 @@
-//! `mlx create NAME -f Modelfile`: makes a preset from a Modelfile.
+//! `mlx create NAME -f Modelfile`: creates a preset from a Modelfile.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::cli::terminal::bounded;
 use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 
-/// Make a preset: a model with instructions, parameters, a template and an adapter, under a name
+/// Create a preset: a model with instructions, parameters, a template and an adapter, under a name
 ///
 /// A Modelfile has lines FROM MODEL, SYSTEM TEXT, PARAMETER NAME VALUE, TEMPLATE JINJA, ADAPTER
 /// DIR, LICENSE TEXT and MESSAGE ROLE TEXT. Put longer texts between three double quotes. `run`,

@@ -11,7 +11,7 @@ use crate::cli::terminal::failure::{Failure, chain};
 /// List the models below a directory
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Where to look
+    /// The directory to search
     #[arg(value_name = "DIR")]
     dir: PathBuf,
     /// Print a JSON array

@@ -19,21 +19,20 @@ use metal_backend::model_report::{BlockInfo, BlockKind, ModelReport};
 #[cfg(not(feature = "mlx-backend"))]
 type ModelReport = std::convert::Infallible;
 
-/// Show what a model is: its files, architecture, sizes, quantization, and whether it fits in
-/// memory
+/// Describe a model: its files, architecture, sizes, quantization, and whether it fits in memory
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// A directory, a .gguf file, a known name, or owner/name on the Hugging Face Hub
     #[arg(value_name = "MODEL")]
     model: String,
-    /// Only what the files say, without loading the model
+    /// Show only what the files contain, without loading the model
     #[arg(long)]
     no_load: bool,
-    /// What each of N processes would hold of it (see `mlx launch`), without loading the model
+    /// Show what each of N processes would hold (see `mlx launch`), without loading the model
     #[cfg(feature = "mlx-backend")]
     #[arg(long, value_name = "N", value_parser = crate::cli::options::load::at_least_one)]
     split: Option<usize>,
-    /// With --split: whole layers for each, as with `mlx launch --pipeline`
+    /// With --split: divide the model by whole layers, as `mlx launch --pipeline` does
     #[cfg(feature = "mlx-backend")]
     #[arg(long, requires = "split")]
     pipeline: bool,

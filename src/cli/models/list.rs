@@ -11,7 +11,7 @@ use crate::cli::options::preset;
 use crate::cli::terminal::console::{Console, bytes, table};
 use crate::cli::terminal::failure::Failure;
 
-/// List presets and the models in the caches: fetched known ones, and those of the Hugging Face
+/// List presets and the models in the caches: fetched known models, and those of the Hugging Face
 /// cache
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {

@@ -13,7 +13,7 @@ pub struct Args {
     /// A known name, or owner/name[@revision][:FILE.gguf or :QUANTIZATION] on the Hugging Face Hub
     #[arg(value_name = "NAME")]
     name: Option<String>,
-    /// Hash a cached file again, and fetch it anew if it is damaged
+    /// Hash a cached file again, and download it again if it is damaged
     #[arg(long, conflicts_with = "list")]
     verify: bool,
     /// List the known models instead

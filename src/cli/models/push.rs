@@ -12,16 +12,16 @@ use crate::cli::terminal::progress::HubProgress;
 /// Upload a model, an adapter or a .gguf file to the Hugging Face Hub
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// The repository, `OWNER/NAME` or `OWNER/NAME@BRANCH`; it is made if it is not there
+    /// The repository, `OWNER/NAME` or `OWNER/NAME@BRANCH`; a missing repository is created
     #[arg(value_name = "NAME", required_unless_present = "upload_repo")]
     name: Option<String>,
-    /// The same as NAME, as mlx-lm has it
+    /// The same as NAME, under mlx-lm's name for the flag
     #[arg(long, value_name = "NAME", hide = true, conflicts_with = "name")]
     upload_repo: Option<String>,
-    /// The directory, or one file
+    /// The directory or file to upload
     #[arg(long, value_name = "PATH", default_value = "mlx_model")]
     path: PathBuf,
-    /// A repository that is made is private
+    /// Make a new repository private
     #[arg(long)]
     private: bool,
     /// The first line of the commit

@@ -1,4 +1,4 @@
-//! `mlx rm NAME`: removes a model from the caches, after asking.
+//! `mlx rm NAME`: removes a model from the caches, after confirmation.
 
 use rust_mlx::hub::{HfHub, ModelSpec, Removed, cached_path, find};
 use serde_json::json;
@@ -7,14 +7,14 @@ use crate::cli::options::preset;
 use crate::cli::terminal::console::{Console, bytes};
 use crate::cli::terminal::failure::Failure;
 
-/// Remove a preset or a cached model: its files, after asking
+/// Remove a preset or a cached model after confirmation
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// As `mlx ls` shows it: owner/name (all its revisions), owner/name@revision, a known name or a
-    /// preset
+    /// The name that `mlx ls` shows: owner/name (all its revisions), owner/name@revision, a known
+    /// name or a preset
     #[arg(value_name = "NAME")]
     name: String,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long, short)]
     yes: bool,
     /// Print a JSON object about the removed files
@@ -23,8 +23,8 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
-    // Presets come first, as in `run`. The file is small, but a person wrote it, so the command
-    // asks.
+    // Presets come first, as in `run`. A preset is small, but a person wrote it, so the command
+    // asks before it deletes the file.
     if preset::find(&args.name)?.is_some() {
         let mut removed = Removed::default();
         if !agreed(args, &removed, console)? {

@@ -18,29 +18,29 @@ use crate::cli::terminal::failure::Failure;
 /// The number of lines of a license and of instructions in the overview.
 const LINES: usize = 4;
 
-/// Show what a model is: architecture, sizes, quantization, template, license
+/// Describe a model: architecture, sizes, quantization, template, license
 #[derive(Debug, Clone, clap::Args)]
 #[command(group(clap::ArgGroup::new("part").multiple(false)))]
 pub struct Args {
     /// A directory, a .gguf file, a known name, or owner/name on the Hugging Face Hub
     #[arg(value_name = "NAME")]
     name: String,
-    /// Print the license alone
+    /// Print only the license
     #[arg(long, group = "part")]
     license: bool,
-    /// Print the chat template alone
+    /// Print only the chat template
     #[arg(long, group = "part")]
     template: bool,
-    /// Print a preset's instructions alone
+    /// Print only a preset's instructions
     #[arg(long, group = "part")]
     system: bool,
-    /// Print a preset's parameters alone
+    /// Print only a preset's parameters
     #[arg(long, group = "part")]
     parameters: bool,
-    /// Print it as a Modelfile
+    /// Print the description as a Modelfile
     #[arg(long, group = "part")]
     modelfile: bool,
-    /// Print a JSON object of everything
+    /// Print all of this as one JSON object
     #[arg(long, group = "part")]
     json: bool,
 }
@@ -106,7 +106,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The only part that the flags ask for.
+/// The single part that the flags select.
 fn part(
     name: &str,
     what: &str,

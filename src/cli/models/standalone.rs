@@ -13,7 +13,7 @@ use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::progress::HubProgress;
 
-/// Make this program stand alone: MLX's library beside it
+/// Make this program independent of its build machine: put MLX's library beside it
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -22,15 +22,17 @@ pub struct Args {
 
 #[derive(Debug, Clone, clap::Subcommand)]
 enum Action {
-    /// Put MLX's library into ../lib/rust-mlx from this program, and print the directory
+    /// Put MLX's library into ../lib/rust-mlx, seen from this program's directory, and print the
+    /// directory
     Install {
-        /// Into lib/rust-mlx of this directory instead; programs in its bin find it
+        /// Put the library into lib/rust-mlx of this directory instead; programs in its bin find it
         #[arg(long, value_name = "DIR")]
         prefix: Option<PathBuf>,
     },
-    /// Make a directory that can be moved to other machines: DIR/bin with this program, DIR/lib
+    /// Create a directory that can be moved to other machines: DIR/bin with this program, DIR/lib
+    /// with MLX's library
     Bundle {
-        /// The directory, which is made if it is not there
+        /// The directory; it is created if it is missing
         dir: PathBuf,
     },
 }

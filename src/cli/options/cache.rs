@@ -66,14 +66,15 @@ impl KvArgs {
     }
 }
 
-/// Where computed prompts are kept for later processes.
+/// The directory in which computed prompts are kept for later processes.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct CacheDirArgs {
-    /// Keep computed prompts in this directory, which is made if it is missing. A conversation that
-    /// goes on after a restart is not computed again
+    /// Keep computed prompts in this directory, which is created if it is missing. After a restart,
+    /// a conversation continues without computing them again
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
-    /// The most bytes of that directory; the least recently used prompts go first [default: 4GiB]
+    /// Maximum total size of the files in that directory; the least recently used prompts are
+    /// removed first [default: 4GiB]
     #[arg(long, value_name = "SIZE", requires = "cache_dir", value_parser = size)]
     cache_dir_size: Option<u64>,
 }

@@ -14,7 +14,7 @@ use crate::cli::terminal::failure::Failure;
 #[cfg(feature = "mlx-backend")]
 use inference_text::{ChatTemplate, TextPipeline};
 
-/// The largest file with a template, in bytes.
+/// Maximum size of a template file in bytes.
 #[cfg(any(feature = "mlx-backend", feature = "serve"))]
 const MAX_FILE: u64 = 4 << 20;
 
@@ -101,7 +101,7 @@ pub struct Dialog {
     text: Option<TextPipeline>,
     names: Map<String, Value>,
     tools: Vec<Tool>,
-    /// Tools of MCP servers, and whether the model is offered them.
+    /// Tools of MCP servers, and whether they are offered to the model.
     mcp: (Vec<Tool>, bool),
     prefill: Option<String>,
 }
@@ -166,17 +166,17 @@ impl Dialog {
         self.mcp = (tools, true);
     }
 
-    /// Whether an MCP server has this tool, and the model is offered it.
+    /// Whether an MCP server has this tool, and the tool is offered to the model.
     pub fn is_of_mcp(&self, name: &str) -> bool {
         self.mcp.1 && self.mcp.0.iter().any(|tool| tool.name == name)
     }
 
-    /// Sets whether the model is offered the tools of MCP servers.
+    /// Sets whether the tools of MCP servers are offered to the model.
     pub fn show_mcp(&mut self, shown: bool) {
         self.mcp.1 = shown;
     }
 
-    /// All tools that the model is offered.
+    /// All tools that are offered to the model.
     fn all_tools(&self) -> Vec<Tool> {
         let mcp = self.mcp.0.iter().filter(|_| self.mcp.1);
         self.tools.iter().chain(mcp).cloned().collect()

@@ -5,7 +5,7 @@ use inference::Message;
 
 use crate::cli::options::preset::Preset;
 
-/// The longest Modelfile, in bytes.
+/// Maximum size of a Modelfile in bytes.
 pub const MAX_BYTES: u64 = 4 << 20;
 
 const QUOTES: &str = "\"\"\"";

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use clap::{Arg, ArgMatches, Command};
 use inference::{Parameter, ParameterValues};
 
-/// What happens to an option whose flag is not given.
+/// The note about the default of an option whose flag is not given.
 pub trait Otherwise {
     /// The note about the default at the end of a flag's help.
     fn note(parameter: &Parameter) -> String;

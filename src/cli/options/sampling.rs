@@ -72,7 +72,8 @@ impl Otherwise for GreedyUnlessRun {
     }
 }
 
-/// How tokens are chosen and when to stop. Greedy unless told otherwise; `run` follows [`Habit`].
+/// How tokens are chosen and when to stop. By default, the most likely token is chosen; `run`
+/// follows [`Habit`].
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
@@ -105,7 +106,7 @@ pub struct SamplingArgs {
     /// Begin the reply with these tokens: `1,2,3`
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     pub forced_tokens: Vec<u32>,
-    /// Do not choose tokens that end the reply before it has this many [default: 0]
+    /// Do not choose tokens that end the reply before it has this many tokens [default: 0]
     #[arg(long, value_name = "N", value_parser = count)]
     pub min_tokens: Option<usize>,
     /// Seed of the random choices; with one seed, a prompt always gets one reply

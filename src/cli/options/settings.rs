@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use inference::{GenerateOptions, Parameter, SamplerOrder};
 
-/// Options that are no [`Parameter`].
+/// Options that are not a [`Parameter`].
 const OTHERS: [&str; 5] = ["sampler_order", "max_tokens", "min_tokens", "seed", "stop"];
 
 pub fn names() -> impl Iterator<Item = &'static str> {

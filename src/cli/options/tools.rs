@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cli::terminal::failure::Failure;
 
-/// The largest file with tools, in bytes.
+/// Maximum size of a file with tools, in bytes.
 #[cfg(feature = "mlx-backend")]
 const MAX_FILE: u64 = 4 << 20;
 
@@ -15,7 +15,8 @@ const MAX_FILE: u64 = 4 << 20;
 #[cfg(feature = "mlx-backend")]
 pub type Reader = inference_text::reply::TokenReader;
 
-/// The chat template determines the format of calls, and only the engine reads templates.
+/// Without the engine there is no reader: only the engine reads the chat template, which determines
+/// the format of calls.
 #[cfg(not(feature = "mlx-backend"))]
 pub enum Reader {}
 

@@ -84,11 +84,11 @@ pub struct Args {
     /// and loaded again on demand [default: 5m]
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = keep_alive)]
     keep_alive: Option<KeepAlive>,
-    /// After Ctrl-C or SIGTERM, seconds in which running replies may end; the rest is cancelled
+    /// Seconds that running replies may continue after Ctrl-C or SIGTERM; then they are cancelled
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u32))]
     drain_timeout: u32,
-    /// Models that are loaded by name at a time; before another, the least recently used is
-    /// unloaded
+    /// Maximum number of models loaded by name; before another is loaded, the least recently used
+    /// is unloaded
     #[arg(long, alias = "models-max", value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     max_models: usize,
     /// Let the first model answer requests that name an unknown model, for clients with a fixed
@@ -391,7 +391,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         )?;
         return together(member, args.ctx_size, &config, shared, console);
     }
-    // A server that does not start is reported before the models are loaded.
+    // If a tool server does not start, the error comes before the models are loaded.
     let tools = args.mcp.start()?.map(|mcp| {
         let host: Arc<dyn inference_server::ToolHost> = mcp.host;
         ServerTools::new(host, mcp.max_rounds)

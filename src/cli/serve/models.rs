@@ -41,13 +41,13 @@ pub struct Source {
     pub named: Vec<(String, PathBuf)>,
     /// Whether these models may be unloaded and loaded again.
     pub reload: bool,
-    /// The n-gram of the prompt lookup; 0 is none.
+    /// The n-gram length of the prompt lookup; 0 disables it.
     pub prompt_lookup: usize,
     /// Adapters for the models.
     pub adapters: Vec<Adapter>,
 }
 
-/// Refuses a model that cannot check the tokens of a prompt lookup with n-grams of this length.
+/// Refuses a model that cannot verify the tokens of a prompt lookup with n-grams of this length.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`], with the reason.

@@ -59,7 +59,7 @@ pub struct TalkArgs {
     cache_dir: CacheDirArgs,
     #[command(flatten)]
     mcp: McpArgs,
-    /// Go on with the last conversation on this machine
+    /// Continue the last conversation on this machine
     #[arg(long, help_heading = "Conversation")]
     resume: bool,
     /// Do not wrap words at the terminal's width
@@ -89,7 +89,7 @@ pub fn talk(
     args.engine.apply(&mut options)?;
     args.draft.apply(&mut options)?;
     options.steering = args.steer.read()?;
-    // A server that does not start is reported before the model is loaded.
+    // If a tool server does not start, the error comes before the model is loaded.
     let mcp = args.mcp.start()?;
     let load_args = args.load.keeping(&args.cache_dir);
     let load = |preset: &Preset, console: &mut Console<'_>| {

@@ -80,7 +80,7 @@ pub struct Args {
     pub load: LoadArgs,
     #[command(flatten)]
     cache_dir: CacheDirArgs,
-    /// What a preset has been told before
+    /// The messages of a preset's conversation
     #[arg(skip)]
     history: Vec<Message>,
 }

@@ -32,9 +32,9 @@ impl Dialect for Anthropic {
 /// A conversation to answer.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct MessagesRequest {
-    /// The model's name; without one, the first that is served.
+    /// The model's name. Without it, the server uses its first model.
     pub(crate) model: Option<String>,
-    /// The most tokens of the reply.
+    /// Maximum number of tokens of the reply.
     pub(crate) max_tokens: usize,
     /// The turns, oldest first.
     #[schema(value_type = Vec<Object>)]
@@ -56,7 +56,7 @@ pub(crate) struct MessagesRequest {
     /// `{"type": ..}`: `auto`, `none`, `any`, or `tool` with a `name`.
     #[schema(value_type = Option<Object>)]
     tool_choice: Option<Choice>,
-    /// `{"type": "disabled"}`, or `enabled` where the model's reasoning can be read.
+    /// `{"type": "disabled"}`; or `enabled`, if the server can parse the model's reasoning.
     #[schema(value_type = Option<Object>)]
     pub(crate) thinking: Option<Thinking>,
     /// `{"format": {"type": "json_schema", "schema": ..}}`.
@@ -83,7 +83,7 @@ pub(crate) struct OutputFormat {
 /// A conversation to count.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct CountRequest {
-    /// The model's name; without one, the first that is served.
+    /// The model's name. Without it, the server uses its first model.
     pub(crate) model: Option<String>,
     /// The turns, oldest first.
     #[schema(value_type = Vec<Object>)]
@@ -120,12 +120,12 @@ impl From<MessagesRequest> for CountRequest {
 pub(crate) struct Thinking {
     #[serde(rename = "type")]
     pub(crate) kind: String,
-    /// The most tokens of reasoning, below `max_tokens`.
+    /// Maximum number of reasoning tokens, below `max_tokens`.
     pub(crate) budget_tokens: Option<usize>,
 }
 
 impl Thinking {
-    /// The most tokens of reasoning, if reasoning is on.
+    /// Maximum number of reasoning tokens, if reasoning is on.
     pub(crate) fn budget(&self) -> Option<usize> {
         self.budget_tokens.filter(|_| self.kind == "enabled")
     }

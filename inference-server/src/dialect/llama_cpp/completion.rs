@@ -88,19 +88,19 @@ fn named(options: &GenerateOptions) -> Map<String, Value> {
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = llama::CompletionRequest)]
 pub(crate) struct CompletionRequest {
-    /// The model's name; without one, the first that is served.
+    /// The model's name. Without it, the server uses its first model.
     model: Option<String>,
-    /// A text, several, token ids, or several lists of them.
+    /// A text, a list of token ids, or a list of texts and of such lists.
     #[schema(value_type = Option<crate::pipeline::described::Prompts>)]
     prompt: Option<Prompts>,
     #[serde(flatten)]
     rest: Sampling,
 }
 
-/// How to sample.
+/// The sampling options.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Sampling {
-    /// The most tokens of the reply. A negative number means as many as fit.
+    /// Maximum number of tokens of the reply. A negative number means as many as fit.
     #[serde(alias = "max_tokens")]
     pub(super) n_predict: Option<i64>,
     /// Send the reply while it is generated.

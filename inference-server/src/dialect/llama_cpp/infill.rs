@@ -14,7 +14,7 @@ use crate::state::App;
 /// The text before and after a gap, which the reply fills.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct InfillRequest {
-    /// The model's name; without one, the first that is served.
+    /// The model's name. Without it, the server uses its first model.
     model: Option<String>,
     /// The text before the gap.
     #[serde(default)]

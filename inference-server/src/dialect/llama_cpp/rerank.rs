@@ -19,7 +19,7 @@ use crate::state::App;
 /// A query, and documents to sort by relevance to it.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct RerankRequest {
-    /// The model's name; without one, the first that is served.
+    /// The model's name. Without it, the server uses its first model.
     model: Option<String>,
     /// The query.
     query: Option<String>,
@@ -39,7 +39,7 @@ pub(crate) struct RerankRequest {
     /// Cut documents that are too long, instead of refusing them. The default is true, but false
     /// with `texts`.
     truncate: Option<bool>,
-    /// An instruction for the relevance, for models that read one.
+    /// A description of the task, for models that accept an instruction.
     instruction: Option<String>,
     /// Not supported.
     max_tokens_per_doc: Option<usize>,

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::error::ApiError;
 use crate::state::App;
 
-/// The first model, the default parameters and the number of places.
+/// Returns the first model, the default parameters and the number of slots.
 #[utoipa::path(get, path = "/props", responses((status = 200, description = "what they are", body = Object)))]
 pub(crate) async fn props(State(app): State<App>) -> Result<axum::Json<Value>, ApiError> {
     let first = app.models.look(None).await?;
@@ -27,8 +27,8 @@ pub(crate) async fn props(State(app): State<App>) -> Result<axum::Json<Value>, A
     })))
 }
 
-/// Places for running requests. A request has no fixed place: the first places count as used, one
-/// for each request that runs or waits.
+/// Returns the slots for running requests. Requests are not bound to slots: while `n` requests run
+/// or wait, the first `n` slots are reported as busy.
 #[utoipa::path(get, path = "/slots", params(("fail_on_no_slot" = Option<String>, Query, description = "an error if all are in use")), responses(
     (status = 200, description = "a list", body = Vec<Object>),
     (status = 503, description = "all are in use, if that was to be an error", body = Object)))]

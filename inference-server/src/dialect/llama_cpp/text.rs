@@ -17,10 +17,10 @@ use crate::pipeline::embeddings::vectors;
 use crate::pipeline::{Prompts, Work, at_most, prepare};
 use crate::state::App;
 
-/// A text.
+/// A text to tokenize.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct TokenizeRequest {
-    /// The model's name; without one, the first that is served.
+    /// The model's name. Without it, the server uses its first model.
     model: Option<String>,
     /// The text.
     #[serde(default)]
@@ -33,7 +33,7 @@ pub(crate) struct TokenizeRequest {
     with_pieces: Option<bool>,
 }
 
-/// The ids of a text.
+/// Returns the token ids of a text.
 #[utoipa::path(post, path = "/tokenize", request_body = TokenizeRequest, responses(
     (status = 200, description = "`tokens`", body = Object),
     (status = 400, description = "the request is not valid", body = Object)))]
@@ -139,17 +139,17 @@ impl TokenList {
 /// The start of a `/tokenize` response; the ids follow.
 const START: &[u8] = b"{\"tokens\":[";
 
-/// Ids.
+/// Token ids to convert to text.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct DetokenizeRequest {
-    /// The model's name; without one, the first that is served.
+    /// The model's name. Without it, the server uses its first model.
     model: Option<String>,
     /// The ids.
     #[serde(default)]
     tokens: Vec<u32>,
 }
 
-/// The text of ids.
+/// Converts token ids to text.
 #[utoipa::path(post, path = "/detokenize", request_body = DetokenizeRequest, responses(
     (status = 200, description = "`content`", body = Object),
     (status = 400, description = "the request is not valid", body = Object)))]
@@ -214,10 +214,10 @@ fn text_answer(name: &'static str, text: String, places: Places) -> Response {
     (kind, Body::from_stream(parts)).into_response()
 }
 
-/// A conversation.
+/// A conversation to render.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct TemplateRequest {
-    /// The model's name; without one, the first that is served.
+    /// The model's name. Without it, the server uses its first model.
     model: Option<String>,
     /// The turns, oldest first.
     #[schema(value_type = Vec<Object>)]
@@ -232,7 +232,7 @@ pub(crate) struct TemplateRequest {
     add_generation_prompt: Option<bool>,
 }
 
-/// Writes a conversation with the model's chat template.
+/// Renders a conversation with the model's chat template.
 #[utoipa::path(post, path = "/apply-template", request_body = TemplateRequest, responses(
     (status = 200, description = "`prompt`", body = Object),
     (status = 400, description = "the request is not valid", body = Object)))]
@@ -263,9 +263,9 @@ pub(crate) async fn apply_template(
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = llama::EmbeddingRequest)]
 pub(crate) struct EmbeddingRequest {
-    /// The model's name; without one, the first that is served.
+    /// The model's name. Without it, the server uses its first model.
     model: Option<String>,
-    /// A text, several, token ids, or several lists of them.
+    /// A text, a list of token ids, or a list of texts and of such lists.
     #[serde(alias = "input")]
     #[schema(value_type = crate::pipeline::described::Prompts)]
     content: Prompts,

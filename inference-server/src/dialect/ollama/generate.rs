@@ -23,7 +23,7 @@ use crate::pipeline::{Maybe, prepare};
 use crate::reply::Delta;
 use crate::state::App;
 
-/// The API whose format a line has.
+/// The API that defines the format of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shape {
     Chat,

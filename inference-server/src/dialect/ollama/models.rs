@@ -67,7 +67,8 @@ pub(crate) async fn ps(State(app): State<App>) -> axum::Json<Value> {
     axum::Json(json!({"models": models}))
 }
 
-/// The last change of the model's files. If it is unknown, the time of loading.
+/// The modification time of the model's files or, if that is unknown, the time of loading. In
+/// seconds since 1970.
 fn modified(listed: &Listed) -> u64 {
     let of_files = listed.entry.as_ref().map(|e| e.modified);
     let loaded = listed.loaded.as_ref().map(|m| m.created());

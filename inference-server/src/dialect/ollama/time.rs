@@ -9,7 +9,7 @@ pub(super) fn now() -> String {
     rfc3339(now.as_secs(), now.subsec_nanos())
 }
 
-/// The time after `stays` from now in RFC 3339, in UTC.
+/// The time `stays` from now, in RFC 3339 and UTC.
 pub(super) fn after(stays: Duration) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let at = now.unwrap_or_default().saturating_add(stays);

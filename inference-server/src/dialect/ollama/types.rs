@@ -66,7 +66,7 @@ pub(crate) struct Rest {
     /// `json`, or a JSON schema.
     #[schema(value_type = Option<crate::pipeline::described::TextOrObject>)]
     pub(super) format: Option<Value>,
-    /// How to sample.
+    /// The sampling options.
     pub(super) options: Option<Options>,
     /// Whether the model reasons before its answer.
     #[schema(value_type = Option<crate::pipeline::described::BoolOrText>)]
@@ -153,12 +153,12 @@ impl Dialect for Ollama {
     }
 }
 
-/// How to sample.
+/// The sampling options.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Options {
-    /// The most tokens of a reply. A negative number means as many as fit.
+    /// Maximum number of tokens of a reply. A negative number means as many as fit.
     num_predict: Option<i64>,
-    /// The most tokens of prompt and reply.
+    /// Maximum number of tokens of prompt and reply.
     pub(super) num_ctx: Option<usize>,
     #[serde(flatten)]
     parameters: OllamaParameters,

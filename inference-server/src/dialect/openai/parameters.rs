@@ -8,7 +8,7 @@ use crate::pipeline::parameters::{Dialect, Parameters};
 #[derive(Debug)]
 pub(crate) struct OpenAi;
 
-/// An alias without generics, because the derived schemas need one.
+/// An alias without generic parameters, because the derived OpenAPI schemas require one.
 pub(crate) type OpenAiParameters = Parameters<OpenAi>;
 
 impl Dialect for OpenAi {

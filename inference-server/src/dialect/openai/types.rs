@@ -18,10 +18,10 @@ macro_rules! request {
         $(#[$doc])*
         #[derive(Debug, Deserialize, ToSchema)]
         pub(crate) struct $name {
-            /// The model's name; without one, the first that is served.
+            /// The model's name. Without it, the server uses its first model.
             pub(crate) model: Option<String>,
             $($(#[$field_doc])* pub(crate) $field: $ty,)*
-            /// The most tokens of a reply.
+            /// Maximum number of tokens of a reply.
             pub(crate) max_tokens: Option<usize>,
             /// The sampling options; some are not OpenAI's.
             #[serde(flatten)]
@@ -35,7 +35,7 @@ macro_rules! request {
             pub(crate) stop_token_ids: Option<Vec<u32>>,
             /// Continue after the model's end-of-text token (not OpenAI's).
             pub(crate) ignore_eos: Option<bool>,
-            /// The fewest tokens of a reply (not OpenAI's).
+            /// Minimum number of tokens of a reply (not OpenAI's).
             pub(crate) min_tokens: Option<usize>,
             /// The same seed gives the same reply.
             pub(crate) seed: Option<i64>,
@@ -114,7 +114,7 @@ request! {
         /// `tool_call_id`.
         #[schema(value_type = Vec<Object>)]
         messages: Vec<Message>,
-        /// The most tokens of a reply, reasoning included.
+        /// Maximum number of tokens of a reply, reasoning included.
         max_completion_tokens: Option<usize>,
         /// Return log-probabilities.
         logprobs: Option<bool>,
@@ -163,7 +163,7 @@ request! {
 request! {
     /// A text to continue.
     CompletionRequest {
-        /// A text, several, token ids, or several lists of them.
+        /// A text, a list of token ids, or a list of texts and of such lists.
         #[schema(value_type = Option<crate::pipeline::described::Prompts>)]
         prompt: Option<Prompts>,
         /// Return log-probabilities, with this number of alternatives of each token.
@@ -199,9 +199,9 @@ pub(crate) struct JsonSchema {
 /// Texts to embed.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct EmbeddingRequest {
-    /// The model's name; without one, the first that is served.
+    /// The model's name. Without it, the server uses its first model.
     pub(crate) model: Option<String>,
-    /// A text, several, token ids, or several lists of them.
+    /// A text, a list of token ids, or a list of texts and of such lists.
     #[schema(value_type = crate::pipeline::described::Prompts)]
     pub(crate) input: Prompts,
     /// `float` (the default) or `base64`, of little-endian float32.

@@ -237,8 +237,8 @@ impl Output {
                     }
                 }
                 Delta::CallEnded { .. } => self.close("completed", events),
-                // The client has received no part of this call. So it receives the call's text
-                // only, as content.
+                // The client has received no part of this call, so it gets the call's text as
+                // content instead.
                 Delta::CallBroken { .. } if self.last_only => self.open = None,
                 Delta::CallBroken { .. } => self.close("incomplete", events),
             }

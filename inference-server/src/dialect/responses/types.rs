@@ -14,7 +14,7 @@ use crate::pipeline::parameters::{Dialect, Parameters};
 #[derive(Debug)]
 pub(crate) struct Responses;
 
-/// An alias without generics, because the derived schemas need one.
+/// An alias without generic parameters, because the derived OpenAPI schemas require one.
 pub(crate) type ResponsesParameters = Parameters<Responses>;
 
 impl Dialect for Responses {
@@ -33,14 +33,14 @@ impl Dialect for Responses {
 /// A conversation to continue.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct ResponsesRequest {
-    /// The model's name; without one, the first that is served.
+    /// The model's name. Without it, the server uses its first model.
     pub(super) model: Option<String>,
     /// A text, or the items of the conversation, oldest first.
     #[schema(value_type = crate::pipeline::described::TextOrList)]
     pub(super) input: Option<TextOr<Item>>,
     /// An instruction before the conversation.
     pub(super) instructions: Option<String>,
-    /// The most tokens of the reply, reasoning included.
+    /// Maximum number of tokens of the reply, reasoning included.
     pub(super) max_output_tokens: Option<usize>,
     #[serde(flatten)]
     pub(super) parameters: ResponsesParameters,

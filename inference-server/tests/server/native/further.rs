@@ -1,4 +1,4 @@
-//! Infilling, predictions of one token, second names of routes, and texts of great length.
+//! Tests of infilling, predictions of one token, aliases of routes, and very long texts.
 
 use std::io::Read;
 

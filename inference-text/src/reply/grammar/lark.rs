@@ -88,7 +88,7 @@ pub(super) fn escaped(json: &Value) -> String {
     json.to_string().replace('&', "\\u0026")
 }
 
-/// The text as a Lark literal after a space; empty for an empty text.
+/// A space and the text as a Lark literal; empty for an empty text.
 pub(super) fn literal(text: &str) -> String {
     match text {
         "" => String::new(),
@@ -121,7 +121,7 @@ fn push_char(c: char, out: &mut String) {
 /// A regular expression of the texts that do not contain `mark` and that begin with none of the
 /// characters `not_first` (written as in a class). `mark` begins with its only `<`.
 pub(super) fn without(mark: &str, not_first: &str) -> String {
-    // After each `<` follows a text without `<` that does not begin with the rest of the mark.
+    // Each `<` is followed by a text without `<` that does not begin with the rest of the mark.
     let mut rest = String::new();
     for (i, c) in mark
         .chars()

@@ -98,7 +98,7 @@ impl Tags {
         format!("{}{}\n", self.line, self.close)
     }
 
-    /// One alternative of a value with the tag after it, after a space.
+    /// A space, one alternative of a value, and the tag after the value.
     fn value<'a>(
         &self,
         values: &mut Values<'a>,
@@ -123,8 +123,8 @@ impl Tags {
         if least == 0 && most.is_none() {
             return Ok(format!(" /{}{end}/", without(self.close, not_first)));
         }
-        // One line break at each end of a value is not a part of it. A text with a limited length
-        // contains none if the family writes no line breaks there.
+        // The parser removes one line break at each end of a value. If the family writes no line
+        // breaks there, a text of limited length must not contain any.
         let no = if self.line.is_empty() { "<\\n" } else { "<" };
         if not_first.is_empty() {
             return Ok(format!(" /[^{no}]{}{end}/", times(least, most)?));

@@ -18,8 +18,8 @@ pub(super) enum Notation {
     Gemma(&'static str),
 }
 
-/// Maximum length of the rules of one call in bytes. Engines refuse grammars that are shorter than
-/// this, so the limit only bounds the work.
+/// Maximum length of the rules of one call in bytes. Engines have lower limits for grammars, so this
+/// one only bounds the work of writing them.
 const MAX_BYTES: usize = 256 << 10;
 
 /// Maximum length of an argument's name in bytes, the default of the parsers.
@@ -97,7 +97,7 @@ impl<'a> Values<'a> {
         name
     }
 
-    /// The expansion of one alternative, after a space.
+    /// A space and the expansion of one alternative.
     pub(super) fn alternative(&mut self, alternative: &Alternative<'a>) -> Result<String, String> {
         Ok(match alternative {
             Alternative::Any => {
@@ -210,8 +210,8 @@ impl<'a> Values<'a> {
             };
             pairs.push(format!("{key} {}", self.value(schema)));
         }
-        // Rule `i` is what may follow a pair before pair `i`. Each object needs such rules only
-        // from its second pair on.
+        // Rule `i` writes pair `i` and the later pairs, each after a comma. No comma precedes the
+        // first pair, so there is no rule 0.
         let tail = |i: usize| format!(" {name}_{i}");
         for (i, pair) in pairs.iter().enumerate().skip(1) {
             let next = if i + 1 < pairs.len() {
@@ -284,7 +284,7 @@ impl Notation {
         }
     }
 
-    /// A separator of pairs and elements, after a space.
+    /// A space and the separator of pairs and elements.
     fn comma(self) -> &'static str {
         match self {
             Self::Gemma(_) => " \",\"",
@@ -299,7 +299,7 @@ impl Notation {
         }
     }
 
-    /// The pattern of a string with its quotes, after a space.
+    /// A space and the pattern of a string with its quotes.
     fn string(self, least: u64, most: Option<u64>) -> Result<String, String> {
         let free = least == 0 && most.is_none();
         let times = times(least, most)?;
@@ -330,7 +330,7 @@ impl Notation {
         })
     }
 
-    /// The patterns of a key that the schema does not name, after a space.
+    /// A space and the pattern of a key that the schema does not name.
     fn any_key(self) -> Result<String, String> {
         match self {
             Self::Gemma(_) => Ok(String::from(" /[A-Za-z_][0-9A-Za-z_.\\-]*/")),

@@ -147,7 +147,7 @@ fn fits(value: &Value, schema: &Value, root: &Value) -> bool {
         })
 }
 
-/// Texts that a random reply is made of: parts of all syntaxes, and parts that could be mistaken.
+/// Parts of random replies: parts of all syntaxes, and texts that resemble them.
 const PARTS: &[&str] = &[
     "\n</parameter>\n",
     "</parameter>\n",
@@ -227,7 +227,8 @@ fn reply(start: &Matcher, seed: u64) -> Option<String> {
             let allowed = |b: &u8| mask.is_allowed(u32::from(*b));
             let mut some: Vec<u8> = (9..127u8).filter(allowed).collect();
             if some.is_empty() {
-                // A mark of DeepSeek's continues with bytes of another script.
+                // DeepSeek's markers contain non-ASCII characters, so other bytes may be the only
+                // ones allowed.
                 some.extend((128..=255u8).filter(allowed));
             }
             assert!(
@@ -447,7 +448,7 @@ fn what_a_syntax_cannot_express_says_so() {
     let tools = Tools::from_json(&tools);
     let grammar = Family::Lfm2.call_grammar(&tools, None, 0, &mut String::new);
     assert!(grammar.expect_err("a cycle").to_string().contains("$ref"));
-    // The texts would end the argument, or would be read as a number.
+    // These texts would end the argument, or the parser would read them as a number.
     for (family, schema) in [
         (Family::Qwen3Coder, json!({"const": "a</parameter>"})),
         (Family::Gemma4, json!({"const": "a<|\"|>"})),
@@ -458,7 +459,7 @@ fn what_a_syntax_cannot_express_says_so() {
         let grammar = family.call_grammar(&Tools::from_json(&tools), None, 0, &mut String::new);
         assert!(grammar.is_err(), "{family} {schema}");
     }
-    // Some names are not names of arguments.
+    // These families cannot write such argument names.
     for (family, key) in [
         (Family::Lfm2, "a b"),
         (Family::Gemma4, "a:b"),

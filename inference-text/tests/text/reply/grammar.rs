@@ -96,7 +96,7 @@ fn forced_calls_are_read() {
             }
         }
     }
-    // Two tools of twelve families.
+    // Two tools for each of twelve families.
     assert_eq!(possible, 24);
 }
 

@@ -23,10 +23,10 @@ use crate::cli::terminal::interrupt::cancel_on_interrupt;
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Prompts to steer towards, one a line
+    /// Prompts to steer towards, one per line
     #[arg(long, value_name = "FILE")]
     positive: PathBuf,
-    /// Prompts to steer away from, one a line
+    /// Prompts to steer away from, one per line
     #[arg(long, value_name = "FILE")]
     negative: PathBuf,
     /// The layers in which to find a direction and to edit, such as `10-14`

@@ -11,26 +11,28 @@ use crate::cli::terminal::failure::Failure;
 
 /// Write a model's features to a directory
 ///
-/// Layers are read from the model's files one by one. The directory appears when it is whole.
+/// Layers are read from the model's files one by one. The directory gets its name when it is
+/// complete.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// The directory, which must not be there
+    /// The directory to create; it must not exist
     #[arg(long, short, value_name = "DIR")]
     output: PathBuf,
-    /// How much of the model: `browse` has gates and what features say, `inference` all of each
-    /// feature, `all` every weight
+    /// How much of the model to write: `browse` has gates and the tokens of each feature,
+    /// `inference` all parts of each feature, `all` every weight
     #[arg(long, value_name = "LEVEL", default_value = "inference")]
     level: Level,
-    /// Write float16 numbers, half the bytes
+    /// Write numbers as float16, which needs half the space
     #[arg(long)]
     f16: bool,
-    /// Of each feature keep this many tokens that it makes more likely; 0 saves most of the time
+    /// Number of tokens to store for each feature, those that it makes more likely; 0 saves most of
+    /// the time
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u8))]
     down_top_k: u8,
-    /// Go on where an interrupted build with this flag has stopped, and keep what is done when this
-    /// one is interrupted
+    /// Continue an interrupted build that had this flag, and keep the partial result if this build
+    /// is interrupted
     #[arg(long)]
     resume: bool,
     #[command(flatten)]

@@ -21,7 +21,8 @@ use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::interrupt::cancel_on_interrupt;
 
-/// Write the features of a model's feed-forward parts to files, and find those that answer
+/// Write the features of a model's feed-forward parts to files, and show which of them a prompt
+/// activates
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -38,7 +39,7 @@ enum Command {
     Weights(weights::Command),
 }
 
-/// Show what a directory of features holds, and whether it is whole
+/// Describe a directory of features, and check whether it is complete
 #[derive(Debug, Clone, clap::Args)]
 struct InfoArgs {
     /// The directory
@@ -51,7 +52,7 @@ struct InfoArgs {
     json: bool,
 }
 
-/// Show which features answer to the last token of a prompt, layer by layer
+/// Show which features the last token of a prompt activates, layer by layer
 #[derive(Debug, Clone, clap::Args)]
 struct WalkArgs {
     /// The directory
@@ -102,7 +103,8 @@ fn about(loaded: &Loaded) -> Result<About, Failure> {
     })
 }
 
-/// A vindex has the features of the model's own files, and its reference is the dense pass.
+/// Refuses flags that change the model: a vindex has the features of the model's own files, and its
+/// reference is the dense pass.
 pub(super) fn refuse_changes(load: &LoadArgs) -> Result<(), Failure> {
     if load.adapter_path.is_some() {
         return Err(Failure::usage(
@@ -197,9 +199,9 @@ struct Answer {
 #[derive(Debug, Serialize)]
 struct Answers {
     layer: usize,
-    /// The distance between the sum of the shown features and the sum of all, relative to the
-    /// length of the latter. `None` if the files have gates only, and in a layer with experts,
-    /// where a router chooses.
+    /// The distance between the sum of the shown features and the sum of all features, relative to
+    /// the length of the latter. `None` if the files have gates only, or if a router chooses the
+    /// features (a layer with experts).
     error: Option<f64>,
     features: Vec<Answer>,
 }
@@ -322,7 +324,8 @@ fn answers(
     })
 }
 
-/// The relative distance between the sum of the nearest features and the sum of all.
+/// The relative distance between the sum of the `top` features with the largest gate magnitudes and
+/// the sum of all features.
 fn missing(part: &Layer, input: &[f32], gates: &[f32], top: usize) -> Result<f64, Failure> {
     let walk = |top| part.walk_from(input, gates, top).map_err(failed);
     let ((few, _), (all, _)) = (walk(top)?, walk(usize::MAX)?);
@@ -335,7 +338,7 @@ fn missing(part: &Layer, input: &[f32], gates: &[f32], top: usize) -> Result<f64
     Ok(if total > 0.0 { missing / total } else { 0.0 })
 }
 
-/// Without the engine, products are scalar and in float64.
+/// Without the engine, `inference_probe` computes the gates with sums in float64.
 #[cfg(not(feature = "mlx-backend"))]
 struct GateScores(Vindex);
 

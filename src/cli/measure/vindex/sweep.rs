@@ -1,5 +1,5 @@
-//! `mlx vindex sweep`: a model's answers when layers walk. It varies the number of features, and
-//! the layer from which layers walk.
+//! `mlx vindex sweep`: measures a model's answers when its layers use the strategy `walk`. It
+//! varies the number of features, and the first layer that walks.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,38 +37,39 @@ const PROMPTS: [&str; 5] = [
 /// down.
 const ROUNDS: usize = 3;
 
-/// Show how a model answers when its layers walk: by the number of features, and by the layer from
-/// which on they walk
+/// Show how a model's answers change when its layers walk: by the number of features, and by the
+/// first layer that walks
 ///
-/// The first table walks in all layers. It counts how often the most probable token is that of the
-/// dense pass, and measures perplexity, speeds, and the bytes that a token reads. The second walks
-/// from a boundary on. With all features every answer must be that of the dense pass: another one
-/// is a failure.
+/// In the first table, all layers walk. It counts how often the most probable token is that of the
+/// dense pass, and measures perplexity, speeds, and the bytes that a token reads. In the second
+/// table, the layers from a boundary on walk. With all features, each answer must be that of the
+/// dense pass; any other answer is a failure.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// The directory that `mlx vindex build` has written
+    /// The directory that `mlx vindex build` wrote
     dir: PathBuf,
     #[command(flatten)]
     model: ModelArgs,
     /// Numbers of features to compare [default: from one in 32 to all]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = at_least_one)]
     top_k: Vec<usize>,
-    /// Layers from which on the others walk; `none` leaves the second table out [default: each]
+    /// First layers that walk, one per measurement; `none` omits the second table [default: each
+    /// layer]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     boundaries: Vec<String>,
-    /// Features of layers behind a boundary [default: all]
+    /// Number of features of the walking layers in the second table [default: all]
     #[arg(long, value_name = "K", value_parser = at_least_one)]
     boundary_top_k: Option<usize>,
-    /// Prompts, one a line, in place of capitals and the largest planet
+    /// A file of prompts, one per line, instead of the built-in ones
     #[arg(long, value_name = "FILE")]
     prompts: Option<PathBuf>,
-    /// A text for the first table, which else takes the prompts
+    /// A text for the first table [default: the prompts]
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Tokens of the text, and of the reply whose speed is measured
+    /// Number of tokens of the text, and of the reply whose speed is measured
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one)]
     tokens: usize,
-    /// Draw the first table as curves
+    /// Draw the first table as curves into this SVG file
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
     /// Print one JSON object
@@ -117,7 +118,7 @@ struct Width {
     dense_speed: Speed,
 }
 
-/// The results with dense layers below `boundary` and walking layers from there on.
+/// The results if layers below `boundary` are dense and all others walk.
 #[derive(Debug, Serialize)]
 struct Boundary {
     boundary: usize,
@@ -464,7 +465,7 @@ fn widths(given: &[usize], features: usize) -> Vec<usize> {
     all
 }
 
-/// The layers from which layers walk, in ascending order.
+/// The boundaries to measure, in ascending order: the first layers that walk.
 fn boundaries(given: &[String], layers: usize) -> Result<Vec<usize>, Failure> {
     let mut all = Vec::new();
     match given {

@@ -32,7 +32,7 @@ pub enum Command {
     Extract(Box<ExtractArgs>),
 }
 
-/// Which model, and which of its layers.
+/// The model and the layers to analyze.
 #[derive(Debug, Clone, clap::Args)]
 struct Of {
     #[command(flatten)]
@@ -49,37 +49,38 @@ struct Of {
 pub struct EdgesArgs {
     #[command(flatten)]
     of: Of,
-    /// The file; it is replaced when all of it is written
+    /// The file to write; an existing file is replaced when the new one is complete
     #[arg(long, short, value_name = "FILE")]
     output: PathBuf,
-    /// Of each feature take this many tokens before it and behind it
+    /// Number of input tokens and of output tokens for each feature
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     top_k: usize,
-    /// Leave out tokens with smaller products
+    /// Omit tokens with smaller products
     #[arg(long, value_name = "X", default_value_t = 0.02)]
     min_score: f32,
-    /// Print the layers' figures as one JSON array
+    /// Print statistics of the layers as one JSON array
     #[arg(long)]
     json: bool,
 }
 
-/// Write what attention heads add for tokens that they look at (OV circuits), as lines of JSON
+/// Write what attention heads add for the tokens that they attend to (OV circuits), as lines of
+/// JSON
 #[derive(Debug, Clone, clap::Args)]
 pub struct CircuitsArgs {
     #[command(flatten)]
     of: Of,
-    /// The file; it is replaced when all of it is written
+    /// The file to write; an existing file is replaced when the new one is complete
     #[arg(long, short, value_name = "FILE")]
     output: PathBuf,
-    /// Of each head take this many tokens for which it adds most
+    /// Number of input tokens for each head: those for which it adds most
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = at_least_one)]
     inputs: usize,
-    /// Of each of those take this many tokens that it makes more likely
+    /// Number of output tokens for each of these: those that it makes more likely
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     top_k: usize,
 }
 
-/// Write a model's vectors with the tokens that are most like them, as lines of JSON
+/// Write a model's vectors with the tokens that are most similar to them, as lines of JSON
 #[derive(Debug, Clone, clap::Args)]
 pub struct ExtractArgs {
     #[command(flatten)]
@@ -87,13 +88,13 @@ pub struct ExtractArgs {
     /// The directory; it gets a file for each component
     #[arg(long, short, value_name = "DIR")]
     output: PathBuf,
-    /// Which vectors
+    /// The vectors to write
     #[arg(long, value_name = "LIST", value_delimiter = ',', required = true)]
     component: Vec<Component>,
-    /// How many tokens stand beside each vector
+    /// Number of tokens to list with each vector
     #[arg(long, value_name = "N", default_value_t = 10)]
     top_k: usize,
-    /// Go on with files that are there after their last whole layer
+    /// Continue existing files after their last complete layer
     #[arg(long)]
     resume: bool,
 }
@@ -110,10 +111,12 @@ pub enum Component {
     /// The columns of down matrices
     #[value(name = "ffn_down")]
     FfnDown,
-    /// Of each element of a head's values: the column of the output matrix, and the row of values
+    /// For each element of a head's values: the column of the output matrix, and the row of the
+    /// value matrix
     #[value(name = "attn_ov")]
     AttnOv,
-    /// Of each element of a head's queries: the row of queries, and the row of keys
+    /// For each element of a head's queries: the row of the query matrix, and the row of the key
+    /// matrix
     #[value(name = "attn_qk")]
     AttnQk,
     /// The embeddings of tokens
@@ -349,7 +352,7 @@ fn of_head(
     Ok(relations)
 }
 
-/// The vectors of one layer; for heads also the other half of each.
+/// The vectors of one layer; for heads also the matching vector of each.
 type Vectors = (Vec<f32>, Option<Vec<f32>>);
 
 fn extract(args: &ExtractArgs, console: &mut Console<'_>) -> Result<(), Failure> {

@@ -19,9 +19,9 @@ use tokio::sync::oneshot;
 
 use super::config::Spec;
 
-/// Bytes of a server's error output that an error shows.
+/// Number of bytes of a server's error output that an error message shows.
 const TAIL: usize = 2000;
-/// The most bytes of a result. The rest is cut.
+/// Maximum size of a result in bytes. The rest is cut.
 const MAX_RESULT: usize = 256 << 10;
 /// How long a server may take to end, before it is killed.
 const END: Duration = Duration::from_secs(3);
@@ -106,7 +106,7 @@ impl Host {
     /// Calls a tool, and returns the text of its result.
     ///
     /// # Errors
-    /// The tool's error, or why it gave no result.
+    /// The tool's error, or the reason why there is no result.
     pub fn call(&self, name: &str, arguments: &Map<String, Value>) -> Result<String, String> {
         let offered = self.offered.iter().find(|o| o.tool.name == name);
         let offered = offered.ok_or_else(|| format!("there is no tool {name:?}"))?;
@@ -179,7 +179,7 @@ async fn start(spec: &Spec, timeout: Duration) -> Result<Server, String> {
         Ok(Err(why)) => format!("does not answer as an MCP server: {why}"),
         Err(_) => format!("does not answer within {} s", timeout.as_secs()),
     };
-    // The rest of its error output tells why.
+    // The rest of the server's error output may contain the reason.
     let _ = tokio::time::timeout(Duration::from_secs(1), reading).await;
     let tail = tail.lock();
     let said = String::from_utf8_lossy(&tail);

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use crate::cli::terminal::bounded::read_text;
 use crate::cli::terminal::failure::Failure;
 
-/// The largest file, in bytes.
+/// Maximum size of the file in bytes.
 const MAX_FILE: u64 = 1 << 20;
 
 /// A server to start.

@@ -10,8 +10,8 @@ use crate::cli::terminal::failure::Failure;
 
 impl Session<'_> {
     /// Generates replies until one calls no tool of an MCP server. The program runs these calls and
-    /// adds their results to the conversation. A reply that also calls a tool of `--tools` is left
-    /// to `/tool`.
+    /// adds their results to the conversation. If a reply also calls a tool of `--tools`, the user
+    /// gives its result with `/tool`.
     pub(super) fn rounds(
         &mut self,
         once: bool,
