@@ -10,7 +10,7 @@ use super::Decoder;
 use super::build::{Builder, NormKind};
 use super::gemma2::cap;
 use super::llama::Variant;
-use super::moe::{ExpertsAt, counts, experts, load as load_mixture};
+use super::moe::{ExpertsAt, counts, experts, load as load_mixture, with_expert_slot};
 use crate::checkpoint::ModelConfig;
 use crate::error::engine;
 use crate::exec::ExpertGate as Gate;
@@ -45,7 +45,12 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         let (hidden, width) = (b.dims.hidden, b.dims.intermediate);
         let stacked = format!("{at}.experts.mlp");
         let experts = if b.weights.contains(&format!("{stacked}.w1")) {
-            stacks(b, &stacked, count, activation)?
+            stacks(
+                b,
+                [&stacked, &format!("{at}.switch_mlp")],
+                count,
+                activation,
+            )?
         } else {
             let places = ExpertsAt {
                 stacked: format!("{at}.switch_mlp"),
@@ -72,8 +77,13 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
 }
 
 /// Experts stored one below another in matrices `[experts * width, hidden]`. Down matrices are
-/// stored transposed.
-fn stacks(b: &mut Builder<'_>, at: &str, count: i32, activation: Gate) -> Result<Experts> {
+/// stored transposed. `slots` is the prefix of the slots.
+fn stacks(
+    b: &mut Builder<'_>,
+    [at, slots]: [&str; 2],
+    count: i32,
+    activation: Gate,
+) -> Result<Experts> {
     let (hidden, width) = (b.dims.hidden, b.dims.intermediate);
     let mut stack = |part: &str| -> Result<Array> {
         let rows = b
@@ -88,10 +98,13 @@ fn stacks(b: &mut Builder<'_>, at: &str, count: i32, activation: Gate) -> Result
         .swap_axes(-1, -2)
         .and_then(|down| down.contiguous())
         .map_err(engine("weights"))?;
+    let gate = b.weights.expert_layer(Weight::Dense(gate), None)?;
+    let up = b.weights.expert_layer(Weight::Dense(up), None)?;
+    let down = b.weights.expert_output(Weight::Dense(down), None)?;
     Ok(Experts {
-        gate: Some(b.weights.expert_layer(Weight::Dense(gate), None)?),
-        up: b.weights.expert_layer(Weight::Dense(up), None)?,
-        down: b.weights.expert_output(Weight::Dense(down), None)?,
+        gate: Some(with_expert_slot(b, &format!("{slots}.gate_proj"), gate)?),
+        up: with_expert_slot(b, &format!("{slots}.up_proj"), up)?,
+        down: with_expert_slot(b, &format!("{slots}.down_proj"), down)?,
         activation,
     })
 }

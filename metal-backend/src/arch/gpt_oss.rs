@@ -8,7 +8,7 @@ use mlx_rs_core::{Array, QuantMode, Quantized};
 use super::Decoder;
 use super::build::Builder;
 use super::build_attention::AttentionParts;
-use super::moe::counts;
+use super::moe::{counts, with_expert_slot};
 use super::stack::Stack;
 use crate::checkpoint::ModelConfig;
 use crate::error::engine;
@@ -130,10 +130,13 @@ fn experts(b: &mut Builder<'_>, at: &str, count: i32, limit: f32) -> Result<Expe
     let down_bias = b
         .weights
         .tensor(&format!("{down}_bias"), &[count, hidden])?;
+    let gate = b.weights.expert_layer(gate, Some(gate_bias))?;
+    let up = b.weights.expert_layer(up, Some(up_bias))?;
+    let down = b.weights.expert_output(down_weight, Some(down_bias))?;
     Ok(Experts {
-        gate: Some(b.weights.expert_layer(gate, Some(gate_bias))?),
-        up: b.weights.expert_layer(up, Some(up_bias))?,
-        down: b.weights.expert_output(down_weight, Some(down_bias))?,
+        gate: Some(with_expert_slot(b, &format!("{at}.gate_proj"), gate)?),
+        up: with_expert_slot(b, &format!("{at}.up_proj"), up)?,
+        down: with_expert_slot(b, &format!("{at}.down_proj"), down)?,
         activation,
     })
 }

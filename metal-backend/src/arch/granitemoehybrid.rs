@@ -121,7 +121,8 @@ pub(super) fn mixture(
         format!("{at}.output_linear.weight"),
     ];
     let experts = if b.weights.contains(&fused[0]) {
-        fused_experts(b, fused, count, width, gate)?
+        let slots = format!("{at}.switch_mlp");
+        fused_experts(b, fused, &slots, count, width, gate)?
     } else {
         let places = ExpertsAt {
             stacked: format!("{at}.switch_mlp"),

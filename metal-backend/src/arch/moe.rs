@@ -11,6 +11,7 @@ use crate::checkpoint::config::limits;
 use crate::error::engine;
 use crate::exec::ExpertGate as Gate;
 use crate::loader::{ExpertNames, Weights};
+use crate::nn::adapter::{SlotKind, SlotView};
 use crate::nn::expert_router::{Groups, Weighing};
 use crate::nn::moe::SharedExpert;
 use crate::nn::{
@@ -39,13 +40,13 @@ pub fn experts(
     let fused = format!("{}.gate_up_proj", at.single);
     if b.weights.contains(&fused) {
         let names = [fused, format!("{}.down_proj", at.single)];
-        return fused_experts(b, names, count, width, activation);
+        return fused_experts(b, names, &at.stacked, count, width, activation);
     }
     // GGUF files may have gate and up in one stack.
     let fused = format!("{}.gate_up_proj", at.stacked);
     if b.weights.contains(&format!("{fused}.weight")) {
         let names = [fused, format!("{}.down_proj", at.stacked)];
-        return fused_experts(b, names, count, width, activation);
+        return fused_experts(b, names, &at.stacked, count, width, activation);
     }
     let mut one = |stacked: &str, single: &str, inputs, outputs| {
         let stacked = format!("{}.{stacked}", at.stacked);
@@ -65,10 +66,11 @@ pub fn experts(
 }
 
 /// Experts in two stacks with these names: one has gate and up, `[experts, 2 * width, hidden]`; the
-/// other has down.
+/// other has down. `slots` is the prefix of the slots `gate_proj`, `up_proj` and `down_proj`.
 pub fn fused_experts(
     b: &mut Builder<'_>,
     [gate_up, down]: [String; 2],
+    slots: &str,
     count: i32,
     width: i32,
     activation: Gate,
@@ -100,31 +102,46 @@ pub fn fused_experts(
         };
         let both = turned(&gate_up, &[count, hidden, 2 * width])?;
         let down = turned(&down, &[count, width, hidden])?;
-        return joined_experts(b, (&both, down), width, activation);
+        return joined_experts(b, (&both, down), slots, width, activation);
     }
     let both = stacked(b, &gate_up, &[count, 2 * width, hidden])?;
     let down = stacked(b, &down, &[count, hidden, width])?;
-    joined_experts(b, (&both, down), width, activation)
+    joined_experts(b, (&both, down), slots, width, activation)
 }
 
-/// Builds experts from two stacks, the first with gate and up.
+/// Builds experts from two stacks, the first with gate and up. `slots` is the prefix of the slots.
 fn joined_experts(
     b: &mut Builder<'_>,
     (both, down): (&Weight, Weight),
+    slots: &str,
     width: i32,
     activation: Gate,
 ) -> Result<Experts> {
-    let half = |from: i32| -> Result<ExpertLinear> {
+    let mut half = |part: &str, from: i32| -> Result<ExpertLinear> {
         let rows = both.rows(from, from + width).map_err(engine("weights"))?;
-        b.weights.expert_layer(rows, None)
+        let layer = b.weights.expert_layer(rows, None)?;
+        with_expert_slot(b, &format!("{slots}.{part}"), layer)
     };
-    let (gate, up) = (half(0)?, half(width)?);
+    let (gate, up) = (half("gate_proj", 0)?, half("up_proj", width)?);
+    let down = b.weights.expert_output(down, None)?;
     Ok(Experts {
         gate: Some(gate),
         up,
-        down: b.weights.expert_output(down, None)?,
+        down: with_expert_slot(b, &format!("{slots}.down_proj"), down)?,
         activation,
     })
+}
+
+/// Gives a layer a slot with this name: the name of its stack in checkpoints of mlx-lm, and so in
+/// adapters.
+pub fn with_expert_slot(
+    b: &mut Builder<'_>,
+    name: &str,
+    layer: ExpertLinear,
+) -> Result<ExpertLinear> {
+    let weight = layer.weight().map_err(engine("weights"))?;
+    let slot = b.weights.slot(name, SlotKind::Matrix, &weight);
+    Ok(layer.at(SlotView::new(slot, None)))
 }
 
 /// The number of experts, and the number of experts per token.

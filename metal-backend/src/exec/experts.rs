@@ -51,6 +51,24 @@ impl ExpertMatrix {
         }))
     }
 
+    /// The stack as a weight that shares memory with this matrix.
+    pub fn weight(&self) -> Result<Weight> {
+        Ok(match &self.0 {
+            Kind::Dense { transposed } => Weight::Dense(transposed.swap_axes(-1, -2)?),
+            Kind::Quantized(q) => Weight::Quantized(q.clone()),
+            Kind::Kernel(stack) => match stack.rows() {
+                cpu::Matrix::Quantized(rows) => {
+                    Weight::Interleaved(rows.clone()).into_experts(stack.experts())
+                }
+                cpu::Matrix::Dense(rows) => {
+                    let rows = rows.weight()?;
+                    let inputs = rows.dim(-1)?;
+                    Weight::Dense(rows.reshape(&[stack.experts(), -1, inputs])?)
+                }
+            },
+        })
+    }
+
     /// The weights `[experts, out, in]` in float32.
     pub fn dense(&self) -> Result<Array> {
         match &self.0 {

@@ -58,6 +58,11 @@ impl ExpertLinear {
         self
     }
 
+    /// The stack `[experts, out, in]` as a weight that shares memory with the layer.
+    pub fn weight(&self) -> Result<Weight> {
+        self.matrix.weight()
+    }
+
     /// The experts' own weights `[experts, out, in]` in float32, and biases `[experts, out]`.
     pub fn dense(&self) -> Result<(Array, Option<Array>)> {
         Ok((self.matrix.dense()?, self.bias.clone()))

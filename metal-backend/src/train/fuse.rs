@@ -1,21 +1,26 @@
 //! Merges an adapter into its model: reads a directory of safetensors, and writes a directory with
 //! changed weights. Only one weight file is in memory at a time.
 
+mod formats;
+mod target;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path};
 
 use inference::{Error, ErrorKind, Result};
-use mlx_rs_core::{Array, Device, Dtype, QuantMode, Quantized, Stream, io};
+use mlx_rs_core::{Array, Device, Dtype, Quantized, Stream, io};
 use serde_json::Value;
 
 use crate::adapter::{Stored, same_layer};
 use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
-use crate::checkpoint::{Family, ModelFiles, locate, python_json};
+use crate::checkpoint::{ModelFiles, locate, python_json};
 use crate::convert::{ConvertOptions, convert};
 use crate::error::engine;
 use crate::nn::adapter::{LowRank, SlotKind, adapted, lengths};
 use crate::workdir::{WorkDir, parent_of};
+use formats::Formats;
+use target::{Names, Target};
 
 /// Merges the adapter at `adapter` into the model at `model`, and writes the result to the new
 /// directory `output`. Quantized weights are quantized again in their format. So the merged model
@@ -74,6 +79,7 @@ fn fuse_as(model: &Path, adapter: &Path, output: &Path, dequantize: bool) -> Res
     let stored = stream.scope(|| Stored::read(adapter))?;
     let mut fusion = Fusion {
         stored,
+        names: Names::read(&dir)?,
         formats: Formats::read(&dir)?,
         dequantize,
         done: BTreeSet::new(),
@@ -179,6 +185,7 @@ fn without_packing(path: &Path, is_index: bool) -> Result<String> {
 /// The state of a merge, file by file.
 struct Fusion {
     stored: Stored,
+    names: Names,
     formats: Formats,
     dequantize: bool,
     /// The merged weights: name of the layer, suffix of the weight, and index of the expert if
@@ -195,18 +202,10 @@ impl Fusion {
         let layers: Vec<String> = self.stored.names().map(str::to_owned).collect();
         for layer in &layers {
             for end in self.changing(layer) {
-                let of_layer = |name: &&String| {
-                    let stem = name.strip_suffix(end).and_then(|n| n.strip_suffix('.'));
-                    stem.is_some_and(|stem| same_layer(stem, layer))
-                };
-                if let Some(name) = arrays.keys().find(of_layer).cloned() {
-                    self.change(&mut arrays, &name, layer, end, None)?;
-                    self.done.insert((layer.clone(), end, None));
-                    continue;
-                }
-                for (expert, name) in self.singles(&arrays, layer) {
-                    self.change(&mut arrays, &name, layer, end, Some(expert))?;
-                    self.done.insert((layer.clone(), end, Some(expert)));
+                let experts = self.stored.experts(layer);
+                for target in self.names.targets(&arrays, (layer, end), experts) {
+                    self.change(&mut arrays, &target, layer, end)?;
+                    self.done.insert((layer.clone(), end, target.expert));
                 }
             }
         }
@@ -263,53 +262,18 @@ impl Fusion {
         Ok(())
     }
 
-    /// The matrices of single experts in a file, if `layer` is a stack of experts.
-    fn singles(&self, arrays: &BTreeMap<String, Array>, layer: &str) -> Vec<(i32, String)> {
-        let (Some(experts), Some((parent, part))) =
-            (self.stored.experts(layer), layer.rsplit_once('.'))
-        else {
-            return Vec::new();
-        };
-        let parent = parent
-            .trim_end_matches(".switch_mlp")
-            .trim_end_matches(".switch_glu")
-            .trim_end_matches(".experts");
-        // Mixtral has other names for these matrices.
-        let other = match part {
-            "gate_proj" => "w1",
-            "up_proj" => "w3",
-            "down_proj" => "w2",
-            other => other,
-        };
-        (0..experts)
-            .filter_map(|expert| {
-                let of_expert = |name: &&String| {
-                    let stem = name.strip_suffix(".weight");
-                    stem.is_some_and(|stem| {
-                        [part, other].iter().any(|part| {
-                            same_layer(stem, &format!("{parent}.experts.{expert}.{part}"))
-                        })
-                    })
-                };
-                Some((expert, arrays.keys().find(of_expert)?.clone()))
-            })
-            .collect()
-    }
-
-    /// Merges the adapter into a tensor of a file: into the matrix of one expert, or into the whole
-    /// tensor.
+    /// Merges the adapter into a tensor of a file.
     fn change(
         &self,
         arrays: &mut BTreeMap<String, Array>,
-        name: &str,
+        target: &Target,
         layer: &str,
         end: &str,
-        expert: Option<i32>,
     ) -> Result<()> {
         if self.stored.replaces_weights() {
-            self.replace(arrays, name, layer, end, expert)
+            self.replace(arrays, target, layer, end)
         } else {
-            self.add(arrays, name.trim_end_matches(".weight"), layer, expert)
+            self.add(arrays, target, layer)
         }
     }
 
@@ -323,32 +287,24 @@ impl Fusion {
     fn replace(
         &self,
         arrays: &mut BTreeMap<String, Array>,
-        name: &str,
+        target: &Target,
         layer: &str,
         end: &str,
-        expert: Option<i32>,
     ) -> Result<()> {
-        let Some(old) = arrays.get(name) else {
-            return Ok(());
-        };
-        if arrays.contains_key(&format!("{}.scales", name.trim_end_matches(".weight"))) {
+        let stem = target.tensor.trim_end_matches(".weight");
+        if arrays.contains_key(&format!("{stem}.scales")) {
             return Err(self.stored.bad(format!(
                 "`{layer}` was trained in plain numbers, but this model has it quantized"
             )));
         }
-        let turned = self.formats.is_turned(name);
-        let mut shape = old.shape().to_vec();
-        if turned {
-            shape.reverse();
-        }
-        let shape = self.stacked(layer, &shape, expert);
+        let Some(old) = target.read(arrays).map_err(engine("fuse"))? else {
+            return Ok(());
+        };
+        let shape = self.stacked(layer, old.shape(), target.expert);
         let replacement = self.stored.replacement(layer, end, &shape)?;
-        let new = one_of(&replacement, expert).and_then(|w| {
-            let w = if turned { w.swap_axes(0, 1)? } else { w };
-            w.astype(old.dtype())
-        });
-        arrays.insert(name.to_owned(), new.map_err(engine("fuse"))?);
-        Ok(())
+        one_of(&replacement, target.expert)
+            .and_then(|new| target.write(arrays, &new))
+            .map_err(engine("fuse"))
     }
 
     /// The quantized matrix `stem` of a file; `None` if the matrix is not quantized.
@@ -373,22 +329,16 @@ impl Fusion {
     }
 
     /// The adapter's low-rank term for a matrix of this shape.
-    fn low_rank(
-        &self,
-        stem: &str,
-        layer: &str,
-        shape: &[i32],
-        expert: Option<i32>,
-    ) -> Result<LowRank> {
-        let kind = if TABLES.iter().any(|table| same_layer(stem, table)) {
+    fn low_rank(&self, target: &Target, layer: &str, shape: &[i32]) -> Result<LowRank> {
+        let kind = if TABLES.iter().any(|table| same_layer(&target.stem, table)) {
             SlotKind::Table
         } else {
             SlotKind::Matrix
         };
-        let shape = self.stacked(layer, shape, expert);
+        let shape = self.stacked(layer, shape, target.expert);
         let mut low = self.stored.low_rank(layer, kind, &shape)?;
-        low.a = one_of(&low.a, expert).map_err(engine("fuse"))?;
-        low.b = one_of(&low.b, expert).map_err(engine("fuse"))?;
+        low.a = one_of(&low.a, target.expert).map_err(engine("fuse"))?;
+        low.b = one_of(&low.b, target.expert).map_err(engine("fuse"))?;
         Ok(low)
     }
 
@@ -396,15 +346,14 @@ impl Fusion {
     fn add(
         &self,
         arrays: &mut BTreeMap<String, Array>,
-        stem: &str,
+        target: &Target,
         layer: &str,
-        expert: Option<i32>,
     ) -> Result<()> {
-        let name = format!("{stem}.weight");
+        let stem = target.tensor.trim_end_matches(".weight");
         if let Some(packed) = self.packed(arrays, stem)? {
             let float = float_of(&packed);
             let dense = packed.dequantize(Dtype::Float32).map_err(engine("fuse"))?;
-            let low = self.low_rank(stem, layer, dense.shape(), expert)?;
+            let low = self.low_rank(target, layer, dense.shape())?;
             let dense = sum(&dense, &low)
                 .and_then(|w| w.astype(float))
                 .map_err(engine("fuse"))?;
@@ -415,33 +364,21 @@ impl Fusion {
             let (group_size, bits, mode) = (packed.group_size, packed.bits, packed.mode);
             let again =
                 Quantized::quantize(&dense, group_size, bits, mode).map_err(engine("fuse"))?;
-            arrays.insert(name, again.weight);
+            arrays.insert(format!("{stem}.weight"), again.weight);
             arrays.insert(format!("{stem}.scales"), again.scales);
             if let Some(biases) = again.biases {
                 arrays.insert(format!("{stem}.biases"), biases);
             }
             return Ok(());
         }
-        let Some(weight) = arrays.get(&name) else {
+        let Some(weight) = target.read(arrays).map_err(engine("fuse"))? else {
             return Ok(());
         };
-        let turned = self.formats.is_turned(&name);
-        let turn = |a: &Array| {
-            if turned {
-                a.swap_axes(0, 1)
-            } else {
-                Ok(a.clone())
-            }
-        };
-        let dense = turn(weight)
-            .and_then(|w| w.astype(Dtype::Float32))
-            .map_err(engine("fuse"))?;
-        let low = self.low_rank(stem, layer, dense.shape(), expert)?;
-        let new = sum(&dense, &low)
-            .and_then(|w| turn(&w)?.astype(weight.dtype()))
-            .map_err(engine("fuse"))?;
-        arrays.insert(name, new);
-        Ok(())
+        let dense = weight.astype(Dtype::Float32).map_err(engine("fuse"))?;
+        let low = self.low_rank(target, layer, dense.shape())?;
+        sum(&dense, &low)
+            .and_then(|new| target.write(arrays, &new))
+            .map_err(engine("fuse"))
     }
 }
 
@@ -480,64 +417,4 @@ fn sum(weight: &Array, low: &LowRank) -> mlx_rs_core::Result<Array> {
     };
     let factor = float(m)?.divide(&lengths(&sum)?)?;
     sum.multiply(&factor.expand_dims(-1)?)
-}
-
-/// The formats of the model's matrices, from its configuration.
-struct Formats {
-    path: std::path::PathBuf,
-    quantization: Value,
-    /// The model's family, which lists the matrices that are stored as `[in, out]`.
-    family: Option<&'static Family>,
-}
-
-impl Formats {
-    fn read(dir: &Path) -> Result<Self> {
-        let path = dir.join("config.json");
-        let text = read_text(&path, MAX_TEXT_FILE)?;
-        let mut config: Value = python_json::from_slice(text.as_bytes())
-            .map_err(|e| invalid(&path, "not a JSON file").with_source(e))?;
-        let quantization = ["quantization", "quantization_config"]
-            .iter()
-            .find_map(|key| config.get_mut(*key).map(Value::take))
-            .unwrap_or(Value::Null);
-        let family = config
-            .get("model_type")
-            .and_then(Value::as_str)
-            .and_then(Family::of);
-        Ok(Self {
-            path,
-            quantization,
-            family,
-        })
-    }
-
-    /// Whether a tensor of a file is stored transposed.
-    fn is_turned(&self, name: &str) -> bool {
-        self.family.is_some_and(|f| f.is_transposed(name))
-    }
-
-    /// Group size, bits and mode of a layer's matrix.
-    fn of(&self, stem: &str) -> Result<(i32, i32, QuantMode)> {
-        let entry = self.quantization.get(stem).filter(|v| v.is_object());
-        let field = |name: &str| {
-            entry
-                .and_then(|entry| entry.get(name))
-                .or_else(|| self.quantization.get(name))
-        };
-        let number = |name: &str| {
-            field(name)
-                .and_then(Value::as_i64)
-                .and_then(|n| i32::try_from(n).ok())
-                .ok_or_else(|| {
-                    invalid(
-                        &self.path,
-                        format!("the quantization of `{stem}` has no {name}"),
-                    )
-                })
-        };
-        let mode = field("mode").and_then(Value::as_str).unwrap_or("affine");
-        let mode = QuantMode::from_name(mode)
-            .ok_or_else(|| invalid(&self.path, format!("there is no quantization `{mode}`")))?;
-        Ok((number("group_size")?, number("bits")?, mode))
-    }
 }

@@ -390,6 +390,58 @@ fn fused_equals_adapted_in_every_layout() {
     }
 }
 
+/// Checkpoints of transformers store gate and up of all experts in one tensor, or the matrices of
+/// all experts one below another.
+#[test]
+fn experts_that_share_a_tensor_are_trained_and_fused() {
+    let parts = ["gate_proj", "up_proj", "down_proj"];
+    for (name, prefix) in [
+        ("qwen3-5-moe", "switch_mlp"),
+        // Matrices are stored as `[in, out]`.
+        ("qwen3-vl-moe", "switch_mlp"),
+        ("llama4", "experts"),
+        ("granitemoe", "switch_mlp"),
+        // Rows of gate and up alternate.
+        ("gpt-oss", "experts"),
+        // A tensor has the rows of all experts.
+        ("dbrx", "switch_mlp"),
+    ] {
+        for kind in [AdapterKind::Lora, AdapterKind::Full] {
+            let targets = parts.map(|part| format!("{prefix}.{part}"));
+            let config = match kind {
+                AdapterKind::Lora => rank(2).with_targets(targets.to_vec()),
+                _ => LoraConfig::new().with_num_layers(1),
+            };
+            let mut trainer = load(name, &config, kind, at_rate(1e-2));
+            let params = trainer.params();
+            for part in &targets {
+                let is_trained = |param: &String| param.contains(&format!(".{part}."));
+                assert!(params.keys().any(is_trained), "{name}: {part}");
+            }
+            if kind == AdapterKind::Lora {
+                disturb(&mut trainer);
+            } else {
+                for _ in 0..4 {
+                    trainer.step(&batch(2)).unwrap();
+                }
+            }
+            let dir = tempfile::tempdir().unwrap();
+            let (adapter, fused) = (dir.path().join("adapter"), dir.path().join("fused"));
+            trainer.save(&adapter).unwrap();
+            let apart = logits(trainer.model());
+            let plain = inference::load_model(tiny(name), &cpu()).unwrap();
+            let change = distance(&apart, &logits(plain.as_ref()));
+            assert!(change > 0.1, "{name}: {change}");
+            let changed = train::fuse(&tiny(name), &adapter, &fused).unwrap();
+            assert!(changed > 0, "{name}");
+            let fused = inference::load_model(&fused, &cpu()).unwrap();
+            let error = distance(&apart, &logits(fused.as_ref()));
+            // The fused weights are rounded to bfloat16.
+            assert!(error < 0.3 * change, "{name}: {error} of {change}");
+        }
+    }
+}
+
 #[test]
 fn a_request_takes_nothing_from_rows_that_ran_without_its_adapter() {
     let model = inference::load_model(tiny("llama"), &cpu()).unwrap();
