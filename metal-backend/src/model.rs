@@ -51,7 +51,7 @@ impl MlxModel {
         &self.engine
     }
 
-    /// This model; `None` if this process has only a part of the model.
+    /// Returns this model; `None` if this process has only a share of the model.
     fn unless_part(&self) -> Option<&Self> {
         (!self.engine.is_part()).then_some(self)
     }
@@ -60,7 +60,7 @@ impl MlxModel {
         Generation::new(Arc::clone(&self.engine), ids, options)
     }
 
-    /// Runs requests together, at most [`TOGETHER`] at a time, and returns their results.
+    /// Runs requests in one batch, at most [`TOGETHER`] at a time, and returns their results.
     fn run_batch(&self, prompts: &[Prompt], options: &GenerateOptions) -> Result<Vec<BatchResult>> {
         options.validate()?;
         let mut batch = Batch::new(Arc::clone(&self.engine));

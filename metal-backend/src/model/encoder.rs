@@ -16,8 +16,8 @@ use crate::engine::Engine;
 /// An encoder.
 pub struct EncoderModel {
     engine: Arc<Engine>,
-    /// Whether the model scores documents. Stored here because a closed model has no network to
-    /// ask.
+    /// Whether the model scores documents. Stored here because a closed model has dropped its
+    /// network.
     reranks: bool,
 }
 
