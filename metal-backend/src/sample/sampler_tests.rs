@@ -358,7 +358,7 @@ fn same_alone_and_together(on_cpu: bool) {
     assert_eq!(got, alone);
 }
 
-/// The definition of filters and draw: full sorts, and sums in float64.
+/// Filters and draw, computed from their definitions with full sorts and float64 sums.
 struct Reference {
     logits: Vec<f32>,
     /// The inverse of the temperature.
@@ -396,7 +396,7 @@ impl Reference {
         of.iter().map(weight).collect()
     }
 
-    /// Top-p: removes tokens if the more probable tokens already have at least `p` of the weight
+    /// Top-p: removes a token if the more probable tokens already reach the fraction `p` of
     /// `total`.
     fn nucleus(&self, left: &mut Vec<u32>, total: f64) {
         let weights = self.weights(left, 1.0);
@@ -411,7 +411,7 @@ impl Reference {
 
     /// Min-p.
     fn at_least(&self, min_p: f32, left: &mut Vec<u32>) {
-        // If logits are infinite, their difference is NaN, so `min_p` 0 must not compute it.
+        // Infinite logits have the difference NaN, so `min_p` 0 must not compute a difference.
         let least = match min_p {
             0.0 => f64::NEG_INFINITY,
             p => self.max(left) + f64::from(p).ln(),
@@ -432,7 +432,7 @@ impl Reference {
         left.retain(|id| weights.next().unwrap() / total <= least || spared.contains(id));
     }
 
-    /// The token at which the cumulative weight passes `uniform` of the total.
+    /// Returns the token at which the cumulative weight passes `uniform * total`.
     fn draw(&self, left: &[u32]) -> u32 {
         let weights = self.weights(left, self.scale);
         let target = self.uniform * weights.iter().sum::<f64>();
@@ -451,7 +451,7 @@ impl Reference {
     }
 }
 
-/// Small shifts of the thresholds of the draw and of top-p. Rounding may cross a threshold.
+/// Small shifts of the thresholds of the draw and of top-p, because rounding may cross a threshold.
 #[derive(Clone, Copy)]
 struct Nudge {
     uniform: f64,
@@ -476,8 +476,7 @@ impl Nudge {
     };
 }
 
-/// The draw of a step, computed from the definitions of its stages: the reference for the CPU
-/// kernel.
+/// Draws from the definitions of the stages. The CPU kernel is compared with this reference.
 fn by_stages(
     o: &GenerateOptions,
     prompt: &[u32],
@@ -535,7 +534,8 @@ fn by_stages(
         && o.sampling.top_k <= 1024
         && !excludes;
     if by_rank {
-        // Probabilities refer to the whole row. The draw begins with the least probable token.
+        // Probabilities are relative to the whole row. The draw begins with the least probable
+        // token.
         let mut left = reference.ascending();
         let total = reference.weights(&left, 1.0).iter().sum();
         left.drain(..left.len() - o.sampling.top_k);
