@@ -1,10 +1,10 @@
-//! The options of a training run. They are read from a YAML or TOML file, with the names of Python
+//! The options of a training run. A YAML or TOML file contains them, with the names of Python
 //! mlx-lm's `lora` config.
 //!
 //! Each option is declared once, in this file. `read.rs` reads files, `check.rs` validates, and
-//! [`TrainOption`] makes the flags of the command line. The options are mlx-lm's, except `pack`,
-//! `keep_order`, `skip_bad_lines`, `batch_order`, `backend`, `dtype`, `max_grad_norm`, `compile`,
-//! and `method` with the options of its methods, which are ours.
+//! [`TrainOption`] makes the flags of the command line. The options are mlx-lm's, except these:
+//! `pack`, `keep_order`, `skip_bad_lines`, `batch_order`, `backend`, `dtype`, `max_grad_norm`,
+//! `compile`, and `method` with the options of its methods.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -48,8 +48,7 @@ options! {
 }
 
 options! {
-    /// All options of a run. A field that is missing in a file has its default, which is mlx-lm's
-    /// default.
+    /// All options of a run. An option that is missing in a file gets mlx-lm's default.
     TrainConfig, at (config) {
         /// The model: a directory, a .gguf file, a known name or owner/name on the Hugging Face
         /// Hub.
@@ -192,8 +191,9 @@ options! {
         /// Trace a step once per batch shape, and replay it for other batches of this shape; auto:
         /// only on a GPU.
         compile: Compile = Compile::default(), Flag::new(Steps, "WHEN");
-        /// Which options were given explicitly. Those of the adapter's shape must agree with
-        /// `resume_adapter_file`; the others are set from that adapter or by the kind of the model.
+        /// Which options were given explicitly. Given options of the adapter's shape must agree
+        /// with `resume_adapter_file`. Options that were not given are set from that adapter, or by
+        /// the kind of model.
         #[serde(skip)]
         given: Given = Given::default();
     }
