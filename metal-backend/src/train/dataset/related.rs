@@ -1,5 +1,5 @@
 //! Texts that belong together, for encoders: `anchor`, `positive` and negatives in a JSONL file,
-//! with the names that sentence-transformers has for them.
+//! with the field names of sentence-transformers.
 
 use std::path::{Path, PathBuf};
 
@@ -19,9 +19,10 @@ pub struct Encoding<'a> {
     pub sentence: &'a Sentence,
     /// The tokenizer.
     pub text: &'a TextPipeline,
-    /// The model's prompt before anchors; `None` means its default prompt.
+    /// The name of the model's prompt before anchors; `None` means its default prompt.
     pub anchor_prompt: Option<String>,
-    /// The model's prompt before positives and negatives; `None` means its default prompt.
+    /// The name of the model's prompt before positives and negatives; `None` means its default
+    /// prompt.
     pub positive_prompt: Option<String>,
     /// The maximum number of tokens per text; longer texts are truncated.
     pub max_len: usize,
@@ -87,7 +88,7 @@ impl DataDir<RelatedFile> {
     }
 }
 
-/// The texts of a line: anchor, positive and negatives.
+/// Reads the texts of a line: anchor, positive and negatives.
 fn texts(line: &Map<String, Json>) -> Result<(String, String, Vec<String>)> {
     for name in ["anchor", "positive"] {
         if !line.contains_key(name) {
