@@ -1,5 +1,5 @@
-//! Replies with verdicts: `prompt`, `completion` and `label` in a JSONL file, with the names that
-//! TRL has for them.
+//! Single replies with verdicts: `prompt`, `completion` and `label` in a JSONL file, with TRL's
+//! field names.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use crate::text::TextPipeline;
 pub struct Verdict {
     /// The prompt and the reply.
     pub example: Example,
-    /// Whether such replies are wanted.
+    /// Whether the reply is a good one.
     pub desirable: bool,
 }
 
