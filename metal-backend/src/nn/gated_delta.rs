@@ -185,7 +185,7 @@ pub struct Halved {
     pub ba: Linear,
 }
 
-/// The outputs of the input projections for `[1, T, hidden]`; each is `[1, T, ..]`.
+/// The outputs of the input projections for `x`, `[1, T, hidden]`, `[1, T, ..]` each.
 struct Projected {
     /// The inputs of the convolution.
     qkv: Array,
@@ -246,7 +246,7 @@ impl GatedDelta {
     }
 }
 
-/// `x` normalized to length one along the last axis.
+/// Normalizes `x` to length one along the last axis.
 pub(super) fn unit(x: &Array) -> Result<Array> {
     let squares = x.multiply(x)?.sum(-1, true)?;
     x.multiply(&squares.add(&Array::scalar(EPS)?)?.rsqrt()?)
@@ -264,7 +264,7 @@ impl Mixer for GatedDelta {
         let lengths = lengths(rows);
         let shape = &self.shape;
         let Projected { qkv, z, b, a } = self.projected(&through(norm, x)?)?;
-        // The state is float32, so the gates are too.
+        // The state is float32, so the gates are float32, too.
         let wide = |a: &Array| a.astype(Dtype::Float32);
         let differentiated = adapter::differentiated();
         let strength = sigmoid(&wide(&b)?, differentiated)?;
