@@ -30,7 +30,7 @@ struct Text {
 /// The token ids of a prompt for the model.
 ///
 /// # Errors
-/// As [`inference::EmbeddingModel::embedding_tokens`].
+/// The errors of [`inference::EmbeddingModel::embedding_tokens`].
 pub fn tokens(engine: &Engine, prompt: &Prompt, options: &EmbedOptions) -> Result<Vec<u32>> {
     let ids = engine.sentence().tokens(engine.text(), prompt, options)?;
     engine.check_prompt(&ids)?;
@@ -40,7 +40,7 @@ pub fn tokens(engine: &Engine, prompt: &Prompt, options: &EmbedOptions) -> Resul
 /// Computes one vector per prompt.
 ///
 /// # Errors
-/// As [`inference::EmbeddingModel::embed`].
+/// The errors of [`inference::EmbeddingModel::embed`].
 pub fn embed(
     engine: &Engine,
     prompts: &[Prompt],
@@ -96,7 +96,7 @@ pub fn embed(
 /// Computes one score per document.
 ///
 /// # Errors
-/// As [`inference::RerankModel::rerank`].
+/// The errors of [`inference::RerankModel::rerank`].
 pub fn rerank(
     engine: &Engine,
     (query, documents): (&str, &[String]),

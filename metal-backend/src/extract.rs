@@ -115,7 +115,7 @@ impl Extractor {
     /// their defaults.
     ///
     /// # Errors
-    /// As [`inference::load_model`].
+    /// The errors of [`inference::load_model`].
     pub fn open(path: &Path, options: &LoadOptions) -> Result<Self> {
         options.validate()?;
         if let Some(name) = options.first_not_of(&["dtype", "precision"])? {
@@ -184,7 +184,7 @@ impl Extractor {
     /// A layer's features and other tensors.
     ///
     /// # Errors
-    /// As [`inference::AttentionInspector::feed_forward_weights`].
+    /// The errors of [`inference::AttentionInspector::feed_forward_weights`].
     pub fn layer(&self, layer: usize) -> Result<ExtractedLayer> {
         if layer >= self.layers() {
             return Err(Error::new(

@@ -385,7 +385,7 @@ impl RoutedModel for MlxModel {
 }
 
 impl MlxModel {
-    /// As [`TokenModel::logits`], with edits of activations applied.
+    /// Computes the logits as [`TokenModel::logits`] does, and applies edits of activations.
     fn edited_logits(
         &self,
         prompt: &Prompt,

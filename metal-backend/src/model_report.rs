@@ -89,8 +89,8 @@ impl ModelReport {
     /// Describes the model as these options would load it, with their adapter.
     ///
     /// # Errors
-    /// As [`ModelReport::read`]. Also errors of options, a vindex or an adapter that do not match
-    /// the model, if the headers show this.
+    /// The errors of [`ModelReport::read`]. Also errors of options, a vindex or an adapter that do
+    /// not match the model, if the headers show this.
     pub fn with_options(path: &Path, options: &LoadOptions) -> Result<Self> {
         let place = Place::named_or_best(options.backend.as_deref());
         check_attention_sums(options, place)?;
@@ -184,7 +184,7 @@ pub fn split_plan(
 /// `backend` and `compute` are as in [`ModelReport::read`].
 ///
 /// # Errors
-/// As [`split_plan`].
+/// The errors of [`split_plan`].
 pub fn pipeline_plan(
     path: &Path,
     backend: Option<&str>,

@@ -124,7 +124,7 @@ fn save(adapter: &LoraAdapter, dir: &Path) -> Result<()> {
 /// names. It replaces the current adapter. On an error, nothing changes.
 ///
 /// # Errors
-/// As [`read`].
+/// The errors of [`read`].
 fn load(
     (all, blocks): (&[Arc<ParamSlot>], usize),
     dir: &Path,

@@ -232,7 +232,7 @@ impl<'a> Builder<'a> {
     /// Loads a norm over the hidden dimension.
     ///
     /// # Errors
-    /// As [`Self::norm`].
+    /// The errors of [`Self::norm`].
     pub fn hidden_norm(&mut self, prefix: &str) -> Result<Norm> {
         self.norm(prefix, self.dims.hidden)
     }
@@ -527,7 +527,7 @@ impl<'a> Builder<'a> {
     /// Loads the head as [`Self::head`] does. With `bias`, a head that is not tied has a bias.
     ///
     /// # Errors
-    /// As [`Self::head`].
+    /// The errors of [`Self::head`].
     pub fn head_with(&mut self, tied: Option<bool>, bias: bool) -> Result<Head> {
         let tied = self
             .config

@@ -32,7 +32,7 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
     /// compute all logits.
     ///
     /// # Errors
-    /// As [`Self::unembed`].
+    /// The errors of [`Self::unembed`].
     fn greatest_logits(&self, x: &Array, k: usize) -> Result<Option<(Array, Array)>> {
         let _ = (x, k);
         Ok(None)
@@ -77,7 +77,7 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
     /// `[.., vocab]`.
     ///
     /// # Errors
-    /// As [`Self::token_vectors`].
+    /// The errors of [`Self::token_vectors`].
     fn token_scores(&self, x: &Array) -> Result<Array>;
 
     /// Returns the attention of a layer; `None` if the layer has no attention, or has one of

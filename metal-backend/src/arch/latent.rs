@@ -232,7 +232,7 @@ fn yarn_growth(config: &ModelConfig) -> f32 {
 /// Builds the decoder. All of its blocks are dense.
 ///
 /// # Errors
-/// As [`routed`].
+/// The errors of [`routed`].
 pub fn dense(
     config: &ModelConfig,
     weights: &mut Weights,
@@ -254,7 +254,7 @@ pub fn dense(
 /// Builds the decoder. Its first blocks are dense; the others have mixtures of experts.
 ///
 /// # Errors
-/// As [`routed_block`].
+/// The errors of [`routed_block`].
 pub fn routed(
     config: &ModelConfig,
     weights: &mut Weights,
@@ -269,7 +269,7 @@ pub fn routed(
 /// the family's indexers rotate adjacent elements. The configuration can override it.
 ///
 /// # Errors
-/// As [`routed`].
+/// The errors of [`routed`].
 pub fn indexed(
     config: &ModelConfig,
     weights: &mut Weights,

@@ -270,7 +270,7 @@ pub struct Limits {
 /// Builds the feed-forward part as [`routed_block`] does, with limits on the gates.
 ///
 /// # Errors
-/// As [`routed_block`].
+/// The errors of [`routed_block`].
 pub fn limited_block(
     b: &mut Builder<'_>,
     i: usize,

@@ -34,11 +34,11 @@ enum Files {
 }
 
 impl OpenModel {
-    /// Opens the files of the model at `path`, which will compute in the type `asked` at `place`.
-    /// `None` selects the default type of `place`.
+    /// Opens the files of the model at `path`. The model will compute on the device `place` in the
+    /// type `asked`; `None` selects the default type of the device.
     ///
     /// # Errors
-    /// If the files are not a model, or if the place cannot compute in this type.
+    /// If the files are not a model, or if the device cannot compute in this type.
     pub(crate) fn open(path: &Path, place: Place, asked: Option<ComputeType>) -> Result<Self> {
         let (config, files, stored) = match locate(path)? {
             ModelFiles::Directory(dir) => {
@@ -74,7 +74,7 @@ impl OpenModel {
     /// change the perplexity by about as little as this rounding does (docs/results.md).
     ///
     /// # Errors
-    /// As [`Place::prefill_inputs`].
+    /// The errors of [`Place::prefill_inputs`].
     pub(crate) fn has_half_caches(&self, options: &LoadOptions) -> Result<bool> {
         let inputs = self.place.prefill_inputs(self.dtype, options.precision)?;
         let rounds = inputs.is_some_and(|inputs| inputs.available() != PrefillInputs::Float32);

@@ -260,7 +260,7 @@ impl InPlaceCache {
     /// from the allocator.
     ///
     /// # Errors
-    /// As [`Self::store`].
+    /// The errors of [`Self::store`].
     pub fn memory(
         &mut self,
         heads: &Heads,

@@ -200,7 +200,7 @@ fn parts(q: &Quantized) -> impl Iterator<Item = (usize, &Array)> {
 /// Returns the number of positions in a file, from its headers.
 ///
 /// # Errors
-/// As [`load`].
+/// The errors of [`load`].
 pub fn positions(path: &Path, metadata: &BTreeMap<String, String>) -> Result<usize> {
     let fault = || {
         invalid(

@@ -104,7 +104,7 @@ impl Portable {
     /// Returns the layout of the layer's caches.
     ///
     /// # Errors
-    /// As [`Self::offset`].
+    /// The errors of [`Self::offset`].
     pub fn layout(&self) -> Result<Layout> {
         let (keys, values, dtype) = match self {
             Self::All { keys, values } | Self::Recent { keys, values, .. } => {

@@ -94,7 +94,7 @@ pub fn convert(
 /// nothing.
 ///
 /// # Errors
-/// As [`convert`]; also if a matrix of the model is quantized already.
+/// The errors of [`convert`]; also if a matrix of the model is quantized already.
 pub(crate) fn planned_matrices(
     model: &Path,
     output: &Path,
@@ -112,7 +112,7 @@ pub(crate) fn planned_matrices(
 /// Converts as [`convert`], with the values in `given` instead of the source's values.
 ///
 /// # Errors
-/// As [`convert`].
+/// The errors of [`convert`].
 pub(crate) fn convert_given(
     model: &Path,
     output: &Path,

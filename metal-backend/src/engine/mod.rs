@@ -287,7 +287,7 @@ impl Engine {
     /// passes.
     ///
     /// # Errors
-    /// As [`Compiler::prepare`].
+    /// The errors of [`Compiler::prepare`].
     pub fn prepare(&self, options: &GenerateOptions) -> Result<Prepared> {
         Ok(match &options.constraints.grammar {
             Some(grammar) => Prepared::new(self.grammars.prepare(grammar)?),

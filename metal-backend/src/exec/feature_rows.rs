@@ -146,7 +146,7 @@ impl FeatureRows {
     /// `top_k` are 0. This function computes all features, including those that become 0.
     ///
     /// # Errors
-    /// As [`Self::walk`].
+    /// The errors of [`Self::walk`].
     pub fn activations(&self, x: &Array, gates: &Array, top_k: usize) -> Result<Array> {
         let mut all = self.activation.apply(gates)?;
         let products = match &self.kind {

@@ -130,7 +130,7 @@ impl Matrix {
     /// Computes `x W^T + b`, otherwise as [`Self::product`].
     ///
     /// # Errors
-    /// As [`Self::product`].
+    /// The errors of [`Self::product`].
     pub fn affine(&self, x: &Array, bias: &Array, differentiated: bool) -> Result<Array> {
         match &self.0 {
             Kind::Dense { transposed } => bias.addmm(x, transposed, 1.0, 1.0),

@@ -65,8 +65,8 @@ impl CachedFfn {
     /// Recording uses `8 * hidden` bytes per position and layer.
     ///
     /// # Errors
-    /// As [`inference::TokenModel::logits`]; [`ErrorKind::InvalidOption`] for a model in which no
-    /// layer has this backend.
+    /// The errors of [`inference::TokenModel::logits`]; [`ErrorKind::InvalidOption`] for a model in
+    /// which no layer has this backend.
     pub fn calibrate(&self, model: &dyn TextModel, prompt: &Prompt) -> inference::Result<usize> {
         let other = || {
             let message = "no layer of this model has this CachedFfn as its backend";

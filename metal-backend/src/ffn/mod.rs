@@ -59,9 +59,9 @@ pub use walk::WalkFfn;
 /// model in this process.
 ///
 /// # Errors
-/// As [`inference::load_model`]; [`inference::ErrorKind::Unsupported`] for a layer that a backend
-/// cannot compute; [`inference::ErrorKind::InvalidOption`] for an unknown layer, or for a layer in
-/// both `router` and `options`.
+/// The errors of [`inference::load_model`]; [`inference::ErrorKind::Unsupported`] for a layer that
+/// a backend cannot compute; [`inference::ErrorKind::InvalidOption`] for an unknown layer, or for a
+/// layer in both `router` and `options`.
 pub fn load_model(
     path: impl AsRef<Path>,
     options: &LoadOptions,

@@ -63,7 +63,7 @@ impl Batch {
     /// Adds a request for the token ids of a prompt.
     ///
     /// # Errors
-    /// As [`super::Generation::new`].
+    /// The errors of [`super::Generation::new`].
     pub fn add_ids(&mut self, prompt: Vec<u32>, options: &GenerateOptions) -> Result<RequestId> {
         let mut request = Request::new(Arc::clone(&self.engine), prompt, options)?;
         let engine = &self.engine;

@@ -56,7 +56,7 @@ impl Generation {
     /// Validates and creates a request on `engine` for the token ids of a prompt.
     ///
     /// # Errors
-    /// As [`Request::new`] and [`SequenceState::new`].
+    /// The errors of [`Request::new`] and [`SequenceState::new`].
     pub fn new(engine: Arc<Engine>, prompt: Vec<u32>, options: &GenerateOptions) -> Result<Self> {
         let mut request = Request::new(Arc::clone(&engine), prompt, options)?;
         let running = engine.scope(|| match Draft::new(&request)? {
@@ -76,7 +76,7 @@ impl Generation {
     /// tokens. It uses no drafter, because drafting needs all earlier tokens.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// The errors of [`Self::new`].
     pub fn continuing(
         engine: Arc<Engine>,
         (caches, epoch): (Caches, u64),

@@ -38,7 +38,7 @@ impl Read {
     /// [`Request::accept`].
     ///
     /// # Errors
-    /// As [`check_greatest`].
+    /// The errors of [`check_greatest`].
     pub fn check(&self) -> Result<()> {
         check_greatest(self.greatest, self.step)
     }
@@ -136,7 +136,7 @@ impl Request {
     /// prompt see only `prompt`.
     ///
     /// # Errors
-    /// As [`Request::new`].
+    /// The errors of [`Request::new`].
     pub fn after(
         before: usize,
         engine: Arc<Engine>,

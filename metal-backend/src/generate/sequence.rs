@@ -195,7 +195,7 @@ impl SequenceState {
     /// Creates the state of `request`, which continues `caches` that were computed in `epoch`.
     ///
     /// # Errors
-    /// As [`SequenceState::new`].
+    /// The errors of [`SequenceState::new`].
     pub fn continuing(request: &Request, caches: Caches, epoch: u64) -> Result<Self> {
         for (given, what, option) in [
             (request.options().steering.is_some(), "edits", "steering"),
@@ -283,7 +283,7 @@ impl SequenceState {
     /// Queues the step after `token`. Returns the next token and its logits, not yet evaluated.
     ///
     /// # Errors
-    /// As [`Self::draw`].
+    /// The errors of [`Self::draw`].
     pub fn decode(&mut self, token: &Array) -> Result<Pending> {
         let logits = token
             .reshape(&[1, 1])

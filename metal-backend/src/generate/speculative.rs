@@ -29,7 +29,7 @@ impl SpeculativeDecoder {
     /// Creates the state of `request`, with the longest cached prefix.
     ///
     /// # Errors
-    /// As [`SequenceState::new`].
+    /// The errors of [`SequenceState::new`].
     pub fn new(request: &mut Request, draft: Draft) -> Result<Self> {
         let options = trimmable(request.engine());
         Ok(Self {

@@ -42,7 +42,7 @@ pub fn inputs(
 /// if there is any.
 ///
 /// # Errors
-/// As [`inputs`].
+/// The errors of [`inputs`].
 pub fn activations(
     engine: &Engine,
     of: (&Prompt, Option<&Steering>),
@@ -156,7 +156,7 @@ pub fn weights(engine: &Engine, layer: usize) -> Result<FeedForwardWeights> {
 /// Returns the weights of the features of `part`, in a layer whose states have `hidden` elements.
 ///
 /// # Errors
-/// As [`weights`].
+/// The errors of [`weights`].
 pub fn features_of(
     part: Option<&FeedForward>,
     layer: usize,

@@ -86,7 +86,7 @@ impl Features {
     /// if no layer uses features.
     ///
     /// # Errors
-    /// As [`Self::at`]; [`ErrorKind::InvalidOption`] for unknown layers.
+    /// The errors of [`Self::at`]; [`ErrorKind::InvalidOption`] for unknown layers.
     pub fn open(options: &LoadOptions, model: &Path, config: &ModelConfig) -> Result<Option<Self>> {
         let Some(dir) = options.vindex.as_deref() else {
             return Ok(None);
