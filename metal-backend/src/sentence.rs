@@ -164,7 +164,7 @@ impl Sentence {
     /// Returns the token ids of a prompt. Checks everything except that ids are in the vocabulary.
     ///
     /// # Errors
-    /// As [`inference::EmbeddingModel::embedding_tokens`].
+    /// The errors of [`inference::EmbeddingModel::embedding_tokens`].
     pub fn tokens(
         &self,
         text: &TextPipeline,

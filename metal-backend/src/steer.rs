@@ -267,7 +267,7 @@ impl Edits {
 /// Prepares the edits of a prompt with `prompt` tokens; `None` without steering.
 ///
 /// # Errors
-/// As [`RequestEdits::new`].
+/// The errors of [`RequestEdits::new`].
 pub fn edits_of(
     of: (&Engine, &dyn Decoder),
     steering: Option<&Steering>,

@@ -126,7 +126,7 @@ impl FeedForward {
     /// Returns `forward(norm(x))` and the input of the down matrix.
     ///
     /// # Errors
-    /// As [`Self::forward_from`], and for a block with experts.
+    /// The errors of [`Self::forward_from`]; also for a block with experts.
     pub fn forward_with_activation(
         &self,
         norm: Option<&Norm>,
@@ -136,7 +136,7 @@ impl FeedForward {
         match self.current() {
             Self::Routed(routed) => routed.forward_with_activation(&x),
             other => {
-                // Dense computation does not use the place, so its values do not matter.
+                // Dense computation ignores `place`, so its values do not matter.
                 let place = FfnPlace {
                     layer: 0,
                     on_cpu: false,
@@ -159,7 +159,8 @@ impl FeedForward {
     /// Computes `forward(norm(x))` with the activations replaced by the result of `edit`.
     ///
     /// # Errors
-    /// As [`Self::forward_from`]; also for a block without [`Self::neurons`], and errors of `edit`.
+    /// The errors of [`Self::forward_from`] and of `edit`; also for a block without
+    /// [`Self::neurons`].
     pub fn forward_edited(
         &self,
         norm: Option<&Norm>,
@@ -199,7 +200,7 @@ pub struct FfnPlace {
 }
 
 impl<'a> FfnPart<'a> {
-    /// Creates the block `dense` at a place.
+    /// Creates the description of the block `dense` at `place`.
     pub fn new(dense: &'a FeedForward, place: FfnPlace) -> Self {
         Self { dense, place }
     }
@@ -241,7 +242,7 @@ impl<'a> FfnPart<'a> {
     /// features]`. For a block without a gate (GPT-2), returns the outputs of the up matrix.
     ///
     /// # Errors
-    /// As [`Self::forward`], and for a block without [`Self::features`].
+    /// The errors of [`Self::forward`]; also for a block without [`Self::features`].
     pub fn gates(&self, x: &Array) -> Result<Array> {
         match self.dense {
             FeedForward::Gated(mlp) => mlp.gate.forward(x),
@@ -330,7 +331,7 @@ pub trait FfnBackend: Debug + Send + Sync {
     /// backend omits have activation 0.
     ///
     /// # Errors
-    /// As [`Self::forward`]; this default returns [`ErrorKind::Unsupported`].
+    /// The errors of [`Self::forward`]. This default returns [`ErrorKind::Unsupported`].
     fn forward_with_activation(&self, part: &FfnPart<'_>, x: &Array) -> Result<(Array, Array)> {
         let _ = (part, x);
         let message = format!("{} shows no activations", self.name());
@@ -433,8 +434,8 @@ impl Routed {
     /// Returns the block's output for a normalized input.
     ///
     /// # Errors
-    /// As [`FfnBackend::forward`], and if the shape of the backend's result differs from that of
-    /// `x`.
+    /// The errors of [`FfnBackend::forward`]; also if the shape of the backend's result differs
+    /// from that of `x`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         match &self.mode {
             LayerMode::Compute(backend) => {
@@ -450,7 +451,7 @@ impl Routed {
     /// Returns the block's output, and the activations of all features.
     ///
     /// # Errors
-    /// As [`FfnBackend::forward_with_activation`].
+    /// The errors of [`FfnBackend::forward_with_activation`].
     pub fn forward_with_activation(&self, x: &Array) -> Result<(Array, Array)> {
         match &self.mode {
             LayerMode::Compute(backend) => {

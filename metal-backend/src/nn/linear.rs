@@ -52,7 +52,7 @@ impl Linear {
     /// Converts the matrix to the layout of [`Matrix::into_columns`].
     ///
     /// # Errors
-    /// As [`Matrix::into_columns`].
+    /// The errors of [`Matrix::into_columns`].
     pub fn into_columns(self) -> Result<Self> {
         Ok(Self {
             matrix: self.matrix.into_columns()?,

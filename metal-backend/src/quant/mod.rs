@@ -116,10 +116,10 @@ pub type Progress<'a> = dyn FnMut(&'static str, u64, u64) + 'a;
 /// method. `convert` selects the bits, as for a plain conversion.
 ///
 /// # Errors
-/// As [`crate::convert::convert`]; [`inference::ErrorKind::InvalidOption`] for a model that is
-/// quantized already or unusable calibration data, [`inference::ErrorKind::Unsupported`] for a
-/// model whose layers the method cannot reach, [`inference::ErrorKind::Cancelled`]. A failed call
-/// leaves no files.
+/// The errors of [`crate::convert::convert`]; [`inference::ErrorKind::InvalidOption`] for a model
+/// that is quantized already or unusable calibration data, [`inference::ErrorKind::Unsupported`]
+/// for a model whose layers the method cannot reach, [`inference::ErrorKind::Cancelled`]. A failed
+/// call leaves no files.
 pub fn quantize(
     model: &Path,
     output: &Path,

@@ -120,7 +120,7 @@ impl Compiler {
     /// may call this function, and no lock is held during compilation.
     ///
     /// # Errors
-    /// As [`Self::compile`].
+    /// The errors of [`Self::compile`].
     pub fn prepare(&self, grammar: &Grammar) -> Result<Arc<Compiled>> {
         let known = || self.known.lock();
         let cached = known().find(grammar);

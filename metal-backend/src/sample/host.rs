@@ -22,7 +22,7 @@ impl Host {
     /// Reads the last token. Waits if the token is still being computed.
     ///
     /// # Errors
-    /// As [`check_greatest`]; if the grammar refuses the token.
+    /// The errors of [`check_greatest`]; also if the grammar rejects the token.
     pub(super) fn catch_up(&mut self) -> Result<()> {
         let Some((token, greatest)) = self.pending.take() else {
             return Ok(());

@@ -32,7 +32,7 @@ pub fn fuse(model: &Path, adapter: &Path, output: &Path) -> Result<usize> {
 /// that no precision is lost. A GGUF file is first converted to dense weights.
 ///
 /// # Errors
-/// As [`fuse`], except that a GGUF file is allowed.
+/// The errors of [`fuse`], except that a GGUF file is allowed.
 pub fn fuse_dequantized(model: &Path, adapter: &Path, output: &Path) -> Result<usize> {
     let ModelFiles::Gguf(file) = locate(model)? else {
         return fuse_as(model, adapter, output, true);

@@ -33,7 +33,7 @@ pub fn cross_entropy_each(logits: &Array, targets: &Array) -> Result<Array> {
 /// The mean of [`cross_entropy_each`], a scalar.
 ///
 /// # Errors
-/// As [`cross_entropy_each`].
+/// The errors of [`cross_entropy_each`].
 pub fn cross_entropy(logits: &Array, targets: &Array) -> Result<Array> {
     cross_entropy_each(logits, targets)?.mean(All, false)
 }
@@ -42,7 +42,7 @@ pub fn cross_entropy(logits: &Array, targets: &Array) -> Result<Array> {
 /// it, and weights between are allowed. Zero if all weights are 0.
 ///
 /// # Errors
-/// As [`cross_entropy_each`].
+/// The errors of [`cross_entropy_each`].
 pub fn masked_cross_entropy(logits: &Array, targets: &Array, mask: &Array) -> Result<Array> {
     let mask = mask.astype(Dtype::Float32)?;
     let sum = cross_entropy_each(logits, targets)?

@@ -270,7 +270,7 @@ impl Trainer {
     /// Returns the loss and the gradients by parameter name, without an update.
     ///
     /// # Errors
-    /// As [`Self::step`].
+    /// The errors of [`Self::step`].
     pub fn gradients(&self, batch: &[Sequence]) -> Result<(f32, Params)> {
         check(&self.engine, batch.iter())?;
         let loaded = &self.engine;

@@ -76,7 +76,7 @@ impl TrainConfig {
     /// Parses YAML and checks the options.
     ///
     /// # Errors
-    /// As [`TrainConfig::read`].
+    /// The errors of [`TrainConfig::read`].
     pub fn from_yaml(text: &str) -> Result<Self> {
         if text
             .lines()
@@ -90,7 +90,7 @@ impl TrainConfig {
     /// Parses TOML and checks the options.
     ///
     /// # Errors
-    /// As [`TrainConfig::read`].
+    /// The errors of [`TrainConfig::read`].
     pub fn from_toml(text: &str) -> Result<Self> {
         Self::read_by(Format::Toml, text)
     }

@@ -379,7 +379,7 @@ impl<'a> Batches<'a> {
     /// Creates a stream at the start of its first epoch.
     ///
     /// # Errors
-    /// As [`Rows::new`].
+    /// The errors of [`Rows::new`].
     pub fn new(examples: &'a [Example], options: BatchOptions) -> Result<Self> {
         let lengths: Vec<usize> = examples.iter().map(Example::len).collect();
         Self::by_keys(examples, &lengths, options)
@@ -388,7 +388,7 @@ impl<'a> Batches<'a> {
     /// Creates a stream as [`Self::new`], with examples sorted by `keys`, one per example.
     ///
     /// # Errors
-    /// As [`Rows::new`]; `InvalidOption` if the numbers of keys and examples differ.
+    /// The errors of [`Rows::new`]; `InvalidOption` if the numbers of keys and examples differ.
     pub fn by_keys(examples: &'a [Example], keys: &[usize], options: BatchOptions) -> Result<Self> {
         if keys.len() != examples.len() {
             let (have, wanted) = (keys.len(), examples.len());

@@ -143,8 +143,8 @@ impl DataDir {
     /// Reads the data files of a directory.
     ///
     /// # Errors
-    /// As [`Dataset::read`]; `InvalidOption` if `dir` is not a directory or contains none of the
-    /// three files.
+    /// The errors of [`Dataset::read`]; `InvalidOption` if `dir` is not a directory or contains
+    /// none of the three files.
     pub fn read(
         dir: impl AsRef<Path>,
         text_to_ids: &TextPipeline,
@@ -235,7 +235,7 @@ pub(super) struct Lines<T> {
 /// Reads the examples of a file with [`read_lines`]. Adds the file's path to errors.
 ///
 /// # Errors
-/// As [`super::Dataset::read`]; also if the file has no examples.
+/// The errors of [`super::Dataset::read`]; also if the file has no examples.
 pub(super) fn read_examples<T, F>(path: &Path, options: &DataOptions, item: F) -> Result<Lines<T>>
 where
     F: FnMut(&Map<String, Json>) -> Result<(T, usize)>,

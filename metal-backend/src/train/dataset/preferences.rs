@@ -59,7 +59,7 @@ impl Pairs {
     ///   that both have in common.
     ///
     /// # Errors
-    /// As [`super::Dataset::read`].
+    /// The errors of [`super::Dataset::read`].
     pub fn read(
         path: impl AsRef<Path>,
         text_to_ids: &TextPipeline,
@@ -84,8 +84,8 @@ impl DataDir<Pairs> {
     /// Reads the pairs of a directory.
     ///
     /// # Errors
-    /// As [`Pairs::read`]; `InvalidOption` if `dir` is not a directory or contains none of the
-    /// three files.
+    /// The errors of [`Pairs::read`]; `InvalidOption` if `dir` is not a directory or contains none
+    /// of the three files.
     pub fn read_pairs(
         dir: impl AsRef<Path>,
         text_to_ids: &TextPipeline,

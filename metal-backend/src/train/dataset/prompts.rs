@@ -36,7 +36,7 @@ impl Prompts {
     /// with `"system"`, and with any other fields.
     ///
     /// # Errors
-    /// As [`super::Dataset::read`].
+    /// The errors of [`super::Dataset::read`].
     pub fn read(
         path: impl AsRef<Path>,
         text_to_ids: &TextPipeline,
@@ -60,8 +60,8 @@ impl DataDir<Prompts> {
     /// Reads the prompts of a directory.
     ///
     /// # Errors
-    /// As [`Prompts::read`]; `InvalidOption` if `dir` is not a directory or contains none of the
-    /// three files.
+    /// The errors of [`Prompts::read`]; `InvalidOption` if `dir` is not a directory or contains
+    /// none of the three files.
     pub fn read_prompts(
         dir: impl AsRef<Path>,
         text_to_ids: &TextPipeline,

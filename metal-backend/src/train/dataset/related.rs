@@ -58,7 +58,7 @@ impl RelatedFile {
     /// `"negative"` (a text or a list of texts), or with `"negative_1"`, `"negative_2"` and so on.
     ///
     /// # Errors
-    /// As [`super::Dataset::read`].
+    /// The errors of [`super::Dataset::read`].
     pub fn read(path: &Path, encoding: &Encoding<'_>, options: &DataOptions) -> Result<Self> {
         let file = read_examples(path, options, |line| {
             let example = example(line, encoding)?;
@@ -77,8 +77,8 @@ impl DataDir<RelatedFile> {
     /// Reads the files of a directory.
     ///
     /// # Errors
-    /// As [`RelatedFile::read`]; `InvalidOption` if `dir` is not a directory or contains none of
-    /// the three files.
+    /// The errors of [`RelatedFile::read`]; `InvalidOption` if `dir` is not a directory or contains
+    /// none of the three files.
     pub fn read_related(
         dir: &Path,
         encoding: &Encoding<'_>,

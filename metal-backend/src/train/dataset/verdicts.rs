@@ -42,7 +42,7 @@ impl Verdicts {
     /// - `{"prompt": [messages], "completion": [messages], "label": false}`.
     ///
     /// # Errors
-    /// As [`super::Dataset::read`].
+    /// The errors of [`super::Dataset::read`].
     pub fn read(
         path: impl AsRef<Path>,
         text_to_ids: &TextPipeline,
@@ -68,8 +68,8 @@ impl DataDir<Verdicts> {
     /// Reads the replies of a directory.
     ///
     /// # Errors
-    /// As [`Verdicts::read`]; `InvalidOption` if `dir` is not a directory or contains none of the
-    /// three files.
+    /// The errors of [`Verdicts::read`]; `InvalidOption` if `dir` is not a directory or contains
+    /// none of the three files.
     pub fn read_verdicts(
         dir: impl AsRef<Path>,
         text_to_ids: &TextPipeline,

@@ -48,7 +48,7 @@ impl Trainer {
     /// Returns the loss and the gradients by parameter name, without an update.
     ///
     /// # Errors
-    /// As [`Self::step_by_similarity`].
+    /// The errors of [`Self::step_by_similarity`].
     pub fn similarity_gradients(
         &self,
         batch: &[RelatedTexts],
@@ -76,7 +76,7 @@ impl Trainer {
     /// Returns the loss of the current model on texts that belong together, without dropout.
     ///
     /// # Errors
-    /// As [`Self::step_by_similarity`].
+    /// The errors of [`Self::step_by_similarity`].
     pub fn evaluate_similarity(
         &self,
         batch: &[RelatedTexts],

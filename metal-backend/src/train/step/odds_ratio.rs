@@ -21,7 +21,7 @@ impl Trainer {
     /// With `learn_prompt`, the cross-entropy also covers the prompts.
     ///
     /// # Errors
-    /// As [`Self::step`].
+    /// The errors of [`Self::step`].
     pub fn step_by_odds_ratio(
         &mut self,
         batch: &[Preference],

@@ -18,8 +18,8 @@ impl Trainer {
     /// batch are further updates on the same replies.
     ///
     /// # Errors
-    /// As [`Self::step`]; also [`ErrorKind::Unsupported`] if several processes train together, and
-    /// [`ErrorKind::InvalidOption`] for an advantage that is not finite, or for old
+    /// The errors of [`Self::step`]; also [`ErrorKind::Unsupported`] if several processes train
+    /// together, and [`ErrorKind::InvalidOption`] for an advantage that is not finite, or for old
     /// log-probabilities that do not fit the replies or that only some replies have.
     pub fn step_by_policy(&mut self, batch: &mut [Rollout], options: Grpo) -> Result<StepReport> {
         if self.together.is_some() {

@@ -18,7 +18,7 @@ impl Trainer {
     /// fraction of wrong labels.
     ///
     /// # Errors
-    /// As [`Self::step`].
+    /// The errors of [`Self::step`].
     pub fn step_by_preference(
         &mut self,
         batch: &[Preference],

@@ -21,8 +21,8 @@ impl Trainer {
     /// adapter.
     ///
     /// # Errors
-    /// As [`Self::step`]; also [`ErrorKind::InvalidOption`] for a batch of one reply, in which the
-    /// divergence cannot be estimated.
+    /// The errors of [`Self::step`]; also [`ErrorKind::InvalidOption`] for a batch of one reply, in
+    /// which the divergence cannot be estimated.
     pub fn step_by_verdict(&mut self, batch: &[JudgedReply], options: Kto) -> Result<StepReport> {
         check_batch(&self.engine, batch, options)?;
         let tokens = batch.iter().map(|one| one.reply.learned()).sum();
