@@ -27,7 +27,7 @@ struct Text {
     types: Vec<u32>,
 }
 
-/// The token ids of a prompt for the model.
+/// Returns the token ids of a prompt.
 ///
 /// # Errors
 /// The errors of [`inference::EmbeddingModel::embedding_tokens`].
@@ -287,7 +287,7 @@ fn question(
     ))
 }
 
-/// The logits after the last token of each prompt.
+/// Computes the logits after the last token of each prompt.
 fn last_logits(
     engine: &Engine,
     prompts: &[Vec<u32>],

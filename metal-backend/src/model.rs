@@ -334,7 +334,7 @@ impl PromptCacheModel for MlxModel {
 }
 
 impl MlxModel {
-    /// The content of a file, and the adapter's epoch in which the file was read.
+    /// Reads a prompt cache. Returns its content and the adapter's epoch in which it was read.
     fn read_prompt_cache(&self, path: &Path) -> Result<(cache::file::Kept, u64)> {
         let engine = &self.engine;
         let decoder = engine.decoder()?;
@@ -437,7 +437,7 @@ impl MlxModel {
     }
 }
 
-/// The text of token ids. All ids must be in the vocabulary.
+/// Decodes token ids to text. All ids must be in the vocabulary.
 fn decoded(engine: &Engine, ids: &[u32]) -> Result<String> {
     let tokenizer = engine.text().tokenizer();
     if let Some(id) = ids.iter().find(|&&id| tokenizer.token_text(id).is_none()) {
@@ -449,7 +449,7 @@ fn decoded(engine: &Engine, ids: &[u32]) -> Result<String> {
     tokenizer.decode(ids)
 }
 
-/// The token ids of a text, as [`TextModel::generate`] would encode it with this `add_special`.
+/// Encodes a text as [`TextModel::generate`] would with this `add_special`. Returns the token ids.
 fn encoded(engine: &Engine, text: &str, add_special: bool) -> Result<Vec<u32>> {
     match add_special {
         true => engine.text().encode_prompt(text),

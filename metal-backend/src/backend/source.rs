@@ -167,7 +167,7 @@ impl OpenModel {
     }
 }
 
-/// Further end-of-text tokens from `generation_config.json`, if the file exists.
+/// Reads additional end-of-text tokens from `generation_config.json`, if the file exists.
 fn generation_eos(dir: &Path) -> Result<Vec<u32>> {
     let path = dir.join("generation_config.json");
     if !path.is_file() {

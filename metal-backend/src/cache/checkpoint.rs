@@ -175,8 +175,8 @@ mod tests {
     use crate::cache::test_support::{part, recurrent};
     use crate::cache::{CacheOptions, RotatingCache};
 
-    /// Two layers after `n` positions: one keeps all positions, the other is a ring of four
-    /// positions.
+    /// Returns caches of two layers after `n` positions. One stores all positions; the other is a
+    /// ring of four positions.
     fn ring(n: i32) -> Caches {
         let mut layers: Vec<Box<dyn crate::cache::KvCache>> = vec![
             CacheOptions::default().cache(None),

@@ -24,7 +24,7 @@ pub struct ChunkedCache {
 }
 
 impl ChunkedCache {
-    /// An empty cache.
+    /// Creates an empty cache.
     pub fn new() -> Self {
         Self::default()
     }

@@ -73,7 +73,7 @@ impl KvAllocator {
 }
 
 impl InPlaceCache {
-    /// An empty cache.
+    /// Creates an empty cache.
     pub fn new() -> Self {
         Self::default()
     }

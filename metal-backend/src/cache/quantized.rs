@@ -32,7 +32,7 @@ enum Store {
 }
 
 impl QuantizedCache {
-    /// An empty cache.
+    /// Creates an empty cache.
     pub fn new(packing: Packing) -> Self {
         Self {
             packing,

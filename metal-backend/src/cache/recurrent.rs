@@ -125,7 +125,7 @@ pub struct RecurrentState {
 }
 
 impl RecurrentState {
-    /// The state before the first position.
+    /// Creates the state before the first position.
     pub fn new(layout: &Arc<StateLayout>) -> Self {
         Self {
             layout: Arc::clone(layout),

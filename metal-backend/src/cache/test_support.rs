@@ -35,7 +35,7 @@ pub fn visible(view: &KvView, query: i32) -> Vec<i32> {
     visible
 }
 
-/// A recurrent state after `n` positions.
+/// Returns a recurrent state after `n` positions.
 pub fn recurrent(n: i32) -> Caches {
     let layout = StateLayout::new("toy", vec![StatePart::new("sum", &[2])]);
     let mut state = RecurrentState::new(&layout);

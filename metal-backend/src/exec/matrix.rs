@@ -103,7 +103,7 @@ impl Matrix {
         })
     }
 
-    /// A matrix that is not loaded. Multiplying by it is an error.
+    /// Returns a matrix that is not loaded. Multiplying by it is an error.
     #[must_use]
     pub fn absent() -> Self {
         Self(Kind::Absent)

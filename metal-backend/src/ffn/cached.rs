@@ -52,7 +52,7 @@ struct State {
 }
 
 impl CachedFfn {
-    /// A backend without recorded outputs.
+    /// Creates a backend without recorded outputs.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -132,7 +132,7 @@ impl CachedFfn {
         *self.state() = State::default();
     }
 
-    /// The recorded output of each input `[hidden]` of a layer; `None` for unknown inputs.
+    /// Returns the recorded output for each input `[hidden]` of a layer; `None` for unknown inputs.
     fn known(&self, layer: usize, inputs: &[Box<[u32]>]) -> Vec<Option<Box<[f32]>>> {
         let mut state = self.state();
         let outputs = state.outputs.get(&layer);

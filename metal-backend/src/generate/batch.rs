@@ -50,7 +50,7 @@ struct Member {
 }
 
 impl Batch {
-    /// A batch without requests.
+    /// Creates a batch without requests.
     pub fn new(engine: Arc<Engine>) -> Self {
         Self {
             engine,

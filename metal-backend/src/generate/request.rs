@@ -149,7 +149,7 @@ impl Request {
         Ok(request)
     }
 
-    /// The engine that runs it.
+    /// The engine that runs the request.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
@@ -301,7 +301,7 @@ impl Request {
         self.pop().map(Ok)
     }
 
-    /// The next token whose text is complete.
+    /// Removes and returns the next token whose text is complete.
     pub fn pop(&mut self) -> Option<Token> {
         self.ready.pop_front()
     }

@@ -218,7 +218,7 @@ impl Weights {
         self.sums
     }
 
-    /// The embedding at `prefix`.
+    /// Loads the embedding at `prefix`.
     pub fn embedding(&mut self, prefix: &str, vocab: i32, hidden: i32) -> Result<Embedding> {
         let table = self.matrix(prefix, vocab, hidden)?;
         let table = table.in_layout(self.on_cpu).map_err(engine("weights"))?;
@@ -372,12 +372,12 @@ impl Weights {
         )
     }
 
-    /// A one-axis tensor of `len` elements.
+    /// Loads a one-axis tensor of `len` elements.
     pub fn vector(&mut self, name: &str, len: i32) -> Result<Array> {
         self.tensor(name, &[len])
     }
 
-    /// A dense tensor of any shape.
+    /// Loads a dense tensor of any shape.
     pub fn tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
         self.dense_tensor(name, shape, (Turned(false), false))
     }
@@ -451,7 +451,7 @@ impl Weights {
         vector.to_f32_vec().map(Some).map_err(engine("weights"))
     }
 
-    /// The linear layer `inputs -> outputs` at `prefix`, with an optional bias.
+    /// Loads the linear layer `inputs -> outputs` at `prefix`, with an optional bias.
     pub fn linear(
         &mut self,
         prefix: &str,
@@ -506,7 +506,7 @@ impl Weights {
         Linear::new(weight, bias, self.on_cpu).map_err(engine("weights"))
     }
 
-    /// A matrix `[rows, cols]` at `prefix`, dense or quantized.
+    /// Loads a matrix `[rows, cols]` at `prefix`, dense or quantized.
     pub fn matrix(&mut self, prefix: &str, rows: i32, cols: i32) -> Result<Weight> {
         let shape = [dimension(rows), dimension(cols)];
         // Converts directly to the kernels' layout, which avoids a second copy of the weight.
@@ -515,7 +515,7 @@ impl Weights {
         Ok(weight)
     }
 
-    /// A stack of matrices `[.., rows, cols]` at `prefix`, dense or quantized.
+    /// Loads a stack of matrices `[.., rows, cols]` at `prefix`, dense or quantized.
     pub fn stack(&mut self, prefix: &str, shape: &[i32]) -> Result<Weight> {
         let shape: Vec<usize> = shape.iter().map(|&d| dimension(d)).collect();
         let weight = self.fetch(prefix, &shape, self.on_cpu)?;

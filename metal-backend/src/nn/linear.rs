@@ -116,7 +116,7 @@ impl Linear {
             .then_some((&self.matrix, self.bias.as_ref()))
     }
 
-    /// `[.., in] -> [.., out]`.
+    /// Maps `[.., in]` to `[.., out]`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         if let Some(slot) = &self.slot {
             slot.observe(x, None)?;

@@ -20,7 +20,7 @@ pub struct GatedMlp {
 }
 
 impl GatedMlp {
-    /// `[.., hidden] -> [.., hidden]`.
+    /// Maps `[.., hidden]` to `[.., hidden]`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         self.forward_from(None, x, None)
     }
@@ -68,7 +68,7 @@ pub struct ScaledMlp {
 }
 
 impl ScaledMlp {
-    /// `[.., hidden] -> [.., hidden]`.
+    /// Maps `[.., hidden]` to `[.., hidden]`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         let y = self.activations(x)?;
         self.mlp.down.forward(&y)?.multiply(&self.down)
@@ -98,7 +98,7 @@ pub struct LimitedMlp {
 }
 
 impl LimitedMlp {
-    /// `[.., hidden] -> [.., hidden]`.
+    /// Maps `[.., hidden]` to `[.., hidden]`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         self.mlp.down.forward(&self.activations(x)?)
     }
@@ -130,7 +130,7 @@ impl Mlp {
         self.up.is_adapted() || self.down.is_adapted()
     }
 
-    /// `[.., hidden] -> [.., hidden]`.
+    /// Maps `[.., hidden]` to `[.., hidden]`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         self.forward_from(x, None)
     }

@@ -251,7 +251,7 @@ impl Mixture {
         self.router.linear.is_adapted() || shared || experts.any(ExpertLinear::is_adapted)
     }
 
-    /// `[B, L, hidden] -> [B, L, hidden]`.
+    /// Maps `[B, L, hidden]` to `[B, L, hidden]`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         let (ids, weights) = self.router.forward(x)?;
         let y = match self.weighs_inputs {

@@ -73,7 +73,7 @@ impl Norm {
         }
     }
 
-    /// `[.., dim] -> [.., dim]`.
+    /// Maps `[.., dim]` to `[.., dim]`.
     ///
     /// # Errors
     /// If the last axis of `x` does not match the weight.

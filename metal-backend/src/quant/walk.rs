@@ -89,6 +89,8 @@ pub(super) struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
+    /// Divides the calibration sequences into batches. The walk begins before the first block.
+    ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if the decoder's blocks cannot be run one by one.
     pub fn new(

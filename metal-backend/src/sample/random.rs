@@ -20,7 +20,7 @@ impl Seed {
         Self(scramble(seed.unwrap_or_else(entropy)))
     }
 
-    /// The random key of a step.
+    /// Returns the random key of a step.
     pub(super) fn key(self, step: u64) -> Result<Key> {
         Key::new(self.word(step, 0))
     }
@@ -30,7 +30,7 @@ impl Seed {
         (self.word(step, 1) >> 40) as f32 / (1u64 << 24) as f32
     }
 
-    /// A random number in `[0, 1)` with 53 bits, for the draw.
+    /// Returns a random number in `[0, 1)` with 53 bits, for the draw.
     pub(super) fn uniform(self, step: u64) -> f64 {
         (self.word(step, 0) >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -40,8 +40,8 @@ impl Seed {
     }
 }
 
-/// A pseudo-random permutation of 64-bit words (the output function of `SplitMix64`, Steele et al.
-/// 2014).
+/// Applies a pseudo-random permutation of 64-bit words (the output function of `SplitMix64`, Steele
+/// et al. 2014).
 fn scramble(word: u64) -> u64 {
     let mut z = word.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

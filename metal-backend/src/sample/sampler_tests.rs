@@ -370,7 +370,8 @@ struct Reference {
 }
 
 impl Reference {
-    /// All tokens in ascending order of logits; ties are in order of ids.
+    /// Returns all tokens in ascending order of logits. Tokens with equal logits are in order of
+    /// ids.
     fn ascending(&self) -> Vec<u32> {
         let mut ids: Vec<u32> = (0..self.logits.len() as u32).collect();
         ids.sort_by(|&a, &b| {
@@ -385,7 +386,8 @@ impl Reference {
         logits.fold(f64::NEG_INFINITY, f64::max)
     }
 
-    /// The weights of tokens under `softmax(logits * scale)`, relative to the greatest weight.
+    /// Returns the weights of tokens under `softmax(logits * scale)`, relative to the greatest
+    /// weight.
     fn weights(&self, of: &[u32], scale: f64) -> Vec<f64> {
         let max = self.max(of);
         let weight = |&id: &u32| match f64::from(self.logits[id as usize]) {
@@ -396,7 +398,7 @@ impl Reference {
         of.iter().map(weight).collect()
     }
 
-    /// Top-p: removes a token if the more probable tokens already reach the fraction `p` of
+    /// Applies top-p: removes a token if the more probable tokens already reach the fraction `p` of
     /// `total`.
     fn nucleus(&self, left: &mut Vec<u32>, total: f64) {
         let weights = self.weights(left, 1.0);
@@ -409,7 +411,7 @@ impl Reference {
         left.drain(..weights.len() - smallest.count().max(1));
     }
 
-    /// Min-p.
+    /// Applies min-p.
     fn at_least(&self, min_p: f32, left: &mut Vec<u32>) {
         // Infinite logits have the difference NaN, so `min_p` 0 must not compute a difference.
         let least = match min_p {
@@ -419,7 +421,7 @@ impl Reference {
         left.retain(|&id| f64::from(self.logits[id as usize]) >= least);
     }
 
-    /// XTC.
+    /// Applies XTC.
     fn exclude_top(&self, threshold: f32, spared: &[u32], left: &mut Vec<u32>) {
         let weights = self.weights(left, 1.0);
         let total: f64 = weights.iter().sum();
