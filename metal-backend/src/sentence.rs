@@ -43,8 +43,8 @@ struct Dense {
 }
 
 impl Sentence {
-    /// The default without sentence-transformers files: the normalized mean. Hidden states have
-    /// `hidden` elements.
+    /// Returns the default for models without sentence-transformers files: the normalized mean of
+    /// the hidden states, which have `hidden` elements.
     #[must_use]
     pub fn plain(hidden: usize) -> Self {
         let mut info = EmbeddingInfo::default();

@@ -103,7 +103,7 @@ pub(crate) fn replace_by(work: &Path, path: &Path, content: &[u8]) -> Result<()>
     write().map_err(|e| unwritten(path, e))
 }
 
-/// The error for a file that cannot be written.
+/// Returns the error for a file that cannot be written.
 pub(crate) fn unwritten(path: &Path, e: io::Error) -> Error {
     Error::new(ErrorKind::Io, "cannot write the file")
         .with_path(path)

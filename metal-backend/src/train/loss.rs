@@ -3,8 +3,8 @@
 use mlx_rs_core::{All, Array, Dtype, Error, ErrorKind, Result, arange};
 use serde::{Deserialize, Serialize};
 
-/// Cross-entropy at each position, in nats: `logsumexp(logits) - logits[target]`. Unlike
-/// `-log(softmax)`, this formula is numerically stable. Computed in float32.
+/// Returns the cross-entropy at each position in nats: `logsumexp(logits) - logits[target]`. Unlike
+/// `-log(softmax)`, this formula is numerically stable. The computation is in float32.
 ///
 /// `logits` is `[.., vocab]`. `targets` `[..]` are token ids below `vocab`. Returns `[..]`.
 ///
@@ -30,7 +30,7 @@ pub fn cross_entropy_each(logits: &Array, targets: &Array) -> Result<Array> {
     logits.logsumexp(-1, false)?.subtract(&chosen)
 }
 
-/// The mean of [`cross_entropy_each`], a scalar.
+/// Returns the mean of [`cross_entropy_each`], a scalar.
 ///
 /// # Errors
 /// The errors of [`cross_entropy_each`].
@@ -54,7 +54,7 @@ pub fn masked_cross_entropy(logits: &Array, targets: &Array, mask: &Array) -> Re
     sum.divide(&count.add(&none.astype(Dtype::Float32)?)?)
 }
 
-/// Mean squared error, a scalar.
+/// Returns the mean squared error, a scalar.
 ///
 /// # Errors
 /// If the shapes do not match.

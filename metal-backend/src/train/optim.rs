@@ -353,7 +353,7 @@ pub(super) fn apply(
     Ok((next, state))
 }
 
-/// The global norm of all gradients, a float32 scalar.
+/// Returns the global norm of all gradients, a float32 scalar.
 ///
 /// # Errors
 /// If memory runs out.

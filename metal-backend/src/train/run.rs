@@ -426,7 +426,8 @@ impl Run {
         Ok(())
     }
 
-    /// Saves, and ends the run before its last step. Returns `true`: the run is completed.
+    /// Saves the state, and ends the run before its last step. Always returns `true`, because the
+    /// run is then complete.
     fn stop_early(&mut self, log: &TrainLog, on_event: &mut dyn FnMut(&Event<'_>)) -> Result<bool> {
         let step = self.place.step;
         on_event(&Event::StoppedEarly { step });

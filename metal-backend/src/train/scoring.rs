@@ -99,7 +99,7 @@ pub(super) fn usable(data: &Dataset, max_len: usize, packed: bool) -> (Vec<Examp
     (usable, notes)
 }
 
-/// A note about skipped lines.
+/// Returns a note about skipped lines; `None` if there are none.
 pub(super) fn bad_lines(path: &Path, lines: &[BadLine]) -> Option<String> {
     let first = lines.first()?;
     Some(format!(

@@ -11,7 +11,7 @@ use super::examples::Examples;
 use super::objective::Objective;
 use super::step::Trainer;
 
-/// All options that determine a run's results, except the run's length.
+/// Returns all options that determine a run's results, except the run's length.
 pub(super) fn settings(
     trainer: &Trainer,
     config: &TrainConfig,

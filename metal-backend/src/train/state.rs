@@ -102,7 +102,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// The position at the start of a run.
+    /// Returns the position at the start of a run.
     #[must_use]
     pub fn start(settings: Value) -> Self {
         Self {

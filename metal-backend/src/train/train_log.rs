@@ -328,7 +328,7 @@ mod tests {
         assert!(!picture.contains("NaN"));
     }
 
-    /// The texts of an image that have an attribute, each with its vertical position.
+    /// Returns the texts of an image that have an attribute, each with its vertical position.
     fn texts<'a>(picture: &'a str, attribute: &str) -> Vec<(f64, &'a str)> {
         let texts = picture.split("<text ").skip(1).filter_map(|rest| {
             let (head, rest) = rest.split_once('>')?;

@@ -18,12 +18,12 @@ pub(super) struct Step<'a> {
     pub(super) numbers: &'a [Array],
 }
 
-/// `x * factor`.
+/// Returns `x * factor`.
 fn times(x: &Array, factor: f32) -> Result<Array> {
     x.multiply(&x.scalar_like(factor)?)
 }
 
-/// The square root of the mean square.
+/// Returns the square root of the mean square of all elements.
 fn rms(x: &Array) -> Result<Array> {
     x.square()?.mean(All, false)?.sqrt()
 }
