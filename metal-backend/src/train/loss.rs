@@ -288,11 +288,12 @@ pub struct PolicyLoss {
     pub clipped: Option<Array>,
 }
 
-/// The loss of each token of generated replies (Shao et al. 2024, arXiv:2402.03300, equation 3):
-/// `-(min(ratio * advantage, clip(ratio, 1 - epsilon, 1 + epsilon_high) * advantage) - beta * kl)`.
-/// `ratio` is the token's probability divided by its probability under the model that generated it.
-/// The separate upper bound follows Yu et al. 2025, arXiv:2503.14476. `kl = exp(d) - d - 1` with `d
-/// = base - each` estimates the divergence from the base model (Schulman 2020).
+/// Computes the loss of each token of generated replies (Shao et al. 2024, arXiv:2402.03300,
+/// equation 3): `-(min(ratio * advantage, clip(ratio, 1 - epsilon, 1 + epsilon_high) * advantage) -
+/// beta * kl)`. `ratio` is the token's probability divided by its probability under the model that
+/// generated it. The separate upper bound follows Yu et al. 2025, arXiv:2503.14476. The divergence
+/// from the base model is estimated as `kl = exp(d) - d - 1`, where `d = base - each` (Schulman
+/// 2020).
 ///
 /// `each`, `old`, `base` and `advantages` are `[1, T]`; the first three are log-probabilities.
 /// `None` for `old` means that the current model generated the replies: the ratio is 1 and only has
