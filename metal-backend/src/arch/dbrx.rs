@@ -71,8 +71,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     })
 }
 
-/// Experts stored one below another in matrices `[experts * width, hidden]`. Down matrices are
-/// stored transposed.
+/// Loads the experts. Each matrix, `[experts * width, hidden]`, contains the rows of one expert
+/// after another. Down matrices are stored transposed.
 fn stacks(b: &mut Builder<'_>, at: &str, count: i32, activation: Gate) -> Result<Experts> {
     let (hidden, width) = (b.dims.hidden, b.dims.intermediate);
     let mut stack = |part: &str| -> Result<Array> {
